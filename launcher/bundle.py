@@ -1,11 +1,11 @@
-"""The code that is shipped: one archive, named by its content, the same bytes for the same files.
+"""The archive of the shipped code: named by its content, the same bytes for the same files.
 
     code/...                          the user's folder, ignore files honoured
     runtime/cloudtrain/entrypoints/   what runs on the nodes
 
-Names are sorted, times, owners and permissions fixed, gzip's header empty: one changed byte in one file, and only
-that, changes the hash. gzip begins anew at each large file, at each MiB of one and at some of the small ones, so that
-what has not changed is packed to the same bytes: rsync sends only what has.
+Names are sorted; times, owners and permissions are fixed; gzip's header is empty. Only a changed file changes the hash.
+gzip restarts at each large file, at each MiB of a large file and at some small files, so that unchanged files are packed
+to the same bytes: rsync sends only the changes.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ ALWAYS_IGNORED = (
 )
 ALWAYS_IGNORED_ENDINGS = (".pyc", ".egg-info")
 MB = 1_000_000
-# Where gzip begins anew: at a file of so many bytes, at so many bytes of one, at one in so many of the others.
-# It costs 0.3 % in size, 1 % of what is small; at every small file it would be 4 to 20 %.
+# gzip restarts at a file of PIECE bytes, after each PIECE bytes of a file, and at 1 of ONE_IN smaller files. The
+# restarts cost 0.3 % in size, 1 % for small files; at every small file the cost would be 4 to 20 %.
 PIECE, ONE_IN = 1 << 20, 64
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """An archive on disk. `bytes` is its packed size, `code_bytes` what the code folder's files add up to.
+    """An archive on disk. `bytes` is the packed size, `code_bytes` the sum of the code folder's files.
 
-    `code_sha256` is of what is in it but for the config file, which has more to say than what runs.
+    `code_sha256` is the hash of all files but the config file, which has more settings than the code that runs.
     """
 
     sha256: str
@@ -69,7 +69,7 @@ class Bundle:
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Bundle:
-        """Return the bundle that `dump` described."""
+        """Return the bundle from the output of `dump`."""
         largest = tuple((name, size) for name, size in data["largest"])
         return cls(**{**data, "path": Path(data["path"]), "largest": largest})
 
@@ -105,10 +105,10 @@ def pack(
     scratch: bool = False,
     config_file: Path | None = None,
 ) -> Bundle:
-    """Write the archive to `into`/SHA256.tar.gz and return it; `scratch` writes nothing.
+    """Write the archive to `into`/SHA256.tar.gz and return the bundle; `scratch` writes no file.
 
-    Raises ConfigError for files that look like secrets, for a folder over `max_bytes` (it names the largest files),
-    for unreadable files, links that leave the folder, and a folder with nothing to ship.
+    Raises ConfigError for files that look like secrets, for a folder over `max_bytes` (with the names of the largest
+    files), for unreadable files, links that leave the folder, and a folder without files to ship.
     """
     folder = folder.resolve()
     sizes = check(folder, exclude, max_bytes)
@@ -159,7 +159,7 @@ class _Rules:
 
     @staticmethod
     def _above(root: Path) -> list[Path]:
-        """Return the folders above the root up to the git root, which is last to be outermost: outer first."""
+        """Return the folders above the root, from the git root inwards; empty if there is no git root above."""
         above: list[Path] = []
         for folder in root.parents:
             if (root / ".git").exists():
@@ -173,7 +173,7 @@ class _Rules:
 def _matcher(lines: list[str]) -> GitIgnoreSpec | None:
     if not lines:
         return None
-    from pathspec import GitIgnoreSpec  # 20 ms of processor time, only where there is a rule to follow
+    from pathspec import GitIgnoreSpec  # 20 ms of processor time, only if there are rules to follow
 
     return GitIgnoreSpec.from_lines(lines)
 
@@ -192,14 +192,14 @@ def _walk(root: Path, below: PurePosixPath, rules: _Rules) -> Iterator[PurePosix
 
 
 def _is_report(entry: os.DirEntry[str]) -> bool:
-    """Return whether the file is a report of ours, which lies beside the code and is none: it would change its hash."""
+    """Return whether the file is a report by cloudtrain, which is no code and would change the hash of the code."""
     if not entry.name.endswith(".html"):
         return False
     from cloudtrain.launcher.report.files import is_report
 
     try:
         return is_report(Path(entry.path))
-    except OSError:  # whoever packs it says so
+    except OSError:  # `check` reports the file
         return False
 
 
@@ -244,7 +244,7 @@ def check(folder: Path, exclude: Iterable[str], max_bytes: int) -> dict[str, int
 
 
 def _why_not_shipped(link: Path, folder: Path, shipped: set[PurePosixPath]) -> str | None:
-    """Return what is wrong with a link whose target would not be there on a node."""
+    """Return why the target of a link would be missing on a node, or None."""
     try:
         target = link.resolve()
     except (OSError, RuntimeError):  # RuntimeError before Python 3.13
@@ -259,12 +259,12 @@ def _why_not_shipped(link: Path, folder: Path, shipped: set[PurePosixPath]) -> s
 
 
 def _store(folder: Path, names: list[PurePosixPath], apart: PurePosixPath | None, into: Path) -> tuple[str, str, int]:
-    """Write the archive under its hash; return what `_write` does."""
-    import tempfile  # with what it imports, 5 ms that a dry run does not need
+    """Write the archive under its hash; return the result of `_write`."""
+    import tempfile  # the import takes 5 ms, which a dry run does not need
 
     into.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for partial in into.glob("partial-*"):  # of a submit that was killed; a day is longer than any takes
-        with contextlib.suppress(FileNotFoundError):  # another submit has just finished its own
+    for partial in into.glob("partial-*"):  # left by a killed submit; no submit takes a day
+        with contextlib.suppress(FileNotFoundError):  # a concurrent submit has just renamed its file
             if time.time() - partial.stat().st_mtime > 86_400:
                 partial.unlink()
     with tempfile.NamedTemporaryFile(dir=into, prefix="partial-", delete=False) as file:
@@ -282,7 +282,7 @@ def _store(folder: Path, names: list[PurePosixPath], apart: PurePosixPath | None
 def _write(
     folder: Path, names: list[PurePosixPath], apart: PurePosixPath | None, out: IO[bytes] | None
 ) -> tuple[str, str, int]:
-    """Write the archive, to nowhere without `out`; return its sha256, its files' without `apart`, and its bytes."""
+    """Write the archive to `out`, if given; return its sha256, the sha256 of all files but `apart`, and its bytes."""
     counted, code = _Hashing(out), hashlib.sha256()
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=counted, mtime=0, compresslevel=6) as packed,
@@ -297,7 +297,7 @@ def _write(
 
 
 def _add(tar: tarfile.TarFile, packed: gzip.GzipFile, name: str, path: Path, code: hashlib._Hash | None) -> None:
-    """Add the file, and what a node sees of it to the hash `code`."""
+    """Add the file to the archive, and the parts that a node sees to the hash `code`."""
     member = tarfile.TarInfo(name)
     info = path.lstat()
     if stat.S_ISLNK(info.st_mode):
@@ -324,7 +324,7 @@ def _hash(code: hashlib._Hash | None, member: tarfile.TarInfo) -> None:
 
 
 class _Pieces(io.RawIOBase):
-    """A file that has gzip begin anew behind each piece of what was read of it, which is written by then."""
+    """A file that restarts gzip after each PIECE bytes; at the next read, the bytes read before are written."""
 
     def __init__(self, file: IO[bytes], packed: gzip.GzipFile, code: hashlib._Hash | None) -> None:
         self.file, self.packed, self.code = file, packed, code
@@ -342,7 +342,7 @@ class _Pieces(io.RawIOBase):
 
 
 class _Hashing(io.RawIOBase):
-    """A file that hashes what passes through."""
+    """A file that hashes all written bytes."""
 
     def __init__(self, out: IO[bytes] | None) -> None:
         self.out = out
@@ -361,7 +361,7 @@ class _Hashing(io.RawIOBase):
 
 
 def _git(folder: Path) -> dict[str, Any]:
-    """Return the folder's commit and whether it has uncommitted changes; empty where git says nothing."""
+    """Return the folder's commit and branch, and whether changes are uncommitted; empty without an answer from git."""
     try:
         answer = subprocess.run(
             ["git", "-C", str(folder), "status", "--porcelain=v2", "--branch", "--", "."],

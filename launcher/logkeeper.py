@@ -19,8 +19,7 @@ __all__ = ["LogKeeper"]
 
 
 class LogKeeper:
-    """Fetches the logs of ended attempts in order of arrival, with a thread for each backend. Call `close` at the end.
-    """
+    """Fetches the logs of ended attempts in order of arrival, a thread for each backend. Call `close` at the end."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

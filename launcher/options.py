@@ -1,4 +1,4 @@
-"""Options that several commands share, and the config they lead to."""
+"""Options that several commands share, and the config from the options."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def _money(ctx: click.Context, param: click.Parameter, value: str | None) -> int
 
 
 def completes(what: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Return what completes an argument or option in a shell: a function of `completion.candidates`, by its name.
+    """Return the shell completion of an argument or option: the function `what` of `completion.candidates`.
 
-    It is imported when a shell asks, and by no command.
+    The module is imported when a shell asks, and by no command.
     """
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -89,7 +89,7 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Answer every questi
 
 
 def examples(*lines: str) -> str:
-    """Return a command's epilog: what one would type."""
+    """Return a command's epilog: examples to type."""
     return "Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
 
 
@@ -100,31 +100,31 @@ def file_option(use: str) -> Callable[[F], F]:
 
 
 def job_argument(command: F) -> F:
-    """Add the JOB argument, with live completion; without JOB it is the newest job."""
+    """Add the JOB argument, with live completion; the default is the newest job."""
     return click.argument("job", default="last", shell_complete=completes("jobs"))(command)
 
 
 def named_job_argument(command: F) -> F:
-    """Add the JOB argument of a command that needs a choice."""
+    """Add the JOB argument of a command without a default job."""
     return click.argument("job", shell_complete=completes("jobs"))(command)
 
 
 def price_setting(backend: str, price_micro: int) -> str:
-    """Return the setting that gives the backend's machines this price."""
+    """Return the setting of the price of the backend's machines."""
     from cloudtrain.launcher.units import format_money
 
     return f"{backend}.price_per_hour={format_money(price_micro)}"
 
 
 def _budget_setting(budget_micro: int) -> str:
-    """Return the setting that limits what the job may cost."""
+    """Return the setting of the job's budget."""
     from cloudtrain.launcher.units import format_money
 
     return f"budget.limit={format_money(budget_micro)}"
 
 
 def require_one_budget(settings: Sequence[str]) -> None:
-    """Raise UsageError where a setting says beside `--budget` what the job may cost."""
+    """Raise UsageError if a setting limits the cost of the job in addition to `--budget`."""
     keys = [setting.partition("=")[0].strip() for setting in settings]
     if beside := [key for key in keys if key in ("budget", "budget.limit")]:
         raise UsageError(f"--budget and --set {beside[0]} both say what the job may cost", hint="give one of them")
@@ -132,7 +132,7 @@ def require_one_budget(settings: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Overrides:
-    """The command line's say over the file."""
+    """The overrides of the file from the command line."""
 
     file: Path
     backend: str | None
@@ -140,7 +140,7 @@ class Overrides:
     price_micro: int | None = None
 
     def load(self, backend: str | None = None) -> Config:
-        """Return the config for one backend. Raises ConfigError with every fault, and where several are meant."""
+        """Return the config for a single backend. Raises ConfigError with every fault, and if several are named."""
         from cloudtrain.launcher import config
         from cloudtrain.launcher.prepare import refused
 
@@ -154,7 +154,7 @@ class Overrides:
         return config.load(self.file, backend=chosen, overrides=settings, further=refused)
 
     def compares(self) -> bool:
-        """Return whether several backends are meant, or may be. Raises ConfigError, UsageError."""
+        """Return whether the options name several backends, or can mean several. Raises ConfigError, UsageError."""
         is_many = self.backend in (ALL, CHEAPEST) or len(self.backends()) > 1
         if is_many and self.price_micro is not None:
             hint = "add --backend NAME, or set each one's `price_per_hour` in the file"
@@ -162,9 +162,10 @@ class Overrides:
         return is_many
 
     def backends(self) -> tuple[str, ...]:
-        """Return the backends that are meant, one or several, in the order in which they are named.
+        """Return the chosen backends, a single backend or several, in the order of their names.
 
-        `all`: each that the file configures; `cheapest`: those that it lists, else all. Raises ConfigError.
+        `all`: each backend that the file configures; `cheapest`: the backends in the file's list, else all. Raises
+        ConfigError for an unknown name, UsageError for an empty name.
         """
         from cloudtrain.launcher import config
 
@@ -178,14 +179,14 @@ class Overrides:
         return config.backends_configured(self.file, self.settings) if is_all else listed
 
     def placing(self) -> AbstractContextManager[None]:
-        """Give what the block refuses its place in the file."""
+        """Add the place in the file to the errors of the block."""
         from cloudtrain.launcher import config
 
         return config.placing(self.file, self.settings)
 
 
 def _known(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names; of several raise ConfigError for one that no backend has, which a table's row would hide."""
+    """Return the names. An unknown name among several raises ConfigError: a table's row would hide the error."""
     if len(names) == 1:
         return names
     from cloudtrain.launcher import backend
@@ -197,7 +198,7 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose a config file and override it; the command gets them as one `Overrides`, first."""
+    """Add the options that choose and override a config file; the command gets an `Overrides` as its first argument."""
 
     @functools.wraps(command)
     def with_overrides(
@@ -213,7 +214,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **rest: Any,
     ) -> Any:
         file = _one_file(file, given)
-        # The typed options become settings, and beat `--set`.
+        # The typed options become settings, and win over `--set`.
         typed = [f"resources.instances={instances}"] if instances is not None else []
         if budget_micro is not None:
             require_one_budget(settings)
@@ -232,7 +233,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _one_file(file: Path, given: Path | None) -> Path:
-    """Return the config file of -f or of FILE. Raises UsageError for a script, or if both are there."""
+    """Return the config file of -f or of FILE. Raises UsageError for a script, or if both are given."""
     if given is None:
         return file
     if click.get_current_context().get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE:

@@ -1,4 +1,4 @@
-"""One screen about a job: what `status` prints, and what a followed job ends with."""
+"""A screen about a job: the output of `status`, and the last lines after following a job."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["as_lines", "lines_before"]
 
 _BAR, _SPARK = 20, 18  # columns
-_ATTEMPTS = 5  # the newest
-# How much of a failure is shown: lines of the traceback, lines before it. The first that fits the screen counts.
+_ATTEMPTS = 5  # the newest attempts in the table
+# Lines of a traceback, and lines before the failure. The first pair that fits the screen counts.
 _MOST = ((6, 10), (6, 6), (4, 4), (2, 3))
-_STILL_S = 120.0  # without a step, and nothing foretold, from where on it is told
-_HANG = " " * 14  # where a section's text begins
+_STILL_S = 120.0  # without a step and without a forecast; after that time the pause is shown
+_HANG = " " * 14  # indent of a section's text
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = (  # how Python joins tracebacks
     "\nThe above exception was the direct cause of the following exception:\n\n",
@@ -49,10 +49,10 @@ def as_lines(
     before: Sequence[str] = (),
     size: tuple[int | None, int | None] = (None, None),
 ) -> list[str]:
-    """Return one screen about the job; `attempts`, all of its, make up its money.
+    """Return a screen about the job; `attempts` are all attempts of the job.
 
-    `before`: what the failing rank printed before its end. `size`: columns and rows of the terminal, whose lines are
-    broken at words, and on which a long failure is cut to what fits.
+    `before`: the last lines of the failing rank. `size`: columns and rows of the terminal; lines are broken at words,
+    and a long failure is cut to fit.
     """
     columns, rows = size
     now_s = time.time()
@@ -74,12 +74,12 @@ def as_lines(
 
 
 def lines_before(registry: Registry, job: Job) -> list[str]:
-    """Return what the failing rank printed before its end: by its account, else from the log that is kept here.
+    """Return the last lines of the failing rank: from the exit report, else from the cached log.
 
-    A platform may pass on few lines of an account, or none. No backend is asked.
+    A platform may pass on few lines of an exit report, or no lines. No backend is asked.
     """
     error = job.attempt.state.error or {}
-    # A rank that was started again has printed the traceback of its first start.
+    # A rank that was restarted has printed the traceback of its first start.
     repeated = {line.strip() for line in str(error.get("traceback") or "").splitlines()}
     told: list[str] = [line for line in error.get("lines") or () if str(line).strip() not in repeated]
     rank = error.get("rank")
@@ -124,7 +124,7 @@ def _head(job: Job, now_s: float) -> list[str]:
 
 
 def _pending(job: Job, now_s: float) -> list[str]:
-    """Return what a job that has not begun waits for, since when, and for how long at most."""
+    """Return the reason, the time and the limit of a pending job's wait."""
     attempt = job.attempt
     if attempt.state.state != "pending":
         return []
@@ -164,7 +164,7 @@ def _script_hint(job: Job, words: str) -> list[str]:
 
 
 def _done(progress: dict[str, Any]) -> str:
-    """Return a bar and the percentage of the steps that are done, where their number is known."""
+    """Return a bar and the percentage of the steps that are done; empty if the number of steps is unknown."""
     step, most = progress.get("step"), progress.get("max_steps")
     if not isinstance(step, int) or not isinstance(most, int) or most <= 0:
         return ""
@@ -173,7 +173,7 @@ def _done(progress: dict[str, Any]) -> str:
 
 
 def _left(job: Job, money: Outlook, now_s: float) -> str:
-    """Return how long it takes yet; of one that stands still, since when."""
+    """Return the remaining time; for a job without progress, the time since its last step."""
     if not job.active:
         return ""
     if money.finish_at_s is not None:
@@ -183,7 +183,7 @@ def _left(job: Job, money: Outlook, now_s: float) -> str:
 
 
 def _speed(progress: dict[str, Any]) -> str:
-    """Return the throughput, what of the machine it uses, and what a step waits for."""
+    """Return the throughput, the used share of the machine, and the parts of a step."""
     parts = []
     for key, unit in (("samples_per_s", "samples/s"), ("tokens_per_s", "tokens/s")):
         if isinstance(rate := progress.get(key), float | int):
@@ -200,7 +200,7 @@ def _speed(progress: dict[str, Any]) -> str:
 
 
 def _trend(progress: dict[str, Any]) -> str:
-    """Return the loss over this attempt: its first mean and its last, the curve between, and the newest of all.
+    """Return the loss over this attempt: the first and the last mean, the curve between them, and the newest loss.
 
     "" before there is a curve.
     """
@@ -215,7 +215,7 @@ def _trend(progress: dict[str, Any]) -> str:
 
 
 def _checkpoint_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
-    """Return the newest checkpoint, its age, and how much work would be lost, or was."""
+    """Return the newest checkpoint, its age, and the amount of work that would be lost, or was lost."""
     step = money.checkpoint_step
     if step is None:
         if job.attempt.state.resumable:  # a script that reports no steps
@@ -236,7 +236,7 @@ def _checkpoint_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
 
 
 def _money_lines(job: Job, attempts: Sequence[Attempt], money: Outlook, now_s: float) -> list[str]:
-    """Return the time and the money: how much of both is gone, what is to come, and what has been paid for what."""
+    """Return time and money: the used amounts and the expected amounts; after the end, the cost of the results."""
     attempt, state = job.attempt, job.attempt.state
     spent = of_limit(money.spent_micro, money.limit_micro)
     lines = []
@@ -260,7 +260,7 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Outlook, now_s: f
 
 
 def _limit_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
-    """Return when it leaves and when it is ended, by the user's clock."""
+    """Return when the job leaves, and when the platform ends the job, by the user's clock."""
     if money.cap_at_s is None or money.deadline_at_s is None:
         return []
     leaves, ended = clock(money.deadline_at_s, now_s), clock(money.cap_at_s, now_s)
@@ -278,9 +278,9 @@ def _outlook_lines(job: Job, money: Outlook, now_s: float) -> list[str]:
 
 
 def _failure_lines(job: Job, before: Sequence[str], most_frames: int, columns: int | None) -> list[str]:
-    """Return the first failing rank's exception, where it was raised, what came before it, and what is likely.
+    """Return the first failing rank's exception, its traceback, the lines before, and the likely cause.
 
-    Code and log lines are cut where they are too long: broken ones cannot be told from others.
+    Long lines of code and of the log are cut: a broken line would look like several lines.
     """
     state = job.attempt.state
     lines = _error_lines(state.error, most_frames, columns)
@@ -304,14 +304,14 @@ def _error_lines(error: dict[str, Any] | None, most_frames: int, columns: int | 
     frames = tracebacks.chosen(
         tracebacks.frames_of(trace)[0], lambda lines: len(lines) - lines.count(tracebacks.GAP) <= most_frames
     )
-    # The message may be the user's code's: of many lines the first say what it is.
+    # The user's code may have written the message: the first of many lines are the most useful.
     rest = rest if len(rest) <= most_frames else [*rest[:most_frames], "…"]
     below = [*rest, *(_cut(f"{_HANG}{_plain(line)}", columns)[len(_HANG) :] for line in frames)]
     return [f"  error       {first}", *(f"{_HANG}{line}" for line in below)]
 
 
 def _plain(line: str) -> str:
-    """Return the line without what a terminal would obey: it was written by the job."""
+    """Return a line written by the job, without terminal control codes."""
     return shown(line, colour=False)
 
 
@@ -320,7 +320,7 @@ def _cut(line: str, columns: int | None) -> str:
 
 
 def _attempt_lines(job: Job, attempts: Sequence[Attempt], columns: int | None, now_s: float) -> list[str]:
-    """Return a table of the attempts, where there were several: how each ended, and what it cost and came to."""
+    """Return a table of several attempts: how each ended, its cost, and its last step."""
     if len(attempts) < 2:
         return []
     rows = [_attempt_row(each, after, now_s) for each, after in pairs([*attempts[:-1], job.attempt])[-_ATTEMPTS:]]

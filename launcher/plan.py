@@ -1,4 +1,4 @@
-"""What a job will be before anything is sent: ranks, batch split, cap and worst-case bill."""
+"""The plan of a job before the submit: ranks, batch split, cap and worst-case bill."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ class Batch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Money in US dollars, or in whole micro-dollars where a name says so; times in seconds after the start.
+    """Money in US dollars, or in whole micro-dollars in fields with `micro`; times in seconds after the start.
 
-    `cap_s` is what the backend enforces by itself, because of `cap_reason` (time_limit or budget). The job's own clock
-    begins later, and ends it at `own_limit_s`; from `deadline_s` on, by that clock, it saves and leaves, unless
+    `cap_s` is enforced by the backend, because of `cap_reason` (time_limit or budget). The job's own clock begins
+    later, and ends the job at `own_limit_s`; at `deadline_s` by the same clock, the job saves and leaves, unless
     `deadline_s` is `own_limit_s`.
-    `price_micro` is one instance's for an hour, `hourly_usd` that of all together; they cost up to `uncertainty` times
-    as much. `worst_case_micro` is this sending's, with all `attempts` that the platform makes of it and `tail_s` billed
-    beyond each cap; `useful_s` is the shortest cap that is worth its money. `budget_micro` is the job's, of which
-    `spent_micro` was spent before; `unpriced_budget_micro` is a budget that does not apply, because the user's own
-    machines have no price. `saves`: cloudtrain saves the job's state at a stop; without it a script only gets
-    SIGTERM, and the files of the config's `keep` stay if `keeps`.
+
+    `price_micro` is the price of an instance for an hour, `hourly_usd` the price of all instances; the cost is at most
+    `uncertainty` times as high. `worst_case_micro` is for this attempt, with all `attempts` (starts by the platform),
+    and with `tail_s` billed after each cap; `useful_s` is the shortest cap that is worth its money. `budget_micro` is
+    the job's, of which `spent_micro` was spent before; `unpriced_budget_micro` is a budget that does not apply, because
+    the user's own machines have no price. `saves`: cloudtrain saves the job's state at a stop; without `saves` a script
+    only gets SIGTERM, and the files of the config's `keep` stay if `keeps`.
     """
 
     instances: int
@@ -85,10 +86,10 @@ class Plan:
 
 
 def make(config: Config, capacity: Capacity, spent_micro: int = 0) -> Plan:
-    """Return the plan of the next attempt, after earlier ones have cost `spent_micro` at worst.
+    """Return the plan of the next attempt, after earlier attempts have cost `spent_micro` at worst.
 
-    Raises ConfigError where the batch cannot be split over the ranks or a budget has no price to count with;
-    BudgetError where the money left buys no useful run.
+    Raises ConfigError if the batch cannot be split over the ranks or a budget has no price; BudgetError if the
+    remaining money buys no useful run.
     """
     instances, terms = config.resources.instances, capacity.terms
     wanted = config.distributed.nproc_per_node
@@ -139,14 +140,14 @@ def make(config: Config, capacity: Capacity, spent_micro: int = 0) -> Plan:
 
 
 def _thresholds(budget: Budget | None) -> tuple[int, ...]:
-    """Return the sums at which somebody is told, each once."""
+    """Return the sums at which alerts are sent, each sum once."""
     return tuple(sorted({-(-budget.limit * percent // 100) for percent in budget.alert_at})) if budget else ()
 
 
 def _cap(
     config: Config, budget: Budget | None, capacity: Capacity, rate: caps.Rate | None, spent_micro: int
 ) -> caps.Cap:
-    """Return the seconds that the job may run, and whether time or money sets them: only a time limit holds alone."""
+    """Return the seconds that the job may run, and whether the time limit or the budget sets them."""
     longest_s = config.limits.max_duration
     if budget is not None:
         _require_price(config, capacity)
@@ -160,7 +161,7 @@ def _cap(
 
 
 def _require_price(config: Config, capacity: Capacity) -> None:
-    """Raise ConfigError where the budget has nothing to count with: what is not known is not 0."""
+    """Raise ConfigError if the budget has no price above 0: an unknown price is not 0."""
     if capacity.hourly_usd is not None and capacity.hourly_usd > 0:
         return
     key = f"{config.backend}.price_per_hour"

@@ -1,4 +1,4 @@
-"""A plan in words: what a dry run, `plan` and the question before a submit show."""
+"""A plan in words, for a dry run, `plan` and the question before a submit."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["age", "lines", "provenance"]
 
 
 def lines(plan: Plan, backend: str) -> list[str]:
-    """Return the plan for people, a subject a line."""
+    """Return the plan for people, a line for each subject."""
     return [*_machines(plan), _time(plan), *_money(plan, backend)]
 
 
 def age(as_of: str | None, today: date | None = None) -> str:
-    """Return how old a price is, `94 days old`; empty where its date is not known."""
+    """Return the age of a price, `94 days old`; empty if the date is unknown."""
     try:
         days = ((today or date.today()) - date.fromisoformat(as_of or "")).days
     except ValueError:
@@ -73,7 +73,7 @@ def _money(plan: Plan, backend: str) -> Iterator[str]:
 
 
 def _exact(micro: int) -> str:
-    """Return a price so that its multiples can be checked: cents, and up to four decimals where it has them."""
+    """Return a price that users can multiply: with cents, and up to four decimals if necessary."""
     whole, _, decimals = f"{micro / 1e6:.4f}".partition(".")
     return f"{whole}.{decimals.rstrip('0').ljust(2, '0')}"
 
@@ -112,7 +112,7 @@ def _budget(plan: Plan) -> Iterator[str]:
 
 
 def _ends_micro(plan: Plan) -> int:
-    """Return what will have been spent, at the list's price, when the job leaves."""
+    """Return the cost, at the list price, when the job leaves."""
     began_s = plan.cap_s - plan.own_limit_s
     hourly_micro = plan.instances * (plan.price_micro or 0)
     ends_micro = plan.spent_micro + hourly_micro * (began_s + plan.deadline_s) // 3600

@@ -1,7 +1,7 @@
 """The jobs of this user on this machine, in the database that money and notices share.
 
-An attempt is journalled as an intent before anything is sent, and marked as sent after the backend has answered. What
-dies between the two leaves an intent whose submitter is gone; `refresh` settles it by asking the backend.
+An attempt is journalled as an intent before the send, and marked as sent after the backend's answer. A process that
+dies in between leaves an intent without a live submitter; `refresh` asks the backend, and settles the intent.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ FROM jobs JOIN attempts a ON a.job_id = jobs.id
 WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
 """
 RAN = "SELECT job_id FROM attempts WHERE phase != 'never_sent'"
-_FIGURES = ("_s", "_usd", "_micro")  # ends of a plan's keys whose values are numbers, or None
-_NEVER_NONE = ("attempts", "uncertainty", "unit_s", "minimum_bill_s")  # what a plan of an earlier version may lack
-PLANNED = ("instances", "nproc_per_node", "ranks", "cap_s")  # what every plan has
+_FIGURES = ("_s", "_usd", "_micro")  # ends of a plan's keys with numbers, or None
+_NEVER_NONE = ("attempts", "uncertainty", "unit_s", "minimum_bill_s")  # keys that a plan of an earlier version may lack
+PLANNED = ("instances", "nproc_per_node", "ranks", "cap_s")  # keys of every plan
 _UNLESS_OVER = "AND state IN ('pending', 'running', 'stopping')"
 
 
 class Registry:
-    """Jobs and attempts in the open file. Raises ConfigError where it cannot be used."""
+    """Jobs and attempts in the open file. Raises ConfigError if the file cannot be used."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.database = Database(folder)
@@ -53,12 +53,12 @@ class Registry:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def add(self, name: str, make: Callable[[str, int], Job], *, exclusive: bool, key: str | None) -> tuple[Job, bool]:
-        """Journal a job and the intent to send it; return it, and whether it is new.
+        """Journal a job and the intent to send the job; return the job, and whether the job is new.
 
-        `make` gets the job's id and the attempt's number and returns the job. The id is the name itself where
-        `exclusive` (the user chose it; UsageError if it is taken), else a fresh one. A known idempotency key returns
-        the job that has it. A job that never ran holds neither its key nor its name: under that name the new job
-        takes its place, with the next attempt, for what the platform knows by the earlier one's name is never reused.
+        `make` gets the job's id and the attempt's number, and returns the job. With `exclusive` (the user chose the
+        name; UsageError if the name is taken) the id is the name itself, else a new id. A known idempotency key returns
+        the existing job. A job that never ran keeps neither its key nor its name: under the same name the new job
+        replaces the old job, with the next attempt number, because a name that a platform may know is never reused.
         """
         with self.database.transaction():
             if key is not None and (known := self._select("AND jobs.idempotency_key = ?", key)):
@@ -88,7 +88,7 @@ class Registry:
         return job, True
 
     def remove(self, job_id: str) -> None:
-        """Remove the job from all tables but the ledger's, which keep what it has cost; its name is not used again."""
+        """Remove the job from all tables except the ledger, which keeps the cost; the name is not used again."""
         with self.database.transaction():
             for table in ("notices", "points", "kept_logs", "attempts"):
                 self.database.execute(f"DELETE FROM {table} WHERE job_id = ?", (job_id,))
@@ -96,9 +96,9 @@ class Registry:
             self.database.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
 
     def add_attempt(self, attempt: Attempt, config: dict[str, Any], bundle: dict[str, Any]) -> None:
-        """Journal the intent to send a further attempt, with this config and bundle, which the next one starts from.
+        """Journal the intent to send the next attempt; later attempts start from the config and bundle given here.
 
-        Raises UsageError where the last one is still active.
+        Raises UsageError if the last attempt is still active, or if a concurrent process has added the attempt.
         """
         with self.database.transaction():
             row = self.database.execute(
@@ -116,7 +116,7 @@ class Registry:
             self._insert(attempt)
 
     def adopt(self, job: Job, ref: dict[str, Any]) -> None:
-        """Add an attempt that the platform runs and no row names, and its job if need be; what is known stays."""
+        """Add a running attempt without a row, and its job if missing; existing rows stay unchanged."""
         attempt = job.attempt
         with self.database.transaction():
             known = self.database.execute("SELECT number FROM attempts WHERE job_id = ?", (job.id,))
@@ -129,9 +129,9 @@ class Registry:
             self.mark_sent(attempt, ref)
 
     def mark_sent(self, attempt: Attempt, ref: dict[str, Any]) -> None:
-        """Store the backend's handle: the attempt exists there, whatever somebody believed of its submitter.
+        """Store the backend's handle: the attempt exists, even if its submitter was taken for dead.
 
-        Once one has stored it nothing changes: who comes late must not take back what is known since.
+        Only the first call stores a handle: a late call must not undo a newer state.
         """
         from cloudtrain.launcher.money import ledger
 
@@ -148,11 +148,11 @@ class Registry:
             ledger.revive(self.database, attempt.job_id, attempt.number)
 
     def release(self, attempt: Attempt) -> None:
-        """Store that nobody is sending the attempt any more, though it may be there: any command may settle it."""
+        """Store that no process sends the attempt any more; the attempt may exist, and any command may settle it."""
         self._update(attempt, submitter=json.dumps({**attempt.submitter, "stamp": None}))
 
     def mark_never_sent(self, attempt: Attempt, state: State) -> None:
-        """Store that nothing was sent, and never will be, and free its worst case; unless it has been, meanwhile."""
+        """Store that the attempt was and will never be sent, and free its worst case; unless sent meanwhile."""
         from cloudtrain.launcher.money import ledger
 
         with self.database.transaction():
@@ -167,9 +167,9 @@ class Registry:
                 ledger.release(self.database, attempt.job_id, attempt.number, time.time())
 
     def set_state(self, attempt: Attempt, state: State, progress: dict[str, Any]) -> bool:
-        """Store what the backend says now; at the end, what was spent takes the worst case's place in the ledger.
+        """Store the backend's state; at the end, the cost replaces the worst case in the ledger.
 
-        Returns False, and stores nothing, where the end is known already and this says that it runs: a slow look.
+        Returns False, and stores no state, if a slow poll reports an active job whose end is already known.
         """
         is_active = state.state in ACTIVE
         with self.database.transaction():
@@ -186,7 +186,7 @@ class Registry:
         return stored
 
     def settle(self, attempt: Attempt) -> None:
-        """Put what the attempt, which has ended, may have cost in place of its worst case, at the same uncertainty."""
+        """Replace the worst case of the ended attempt by its possible cost, with the same uncertainty of the price."""
         from cloudtrain.launcher.money import ledger
         from cloudtrain.launcher.money.earlier import spent_at_worst_micro
 
@@ -196,14 +196,14 @@ class Registry:
         ledger.settle(self.database, attempt.job_id, attempt.number, spent_micro, ended_s, started_s=state.started_s)
 
     def set_unreachable(self, attempt: Attempt) -> None:
-        """Store since when the backend has not answered; the state stays what it was."""
+        """Store the time since which the backend has not answered; the job's state stays unchanged."""
         if attempt.unreachable_since_s is None:
             self._update(attempt, _UNLESS_OVER, unreachable_since_s=time.time())
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def find(self, key: str, *, sole: Callable[[Job], bool] | None = None) -> Job:
-        """Return the job of that id, name (its newest), unique prefix, or `last`.
+        """Return the job by its id, its name (the newest job), a unique prefix, or `last`.
 
         Raises NoSuchJobError, also for a name of several jobs for which `sole` is true.
         """
@@ -231,18 +231,18 @@ class Registry:
         """Return jobs, the newest first."""
         only = "AND a.state IN ('pending', 'running', 'stopping') " if active else ""
         found = self._select(only + "ORDER BY jobs.seq DESC LIMIT ?", -1 if limit is None else limit)
-        return [job for job in found if job.active or not active]  # a damaged one says nothing of itself
+        return [job for job in found if job.active or not active]  # a damaged row has no reliable state
 
     def numbered(self, seqs: Sequence[int]) -> list[Job]:
-        """Return the jobs that were submitted as these, the newest first."""
+        """Return the jobs with the submit numbers, the newest first."""
         return self._select(f"AND jobs.seq IN ({', '.join('?' * len(seqs))}) ORDER BY jobs.seq DESC", *seqs)
 
     def with_key(self, key: str) -> Job | None:
-        """Return the job that has the idempotency key."""
+        """Return the job with the idempotency key, or None."""
         return next(iter(self._select("AND jobs.idempotency_key = ?", key)), None)
 
     def attempt(self, job: Job, number: int) -> Attempt:
-        """Return an earlier attempt. Raises NoSuchJobError."""
+        """Return the attempt with the number. Raises NoSuchJobError."""
         rows = self.database.execute(
             "SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ? AND number = ?", (job.id, number)
         )
@@ -252,7 +252,7 @@ class Registry:
         return attempt_of(rows[0], job.id)
 
     def attempts(self, job: Job) -> list[Attempt]:
-        """Return all attempts, the first one first."""
+        """Return all attempts in order."""
         rows = self.database.execute(
             "SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ? ORDER BY number", (job.id,)
         )
@@ -265,11 +265,11 @@ class Registry:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _booked(self, job_id: str) -> list[sqlite3.Row]:
-        """Return what the ledger knows of the attempts of a job of this id, whether the job is still here or not."""
+        """Return the ledger's rows of the attempts with the job id, also for a removed job."""
         return self.database.execute("SELECT attempt, state FROM reservations WHERE job_id = ?", (job_id,))
 
     def _insert_job(self, job: Job, key: str | None) -> None:
-        """Write the job and its attempt as the newest; a row of that id, which never ran, becomes this one."""
+        """Write the job and its attempt as the newest; replace a row of a job with the same id that never ran."""
         seq = self.database.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM jobs")[0][0]
         columns = ["name", "backend", "created_s", "config", "config_file", "bundle", "idempotency_key", "seq"]
         self.database.execute(
@@ -294,7 +294,7 @@ class Registry:
         )
 
     def _update(self, attempt: Attempt, only: str = "", **columns: Any) -> bool:
-        """Write the columns, only where that holds; return whether it did. To be asked of in a transaction."""
+        """Write the columns if the SQL condition `only` holds; return whether a row changed. Needs a transaction."""
         names = ", ".join(f"{name} = ?" for name in columns)
         self.database.execute(
             f"UPDATE attempts SET {names} WHERE job_id = ? AND number = ? {only}",
@@ -312,14 +312,14 @@ def _ambiguous(key: str, jobs: Sequence[Job]) -> NoSuchJobError:
 
 
 def this_process() -> dict[str, Any]:
-    """Return what identifies this process to a later one, on this or another machine."""
+    """Return the identity of this process for a later process, on this or a different machine."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "stamp": processes.stamp(os.getpid())}
 
 
 def submitter_lives(attempt: Attempt) -> bool:
-    """Return whether the process that journalled the attempt may still be sending it.
+    """Return whether the process that journalled the attempt may still be sending the attempt.
 
-    One on another machine (a home folder on a network) is believed for ten minutes.
+    A process on a different machine (a home folder on a network) counts as alive for ten minutes.
     """
     who = attempt.submitter
     if who.get("host") != socket.gethostname():
@@ -350,7 +350,7 @@ def _job(row: sqlite3.Row) -> Job:
 
 
 def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
-    """Return the attempt; of a damaged row what can still be said, so that it hides no other job."""
+    """Return the attempt; for a damaged row a placeholder with the readable fields, so that lists still work."""
     try:
         state = State(**_object(row["outcome"]))
         found = Attempt(

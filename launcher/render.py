@@ -1,4 +1,4 @@
-"""Templates into requests: Jinja fills in data, Python has decided, and the result is parsed back before use."""
+"""Renders templates into requests: Python decides, Jinja fills in data, and the result is parsed before use."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ if TYPE_CHECKING:
 
 __all__ = ["as_json", "as_yaml", "at", "changed", "overlaid", "render_json", "render_yaml"]
 
-# What a YAML reader takes only as an escape, or for an end of a line (YAML 1.1, "c-printable" and "b-char").
+# Characters that a YAML reader accepts only escaped, or reads as an end of a line (YAML 1.1, "c-printable" and
+# "b-char").
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 YAML_WIDTH = 120
 _TEXT = "tag:yaml.org,2002:str"
 
 
 def render_json(template: str, **values: Any) -> dict[str, Any]:
-    """Return the JSON object that the rendered text holds. The template says `{{ value | json }}` for every value.
+    """Return the JSON object of the rendered text. The template contains `{{ value | json }}` for every value.
 
-    A value that a template names and nobody gives is an error of ours: jinja2.UndefinedError.
+    Raises jinja2.UndefinedError if the caller leaves out a value of the template: an error in cloudtrain.
     """
     body: dict[str, Any] = json.loads(_rendered(template, values))
     return body
 
 
 def render_yaml(template: str, **values: Any) -> dict[str, Any]:
-    """Return the YAML mapping that the rendered text holds. The template says `{{ value | yaml }}` for every value."""
+    """Return the YAML mapping of the rendered text. The template contains `{{ value | yaml }}` for every value."""
     import yaml
 
     body: dict[str, Any] = yaml.load(_rendered(template, values), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
@@ -40,16 +41,16 @@ def render_yaml(template: str, **values: Any) -> dict[str, Any]:
 
 
 def as_json(body: dict[str, Any]) -> str:
-    """Return the object as a dry run prints it."""
+    """Return the object as JSON for a dry run."""
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
 
 
 def as_yaml(body: dict[str, Any]) -> str:
-    """Return the mapping as a dry run prints it, in its own order."""
+    """Return the mapping as YAML for a dry run, with the keys in order."""
     import yaml
 
     class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-        """Writes texts of several lines as they are."""
+        """Writes texts of several lines as literal blocks."""
 
     def shown(dumper: Any, text: str) -> Any:
         return dumper.represent_scalar(_TEXT, text, "|" if "\n" in text else None)
@@ -60,9 +61,9 @@ def as_yaml(body: dict[str, Any]) -> str:
 
 
 def overlaid(body: dict[str, Any], raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the request with the user's `raw` merged into it, and each change in a line.
+    """Return the request with the user's `raw` merged in, and a line for each change.
 
-    Mappings are merged key by key; anything else takes the place of what was there, and None removes it.
+    Mappings are merged key by key; a different type of value replaces the old value, and None removes the key.
     """
     changes: list[str] = []
     return _overlaid(body, raw, "", changes), changes
@@ -87,9 +88,9 @@ def _overlaid(body: dict[str, Any], raw: dict[str, Any], path: str, changes: lis
 def changed(
     planned: dict[str, Any], body: dict[str, Any], paths: Mapping[tuple[str, ...], str], raw: str
 ) -> Iterator[Fault]:
-    """Yield a fault for each place of what was planned with that the user's `raw` has changed.
+    """Yield a fault for each planned value that the user's `raw` has changed.
 
-    `paths` are the places in the request and the config's key for each; `raw` is that of the user's own changes.
+    `paths` maps places in the request to the config's keys; `raw` is the config key of the user's changes.
     """
     for path, key in paths.items():
         if at(planned, path) != at(body, path):
@@ -98,7 +99,7 @@ def changed(
 
 
 def at(body: Any, path: tuple[str, ...]) -> Any:
-    """Return what is at a place of the request, None where there is none."""
+    """Return the value at a path in the request, None if absent."""
     for name in path:
         body = body.get(name) if isinstance(body, dict) else None
     return body
@@ -110,7 +111,7 @@ def _rendered(template: str, values: dict[str, Any]) -> str:
 
 @functools.cache
 def _environment() -> Environment:
-    """Return what renders, with the templates that it has compiled: a comparison of backends renders several."""
+    """Return the Jinja environment with its compiled templates: a comparison of backends renders several."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     environment = Environment(
@@ -135,5 +136,5 @@ def _json(value: Any) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """Return the value as JSON, which is YAML but for characters that YAML wants escaped."""
+    """Return the value as JSON, which is YAML once the characters that YAML wants escaped are escaped."""
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", _json(value))

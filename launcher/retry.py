@@ -1,4 +1,4 @@
-"""A job's next attempt: asked for by `resume`, or earned by its `retry` while somebody follows it."""
+"""The next attempt of a job: requested by `resume`, or due by the config's `retry` while a process follows the job."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["ALL_DAMAGED", "budget_setting", "earned", "is_earned", "prepare_next", "require_ended"]
 
 ALL_DAMAGED = "all checkpoints were damaged at the last start: without an intact one, the job trains from step 0 again"
-OTHERS_S = 10.0  # that another follower, who looks as often, may be behind
+OTHERS_S = 10.0  # most delay of a concurrent follower with the same poll interval
 
 
 def prepare_next(registry: Registry, job: Job, settings: Sequence[str] = (), *, update_code: bool = False) -> Prepared:
-    """Return what the next attempt would send: the code and the config as they were submitted, but for `settings`.
+    """Return the prepared next attempt, with the submitted code and config, except for `settings`.
 
-    Raises ConfigError where that cannot be, BudgetError where the money is used up.
+    Raises ConfigError if the code or the config is unusable, BudgetError if the money is used up.
     """
     from cloudtrain.launcher import config as configs
     from cloudtrain.launcher.bundle import Bundle
@@ -57,7 +57,7 @@ def require_ended(registry: Registry, job: Job) -> None:
 
 
 def budget_setting(job: Job, text: str) -> str:
-    """Return the setting that raises the job's budget, or sets it. Raises UsageError."""
+    """Return the setting that raises or sets the job's budget. Raises UsageError."""
     from cloudtrain.launcher.money.outlook import budget_micro
     from cloudtrain.launcher.units import format_money, parse_money
 
@@ -74,9 +74,9 @@ def budget_setting(job: Job, text: str) -> str:
 
 
 def _spent_micro(registry: Registry, job: Job, config: Config) -> int:
-    """Return what all attempts so far have cost at worst. Raises ConfigError where a budget must know and nobody does.
+    """Return the worst-case cost of all attempts so far. Raises ConfigError if a budget needs an unknown cost.
 
-    A price that was typed now stands for those that had none.
+    A price given now also counts for attempts without a price.
     """
     from cloudtrain.launcher.money.earlier import spent_at_worst_micro
 
@@ -90,10 +90,10 @@ def _spent_micro(registry: Registry, job: Job, config: Config) -> int:
 
 
 def is_earned(job: Job) -> bool:
-    """Return whether the config's `retry` asks for a further attempt, and the platform makes none by itself."""
+    """Return whether a retry is due by the config's `retry`, and the platform makes no retries by itself."""
     attempt, asked = job.attempt, job.config.get("retry") or {}
     state = attempt.state
-    # Machines that are taken away may leave a job the time to save and stop.
+    # A preemption may leave a job the time to save and stop.
     is_fault = state.state == "failed" or (state.state == "stopped" and state.reason == "preempted")
     if not is_fault or attempt.ref is None or state.reason not in asked.get("on", ()):
         return False
@@ -101,10 +101,10 @@ def is_earned(job: Job) -> bool:
 
 
 def earned(registry: Registry, job: Job) -> Job | None:
-    """Send the attempt that the config's `retry` asks for, if it does; return the job with it, None without one.
+    """Send a retry if the config's `retry` asks for it; return the job with the retry, or None.
 
-    Whoever else follows the job may be quicker, or know a secret that is not known here: then theirs is the attempt.
-    What stands in the way is said.
+    A concurrent follower may be faster, or may know a secret that is missing here: then the follower's attempt is
+    returned. The reason for not sending is printed.
     """
     from cloudtrain.launcher import submit
 
@@ -126,7 +126,7 @@ def earned(registry: Registry, job: Job) -> Job | None:
 
 
 def _of_another(registry: Registry, job: Job) -> Job | None:
-    """Return the job with a further attempt that somebody else has begun, or begins in the next seconds."""
+    """Return the job with a retry that a concurrent follower has sent, or sends within OTHERS_S; else None."""
     end = time.monotonic() + OTHERS_S
     while True:
         found = registry.find(job.id)

@@ -1,9 +1,9 @@
-"""What rank 0 told of its training over time, kept in the registry: what curves are drawn from.
+"""The training events of rank 0 over time, stored in the registry: the data of the curves.
 
-Events come with a look at the job (`refresh`) and are written in the transaction that stores how far its log was read:
-each of them once, however many processes look. A job of any length keeps about as many: of events that lie close
-together their mean stays, and those that stand out, so that the highest loss of the job is still the highest. How many
-events a row stands for is its weight: whoever averages rows by their weights averages events.
+A poll (`refresh`) writes the events in the transaction that stores the log's cursor: each event once, even with several
+polls at a time. A job of any length has about the same number of rows: close events are replaced by their mean, and
+extremes stay, so that the highest loss of the job remains the highest. The weight of a row is the number of events that
+the row represents: an average of rows by weight is an average of events.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ __all__ = ["KINDS", "MOST", "Point", "Series", "append", "drawable", "gather", "
 
 KINDS = ("start", "step", "eval", "checkpoint", "preempt", "restart", "error", "done")
 MOST = 2000  # rows an attempt, of all kinds; more are thinned
-_AFTER = 1500  # rows that are left then: so a job that tells a lot is not thinned at every look
-_MOST_DRAWN, _LEAST_DRAWN = 6000, 250  # points on a page, and of an attempt at least
-_BINS = {"step": 250, "eval": 60, "checkpoint": 150}  # in which so many stretches of the events are judged
+_AFTER = 1500  # rows after thinning, so that a job with many events is not thinned at every poll
+_MOST_DRAWN, _LEAST_DRAWN = 6000, 250  # most points on a page, and least points of an attempt
+_BINS = {"step": 250, "eval": 60, "checkpoint": 150}  # stretches of events in which extremes are searched, by kind
 _MARK_BINS = 40
-_STANDING_OUT = ("loss", "samples_per_s", "grad_norm")  # their extremes are kept, where a step has them
-_PARTS = ("data_s", "compute_s", "communication_s", "checkpoint_s")  # of a step's time: one that is not told is none
-_MEANT = ("loss", "grad_norm", "samples_per_s", "tokens_per_s", "mfu", "step_s", *_PARTS)  # others stay as the last was
+_STANDING_OUT = ("loss", "samples_per_s", "grad_norm")  # figures of a step whose extremes are kept
+_PARTS = ("data_s", "compute_s", "communication_s", "checkpoint_s")  # of a step's time; a missing part counts as 0
+_MEANT = ("loss", "grad_norm", "samples_per_s", "tokens_per_s", "mfu", "step_s", *_PARTS)  # the rest is from the middle
 _MOST_FIELDS, _MOST_METRICS = 24, 12
 _LONGEST_TEXT, _LONGEST_VALUE = 1000, 2000  # characters
-_LARGEST = 2**53  # of a step: beyond it JSON's readers disagree
+_LARGEST = 2**53  # largest step; JSON readers disagree on larger numbers
 _NAME = re.compile(r"[A-Za-z_][\w.@/-]{0,39}", re.ASCII)
 _SAID_ELSEWHERE = frozenset({"e", "step", "max_steps"})
 
 
 @dataclass(frozen=True)
 class Point:
-    """One event of rank 0. `kind`: start step eval checkpoint preempt restart error done; `time_s` in unix seconds.
+    """An event of rank 0. `kind`: start step eval checkpoint preempt restart error done; `time_s` in unix seconds.
 
-    `fields` of a step are numbers, and text for those that JSON cannot hold: `nan`, `inf`; an eval's are `metrics`.
-    `seq` counts the attempt's events; what was thinned out leaves gaps. `weight`: how many events it stands for; above
-    one its figures are their means, and at 0 it is there because it stands out, while another one stands for it too.
+    `fields` of a step are numbers, or text for `nan` and `inf`, which JSON cannot hold; an eval's are `metrics`. `seq`
+    counts the attempt's events, with gaps after thinning. `weight`: the number of events that the point represents.
+    Above 1 the figures are means. At 0 the point is an extreme, which a further point's weight includes.
     """
 
     attempt: int
@@ -59,25 +59,25 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """All that is kept of a job, by attempt and then by time. After a resume steps come again: each is told apart."""
+    """All stored points of a job, by attempt and then by time. Steps repeat after a resume, in a new attempt."""
 
     points: tuple[Point, ...]
 
     @property
     def steps(self) -> tuple[Point, ...]:
-        """The steps alone."""
+        """The points of steps."""
         return tuple(point for point in self.points if point.kind == "step")
 
     @property
     def marks(self) -> tuple[Point, ...]:
-        """Everything but the steps."""
+        """All points except the steps."""
         return tuple(point for point in self.points if point.kind != "step")
 
 
 def gather(attempt: int, lines: Iterable[tuple[str, float]], seq: int = 0) -> list[Point]:
-    """Return the points that these lines of rank 0 tell, each with the time at which it was written; `seq` the first's.
+    """Return the points in the lines of rank 0, each with the line's write time; `seq` is the first point's number.
 
-    A script may print such lines too, and anything in them: what makes no sense is left out.
+    A script may print event lines with any content: invalid values are left out.
     """
     found: list[Point] = []
     for line, time_s in lines:
@@ -91,7 +91,7 @@ def gather(attempt: int, lines: Iterable[tuple[str, float]], seq: int = 0) -> li
 
 
 def append(database: Database, job_id: str, points: Sequence[Point]) -> None:
-    """Store points of one attempt behind those that are there, in the transaction that stores the cursor."""
+    """Append points of an attempt to the stored points, in the transaction that stores the cursor."""
     if not points:
         return
     attempt = points[0].attempt
@@ -112,12 +112,12 @@ def append(database: Database, job_id: str, points: Sequence[Point]) -> None:
 
 
 def read(database: Database, job_id: str) -> Series:
-    """Return what is kept of the job."""
+    """Return the stored points of the job."""
     return Series(tuple(_select(database, "WHERE job_id = ? ORDER BY attempt, seq", job_id)))
 
 
 def drawable(found: Series, most: int = _MOST_DRAWN) -> Series:
-    """Return the series with no more points than a page can show; each attempt has its share of them."""
+    """Return the series thinned to the points that a page can show; each attempt has an equal share."""
     attempts: dict[int, list[Point]] = {}
     for point in found.points:
         attempts.setdefault(point.attempt, []).append(point)
@@ -126,15 +126,15 @@ def drawable(found: Series, most: int = _MOST_DRAWN) -> Series:
 
 
 def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
-    """Return fewer points of one attempt, where they are more than `most` (250 at least), and that many at most.
+    """Return at most `most` points (250 at least) of an attempt; fewer points stay unchanged.
 
-    The events are cut into stretches of equal count, whenever they were stored. Of each kind its first and last stay;
-    of a stretch the least and the greatest of what is watched, the first that is not finite, and one from its middle
-    that stands for all: it has their means, and their count as its weight.
+    The events are cut into stretches of equal count, at any time of storing. The first and last point of each kind
+    stay. Of a stretch stay the least and the greatest values of watched figures, the first value that is not finite,
+    and a point from the middle that represents all: with the means of all, and their count as weight.
     """
     share = most / MOST
     kept = list(points)
-    while len(kept) > most and share > 0.001:  # where much stands out in every stretch, stretches are longer
+    while len(kept) > most and share > 0.001:  # with many extremes in every stretch, stretches become longer
         points, kept = kept, []
         for kind in KINDS:
             some = [point for point in points if point.kind == kind]
@@ -148,10 +148,10 @@ Watch = Callable[[Point], Any]
 
 
 def _kept(kind: str, points: Sequence[Point], bins: int) -> Iterator[Point]:
-    """Return the points of one kind that stay, as they stay."""
+    """Yield the remaining points of a kind, in their final form."""
     watched = _watched(kind, points)
     ends = {points[0].seq, points[-1].seq}
-    # Of every figure the job's own extremes, of the few that are watched those of each stretch.
+    # The job's extremes of every figure are kept, and each stretch's extremes of a few watched figures.
     summits = {seq for watch in watched.values() for seq in _extremes(points, watch)}
     begin, width = points[0].seq, (points[-1].seq - points[0].seq) / bins or 1.0
     stretches: dict[int, list[Point]] = {}
@@ -167,7 +167,7 @@ def _kept(kind: str, points: Sequence[Point], bins: int) -> Iterator[Point]:
 
 
 def _watched(kind: str, points: Sequence[Point]) -> dict[str, Watch]:
-    """Return by the figures' names what is looked at to tell which points of the kind stand out."""
+    """Return by figure name the functions that read the figure from a point, to find the extremes of the kind."""
     if kind == "step":
         names = dict.fromkeys(name for point in points for name in point.fields)
         return {name: lambda point, name=name: point.fields.get(name) for name in names}  # type: ignore[misc]
@@ -178,7 +178,7 @@ def _watched(kind: str, points: Sequence[Point]) -> dict[str, Watch]:
 
 
 def _extremes(points: Sequence[Point], watch: Watch) -> set[int]:
-    """Return the seq of the least, of the greatest, and of the first that is not finite."""
+    """Return the seq of the minimum, of the maximum, and of the first value that is not finite."""
     told = [(watch(point), point.seq) for point in points]
     numbers = [each for each in told if isinstance(each[0], float | int)]
     found = {min(numbers)[1], max(numbers)[1]} if numbers else set()
@@ -186,7 +186,7 @@ def _extremes(points: Sequence[Point], watch: Watch) -> set[int]:
 
 
 def _together(stretch: Sequence[Point], standing: set[int]) -> Iterator[Point]:
-    """Return the points of a stretch that stand out, and one that stands for all of them."""
+    """Yield the extremes of a stretch, and a point that represents the whole stretch."""
     rest = [point for point in stretch if point.seq not in standing]
     if len(rest) <= 1:
         yield from stretch
@@ -231,7 +231,7 @@ def _point(attempt: int, event: dict[str, Any], time_s: float, seq: int) -> Poin
     if kind == "step":
         fields = _numbers(event, _MOST_FIELDS)
         return Point(attempt, kind, time_s, step, fields, seq) if fields or step is not None else None
-    if kind == "eval":  # its metrics are told twice, or by a script in either form
+    if kind == "eval":  # `metrics` and fields hold the same; a script may give either
         metrics = event.get("metrics")
         told = metrics if isinstance(metrics, dict) else event
         seconds = _numbers({"seconds": event.get("seconds")}, 1)
@@ -241,7 +241,7 @@ def _point(attempt: int, event: dict[str, Any], time_s: float, seq: int) -> Poin
 
 
 def _numbers(values: dict[str, Any], most: int) -> dict[str, Any]:
-    """Return the values that are numbers, in seven digits; one that is not finite as text."""
+    """Return the values that are numbers, with seven digits; numbers that are not finite as text."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if name in _SAID_ELSEWHERE or isinstance(value, bool) or not _NAME.fullmatch(name):
@@ -258,7 +258,7 @@ def _numbers(values: dict[str, Any], most: int) -> dict[str, Any]:
 
 
 def _short(event: dict[str, Any]) -> dict[str, Any]:
-    """Return a mark's fields without what is too long to be kept."""
+    """Return a mark's fields; long texts are cut, and values too long to store are left out."""
     found: dict[str, Any] = {}
     for name, value in event.items():
         if name in ("e", "step") or not _NAME.fullmatch(name):

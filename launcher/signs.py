@@ -1,4 +1,4 @@
-"""Which signs a terminal can show: bars and sparklines of blocks, or of ASCII where the locale promises no more."""
+"""The characters of bars and sparklines: blocks, or ASCII if the locale promises no UTF-8."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ASCII", "UNICODE", "Signs", "signs_of"]
 
 @dataclass(frozen=True)
 class Signs:
-    """`levels` from low to high, none of them a blank; `parts` are told apart without colour."""
+    """`levels` go from low to high, without a blank; `parts` can be distinguished without colour."""
 
     levels: str
     full: str
@@ -28,9 +28,9 @@ ASCII = Signs("_.-:=+*#", "#", ".", "#=:.", "-", "~", ">", "ascii")
 
 
 def signs_of(environ: Mapping[str, str] = os.environ) -> Signs:
-    """Return what this locale can show.
+    """Return the characters that the locale can show.
 
-    LC_CTYPE=C.UTF-8 alone says nothing: Python itself sets it at its start where the locale is C (PEP 538).
+    LC_CTYPE=C.UTF-8 alone proves no UTF-8: Python itself sets the variable at its start if the locale is C (PEP 538).
     """
     asked = environ.get("LC_ALL") or environ.get("LC_CTYPE") or environ.get("LANG") or "C"
     if not environ.get("LC_ALL") and environ.get("LC_CTYPE") == "C.UTF-8":

@@ -1,4 +1,4 @@
-"""Figures as rows of signs: sparklines, charts of a few rows, bars. Pure."""
+"""Figures as rows of characters: sparklines, charts of a few rows, bars. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["bar", "chart", "joined", "stacked"]
 
 
 def chart(values: Sequence[float | None], width: int, height: int, signs: Signs) -> list[str]:
-    """Return `height` rows of `width` signs, the highest first: of the values' least to their largest.
+    """Return `height` rows of `width` characters, the top row first, from the least to the greatest value.
 
-    Where nothing is known there is a blank. All equal is half way up.
+    An unknown value is a blank. Equal values are drawn at half the height.
     """
     bins = joined(values, width)
     bins = [None if value is None or not math.isfinite(value) else value for value in bins]
@@ -28,7 +28,7 @@ def chart(values: Sequence[float | None], width: int, height: int, signs: Signs)
         if value is None:
             continue
         share = 0.5 if is_flat else (value - low) / (high - low)
-        level = min(steps, 1 + int(share * steps))  # from 1: the least is there too
+        level = min(steps, 1 + int(share * steps))  # from 1, so that the least value is visible
         for row in range(height):
             here = level - row * len(signs.levels)
             if here > 0:
@@ -37,7 +37,7 @@ def chart(values: Sequence[float | None], width: int, height: int, signs: Signs)
 
 
 def joined(values: Sequence[float | None], count: int) -> list[float | None]:
-    """Return at most `count` values, each the mean of its share of those known; fewer stay as they are."""
+    """Return at most `count` values, each the mean of the known values in its section; fewer values stay unchanged."""
     if len(values) <= count:
         return list(values)
     found: list[float | None] = []
@@ -49,7 +49,7 @@ def joined(values: Sequence[float | None], count: int) -> list[float | None]:
 
 
 def bar(share: float, width: int, signs: Signs) -> str:
-    """Return a bar of which the share, 0 to 1, is full: wholly only at 1, and not empty above 0."""
+    """Return a bar filled to the share, 0 to 1: completely only at 1, and not empty above 0."""
     if width < 1:
         return ""
     full = min(width, math.floor(max(0.0, share) * width))

@@ -1,4 +1,4 @@
-"""The job as the nodes see it: one JSON object, the same on every backend, read by boot and by the trainer."""
+"""The job spec for the nodes: a JSON object, the same on every backend, read by boot and by the trainer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 __all__ = ["default_hang_timeout_s", "job_spec", "job_surroundings"]
 
-HANG_MARGIN_S = 300  # beyond a collective's timeout, whose message names the cause
+HANG_MARGIN_S = 300  # after a collective's timeout, so that the timeout's message names the cause
 SCRIPT_HANG_S = 3600  # a script may evaluate for long and print nothing
 
 
 def job_spec(plan: Plan, config: Config, job_id: str, attempt: int) -> dict[str, Any]:
-    """Return the object; durations in seconds, no secrets, nothing of this machine."""
+    """Return the job spec; durations in seconds, no secrets, no data about the local machine."""
     kind = "task" if config.task else "script" if config.script else "module"
     checkpoint = config.checkpoint
     fewest = config.resources.min_instances or plan.instances
@@ -52,7 +52,7 @@ def job_spec(plan: Plan, config: Config, job_id: str, attempt: int) -> dict[str,
         spec["params"] = config.params
         spec["training"] = config.training.model_dump(mode="json")
         if plan.batch is not None and fewest < plan.instances:
-            # Its default is a rank's whole share: on fewer ranks another number, and another split of the samples.
+            # The default is a rank's whole share: fewer ranks would change the number, and the split of the samples.
             spec["training"]["micro_batch_size"] = plan.batch.micro_size
     if config.requirements or config.setup:
         spec["setup"] = {"requirements": config.requirements, "commands": list(config.setup)}
@@ -80,7 +80,7 @@ def _script_options(config: Config) -> dict[str, Any]:
 
 
 def _notices(plan: Plan, config: Config) -> dict[str, Any]:
-    """Return what the job is to tell of by itself (entrypoints/notices/teller.py); its secrets hold the addresses."""
+    """Return the settings of the job's own notifications (entrypoints/notices/teller.py); secrets hold addresses."""
     from cloudtrain.launcher.notices.channels import entries
 
     found = [entry for entry in entries(config.model_dump(mode="json", include={"notify"})) if entry.from_job]
@@ -114,7 +114,7 @@ def _notices(plan: Plan, config: Config) -> dict[str, Any]:
 
 
 def _node_counts(plan: Plan, config: Config) -> list[int]:
-    """Return the numbers of nodes that the job can run on: any, but a task's ranks share its micro-batches evenly."""
+    """Return the possible numbers of nodes: for a task, those whose ranks share its micro-batches evenly; else all."""
     if plan.batch is None:
         return list(range(1, plan.instances + 1))
     micro_batches = plan.batch.global_size // plan.batch.micro_size
@@ -124,7 +124,7 @@ def _node_counts(plan: Plan, config: Config) -> list[int]:
 
 
 def job_surroundings(config: Config) -> dict[str, Any]:
-    """Return what a job sees besides its spec where its folders are plain ones: variables, secrets' names, paths."""
+    """Return a job's environment besides the spec, if its folders are plain paths: variables, secrets' names, paths."""
     return {
         "environment": dict(config.env),
         "secrets": list(config.secrets),

@@ -1,4 +1,4 @@
-"""Asking a job to stop: what `cloudtrain stop`, the live view and the page do, before anybody waits for it."""
+"""Sends the stop request of `cloudtrain stop`, the live view and the page, and does not wait for the stop."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["Asked", "ask", "forget", "where_to_look"]
 
 @dataclass(frozen=True)
 class Asked:
-    """The job as it was found, and what came of it.
+    """The job as found, and the result of the stop request.
 
-    `verdict`: `asked`, `ended` before, `unsent`: being submitted just now, `doubtful`: nobody knows whether it was sent
-    and the backend does not answer, `forgotten`, or `kept`: whoever was to agree has not. `kills`: it is ended at once,
-    as was wished and its backend can.
+    `verdict`: `asked`; `ended` before; `unsent`: the submit is in progress; `doubtful`: the backend does not answer,
+    and the job may have been sent or not; `forgotten`; or `kept`: the user has not agreed. `kills`: the job ends at
+    once, because the user wants a kill and the backend is able to kill.
     """
 
     job: Job
@@ -38,7 +38,7 @@ class Asked:
 
     @property
     def how(self) -> str:
-        """How it is stopped."""
+        """How the job is stopped."""
         if self.kills:
             return "at once, without saving"
         keeps = self.job.attempt.plan.get("keeps")
@@ -47,13 +47,13 @@ class Asked:
 
     @property
     def note(self) -> str:
-        """Why it is not done as it was wished; nothing where it is."""
+        """Why the job is not killed as the user wants; empty otherwise."""
         is_otherwise = self.wants_kill and not self.kills and self.verdict == "asked"
         return f"{self.job.backend} always lets a job leave by itself first" if is_otherwise else ""
 
     @property
     def words(self) -> str:
-        """What is said of it."""
+        """The message for the user."""
         if self.verdict == "ended":
             state, at = self.job.attempt.state, moment(self.job.attempt.state.ended_s)
             return f"{self.job.id} ended at {at} UTC with state {state.state}; there is nothing to stop"
@@ -69,14 +69,14 @@ class Asked:
 
 
 def ask(registry: Registry, name: str, *, now: bool = False, agrees: Callable[[Asked], bool] = lambda _: True) -> Asked:
-    """Ask the job to stop; `now` kills it, where its backend can. It returns before the job has stopped.
+    """Ask the job to stop; `now` kills the job, if the backend can. Returns before the job has stopped.
 
-    `agrees` is shown what is about to be asked. Raises NoSuchJobError, also for a name of several active jobs,
-    UnreachableError, CredentialError, ConfigError.
+    `agrees` gets the planned request, and returns whether to send it. Raises NoSuchJobError, also for a name of several
+    active jobs, UnreachableError, CredentialError, ConfigError.
     """
     job = registry.find(name, sole=_is_active)
     if job.attempt.phase == "never_sent":
-        with suppress(CloudtrainError):  # it may be there all the same
+        with suppress(CloudtrainError):  # the job may exist all the same
             job = look_again(registry, job)
     else:
         job = refresh(registry, job)
@@ -90,18 +90,18 @@ def ask(registry: Registry, name: str, *, now: bool = False, agrees: Callable[[A
     asked = Asked(job, "asked" if job.active else "ended", now, kills)
     if job.active and not agrees(asked):
         return replace(asked, verdict="kept")
-    backend.stop(ref, now=now)  # of one that has ended, too: what agents that were killed may have left
+    backend.stop(ref, now=now)  # also after the job's end: killed agents may have left processes
     return asked
 
 
 def forget(registry: Registry, name: str, agrees: Callable[[Asked], bool]) -> Asked:
-    """Give up a job whose backend does not answer, so that it holds no money; what runs there is not stopped.
+    """Give up a job whose backend does not answer, and free its money; a job that runs there is not stopped.
 
-    Of an attempt that may never have been sent all money is freed; one that was sent keeps what it has cost until now.
-    Raises NoSuchJobError; UsageError for a job that can be stopped.
+    An attempt that may never have been sent frees all its money; a sent attempt keeps the cost until now. Raises
+    NoSuchJobError; UsageError for a job that can be stopped.
     """
     job = registry.find(name, sole=_is_active)
-    with suppress(CloudtrainError):  # a plug-in that is gone answers no more than a network that is down
+    with suppress(CloudtrainError):  # a missing plug-in counts as a backend that does not answer
         job = refresh(registry, job)
     attempt = job.attempt
     if not job.active:
@@ -127,7 +127,7 @@ def _is_active(job: Job) -> bool:
 
 
 def where_to_look(job: Job) -> str:
-    """Return how to look for the job without cloudtrain: its backend's own command, else its name there."""
+    """Return how to search for the job without cloudtrain: the backend's command, else the job's name there."""
     name, seek = job.attempt.name, None
     with suppress(CloudtrainError):
         seek = getattr(backends.load(job.backend), "where_to_look", None)

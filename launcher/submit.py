@@ -1,7 +1,7 @@
-"""From a prepared job to a running one: reserve its worst case and journal the intent, send, mark as sent.
+"""Sends a prepared job: reserve the worst case and journal the intent, send, mark as sent.
 
-The platform's name for the job is fixed in the journal, so a process that dies anywhere leaves at most one job, and
-`refresh` finds it by that name.
+The journal fixes the platform's name of the job, so a process that dies at any point leaves at most one job, and
+`refresh` finds the job by name.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def send(
     key: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[Job, bool]:
-    """Journal and send the job; return it, and False where the idempotency key named one that exists.
+    """Journal and send the job; return the job, and False if the idempotency key named an existing job.
 
-    Raises UsageError where `name` is taken, ConfigError for a secret that is not set, BudgetError where a budget does
-    not hold its worst case, and what the backend raises.
+    Raises UsageError if `name` is taken, ConfigError for a secret that is not set, BudgetError if a budget has no room
+    for the worst case, and the errors of the backend.
     """
     secrets = _secrets(prepared.config, environ)
     config = prepared.config
     known = None if key is None else registry.with_key(key)
     if known is not None:
-        refresh(registry, known)  # where a submit has died and sent nothing, the key is free again
+        refresh(registry, known)  # frees the key of a submit that died before the send
     else:
         _require_ready(registry, prepared)
 
@@ -86,10 +86,10 @@ def resend(
     *,
     start_over: bool = False,
 ) -> Job:
-    """Journal and send the job's next attempt, which goes on from its newest checkpoint.
+    """Journal and send the job's next attempt, which resumes from the newest checkpoint.
 
-    `start_over`: this attempt, and no later one, may train from step 0 if all checkpoints are damaged.
-    It does not wait for an address that only notices need (`from_job`): whoever follows tells in its place.
+    `start_over`: the attempt, and no later attempt, may train from step 0 if all checkpoints are damaged. An unset
+    address that only notifications need (`from_job`) is no error: a follower sends the notifications instead.
     """
     sent = _without_unknown_addresses(prepared.config, environ)
     if start_over:
@@ -112,7 +112,7 @@ def resend(
 
 
 def _require_ready(registry: Registry, prepared: Prepared) -> None:
-    """Raise what a send would raise for a missing library or for missing credentials, before a job is written down."""
+    """Raise the error of a send for a missing library or for missing credentials, before the job is journalled."""
     if (ready := getattr(prepared.backend, "ready", None)) is not None:
         base = prepared.config_file.absolute().parent
         try:
@@ -123,10 +123,10 @@ def _require_ready(registry: Registry, prepared: Prepared) -> None:
 
 
 def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> None:
-    """Raise BudgetError where a budget does not hold the worst case, asked before anybody is; nothing is held by it.
+    """Raise BudgetError if a budget has no room for the worst case; checked before any question, without a reservation.
 
-    `is_first`: a project's name that looks like a slip of one in a shared ledger is refused by ConfigError, too. Raises
-    what a shared ledger raises: a submit that cannot ask it sends nothing.
+    `is_first`: also raise ConfigError for a likely typo of a project's name in a shared ledger. Raises the errors of a
+    shared ledger: if the ledger cannot be read, no job is sent.
     """
     config, amount_micro = prepared.config.model_dump(mode="json", include={"project"}), prepared.plan.worst_case_micro
     project = reserving.project_of(config)
@@ -139,10 +139,10 @@ def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> N
         is_budgeted = any(standing.budget.project == project for standing in own)
         for uri in places:
             book = teamledger.read(open_cell(uri))
-            if book is None:  # the hold says so
+            if book is None:  # `_hold` reports a missing ledger
                 continue
-            if uri == places[0] and not is_budgeted:  # where the project's own budget is to be
-                others = foretold.budgeted_in(registry.database) - {project}  # its place alone is no budget
+            if uri == places[0] and not is_budgeted:  # the ledger for the project's own budget
+                others = foretold.budgeted_in(registry.database) - {project}  # a known address alone is no budget
                 names = {name for name, _ in book.budgets} - {budgets.OVERALL}
                 _say_unknown(project, names | others, is_first=is_first)
             if uri == places[0] and (config["project"] or {}).get("ledger") is not None:
@@ -154,7 +154,7 @@ def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> N
 
 
 def _say_unknown(project: str, names: set[str], *, is_first: bool) -> None:
-    """Say where others have a budget, but not this project. Raises ConfigError for a slip."""
+    """Print a note if further projects have a budget, but not this project. Raises ConfigError for a typo."""
     books = foretold.Books(project, budgeted=tuple(sorted(names)))
     if is_first:
         foretold.require_known_project(books)
@@ -163,7 +163,7 @@ def _say_unknown(project: str, names: set[str], *, is_first: bool) -> None:
 
 
 def _with_room(registry: Registry, add: Callable[[], T]) -> T:
-    """Return what `add` does; where a budget is full, once more after what has ended meanwhile was asked for."""
+    """Return the result of `add`; if a budget is full, update the jobs that have ended, and try once more."""
     reserving.adopt(registry)
     try:
         return add()
@@ -176,15 +176,15 @@ def _with_room(registry: Registry, add: Callable[[], T]) -> T:
 
 
 def _hold(registry: Registry, attempt: Attempt) -> None:
-    """Hold the worst case in the team's ledger too, and say what is reserved. Where it cannot be, nothing is sent."""
+    """Hold the worst case in the shared ledger too, and print the reservations. Without a hold, no job is sent."""
     try:
         try:
             shared = teams.hold(registry.database, attempt.job_id, attempt.number, time.time())
         except BudgetError:
-            reserving.reconcile(registry)  # what of this home's jobs has ended holds its worst case there until now
+            reserving.reconcile(registry)  # ended jobs of this home may still hold their worst case in the ledger
             shared = teams.hold(registry.database, attempt.job_id, attempt.number, time.time())
     except BaseException as error:
-        # A ledger that does not answer would not hear of the end now either.
+        # A ledger that does not answer cannot be updated now either.
         _close(registry, attempt, error, tells=not isinstance(error, UnreachableError))
         raise
     held = ledger.reservation(registry.database, attempt.job_id, attempt.number)
@@ -194,7 +194,7 @@ def _hold(registry: Registry, attempt: Attempt) -> None:
 
 
 def _close(registry: Registry, attempt: Attempt, error: BaseException, *, tells: bool = True) -> None:
-    """Store that nothing was sent, and free the money here and with the team; a Ctrl-C leaves no new job behind."""
+    """Store that no job was sent, and free the money here and in the shared ledger; Ctrl-C leaves no new job behind."""
     why = error.message if isinstance(error, CloudtrainError) else repr(error)
     registry.mark_never_sent(attempt, State("failed", "error", detail=f"not sent: {why}", ended_s=time.time()))
     if tells:
@@ -225,7 +225,7 @@ def _send(registry: Registry, job: Job, prepared: Prepared, secrets: Mapping[str
             if isinstance(error, UnreachableError):
                 error.message += f"; {NOTHING}"
             raise
-        registry.release(attempt)  # this process may live on, and follow; any command may settle the attempt
+        registry.release(attempt)  # this process may continue as a follower; any command may settle the attempt
         where = f"{job.id} may have been sent, as {attempt.name}: cloudtrain status {job.id} looks for it"
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(f"{where}, cloudtrain stop {job.id} stops it") from None
@@ -236,7 +236,7 @@ def _send(registry: Registry, job: Job, prepared: Prepared, secrets: Mapping[str
 
 
 def _without_unknown_addresses(config: Config, environ: Mapping[str, str]) -> Config:
-    """Return the config without the addresses of notices among its secrets that are not set here, which is said."""
+    """Return the config without secrets for notifications that are not set here; print a note for each."""
     from cloudtrain.launcher.config.schema import carried_by
 
     addresses = {name for entry in config.notify for name in carried_by(entry)}

@@ -1,16 +1,16 @@
-"""What a vendor's request may hold, as a table, and a walk that holds a request against it.
+"""The rules of a vendor's request, as a table, and a check of a request against the table.
 
-The tables are the backends' rules.json, written by tools/*_table.py from the vendors' own packages. Each has `shapes`,
-rules by name, and the name of the `root`. A rule is a mapping, or one word for it: a shape's name, or a type alone.
+The tables are the backends' rules.json, written by tools/*_table.py from the vendors' own packages. Each table has
+`shapes`, rules by name, and the name of the `root`. A rule is a mapping, the name of a shape, or only a type.
 
     type                           object choice either map list string integer int64 number boolean any
     members, required, read_only   of an object: rules by name; names; names
-    by, cases                      of a choice: the field that says of which kind it is; rules by its word
+    by, cases                      of a choice: the field that names the kind; rules by kind
     of, key                        rules of a list's items, or of a map's values and names; of `either`: a list of rules
-    min, max                       of a number, or of the length of anything else
-    pattern, said                  of a text as a whole; what it is then, in words
-    enum, fold                     words; `lower` or `snake`: how a word is written before it is looked up
-    nullable                       null does too
+    min, max                       of a number, or of the length of a text or a list
+    pattern, said                  of a whole text; the pattern's meaning in words
+    enum, fold                     words; `lower` or `snake`: the conversion of a word before the lookup
+    nullable                       null is valid, too
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Any
 
 __all__ = ["Found", "Table", "meant", "read", "violations"]
 
-Found = tuple[str, str, bool]  # where in the request, what is wrong, is it only a warning?
+Found = tuple[str, str, bool]  # path in the request, message, whether only a warning
 Rule = str | dict[str, Any]
 
-# How each type is said, and what JSON makes of it; int64 is JSON's text in protobuf, and a number does too.
+# The name of each type in messages, and its Python types after JSON; protobuf's JSON has int64 as text or a number.
 _TYPES: dict[str, tuple[str, Any]] = {
     "object": ("a mapping", Mapping),
     "choice": ("a mapping", Mapping),
@@ -48,9 +48,9 @@ _SHOWN = 80  # characters of a wrong value
 
 @dataclass(frozen=True)
 class Table:
-    """Rules with their words: `thing` is what a request is called, `vendor` whose it is.
+    """Rules with words for messages: `thing` is the name of a request, `vendor` the name of the vendor.
 
-    `growing` names the enumerations that the vendor adds to: an unknown word of theirs may be newer than the table.
+    `growing` names the enumerations that the vendor extends: an unknown word may be newer than the table.
     """
 
     root: str
@@ -62,18 +62,18 @@ class Table:
 
 @functools.lru_cache(maxsize=8)
 def read(backend: str, thing: str, vendor: str, *growing: str) -> Table:
-    """Return the table that lies with the backend of this name."""
+    """Return the table in the backend's folder."""
     told = json.loads(files("cloudtrain.backends").joinpath(backend).joinpath("rules.json").read_text())
     return Table(told["root"], told["shapes"], thing, vendor, growing)
 
 
 def violations(table: Table, value: Any, shape: str = "") -> Iterator[Found]:
-    """Yield each breach of the table by a request, or by a value that is to have another shape than the root's."""
+    """Yield each breach of the table by a request, or by a value with the shape `shape`."""
     yield from _value(table, shape or table.root, value, "")
 
 
 def meant(word: Any, known: Iterable[Any]) -> str:
-    """Return `; did you mean ...?` where something known is like the word, in another spelling or by a slip; or ""."""
+    """Return `; did you mean ...?` if a known word has a similar spelling, else ""."""
     names = [str(each) for each in known]
     same = [name for name in names if _letters(name) == _letters(str(word))]
     close = same or get_close_matches(str(word), names, 1)
@@ -125,7 +125,7 @@ def _members(table: Table, rule: dict[str, Any], value: Mapping[Any, Any], path:
 
 
 def _either(table: Table, rules: list[Rule], value: Any, path: str) -> Iterator[Found]:
-    """Yield the least that is wrong, by one of the rules; `type` says which is meant, where the value has one."""
+    """Yield the fewest breaches by any of the rules; a field `type` in the value chooses the rule."""
     spelt_out = [_spelt_out(table, rule) for rule in rules]
     fitting = [rule for rule in spelt_out if _is_of(rule["type"], value)]
     if not fitting:
@@ -147,7 +147,7 @@ def _either(table: Table, rules: list[Rule], value: Any, path: str) -> Iterator[
 
 
 def _case(table: Table, rule: dict[str, Any], value: Mapping[Any, Any], path: str) -> Iterator[Found]:
-    """Yield what is wrong with a value of several kinds, by the kind that it says it is."""
+    """Yield the breaches by a value of several kinds, under the rule of the kind that the value names."""
     word = value.get(rule["by"])
     if word is None:
         yield f"{path}.{rule['by']}", "is required", False

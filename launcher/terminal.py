@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _MARK = "cloudtrain: "
-# Characters that a terminal obeys, that end a line, or that turn the direction of the text; all but tab and newline.
+# Control characters of a terminal, line separators, direction marks and lone surrogates; all but tab and newline.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE_END = re.compile("[\r\u2028\u2029]")
 RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
@@ -47,7 +47,7 @@ _reporter: ContextVar[Callable[[str], None] | None] = ContextVar("reporter", def
 
 @contextmanager
 def reporting(to: Callable[[str], None]) -> Iterator[None]:
-    """Hand messages for people to a function during the block, in this thread or task, instead of printing them."""
+    """In the block, pass messages for people to the function `to`, in this thread or task, instead of printing them."""
     token = _reporter.set(to)
     try:
         yield
@@ -56,14 +56,14 @@ def reporting(to: Callable[[str], None]) -> Iterator[None]:
 
 
 def reported(message: str) -> bool:
-    """Hand the message to the function of `reporting`; return False outside such a block."""
+    """Pass the message to the function of `reporting`; return False outside a block of `reporting`."""
     if (to := _reporter.get()) is not None:
         to(escaped(message).strip("\n"))
     return to is not None
 
 
 def say(message: str) -> None:
-    """Tell the user something: on standard error, its lines broken at words where it is a terminal."""
+    """Print a message on standard error; on a terminal, break long lines at words."""
     if reported(message):
         return
     click.echo("\n".join(columns.wrapped([escaped(message)], columns.width(sys.stderr))), err=True)
@@ -82,7 +82,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def aside(message: str) -> None:
-    """Tell the user something between a job's lines: marked as ours, and dim on a terminal."""
+    """Print a message between a job's lines: with the prefix `cloudtrain:`, and dim on a terminal."""
     if reported(message):
         return
     lines = columns.wrapped([escaped(message)], _beside(len(_MARK)))
@@ -97,12 +97,12 @@ def _beside(room: int) -> int | None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON object on one line."""
+    """Print a JSON object on a single line."""
     write(json_line(value) + "\n")
 
 
 def json_line(value: Any) -> str:
-    """Return the value as JSON on one line, with what a terminal would obey, and half characters, escaped."""
+    """Return the value as JSON on a single line, with control characters and lone surrogates escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     if text.isprintable():
         return text
@@ -110,18 +110,18 @@ def json_line(value: Any) -> str:
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    """Print data, in one write; nothing in it drives the terminal, but colours, wherever it came from."""
+    """Print data in a single write, without terminal control codes except colours."""
     if lines:
         write("\n".join(_tame(lines)) + "\n")
 
 
 def print_text(lines: Sequence[str]) -> None:
-    """Print data that is sentences: on a terminal its lines are broken at words."""
+    """Print sentences: on a terminal, break long lines at words."""
     print_lines(columns.wrapped(lines, columns.width()))
 
 
 def _tame(lines: Sequence[str]) -> Sequence[str]:
-    """Return the lines without what a terminal would obey: the last net, for text that others wrote."""
+    """Return the lines without terminal control codes: the last check, for text from outside cloudtrain."""
     if all(map(str.isprintable, lines)):
         return lines
     from cloudtrain.launcher.logs.plain import tame
@@ -130,15 +130,15 @@ def _tame(lines: Sequence[str]) -> Sequence[str]:
 
 
 class ReaderGoneError(Exception):
-    """Whoever reads standard output has closed it (`cloudtrain logs | head`)."""
+    """The reader of standard output has closed the pipe (`cloudtrain logs | head`)."""
 
 
 def write(text: str) -> None:
-    """Write the text to standard output as it is. Raises ReaderGoneError."""
+    """Write the text to standard output unchanged. Raises ReaderGoneError."""
     try:
         try:
             sys.stdout.write(text)
-        except UnicodeEncodeError:  # a terminal that has not all characters, or half a character of a platform's
+        except UnicodeEncodeError:  # the encoding lacks a character, or a platform has sent a lone surrogate
             encoding = sys.stdout.encoding or "utf-8"
             sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
@@ -147,12 +147,12 @@ def write(text: str) -> None:
 
 
 def is_terminal() -> bool:
-    """Return whether a person can be asked."""
+    """Return whether the user can be asked."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def coloured(text: str, number: int) -> str:
-    """Return the text in a colour of its own for each number, on a terminal that wants colour."""
+    """Return the text in the colour of the number; unchanged without a terminal, or with NO_COLOR."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return text
     return click.style(text, fg=RANK_COLOURS[number % len(RANK_COLOURS)])
@@ -171,7 +171,7 @@ def confirm(question: str, *, yes: bool) -> bool:
 
 
 def when(time_s: float | None, now_s: float | None = None) -> str:
-    """Return how long ago, in the largest whole unit."""
+    """Return the time since `time_s` in the largest whole unit."""
     if time_s is None:
         return "-"
     ago = max(0, int((time.time() if now_s is None else now_s) - time_s))

@@ -1,4 +1,4 @@
-"""Times and durations as platforms write them in JSON. Every function gives None for what is none."""
+"""Parses times and durations in the platforms' JSON. Every function returns None for invalid text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PROTOBUF = re.compile(r"(\d+(?:\.\d+)?)s")
 
 
 def seconds(when: object) -> float | None:
-    """Return unix seconds of a time in ISO 8601 or RFC 3339; one without a zone is UTC.
+    """Return unix seconds of a time in ISO 8601 or RFC 3339; a time without a zone is UTC.
 
     Fractions may have any number of digits: .NET writes seven, Google nine, and Python 3.10 reads three or six.
     """
@@ -29,7 +29,7 @@ def seconds(when: object) -> float | None:
 
 
 def duration_s(text: object) -> float | None:
-    """Return the seconds of a duration in ISO 8601, such as PT2M, or in protobuf's JSON, such as 120s."""
+    """Return the seconds of a duration in ISO 8601 (PT2M), or in protobuf's JSON (120s)."""
     if not isinstance(text, str):
         return None
     if found := _PROTOBUF.fullmatch(text):

@@ -1,7 +1,7 @@
 """Durations, money, percents and sizes: read from text, written back as text.
 
-Kept as whole numbers so that sums are exact: seconds, micro-dollars, percent, gigabytes. Every `parse_*` raises
-ValueError with what it expected (never what it was given: that may be a secret), every `format_*` is read back
+Values are whole numbers, so that sums are exact: seconds, micro-dollars, percent, gigabytes. Every `parse_*` raises
+ValueError with the expected form, never with the given text, which may be a secret. Every `format_*` can be read back
 as the same number.
 """
 
@@ -32,7 +32,7 @@ SIZE_PATTERN = r"^[0-9]+( ?([Gg]|[Tt])[Bb]?)?$"
 
 _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _MICRO = 1_000_000
-_TEN_YEARS_S = 3_650 * 86_400  # anything longer is a typing error, and would overflow the platforms' fields
+_TEN_YEARS_S = 3_650 * 86_400  # a longer duration is a typing error, and would overflow the platforms' fields
 _MOST_USD = 1_000_000_000
 _ODD_MONEY = (
     (r"^-", "not below 0"),
@@ -66,7 +66,7 @@ def parse_duration(value: object) -> int:
 
 
 def format_duration(seconds: int) -> str:
-    """Return the largest unit that divides it, days from two up: `24h`, `90m`, `2d`, `61s`."""
+    """Return the seconds in the largest unit that divides them, days from two up: `24h`, `90m`, `2d`, `61s`."""
     for unit, size in _SECONDS.items():
         least = 2 * size if unit == "d" else size
         if seconds >= least and seconds % size == 0:
@@ -129,7 +129,7 @@ def parse_size_gb(value: object) -> int:
 
 
 def _odd_money(text: str) -> str:
-    """Return what is odd about a sum that is none, without the sum itself."""
+    """Return the fault of an invalid amount, without the amount itself."""
     for pattern, words in _ODD_MONEY:
         if re.search(pattern, text, re.IGNORECASE):
             return f" ({words})"

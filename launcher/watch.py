@@ -1,4 +1,4 @@
-"""Watching jobs without following their lines: one look at each, by one watcher at a time, and what it brings about."""
+"""Watches jobs without following their lines: a poll of each job, by a single watcher at a time, with its effects."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from cloudtrain.launcher.registry import Registry
 
 __all__ = ["Seen", "chosen", "keep", "line", "look"]
 
-RETRY_S = 3600.0  # a job that ended longer ago is not begun anew by surprise
+RETRY_S = 3600.0  # no retry for a job that ended longer ago
 LOCK = "watch.lock"
-MOST_JOBS = 500  # the newest, of which those that have ended are looked at once
-KEEP_S = 30.0  # that bringing a log home takes at most, at each look
+MOST_JOBS = 500  # the newest; ended jobs among them are polled once
+KEEP_S = 30.0  # most time for fetching a log, at each poll
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one look has found. `fault`: why there was none, or not a whole one.
+    """The result of a poll. `fault`: the reason for a failed or partial poll.
 
-    `ended` is the attempt that has ended, though the job may go on with another one.
+    `ended` is the attempt that has ended, even if the job continues with a retry.
     """
 
     job: Job
@@ -50,7 +50,7 @@ class Seen:
 
 
 def chosen(registry: Registry, names: Sequence[str], now_s: float) -> list[Job]:
-    """Return the jobs of these names; without any, all that are active, have ended of late, or have things untold."""
+    """Return the named jobs; without names, the jobs that are active, ended recently, or have notifications to send."""
     if names:
         return list({job.id: job for job in map(registry.find, names)}.values())
     waiting = set(claims.pending(registry.database, now_s - RECENT_S))
@@ -59,9 +59,9 @@ def chosen(registry: Registry, names: Sequence[str], now_s: float) -> list[Job]:
 
 
 def look(registry: Registry, herald: Herald, job: Job) -> Seen | None:
-    """Bring the job up to date, tell what is due, send the attempt it has earned; None where another watcher does.
+    """Refresh the job, send due notifications and a due retry; None if a concurrent watcher handles the job.
 
-    What goes wrong with one job is said in its `fault`, and stands in no other's way.
+    An error is returned as `fault`, so that the polls of further jobs continue.
     """
     try:
         with _alone(registry.folder, job.id) as is_mine:
@@ -73,9 +73,9 @@ def look(registry: Registry, herald: Herald, job: Job) -> Seen | None:
 
 
 def keep(registry: Registry, seen: Seen, within_s: float = KEEP_S) -> None:
-    """Bring home the log of an attempt that has ended of late, while its machines, or their platform, still have it.
+    """Fetch the log of an attempt that ended recently, while its machines, or the platform, still have the log.
 
-    To be called once the end has been told: it may take its time. What cannot be kept now hides no end.
+    To be called after the report of the end, because a fetch may take long. Errors are ignored: the end stays known.
     """
     attempt = seen.ended
     if attempt is None or (attempt.state.ended_s or 0.0) < time.time() - RECENT_S:
@@ -85,7 +85,7 @@ def keep(registry: Registry, seen: Seen, within_s: float = KEEP_S) -> None:
 
 
 def line(seen: Seen) -> str:
-    """Return what was found, for people, on one line."""
+    """Return the result for people, on a single line."""
     job, clock = seen.job, time.strftime("%H:%M:%S")
     parts = [f"{clock} {job.id}  {outcome(job)}", shown(job.attempt.progress)]
     if (found := seen.outlook) is not None:
@@ -119,9 +119,10 @@ def _is_of_late(job: Job, now_s: float, within_s: float = RECENT_S) -> bool:
 
 @contextmanager
 def _alone(folder: Path, job_id: str) -> Iterator[bool]:
-    """Hold the job's byte of the lock file, which the kernel lets go of with whoever holds it; say whether it is ours.
+    """Lock the job's byte of the lock file, and yield whether the lock was free; the kernel frees it with the process.
 
-    Two jobs of one byte only wait for each other. Raises OSError where the folder's file system knows no locks, say.
+    Two jobs with the same byte exclude each other for a moment. Raises OSError on a file system without locks, for
+    example.
     """
     with (folder / LOCK).open("a") as lock:
         try:
@@ -133,15 +134,15 @@ def _alone(folder: Path, job_id: str) -> Iterator[bool]:
 
 
 def _lock(file: int, byte: int) -> None:
-    """Lock the byte for this open file. Raises BlockingIOError.
+    """Lock the byte for the open file. Raises BlockingIOError.
 
-    A process's own lock would be no lock between its threads, and all of them would go with the first file closed.
+    A lock of the process would not exclude its threads, and the first closed file would release all locks.
     """
     if (of_file := getattr(fcntl, "F_OFD_SETLK", None)) is not None:
         try:
             fcntl.fcntl(file, of_file, struct.pack("hhqqi", fcntl.F_WRLCK, 0, byte, 1, 0))  # struct flock
             return
         except OSError as error:
-            if error.errno != errno.EINVAL:  # that is a kernel without such locks
+            if error.errno != errno.EINVAL:  # EINVAL: the kernel has no locks of open files
                 raise
     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)

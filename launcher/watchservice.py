@@ -1,4 +1,4 @@
-"""What keeps `cloudtrain watch` running while nobody is there: a unit of the user's systemd, or a line for cron."""
+"""Keeps `cloudtrain watch` running in the background: a unit of the user's systemd, or a line for cron."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "cloudtrain-watch.service"
 
 
 def install(every: str) -> Path:
-    """Write the unit, for nobody but this user; return where. It is neither enabled nor started."""
+    """Write the unit of this user, and return its path. The unit is neither enabled nor started."""
     path = unit_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -28,7 +28,7 @@ def install(every: str) -> Path:
 
 
 def uninstall() -> Path | None:
-    """Remove the unit; return where it was, None where there is none."""
+    """Remove the unit; return its path, or None if the unit does not exist."""
     path = unit_path()
     try:
         path.unlink()
@@ -40,7 +40,7 @@ def uninstall() -> Path | None:
 
 
 def unit(every: str) -> str:
-    """Return the unit's text. Addresses and secrets come from a file of the user's own, and are not in it."""
+    """Return the unit's text. Addresses and secrets come from a file of the user, and are not part of the unit."""
     command = " ".join(_quoted(word) for word in [*_command(), "watch", "--all", "--every", every])
     variables = {"CLOUDTRAIN_HOME": str(home()), "PATH": os.environ.get("PATH", os.defpath)}
     lines = [f"Environment={_quoted(f'{name}={value}', is_command=False)}" for name, value in variables.items()]
@@ -64,19 +64,19 @@ def unit(every: str) -> str:
 
 
 def cron_line() -> str:
-    """Return the line that looks at all jobs once a minute; in it a % would be a line's end."""
+    """Return the crontab line that polls all jobs every minute; cron reads an unescaped % as the end of a line."""
     command = shlex.join([*_command(), "watch", "--all", "--once"])
     text = f"* * * * * CLOUDTRAIN_HOME={shlex.quote(str(home()))} {command}"
     return text.replace("%", r"\%")
 
 
 def unit_path() -> Path:
-    """Return where the unit is, or would be."""
+    """Return the path of the unit, which may not exist."""
     return _config_home() / "systemd" / "user" / NAME
 
 
 def environment_file() -> Path:
-    """Return the file of variables that the unit reads, if there is one: `SLACK_URL=https://...`."""
+    """Return the path of the optional file of variables for the unit: `SLACK_URL=https://...`."""
     return _config_home() / "cloudtrain" / "watch.env"
 
 
@@ -93,6 +93,6 @@ def _command() -> list[str]:
 
 
 def _quoted(word: str, *, is_command: bool = True) -> str:
-    """Return the word as systemd reads it back: quoted, % and $ doubled where they would stand for something."""
+    """Return the word in systemd's quotes: % and $ are doubled where systemd would expand them."""
     text = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{text.replace("$", "$$") if is_command else text}"'

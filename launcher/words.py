@@ -1,4 +1,4 @@
-"""What libraries and services say, as part of a sentence of ours."""
+"""Texts of libraries and services, as parts of cloudtrain's sentences."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SECRET = re.compile(r"(sig|token|key|assertion|password)=[^&\s'\"]+", re.IGNORE
 
 
 def cause(error: BaseException) -> str:
-    """Return what was at the root of the error, in one line, in plain words where it is the network.
+    """Return the root cause of the error on a single line, in plain words for a network error.
 
-    Libraries wrap what the socket has said.
+    Libraries wrap the error of the socket.
     """
     inner = error
     while inner.__cause__ or inner.__context__:
@@ -28,7 +28,7 @@ def cause(error: BaseException) -> str:
 
 
 def one_line(text: str, most: int = 400) -> str:
-    """Return the text in one line, not too long, and without what would let anybody in."""
+    """Return the text on a single line of at most `most` characters, without tokens, keys and passwords."""
     line = _SECRET.sub(r"\1=...", " ".join(text.split()))
     return line if len(line) <= most else f"{line[:most]}..."
 
