@@ -39,8 +39,7 @@ def failed(
     """Return the end state by the exit report; without a report, by the platform's `words` and `kind`.
 
     `is_fault`: the platform reports a failed machine or service. A report with the reason `preempted` is then ignored,
-    because the platform's failure is the cause of the preemption. `common` are state fields that depend on neither
-    source.
+    because the failure caused the preemption. `common` are state fields that depend on neither source.
     """
     if told and not (is_fault and told.get("reason") == "preempted"):
         error = {key: told.get(key) for key in ("rank", "kind", "type", "message", "traceback")}

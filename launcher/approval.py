@@ -19,9 +19,8 @@ __all__ = ["approved", "require_allowed"]
 def approved(prepared: Prepared, *, yes: bool, more: bool = False, check: Callable[[], None] = lambda: None) -> bool:
     """Show the plan, call `check`, and return whether the user accepts the worst case, or an unknown price.
 
-    `more`: the cost comes on top of earlier costs. No question is asked at a cost of 0, or with a budget that ends the
-    job; with a budget that only alerts, the question is asked. Raises the errors of `check`, before any question, and
-    UsageError if the input is not a terminal.
+    `more`: the cost comes on top of earlier costs. A cost of 0 needs no answer, nor does a budget that ends the job.
+    Raises the errors of `check`, before any question, and UsageError if the input is not a terminal.
     """
     for line in prepared.lines():
         say(line)

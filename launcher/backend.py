@@ -66,14 +66,14 @@ JobRef = dict[str, Any]  # a backend's own handle of a job: JSON, opaque to all 
 
 @dataclass(frozen=True)
 class Terms:
-    """The rules of a platform's own time limit and of its bill, by which a sum of money becomes a limit.
+    """The rules of a platform's time limit and of its bill, by which a sum of money becomes a limit.
 
-    `tail_s`: seconds billed after the limit at worst: the grace of a stop, an upload, machines that idle until their
+    `tail_s`: seconds billed after the limit at worst: the grace of a stop, an upload, idle machines until their
     release. `lead_s`: seconds of the limit that may pass, at worst, before the job's own clock begins. `least_s`: the
-    shortest limit that the platform accepts (`check` reports a user's limit that is too long); `unit_s`: limit and bill
-    are rounded to multiples of it; `minimum_bill_s`: the bill of the shortest run. `lives`: how often the platform
-    itself may begin the limit again, 1 if the limit spans all starts. `warns`: at the limit the platform asks the job
-    to save, and waits.
+    shortest limit that the field takes (`check` reports a limit that is too long); `unit_s`: the unit of rounding of
+    limit and bill; `minimum_bill_s`: the bill of the shortest run. `lives`: how often the platform may begin the limit
+    again, 1 if the limit spans all starts. `warns`: at the limit the platform asks the job to save, and waits for the
+    save.
     """
 
     tail_s: int = 0
@@ -192,10 +192,10 @@ class Found:
     def of(
         cls, name: str, record: Any, access: Mapping[str, Any], ref_of: Callable[[Request], JobRef], *, is_own: bool
     ) -> Found:
-        """Return the attempt with the platform name, and the handle of the record's request; a damaged record is None.
+        """Return the attempt with the platform name, and the handle of its record's request; a damaged record is None.
 
-        `access` is the connection of this query and replaces the record's: foreign users may write records, so no
-        address in a record is followed.
+        `access`, the connection of this query, wins over the record: no address in a record is followed, because
+        foreign users may write records.
         """
         job_id, _, number = name.rpartition("-")
         with suppress(LookupError, TypeError, ValueError, AttributeError):
@@ -257,10 +257,9 @@ class LogPage:
 class Pace:
     """How often a backend may be asked: seconds between polls for lines, and for the state.
 
-    `late_s`: the time after a job's end in which its last lines may still come, if no page is complete. `can_kill`:
-    whether `stop --now` ends a job without a save. `retries`: whether the platform itself makes the retries of the
-    config's `retry`. `hold_back_s`: the default time for which a line waits for earlier lines of further nodes, which
-    the platform ingests later.
+    `late_s`: the time after a job's end in which last lines may still come, if no page is complete. `can_kill`: whether
+    `stop --now` ends a job without a save. `retries`: whether the platform itself makes the retries of the config's
+    `retry`. `hold_back_s`: how long a line waits by default for earlier lines of nodes that the platform ingests later.
     """
 
     lines_s: float = 0.1

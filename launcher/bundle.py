@@ -4,8 +4,8 @@
     runtime/cloudtrain/entrypoints/   what runs on the nodes
 
 Names are sorted; times, owners and permissions are fixed; gzip's header is empty. Only a changed file changes the hash.
-gzip restarts at each large file, at each MiB of a large file and at some small files, so that unchanged files are packed
-to the same bytes: rsync sends only the changes.
+gzip restarts at each large file, at each MiB of a large file and at some small files, so that unchanged parts are
+packed to the same bytes: rsync sends only the changes.
 """
 
 from __future__ import annotations

@@ -73,9 +73,9 @@ def table(
 ) -> list[str]:
     """Return aligned lines, the head first; uncut if `columns` is None.
 
-    A table that is too wide shrinks in steps: the column `below` moves under each row; the columns in `drop` are
-    removed, in the given order, until the table fits with the columns in `shorten` cut, each to its given width at
-    least; at last all columns but the first are cut.
+    If the table is too wide, the column `below` goes under each row; then the columns in `drop` go, in the given order,
+    until the rest fits with the columns in `shorten` cut, to the given widths at least; at last all but the first are
+    cut.
     """
     if columns is None or _total(_widths(head, rows)) <= columns:
         return _aligned(head, rows, _widths(head, rows))

@@ -189,8 +189,7 @@ class Database:
         try:
             self._open()
         except (sqlite3.Error, OSError) as error:
-            # SQLite writes files even for a read: on a full disk, no job could be shown or stopped. Deleting the
-            # reserve makes room.
+            # SQLite writes files even for a read: on a full disk, only the reserve's room lets users see and stop jobs.
             if shutil.disk_usage(self.folder).free > RESERVE_BYTES or not _give_back(self.folder):
                 raise self._unusable(error) from error
             try:

@@ -19,8 +19,7 @@ PATIENCE_S = 90.0  # with a log that cannot be read
 class LastWord:
     """Detects the end of the log for a reader that knows the job's end (`state`).
 
-    After PATIENCE_S without a readable page the log counts as ended, too: the report of the job's end must not wait
-    forever.
+    A log that cannot be read for PATIENCE_S counts as ended: the report of the job's end must not wait forever.
     """
 
     pace: Pace

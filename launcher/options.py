@@ -162,10 +162,9 @@ class Overrides:
         return is_many
 
     def backends(self) -> tuple[str, ...]:
-        """Return the chosen backends, a single backend or several, in the order of their names.
+        """Return the chosen backends in the order of their names. Raises ConfigError; UsageError without a name.
 
-        `all`: each backend that the file configures; `cheapest`: the backends in the file's list, else all. Raises
-        ConfigError for an unknown name, UsageError for an empty name.
+        `all`: each backend that the file configures; `cheapest`: the backends in the file's list, else all.
         """
         from cloudtrain.launcher import config
 

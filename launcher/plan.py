@@ -33,14 +33,12 @@ class Plan:
 
     `cap_s` is enforced by the backend, because of `cap_reason` (time_limit or budget). The job's own clock begins
     later, and ends the job at `own_limit_s`; at `deadline_s` by the same clock, the job saves and leaves, unless
-    `deadline_s` is `own_limit_s`.
-
-    `price_micro` is the price of an instance for an hour, `hourly_usd` the price of all instances; the cost is at most
-    `uncertainty` times as high. `worst_case_micro` is for this attempt, with all `attempts` (starts by the platform),
-    and with `tail_s` billed after each cap; `useful_s` is the shortest cap that is worth its money. `budget_micro` is
-    the job's, of which `spent_micro` was spent before; `unpriced_budget_micro` is a budget that does not apply, because
-    the user's own machines have no price. `saves`: cloudtrain saves the job's state at a stop; without `saves` a script
-    only gets SIGTERM, and the files of the config's `keep` stay if `keeps`.
+    `deadline_s` is `own_limit_s`. `price_micro` is the price of an instance for an hour, `hourly_usd` the price of all
+    instances; the cost is at most `uncertainty` times as high. `worst_case_micro` is for this attempt, with all
+    `attempts` (starts by the platform), and with `tail_s` billed after each cap; `useful_s` is the shortest cap that is
+    worth its money. `budget_micro` is the job's, of which `spent_micro` was spent before; `unpriced_budget_micro` is a
+    budget that does not apply, because the user's own machines have no price. `saves`: cloudtrain saves the job's state
+    at a stop; without `saves` a script only gets SIGTERM, and the files of the config's `keep` stay if `keeps`.
     """
 
     instances: int

@@ -113,8 +113,7 @@ def _store(registry: Registry, job: Job, known: Attempt, state: State, told: _To
     """Store the result of a poll, and return the attempt as stored; concurrent polls store each event only once.
 
     If a concurrent poll has read further in the log, the stored progress stays, because this poll began earlier. If the
-    job has ended as well, return None: no later poll will come, so the caller has to read the rest from the stored
-    cursor.
+    job has ended as well, return None: no later poll will come, so the caller reads the rest from the stored cursor.
     """
     with registry.database.transaction():
         stored = registry.attempt(job, known.number)

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_json", "as_yaml", "at", "changed", "overlaid", "render_json", "render_yaml"]
 
-# Characters that a YAML reader accepts only escaped, or reads as an end of a line (YAML 1.1, "c-printable" and
-# "b-char").
+# Characters that YAML accepts only escaped, or reads as an end of a line (YAML 1.1, "c-printable" and "b-char").
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 YAML_WIDTH = 120
 _TEXT = "tag:yaml.org,2002:str"
@@ -63,7 +62,7 @@ def as_yaml(body: dict[str, Any]) -> str:
 def overlaid(body: dict[str, Any], raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the request with the user's `raw` merged in, and a line for each change.
 
-    Mappings are merged key by key; a different type of value replaces the old value, and None removes the key.
+    Mappings are merged key by key; any different value replaces the old value, and None removes the key.
     """
     changes: list[str] = []
     return _overlaid(body, raw, "", changes), changes
@@ -136,5 +135,5 @@ def _json(value: Any) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """Return the value as JSON, which is YAML once the characters that YAML wants escaped are escaped."""
+    """Return the value as JSON with YAML's unprintable characters escaped, which is valid YAML."""
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", _json(value))

@@ -128,9 +128,9 @@ def drawable(found: Series, most: int = _MOST_DRAWN) -> Series:
 def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
     """Return at most `most` points (250 at least) of an attempt; fewer points stay unchanged.
 
-    The events are cut into stretches of equal count, at any time of storing. The first and last point of each kind
-    stay. Of a stretch stay the least and the greatest values of watched figures, the first value that is not finite,
-    and a point from the middle that represents all: with the means of all, and their count as weight.
+    The events are cut into stretches of equal count, whenever the events were stored. The first and last point of each
+    kind stay. Of a stretch stay the least and the greatest values of watched figures, the first value that is not
+    finite, and a point from the middle that represents all: with the means of all, and their count as weight.
     """
     share = most / MOST
     kept = list(points)

@@ -121,8 +121,7 @@ def _is_of_late(job: Job, now_s: float, within_s: float = RECENT_S) -> bool:
 def _alone(folder: Path, job_id: str) -> Iterator[bool]:
     """Lock the job's byte of the lock file, and yield whether the lock was free; the kernel frees it with the process.
 
-    Two jobs with the same byte exclude each other for a moment. Raises OSError on a file system without locks, for
-    example.
+    Two jobs with the same byte exclude each other. Raises OSError, for example on a file system without locks.
     """
     with (folder / LOCK).open("a") as lock:
         try:
