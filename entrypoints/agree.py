@@ -1,11 +1,11 @@
-"""When to stop or save: what each rank noticed, agreed by all of them at the same micro-batch.
+"""The decision when to stop or save: all ranks agree on the same micro-batch, from the observations of each rank.
 
-A platform's SIGTERM reaches one node first, or one alone; a clock is read a little differently on each. So nobody acts
-on what it saw by itself: a sum of eight numbers over all ranks, begun before a backward pass and read after it, makes
-them all act at once. The loss to log rides along.
+A platform's SIGTERM reaches a single node, or some node first; clocks differ a little between nodes. A rank therefore
+never acts alone: a sum of eight numbers over all ranks, begun before a backward pass and read after the pass, makes all
+ranks act at the same micro-batch. The sum also carries the loss for the log.
 
-It costs 0.45 ms of CPU a rank (2 ranks on 2 busy cores, gloo's threads woken and put to sleep), a quarter of a tiny
-model's step. So micro-batches shorter than _EVERY_S share one: rank 0 says in each sum how many on the next one is.
+An agreement costs 0.45 ms of CPU per rank (2 ranks on 2 busy cores; gloo's threads wake up and sleep again), a quarter
+of a tiny model's step. Micro-batches shorter than _EVERY_S share an agreement: rank 0 puts the distance into each sum.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import torch.distributed as dist
 
 __all__ = ["Agreement", "Verdict", "margin_s"]
 
-_EVERY_S = 0.25  # between agreements of short micro-batches; longer ones have one each
-_ASKED_EVERY_S = 1.0  # between looks for a file that asks for a save
-_MOST = 1000  # polls without an agreement, and steps without a log line, whatever the clock says
-_LINE_S = 2.0  # between log lines, where the user has not said how many steps
-_SPARE_S = 5.0  # the deadline's margin beyond a save and two steps: the last log lines, and leaving
+_EVERY_S = 0.25  # between agreements of short micro-batches; each longer micro-batch has its own agreement
+_ASKED_EVERY_S = 1.0  # between checks for a file that requests a save
+_MOST = 1000  # polls without an agreement, and steps without a log line, at most
+_LINE_S = 2.0  # between log lines, if the user sets no number of steps
+_SPARE_S = 5.0  # the deadline's margin beyond a save and two steps: for the last log lines and the exit
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What all ranks hold true: why to stop; whether a save is due, or one has failed; the loss summed over ranks.
+    """The ranks' common result: why to stop; whether a save is due or has failed; the loss summed over the ranks.
 
-    `log_every`: the steps between log lines from here on, 0 where nothing was agreed.
+    `log_every`: the steps between log lines from now on, 0 without an agreement.
     """
 
     stop: str | None = None
@@ -47,12 +47,12 @@ NOTHING = Verdict()
 
 
 class Agreement:
-    """Holds this rank's signals and rank 0's clocks. Made before anything slow: it takes SIGTERM and SIGUSR1."""
+    """Holds this rank's signals and rank 0's clocks. Handles SIGTERM and SIGUSR1, so create the object early."""
 
     def __init__(
         self, deadline_s: float | None, group: dist.ProcessGroup | None = None, *, is_alone: bool = False
     ) -> None:
-        """`deadline_s`: the job's end on the monotonic clock. `group` makes the sums, by default all ranks.
+        """`deadline_s`: the job's end on the monotonic clock. `group`: the ranks that sum, by default all ranks.
 
         With `is_alone` the rank decides without a group.
         """
@@ -70,7 +70,7 @@ class Agreement:
         self._looked_s = 0.0
         self._save_waits = False
         self._saved_s = time.monotonic()
-        self._save_s = 0.0  # how long a save takes: measured, or guessed from the model's size before the first
+        self._save_s = 0.0  # a save's time: measured, or a guess from the model's size before the first save
         self._upload_s = 0.0
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._on_signal)
@@ -81,30 +81,30 @@ class Agreement:
     def start(
         self, rank: int, every_s: float | None, save_s: float, ask_file: Path | None = None, upload_s: float = 0.0
     ) -> None:
-        """Begin the clocks, once the process group is there; rank 0's count. `ask_file`, once there, asks to save.
+        """Start the clocks, after the process group exists; only rank 0's clocks count. `ask_file` requests a save.
 
-        `save_s` and `upload_s` are guesses, which hold until the first save and the first upload have been timed.
+        `save_s` and `upload_s` are guesses, used until the first save and the first upload have been timed.
         """
         self._keeps_time = rank == 0
         self._every_s = every_s
         self._ask_file = ask_file
         self._saved_s = time.monotonic()
         self._save_s = save_s
-        if self._deadline_s is not None:  # a guess must not eat the time it is to protect
+        if self._deadline_s is not None:  # a guess takes at most a tenth of the time left
             most_s = max(0.0, 0.1 * (self._deadline_s - time.monotonic()))
             self._save_s, self._upload_s = min(save_s, most_s), min(upload_s, most_s)
 
     def hurry(self) -> None:
-        """Have the next poll agree, however long the ones before took; all ranks call it."""
+        """Make the next poll an agreement, regardless of the time of earlier polls; all ranks call."""
         self._left = 1
 
     @property
     def is_told_to_stop(self) -> bool:
-        """Whether this rank has had a signal; the others may not."""
+        """Whether this rank has received a signal; the rest of the ranks may have received no signal."""
         return bool(self._seen)
 
     def saving(self) -> None:
-        """Note that a save begins: the time to the next one counts from here."""
+        """Note that a save begins: the time to the next save counts from now."""
         self._saved_s = time.monotonic()
         self._save_waits = False
         if self._keeps_time and self._ask_file is not None:
@@ -112,29 +112,29 @@ class Agreement:
                 self._ask_file.unlink(missing_ok=True)
 
     def saved(self, seconds: float) -> None:
-        """Note how long a save took until it was durable."""
+        """Note a save's time until the checkpoint was durable."""
         self._save_s = seconds
 
     def uploaded(self, seconds: float) -> None:
-        """Note how long it took until a checkpoint was in the mirror too."""
+        """Note the time until a checkpoint was also in the mirror."""
         self._upload_s = seconds
 
     def uploading(self, seconds: float) -> None:
-        """Note how long an upload under way has taken: at least as long will the last one."""
+        """Note the time of an upload under way: the last upload will take at least as long."""
         self._upload_s = max(self._upload_s, seconds)
 
     def is_due(self, must: bool = False) -> bool:
-        """Count one poll; return whether the ranks agree in it. All ranks call it alike, so all get the same answer."""
+        """Count a poll; return whether the poll is an agreement. All ranks call alike and get the same answer."""
         self._left -= 1
         return must or self._left <= 0
 
     def begin(
         self, step_s: float, polls: int = 1, *, loss: float = 0.0, failed: bool = False, saving: bool = False
     ) -> None:
-        """Send what this rank knows; collective, and `finish` follows.
+        """Send this rank's observations; collective, and `finish` must follow.
 
-        `step_s` is how long an optimizer step takes, with so many `polls`; `failed`: a save of this rank has;
-        `saving`: one is under way, for which the one at the deadline would have to wait.
+        `step_s`: an optimizer step's time, with `polls` polls; `failed`: a save of this rank has failed; `saving`: a
+        save is under way, for which the save at the deadline would have to wait.
         """
         # SIGTERM, SIGUSR1, deadline, save, failed save, loss, polls until the next agreement, steps between log lines
         votes = [float(signal.SIGTERM in self._seen), float(signal.SIGUSR1 in self._seen), 0.0, 0.0, float(failed)]
@@ -151,7 +151,7 @@ class Agreement:
             self._work = dist.all_reduce(self._votes, group=self._group, async_op=True)
 
     def finish(self) -> Verdict:
-        """Return what the ranks agreed on since `begin`; nothing, where none was due."""
+        """Return the verdict of the agreement since `begin`; without an agreement, at most a save still to do."""
         if not self._has_begun:
             return Verdict(save=True) if self._save_waits else NOTHING
         if self._work is not None:
@@ -159,7 +159,7 @@ class Agreement:
         self._work, self._has_begun = None, False
         term, usr1, deadline, save, failed, loss, left, log_every = self._votes.tolist()
         self._left = int(left)
-        self._save_waits = self._save_waits or bool(save)  # agreed inside a step, it waits for the step's end
+        self._save_waits = self._save_waits or bool(save)  # a save agreed inside a step waits for the step's end
         stop = "sigterm" if term else "sigusr1" if usr1 else "deadline" if deadline else None
         return Verdict(stop, self._save_waits, bool(failed), loss, int(log_every))
 
@@ -172,21 +172,21 @@ class Agreement:
         self._looked_s = now_s
         try:
             return self._ask_file.exists()
-        except OSError:  # a share that stumbles
+        except OSError:  # a passing fault of a network share
             return False
 
 
 def margin_s(save_s: float, upload_s: float, step_s: float, *, saving: bool = False) -> float:
-    """Return how long before the end the job has to stop, by the times that its last save, upload and step took.
+    """Return the seconds before the end at which the job must stop, from the times of the last save, upload and step.
 
-    An upload may be under way, too, for which the last one waits.
+    The margin includes an upload that may be under way, for which the last upload must wait.
     """
     return (2.5 if saving else 1.5) * save_s + 2.5 * upload_s + 2 * step_s + _SPARE_S
 
 
 def _log_every(step_s: float) -> int:
     """Return a round number of steps that take about _LINE_S: 1, 2, 5, 10, 20, ..."""
-    wanted = _LINE_S / step_s if step_s else 10.0  # nothing is known before the first step
+    wanted = _LINE_S / step_s if step_s else 10.0  # no step time before the first step
     size = 1
     while size * 10 <= wanted and size < _MOST:
         size *= 10

@@ -1,9 +1,9 @@
-"""Which samples a step sees and which random numbers go with them: pure functions of (seed, step, virtual rank).
+"""The samples of a step and the random numbers of each sample: pure functions of (seed, step, virtual rank).
 
-A global batch of G samples is V = G / m micro-batches of m; micro-batch v belongs to *virtual rank* v, whichever
-physical rank computes it. The samples form one infinite stream, each epoch a permutation of its own, cut into steps
-without regard to where an epoch ends: nothing is dropped, padded or repeated, and a position in the stream is all the
-state there is.
+A global batch of G samples is V = G / m micro-batches of m; micro-batch v belongs to *virtual rank* v, on whichever
+physical rank. The samples form an infinite stream, each epoch with its own permutation. Steps cut the stream without
+regard to the end of an epoch: no sample is dropped, padded or repeated, and the only state is a position in the
+stream.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ __all__ = [
     "train_keys",
 ]
 
-Key = tuple[int, int]  # (epoch, index in the dataset): one sample, as this epoch sees it
+Key = tuple[int, int]  # (epoch, index in the dataset): a sample of an epoch
 
 # The first word of every seed, so that no two uses of the job's seed share a stream.
 INIT, ORDER, SAMPLE, COLLATE, FORWARD, EVAL = range(6)
 
-_LISTED = 1 << 16  # items of an epoch that is also kept as a list: quicker to cut, and 36 bytes an item
+_LISTED = 1 << 16  # items of the longest epoch also kept as a list: quicker to cut, and 36 bytes an item
 _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
 class Split:
-    """How a global batch is cut: global = micro x ranks x accumulation, virtual = ranks x accumulation."""
+    """The split of a global batch: global = micro x ranks x accumulation, virtual = ranks x accumulation."""
 
     global_batch: int
     micro: int
@@ -59,18 +59,18 @@ class Split:
 
     @property
     def virtual(self) -> int:
-        """The number of virtual ranks: micro-batches an optimizer step."""
+        """The number of virtual ranks: micro-batches per optimizer step."""
         return self.ranks * self.accumulation
 
     def owned(self, rank: int) -> range:
-        """Return the virtual ranks of a physical one, in order: neighbours, or every so many-th one."""
+        """Return the virtual ranks of a physical rank, in order: adjacent, or every `ranks`-th if strided."""
         if self.is_strided:
             return range(rank, self.virtual, self.ranks)
         return range(rank * self.accumulation, (rank + 1) * self.accumulation)
 
 
 def split_batch(global_batch: int, micro: int | None, ranks: int) -> Split:
-    """Return how G samples fall on the ranks. Raises TaskError with the arithmetic where they do not fall evenly."""
+    """Return the split of G samples over the ranks. Raises TaskError with the arithmetic if the split is not even."""
     size = micro or max(1, global_batch // ranks)
     accumulation, rest = divmod(global_batch, size * ranks)
     if accumulation and not rest:
@@ -99,9 +99,9 @@ def mix(*words: int) -> int:
 
 
 def seed_all(value: int) -> None:
-    """Seed torch's default generators, `random`, and numpy's global one if something loaded it.
+    """Seed torch's default generators, `random`, and numpy's global generator if numpy is loaded.
 
-    `torch.manual_seed` does the same for every device it knows and takes 60 to 90 us; this takes 15.
+    `torch.manual_seed` seeds every known device and takes 60 to 90 us; `seed_all` takes 15 us.
     """
     torch.default_generator.manual_seed(value)
     random.seed(value)
@@ -147,9 +147,9 @@ def train_keys(seed: int, length: int, split: Split, rank: int, position: int, s
 
 
 class Batches:
-    """An iterator over collated batches, loaded here or by worker processes. `close` ends the workers.
+    """An iterator over collated batches, loaded in this process or by workers. `close` ends the workers.
 
-    Order and content depend on the keys alone, never on `num_workers`.
+    Order and content depend only on the keys, never on `num_workers`.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Batches:
             self._batches = self._source.batches(keys)
             return
         loader: DataLoader[Any] = DataLoader(
-            self._source,  # type: ignore[arg-type]  # it has __getitems__, all that a batch sampler needs
+            self._source,  # type: ignore[arg-type]  # has __getitems__, enough for a batch sampler
             batch_sampler=_Replay(keys),
             collate_fn=_as_it_is,
             num_workers=num_workers,
@@ -186,18 +186,18 @@ class Batches:
         return batch if self._device.type == "cpu" else to_device(batch, self._device)
 
     def close(self) -> None:
-        """End the workers now: they ignore SIGTERM, so at exit torch would wait 30 s for them (trainer.md item 6)."""
+        """End the workers now: workers ignore SIGTERM, so torch would wait 30 s at exit (trainer.md item 6)."""
         shutdown = getattr(self._batches, "_shutdown_workers", None)
         if shutdown is not None:
             shutdown()
 
 
 class _Source:
-    """Turns lists of keys into collated batches, each sample under random numbers of its own.
+    """Turns lists of keys into collated batches; each sample has its own random numbers.
 
-    Seeding three generators takes 7 us, as long as many a sample takes. So the first batch finds out whether reading
-    a sample draws random numbers at all: where none does, batches are read without, a few small ones at a time, and
-    checked afterwards; those that did draw after all are read again, sample by sample. The result is always the same.
+    To seed three generators takes 7 us, as long as many samples take to read. The first batch therefore finds out
+    whether a read draws random numbers. If not, later batches are read without seeds, a few small batches at a time,
+    and checked afterwards; batches that did draw are read again, sample by sample. The result is always the same.
     """
 
     def __init__(self, data: Any, seed: int, collate: Callable[[list[Any]], Any] | None) -> None:
@@ -211,7 +211,7 @@ class _Source:
         return self._collated(keys, samples)
 
     def batches(self, keys: Iterator[list[Key]]) -> Iterator[Any]:
-        """Yield the batches, read as many ahead as take a millisecond."""
+        """Yield the batches; read ahead for about a millisecond."""
         ahead = 1
         while block := list(itertools.islice(keys, ahead)):
             begin_s = time.perf_counter()
@@ -257,13 +257,13 @@ def _draw() -> tuple[float, ...]:
 
 @functools.lru_cache(maxsize=2)
 def _untouched(value: int) -> tuple[float, ...]:
-    """Return what `_draw` gives right after `seed_all(value)`; leaves the generators seeded otherwise."""
+    """Return the result of `_draw` right after `seed_all(value)`; changes the state of the generators."""
     seed_all(value)
     return _draw()
 
 
 class _Replay:
-    """A batch sampler over an iterator that is walked once."""
+    """A batch sampler over an iterator that is read only once."""
 
     def __init__(self, keys: Iterator[list[Key]]) -> None:
         self._keys = keys
@@ -277,13 +277,13 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _ignore_signals(_worker: int) -> None:
-    # A platform that signals the whole process group would kill the loaders first, and the save with them.
+    # A platform that signals the whole process group would kill the workers first, and then the save would fail.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Return the batch with every tensor in it on the device; containers keep their type."""
+    """Return the batch with every tensor on the device; containers keep their type."""
     if device.type == "cpu":
         return batch
     if hasattr(batch, "to"):
@@ -298,7 +298,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def fingerprint(data: Any, seed: int) -> str:
-    """Return a hash of the dataset's length and of its first and last item, as hex."""
+    """Return a hash of the dataset's length, first item and last item, as hex."""
     digest = hashlib.sha256(str(len(data)).encode())
     for index in (0, len(data) - 1):
         seed_all(mix(seed, SAMPLE, -1, index))
@@ -307,7 +307,7 @@ def fingerprint(data: Any, seed: int) -> str:
 
 
 def _feed(digest: hashlib._Hash, value: Any) -> None:
-    """Hash what a sample is made of; of an object of a kind not known here, its type alone."""
+    """Hash the parts of a sample; of an object of an unknown type, hash only the type's name."""
     digest.update(type(value).__name__.encode())
     if isinstance(value, torch.Tensor):
         digest.update(f"{value.dtype}{tuple(value.shape)}".encode())

@@ -1,10 +1,10 @@
-"""What bounds a step: network, data or compute? Three short runs of the same job tell, and a sentence says.
+"""The bottleneck of a step: network, data or compute. Three short runs of the same job find the bottleneck.
 
-    normal      as it trains
-    silent      no gradient or weight is sent: what is saved is the network's share
-    synthetic   the first batches over and over, already loaded: what is saved is the data's share
+    normal      as in training
+    silent      the ranks send no gradient or weight: the time saved is the network's share
+    synthetic   the first batches again and again, already loaded: the time saved is the data's share
 
-The normal run is made again at the end: by how much the two differ is what the figures are worth.
+The normal run is repeated at the end: the difference between the two normal runs is the noise of the figures.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = ["Diagnosis", "conclude", "diagnose"]
 Gradients = Callable[[Job, Progress, Any], Verdict | None]
 
 EXIT_DONE, EXIT_SAVED = 0, 75
-WARM_UP = 5  # steps before the clock: caches, DDP's second bucket layout, the GPU's own tuning
-NOTABLE = 0.1  # of a step: less is not worth a change
+WARM_UP = 5  # steps before the measurement: caches, DDP's second bucket layout, the GPU's own tuning
+NOTABLE = 0.1  # of a step: a smaller share is not worth a change
 
 
 class Interrupted(Exception):
-    """The ranks were told to stop."""
+    """The ranks have agreed to stop."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Seconds of a step, and which share of it each part takes; `noise` is the share by which two like runs differ."""
+    """Seconds of a step, and the share of each part; `noise` is the share by which two equal runs differ."""
 
     step_s: float
     network: float
@@ -56,7 +56,7 @@ class Diagnosis:
 
 
 def diagnose(spec: Spec, task: Task, place: Place, agreement: Agreement, gradients: Gradients) -> int:
-    """Measure the three runs, say what bounds the job, and return the exit code. Nothing is trained or saved."""
+    """Measure the three runs, report the bottleneck, and return the exit code. Saves no model or checkpoint."""
     measured: dict[str, list[float]] = {}
     try:
         for name in ("normal", "silent", "synthetic", "normal"):
@@ -77,7 +77,7 @@ def diagnose(spec: Spec, task: Task, place: Place, agreement: Agreement, gradien
 
 
 def conclude(normal: list[float], silent: float, synthetic: float, spec: Spec, place: Place) -> Diagnosis:
-    """Return what the seconds of a step in each run mean."""
+    """Return the diagnosis from the seconds of a step in each run."""
     step_s = statistics.mean(normal)
     noise = (max(normal) - min(normal)) / step_s
     network = max(0.0, 1 - silent / step_s) if place.ranks > 1 else 0.0
@@ -95,7 +95,7 @@ def conclude(normal: list[float], silent: float, synthetic: float, spec: Spec, p
 
 
 def _advice(bound: str, shares: dict[str, float], spec: Spec, place: Place) -> str:
-    """Return what to try, by what is not yet done."""
+    """Return advice for the bottleneck: the settings that the job does not use yet."""
     wanted = spec.training
     if bound == "data":
         more = max(2, 2 * wanted.num_workers)
@@ -149,7 +149,7 @@ def _measure(spec: Spec, task: Task, place: Place, agreement: Agreement, gradien
     slowest = torch.tensor(statistics.median(took[WARM_UP:]))
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     del job, batches
-    gc.collect()  # one model at a time
+    gc.collect()  # free the model before the next run
     return slowest.item()
 
 

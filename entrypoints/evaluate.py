@@ -1,4 +1,4 @@
-"""Evaluation over all ranks: each sample once, whatever the number of ranks."""
+"""Evaluation over all ranks: each sample once, at any number of ranks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cloudtrain.entrypoints.settings import TaskError
 
 __all__ = ["evaluate", "shares"]
 
-_EPOCH = -1  # evaluation samples draw the same random numbers each time, and none that training draws
+_EPOCH = -1  # evaluations repeat the same random numbers, apart from the training's
 
 
 def shares(length: int, micro: int, limit: int | None, rank: int, ranks: int) -> list[tuple[list[data.Key], int]]:
     """Return the rank's batches with the weight of each: its number of samples.
 
-    Every rank gets as many batches, since under fsdp each forward pass takes all ranks: where a rank has none left it
-    goes over the first batch again with weight 0.
+    Every rank gets the same number of batches, since under fsdp each forward pass takes all ranks: a rank without a
+    further batch repeats the first batch with weight 0.
     """
     batches = [range(start, min(start + micro, length)) for start in range(0, length, micro)]
     if limit is not None:
@@ -38,15 +38,15 @@ def shares(length: int, micro: int, limit: int | None, rank: int, ranks: int) ->
 
 
 def evaluate(job: Job, progress: Progress) -> str | None:
-    """Evaluate the model as it stands; emit the result, the mean over samples. Return why the job must stop, if so.
+    """Evaluate the current model; emit the result, the mean over samples. Return why the job must stop, or None.
 
-    What was counted before an interruption is dropped: the resumed job evaluates this step again.
+    An interruption drops the partial result: the resumed job evaluates this step again.
     """
     begin_s = time.perf_counter()
     module, place = job.strategy.module, job.place
     job.strategy.sync_buffers()
     limit, strict = job.spec.training.eval_batches, job.spec.training.reproducible == "strict"
-    if limit is not None and strict:  # the same samples, however many ranks there are
+    if limit is not None and strict:  # the same samples at any number of ranks
         limit = limit * job.split.virtual // place.ranks
     plan = shares(len(job.eval_data or ()), job.split.micro, limit, place.rank, place.ranks)
     modes = [(part, part.training) for part in module.modules()]  # some may be frozen in eval mode
@@ -113,7 +113,7 @@ def _measure(job: Job, batch: Any) -> dict[str, float]:
 
 
 def _mean(found: list[dict[str, float]], weights: list[int]) -> dict[str, float]:
-    """Return the means over the samples of all ranks: the same bits, however the batches fell on the ranks."""
+    """Return the means over the samples of all ranks: the same bits for any split of the batches over the ranks."""
     names = sorted(found[0])
     table = torch.tensor(
         [[float(weight), *(values[name] for name in names)] for values, weight in zip(found, weights, strict=True)],
@@ -127,6 +127,6 @@ def _mean(found: list[dict[str, float]], weights: list[int]) -> dict[str, float]
 
 
 def _sum(values: Iterable[float]) -> float:
-    """Return the exact sum, rounded once: in any order the same."""
+    """Return the exact sum, rounded once: the same in any order."""
     listed = list(values)
     return math.fsum(listed) if all(map(math.isfinite, listed)) else sum(listed)

@@ -12,7 +12,7 @@ __all__ = ["gather", "share"]
 
 
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Return every rank's value, by rank, on every rank. Values are what JSON holds; all ranks call it."""
+    """Return every rank's value, by rank, on every rank. Values must be JSON values; all ranks call."""
     own = json.dumps(value).encode()
     ranks = dist.get_world_size(group)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
@@ -24,7 +24,7 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 
 def share(value: Any, group: dist.ProcessGroup | None = None) -> Any:
-    """Return rank 0's value on every rank; the others' is not looked at. All ranks call it."""
+    """Return rank 0's value on every rank; values of higher ranks are ignored. All ranks call."""
     own = json.dumps(value).encode() if dist.get_rank(group) == 0 else b""
     size = torch.tensor([len(own)])
     dist.broadcast(size, 0, group=group)

@@ -1,4 +1,4 @@
-"""How much arithmetic a step is, and what share of the device's best that makes: model FLOPs utilisation (MFU).
+"""The floating-point operations of a step, and their share of the device's peak: model FLOPs utilisation (MFU).
 
 A multiply-add is two operations. Matrix products, convolutions and attention are counted; the rest is small.
 """
@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = ["PEAKS", "Counter", "device_peak_tflops", "estimate", "mfu", "peak_tflops"]
 
 
-# Peak dense TFLOPS by GPU: (fp32, tf32, fp16, bf16), accumulating in fp32; None where the GPU lacks the format. The
-# first row whose words are all in torch.cuda.get_device_name() holds; boards with two form factors have two rows.
-# From NVIDIA's data sheets as named, which since Ampere quote tensor cores with sparsity too, at twice these. Checked
-# in November 2026 against second-hand copies of them, but for T4 and A10G, which are from memory.
+# Peak dense TFLOPS by GPU: (fp32, tf32, fp16, bf16), accumulated in fp32; None if the GPU lacks the format. The first
+# row with all words in torch.cuda.get_device_name() applies; boards with two form factors have two rows.
+# Source: NVIDIA's data sheets as named. Since Ampere the sheets also quote tensor cores with sparsity, at twice these
+# figures. Checked in November 2026 against second-hand copies of the sheets; T4 and A10G are from memory.
 PEAKS: tuple[tuple[tuple[str, ...], tuple[float | None, ...]], ...] = (
     (("V100", "PCIE"), (14.0, None, 112.0, None)),  # Tesla V100 data sheet, January 2020
     (("V100",), (15.7, None, 125.0, None)),
@@ -40,9 +40,9 @@ _FORMATS = ("fp32", "tf32", "fp16", "bf16")
 
 
 def peak_tflops(device_name: str, precision: str) -> float | None:
-    """Return a GPU's peak dense TFLOPS at fp32, tf32, fp16 or bf16; None for a GPU that is not in the table.
+    """Return a GPU's peak dense TFLOPS at fp32, tf32, fp16 or bf16, or None for a GPU that is not in the table.
 
-    A slice of a GPU (MIG) is none of them: what it can do depends on the slice.
+    A slice of a GPU (MIG) is not in the table: the peak depends on the slice.
     """
     words = device_name.replace("-", " ").split()
     if "MIG" in words or precision not in _FORMATS:
@@ -54,10 +54,10 @@ def peak_tflops(device_name: str, precision: str) -> float | None:
 
 
 def device_peak_tflops(device: torch.device, precision: str) -> float | None:
-    """Return the peak of this device; None for CPUs, and GPUs that are not in the table: set training.peak_tflops.
+    """Return the device's peak TFLOPS, or None for CPUs and GPUs that are not in the table: set training.peak_tflops.
 
-    fp32 means tf32 where torch.set_float32_matmul_precision allows it. A convolution uses tf32 by default, so that
-    convolutional models in fp32 may show more than they should, even over 100 %.
+    fp32 means tf32 if torch.set_float32_matmul_precision allows tf32. A convolution uses tf32 by default, so the MFU
+    of convolutional models in fp32 may be too high, even over 100 %.
     """
     if device.type != "cuda":
         return None
@@ -70,31 +70,31 @@ def device_peak_tflops(device: torch.device, precision: str) -> float | None:
 def mfu(flops_per_step: float, step_s: float, ranks: int, peak_tflops: float) -> float:
     """Return the share of the devices' peak that the model's arithmetic reaches, 0 to 1.
 
-    `flops_per_step` is over all ranks, forward and backward, without what activation checkpointing computes again;
-    `peak_tflops` is of one rank's device. Source: Chowdhery et al. 2022 (PaLM), appendix B.
+    `flops_per_step` is over all ranks, forward and backward, without the recomputation of activation checkpointing;
+    `peak_tflops` is of a single rank's device. Source: Chowdhery et al. 2022 (PaLM), appendix B.
     """
     return flops_per_step / (step_s * ranks * peak_tflops * 1e12)
 
 
 def estimate(parameters: int, tokens: int) -> float:
-    """Return the operations of a transformer's forward and backward pass over some tokens, where it cannot be counted.
+    """Return an estimate of the operations of a transformer's forward and backward pass, for use without a count.
 
-    Two a parameter and token forward, four backward; attention itself is left out, and an embedding table is not, so
-    it suits models whose width is well beyond a twelfth of the context. Source: Kaplan et al. 2020, section 2.1.
+    Each parameter and token takes 2 operations forward and 4 backward. The estimate leaves out attention and includes
+    the embedding table: use a width well beyond a twelfth of the context. Source: Kaplan et al. 2020, section 2.1.
     """
     return 6.0 * parameters * tokens
 
 
 class Counter(TorchDispatchMode):
-    """Counts the operations of this rank's work inside `with Counter() as counter`, afterwards in `counter.total`.
+    """Counts the operations of this rank inside `with Counter() as counter`; the result is `counter.total`.
 
-    Meant for one real micro-batch, forward and backward: results keep their bits. What activation checkpointing
-    computes again is left out, and a custom or Triton kernel without a registered formula counts as nothing. It costs
-    some microseconds an operation. Where anything is compiled it counts nothing, since torch 2.13 never runs a compiled
-    module again as such once it ran under any such mode: see `estimate`.
+    Meant for a real micro-batch, forward and backward: the results keep their bits. The recomputation of activation
+    checkpointing is left out; a custom or Triton kernel without a registered formula counts as 0. The cost is some
+    microseconds per operation. After any use of torch.compile the counter counts nothing, since torch 2.13 never again
+    runs a compiled module as compiled after a run under a dispatch mode: see `estimate`.
 
-    The formulas are those of torch's FlopCounterMode. That itself would count what is computed again, hang hooks on
-    all modules, and let a formula that fails end the forward pass.
+    The formulas are from torch's FlopCounterMode, which would also count the recomputation, add hooks to all modules,
+    and let a failing formula end the forward pass.
     """
 
     supports_higher_order_operators = True
@@ -106,42 +106,42 @@ class Counter(TorchDispatchMode):
         self._failed = self._is_idle = False
 
     def __enter__(self) -> Counter:
-        """Count from here on."""
+        """Start counting."""
         self._is_idle = _is_compiled()
         if not self._is_idle:
             super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Count no more."""
+        """Stop counting."""
         if not self._is_idle:
             super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @property
     def total(self) -> int | None:
-        """Floating-point operations so far; None if nothing known was met, or a formula failed."""
+        """Floating-point operations so far; None if no known operation ran, or a formula failed."""
         return None if self._failed else self._count or None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation, and count it."""
+        """Run the operation and count its floating-point operations."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         formula = self._formulas.get(getattr(func, "_overloadpacket", func))
-        # Inside the backward pass, only activation checkpointing's second forward has gradients enabled (a gradient
-        # of a gradient has too: it is rare, and counted too low).
+        # Inside the backward pass, only the second forward of activation checkpointing has gradients enabled (a
+        # gradient of a gradient has too: a rare case, with a count that is too low).
         if formula is None or (torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled()):
             return out
         try:
             self._count += int(formula(*args, **kwargs, out_val=out))
-        except Exception:  # whatever a formula makes of odd shapes, a statistic must not end training
+        except Exception:  # a formula may fail at odd shapes; a statistic must not end training
             self._failed = True
         return out
 
 
 def _is_compiled() -> bool:
-    """Return whether torch.compile was called for anything, by the private list of its backends."""
+    """Return whether torch.compile was called in this process, by torch's private list of backends."""
     backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
     return any(callable(backend) for backend in backends.values())
 
@@ -157,7 +157,7 @@ def _cpu_attention_backward(grad_out: Any, query: Any, key: Any, value: Any, *_:
     return count
 
 
-# torch 2.13 has formulas for attention's CUDA kernels only.
+# torch 2.13 has formulas only for the CUDA kernels of attention.
 _CPU_ATTENTION: dict[Any, Callable[..., int]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,

@@ -1,8 +1,8 @@
-"""Who a process is to Google Cloud: a credentials file if one is named, else the machine's own service account.
+"""The identity of a process for Google Cloud: from a credentials file, or the machine's own service account.
 
-A file (GOOGLE_APPLICATION_CREDENTIALS, or what `gcloud auth application-default login` has left) is read by
-google-auth, which is imported here alone and only then. A replica of Vertex AI has none: its metadata server is asked,
-with the standard library, for a user's image may have nothing more.
+The credentials file is GOOGLE_APPLICATION_CREDENTIALS, or the file of `gcloud auth application-default login`.
+google-auth reads the file; only this module imports google-auth, and only to read a file. A replica of Vertex AI has no
+file: the standard library asks the metadata server, because a user's image may contain no further package.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Protocol
 __all__ = ["Identity", "anonymous", "missing_package", "of_environment"]
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-RENEW_S = 300.0  # before its end; the metadata server makes a new token no earlier
+RENEW_S = 300.0  # before the token's end; the metadata server makes a new token no earlier
 TRIES, PAUSE_S, CONNECT_S, READ_S = 4, 0.5, 10.0, 30.0
 
 _METADATA = "http://{host}/computeMetadata/v1/instance/service-accounts/default/{item}"
@@ -42,52 +42,52 @@ _LOGIN = "Google gives no token for {file}: log in again with `gcloud auth appli
 
 
 class Identity(Protocol):
-    """Gives tokens. Safe in threads."""
+    """Provides access tokens. Thread-safe."""
 
     @property
     def who(self) -> str:
-        """Return whom the tokens are of, for an error's sentence."""
+        """Return the account's name, for error messages."""
 
     def token(self) -> str:
-        """Return one that is good for minutes. Raises PermissionError, or ConnectionError where nobody answers."""
+        """Return a token that is valid for minutes. Raises PermissionError, or ConnectionError without an answer."""
 
     def forget(self, token: str) -> None:
-        """Have the next one made anew, for a service does not take this one."""
+        """Discard the token, because a service refuses the token; the next call of `token` gets a new token."""
 
 
 def of_environment() -> Identity:
-    """Return who this process is; asks nobody yet."""
+    """Return the identity of this process, without a request."""
     file = _file()
     return _Cached(_Metadata() if file is None else _File(file))
 
 
 def anonymous() -> bool:
-    """Whether nobody needs to be anybody: a storage emulator, and no credentials at hand."""
+    """Whether requests carry no identity: the service is a storage emulator, and the machine has no credentials."""
     return bool(os.environ.get("STORAGE_EMULATOR_HOST")) and not os.environ.get("GCE_METADATA_HOST") and not _file()
 
 
 def missing_package() -> str | None:
-    """Return what to install if credentials are here that nothing installed can read."""
+    """Return an install advice if the machine has a credentials file, but not the packages that read the file."""
     file = _file()
     if file is None:
         return None
     try:
         import google.auth.transport.requests  # noqa: F401
     except ImportError as error:
-        # google-auth says of requests that it is missing in an error of its own.
+        # If requests is missing, google-auth raises its own error, with the import error as the cause.
         cause = error if error.name else error.__cause__
-        if getattr(cause, "name", None) not in ("google", "google.auth", "requests"):  # there, and broken
+        if getattr(cause, "name", None) not in ("google", "google.auth", "requests"):  # installed, but broken
             raise
         return _NO_LIBRARY.format(file=file)
     return None
 
 
 def _file() -> Path | None:
-    """Return the credentials file, in google-auth's order."""
+    """Return the credentials file or None, by google-auth's search order."""
     if named := os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
         return Path(named)
     folder = os.environ.get("CLOUDSDK_CONFIG")
-    with contextlib.suppress(RuntimeError, OSError):  # a user without a home
+    with contextlib.suppress(RuntimeError, OSError):  # a user without a home folder
         found = (Path(folder) if folder else Path.home() / ".config/gcloud") / "application_default_credentials.json"
         return found if found.exists() else None
     return None
@@ -97,7 +97,7 @@ class _Source(Protocol):
     who: str
 
     def fetch(self) -> tuple[str, float]:
-        """Return a token and for how many seconds it is good."""
+        """Return a token and the seconds until the token expires."""
 
 
 class _Cached:
@@ -127,12 +127,12 @@ class _Cached:
 
     def forget(self, token: str) -> None:
         with self._lock:
-            if token == self._token:  # else another thread was here before
+            if token == self._token:  # else another thread has already renewed the token
                 self._renew_s = self._end_s = 0.0
 
 
 class _Metadata:
-    """The service account of the machine, a VM's or a Vertex AI replica's."""
+    """The service account of the machine, a VM or a Vertex AI replica."""
 
     def __init__(self) -> None:
         self.who = "the job's service account"
@@ -165,7 +165,7 @@ class _Metadata:
 
 
 class _File:
-    """Whoever a credentials file is of: a service account, a user, a workload of another cloud."""
+    """The account of a credentials file: a service account, a user, or a workload of a different cloud."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -182,13 +182,13 @@ class _File:
         try:
             if self._credentials is None:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # that a user's own login has no project to count its quota with
+                    warnings.simplefilter("ignore")  # the warning that a user's login has no quota project
                     self._credentials, _ = google.auth.default(scopes=[SCOPE])
                 if email := getattr(self._credentials, "service_account_email", None):
                     self.who = str(email)
-            self._credentials.refresh(functools.partial(Request(), timeout=READ_S))  # by itself it waits two minutes
+            self._credentials.refresh(functools.partial(Request(), timeout=READ_S))  # the default is two minutes
         except (exceptions.GoogleAuthError, OSError, ValueError) as error:
-            self._credentials = None  # it may be another file by the next time
+            self._credentials = None  # the file may have changed by the next call
             raise self._failure(error, is_lost=isinstance(error, exceptions.TransportError)) from error
         return str(self._credentials.token), _lasts_s(self._credentials.expiry)
 
@@ -203,7 +203,7 @@ class _File:
 
 
 def _about_account(item: str) -> str:
-    """Return what the metadata server says of the machine's account; no proxy must see what is asked."""
+    """Return the metadata server's answer about the machine's account; the request must not pass through a proxy."""
     host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
     request = urllib.request.Request(_METADATA.format(host=host, item=item), headers={"Metadata-Flavor": "Google"})
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=CONNECT_S) as answer:
@@ -211,7 +211,7 @@ def _about_account(item: str) -> str:
 
 
 def _lasts_s(expiry: datetime.datetime | None) -> float:
-    """Return for how long; google-auth's times are UTC, without saying so."""
+    """Return the seconds until the expiry; google-auth's times are UTC, without a time zone."""
     if expiry is None:
         return 3600.0
     now = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)

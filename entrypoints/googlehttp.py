@@ -1,4 +1,4 @@
-"""How Google's services are asked with the standard library: connections that are kept, proxies, tokens, patience."""
+"""An HTTP client for Google's services, with the standard library: connection pool, proxies, tokens, retries."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from cloudtrain.entrypoints.googleaccess import Identity
 
 __all__ = ["Answer", "Lost", "Patience", "Refused", "Reply", "Service", "Untrusted"]
 
-# A server that takes connections and never answers is given up after ATTEMPTS * READ_S and the pauses between. They
-# double from PAUSE_S to LONGEST_PAUSE_S, drawn from the upper half: one that refuses connections, answers with errors
-# or asks to slow down has 70 s on average to come back.
+# If a server accepts connections and never answers, the client gives up after ATTEMPTS * READ_S plus the pauses. The
+# pauses double from PAUSE_S to LONGEST_PAUSE_S, each drawn from the upper half of the range. A server that refuses
+# connections, answers with errors or asks to slow down has 70 s on average to recover.
 ATTEMPTS = 10
 CONNECT_S, READ_S = 10.0, 30.0
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
 
 _PASSING = (408, 429, 500, 502, 503, 504)
-_SLOWER = ("rateLimitExceeded", "userRateLimitExceeded")  # a 403 that is none
+_SLOWER = ("rateLimitExceeded", "userRateLimitExceeded")  # a rate limit, sent as a 403
 
 
 class Refused(Exception):
@@ -44,21 +44,21 @@ class Refused(Exception):
 
     @property
     def is_passing(self) -> bool:
-        """Whether asking again may help."""
+        """Whether a retry may help."""
         return self.status in _PASSING or (self.status == 403 and self.reason in _SLOWER)
 
 
 class Lost(Exception):
-    """There was no answer, or not all of it."""
+    """The service has sent no answer, or only a part of the answer."""
 
 
 class Untrusted(Exception):
-    """Whoever answers has no certificate that is trusted here."""
+    """This machine does not trust the server's certificate."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer."""
+    """A complete answer."""
 
     status: int
     headers: http.client.HTTPMessage
@@ -66,14 +66,14 @@ class Answer:
 
 
 class Reply:
-    """An answer that is being read."""
+    """An answer whose body the caller reads in pieces."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self._response = response
         self.status, self.headers = response.status, response.headers
 
     def read(self, size: int | None = None) -> bytes:
-        """Return some bytes, all without a size. Raises Lost."""
+        """Return at most `size` bytes, or all remaining bytes without a size. Raises Lost."""
         try:
             return self._response.read() if size is None else self._response.read(size)
         except (OSError, http.client.HTTPException) as error:
@@ -81,9 +81,9 @@ class Reply:
 
 
 class Service:
-    """One host of Google's, or what stands in for it. Safe in threads: each has a connection of its own, kept after.
+    """A host of Google's, or a stand-in. Thread-safe: each request has its own connection, kept for later requests.
 
-    `identity` None: nobody is asked who they are.
+    With `identity` None, requests carry no token.
     """
 
     def __init__(self, endpoint: str, identity: Identity | None) -> None:
@@ -102,9 +102,9 @@ class Service:
         body: bytes = b"",
         also: tuple[int, ...] = (),
     ) -> Answer:
-        """Return the whole answer, asked for again and again where that may help.
+        """Return the complete answer; retry the request where a retry may help.
 
-        `also`: statuses that are no errors here. Raises Refused, Lost, Untrusted, or OSError where no token can be had.
+        Statuses in `also` are not errors. Raises Refused, Lost, Untrusted, or OSError if no token is available.
         """
         patience = Patience(self)
         while True:
@@ -123,7 +123,7 @@ class Service:
         body: bytes | Iterable[bytes] = b"",
         also: tuple[int, ...] = (),
     ) -> Iterator[Reply]:
-        """Give the answer to one request; the body's pieces need a Content-Length. Raises as `ask`."""
+        """Yield the answer to a single request; a body in pieces needs a Content-Length header. Raises as `ask`."""
         told = {"Content-Length": str(len(body))} if body and isinstance(body, bytes) else {}
         token = self._token()
         if token is not None:
@@ -136,7 +136,7 @@ class Service:
                     self.identity.forget(token)
                 raise Refused(reply.status, reply.read())
             yield reply
-            reply.read()  # what is left, else the connection cannot be kept
+            reply.read()  # the rest of the body: else the connection is not reusable
         except BaseException:
             connection.close()
             raise
@@ -144,7 +144,7 @@ class Service:
             self._idle.append(connection)
 
     def close(self) -> None:
-        """Close the connections that are kept; the next request makes a new one."""
+        """Close the kept connections; the next request opens a new connection."""
         with self._lock:
             _close(self._idle)
             self._idle.clear()
@@ -169,7 +169,7 @@ class Service:
             if connection.sock is None:
                 connection.connect()
             connection.sock.settimeout(READ_S)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered before the end
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the server may answer early
                 connection.request(method, target, body=pieces if body else None, headers=headers)
             return Reply(connection.getresponse())
         except ssl.SSLCertVerificationError as error:
@@ -187,13 +187,13 @@ class Service:
                 connection = self._idle.pop()
             if connection.sock is not None and not _has_news(connection):
                 return connection
-            connection.close()  # the other side has closed it meanwhile
+            connection.close()  # the server has closed the connection meanwhile
         return self._connection()
 
     def _connection(self) -> http.client.HTTPConnection:
         about = urlsplit(self.endpoint)
         host = about.hostname or ""
-        if about.scheme == "http":  # an emulator, on a way of its own
+        if about.scheme == "http":  # an emulator: no TLS, no proxy
             return http.client.HTTPConnection(host, about.port or 80, timeout=CONNECT_S)
         if self._context is None:
             self._context = _trust()
@@ -207,14 +207,14 @@ class Service:
 
 
 class Patience:
-    """Counts failures in a row, and waits between."""
+    """Counts failures in a row, and waits between the retries."""
 
     def __init__(self, service: Service) -> None:
         self._count = 0
         self._has_renewed = service.identity is None
 
     def failed(self, error: Refused | Lost) -> None:
-        """Wait, or raise the error where waiting does not help or has not. A token that is refused is renewed once."""
+        """Wait for the retry; raise the error if a retry cannot help, or at the limit. Renew a refused token once."""
         if isinstance(error, Refused):
             if error.status == 401 and not self._has_renewed:
                 self._has_renewed = True
@@ -228,12 +228,12 @@ class Patience:
         time.sleep(random.uniform(longest_s / 2, longest_s))
 
     def got_on(self) -> None:
-        """Begin to count anew."""
+        """Reset the count of failures, after progress."""
         self._count = 0
 
 
 class _Pieces:
-    """A body; remembers a failure to read it, which is not the network's."""
+    """A request's body; keeps an error of reading the body, to tell a disk error from a network error."""
 
     def __init__(self, body: bytes | Iterable[bytes]) -> None:
         self._body = (body,) if isinstance(body, bytes) else body
@@ -253,7 +253,7 @@ class _Pieces:
 
 
 def _trust() -> ssl.SSLContext:
-    """Return whom to trust: the system's list, or SSL_CERT_FILE's, and what the other libraries are told to."""
+    """Return a context that trusts the system's certificates or SSL_CERT_FILE's, and those of REQUESTS_CA_BUNDLE."""
     context = ssl.create_default_context()
     if more := os.environ.get("REQUESTS_CA_BUNDLE"):
         with contextlib.suppress(OSError):
@@ -269,7 +269,7 @@ def _login(user: str | None, password: str | None) -> dict[str, str]:
 
 
 def _has_news(connection: http.client.HTTPConnection) -> bool:
-    """Whether something has come on a connection that asks nothing, which can only be its end."""
+    """Whether an idle connection has input: without a request, input can only mean the connection's end."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return bool(poll.poll(0))
@@ -281,10 +281,10 @@ def _close(connections: list[http.client.HTTPConnection]) -> None:
 
 
 def _told(body: bytes) -> tuple[str, str]:
-    """Return the reason, a word, and the message of an error's body, which may not be JSON."""
+    """Return the reason (a word) and the message of an error's body; the body need not be JSON."""
     try:
         error = json.loads(body)["error"]
-        if isinstance(error, str):  # a login's way
+        if isinstance(error, str):  # the format of the login service
             return error, ""
         reasons = [str(each.get("reason", "")) for each in error.get("errors", ()) if isinstance(each, dict)]
         reasons += [str(each.get("reason", "")) for each in error.get("details", ()) if isinstance(each, dict)]

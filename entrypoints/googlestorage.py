@@ -1,7 +1,7 @@
-"""A bucket of Google Cloud Storage over its JSON API, with the standard library: files go there and come back whole.
+"""A bucket of Google Cloud Storage over the JSON API, with the standard library: complete uploads and downloads.
 
-Source: the discovery document storage.v1, and the guide "Resumable uploads" for how one is taken up again.
-An MD5 of every file is compared with what the bucket has made of it, on the way there and on the way back.
+Source: the discovery document storage.v1, and the guide "Resumable uploads" for how to continue an upload.
+Each upload and each download compares the file's MD5 with the MD5 that the bucket reports.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from cloudtrain.entrypoints.googlehttp import Lost, Patience, Refused, Reply, Se
 
 __all__ = ["Bucket", "Changed", "Item", "endpoint", "split"]
 
-# Pieces are read from the file as they are sent, so memory does not grow with the file.
+# An upload reads and sends the file piece by piece, so memory does not grow with the file.
 SINGLE_BYTES, CHUNK_BYTES, PIECE_BYTES = 8 << 20, 16 << 20, 1 << 20  # chunks are multiples of 256 KiB
-BODY_ATTEMPTS = 3  # to send or bring bytes that arrive as others
+BODY_ATTEMPTS = 3  # at an upload or download whose bytes arrive changed
 
 _FIELDS = "name,size,md5Hash,generation,updated,metadata"
 _NO_BUCKET = "there is no bucket {bucket}; make it, or name another one"
@@ -44,9 +44,9 @@ _DAMAGED = "{uri} arrives damaged, {count} times by now: its MD5 is another's"
 
 @dataclass(frozen=True)
 class Item:
-    """An object as the bucket has it. `md5` is base64, None of one that was composed of others.
+    """An object in the bucket. `md5` is base64, or None for an object composed of several objects.
 
-    `about` is what whoever wrote it has said of it (not known of one that was brought).
+    `about` is the writer's metadata (empty for a downloaded object).
     """
 
     key: str
@@ -58,26 +58,26 @@ class Item:
 
 
 class Changed(OSError):
-    """The file was written to while it was read."""
+    """A process has written to the file while the upload read the file."""
 
 
 def split(uri: str) -> tuple[str, str]:
     """Return bucket and key, or prefix, of `gs://BUCKET/KEY`. Raises ValueError."""
     scheme, mark, rest = uri.partition("://")
-    bucket, _, key = rest.partition("/")  # by hand: to urlsplit a `#` or a `?` would end the key
+    bucket, _, key = rest.partition("/")  # not urlsplit, which ends the key at a `#` or a `?`
     if scheme.lower() != "gs" or not mark or not bucket:
         raise ValueError(f"{uri!r} is no place in Google Cloud Storage; write it as in gs://BUCKET/PREFIX")
     return bucket, key
 
 
 def endpoint() -> str:
-    """Return where storage is asked: a private endpoint or an emulator that the environment names, or Google's own."""
+    """Return the storage endpoint: the environment's private endpoint or emulator, else Google's public endpoint."""
     told = os.environ.get("CLOUDTRAIN_STORAGE_ENDPOINT") or os.environ.get("STORAGE_EMULATOR_HOST")
     return told or "https://storage.googleapis.com"
 
 
 class Bucket:
-    """A bucket's objects. Every call raises OSError, with a sentence of what to do. Safe in threads."""
+    """A bucket's objects. Every call may raise OSError, whose message says how to fix the fault. Thread-safe."""
 
     def __init__(self, name: str, service: Service | None = None) -> None:
         self.name = name
@@ -95,10 +95,10 @@ class Bucket:
         if_absent: bool = False,
         seen: os.stat_result | None = None,
     ) -> Item:
-        """Copy the file there: the object is the old one until all is there.
+        """Upload the file; the key's old object stays in place until the upload is complete.
 
-        Raises Changed, and the object stays as it is, where somebody writes to the file meanwhile, or has since it was
-        `seen`; with `if_absent`, FileExistsError where another object is there.
+        Raises Changed, without a change to the object, if a process writes to the file during the upload, or has
+        written since the stat in `seen`. With `if_absent`, raises FileExistsError if the key has a different object.
         """
         told = {"name": key, **({"metadata": about} if about else {})}
         with self._asking(key):
@@ -115,7 +115,7 @@ class Bucket:
             raise OSError(_DAMAGED.format(uri=self._uri(key), count=BODY_ATTEMPTS))
 
     def get(self, key: str, path: Path) -> Item:
-        """Copy the object here, beside the path and then there. Raises FileNotFoundError."""
+        """Download the object to a partial file, then rename the file to `path`. Raises FileNotFoundError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
         try:
@@ -130,7 +130,7 @@ class Bucket:
             partial.unlink(missing_ok=True)
 
     def items(self, prefix: str = "") -> list[Item]:
-        """Return the objects whose keys begin so, by key, over all pages."""
+        """Return the objects whose keys begin with `prefix`, sorted by key, from all pages."""
         found: list[Item] = []
         query = {"prefix": prefix, "fields": f"items({_FIELDS}),nextPageToken"}
         with self._asking():
@@ -147,12 +147,12 @@ class Bucket:
             return _item(json.loads(self._service.ask("GET", f"{self._at(key)}?fields={_FIELDS}").body))
 
     def delete(self, key: str, generation: str | None = None) -> None:
-        """Remove the object, if it is there; with `generation`, if it is that one still."""
+        """Remove the object if the object exists and, with `generation`, has that generation."""
         with self._asking(key):
             self._delete(key, generation)
 
     def close(self) -> None:
-        """Close the connections; the next call makes new ones."""
+        """Close the connections; the next call opens new connections."""
         self._service.close()
 
     def _delete(self, key: str, generation: str | None) -> None:
@@ -163,7 +163,7 @@ class Bucket:
     def _upload(
         self, path: Path, told: dict[str, Any], if_absent: bool, seen: os.stat_result | None
     ) -> tuple[Item, str]:
-        """Return what the bucket has made of the file, and the MD5 of what was read."""
+        """Return the uploaded object and the MD5 of the bytes read from the file."""
         query = {"uploadType": "multipart", "fields": _FIELDS, **({"ifGenerationMatch": "0"} if if_absent else {})}
         with path.open("rb") as file:
             before = os.fstat(file.fileno())
@@ -178,21 +178,21 @@ class Bucket:
         try:
             answer = self._service.ask("POST", f"/upload{self._objects}?{urlencode(query)}", about, body)
         except Refused as error:
-            # What was done and not heard of is done again, and then it is there.
+            # An upload whose answer was lost is repeated; the repeat finds the object of the first upload.
             if error.status == 412 and (there := self.stat(told["name"])).md5 == md5:
                 return there, md5
             raise
         return _item(json.loads(answer.body)), md5
 
     def _download(self, key: str, path: Path) -> tuple[Item, str]:
-        """Return what was brought, and the MD5 of what has arrived."""
+        """Return the downloaded object and the MD5 of the received bytes."""
         offset, patience = 0, Patience(self._service)
         item = digest = None
         with path.open("wb") as file:
             while True:
                 target = f"{self._at(key)}?alt=media"
                 headers: dict[str, str] = {}
-                if item is not None:  # of the same object, or not at all
+                if item is not None:  # the rest must come from the same generation
                     target, headers = f"{target}&generation={item.generation}", {"Range": f"bytes={offset}-"}
                 try:
                     with self._service.once("GET", target, headers) as reply:
@@ -223,7 +223,7 @@ class Bucket:
 
     @contextlib.contextmanager
     def _asking(self, key: str = "") -> Iterator[None]:
-        """Make an OSError of a sentence of what a service raises. `key`: the object asked for."""
+        """Turn the service's errors into an OSError with a clear message. `key` is the requested object."""
         try:
             yield
         except Refused as error:
@@ -233,7 +233,7 @@ class Bucket:
         except Untrusted as error:
             is_time = "not yet valid" in str(error) or "has expired" in str(error)
             raise OSError(f"{self._told(_CLOCK if is_time else _UNTRUSTED, key)} ({error})") from error
-        except (ValueError, KeyError) as error:  # JSON that is none, or lacks what it always has
+        except (ValueError, KeyError) as error:  # invalid JSON, or a required field is missing
             raise OSError(f"{self._uri(key)}: {self._told('{host}', key)} answers what is not understood") from error
 
     def _refusal(self, error: Refused, key: str) -> OSError:
@@ -255,7 +255,7 @@ class Bucket:
         return OSError(f"{self._uri(key)}: {error}")
 
     def _absence(self, error: Refused, key: str) -> OSError:
-        """Return what a 404 is about: the object, or the bucket. Unless Google says which, nothing is missing."""
+        """Return the error for a 404: object or bucket missing. If Google names neither, return a plain OSError."""
         words = error.message.lower()
         if key and words.startswith("no such object"):
             return FileNotFoundError(f"gs://{self.name} has no {key}")
@@ -270,7 +270,7 @@ class Bucket:
 
 
 class _Resumable:
-    """One upload in chunks, of which nothing can be seen until the last is there."""
+    """An upload in chunks; the object appears in the bucket only after the last chunk."""
 
     def __init__(self, service: Service, target: str, told: dict[str, Any], file: BinaryIO) -> None:
         self._service, self._target, self._told, self._file = service, target, told, file
@@ -279,7 +279,7 @@ class _Resumable:
         self._digest, self._hashed = _md5(), 0
 
     def run(self) -> tuple[Item, str]:
-        """Return what the bucket has made of the file, and the MD5 of what was read."""
+        """Return the uploaded object and the MD5 of the bytes read from the file."""
         session, offset, patience = "", 0, Patience(self._service)
         is_sure = True  # of the offset
         while True:
@@ -296,7 +296,7 @@ class _Resumable:
                 offset, is_sure = found, True
             except (Refused, Lost) as error:
                 if session and isinstance(error, Refused) and error.status in (404, 410):
-                    session, error = "", Lost("the service has forgotten the upload")  # it is begun anew
+                    session, error = "", Lost("the service has forgotten the upload")  # begin again
                 patience.failed(error)
                 is_sure = False
 
@@ -305,12 +305,12 @@ class _Resumable:
         headers["Content-Type"] = "application/json; charset=UTF-8"
         with self._service.once("POST", self._target, headers, json.dumps(self._told).encode()) as reply:
             found = urlsplit(reply.headers["Location"])
-        # Asked where all is asked: a private endpoint or an emulator may not know how it is called from here.
+        # Keep this client's endpoint: a private endpoint or an emulator may not know its address as seen from here.
         path = found.path.removeprefix(urlsplit(self._service.endpoint).path.rstrip("/"))
         return f"{path}?{found.query}"
 
     def _send(self, session: str, offset: int) -> Item | int:
-        """Send a chunk; return up to where all is there, or the object."""
+        """Send a chunk; return the number of bytes that the bucket holds, or the object after the last chunk."""
         end = min(offset + CHUNK_BYTES, self._size)
         headers = {"Content-Length": str(end - offset), "Content-Range": f"bytes {offset}-{end - 1}/{self._size}"}
         with self._service.once("PUT", session, headers, self._pieces(offset, end), also=(308,)) as reply:
@@ -325,16 +325,16 @@ class _Resumable:
         self._file.seek(offset)
         while offset < end:
             piece = self._file.read(min(PIECE_BYTES, end - offset))
-            self._digest.update(piece[max(0, self._hashed - offset) :])  # some were sent before
+            self._digest.update(piece[max(0, self._hashed - offset) :])  # a chunk may be sent twice
             offset += len(piece)
             self._hashed = max(self._hashed, offset)
-            if offset == self._size or not piece:  # before the last bytes go, with which it can be seen
+            if offset == self._size or not piece:  # the last bytes make the object visible
                 _check(self._file, self._before)
             yield piece
 
 
 def _check(file: BinaryIO, before: os.stat_result) -> None:
-    """Raise Changed if somebody has written to the file since."""
+    """Raise Changed if a process has written to the file since the stat `before`."""
     now = os.fstat(file.fileno())
     if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
         raise Changed(f"{file.name} was written to while it was read")
@@ -343,12 +343,12 @@ def _check(file: BinaryIO, before: os.stat_result) -> None:
 def _progress(reply: Reply) -> Item | int:
     if reply.status != 308:
         return _item(json.loads(reply.read()))
-    there = reply.headers["Range"]  # bytes=0-262143, none where nothing is there
+    there = reply.headers["Range"]  # bytes=0-262143, or no header if the bucket holds no bytes
     return int(there.rpartition("-")[2]) + 1 if there else 0
 
 
 def _multipart(about: dict[str, str], data: bytes) -> tuple[dict[str, str], bytes]:
-    """Return the headers and the body of an upload in one: what it is, and its bytes."""
+    """Return the headers and the body of an upload in a single request: metadata, then the file's bytes."""
     mark = uuid.uuid4().hex
     first = f"--{mark}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(about)}\r\n"
     second = f"--{mark}\r\nContent-Type: application/octet-stream\r\n\r\n"

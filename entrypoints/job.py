@@ -1,4 +1,4 @@
-"""One training job as a rank holds it: where it runs, what it trains on, and how far it has come."""
+"""A training job on a rank: the rank's place, the model and the data, and the progress."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from cloudtrain.entrypoints.task import Task
 
 __all__ = ["Job", "Place", "Progress", "build", "connect"]
 
-ASK_FILE = "save-now"  # made by anybody in the folder of the checkpoints: save, and go on
+ASK_FILE = "save-now"  # a user makes this file in the checkpoint folder: the job saves and continues
 _SAVE_BYTES_PER_S = 100e6  # for the deadline's margin until a save has been timed: a slow disk or network share
 
 
 @dataclass(frozen=True)
 class Place:
-    """This rank, among how many, and the device it computes on."""
+    """This rank, the number of ranks, and the rank's device."""
 
     rank: int
     ranks: int
@@ -42,13 +42,13 @@ class Place:
 
     @property
     def is_head(self) -> bool:
-        """Whether this is rank 0, which speaks and writes for all."""
+        """Whether this is rank 0, which reports and writes for all ranks."""
         return self.rank == 0
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that stays the same while the job runs."""
+    """The parts of a job that stay the same while the job runs."""
 
     spec: Spec
     task: Task
@@ -59,21 +59,21 @@ class Job:
     eval_data: Any | None
     strategy: strategies.Strategy
     optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler  # passes everything through but in fp16
+    scaler: torch.amp.GradScaler  # active only in fp16
     ema: Ema | None
     base_lrs: list[float]
-    warmup_start: float  # the factor on the rate from which the warm-up rises
-    identity: dict[str, Any]  # what every checkpoint says of the job, and a resume compares
+    warmup_start: float  # the factor on the learning rate at the warm-up's begin
+    identity: dict[str, Any]  # the job's facts in every checkpoint, which a resume compares
     meter: Meter
     saver: Saver
     folder: Path  # of the checkpoints
     mirror: mirror.Mirror | None
     uploader: Uploader | None
-    owned: range  # the virtual ranks of this one
+    owned: range  # the virtual ranks of this rank
     board: tensorboard.Board | None
 
     def batches(self, dataset: Any, keys: Iterator[list[data.Key]]) -> data.Batches:
-        """Return the batches of these samples, loaded as the settings say, on this rank's device."""
+        """Return the batches of the samples in `keys`, loaded by the settings, on this rank's device."""
         return data.Batches(
             dataset,
             keys,
@@ -84,60 +84,60 @@ class Job:
         )
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has its averaged weights, if it keeps any."""
+        """Return a context in which the model has the averaged weights, if the job keeps an average."""
         return contextlib.nullcontext() if self.ema is None else self.ema.swapped()
 
 
 @dataclass
 class Progress:
-    """How far the job has come; what the loop changes."""
+    """The job's progress, which the loop changes."""
 
     step: int = 0
     samples: int = 0  # the position in the sample stream
     max_steps: int = 0
     resumed_from: int | None = None
-    begun_step: int | None = None  # the newest one that is being saved, or was
-    saved_step: int | None = None  # the newest one that is durable
+    begun_step: int | None = None  # the newest step whose save has begun
+    saved_step: int | None = None  # the newest step whose save is durable
     evaluated_step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    save_s: float = 0.0  # how long the newest save took until it was durable
+    save_s: float = 0.0  # the newest save's time until the checkpoint was durable
     failed_saves: int = 0  # in a row
     best: float | None = None  # of the monitored metric
-    best_of: str | None = None  # which metric that is, and whether less or more of it is better
+    best_of: str | None = None  # mode and name of the metric, as in `min loss`
     best_step: int | None = None
-    stale: int = 0  # evaluations since then
-    log_every: int = 10  # where the settings leave it open, until it is known how long a step takes
-    skipped: int = 0  # steps left out because of a loss or gradient that was not finite
+    stale: int = 0  # evaluations since the best
+    log_every: int = 10  # if the settings have no value, until the step's time is known
+    skipped: int = 0  # steps in a row left out for a loss or gradient that was not finite
     loss: float | None = None
     path: Path | None = None  # of the newest checkpoint
     rehearsal: Rehearsal | None = None
 
     @property
     def last_step(self) -> int:
-        """Return the step at which this run ends: the job's last one, but in a rehearsal."""
+        """Return the last step of this run: the job's last step, or in a rehearsal an earlier step."""
         leave_at = self.rehearsal.leave_at if self.rehearsal else None
         return self.max_steps if leave_at is None else min(leave_at, self.max_steps)
 
 
 def connect(timeout_s: float, is_strict: bool = False) -> Place:
-    """Join the process group that torchrun's variables describe; without them, be the only rank.
+    """Join the process group of torchrun's variables, or without the variables a group of a single rank.
 
-    `is_strict`: sums on this rank's device have a fixed order too, where torch has one.
+    `is_strict`: sums on this rank's device have a fixed order too, where torch offers a fixed order.
     """
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     cuda = torch.cuda.is_available()
     if is_strict:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS adds up as it likes
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS sums in any order
         torch.use_deterministic_algorithms(True, warn_only=True)
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    else:  # the thread count changes the order of sums, so it is fixed, and recorded in the checkpoint
-        # Strict fixes it at one: another number of ranks on a machine would mean another number of threads.
+    else:  # the thread count changes the order of sums, so the count is fixed, and recorded in the checkpoint
+        # Strict takes 1 thread: a different number of ranks on a machine would mean a different thread count.
         torch.set_num_threads(1 if is_strict else int(os.environ.get("OMP_NUM_THREADS") or 1))
     alone: dict[str, Any] = {}
     if "RANK" not in os.environ:
         alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
-    # Agreements are CPU tensors, over gloo even where gradients go over NCCL: reading them never waits for the GPU.
+    # Agreements are CPU tensors over gloo, even if gradients go over NCCL: a read never waits for the GPU.
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **alone)
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
@@ -145,13 +145,13 @@ def connect(timeout_s: float, is_strict: bool = False) -> Place:
 
 
 def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent: bool = False) -> Job:
-    """Return the job, its model still with the weights that `model(params)` gave it. Raises TaskError.
+    """Return the job; the model still has the weights from `model(params)`. Raises TaskError.
 
-    `silent`: its ranks send each other no gradients; to measure what that costs.
+    `silent`: the ranks exchange no gradients, to measure the cost of the exchange.
     """
     wanted = spec.training
     split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, place.ranks)
-    optim.lr_factor(wanted.schedule, 0, 1)  # an unknown schedule shows before the data are read
+    optim.lr_factor(wanted.schedule, 0, 1)  # raise for an unknown schedule before the data load
     data.seed_all(data.mix(wanted.seed, data.INIT, 0))
     train_data = task.make_dataset(spec.params, "train")
     if train_data is None:
@@ -163,7 +163,7 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
     module = task.model(spec.params)
     if not isinstance(module, torch.nn.Module):
         raise TaskError(f"model(params) returned a {type(module).__name__}; it must return a torch.nn.Module")
-    if not module.training:  # as pretrained ones come; parts of it that are frozen in eval mode stay so
+    if not module.training:  # as pretrained models are; submodules frozen in eval mode stay in eval mode
         module.train()
     spread = strategies.wrap(wanted, module, place.device, split, blocks=task.blocks, silent=silent)
     split = dataclasses.replace(split, is_strided=spread.strided)
@@ -209,18 +209,18 @@ def build(spec: Spec, task: Task, place: Place, agreement: Agreement, *, silent:
 def _optimizer(
     spec: Spec, task: Task, spread: strategies.Strategy, split: data.Split
 ) -> tuple[torch.optim.Optimizer, float]:
-    """Return the optimizer, and the share of its rate at which the warm-up begins."""
+    """Return the optimizer, and the share of the learning rate at which the warm-up begins."""
     wanted = spec.training
     if task.optimizer is not None:
         return task.optimizer(spread.module, spec.params), 0.0
-    # Fused AdamW rounds a tensor's last elements in another way, on CPUs: not the same in shards and in the whole.
+    # On CPUs fused AdamW rounds a tensor's last elements differently, so shards and a whole tensor would differ.
     fused = wanted.reproducible != "strict" or wanted.strategy == "ddp"
     warmup_start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch)
     return optim.build(wanted.optimizer, spread.module.parameters(), split.global_batch, fused=fused), warmup_start
 
 
 def _check_alike(length: int, fingerprint: str) -> None:
-    """Raise TaskError, on all ranks, where they read different datasets: each might train as many steps as it likes."""
+    """Raise TaskError on all ranks if the ranks' datasets differ: ranks could train different numbers of steps."""
     found = exchange.gather([length, fingerprint])
     other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
     if other is not None:
@@ -242,7 +242,7 @@ def _meter(wanted: Training, split: data.Split, place: Place, spread: strategies
 
 
 def _board(spec: Spec, place: Place) -> tensorboard.Board | None:
-    """Return rank 0's writer of event files, where they are asked for and there is a place for them."""
+    """Return rank 0's TensorBoard writer, or None if the settings ask for no files or the job has no output folder."""
     folder = os.environ.get("CLOUDTRAIN_OUTPUT_DIR")
     if not spec.training.tensorboard or not place.is_head or not folder:
         return None
@@ -250,7 +250,7 @@ def _board(spec: Spec, place: Place) -> tensorboard.Board | None:
 
 
 def _settings(spec: Spec, task: Task, split: data.Split) -> dict[str, Any]:
-    """Return what of the settings and the code a checkpoint says, and a resume compares."""
+    """Return the facts of the settings and the code that a checkpoint records and a resume compares."""
     wanted = spec.training
     return {
         "format": 2,
@@ -271,10 +271,10 @@ def _settings(spec: Spec, task: Task, split: data.Split) -> dict[str, Any]:
 
 
 def _eval_split(spec: Spec, task: Task, train_fingerprint: str, place: Place) -> Any | None:
-    """Return the split to evaluate on, or None where the task has none. Collective: all ranks have it, or none has.
+    """Return the evaluation split, or None if the task has no split. Collective: the result is alike on all ranks.
 
-    A task that asked for evaluation must have one. Else a `dataset` that refuses the name "eval", or pays no heed to
-    it and returns the training split again, has none. Raises TaskError.
+    If the task or the settings ask for evaluation, the split is required. Else the result is None if `dataset` raises
+    for "eval", or ignores the name and returns the training split again. Raises TaskError.
     """
     asked = task.evaluate is not None or spec.training.eval_every is not None
     found = _own_eval_split(spec, task, train_fingerprint, asked, place)
@@ -291,7 +291,7 @@ def _own_eval_split(spec: Spec, task: Task, train_fingerprint: str, asked: bool,
     except Exception as error:
         if asked:
             raise
-        # Nobody asked: a task that knows no such split is as it should be, but a slip shows.
+        # Evaluation is optional here: a task without the split is correct, but a mistake must be visible.
         if place.is_head:
             print(f"no evaluation: dataset(params, 'eval') raised {type(error).__name__}: {error}")
         return None

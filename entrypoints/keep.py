@@ -23,8 +23,8 @@ from cloudtrain.entrypoints.newest import is_torn, newest
 
 __all__ = ["Keeper", "Unkept", "unkept_words"]
 
-EVERY_S = 0.5  # between two looks at the working directory; a file is copied when two looks find it unchanged
-SHARE = 20  # at most one part in so many of the time goes into looks
+EVERY_S = 0.5  # between two polls of the working directory; a file is copied if two polls find the file unchanged
+SHARE = 20  # polls take at most 1/SHARE of the time
 PATIENCE_S = 0.05  # for few and small files, so that they do not cost a round of the agent
 _IGNORED = frozenset({"__pycache__"})
 _TMP = ".kept.tmp"
@@ -131,7 +131,7 @@ class Keeper:
     def _try_to_carry(self, *, is_last: bool) -> None:
         try:
             self._carry(is_last=is_last)
-        except Exception as error:  # the next look tries again
+        except Exception as error:  # the next poll tries again
             self._say(f"keep: {error}")
 
     def _link(self) -> None:
@@ -186,10 +186,10 @@ class Keeper:
                 self._there[name] = _stamp(self._kept / name) or stamp
             except OSError as error:
                 self._say(f"keep: {name} cannot be kept: {error}")
-        # Absent at two looks, and never at the last one: a kill may fall between a removal and the next save.
+        # Absent at two polls, and never at the last poll: a kill may fall between a removal and the next save.
         for name in () if is_last else self._here.keys() - found.keys() - self._seen.keys():
             with contextlib.suppress(OSError):
-                if _stamp(self._kept / name) == self._there.get(name):  # else another node has written the file since
+                if _stamp(self._kept / name) == self._there.get(name):  # else a different node has written the file since
                     (self._kept / name).unlink()
             self._here.pop(name, None)
         self._seen = found

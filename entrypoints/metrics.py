@@ -1,4 +1,4 @@
-"""How fast it goes, where the time goes, and how long it will take; in numbers that people read at a glance."""
+"""The training speed, the parts of a step's time, and the time left, as short numbers for people."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from cloudtrain.entrypoints.flops import mfu
 __all__ = ["Meter", "Speed", "ddp_communication", "duration", "peak_memory"]
 
 Batch = TypeVar("Batch")
-_SLOW_DATA = 0.1  # of the step: from here on, a log line says that training waits for data
+_SLOW_DATA = 0.1  # of the step: above this share a log line reports that training waits for data
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Means over one window of optimizer steps, from one log line to the next; None is what cannot be known here.
+    """Means over a window of optimizer steps, from a log line to the next; an unknown value is None.
 
-    The job's first step is left out, unless it is the only one: it compiles, and starts the workers for the data.
+    The job's first step, which compiles and starts the data workers, is left out unless the window has no further step.
 
-    step_s = data_s + compute_s + communication_s; a checkpoint's time comes on top. Times are rank 0's clock, rates
-    those of all ranks. compute_s is what is left, so it is right on a GPU too, where calls return before the work is
-    done: forward, backward, the optimizer, and the waiting for other ranks that communication_s does not hold.
+    step_s = data_s + compute_s + communication_s; a checkpoint's time is extra. Times are of rank 0's clock, rates of
+    all ranks. compute_s is the remainder, so the value is right on a GPU too, where calls return before the work ends:
+    forward, backward, the optimizer, and the wait for slower ranks that communication_s does not include.
     """
 
     step_s: float
-    data_s: float  # the loop waited for a batch; on a GPU, which may still have had work, the most that it idled
+    data_s: float  # the wait for batches; a GPU may still work meanwhile, so its idle time is at most data_s
     compute_s: float
-    communication_s: float | None  # a sampled step's wait for gradients after computing its own: ddp_communication
-    checkpoint_s: float  # training stood still for saving; per step, the window's saves spread over its steps
+    communication_s: float | None  # a sampled step's wait for gradients, from ddp_communication
+    checkpoint_s: float  # training stood still for saves: the window's saves, divided by its steps
     samples_per_s: float
     tokens_per_s: float | None
     mfu: float | None
-    memory_bytes: int  # most in use by rank 0 so far: of the GPU by tensors, without one of the process
+    memory_bytes: int  # peak of rank 0 so far: the tensors on the GPU; without a GPU, the process
 
     def fields(self) -> dict[str, float]:
-        """Return what is known, by name: the step event's fields."""
+        """Return the known values by name: the step event's fields."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def text(self) -> str:
-        """Return the rates in words, `8.1k samples/s 16.6M tokens/s mfu 41%`; where it is much, the wait for data."""
+        """Return the rates in words, `8.1k samples/s 16.6M tokens/s mfu 41%`, and a long wait for data."""
         parts = [f"{quantity(self.samples_per_s)} samples/s"]
         if self.tokens_per_s is not None:
             parts.append(f"{quantity(self.tokens_per_s)} tokens/s")
@@ -60,9 +60,9 @@ class Speed:
 
 
 class Meter:
-    """Counts optimizer steps between log lines. Saving and evaluating do not count as stepping.
+    """Counts optimizer steps between log lines. The time of saves and evaluations does not count.
 
-    A step costs one clock reading and two for each micro-batch, about a microsecond; all else is done at log lines.
+    A step costs 1 clock reading plus 2 for each micro-batch, about a microsecond; the rest is computed at log lines.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Meter:
         communication: Callable[[], float | None] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """`samples_per_step` are of all ranks; `peak_tflops` is of one; `communication` returns seconds a step."""
+        """`samples_per_step` is over all ranks; `peak_tflops` is per rank; `communication` returns seconds a step."""
         self._samples_per_step = samples_per_step
         self._tokens_per_sample = tokens_per_sample
         self._ranks = ranks
@@ -84,42 +84,42 @@ class Meter:
         self._device = device or torch.device("cpu")
         self._since_s = time.perf_counter()
         self._steps = self._all_steps = 0
-        self._first_s = self._first_data_s = 0.0  # of the first step, which compiles, and starts data workers
+        self._first_s = self._first_data_s = 0.0  # the first step compiles, and starts data workers
         self._data_s = self._checkpoint_s = self._paused_s = 0.0
-        self.step_s = 0.0  # of the last window; 0 until the first is done
+        self.step_s = 0.0  # of the last window; 0 until the first step ends
         self._looked_s, self._peak_bytes = -math.inf, 0
-        self.flops_per_step: float | None = None  # over all ranks; set once it is counted, 0 if it could not be
+        self.flops_per_step: float | None = None  # over all ranks; set after a count, 0 if the count failed
 
     @property
     def knows_peak(self) -> bool:
-        """Whether MFU can be told once the operations are counted."""
+        """Whether the device's peak is known, so that MFU follows from the count of operations."""
         return self._peak_tflops is not None
 
     def wait_for(self, batches: Iterator[Batch]) -> Batch:
-        """Return the next batch, its waiting counted."""
+        """Return the next batch, and count the wait."""
         begin_s = time.perf_counter()
         batch = next(batches)
         self._data_s += time.perf_counter() - begin_s
         return batch
 
     def restart(self) -> None:
-        """Begin the first window now: what came before, as loading a checkpoint, was no step."""
+        """Begin the first window now: earlier work, such as the load of a checkpoint, is not part of a step."""
         self._since_s = time.perf_counter()
 
     def tick(self) -> None:
         """Count one optimizer step."""
         self._steps += 1
-        if self.step_s == 0.0:  # a first figure at once: the deadline's margin needs one before the first log line
+        if self.step_s == 0.0:  # at once: the deadline's margin needs a figure before the first log line
             self.step_s = self._first_s = time.perf_counter() - self._since_s
             self._first_data_s = self._data_s
 
     def skip(self, seconds: float) -> None:
-        """Leave out time that went into something other than steps, such as evaluating."""
+        """Leave out time that was not part of a step, such as an evaluation."""
         self._since_s += seconds
         self._paused_s += seconds
 
     def add(self, part: str, seconds: float) -> None:
-        """Leave out time in which training stood still for a `checkpoint`, and report it as such. Raises ValueError."""
+        """Leave out and report the time that training stood still for a `checkpoint`. Raises ValueError otherwise."""
         if part != "checkpoint":
             raise ValueError(f"{part!r} is not a part of the time; there is checkpoint")
         self._checkpoint_s += seconds
@@ -130,18 +130,18 @@ class Meter:
         return self.measure().samples_per_s
 
     def measure(self) -> Speed:
-        """Return the window's means and begin a new one. About 50 us, so not for every step of a tiny model."""
+        """Return the window's means and begin a new window. Takes 50 us: too long for each step of a tiny model."""
         now_s, steps = time.perf_counter(), max(self._steps, 1)
         checkpoint_s = self._checkpoint_s / steps
         passed_s, data_s = now_s - self._since_s, self._data_s
-        if self._first_s and steps > 1:  # it is in no mean, so that the time left is right from the first line on
+        if self._first_s and steps > 1:  # leave the first step out: else the first eta would be wrong
             steps, passed_s, data_s = steps - 1, passed_s - self._first_s, data_s - self._first_data_s
         self._first_s = 0.0
         if passed_s > 0.0:
             self.step_s = passed_s / steps
         data_s = min(data_s / steps, self.step_s)
         communication_s = self._communication()
-        if communication_s is not None:  # a sample of one step may exceed the mean
+        if communication_s is not None:  # a sampled step may exceed the mean
             communication_s = min(communication_s, self.step_s - data_s)
         self._all_steps += self._steps
         self._since_s, self._steps, self._data_s, self._checkpoint_s = now_s, 0, 0.0, 0.0
@@ -162,25 +162,25 @@ class Meter:
         )
 
     def _memory(self, now_s: float) -> int:
-        """Return the peak, looked at once a second: without a GPU that is a file of the kernel's, 150 us to read."""
+        """Return the peak, read once a second: without a GPU a read of the kernel's file takes 150 us."""
         if now_s - self._looked_s > 1.0:
             self._looked_s, self._peak_bytes = now_s, peak_memory(self._device)
         return self._peak_bytes
 
     def eta_s(self, steps_left: int) -> float:
-        """Return the seconds that the steps will take at the last window's pace, with pauses as there were so far."""
+        """Return the seconds for the steps left at the last window's pace, with the average pauses so far."""
         return steps_left * (self.step_s + self._paused_s / max(self._all_steps + self._steps, 1))
 
 
 def ddp_communication(model: Any, every: int) -> Callable[[], float | None]:
-    """Return a function for the seconds that the newest sampled step waited for gradients beyond computing its own.
+    """Return a function for the seconds that the newest sampled step waited for gradients after its backward pass.
 
-    From DistributedDataParallel's own clocks, host ones on CPU and CUDA events on a GPU: the time of its all-reduces
-    less what overlaps the backward pass; waiting for slower ranks is in it. It samples the first 10 steps and then one
-    of `every`. None where there is no such model (fsdp keeps no such clocks), or torch has changed its private names.
+    Source: DistributedDataParallel's clocks (host clocks on CPU, CUDA events on a GPU): the all-reduces' time less the
+    overlap with the backward pass; the wait for slower ranks is included. DDP samples the first 10 steps, then every
+    `every`-th step. None without a DDP model (fsdp has no such clocks), or if torch has changed its private names.
     """
     try:
-        # One of log_every: reading the clocks waits for the GPU, so a sample of every step would stop it running ahead.
+        # Not every step: a read of the clocks waits for the GPU, so the host could no longer run ahead of the GPU.
         model._set_ddp_runtime_logging_sample_rate(every)
         read: Callable[[], dict[str, Any]] = model._get_ddp_logging_data
     except AttributeError:
@@ -198,11 +198,11 @@ def ddp_communication(model: Any, every: int) -> Callable[[], float | None]:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes in use so far: of the GPU by tensors; without one, of main memory by this process."""
+    """Return the peak bytes so far: of tensors on the GPU, or without a GPU of this process's main memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
-        # getrusage inherits its peak from whoever forked this process: after a launcher of 500 MB, 500 MB.
+        # getrusage inherits the peak of the parent process: after a launcher of 500 MB, 500 MB.
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -213,7 +213,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def duration(seconds: float) -> str:
-    """Return the time in one or two units: 45s, 12m, 3h20m, 2d4h."""
+    """Return the time in at most two units: 45s, 12m, 3h20m, 2d4h."""
     minutes = round(seconds / 60)
     if seconds < 60:
         return f"{max(seconds, 0):.0f}s"

@@ -1,6 +1,6 @@
-"""Optimizers, and learning-rate schedules as closed forms of the step: no state to save, none to lose.
+"""Optimizers, and learning-rate schedules as closed forms of the step, without state to save or lose.
 
-LARS and LAMB are written here, since torch has neither. Their trust ratios are quotients of norms of whole layers;
+LARS and LAMB are implemented here, since torch has neither. Their trust ratios are quotients of norms of whole layers;
 where fsdp shards the parameters, the ranks sum the squares of all layers' norms in one all-reduce a step.
 """
 
@@ -42,8 +42,8 @@ def build(
 ) -> torch.optim.Optimizer:
     """Return the named optimizer over the parameters that need gradients, its rate scaled to the global batch.
 
-    Without `global_batch_size` the rate is `settings.lr` as it stands. Under fsdp, build it after sharding. `fused`:
-    AdamW may take its fused form. Raises TaskError at an unknown name or scaling rule.
+    Without `global_batch_size` the rate is `settings.lr`. Under fsdp, call `build` after sharding. `fused`: AdamW may
+    take the fused form. Raises TaskError at an unknown name or scaling rule.
     """
     maker = OPTIMIZERS.get(settings.name)
     if maker is None:
@@ -56,7 +56,7 @@ def build(
 
 
 def _sgd(settings: Optimizer, lr: float, parameters: Parameters, _fused: bool) -> torch.optim.Optimizer:
-    # Not fused, as AdamW is: torch 2.13 has no fused SGD over fsdp's shards.
+    # Not fused, unlike AdamW: torch 2.13 has no fused SGD over fsdp's shards.
     return torch.optim.SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
 
 
@@ -67,13 +67,13 @@ def _adamw(settings: Optimizer, lr: float, parameters: Parameters, fused: bool) 
         betas=settings.betas,
         eps=settings.eps,
         weight_decay=settings.weight_decay,
-        fused=fused or None,  # one call for all parameters: on small models the default's Python is most of the step
+        fused=fused or None,  # a single call: on small models the default's Python code takes most of a step
     )
 
 
 def _radam(settings: Optimizer, lr: float, parameters: Parameters, _fused: bool) -> torch.optim.Optimizer:
-    # Its default is foreach on GPUs, over shards too, and a loop on CPUs, where foreach is slower on any model whose
-    # parameters outgrow the cache: 24 against 14 ms for 10 M (torch 2.13, one thread).
+    # RAdam's default is foreach on GPUs (over shards too) and a loop on CPUs. On CPUs foreach is slower for models with
+    # more parameters than the cache holds: 24 against 14 ms for 10 M (torch 2.13, 1 thread).
     return torch.optim.RAdam(
         parameters,
         lr=lr,
@@ -101,7 +101,7 @@ OPTIMIZERS: dict[str, Callable[[Optimizer, float, Parameters, bool], torch.optim
 }
 
 
-# How the rate grows with k, the global batch in base batches.
+# The rate's factor by k, the global batch in base batches.
 SCALING_RULES: dict[str, Callable[[float], float]] = {"none": lambda k: 1.0, "linear": lambda k: k, "sqrt": math.sqrt}
 
 
@@ -110,9 +110,9 @@ def scaled_lr(base_lr: float, global_batch_size: int, base_batch_size: int, rule
 
     Batch sizes count samples per optimizer step, over all ranks and accumulation steps. Raises TaskError at an unknown
     rule, or a batch size that is not positive.
-    Sources: linear, Goyal et al. 2017, section 2.1, for SGD; it holds to about 8k images a step, with warm-up. sqrt,
+    Sources: linear, Goyal et al. 2017, section 2.1, for SGD, valid to about 8k images a step, with warm-up. sqrt,
     Krizhevsky 2014, section 5, and Hoffer et al. 2017, section 4, keeps the variance of the steps; You et al. 2020 use
-    it for LAMB.
+    sqrt for LAMB.
     """
     if rule not in SCALING_RULES:
         known = ", ".join(SCALING_RULES)
@@ -123,10 +123,10 @@ def scaled_lr(base_lr: float, global_batch_size: int, base_batch_size: int, rule
 
 
 def warmup_start(settings: Optimizer, schedule: Schedule, global_batch_size: int) -> float:
-    """Return the share of the full rate at which the warm-up begins: that of the unscaled rate, else 0.
+    """Return the share of the full rate at which the warm-up begins: unscaled rate / full rate if scaled up, else 0.
 
-    For `lr_factor`. A rate scaled down needs no such care, so its warm-up begins at 0 like any other. Raises TaskError
-    where a rate is scaled up without a warm-up: Goyal et al. 2017, section 2.2, found that training then starts badly.
+    For `lr_factor`. The warm-up of a rate that is not scaled up begins at 0. Raises TaskError if a rate is scaled up
+    without a warm-up: Goyal et al. 2017, section 2.2, found a bad start of the training in this case.
     """
     factor = scaled_lr(1.0, global_batch_size, settings.base_batch_size, settings.lr_scaling)
     if factor <= 1.0:
@@ -140,7 +140,7 @@ def warmup_start(settings: Optimizer, schedule: Schedule, global_batch_size: int
     return 1.0 / factor
 
 
-# The share of the way down, from 1 to 0, as the share of the way done goes from 0 to 1.
+# The height of the schedule, from 1 down to 0, by the share of the steps done, from 0 to 1.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
@@ -151,9 +151,9 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 def lr_factor(schedule: Schedule, step: int, max_steps: int, start: float = 0.0) -> float:
     """Return the factor on the full rate for the step counted from 0.
 
-    Warm-up rises linearly, (step + 1) / warmup_steps, so that no step is wasted at rate 0; from a `start` above 0 (see
-    `warmup_start`), step 0 has exactly that. The rest falls from 1 towards min_lr_ratio, which the step after the last
-    would have. Sources: cosine, Loshchilov and Hutter 2017, eq. 5; gradual warm-up, Goyal et al. 2017, section 2.2.
+    The warm-up rises linearly, (step + 1) / warmup_steps, so that no step has rate 0; with a `start` above 0 (see
+    `warmup_start`), step 0 has the factor `start`. Then the factor falls from 1 towards min_lr_ratio, reached at the
+    step after the last. Sources: cosine, Loshchilov and Hutter 2017, eq. 5; warm-up, Goyal et al. 2017, section 2.2.
     """
     if schedule.name not in SCHEDULES:
         raise TaskError(f"schedule {schedule.name!r} is unknown; there are {', '.join(sorted(SCHEDULES))}")
@@ -166,7 +166,7 @@ def lr_factor(schedule: Schedule, step: int, max_steps: int, start: float = 0.0)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, base_lrs: list[float], factor: float) -> float:
-    """Set each group's rate to its base times the factor; return that of the first group."""
+    """Set each group's rate to the group's base rate times the factor; return the first group's rate."""
     lr = base_lrs[0] * factor
     if optimizer.param_groups[0]["lr"] != lr or len(base_lrs) > 1:
         for group, base in zip(optimizer.param_groups, base_lrs, strict=True):
@@ -176,10 +176,10 @@ def set_lr(optimizer: torch.optim.Optimizer, base_lrs: list[float], factor: floa
 
 @dataclass(frozen=True)
 class _Layers:
-    """One group's parameters that have gradients, a layer each; `weights` and `updates` are this rank's shards.
+    """A group's parameters with gradients, each a layer; `weights` and `updates` are this rank's shards.
 
-    `adapted` are the places of those with a trust ratio and weight decay. Biases and norms have neither: their norms
-    say little of a layer's scale. That is what the authors' code of both optimizers does.
+    `adapted` are the positions of the parameters with a trust ratio and weight decay. Biases and norms have neither,
+    since their norms say little about a layer's scale. The authors' code of both optimizers does the same.
     """
 
     group: dict[str, Any]
@@ -190,11 +190,11 @@ class _Layers:
 
 
 class _Layerwise(torch.optim.Optimizer):
-    """An optimizer whose rate for each layer is multiplied by a trust ratio, from the norms of weights and update."""
+    """An optimizer that multiplies each layer's rate by a trust ratio, from the norms of weights and update."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step; return what the closure returns. Collective where parameters are sharded."""
+        """Take a step; return the closure's result. Collective if parameters are sharded."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -211,7 +211,7 @@ class _Layerwise(torch.optim.Optimizer):
             weight_norms, update_norms = norms[:, start : start + len(layers.adapted)]
             start += len(layers.adapted)
             ratios = self._ratios(layers.group, weight_norms, update_norms)
-            # Weights that begin at zero, and gradients that are zero, leave nothing to compare: the plain rate.
+            # Zero weights or zero gradients give no ratio: the layer takes the plain rate.
             self._apply(layers, torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0))
         return loss
 
@@ -228,19 +228,19 @@ class _Layerwise(torch.optim.Optimizer):
         )
 
     def _prepare(self, group: dict[str, Any]) -> _Layers:
-        """Return the group's layers with the updates whose norms the trust ratios are of."""
+        """Return the group's layers, with the updates for the trust ratios."""
         raise NotImplementedError
 
     def _ratios(self, group: dict[str, Any], weight_norms: torch.Tensor, update_norms: torch.Tensor) -> torch.Tensor:
-        """Return the trust ratios, [adapted layers], where both norms are positive."""
+        """Return the trust ratios, shape [adapted layers], valid if both norms are positive."""
         raise NotImplementedError
 
     def _apply(self, layers: _Layers, ratios: torch.Tensor) -> None:
-        """Move the weights; `ratios` are of the adapted layers."""
+        """Change the weights; `ratios` belong to the adapted layers."""
         raise NotImplementedError
 
     def _state(self, layers: _Layers, name: str) -> Tensors:
-        """Return this rank's shards of the named state, zero at first; in `self.state` it is sharded as the weights."""
+        """Return this rank's shards of the named state, zero at first; `self.state` is sharded as the weights."""
         found = []
         for parameter in layers.parameters:
             state = self.state[parameter]
@@ -254,8 +254,8 @@ class LARS(_Layerwise):
     """SGD with momentum, each layer's rate in proportion to the norm of its weights over that of its gradient.
 
     For layer weights w with gradient g: ratio = trust_coefficient |w| / (|g| + weight_decay |w|), then
-    v = momentum v + lr ratio (g + weight_decay w) and w = w - v. The rate enters v, as in the paper, not w's change, as
-    in torch's SGD. One-dimensional parameters: ratio 1, no weight decay.
+    v = momentum v + lr ratio (g + weight_decay w) and w = w - v. The rate enters v, as in the paper; in torch's SGD the
+    rate enters w's change. One-dimensional parameters: ratio 1, no weight decay.
     Source: You, Gitman and Ginsburg 2017 (arXiv:1708.03888), algorithm 1.
     """
 
@@ -322,7 +322,7 @@ class LAMB(_Layerwise):
         if not layers.parameters:
             return layers
         beta1, beta2 = group["betas"]
-        for parameter in layers.parameters:  # each counts its own: one that joins late corrects its bias from there
+        for parameter in layers.parameters:  # a count per parameter: a late parameter has its own bias correction
             state = self.state[parameter]
             state["step"] = state.get("step", torch.zeros((), dtype=torch.float32, device="cpu")) + 1
         steps = [float(self.state[parameter]["step"]) for parameter in layers.parameters]
@@ -330,8 +330,8 @@ class LAMB(_Layerwise):
         torch._foreach_lerp_(means, layers.updates, 1 - beta1)
         torch._foreach_mul_(squares, beta2)
         torch._foreach_addcmul_(squares, layers.updates, layers.updates, 1 - beta2)
-        # In place from here, so that one list of temporaries is all that the step needs beside its state. The two bias
-        # corrections are folded into one pass: mean / b1 / (sqrt(square / b2) + eps).
+        # In place from now on, so that the step needs only a single list of temporaries besides the state. A single
+        # pass applies both bias corrections: mean / b1 / (sqrt(square / b2) + eps).
         updates: Any = torch._foreach_sqrt(squares)
         torch._foreach_mul_(updates, [(1 - beta1**step) / math.sqrt(1 - beta2**step) for step in steps])
         torch._foreach_add_(updates, [(1 - beta1**step) * group["eps"] for step in steps])
@@ -354,10 +354,10 @@ class LAMB(_Layerwise):
 
 
 def _whole_norms(parameters: Tensors, *parts: Tensors) -> torch.Tensor:
-    """Return L2 norms over whole parameters, [lists of parts, parameters]; parts are local shards of them.
+    """Return L2 norms over whole parameters, shape [lists of parts, parameters]; parts are local shards.
 
-    In fp32 even for half precision, whose squares overflow; in fp64 for fp64. On one rank and under ddp nothing is
-    communicated, so the norms are the same bits at any number of ranks.
+    In fp32 even for half precision, where squares overflow; in fp64 for fp64. A single rank and ddp communicate no
+    norms, so the norms have the same bits at any number of ranks.
     """
     if not parameters:
         return torch.zeros(len(parts), 0)
@@ -372,9 +372,9 @@ def _whole_norms(parameters: Tensors, *parts: Tensors) -> torch.Tensor:
 
 
 def _sharded(parameters: Tensors) -> Iterator[tuple[list[dist.ProcessGroup], list[int]]]:
-    """Yield, for each way in which parameters are sharded, the process groups to sum over and those parameters' places.
+    """Yield, for each kind of sharding, the process groups to sum over and the positions of the parameters.
 
-    Over a mesh's replicating dimension (hsdp) nothing is summed: there, ranks hold the same.
+    Over a mesh's replicating dimension (hsdp) no sum is needed, because the ranks hold the same values.
     """
     found: dict[Any, list[int]] = {}
     for i, parameter in enumerate(parameters):

@@ -1,8 +1,8 @@
-"""A rehearsal on the user's own machine: at which step the trainer waits to be interrupted, and at which it leaves.
+"""A rehearsal on the user's own machine: the step at which the trainer waits for an interruption, and the last step.
 
     CLOUDTRAIN_REHEARSAL='{"hold_at": 7, "leave_at": 12}'
 
-Where the job ends is not changed: the learning rate's schedule and the order of the samples are those of the whole run.
+The job's end stays the same: the learning rate's schedule and the order of the samples are as in the whole run.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 __all__ = ["HOLD_S", "VARIABLE", "Rehearsal", "of_environment", "shortened"]
 
 VARIABLE = "CLOUDTRAIN_REHEARSAL"
-HOLD_S = 60.0  # the interruption comes within moments; without it the job goes on
-EVAL_BATCHES = 2  # on each rank: that evaluation works shows in few
+HOLD_S = 60.0  # the interruption normally comes at once; without an interruption the job continues
+EVAL_BATCHES = 2  # on each rank: a few batches show that the evaluation works
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """`hold_at`: behind this step the ranks wait until they are told to stop. `leave_at`: the run's last step.
+    """`hold_at`: after this step the ranks wait for a stop request. `leave_at`: the run's last step.
 
-    `environments`: the folder for environments that are built from `requirements`; `is_apart`: in these no package of
-    this machine is seen but torch and what torch requires.
+    `environments`: the folder for environments that are built from `requirements`; `is_apart`: such an environment
+    sees no package of this machine except torch and torch's requirements.
     """
 
     hold_at: int | None = None
@@ -39,13 +39,13 @@ class Rehearsal:
 
 
 def of_environment(environ: Mapping[str, str] = os.environ) -> Rehearsal | None:
-    """Return what is rehearsed, None where the job is in earnest."""
+    """Return the rehearsal of the environment, or None for a real job."""
     text = environ.get(VARIABLE)
     return None if not text else Rehearsal(**json.loads(text))
 
 
 def shortened(spec: Spec) -> Spec:
-    """Return the spec with an evaluation of a few batches; `config_sha256` stays that of the whole job."""
+    """Return the spec with an evaluation of a few batches; `config_sha256` stays the hash of the whole job."""
     wanted = spec.training
     batches = min(wanted.eval_batches or EVAL_BATCHES, EVAL_BATCHES)
     return dataclasses.replace(spec, training=dataclasses.replace(wanted, eval_batches=batches, log_every=1))

@@ -1,4 +1,4 @@
-"""What the trainer tells: its events on standard output, TensorBoard's files, and the task's own logger."""
+"""The trainer's reports: events on standard output, TensorBoard files, and the task's own logger."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _silenced: list[Exception] = []
 
 
 def say(job: Job, event: str, text: str, **fields: Any) -> None:
-    """Tell of an event, on rank 0; elsewhere nothing. A logger of the task's own that fails is told of, once."""
+    """Report an event on rank 0; do nothing on the rest. If the task's own logger fails, print the failure once."""
     if not job.place.is_head:
         return
     events.emit(event, text, **fields)
@@ -31,13 +31,13 @@ def say(job: Job, event: str, text: str, **fields: Any) -> None:
     if job.task.on_event is not None and not _silenced:
         try:
             job.task.on_event(event, fields)
-        except Exception as error:  # whatever a service's client raises is not worth the training
+        except Exception as error:  # a failing client of a logging service must not end the training
             _silenced.append(error)
             print(f"on_event failed and is not called any more: {type(error).__name__}: {error}")
 
 
 def say_start(job: Job, progress: Progress) -> None:
-    """Tell what is about to run, and on what."""
+    """Report the start: the job, the batch split, the model and the device."""
     split, known = job.split, job.identity
     text = (
         f"start {job.spec.job}: {split.ranks} ranks x {split.accumulation} accumulation x {split.micro} = "
@@ -62,7 +62,7 @@ def say_start(job: Job, progress: Progress) -> None:
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    """Return what rank 0 computes on: versions, and of a GPU its name and memory. All nodes are taken to be alike."""
+    """Return rank 0's versions and, of a GPU, the name and the memory. Assumes that all nodes are alike."""
     found: dict[str, Any] = {"python": platform.python_version(), "nodes": int(os.environ.get("GROUP_WORLD_SIZE") or 1)}
     if device.type != "cuda":
         return found
@@ -74,7 +74,7 @@ def _machine(device: torch.device) -> dict[str, Any]:
 
 
 def say_step(job: Job, progress: Progress, loss: float, lr: float, norm: torch.Tensor | None) -> None:
-    """Tell how a step went; all ranks call it, since the clocks of all go on from here."""
+    """Report a step; all ranks call this function, because the call begins a new window of each rank's clock."""
     progress.loss = loss
     speed = job.meter.measure()
     if not job.place.is_head:
@@ -103,24 +103,24 @@ def say_step(job: Job, progress: Progress, loss: float, lr: float, norm: torch.T
 
 
 def _rounded(fields: dict[str, float]) -> dict[str, float]:
-    """Return the figures in four digits: more would only be bytes in every log line."""
+    """Return the figures with four digits, to keep log lines short."""
     return {name: value if isinstance(value, int) else float(f"{value:.4g}") for name, value in fields.items()}
 
 
 def say_skipped(job: Job, progress: Progress, loss: float) -> None:
-    """Tell that a step was left out."""
+    """Report a step that was left out."""
     text = f"step {progress.step}/{progress.max_steps} left out: its loss ({loss:.4g}) or gradient is not finite"
     say(job, "step", text, step=progress.step, max_steps=progress.max_steps, skipped=True)
 
 
 def say_preempted(job: Job, progress: Progress, reason: str) -> None:
-    """Tell that the job leaves before its end, with everything saved."""
+    """Report that the job stops before its last step, with the state saved."""
     text = f"stopped at step {progress.step}/{progress.max_steps} ({reason}), saved; a new start goes on from here"
     say(job, "preempt", text, step=progress.step, reason=reason, saved=True, path=str(progress.path))
 
 
 def say_done(job: Job, progress: Progress, seconds: float, why: str | None) -> None:
-    """Tell how it ended."""
+    """Report the end of the job and the result."""
     shown = " ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
     early = f" ({why}: no better than at step {progress.best_step})" if why else ""
     say(
@@ -138,7 +138,7 @@ def say_done(job: Job, progress: Progress, seconds: float, why: str | None) -> N
 
 
 def write_outcome(job: Job, progress: Progress, outcome: str, reason: str | None = None) -> None:
-    """Tell the supervisor how it ended: torchrun's own exit code cannot. Ranks leave together, so none is cut off."""
+    """Write the outcome for the supervisor, as torchrun's exit code cannot; a barrier lets all ranks finish."""
     if job.board is not None:
         job.board.close()
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: which one, and what has changed since it was written."""
+"""The resume from a checkpoint: the choice of the checkpoint, and the changes since the checkpoint was written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cloudtrain.entrypoints.sharding import local_part
 
 __all__ = ["choose", "differences", "resume"]
 
-# What a resume may change and still go on, and what the change means for the run.
+# The facts that may change between a checkpoint and a resume, and the effect of each change on the run.
 _COMPARED = {
     "dataset_length": "the dataset had {then} items, now {now}: samples may repeat or be skipped in this epoch",
     "dataset_fingerprint": "the dataset's first or last item is another one",
@@ -41,12 +41,12 @@ _COMPARED = {
 }
 
 MOST_NAMED = 3  # damaged checkpoints in one message
-_PLAIN: dict[str, type] = {"groups": list, "state": dict, "scaler": dict, "extra": dict}  # what plain.pt holds
-_Intact = tuple[folders.Found, loader.Reader]  # a checkpoint that is intact, and open
+_PLAIN: dict[str, type] = {"groups": list, "state": dict, "scaler": dict, "extra": dict}  # the contents of plain.pt
+_Intact = tuple[folders.Found, loader.Reader]  # an intact checkpoint and the open reader
 
 
 def resume(job: Job) -> Progress:
-    """Load what the settings say to resume from, if it is there; say what changed; return how far the job has come."""
+    """Load the checkpoint that the settings choose, if any; report the changes; return the job's progress."""
     begin_s = time.perf_counter()
     chosen, damaged = _agree(job)
     found, reader = chosen or (None, None)
@@ -65,7 +65,7 @@ def resume(job: Job) -> Progress:
         if progress.save_s:
             job.agreement.saved(progress.save_s)
     training = job.spec.training
-    if training.epochs is not None:  # from here on, so that it holds where the global batch has changed
+    if training.epochs is not None:  # from the resumed step, since the global batch may have changed
         left = math.ceil(training.epochs * len(job.train_data)) - progress.samples
         progress.max_steps = progress.step + max(0, math.ceil(left / job.split.global_batch))
     else:
@@ -76,14 +76,14 @@ def resume(job: Job) -> Progress:
 
 
 def choose(folder: Path, wanted: str, is_first: bool, job: str) -> list[Path]:
-    """Return the checkpoints to try, the best first; none: start from step 0.
+    """Return the checkpoints to try, the best first; an empty list means a start from step 0.
 
-    `wanted` is auto, never, or a path; the latter two hold for the job's first start: after that, its own are newer.
-    What would outrank this run's checkpoints, being of a later step, is set aside. Raises TaskError.
+    `wanted` is auto, never, or a path. Never and a path hold for the first start only: later the job's own checkpoints
+    are newer. A first start with never sets old checkpoints aside: their later steps would outrank. Raises TaskError.
     """
     own = folders.list_steps(folder)
     if wanted != "auto" and not is_first:
-        # A platform that copies the folder brings back, on other machines, what was set aside here.
+        # A platform that copies the folder to new machines may restore the checkpoints that were set aside.
         own = [(step, path) for step, path in own if _job_of(path) in (job, None)]
     if wanted == "never" and is_first:
         for _, path in own:
@@ -95,26 +95,26 @@ def choose(folder: Path, wanted: str, is_first: bool, job: str) -> list[Path]:
 
 
 def _job_of(path: Path) -> str | None:
-    """Return whose checkpoint it is, None where that cannot be told."""
+    """Return the name of the checkpoint's job, or None if the checkpoint's facts are unreadable."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         return str(json.loads(folders.read(path / folders.TRAINER))["job"])
     return None
 
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return in words what differs between a checkpoint's job and this one."""
+    """Return the differences between a checkpoint's job and this job, in words."""
     found = [
         text.format(then=then[key], now=now[key])
         for key, text in _COMPARED.items()
         if key in then and then[key] != now[key]
     ]
-    if then.get("reproducible") == now.get("reproducible") == "strict":  # that is what strict is for
+    if then.get("reproducible") == now.get("reproducible") == "strict":  # strict: the same bits at any number of ranks
         return [text for text in found if not text.startswith("the ranks were")]
     return found
 
 
 def _mark_best_again(job: Job, progress: Progress) -> None:
-    """Repair the note of the best step, where a kill came between its save and that."""
+    """Repair the best step's mark if a kill came between the best step's save and the mark."""
     wanted = job.spec.training.monitor.metric
     if job.place.is_head and job.spec.checkpoint.keep_best and progress.best is not None and progress.best_step:
         is_there = (job.folder / folders.step_name(progress.best_step)).is_dir()
@@ -124,7 +124,7 @@ def _mark_best_again(job: Job, progress: Progress) -> None:
 
 
 def _owe_the_mirror(job: Job, found: folders.Found) -> None:
-    """Have this checkpoint uploaded at the end, where an earlier start did not come to it and no newer one does."""
+    """Have this checkpoint uploaded at the end, if the mirror lacks the checkpoint and no newer checkpoint follows."""
     if job.uploader is None or job.mirror is None:
         return
     lacks = False
@@ -146,7 +146,7 @@ def _at(path: Path) -> list[Path]:
 
 
 def _agree(job: Job) -> tuple[_Intact | None, list[tuple[Path, str]]]:
-    """Let rank 0 choose and all ranks check; return the first that is intact, and the damaged ones before it."""
+    """Let rank 0 choose and all ranks check; return the first intact checkpoint, and the damaged checkpoints before."""
     paths: list[str] = []
     fault = None
     wanted = job.spec.checkpoint.resume
@@ -157,7 +157,7 @@ def _agree(job: Job) -> tuple[_Intact | None, list[tuple[Path, str]]]:
             paths = [str(path) for path in choose(job.folder, wanted, is_first, job.spec.job)]
         except (TaskError, OSError) as error:
             fault = str(error)
-    if job.mirror is not None:  # to fetch from one may take rank 0 longer than a collective call may last
+    if job.mirror is not None:  # rank 0's fetch may take longer than a collective call may last
         job.saver.meet()
     fault, paths = exchange.share([fault, paths])
     if fault:
@@ -178,7 +178,7 @@ def _agree(job: Job) -> tuple[_Intact | None, list[tuple[Path, str]]]:
         path, wrong = damaged[0]
         raise folders.CheckpointError(f"checkpoint {path} is damaged: {wrong}")
     if damaged and job.spec.checkpoint.all_damaged != "start-over":
-        # They keep their names: without them, the next start would know of nothing that is lost.
+        # Damaged checkpoints keep their names, so that the next start also knows of the loss.
         each = "; ".join(f"{path.name}: {wrong}" for path, wrong in damaged[:MOST_NAMED])
         raise folders.AllDamagedError(
             f"all checkpoints in {job.folder} are damaged ({each}); nothing starts from step 0 without your consent: "
@@ -189,7 +189,7 @@ def _agree(job: Job) -> tuple[_Intact | None, list[tuple[Path, str]]]:
 
 
 def _intact(job: Job, path: Path) -> _Intact | str:
-    """Return the open checkpoint, or what is wrong with it. All ranks call it. Raises Unreadable, TaskError."""
+    """Return the open checkpoint, or the fault in words. All ranks call. Raises Unreadable, TaskError."""
     wrong = loader.check(path)
     if wrong is not None:
         return wrong
@@ -208,7 +208,7 @@ def _intact(job: Job, path: Path) -> _Intact | str:
 
 
 def _from_mirror(job: Job) -> _Intact | None:
-    """Return the mirror's checkpoint in place of the damaged ones, None if it has none that is intact."""
+    """Return the mirror's checkpoint to replace the damaged ones, or None if the mirror has no intact checkpoint."""
     fetched, fault = None, None
     if job.place.is_head and job.mirror is not None:
         try:
@@ -217,21 +217,21 @@ def _from_mirror(job: Job) -> _Intact | None:
             fault = f"all checkpoints in {job.folder} are damaged, and the mirror cannot be asked: {error}"
     job.saver.meet()
     fetched, fault = exchange.share([str(fetched) if fetched else None, fault])
-    if fault:  # to start over would put younger steps in the place of an intact checkpoint there
+    if fault:  # a new start's early steps would replace an intact checkpoint in the mirror
         raise folders.Unreadable(fault)
     found = _intact(job, Path(fetched)) if fetched else None
     return None if isinstance(found, str) else found
 
 
 def _set_aside(job: Job, damaged: list[Path]) -> None:
-    """Rename the damaged checkpoints of this job: under their names they would outrank the next ones."""
+    """Rename the damaged checkpoints of this job: under the old names they would outrank the next checkpoints."""
     for path in damaged:
         if job.place.is_head and path.parent == job.folder:
             folders.set_aside(path, "damaged")
 
 
 def _opened(job: Job, path: Path) -> folders.Found:
-    """Return rank 0's look at the checkpoint, on all ranks."""
+    """Return the checkpoint's step, facts and files, as read by rank 0, on all ranks."""
     told: Any = None
     if job.place.is_head:
         found = folders.open_found(path)
@@ -241,7 +241,7 @@ def _opened(job: Job, path: Path) -> folders.Found:
 
 
 def _require_own(job: Job, found: folders.Found) -> None:
-    """Raise TaskError, on all ranks, where the folder is another job's and nobody said to go on from that."""
+    """Raise TaskError, on all ranks, if the checkpoint is a different job's and `resume` does not name its path."""
     other = found.trainer["job"]
     if job.spec.checkpoint.resume in ("auto", "never") and other != job.spec.job:
         raise TaskError(
@@ -251,7 +251,7 @@ def _require_own(job: Job, found: folders.Found) -> None:
 
 
 def _fetch_newer(job: Job) -> None:
-    """Fetch the mirror's checkpoint where it is newer than this machine's own. Raises OSError without either."""
+    """Fetch the mirror's newer checkpoint. Raises OSError if the mirror fails and this machine has no checkpoint."""
     if job.mirror is None:
         return
     own = folders.list_steps(job.folder)
@@ -266,8 +266,8 @@ def _fetch_newer(job: Job) -> None:
 
 
 def _is_first_start(job: Job) -> bool:
-    """Return whether nothing of this job has run yet: a platform may start an attempt again without a word."""
-    if job.spec.checkpoint.resume == "auto":  # which is the same for every start
+    """Return whether no start of this job came before: a platform may start an attempt again without notice."""
+    if job.spec.checkpoint.resume == "auto":  # auto means the same at every start
         return False
     mark = job.folder / "first-start.json"
     now = {"job": job.spec.job, "attempt": job.spec.attempt, "resume": job.spec.checkpoint.resume}
@@ -280,14 +280,14 @@ def _is_first_start(job: Job) -> bool:
 
 
 def _set_aside_later(folder: Path, step: int) -> None:
-    """Take later steps out of the way of a checkpoint that the user named: they would outrank what follows."""
+    """Set aside steps later than the user's chosen checkpoint: these would outrank the run's next checkpoints."""
     for later, path in folders.list_steps(folder):
         if later > step:
             folders.set_aside(path, "old")
 
 
 def _load(job: Job, found: folders.Found, reader: loader.Reader) -> None:
-    """Fill the live state from the checkpoint. Raises TaskError, on all ranks, where it is another model's."""
+    """Fill the live state from the checkpoint. Raises TaskError, on all ranks, if the checkpoint's model differs."""
     model = job.strategy.module.state_dict()
     weights = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
     fault = _difference(weights, {n: s for n, s in reader.shapes.items() if n.startswith("model.")})
@@ -303,7 +303,7 @@ def _load(job: Job, found: folders.Found, reader: loader.Reader) -> None:
         if reader.plain["extra"]:
             job.strategy.module.load_state_dict(reader.plain["extra"], strict=False)
         if job.ema is not None:
-            for name, value in job.ema.tensors().items():  # without one, the average begins at these weights
+            for name, value in job.ema.tensors().items():  # without a saved average: from the weights
                 reader.fill(f"ema.{name}" if f"ema.{name}" in reader.shapes else f"model.{name}", value)
         if found.trainer["optimizer"] == job.identity["optimizer"]:
             _load_optimizer(job, reader)
@@ -313,12 +313,12 @@ def _load(job: Job, found: folders.Found, reader: loader.Reader) -> None:
         own = f"rank.{job.place.rank}."
         mine = {name.removeprefix(own) for name in reader.shapes if name.startswith(own)}
         there = {name.split(".")[1] for name in reader.shapes if name.startswith("rank.")}
-        if reader.is_seen_by_all and len(there) == job.place.ranks:  # of all ranks, or of none
+        if reader.is_seen_by_all and len(there) == job.place.ranks:  # for all ranks or for no rank
             job.strategy.load_rank_state({name: reader.read(own + name) for name in mine})
 
 
 def _hand_over_copies(job: Job, weights: dict[str, torch.Tensor]) -> None:
-    """Load what `state_dict` gave as copies, as hooks may: filling those has changed nothing in the module."""
+    """Load the tensors that `state_dict` returned as copies (by hooks): filling a copy leaves the module unchanged."""
     module = job.strategy.module
     live = {local_part(tensor).data_ptr() for tensor in (*module.parameters(), *module.buffers())}
     copies = {
@@ -331,7 +331,7 @@ def _hand_over_copies(job: Job, weights: dict[str, torch.Tensor]) -> None:
 
 
 def _load_optimizer(job: Job, reader: loader.Reader) -> None:
-    """Give the optimizer its state, in tensors spread as the parameters are; today's settings hold."""
+    """Load the optimizer's state, in tensors sharded as the parameters; the settings are the current settings."""
     settings = [{k: v for k, v in group.items() if k != "params"} for group in job.optimizer.param_groups]
     groups = reader.plain["groups"]
     if len(groups) != len(settings):
@@ -349,11 +349,11 @@ def _load_optimizer(job: Job, reader: loader.Reader) -> None:
         if values:
             state[position] = values
     here = job.optimizer.state_dict()["param_groups"]
-    # load_state_dict pairs parameters by their place in the groups' lists, so the lists must be this optimizer's own.
+    # load_state_dict pairs parameters by position in the groups' lists, so the lists must be this optimizer's own.
     packed = [{**then, "params": now["params"]} for then, now in zip(groups, here, strict=True)]
     job.optimizer.load_state_dict({"state": state, "param_groups": packed})
-    # It casts floating-point state to the parameter's type. What had a type of its own, as fp32 averages of bf16
-    # weights, gets it back; what had the weight's follows a weight whose type has changed.
+    # load_state_dict casts floating-point state to the parameter's type. State with its own type, such as fp32
+    # averages of bf16 weights, gets that type back; state of the weight's type follows a change of the weight's type.
     for position, (parameter, name) in enumerate(saving.optimizer_names(job).items()):
         loaded, weight_type = job.optimizer.state.get(parameter, {}), reader.dtypes[f"model.{name}"]
         for key, value in state.get(position, {}).items():
@@ -366,7 +366,7 @@ def _load_optimizer(job: Job, reader: loader.Reader) -> None:
 
 
 def _read_like(reader: loader.Reader, name: str, parameter: torch.Tensor) -> torch.Tensor:
-    """Return the state tensor: spread like the parameter where it has its shape, whole where not (a step count)."""
+    """Return the state tensor: sharded as the parameter if the shapes are equal, else whole (a step count)."""
     if isinstance(parameter, DTensor) and reader.shapes[name] == tuple(parameter.shape):
         tensor = torch.empty_like(parameter, dtype=reader.dtypes[name], requires_grad=False)
     elif reader.shapes[name] == tuple(parameter.shape) and parameter.dim():
@@ -413,6 +413,6 @@ def _report(job: Job, found: folders.Found | None, damaged: list[tuple[Path, str
 
 
 def _restarts() -> int:
-    """Return how often this attempt was started again: by our agents, or by torchrun itself."""
+    """Return the number of restarts of this attempt, by cloudtrain's agents or by torchrun."""
     names = ("CLOUDTRAIN_RESTART", "TORCHELASTIC_RESTART_COUNT")
     return max(int(os.environ.get(name) or 0) for name in names)

@@ -1,4 +1,4 @@
-"""What the trainer saves: the job's state on its way to a checkpoint, and the weights at the end."""
+"""The trainer's saves: the job's state for a checkpoint, and the weights at the end."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from cloudtrain.entrypoints.job import Job, Progress
 __all__ = ["NonFiniteError", "begin", "collect", "export", "finish", "optimizer_names", "publish"]
 __all__ += ["retry_later", "tensors", "wait"]
 
-# What of the progress a checkpoint carries; a resume goes on with it.
+# The fields of the progress that a checkpoint holds; a resume restores them.
 CARRIED = (
     *("step", "samples", "evaluated_step", "metrics", "loss", "save_s", "skipped"),
     *("best", "best_of", "best_step", "stale"),
 )
-MAX_FAILED = 3  # saves in a row, behind the training: a share may stumble, but a job that cannot save must not go on
+MAX_FAILED = 3  # background saves in a row: a network share may fail briefly, but a job that cannot save must end
 
 
 class NonFiniteError(ArithmeticError):
-    """The loss or a parameter became nan or infinite; no checkpoint holds it."""
+    """The loss or a parameter became nan or infinite; no checkpoint holds the bad value."""
 
 
 def begin(job: Job, progress: Progress, best: tuple[str, float] | None = None) -> None:
-    """Copy the state for a checkpoint of this step, unless there is one; it is written behind. All ranks call it."""
+    """Copy the state for a checkpoint of this step, unless done; a background thread writes it. All ranks call."""
     if progress.begun_step == progress.step:
         if best is not None and job.place.is_head:
             job.saver.wait(heartbeat.beat)
@@ -48,7 +48,7 @@ def begin(job: Job, progress: Progress, best: tuple[str, float] | None = None) -
     progress.begun_step = progress.step
     carried = {name: getattr(progress, name) for name in CARRIED}
     job.agreement.saving()
-    job.strategy.sync_buffers()  # every rank writes some of what all of them hold
+    job.strategy.sync_buffers()  # each rank writes a part of the replicated state
     job.saver.begin(
         Snapshot(
             step=progress.step,
@@ -67,7 +67,7 @@ def begin(job: Job, progress: Progress, best: tuple[str, float] | None = None) -
 
 
 def collect(job: Job, progress: Progress) -> None:
-    """Take note of what has become durable, and of what has reached the mirror; say so on rank 0."""
+    """Record the checkpoints that became durable or reached the mirror; report them on rank 0."""
     for saved in job.saver.news():
         progress.saved_step, progress.path, progress.save_s = saved.step, saved.path, saved.seconds
         progress.failed_saves = 0
@@ -100,9 +100,9 @@ def _collect_uploads(job: Job, uploader: Uploader) -> None:
 
 
 def publish(job: Job, progress: Progress, limit_s: float = math.inf) -> None:
-    """Wait until the newest checkpoint is in the mirror too, if there is one, or for so long.
+    """Wait until the newest checkpoint is also in the mirror, if the job has a mirror, but at most `limit_s`.
 
-    All ranks call it, with no save under way.
+    All ranks call, with no save under way.
     """
     if job.uploader is not None:
         job.uploader.finish(heartbeat.beat, limit_s)
@@ -110,7 +110,7 @@ def publish(job: Job, progress: Progress, limit_s: float = math.inf) -> None:
 
 
 def retry_later(job: Job, progress: Progress) -> None:
-    """Take note of a save that failed behind the training, on all ranks; the next one may not. Raises as `finish`."""
+    """Record a failed background save, on all ranks; the next save retries. Raises as `finish` at a final fault."""
     job.saver.wait(heartbeat.beat)
     failure = job.saver.failure
     progress.failed_saves += 1
@@ -123,7 +123,7 @@ def retry_later(job: Job, progress: Progress) -> None:
 
 
 def finish(job: Job, progress: Progress) -> None:
-    """Wait until what has begun is durable. Raises CheckpointError or NonFiniteError, on all ranks, where it failed."""
+    """Wait until the save is durable. Raises CheckpointError or NonFiniteError, on all ranks, if the save failed."""
     job.saver.wait(heartbeat.beat)
     collect(job, progress)
     failure = job.saver.failure
@@ -135,7 +135,7 @@ def finish(job: Job, progress: Progress) -> None:
 
 
 def wait(job: Job, limit_s: float) -> None:
-    """Give what is being written, here and to the mirror, as long to become durable: this rank is about to fail."""
+    """Wait at most `limit_s` for the save and the upload under way, because this rank is about to fail."""
     end_s = time.monotonic() + limit_s
     job.saver.wait(heartbeat.beat, limit_s)
     if job.uploader is not None:
@@ -143,7 +143,7 @@ def wait(job: Job, limit_s: float) -> None:
 
 
 def fail(job: Job, progress: Progress, what: str, **fields: Any) -> None:
-    """Raise NonFiniteError, on every rank alike, and say on rank 0 what to look at."""
+    """Raise NonFiniteError on every rank, and report advice on rank 0."""
     job.saver.wait(heartbeat.beat)
     collect(job, progress)
     kept = (
@@ -157,7 +157,7 @@ def fail(job: Job, progress: Progress, what: str, **fields: Any) -> None:
 
 
 def tensors(job: Job) -> dict[str, torch.Tensor]:
-    """Return the whole state's tensors by name, as they live: to be read for a save, or filled by a load."""
+    """Return the complete state's live tensors by name: a save reads them, a load fills them."""
     model = job.strategy.module.state_dict()
     found = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
     for parameter, name in optimizer_names(job).items():
@@ -170,13 +170,13 @@ def tensors(job: Job) -> dict[str, torch.Tensor]:
 
 
 def optimizer_names(job: Job) -> dict[torch.Tensor, str]:
-    """Return the name of each parameter that the optimizer holds, in its order."""
+    """Return the name of each parameter of the optimizer, in the optimizer's order."""
     names = {parameter: name for name, parameter in job.strategy.module.named_parameters()}
     return {p: names[p] for group in job.optimizer.param_groups for p in group["params"]}
 
 
 def export(job: Job) -> None:
-    """Write the plain weights to the output folder, for whoever uses the model. All ranks call it."""
+    """Write the plain weights to the output folder, for the use of the model. All ranks call."""
     folder = os.environ.get("CLOUDTRAIN_OUTPUT_DIR")
     if not folder:
         return
@@ -186,15 +186,15 @@ def export(job: Job) -> None:
             if isinstance(value, torch.Tensor):
                 whole = value.full_tensor() if isinstance(value, DTensor) else value
                 if job.place.is_head:
-                    found[name] = whole.cpu()  # one at a time: the device may have no room for all
-        if job.place.is_head:  # inside: on a CPU these are the weights themselves, no copies
+                    found[name] = whole.cpu()  # one by one: the device may lack memory for all
+        if job.place.is_head:  # inside the context: on a CPU the tensors are the live weights, not copies
             ending = {"torch": "pt", "safetensors": "safetensors"}[job.spec.checkpoint.export]
             weights.write(Path(folder) / f"model.{ending}", found)
-    job.saver.meet(heartbeat.beat)  # a slow disk may take rank 0 longer than a collective call may last
+    job.saver.meet(heartbeat.beat)  # on a slow disk rank 0 may take longer than a collective call may last
 
 
 def _plain(job: Job) -> dict[str, Any]:
-    """Return what is no tensor: the optimizer's settings by parameter name, the scaler, a module's extra state."""
+    """Return the state that is no tensor: the optimizer's settings by parameter name, the scaler, the extra state."""
     names = optimizer_names(job)
     groups = [
         {**{k: v for k, v in group.items() if k != "params"}, "params": [names[p] for p in group["params"]]}

@@ -1,7 +1,7 @@
-"""What the user asked for in numbers and names: the spec's fields, checked for name and range.
+"""The user's settings: the spec's fields, checked for name and range.
 
-The launcher has checked the same keys with their places in the file (launcher/config/schema.py); here they are checked
-again, because a spec may come from elsewhere. Sections are those of cloudtrain.yaml.
+The launcher has checked the same keys, with their positions in the file (launcher/config/schema.py). The trainer checks
+them again, because a spec may not come from the launcher. Sections are as in cloudtrain.yaml.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = [
 
 
 class TaskError(Exception):
-    """The task file or the settings are wrong: trying again changes nothing, and the message says how to mend it."""
+    """The task file or the settings are wrong: a retry cannot help, and the message says how to fix the fault."""
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The built-in optimizer's settings; a field that the named one does not know is ignored.
+    """The built-in optimizer's settings; a field that the named optimizer does not know is ignored.
 
     `lr_scaling` linear or sqrt: `lr` is meant for `base_batch_size` samples a step, and is scaled to the global batch.
     """
@@ -52,7 +52,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the learning rate moves: linear warm-up, then `name` down to `min_lr_ratio` of the full rate."""
+    """The learning-rate schedule: linear warm-up, then `name` down to `min_lr_ratio` of the full rate."""
 
     name: str = "constant"
     warmup_steps: int = 0
@@ -61,7 +61,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Monitor:
-    """Which metric of the evaluation says what is best: min or max of it; `patience` evaluations without: stop."""
+    """The evaluation's metric for the best step, as min or max; `patience` evaluations without a gain stop the job."""
 
     metric: str = "loss"
     mode: str = "min"
@@ -74,9 +74,9 @@ class Training:
     """Section `training`. Batch sizes count samples; steps are optimizer steps."""
 
     global_batch_size: int
-    micro_batch_size: int | None = None  # on one rank, one forward pass; None: no accumulation
+    micro_batch_size: int | None = None  # of a rank's forward pass; None: no accumulation
     strategy: str = "ddp"
-    shard_size: int | None = None  # hsdp: ranks that share one copy of the model; None: those of one node
+    shard_size: int | None = None  # hsdp: ranks that share a copy of the model; None: the ranks of a node
     precision: str = "fp32"
     reproducible: str = "standard"  # strict: the same bits on any number of ranks that divides the virtual ranks
     compile: bool = False
@@ -98,30 +98,30 @@ class Training:
     eval_batches: int | None = None  # on each rank; None: the whole split
     monitor: Monitor = field(default_factory=Monitor)
     num_workers: int = 0
-    tokens_per_sample: int | None = None  # for tokens a second
-    peak_tflops: float | None = None  # of one rank's device, for MFU; None: from a table of GPUs
+    tokens_per_sample: int | None = None  # for the tokens per second
+    peak_tflops: float | None = None  # of a rank's device, for MFU; None: from a table of GPUs
     diagnose_steps: int | None = None  # measure what bounds a step, in place of training
     tensorboard: bool = False
 
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """Section `checkpoint`: when to save, how many to keep, and what to resume from (auto, never, or a path)."""
+    """Section `checkpoint`: when to save, how many to keep, and the source of a resume (auto, never, or a path)."""
 
     every_steps: int | None = None
     every_s: float | None = None
     keep: int = 3
     keep_best: bool = False
     blocking: bool = False  # True: training waits until a checkpoint is durable
-    mirror: str | None = None  # a second place, by its uri, to which finished checkpoints are copied
+    mirror: str | None = None  # the URI of a second place for copies of finished checkpoints
     export: str = "torch"  # the form of the weights in the output folder: torch or safetensors
     resume: str = "auto"
-    all_damaged: str = "stop"  # or start-over: train from step 0 if there are checkpoints and all are damaged
+    all_damaged: str = "stop"  # or start-over: train from step 0 if checkpoints exist and all are damaged
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One job's spec as the ranks see it; `config_sha256` covers training and params."""
+    """A job's spec, as read by the ranks; `config_sha256` covers training and params."""
 
     job: str
     attempt: int
@@ -171,7 +171,7 @@ def read_spec(path: str | Path) -> Spec:
     settings["monitor"] = _fill(Monitor, "training.monitor", settings.get("monitor") or {})
     training = _fill(Training, "training", settings)
     _check(training)
-    known = {f.name for f in dataclasses.fields(CheckpointSettings)}  # its other keys are for who stages the folder
+    known = {f.name for f in dataclasses.fields(CheckpointSettings)}  # the rest is for the staging
     checkpoint = {k: v for k, v in (raw.get("checkpoint") or {}).items() if k in known}
     params = raw.get("params") or {}
     config = json.dumps({"training": raw["training"], "params": params}, sort_keys=True)
@@ -188,7 +188,7 @@ def read_spec(path: str | Path) -> Spec:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean ...?` where a known word is close, else nothing."""
+    """Return `; did you mean ...?` if a known word is close, else an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean `{close[0]}`?" if close else ""
 

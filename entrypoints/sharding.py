@@ -1,4 +1,4 @@
-"""What of a tensor lies on this rank: all of a plain one, a shard of a DTensor of FSDP2."""
+"""The part of a tensor on this rank: the whole of a plain tensor, a shard of an FSDP2 DTensor."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ __all__ = ["local_part"]
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's values of the tensor, sharing its memory."""
+    """Return this rank's values of the tensor, in the tensor's own memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,9 +1,9 @@
-"""The task file: plain functions that say what is trained.
+"""The task file: plain functions that define the training.
 
-Required: `model(params)`; `dataset(params, split)`, split "train" or "eval" (None: there is no such split);
+Required: `model(params)`; `dataset(params, split)`, split "train" or "eval" (returns None for a missing split);
 `loss(model, batch)`, the mean over the batch. Optional: `optimizer(model, params)`; `evaluate(model, batch)`, numbers
 by name, each a mean over the batch; `collate(samples)`; `blocks(model)`, the submodules that fsdp shards one by one;
-`on_event(event, fields)`, called on rank 0 with every event that is printed, for a logger of your own.
+`on_event(event, fields)`, called on rank 0 with every printed event, for a logger of your own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPTIONAL = {
 
 @dataclass(frozen=True)
 class Task:
-    """The user's functions; `code_sha256` is that of the task file."""
+    """The user's functions; `code_sha256` is the hash of the task file."""
 
     model: Callable[..., Any]
     dataset: Callable[..., Any]
@@ -49,11 +49,11 @@ class Task:
     on_event: Callable[..., Any] | None = None
 
     def make_dataset(self, params: dict[str, Any], split: str) -> Any:
-        """Return the split, checked to be map-style and not empty, or None where the task says there is none."""
+        """Return the split, or None if the task has no split. Raises TaskError if it is empty or not map-style."""
         data = self.dataset(params, split)
         if data is None:
             return None
-        is_stream = isinstance(data, IterableDataset)  # it inherits a __getitem__ that only raises
+        is_stream = isinstance(data, IterableDataset)  # inherits a __getitem__ that only raises
         if is_stream or not isinstance(data, Sized) or not hasattr(data, "__getitem__"):
             raise TaskError(
                 f"dataset(params, {split!r}) returned a {type(data).__name__}, which has no length or no items by "
@@ -65,7 +65,7 @@ class Task:
 
 
 def load_task(target: str | Path) -> Task:
-    """Return the functions of the task file, all its faults found at once. What the file itself raises propagates."""
+    """Return the functions of the task file. Raises TaskError with all faults, and any error of the file itself."""
     path = Path(target).resolve()
     if not path.is_file():
         raise TaskError(f"task file {target} does not exist (looked for {path})")
@@ -88,7 +88,7 @@ def load_task(target: str | Path) -> Task:
 
 
 def _import(path: Path) -> ModuleType:
-    # Its neighbours import as they would beside a script, and its classes pickle by the module's own name.
+    # The task file imports modules of its folder, as a script does; its classes pickle by the module's name.
     sys.path.insert(0, str(path.parent))
     taken = path.stem in sys.modules or path.stem in sys.stdlib_module_names
     name = f"cloudtrain_task_{path.stem}" if taken else path.stem
@@ -107,7 +107,7 @@ def _import(path: Path) -> ModuleType:
 def _accepts(call: Callable[..., Any], count: int) -> bool:
     try:
         inspect.signature(call).bind(*range(count))
-    except ValueError:  # a builtin without a signature: its own error will do
+    except ValueError:  # a builtin without a signature: a call raises the builtin's own error
         return True
     except TypeError:
         return False

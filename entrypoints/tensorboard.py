@@ -1,6 +1,6 @@
 """TensorBoard event files of scalars, written with the standard library alone.
 
-A file is a row of TFRecords, each an Event protocol buffer between two masked CRC-32Cs:
+A file is a sequence of TFRecords, each an Event protocol buffer between two masked CRC-32Cs:
 
     length uint64 | crc(length) uint32 | Event | crc(Event) uint32            little-endian
 
@@ -20,38 +20,38 @@ from typing import Any
 
 __all__ = ["Board"]
 
-_FLUSH_S = 5.0  # at most this much is lost to a kill, and a network disk is not written to for each step
-_MAX_BYTES = 1 << 23  # kept while the disk is full; then whole events are dropped
-_VERSION = b"brain.Event:2"  # what readers ask for before they heed session starts
-_GROUPS = {"step": "train", "eval": "eval", "checkpoint": "checkpoint"}  # how the events' numbers are headed there
+_FLUSH_S = 5.0  # a kill loses at most 5 s, and a network disk gets no write for each step
+_MAX_BYTES = 1 << 23  # kept in memory while the disk is full; beyond the limit whole events are dropped
+_VERSION = b"brain.Event:2"  # readers heed session starts only in a file with this version
+_GROUPS = {"step": "train", "eval": "eval", "checkpoint": "checkpoint"}  # the tag's first part by event
 _NAME = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 
 
 class Board:
-    """Writes scalars to one new event file in a folder; what goes wrong on the disk never ends training.
+    """Writes scalars to a new event file in a folder; a disk fault never ends training.
 
-    The file is begun at the first scalar, or by `start`. It opens with a session start at a step: readers drop what
-    earlier files of the folder hold from that step on, so that steps trained again do not show twice.
+    The first scalar, or `start`, begins the file. The file opens with a session start at a step: readers drop the data
+    of earlier files in the folder from the same step on, so that repeated steps do not show twice.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
         self._handle: int | None = None
-        self._waiting = bytearray()  # whole events, the first one maybe written in part
+        self._waiting = bytearray()  # whole events; a part of the first event may already be written
         self._is_begun = False
         self._flushed_s = time.monotonic()
 
     def start(self, step: int) -> None:
-        """Begin the file with a session that holds from `step` on: the first step that will be trained."""
+        """Begin the file with a session from `step` on, the first step of the training to come."""
         if self._is_begun:
             return
         self._is_begun = True
-        # The first session says so too: readers take a folder's first session start for no restart.
+        # The first session has a session start too: readers do not take a folder's first session start for a restart.
         self._add(_event(time.time(), step, _bytes(3, _VERSION)))
         self._add(_event(time.time(), step, _bytes(7, _int(1, 1))))  # session_log { status: START }
 
     def write(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Write the numbers of an event of events.py, as train/loss, eval/loss and so on; the start event begins it."""
+        """Write the numbers of an event of events.py, as train/loss, eval/loss, etc.; a start event begins the file."""
         step = fields.get("step")
         if not isinstance(step, int):
             return
@@ -62,7 +62,7 @@ class Board:
             self.scalars(step, {tag: v for tag, v in values.items() if not tag.endswith(("/step", "/max_steps"))})
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write values by tag at a step, as one event; what is no number is left out."""
+        """Write values by tag at a step, as a single event; leave out values that are not numbers."""
         numbers = {
             tag: float(value)
             for tag, value in values.items()
@@ -77,7 +77,7 @@ class Board:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what is waiting to the operating system; what a full disk refuses waits on."""
+        """Write the waiting events to the file; bytes that a full disk refuses wait for the next flush."""
         self._flushed_s = time.monotonic()
         try:
             if self._handle is None and self._waiting:
@@ -85,10 +85,10 @@ class Board:
             while self._handle is not None and self._waiting:
                 del self._waiting[: os.write(self._handle, self._waiting)]
         except OSError:
-            return  # next time from the same byte on, so that no event is torn
+            return  # the next flush continues at the same byte, so that no event is cut off
 
     def close(self) -> None:
-        """Flush and close; a later scalar would begin a new file. To be called before `os._exit`."""
+        """Flush and close; a later scalar would begin a new file. Call before `os._exit`."""
         self.flush()
         if self._handle is not None:
             os.close(self._handle)
@@ -100,10 +100,10 @@ class Board:
 
 
 def _open_next(folder: Path) -> int:
-    """Create the event file after all others of the folder, which readers take in the order of their names."""
+    """Create the event file with the last name in the folder, because readers sort files by name."""
     folder.mkdir(parents=True, exist_ok=True)
     times = [int(found[1]) for found in map(_NAME.match, os.listdir(folder)) if found]
-    # Later than the newest even within its second, or with another machine's clock behind.
+    # Later than the newest file, even within the same second or if this machine's clock is behind.
     begin_s = max([int(time.time()), *(newest + 1 for newest in times)])
     name = f"events.out.tfevents.{begin_s:010d}.{socket.gethostname()}.{os.getpid()}"
     return os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -129,7 +129,7 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    value &= (1 << 64) - 1  # a negative int64 is its two's complement
+    value &= (1 << 64) - 1  # a negative int64 as two's complement
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)

@@ -1,10 +1,10 @@
-"""The shared trainer: what every rank runs, whatever started it.
+"""The shared trainer: the program of every rank, on every platform.
 
     CLOUDTRAIN_SPEC=spec.json python -m torch.distributed.run --nproc-per-node 2 -m cloudtrain.entrypoints.train
 
-Read from top to bottom: `main` connects the ranks, builds the job and resumes it; `train` is the loop. The spec's
-fields are in settings.py, the ways to spread a model in strategies/, what a step reads in data.py, what it tells in
-report.py. Exit codes: 0 done; 75 stopped early but saved, so that starting it again goes on from there.
+Read from top to bottom: `main` connects the ranks, builds the job and resumes the job; `train` is the loop. The spec's
+fields are in settings.py, the ways to distribute a model in strategies/, a step's samples in data.py, the events in
+report.py. Exit codes: 0 done; 75 stopped early but saved, so that the next start continues from the checkpoint.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from cloudtrain.entrypoints.task import load_task
 __all__ = ["EXIT_DONE", "EXIT_SAVED", "NonFiniteError", "main"]
 
 EXIT_DONE, EXIT_SAVED = 0, 75
-EARLY = "early stop"  # by the monitored metric: the job is done, and says so
+EARLY = "early stop"  # by the monitored metric: the job is done, and reports the reason
 _AS_IT_IS = nullcontext()
-LAST_SAVE_S = 60.0  # the other ranks wait for this one, or have died and took the save with them
-MAX_SKIPPED = 100  # steps in a row with on_nan: skip; then the model itself is gone
+LAST_SAVE_S = 60.0  # the ranks may wait for this rank; or ranks have died, and the save cannot finish
+MAX_SKIPPED = 100  # steps in a row with on_nan: skip; after so many the model itself is lost
 
 
 def main() -> int:
-    """Train what CLOUDTRAIN_SPEC describes and return the exit code, with everything durable. Raises TaskError."""
-    agreement = Agreement(variables.deadline_s(os.environ))  # first: a signal may come while the data are read
+    """Train the job of CLOUDTRAIN_SPEC; return the exit code after all files are durable. Raises TaskError."""
+    agreement = Agreement(variables.deadline_s(os.environ))  # first: a signal may arrive while the data load
     spec, rehearsed = read_spec(os.environ["CLOUDTRAIN_SPEC"]), rehearsal.of_environment()
     spec = spec if rehearsed is None else rehearsal.shortened(spec)
     task = load_task(spec.target)
@@ -57,14 +57,14 @@ def main() -> int:
         stop = train(job, progress)
         saving.begin(job, progress)
         saving.finish(job, progress)
-    except NonFiniteError:  # of all ranks alike
+    except NonFiniteError:  # raised on all ranks
         saving.publish(job, progress, LAST_SAVE_S)
         raise
-    except Exception:  # what is being written becomes durable first
+    except Exception:  # a save under way becomes durable first
         saving.wait(job, LAST_SAVE_S)
         raise
     if stop not in (None, EARLY):
-        # A deadline's margin holds the upload; after a signal there is little time, and the word must be out in it.
+        # A deadline's margin includes the upload's time. After a signal time is short, and the event must get out.
         saving.publish(job, progress, math.inf if stop == "deadline" else LAST_SAVE_S)
         report.say_preempted(job, progress, stop)
         report.write_outcome(job, progress, "saved", stop)
@@ -77,19 +77,19 @@ def main() -> int:
 
 
 def train(job: Job, progress: Progress) -> str | None:
-    """Train to the last step and evaluate. Return None then, else why the ranks agreed to stop before."""
+    """Train to the last step and evaluate; return None, or the reason if the ranks agreed to stop earlier."""
     every, patience = job.spec.checkpoint.every_steps, job.spec.training.monitor.patience
     rehearsed = progress.rehearsal
-    if patience is not None and progress.stale >= patience:  # it had stopped, and something went wrong after that
+    if patience is not None and progress.stale >= patience:  # stopped before; a fault followed
         return EARLY
     job.meter.restart()
     with _batches(job, progress) as batches:
-        # Evaluation first, where it was interrupted before it was done.
+        # First the evaluation that an earlier stop has interrupted.
         stop = _evaluate(job, progress) if _evaluation_is_due(job, progress) else None
         while stop is None and progress.step < progress.last_step:
             verdict = _step(job, progress, batches)
             stop = verdict.stop
-            if progress.step == progress.last_step:  # first: whatever the evaluation does, the training is safe
+            if progress.step == progress.last_step:  # save first: the evaluation may fail
                 saving.begin(job, progress)
             if stop is None and _evaluation_is_due(job, progress):
                 stop = _evaluate(job, progress)
@@ -102,7 +102,7 @@ def train(job: Job, progress: Progress) -> str | None:
 
 
 def _hold(job: Job, progress: Progress) -> None:
-    """Wait, in a rehearsal, for the interruption that is to come at this step; what is being saved becomes durable."""
+    """Wait, in a rehearsal, for the interruption planned at this step; meanwhile a save becomes durable."""
     until_s = time.monotonic() + rehearsal.HOLD_S
     while not job.agreement.is_told_to_stop and time.monotonic() < until_s:
         saving.collect(job, progress)
@@ -113,7 +113,7 @@ def _hold(job: Job, progress: Progress) -> None:
 
 @contextmanager
 def _batches(job: Job, progress: Progress) -> Iterator[data.Batches]:
-    """Open the stream of this rank's micro-batches from where the job has come to."""
+    """Open the stream of this rank's micro-batches from the job's position in the sample stream."""
     training, place = job.spec.training, job.place
     steps = progress.last_step - progress.step
     keys = data.train_keys(training.seed, len(job.train_data), job.split, place.rank, progress.samples, steps)
@@ -125,7 +125,7 @@ def _batches(job: Job, progress: Progress) -> Iterator[data.Batches]:
 
 
 def _step(job: Job, progress: Progress, batches: data.Batches) -> Verdict:
-    """Take one optimizer step; return what the ranks agreed on meanwhile. Told to stop inside, it takes none."""
+    """Take an optimizer step and return the ranks' verdict; take no step if the verdict inside the step is to stop."""
     training, spread = job.spec.training, job.strategy
     factor = optim.lr_factor(training.schedule, progress.step, progress.max_steps, job.warmup_start)
     lr = optim.set_lr(job.optimizer, job.base_lrs, factor)
@@ -134,7 +134,7 @@ def _step(job: Job, progress: Progress, batches: data.Batches) -> Verdict:
     if stopped is not None:
         return stopped
     skips = training.on_nan == "skip"
-    verdict = job.agreement.finish() if skips else NOTHING  # all ranks must know before anything moves
+    verdict = job.agreement.finish() if skips else NOTHING  # all ranks must know before a weight changes
     norm = None
     if training.clip_norm or skips:
         job.scaler.unscale_(job.optimizer)
@@ -164,10 +164,10 @@ def _step(job: Job, progress: Progress, batches: data.Batches) -> Verdict:
 
 
 def gradients(job: Job, progress: Progress, batches: data.Batches, is_logged: bool = False) -> Verdict | None:
-    """Add up the gradients of this rank's micro-batches. Return None, or the verdict that told the ranks to stop.
+    """Add up the gradients of this rank's micro-batches. Return None, or the verdict if the ranks must stop.
 
-    Each micro-batch's loss is a mean over m samples. Divided by the strategy's divisor here, and summed or averaged
-    over the ranks there, the gradient is the mean over the G samples of the global batch.
+    Each micro-batch's loss is a mean over m samples. This function divides the loss by the strategy's divisor, and the
+    strategy sums or averages over the ranks: the gradient is the mean over the G samples of the global batch.
     """
     spread, owned = job.strategy, job.owned
     must_agree = is_logged or job.spec.training.on_nan == "skip"
@@ -180,29 +180,29 @@ def gradients(job: Job, progress: Progress, batches: data.Batches, is_logged: bo
             with spread.autocast():
                 loss = _checked(job.task.loss(spread.model, batch))
             total += loss.item() if loss.device.type == "cpu" else loss.detach().double()
-            # Begun here, the agreement travels while the gradients are computed.
+            # The agreement begins before the backward pass, so both run at the same time.
             if job.agreement.is_due(is_last and must_agree):
-                # On a GPU only for a step that needs it, since reading it waits there.
+                # On a GPU the loss is read only for a step that needs the loss: a read waits for the GPU.
                 shared = float(total) if is_last and (must_agree or isinstance(total, float)) else 0.0
                 failed, saving_now = job.saver.failure is not None, job.saver.is_busy
                 job.agreement.begin(job.meter.step_s, len(owned), loss=shared, failed=failed, saving=saving_now)
             share = loss if spread.divisor == 1 else loss / spread.divisor
             job.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
-        heartbeat.beat()  # behind it: a first one compiles for as long as it needs
+        heartbeat.beat()  # after the pass: a first pass may compile for a long time
         if not is_last:
             verdict = job.agreement.finish()
             if verdict.failed:
                 saving.retry_later(job, progress)
             if verdict.stop:
                 job.optimizer.zero_grad()
-                spread.undo_buffers()  # what is saved then is the state after the last whole step
+                spread.undo_buffers()  # the next save holds the last whole step's state
                 return verdict
     spread.finish()
     return None
 
 
 def _counted(job: Job) -> AbstractContextManager[None]:
-    """Return a context that counts the first micro-batch's arithmetic, where that tells how well a device is used."""
+    """Return a context that counts the first micro-batch's operations, if the device's peak is known (for MFU)."""
     is_wanted = job.meter.flops_per_step is None and job.meter.knows_peak and not job.spec.training.compile
     return _counting(job) if is_wanted else _AS_IT_IS
 
@@ -215,7 +215,7 @@ def _counting(job: Job) -> Iterator[None]:
 
 
 def _checked(loss: object) -> torch.Tensor:
-    """Return the loss as a scalar. Raises TaskError where it is none, or nothing can be learnt from it."""
+    """Return the loss as a scalar. Raises TaskError if the loss is no tensor, not one number, or has no gradient."""
     if not isinstance(loss, torch.Tensor):
         raise TaskError(f"loss(model, batch) must return a tensor; it returned {loss!r:.200}")
     if loss.numel() != 1:
@@ -234,7 +234,7 @@ def _is_logged(job: Job, progress: Progress, step: int) -> bool:
 
 
 def _is_healthy(job: Job, verdict: Verdict) -> bool:
-    """Return whether loss and gradient are finite; in fp16 the scaler looks after the gradient."""
+    """Return whether loss and gradient are finite; in fp16 the scaler checks the gradient."""
     return math.isfinite(verdict.loss) and (job.scaler.is_enabled() or job.strategy.finite_gradients())
 
 
@@ -248,7 +248,7 @@ def _count_skipped(job: Job, progress: Progress, is_left_out: bool, loss: float)
 
 
 def _look_at(job: Job, progress: Progress, verdict: Verdict, loss: float, lr: float) -> None:
-    """Raise, on all ranks alike, where a save has failed or the loss is lost."""
+    """Handle a failed save, and raise on all ranks if the loss is not finite or the failure is final."""
     if verdict.failed:
         saving.retry_later(job, progress)
     if not math.isfinite(loss):
@@ -264,7 +264,7 @@ def _evaluation_is_due(job: Job, progress: Progress) -> bool:
 
 
 def _evaluate(job: Job, progress: Progress) -> str | None:
-    """Evaluate; keep the best, if that is asked for; return why to stop, if so."""
+    """Evaluate; save a best checkpoint if the settings ask; return the reason to stop, or None."""
     with job.averaged():
         stop = evaluate(job, progress)
     monitor, keeps = job.spec.training.monitor, job.spec.checkpoint.keep_best
@@ -274,7 +274,7 @@ def _evaluate(job: Job, progress: Progress) -> str | None:
         known = ", ".join(sorted(progress.metrics))
         raise TaskError(f"training.monitor.metric is {monitor.metric!r}; the evaluation has {known}")
     value, what = progress.metrics[monitor.metric], f"{monitor.mode} {monitor.metric}"
-    if progress.best_of != what:  # another metric than before a resume: nothing to compare with
+    if progress.best_of != what:  # a resume has changed the metric: no value to compare with
         progress.best_of, progress.best, progress.stale = what, None, 0
     gain = math.inf if progress.best is None else (value - progress.best) * (1 if monitor.mode == "max" else -1)
     if math.isfinite(value) and gain > monitor.min_delta:
@@ -289,13 +289,13 @@ def _evaluate(job: Job, progress: Progress) -> str | None:
 if __name__ == "__main__":
     try:
         code = main()
-    except (TaskError, CheckpointError) as error:  # a finding, not a fault of ours: the frames say nothing
+    except (TaskError, CheckpointError) as error:  # the user's fault, not cloudtrain's: no traceback
         sys.stderr.writelines(traceback.format_exception_only(error))
         code = 1
     except Exception:
         traceback.print_exc()
         code = 1
-    # Tearing gloo down aborts or hangs one time in nine (torch 2.13): everything is durable, so leave.
+    # Gloo's teardown aborts or hangs 1 time in 9 (torch 2.13). All files are durable, so exit without a teardown.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
