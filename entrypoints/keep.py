@@ -189,7 +189,7 @@ class Keeper:
         # Absent at two polls, and never at the last poll: a kill may fall between a removal and the next save.
         for name in () if is_last else self._here.keys() - found.keys() - self._seen.keys():
             with contextlib.suppress(OSError):
-                if _stamp(self._kept / name) == self._there.get(name):  # else a different node has written the file since
+                if _stamp(self._kept / name) == self._there.get(name):  # else a further node has written the file
                     (self._kept / name).unlink()
             self._here.pop(name, None)
         self._seen = found

@@ -171,7 +171,7 @@ def read_spec(path: str | Path) -> Spec:
     settings["monitor"] = _fill(Monitor, "training.monitor", settings.get("monitor") or {})
     training = _fill(Training, "training", settings)
     _check(training)
-    known = {f.name for f in dataclasses.fields(CheckpointSettings)}  # the rest is for the staging
+    known = {f.name for f in dataclasses.fields(CheckpointSettings)}  # the rest is for the folder sync
     checkpoint = {k: v for k, v in (raw.get("checkpoint") or {}).items() if k in known}
     params = raw.get("params") or {}
     config = json.dumps({"training": raw["training"], "params": params}, sort_keys=True)
