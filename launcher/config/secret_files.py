@@ -96,7 +96,7 @@ def faults_of(folder: Path, sizes: Mapping[PurePosixPath, int], exclude: Iterabl
         if _looks_secret(name):
             hint = f"add `{name}` to .cloudtrainignore or to code.exclude; pass values through `secrets:`"
             message = f"`{name}` looks like a secret, and would be uploaded with the code"
-            found[name] = [Fault(message, key="code.exclude", hint=f"{hint}; {_permit(name)}")]
+            found[name] = [Fault(message, hint=f"{hint}; {_permit(name)}")]
         elif (searched := min(size, FILE_BYTES)) <= left and not (folder / name).is_symlink():
             left -= searched
             found[name] = list(_tokens(folder, name))
