@@ -73,8 +73,8 @@ def ask(
 ) -> StopResult:
     """Ask the job to stop; `now` kills it, where its backend can. It returns before the job has stopped.
 
-    `agrees` is shown what is about to be asked. Raises NoSuchJobError, also for a name of several active jobs,
-    UnreachableError, CredentialError, ConfigError.
+    `agrees` is shown what is about to be asked. Raises NoSuchJobError, UsageError for a name of several active
+    jobs, UnreachableError, CredentialError, ConfigError.
     """
     job = registry.find(name, sole=_is_active)
     if job.attempt.phase == "never_sent":
