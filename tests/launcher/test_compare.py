@@ -144,7 +144,7 @@ def test_list_that_is_none_is_refused(line: str, words: str, asked: Callable[...
 
 def test_table_in_80_columns_keeps_ranks_price_and_cap(asked: Callable[..., Overrides]) -> None:
     """The README promises ranks, price, limit and worst case: the upper bound and the kind of the price go first."""
-    head = compare.lines(offers(asked("all")), 80)[0]
+    head = compare.lines(offers(asked("all", BUDGET)), 80)[0]
     assert all(name in head for name in ("backend", "ranks", "USD/h", "cap", "worst case")), head
 
 
