@@ -32,17 +32,17 @@ import os, signal, sys, time
 from pathlib import Path
 from cloudtrain.entrypoints.notices.message import Facts, compose
 from cloudtrain.launcher.notices import claims
-from cloudtrain.launcher.notices.channels import Entry
-from cloudtrain.launcher.notices.delivery import Courier, Errand
+from cloudtrain.launcher.store.channels import ChannelEntry
+from cloudtrain.launcher.notices.delivery import Delivery, DeliveryThread
 home, url, things, dies = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "dies"
 claims.LEASE_S = 2.0
 if dies:
     claims.mark_told = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-courier = Courier(home, lambda words: None)
-place = Entry("webhook", url, ("stalled",))
+courier = DeliveryThread(home, lambda words: None)
+place = ChannelEntry("webhook", url, ("stalled",))
 for number in range(things):
     notice = compose(f"stalled:1@{number}", "stalled", "x", Facts("bench", "local", 1), 0.0)
-    courier.offer([Errand("bench", place, notice)])
+    courier.offer([Delivery("bench", place, notice)])
     time.sleep(0.05)
 end_s = time.monotonic() + 60
 while courier._errands and time.monotonic() < end_s:

@@ -1,8 +1,8 @@
 """Jobs whose laptop is off: what they cost against their budget, and how much of what they paid for is kept.
 
-The caps are those of launcher/money/cap.py with each backend's own terms, the moment of the last save is by the
-trainer's own rule (entrypoints/agree.py). All else is drawn, and assumed: see ASSUMED. So "never over" says that the
-arithmetic holds from price to cap over all of it; it is no measurement of a cloud.
+The caps are those of launcher/metering/limit.py with each backend's own terms, the moment of the last save is by the
+trainer's own rule (entrypoints/rank/agree.py). All else is drawn, and assumed: see ASSUMED. So "never over" says that
+the arithmetic holds from price to cap over all of it; it is no measurement of a cloud.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from report import Report
 
-from cloudtrain.entrypoints.agree import margin_s
+from cloudtrain.entrypoints.rank.agree import margin_s
 from cloudtrain.launcher.backend import Terms
-from cloudtrain.launcher.money import cap as caps
-from cloudtrain.launcher.money.cap import Cap, Rate
+from cloudtrain.launcher.metering import limit as caps
+from cloudtrain.launcher.metering.limit import Cap, CostRate
 from cloudtrain.launcher.prices import catalog
 
 JOBS = 20_000
@@ -108,7 +108,7 @@ def job(draw: random.Random, prices: list[tuple[str, int]], sums: Sums) -> None:
     """Add one job, with its attempts, which share its money."""
     name, price = draw.choice(prices)
     terms, _ = PLATFORMS[name]
-    rate = Rate(draw.choice([1, 1, 2, 4, 8, 16, 64]), price, draw.choice([1.0, 1.05, 1.1025]))
+    rate = CostRate(draw.choice([1, 1, 2, 4, 8, 16, 64]), price, draw.choice([1.0, 1.05, 1.1025]))
     least = caps.worst_case_micro(caps.least_useful_s(terms), rate, terms)
     budget = round(least * 50 ** draw.random())
     real_price = price * draw.uniform(1.0, rate.uncertainty)

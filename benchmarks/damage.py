@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from cloudtrain.entrypoints import resume
 from cloudtrain.entrypoints.checkpoints import loader
+from cloudtrain.entrypoints.trainer import resume
 
 
 def main() -> None:

@@ -211,7 +211,7 @@ def _start(folder: Path, max_steps: int = STEPS, **env: str) -> tuple[subprocess
     (folder / "spec.json").write_text(json.dumps(spec))
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--shutdown-timeout=60"]
     process = subprocess.Popen(
-        [sys.executable, *launcher, "-m", "cloudtrain.entrypoints.train"],
+        [sys.executable, *launcher, "-m", "cloudtrain.entrypoints.trainer.train"],
         cwd=folder,
         env={
             **os.environ,

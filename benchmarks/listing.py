@@ -16,7 +16,7 @@ from report import Report
 from sandbox import COMMAND, Sandbox, sandbox
 from startup import measure
 
-from cloudtrain.launcher.database import Database
+from cloudtrain.launcher.store.database import Database
 
 JOBS, RUNS, MOST_S = 10_000, 7, 0.2
 COMMANDS = [

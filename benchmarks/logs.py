@@ -25,7 +25,7 @@ from report import Report
 from sandbox import COMMAND, Sandbox, sandbox
 
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.registry import Registry, this_process
+from cloudtrain.launcher.store.registry import Registry, this_process
 
 RANKS, LINES = 64, 100_000
 PLAN = {"instances": 1, "nproc_per_node": RANKS, "ranks": RANKS, "hourly_usd": 0.0, "cap_s": 3600}

@@ -123,7 +123,7 @@ def _write(google: Google, each: int, seconds: float) -> set[tuple[int, int]]:
 
 
 def _line(node: int, number: int, text: str) -> str:
-    """Return a line as entrypoints/pump.py writes it."""
+    """Return a line as entrypoints/container/log_relay.py writes it."""
     mark = {"l": f"life{node}", "n": number, "t": int(time.time() * 1000)}
     return json.dumps({"severity": "INFO", "message": f"[{node}] {text}", "ct": mark})
 

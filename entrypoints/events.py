@@ -13,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-__all__ = ["MARK", "MAX_BYTES", "NAMES", "emit", "format_line", "parse"]
+__all__ = ["MARK", "MAX_BYTES", "NAMES", "append", "emit", "format_line", "parse"]
 
 MARK = "  ::ct "
 MAX_BYTES = 4096
@@ -39,6 +41,18 @@ def emit(event: str, text: str, **fields: Any) -> None:
     """Write one event line to standard output; a full disk or a lost reader must not end a training run."""
     with contextlib.suppress(OSError):
         os.write(1, (format_line(event, text, fields) + "\n").encode())
+
+
+def append(log: Path, lines: Iterable[str]) -> bool:
+    """Append the lines to an existing log, after ending an incomplete line; return False if the write fails."""
+    # Without O_CREAT: in a container the rank may be another user, who makes the file.
+    with contextlib.suppress(OSError), os.fdopen(os.open(log, os.O_RDWR | os.O_APPEND), "rb+", 0) as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+        is_open = file.read(1) not in (b"", b"\n")
+        file.write(("\n" * is_open + "\n".join(lines) + "\n").encode())
+        return True
+    return False
 
 
 def parse(line: str) -> tuple[str, dict[str, Any] | None]:

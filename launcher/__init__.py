@@ -1,1 +1,1 @@
-"""What the user's machine does: config, plan, registry, submit, follow. Knows no concrete backend."""
+"""The code on the user's machine: config, plan, registry, submit, follow. Imports no concrete backend."""

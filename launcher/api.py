@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import ACTIVE, JobState, require_name
-from cloudtrain.launcher.refresh import refresh
-from cloudtrain.launcher.registry import Registry
-from cloudtrain.launcher.terminal import reporting
+from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text.terminal import reporting
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config import schema
     from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.prepare import Prepared
+    from cloudtrain.launcher.planning.prepare import Prepared
 
 __all__ = ["Config", "DryRun", "JobLine", "JobStatus", "logs", "resume", "status", "stop", "submit", "wait"]
 
@@ -55,7 +55,7 @@ class Config:
     `a.b=value`, as behind `--set`. Raises ConfigError with every fault.
     """
 
-    values: schema.Config
+    values: schema.JobConfig
     file: Path
 
     def __init__(
@@ -69,7 +69,7 @@ class Config:
         **keys: Any,
     ) -> None:
         from cloudtrain.launcher import config
-        from cloudtrain.launcher.prepare import refused
+        from cloudtrain.launcher.planning.prepare import refused
 
         if source is None or isinstance(source, Mapping):
             self.file, self._settings = Path(folder) / "Config(...)", tuple(overrides)
@@ -81,7 +81,7 @@ class Config:
 
     def _prepared(self, cache: Path, *, dry: bool) -> Prepared:
         from cloudtrain.launcher.config import placing
-        from cloudtrain.launcher.prepare import prepare
+        from cloudtrain.launcher.planning.prepare import prepare
 
         with placing(self.file, self._settings):
             return prepare(self.values, self.file, cache, dry=dry)
@@ -170,9 +170,9 @@ def submit(
     rehearsal. Raises ConfigError, UsageError (a `name` that is taken), BudgetError, CredentialError, CapacityError,
     UnreachableError (the job may have been sent: use `idempotency_key` to retry).
     """
-    from cloudtrain.launcher import submit as sending
-    from cloudtrain.launcher.approval import require_allowed
     from cloudtrain.launcher.config import placing
+    from cloudtrain.launcher.jobs import submit as sending
+    from cloudtrain.launcher.jobs.approval import require_allowed
 
     if name is not None:
         require_name(name)
@@ -196,7 +196,7 @@ def status(job: str | JobStatus) -> JobStatus:
     A backend that does not answer within a minute sets `unreachable`. Raises NoSuchJobError, CredentialError,
     ConfigError.
     """
-    from cloudtrain.launcher.asking import ask
+    from cloudtrain.launcher.jobs.poller import ask
 
     with _opened() as registry:
         answers = ask(registry, [registry.find(_id(job))], _PATIENCE_S)
@@ -212,7 +212,7 @@ def wait(job: str | JobStatus, *, timeout_s: float | None = None) -> JobStatus:
 
     Raises TimeoutError if the job has not ended after `timeout_s`; a failed job raises no exception.
     """
-    from cloudtrain.launcher import follow
+    from cloudtrain.launcher.jobs import follow
 
     with _opened() as registry:
         found = registry.find(_id(job))
@@ -246,7 +246,7 @@ def stop(job: str | JobStatus, *, now: bool = False) -> JobStatus:
 
     Raises NoSuchJobError, UsageError (the job is being submitted), UnreachableError, CredentialError.
     """
-    from cloudtrain.launcher import stopping
+    from cloudtrain.launcher.jobs import stopping
 
     with _opened() as registry:
         asked = stopping.ask(registry, _id(job), now=now)
@@ -274,8 +274,8 @@ def resume(
     ("+50USD" or "200USD"); `update_code` packs the code folder again. If all checkpoints are damaged, the job trains
     from step 0 with `start_over`, else UsageError is raised. Raises what `submit` raises.
     """
-    from cloudtrain.launcher import retry
-    from cloudtrain.launcher import submit as sending
+    from cloudtrain.launcher.jobs import retry
+    from cloudtrain.launcher.jobs import submit as sending
 
     with _opened() as registry:
         found = refresh(registry, registry.find(_id(job)))
@@ -309,7 +309,7 @@ def _settings(keys: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def _status_of(registry: Registry, job: Job) -> JobStatus:
-    from cloudtrain.launcher.describe import as_json, headline
+    from cloudtrain.launcher.jobs.describe import as_json, headline
 
     found = as_json(job, registry.attempts(job))
     same = ("name", "backend", "state", "reason", "resumable", "attempt", "step", "max_steps", "loss")
@@ -325,7 +325,7 @@ def _status_of(registry: Registry, job: Job) -> JobStatus:
 
 def _lines(job: Job, ranks: frozenset[int] | None, tail: int | None, following: bool) -> Iterator[JobLine]:
     from cloudtrain.entrypoints import events
-    from cloudtrain.launcher.follow import read
+    from cloudtrain.launcher.jobs.follow import read
     from cloudtrain.launcher.logs.view import View
 
     with contextlib.closing(Registry()) as registry:

@@ -1,7 +1,7 @@
-"""What a backend is, and where to find one by name.
+"""The interface of a backend, and how to load a backend by name.
 
-A backend is a module with the functions of `Backend`; it is imported on first use. Other packages join through the
-entry-point group `cloudtrain.backends` (name -> module), next to the built-in ones, never in place of them.
+A backend is a module with the functions of `Backend`, imported on first use. Further packages register backends in the
+entry-point group `cloudtrain.backends` (name -> module), in addition to the built-in backends, never in their place.
 """
 
 from __future__ import annotations
@@ -9,27 +9,30 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, require_all
+from cloudtrain.launcher.metering.limit import Terms
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.bundle import Bundle
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
+    from cloudtrain.launcher.metering.rate import Quote
     from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.prices.quote import Quote
 
 __all__ = [
+    "ALL",
     "BUILT_IN",
+    "CHEAPEST",
     "GROUP",
     "Backend",
+    "Bundle",
     "Capacity",
     "Check",
-    "Found",
+    "FoundAttempt",
     "HostUse",
     "Invoice",
     "Invoiced",
@@ -53,6 +56,7 @@ __all__ = [
 ]
 
 GROUP = "cloudtrain.backends"
+ALL, CHEAPEST = "all", "cheapest"  # instead of the name of a backend
 BUILT_IN = {
     "local": "cloudtrain.backends.local.backend",
     "ssh": "cloudtrain.backends.ssh.backend",
@@ -61,43 +65,23 @@ BUILT_IN = {
     "vertex": "cloudtrain.backends.vertex.backend",
 }
 
-JobRef = dict[str, Any]  # a backend's own handle, JSON, opaque to everyone else
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a platform's own time limit allows, and what it bills: by these a sum of money becomes a limit.
-
-    `tail_s` is billed beyond the limit at worst: the grace of a stop, an upload, machines that idle until they go.
-    `lead_s` may be gone, at worst, of the limit before the job's own clock begins. `least_s` is the shortest limit that
-    the field takes (whether a user's own is too long, `check` says); `unit_s` what limit and bill are rounded to;
-    `minimum_bill_s` what the shortest run is billed as. `lives`: how often the platform itself may begin the limit
-    anew, 1 where it spans all starts. `warns`: at its limit the platform asks the job to save, and waits for that.
-    """
-
-    tail_s: int = 0
-    least_s: int = 1
-    unit_s: int = 1
-    lives: int = 1
-    minimum_bill_s: int = 0
-    lead_s: int = 0
-    warns: bool = False
+JobRef = dict[str, Any]  # a backend's own handle of a job: JSON, opaque to all callers
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What one instance brings: GPUs (0: train on the CPU), and its price, None where nobody can say.
+    """The GPUs of an instance (0: train on the CPU), and its price, None if unknown.
 
-    `price_source` says where the price is from, with its date, which is `price_as_of` too where it is known (ISO).
-    `uncertainty`, from 1 up, is how much more than the price it may cost. `is_own`: a machine of the user's, which
-    costs nothing that a bill shows, unless a price was set. `machine` is what an instance is called there.
-    `is_spot_price`: the price is of spot machines; else a spot job counts with the price on demand, an upper bound.
+    `price_source`: the source of the price with its date; `price_as_of`: the date, if known (ISO). `uncertainty`, from
+    1 up: the factor by which the cost may exceed the price. `is_own`: a machine of the user, without a bill unless a
+    price was set. `machine`: the platform's name of an instance. `is_spot_price`: the price is for spot machines;
+    otherwise a spot job counts with the price on demand, an upper bound.
     """
 
     gpus: int
     hourly_usd: float | None
     price_source: str
-    terms: Terms = Terms()
+    terms: Terms = field(default_factory=Terms)
     uncertainty: float = 1.0
     price_as_of: str | None = None
     is_own: bool = False
@@ -107,13 +91,13 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Request:
-    """What is sent: `body` as the backend takes it; `files` what `-o DIR` writes for the vendor's own CLI.
+    """The request to send: `body` as the backend takes it; `files` as `-o DIR` writes them for the vendor's own CLI.
 
-    `text` is the body as the dry run prints it (JSON, or YAML where the vendor's CLI takes YAML). `beside` is what the
-    sending needs and the vendor's request has no field for; `notes` are for people: what `raw` has changed. `carried`
-    names the config's keys, of those that not every backend carries out, that this request does. `archive` is where
-    `-o DIR` puts the code, for a vendor's CLI that uploads it by itself. `decoded`: JSON texts that the body holds in
-    another encoding, by the name of their place.
+    `text`: the body as the dry run prints it (JSON, or YAML if the vendor's CLI takes YAML). `beside`: the sending
+    plan, without a field in the vendor's request. `notes`, for people: the changes by `raw`. `carried`: the config's
+    keys that the request carries out, of the keys that some backends ignore. `archive`: where `-o DIR` puts the code,
+    for a vendor's CLI that uploads the code. `decoded`: JSON texts that the body holds in a different encoding, by the
+    name of their place.
     """
 
     name: str
@@ -127,43 +111,70 @@ class Request:
     decoded: Mapping[str, str] = field(default_factory=dict)
 
     def dump(self) -> dict[str, Any]:
-        """Return what a send needs, for JSON."""
+        """Return the data of a send, for JSON."""
         return {"body": self.body, "beside": self.beside}
 
     @classmethod
     def load(cls, name: str, data: dict[str, Any]) -> Request:
-        """Return what `dump` described, without what is for people."""
+        """Return the request from the output of `dump`, without the texts for people."""
         return cls(name, data.get("body", {}), "", beside=data.get("beside", {}))
 
 
 @dataclass
 class Sending:
-    """Whether the platform may have the job already: a send that fails before frees the job's money at once.
+    """Whether the platform may have the job already: a send that fails earlier frees the job's money at once.
 
-    A backend that never calls `prepares` leaves `may_exist` true: the job then counts until `find` has looked for it.
+    A backend that never calls `prepares` leaves `may_exist` true: the job then counts until `find` has searched for it.
     """
 
     may_exist: bool = True
 
     def prepares(self) -> None:
-        """Say that the request that creates the job has not begun: uploads and looks come first."""
+        """Record that the request that creates the job has not begun: uploads and checks come first."""
         self.may_exist = False
 
     def creates(self) -> None:
-        """Say that the request that creates the job begins now."""
+        """Record that the request that creates the job begins now."""
         self.may_exist = True
 
     def is_nothing_sent(self, error: BaseException) -> bool:
-        """Return whether a send that ends with the error has created no job: it was refused, or had not begun."""
+        """Return whether a send that ends with the error created no job: refused, or not begun."""
         return not self.may_exist or (isinstance(error, CloudtrainError) and error.exit_code != 7)
 
 
 @dataclass(frozen=True)
-class Shipment:
-    """What travels beside the request: the archive, where local state is kept, and the secrets' values.
+class Bundle:
+    """An archive on disk. `bytes` is the packed size, `code_bytes` the sum of the code folder's files.
 
-    Relative paths of the config count from `base`, its file's folder. `send` says in `sending` how far it is. A send
-    leaves `record` with the job, for `Lists.jobs`.
+    `code_sha256` is the hash of all files but the config file, which has more settings than the code that runs.
+    """
+
+    sha256: str
+    path: Path
+    bytes: int
+    files: int
+    code_bytes: int
+    largest: tuple[tuple[str, int], ...] = ()
+    git: dict[str, Any] = field(default_factory=dict)
+    code_sha256: str = ""
+
+    def dump(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        return {**asdict(self), "path": str(self.path)}
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> Bundle:
+        """Return the bundle from the output of `dump`."""
+        largest = tuple((name, size) for name, size in data["largest"])
+        return cls(**{**data, "path": Path(data["path"]), "largest": largest})
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """The data besides the request: the archive, the folder of local state, and the secrets' values.
+
+    Relative paths of the config count from `base`, the folder of the config file. `send` records its progress in
+    `sending`, and leaves `record` with the job, for `Lists.jobs`.
     """
 
     bundle: Bundle
@@ -175,10 +186,10 @@ class Shipment:
 
 
 @dataclass(frozen=True)
-class Found:
-    """An attempt that a platform has, and that has not ended.
+class FoundAttempt:
+    """An attempt on a platform that has not ended.
 
-    `record` is the shipment's, None where the job has no record that can be read here. `is_own`: this home has sent it.
+    `record` is the shipment's, None if no record of the job can be read. `is_own`: sent from this home folder.
     """
 
     job_id: str
@@ -190,10 +201,11 @@ class Found:
     @classmethod
     def of(
         cls, name: str, record: Any, access: Mapping[str, Any], ref_of: Callable[[Request], JobRef], *, is_own: bool
-    ) -> Found:
-        """Return the attempt of that platform name, with the handle of the record's request; a damaged record is none.
+    ) -> FoundAttempt:
+        """Return the attempt with the platform name, and the handle of its record's request; a damaged record is None.
 
-        `access` is how the platform was asked: others may write records, and no address in a record is followed.
+        `access`, the connection of this query, wins over the record: no address in a record is followed, because
+        foreign users may write records.
         """
         job_id, _, number = name.rpartition("-")
         with suppress(LookupError, TypeError, ValueError, AttributeError):
@@ -205,9 +217,9 @@ class Found:
 
 @dataclass(frozen=True)
 class Invoice:
-    """What a vendor's billing has for a job, of whole days in UTC, in micro-dollars; an estimate may still change.
+    """The amount on a vendor's bill for a job, of whole days in UTC, in micro-dollars; an estimate may still change.
 
-    `note` says why there may be nothing yet.
+    `note` says why the bill may still be empty.
     """
 
     micro: int
@@ -219,10 +231,10 @@ class Invoice:
 
 
 class LogLine(NamedTuple):
-    """One line as it was written, without its newline. `rank` is None for the node's own messages.
+    """A line as written, without its newline. `rank` is None for the node's own messages.
 
-    One that ends with a carriage return is a progress bar's state, which the stream's next line takes the place of. A
-    plain tuple, since a job has millions of them.
+    A line with a carriage return at its end is the state of a progress bar, which the stream's next line replaces. A
+    plain tuple, since a job has millions of lines.
     """
 
     text: str
@@ -233,10 +245,10 @@ class LogLine(NamedTuple):
 
 @dataclass(frozen=True)
 class LogPage:
-    """Lines, and where the next page begins: a cursor is JSON, so that a stream can be taken up again later.
+    """Lines, and the start of the next page: a cursor is JSON, so that a reader can continue later.
 
-    `is_clean`: there are no lines, and since the last such page every stream was read to its end. `is_complete`: where
-    the job is over, no more can come.
+    `is_clean`: the page has no lines, and every stream was read to its end since the last clean page. `is_complete`:
+    after the job's end, no more lines can come.
     """
 
     lines: list[LogLine]
@@ -246,19 +258,18 @@ class LogPage:
     left_out: int = 0
 
     def only(self, ranks: frozenset[int]) -> LogPage:
-        """Return the page without other ranks' lines, which are counted in `left_out`."""
+        """Return the page with only the ranks' lines; `left_out` counts the remaining lines."""
         lines = [line for line in self.lines if line.rank in ranks]
         return replace(self, lines=lines, left_out=len(self.lines) - len(lines))
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How often a backend may be asked: seconds between looks for lines, and for the state.
+    """How often a backend may be asked: seconds between polls for lines, and for the state.
 
-    `late_s`: how long after a job's end its last lines may still come, where no page is complete. `can_kill`: whether
-    `stop --now` ends a job without letting it save. `retries`: whether the platform itself makes the new attempts that
-    the config's `retry` asks for. `hold_back_s`: how long a line waits by default for earlier ones of other nodes,
-    which the platform takes in later.
+    `late_s`: the time after a job's end in which last lines may still come, if no page is complete. `can_kill`: whether
+    `stop --now` ends a job without a save. `retries`: whether the platform itself makes the retries of the config's
+    `retry`. `hold_back_s`: how long a line waits by default for earlier lines of nodes that the platform ingests later.
     """
 
     lines_s: float = 0.1
@@ -271,10 +282,10 @@ class Pace:
 
 @dataclass(frozen=True)
 class HostUse:
-    """One GPU of a machine, or a machine without any: `free`, `held` by a job, `busy` with others' processes.
+    """A GPU of a machine, or a machine without GPUs: `free`, `held` by a job, `busy` with foreign processes.
 
-    `unreachable`, `unknown` (by name) or `broken` machines are reported too: `detail` says why. `since_s` in unix
-    seconds.
+    `unreachable`, `unknown` (by name) or `broken` machines are reported too, with the reason in `detail`. `since_s` in
+    unix seconds.
     """
 
     host: str
@@ -289,7 +300,7 @@ class HostUse:
 
 @dataclass(frozen=True)
 class Check:
-    """One line of `doctor`: verdict ok, warn or fail, and the cure."""
+    """A line of `doctor`: verdict ok, warn or fail, and the cure."""
 
     name: str
     verdict: str
@@ -297,8 +308,8 @@ class Check:
     cure: str = ""
 
 
-def unasked(names: str, config: Config | None, *asks: Callable[[Config], object]) -> list[Check]:
-    """Return the faults of the config by `asks`, which need no credentials, and the names of the skipped checks."""
+def unasked(names: str, config: JobConfig | None, *asks: Callable[[JobConfig], object]) -> list[Check]:
+    """Return the config's faults by `asks`, which need no credentials, and the names of the skipped checks."""
     faults: tuple[Fault, ...] = ()
     try:
         require_all(*(partial(ask, config) for ask in asks if config is not None))
@@ -309,137 +320,137 @@ def unasked(names: str, config: Config | None, *asks: Callable[[Config], object]
 
 
 class Backend(Protocol):
-    """What every backend can do. `request` and `check` are pure: no network, no SDK, no clock."""
+    """The functions of every backend. `request` and `check` are pure: no network, no SDK, no clock."""
 
-    def capacity(self, config: Config) -> Capacity:
-        """Return what one instance of the configured kind brings."""
+    def capacity(self, config: JobConfig) -> Capacity:
+        """Return the GPUs and the price of an instance of the configured kind."""
 
-    def request(self, plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+    def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
         """Return the request, the same bytes for the same input."""
 
     def check(self, request: Request) -> list[Fault]:
-        """Return what the vendor would refuse."""
+        """Return the faults for which the vendor would refuse the request."""
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
         """Start the job. Raises CredentialError, CapacityError, UnreachableError, ConfigError."""
 
     def find(self, request: Request, home: Path) -> JobRef | None:
-        """Return the job that the platform knows by the request's name, None where there is none.
+        """Return the job with the request's name on the platform, or None.
 
-        None is final where the platform allows it: a send still under way finds the door closed.
+        After None, a send still in progress can no longer start the job, if the platform supports fencing.
         """
 
     def state(self, ref: JobRef) -> State:
-        """Return what the platform says of the job. Raises UnreachableError."""
+        """Return the platform's state of the job. Raises UnreachableError."""
 
     def logs(
         self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
     ) -> LogPage:
-        """Return the lines after the cursor, at most a page of them, in each stream's own order.
+        """Return the lines after the cursor, at most a page, in each stream's own order.
 
-        With `ranks` only theirs: without what the nodes themselves say. `now`: none is held back for the sake of
-        earlier ones of other nodes, which may come later.
+        With `ranks` only the ranks' lines, without the nodes' own messages. `now`: no line is held back for earlier
+        lines of further nodes, which may come later.
         """
 
     def pace(self, ref: JobRef) -> Pace:
-        """Return how often to ask for the job."""
+        """Return the poll intervals for the job."""
 
     def stop(self, ref: JobRef, *, now: bool) -> None:
         """Ask the job to save and stop; `now` does not wait for the save. Returns at once."""
 
-    def doctor(self, config: Config | None) -> list[Check]:
-        """Return what stands in the way of a job here; with a config, of that one."""
+    def doctor(self, config: JobConfig | None) -> list[Check]:
+        """Return checks for jobs on this backend; with a config, for the config's job."""
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
-        """Copy what the job has left in its output folder below `folder`; return the files there."""
+        """Copy the job's output files below `folder`; return the copied files."""
 
 
 class Ready(Protocol):
-    """What a backend can do that knows, before a job is written down, whether it could be sent from here."""
+    """A backend that knows, before the job is journalled, whether a send from here is possible."""
 
     def ready(self, request: Request, shipment: Shipment) -> None:
-        """Look for the libraries and the credentials. Raises ConfigError, CredentialError, UnreachableError."""
+        """Check the libraries and the credentials. Raises ConfigError, CredentialError, UnreachableError."""
 
 
 class Sought(Protocol):
-    """What a backend can do whose jobs the vendor's own tools show."""
+    """A backend whose jobs the vendor's own tools show."""
 
     def where_to_look(self, request: Request) -> str:
         """Return the vendor's command that shows whether the request's job exists."""
 
 
 class Lists(Protocol):
-    """What a backend can do that finds running jobs without the registry."""
+    """A backend that finds running jobs without the registry."""
 
-    def jobs(self, config: Config | None, home: Path) -> list[Found]:
-        """Return the running attempts: with a config those where its jobs run. Changes nothing.
+    def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
+        """Return the running attempts; with a config, the attempts where the config's jobs run. Changes no state.
 
-        Raises CredentialError, ConfigError, UnreachableError where the platform cannot be asked.
+        Raises CredentialError, ConfigError, UnreachableError if the platform cannot be asked.
         """
 
 
 class HasCheckpoints(Protocol):
-    """A backend that can bring the files home which a script has kept or saved."""
+    """A backend that can fetch the files that a script has kept or saved."""
 
     def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
         """Copy the job's checkpoint folder below `folder`; return the files there."""
 
 
 class Machines(Protocol):
-    """What a backend can do whose machines are there before the job, and can be entered."""
+    """A backend whose machines exist before the job, and can be entered."""
 
     def shell(self, ref: JobRef, node: int, argv: list[str]) -> list[str]:
-        """Return the command that runs `argv`, or a shell where it is empty, where the node's ranks run."""
+        """Return the command that runs `argv`, or a shell if `argv` is empty, where the node's ranks run."""
 
-    def hosts(self, config: Config) -> list[HostUse]:
-        """Return who uses which GPU of the config's machines."""
+    def hosts(self, config: JobConfig) -> list[HostUse]:
+        """Return the use of each GPU of the config's machines."""
 
 
 class Priced(Protocol):
-    """What a backend can do whose vendor publishes what machines cost."""
+    """A backend whose vendor publishes the prices of machines."""
 
-    def price_region(self, config: Config | None) -> str | None:
-        """Return the region whose prices are of use: the config's, else the environment's; None where none is known."""
+    def price_region(self, config: JobConfig | None) -> str | None:
+        """Return the region for prices: the config's, else the environment's; None if unknown."""
 
-    def quotes(self, config: Config | None, region: str, types: tuple[str, ...]) -> list[Quote]:
-        """Read the vendor's prices of the types, without any named of all that are of use, the job's among them.
+    def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+        """Return the vendor's prices of the types; without types, of all useful types, with the job's type.
 
-        What the vendor does not list is a quote without a price, which says why. Raises CredentialError, ConfigError,
-        UnreachableError where the list as a whole cannot be read.
+        A type that the vendor does not list gets a quote without a price, with the reason. Raises CredentialError,
+        ConfigError, UnreachableError if the list as a whole cannot be read.
         """
 
 
 class Invoiced(Protocol):
-    """What a backend can do whose vendor's billing can be asked for a job's tag."""
+    """A backend whose vendor's billing can be asked for a job's tag."""
 
     def invoice(self, ref: JobRef, job_id: str, from_s: float, to_s: float) -> Invoice:
-        """Return what was billed under the job's tag. Raises CredentialError, ConfigError, UnreachableError."""
+        """Return the amount billed under the job's tag. Raises CredentialError, ConfigError, UnreachableError."""
 
 
 class Seekable(Protocol):
-    """What a backend can do that finds the end of a long log without reading what is before."""
+    """A backend that finds the end of a long log without reading the lines before."""
 
     def logs_from(
         self, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
     ) -> dict[str, Any] | None:
-        """Return a cursor for `logs` before each stream's last `lines`, or before what it has said since then.
+        """Return a cursor for `logs` before each stream's last `lines`, or before its lines since `since_s`.
 
-        Never behind them, and None where it is the beginning. Raises UnreachableError.
+        The cursor may be too early, never too late; None is the beginning. Raises UnreachableError.
         """
 
 
 def nodes_of(ranks: frozenset[int] | None, nproc_per_node: int) -> frozenset[int] | None:
-    """Return the nodes that the ranks are on, None where all are meant."""
+    """Return the nodes of the ranks, None for all nodes."""
     return None if ranks is None else frozenset(rank // nproc_per_node for rank in ranks)
 
 
 def names() -> list[str]:
-    """Return the names of the backends that can be used: the built-in ones, then plug-ins."""
+    """Return the names of the usable backends: the built-in backends, then plug-ins."""
     return [*BUILT_IN, *sorted(set(_plugins()) - set(BUILT_IN))]
 
 
 def load(name: str) -> Backend:
-    """Import and return a backend. Raises ConfigError where there is none of that name."""
+    """Import and return a backend. Raises ConfigError for an unknown name."""
     path = BUILT_IN.get(name) or _plugins().get(name)
     if path is None:
         raise ConfigError(f"unknown backend `{name}`", hint=f"there are: {', '.join(names())}")

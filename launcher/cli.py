@@ -1,4 +1,4 @@
-"""The `cloudtrain` command: a table of commands, each imported when it is called, and one place for errors."""
+"""The `cloudtrain` command: a table of commands, each imported on its call, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ try:
     import click
 
     from cloudtrain.launcher.errors import CloudtrainError
-    from cloudtrain.launcher.terminal import ReaderGoneError, print_json, say
+    from cloudtrain.launcher.text.terminal import ReaderGoneError, print_json, say
 except KeyboardInterrupt:  # the imports take most of the first 0.3 s
     sys.stderr.write("\ninterrupted: nothing was sent or changed\n")
     sys.exit(130)
@@ -60,7 +60,7 @@ COMMANDS = {
     "backends": "List the backends.",
     "completion": "Print the shell's completion script, or install it.",
 }
-# The help's headings; what none of them names comes last.
+# The help's headings; a command without a heading comes last.
 SECTIONS = {
     "To begin": ("init", "doctor", "validate", "plan", "rehearse"),
     "A job's life": ("submit", "stop", "resume", "wait", "adopt", "rm", "prune"),
@@ -133,9 +133,9 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line and exit with the code that the errors module lists."""
-    gc.set_threshold(50_000)  # imports make no garbage: looking for it after each 700 objects costs 3 % of a start
+    gc.set_threshold(50_000)  # imports make no garbage: a search after each 700 objects costs 3 % of a start
     argv = sys.argv[1:]
-    if os.environ.get("_CLOUDTRAIN_COMPLETE"):  # a shell asks
+    if os.environ.get("_CLOUDTRAIN_COMPLETE"):  # the completion of a shell
         from cloudtrain.launcher.completion.answering import answer
 
         answer(cli, argv)
@@ -167,7 +167,7 @@ def _run(argv: list[str], debug: bool, as_json: bool) -> int:
         click.echo(": ".join(["interrupted", *map(str, words)]), err=True)
         return 130
     except (ReaderGoneError, BrokenPipeError):
-        # Nothing to say, and nobody to say it to. (click by itself would exit 1, which means that the job failed.)
+        # The reader has gone, so no message. (click alone would exit with 1, the code of a failed job.)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
@@ -195,7 +195,7 @@ def _setting(error: click.ClickException) -> str:
 
 
 def _ended(error: dict[str, Any], as_json: bool) -> int:
-    """Print the error for scripts where they asked for JSON; return its exit code."""
+    """Print the error as JSON if scripts asked for JSON; return the exit code."""
     if as_json:
         with contextlib.suppress(ReaderGoneError):
             print_json({"error": error})

@@ -1,16 +1,16 @@
-"""What can go wrong, said in three lines: what happened, where, how to mend it.
+"""The errors of cloudtrain, reported in three lines: the problem, the place, the fix.
 
     CloudtrainError            1
-    ├── UsageError             2   the command line asks for something that makes no sense
-    ├── ConfigError            3   the config file, the code folder or a file they name; carries every fault found
+    ├── UsageError             2   the command line is invalid
+    ├── ConfigError            3   the config file, the code folder or a named file is wrong; carries all faults
     ├── CredentialError        4   no credentials, or no permission
     ├── CapacityError          5   no quota, no capacity
-    ├── BudgetError            6   the budget refuses it, or was reached
-    ├── UnreachableError       7   the backend does not answer: says nothing about the job
+    ├── BudgetError            6   the budget refuses the job, or was reached
+    ├── UnreachableError       7   the backend does not answer; the state of the job is unknown
     └── NoSuchJobError         8
 
-The number is the exit code of a command that ends with the error. A command that was asked for `--json` prints the
-error as one JSON object too, `{"error": {...}}`, where its data would have stood.
+The number is the exit code of a command that ends with the error. With `--json`, a command also prints the error as a
+JSON object, `{"error": {...}}`, in place of its data.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NOTHING = "nothing was sent, and nothing is reserved"
 
 @dataclass(frozen=True)
 class Place:
-    """A spot in a text file: line and column count from 1; `excerpt` is that line without its newline."""
+    """A place in a text file; line and column count from 1; `excerpt` is the line without the newline."""
 
     file: str
     line: int
@@ -53,11 +53,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing wrong: the message, the key it is about (`resources.spot`), where, and how to mend it.
+    """A fault: the message, the affected key (`resources.spot`), the place, and the fix (`hint`).
 
-    A rule that spans keys gives the other key's place as `also`. What has no place in the file (a
-    command-line override, a missing key's parent at top level) leaves `place` out. `is_warning`: it may work all the
-    same, and is told without refusing.
+    A rule over several keys gives the places of the further keys in `also`. A fault without a place in the file (a
+    command-line override, a missing key's parent at top level) leaves `place` out. `is_warning`: the config may still
+    work, so the fault is reported, and not refused.
     """
 
     message: str
@@ -82,14 +82,14 @@ class Fault:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields for JSON; `at` is file, line and column, None where the fault has no place."""
+        """Return the fields for JSON; `at` is file, line and column, None without a place."""
         place = self.place
         at = None if place is None else {"file": place.file, "line": place.line, "column": place.column}
         return {"message": self.message, "key": self.key, "at": at, "hint": self.hint}
 
 
 class CloudtrainError(Exception):
-    """Root of everything a command reports without a traceback."""
+    """The base class of all errors that a command reports without a traceback."""
 
     exit_code = 1
 
@@ -111,13 +111,13 @@ class CloudtrainError(Exception):
 
 
 class UsageError(CloudtrainError):
-    """The command line asks for something that makes no sense."""
+    """The command line is invalid."""
 
     exit_code = 2
 
 
 class ConfigError(CloudtrainError):
-    """The config, or what it names, is wrong. Carries all faults found, in the file's order."""
+    """The config, or a file named in the config, is wrong. Carries all faults, in the file's order."""
 
     exit_code = 3
 
@@ -131,7 +131,7 @@ class ConfigError(CloudtrainError):
         return "\nerror: ".join(str(fault) for fault in self.faults)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report for JSON, with every fault; the first one's place and hint are the report's own."""
+        """Return the report for JSON with every fault; place and hint are taken from the first fault."""
         first = self.faults[0]
         where = self.where or str(first.place or first.key)
         found = {**super().as_json(), "where": where, "hint": self.hint or first.hint}
@@ -139,7 +139,7 @@ class ConfigError(CloudtrainError):
 
 
 def require_all(*asks: Callable[[], object]) -> None:
-    """Call each function, and raise one ConfigError with the faults of all that raise it, each fault once."""
+    """Call each function, and raise a single ConfigError with all their faults, each fault once."""
     errors: list[ConfigError] = []
     for ask in asks:
         try:
@@ -165,26 +165,26 @@ class CapacityError(CloudtrainError):
 
 
 class BudgetError(CloudtrainError):
-    """The budget refuses it, or was reached. `enough_micro`: the job's budget that would do."""
+    """The budget refuses the job, or was reached. `enough_micro`: the job budget that suffices, in micro-dollars."""
 
     exit_code = 6
     enough_micro: int | None = None
 
 
 class UnreachableError(CloudtrainError):
-    """The backend does not answer, which says nothing about the job."""
+    """The backend does not answer; the state of the job is unknown."""
 
     exit_code = 7
 
 
 class NoSuchJobError(CloudtrainError):
-    """No job of that name, id or prefix."""
+    """No job has the name, id or prefix."""
 
     exit_code = 8
 
 
 def _excerpt(place: Place) -> list[str]:
-    """Return the line and a caret under its column; a tab counts as one column, as in the file."""
+    """Return the line and a caret under the column; a tab counts as one column, as in the file."""
     text = place.excerpt.rstrip()
     if not text:
         return []

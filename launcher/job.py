@@ -1,4 +1,4 @@
-"""A job and its attempts, as the registry holds them and as people and scripts see them."""
+"""A job and its attempts, as the registry stores them, and as people and scripts see them."""
 
 from __future__ import annotations
 
@@ -9,27 +9,47 @@ from typing import Any, Literal
 
 from cloudtrain.launcher.errors import UsageError
 
-__all__ = ["ACTIVE", "Attempt", "Job", "JobState", "State", "exit_code", "new_id", "platform_name", "require_name"]
+__all__ = [
+    "PROJECT_PATTERN",
+    "LEDGER_PATTERN",
+    "ACTIVE",
+    "Attempt",
+    "Job",
+    "JobState",
+    "State",
+    "exit_code",
+    "new_id",
+    "platform_name",
+    "require_name",
+]
 
 JobState = Literal["pending", "running", "stopping", "succeeded", "failed", "stopped"]
 ACTIVE: tuple[JobState, ...] = ("pending", "running", "stopping")
 
-# Without 0/o, 1/l/i and vowels: nothing to misread, no words.
+# Valid in JavaScript too, for editors that check configs. A query or a fragment would be a secret or a mistake.
+LEDGER_PATTERN = (
+    r"(s3|gs)://[A-Za-z0-9._-]{3,222}(/[^?#\s]*)?"
+    r"|https://[a-z0-9-]+\.blob\.[a-z0-9.-]+/[a-z0-9$][a-z0-9-]{2,62}(/[^?#\s]*)?"
+    r"|(file://)?/[^?#\n]+|~/[^?#\n]+"
+)
+PROJECT_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"  # also valid as a label value in the clouds
+
+# Without 0/o, 1/l/i and vowels: no characters to confuse, no words.
 _ALPHABET = "23456789bcdfghjkmnpqrstvwxz"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 
 
 @dataclass(frozen=True)
 class State:
-    """What a backend says of an attempt; times in unix seconds. `error`: the first failing rank's account.
+    """The state of an attempt, as its backend reports; times in unix seconds. `error`: the first failing rank's report.
 
-    `reason`: user budget time_limit preempted node_failure error, or None. `detail` says more in words. `billed_s`: the
-    seconds that each instance costs, where the platform counts them otherwise than from start to end; `idle_s` those
-    that may follow, until the platform lets the machines go. `hourly_usd` is the price of all instances, where only the
-    platform knows which they are; `url` is where the platform shows the attempt to people. `told_s`: when it was told
-    how long a running attempt was billed, by our clock. `gone_s`: the nodes that it went on without, by number, and how
-    long each was taken; `billed_s` is then the mean of all. `billed_by`: what the platform calls its own count of the
-    seconds, once it has told it.
+    `reason`: user budget time_limit preempted node_failure error, or None. `detail`: more in words. `billed_s`: the
+    billed seconds of each instance, if the platform does not count from start to end; `idle_s`: the seconds that may be
+    billed afterwards, until the platform releases the machines. `hourly_usd`: the price of all instances, if only the
+    platform knows the machines; `url`: the platform's page about the attempt. `told_s`: the time, by our clock, of the
+    report on how long a running attempt was billed. `gone_s`: the nodes that the attempt dropped, by number, with the
+    seconds for which each was occupied; `billed_s` is then the mean of all nodes. `billed_by`: the platform's name for
+    its own count of the seconds, once reported.
     """
 
     state: JobState
@@ -56,9 +76,9 @@ class State:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One sending of a job. `ref` is the backend's handle.
+    """One submission of a job. `ref` is the backend's handle.
 
-    `phase`: intent (journalled), sent, never_sent, or damaged: its row in the registry cannot be read.
+    `phase`: intent (journalled), sent, never_sent, or damaged: the row in the registry cannot be read.
     """
 
     job_id: str
@@ -80,18 +100,18 @@ class Attempt:
 
     @property
     def word(self) -> str:
-        """The state as people see it."""
+        """The state as shown to people."""
         return {"never_sent": "not sent", "damaged": "damaged"}.get(self.phase, self.state.state)
 
     @property
     def hourly_usd(self) -> float | None:
-        """What its instances cost an hour together: as planned, else as the platform tells; None where nobody knows."""
+        """The price of all instances for an hour: as planned, else as the platform reports; None if unknown."""
         planned: float | None = self.plan["hourly_usd"]
         return self.state.hourly_usd if planned is None else planned
 
     @property
     def idle_usd(self) -> float | None:
-        """What its machines may cost after its end, at most, until the platform lets them go; None where not known."""
+        """The highest cost of the machines after the end, until the platform releases them; None if unknown."""
         if not self.state.idle_s or self.hourly_usd is None or self.state.started_s is None:
             return None
         return self.hourly_usd * self.state.idle_s / 3600
@@ -99,9 +119,9 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Job:
-    """What the user submitted: the config as loaded, the bundle and the folder's git state at that moment.
+    """A submitted job: the config as loaded, the bundle, and the folder's git state at the submit.
 
-    `seq` counts the submits of this home; 0 before it is journalled.
+    `seq` counts the submits of the home folder; 0 before the job is journalled.
     """
 
     id: str
@@ -122,7 +142,7 @@ class Job:
 
     @property
     def active(self) -> bool:
-        """Whether it may still be running."""
+        """Whether the job may still be running."""
         return self.attempt.state.state in ACTIVE
 
 
@@ -132,7 +152,7 @@ def new_id(name: str) -> str:
 
 
 def require_name(name: str) -> None:
-    """Raise UsageError for a name that no job can have."""
+    """Raise UsageError for an invalid name of a job."""
     if not _NAME.fullmatch(name):
         raise UsageError(f"`{name}` cannot name a job", hint="use a-z, 0-9 and -, 41 characters at most")
     if name == "last":
@@ -140,7 +160,7 @@ def require_name(name: str) -> None:
 
 
 def platform_name(job_id: str, attempt: int) -> str:
-    """Return the name under which a platform knows the attempt: fixed, so that a lost answer can be asked for."""
+    """Return the platform's name for the attempt: fixed, so that `find` can search for the job after a lost answer."""
     return f"{job_id}-{attempt}"
 
 

@@ -1,4 +1,4 @@
-"""Functions that import the module they are in when they are called: what a backend's module is made of."""
+"""Lazy proxies for the functions of a backend's module: the implementation is imported on the first call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["of"]
 
 
 def of(module: str, name: str) -> Callable[..., Any]:
-    """Return the module's function of that name; nothing is imported before its first call."""
+    """Return a proxy for the module's function `name`; the first call imports the module."""
     return _Lazy(module, name)
 
 
@@ -26,10 +26,10 @@ class _Lazy:
         return f"<{self._name} of {self._module}>"
 
     @property
-    def __signature__(self) -> inspect.Signature:  # so that a test can hold it against the protocol
+    def __signature__(self) -> inspect.Signature:  # a test compares the signature with the protocol
         return inspect.signature(self._found())
 
     def _found(self) -> Callable[..., Any]:
-        # Not kept: a test that puts another function there must reach who is asked later.
+        # Not cached: after a test replaces the function, later calls must reach the replacement.
         found: Callable[..., Any] = getattr(importlib.import_module(self._module), self._name)
         return found

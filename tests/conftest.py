@@ -56,7 +56,7 @@ main()
 
 # Takes a cap of some seconds for a useful one: no test waits for the minutes that the shortest take on a cloud.
 _CONTENT_WITH_LITTLE = """\
-from cloudtrain.launcher.money import cap
+from cloudtrain.launcher.metering import limit as cap
 cap.least_useful_s = lambda terms: max(terms.least_s, 20)
 from cloudtrain.launcher.cli import main
 main()

@@ -3,11 +3,11 @@
     .venv/bin/python tools/azureml_table.py            # writes it
     .venv/bin/python tools/azureml_table.py --check    # compares, and fails where azure-ai-ml says something else
 
-Facts only, in the form that launcher/tablecheck.py walks: types, required fields, enumerations, read-only fields, and
-which field tells the kinds of a thing apart. Twice: the body of the PUT, from the client's models, and as JobFile the
-file that `az ml job create` and `load_job` read, from their schema. The models know no lengths and no patterns; the
-few that the published ARM schema has stand below. A dry run reads the table, so that it needs no SDK; a test runs
-`--check`.
+Facts only, in the form that launcher/planning/request_rules.py walks: types, required fields, enumerations, read-only
+fields, and which field tells the kinds of a thing apart. Twice: the body of the PUT, from the client's models, and as
+JobFile the file that `az ml job create` and `load_job` read, from their schema. The models know no lengths and no
+patterns; the few that the published ARM schema has stand below. A dry run reads the table, so that it needs no SDK; a
+test runs `--check`.
 """
 
 from __future__ import annotations

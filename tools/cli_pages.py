@@ -18,11 +18,11 @@ import click
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.cli import ALIASES, COMMANDS, cli
 from cloudtrain.launcher.commands.explain import default_words, every_key, facts_of
 from cloudtrain.launcher.completion.candidates import KEYS
-from cloudtrain.launcher.config.schema import BACKENDS, Config, as_yaml, field_at, section
+from cloudtrain.launcher.config.schema import BACKENDS, JobConfig, as_yaml, field_at, section
+from cloudtrain.launcher.planning import planner as plans
 
 ROOT = Path(__file__).resolve().parents[1]
 RENEW = "python tools/cli_pages.py"
@@ -133,9 +133,9 @@ def _helps(command: click.Command, context: click.Context) -> Iterator[str]:
 
 def config_page() -> str:
     """Return the page of all keys, a section of the file to each of its own."""
-    top = {key: field for key, field in Config.model_fields.items() if section(field) is None}
+    top = {key: field for key, field in JobConfig.model_fields.items() if section(field) is None}
     parts = [CONFIG_HEAD, "## The top level\n", _table("", top)]
-    for key, field in Config.model_fields.items():
+    for key, field in JobConfig.model_fields.items():
         if (model := section(field)) is not None:
             parts += _section(key, model, field.description or "")
     parts.append(_availability())
@@ -194,7 +194,7 @@ def _carried(name: str, *wanted: str) -> frozenset[str]:
 def completion_keys() -> str:
     """Return a line for each key: its path, its type in words, the first sentence of its help."""
     lines = []
-    for path in every_key(Config):
+    for path in every_key(JobConfig):
         field = field_at(tuple(path.split(".")))
         assert field is not None
         facts = facts_of(field)

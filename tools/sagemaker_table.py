@@ -3,8 +3,8 @@
     .venv/bin/python tools/sagemaker_table.py            # writes it
     .venv/bin/python tools/sagemaker_table.py --check    # compares, and fails where botocore says something else
 
-Facts only, in the form that launcher/tablecheck.py walks: types, required members, limits, patterns, enumerations. A
-dry run reads the table, so that it needs no SDK; a test runs `--check`.
+Facts only, in the form that launcher/planning/request_rules.py walks: types, required members, limits, patterns,
+enumerations. A dry run reads the table, so that it needs no SDK; a test runs `--check`.
 """
 
 from __future__ import annotations

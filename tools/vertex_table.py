@@ -4,9 +4,10 @@
     .venv/bin/python tools/vertex_table.py --check [FILE]    # compares, and fails where Google says something else
 
 That package carries the API's discovery document; FILE is another copy of it. Facts only, in the form that
-launcher/tablecheck.py walks: types, required and read-only fields, enumerations, and what the formats int32, int64 and
-google-duration mean. Words that mean "unspecified", and those that Google has deprecated, are left out: a job that we
-make has no use for them. A dry run reads the table, so that it needs no client; a test runs `--check`.
+launcher/planning/request_rules.py walks: types, required and read-only fields, enumerations, and what the formats
+int32, int64 and google-duration mean. Words that mean "unspecified", and those that Google has deprecated, are left
+out: a job that we make has no use for them. A dry run reads the table, so that it needs no client; a test runs
+`--check`.
 """
 
 from __future__ import annotations

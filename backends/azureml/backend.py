@@ -12,7 +12,7 @@ from cloudtrain.launcher.backend import Capacity, Request, Terms
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
 
 _JOBS = "cloudtrain.backends.azureml.jobs"
@@ -23,11 +23,11 @@ LEAST_S = 60  # the service turns less into 60 days: azure-ai-ml 1.35, entities/
 MINIMUM_BILL_S = 60  # a virtual machine's first minute, as a bound: bills go by the second
 
 
-def capacity(config: Config) -> Capacity:
+def capacity(config: JobConfig) -> Capacity:
     """Return the machine type's capacity, at its on-demand price: our table has no prices of spot machines."""
     _require(config)
     from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of
-    from cloudtrain.launcher.units import format_duration
+    from cloudtrain.launcher.text.units import format_duration
 
     machine, block = choose(config), block_of(config)
     idle_s = idle_s_of(block)

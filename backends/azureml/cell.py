@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from cloudtrain.backends.azureml import rest
-from cloudtrain.entrypoints.checkpoints import azureaccess
+from cloudtrain.entrypoints.stores import azure_access
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
 
 __all__ = ["BlobCell", "open_cell"]
@@ -35,7 +35,7 @@ class BlobCell:
         self.uri = uri
         split = urlsplit(uri)
         container, _, self._name = unquote(split.path).strip("/").partition("/")
-        self._place = azureaccess.Place(split.netloc, container, "")
+        self._place = azure_access.BlobLocation(split.netloc, container, "")
 
     def read(self) -> tuple[bytes | None, str]:
         """Return the content and its version."""
@@ -70,7 +70,7 @@ class BlobCell:
         for name in ("azure", "msal"):  # the errors of these libraries contain the text of their logs
             logging.getLogger(name).setLevel(logging.CRITICAL)
         try:
-            client, who = azureaccess.connect(self._place, ATTEMPTS)
+            client, who = azure_access.connect(self._place, ATTEMPTS)
         except ImportError as error:
             raise rest.not_installed(error) from error
         except PermissionError as error:
@@ -79,7 +79,7 @@ class BlobCell:
             with client:
                 yield client
         except Exception as error:
-            failure = azureaccess.failure(error, self._place, who, "")
+            failure = azure_access.failure(error, self._place, who, "")
             message = f"cannot {doing} the ledger {self.uri}: {failure}".replace(" in checkpoint.mirror", "")
             if isinstance(failure, PermissionError):
                 raise CredentialError(message, hint=_HINT_LOGIN) from error

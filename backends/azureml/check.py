@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.backends.azureml import arm
-from cloudtrain.launcher import tablecheck
 from cloudtrain.launcher.errors import Fault
-from cloudtrain.launcher.tablecheck import Found
+from cloudtrain.launcher.planning import request_rules
+from cloudtrain.launcher.planning.request_rules import Found
 
 __all__ = ["faults", "violations"]
 
@@ -93,7 +93,7 @@ _HINTS = {
 
 def faults(job: Job) -> Iterator[Fault]:
     """Yield the faults of a job's file, each under the config's key that sets the field, else under `azureml.raw`."""
-    in_file = list(tablecheck.violations(_table(), job, "JobFile"))
+    in_file = list(request_rules.violations(_table(), job, "JobFile"))
     for path, message, is_warning in in_file:
         yield _by_table(path, path or "the job", message, is_warning)
     if not isinstance(job, Mapping):
@@ -107,7 +107,7 @@ def faults(job: Job) -> Iterator[Fault]:
 
 def violations(body: Job) -> Iterator[Found]:
     """Yield (path, message, is it only a warning?) for each breach of the table by the ARM body of a job's PUT."""
-    return tablecheck.violations(_table(), body)
+    return request_rules.violations(_table(), body)
 
 
 def _naming(job: Job) -> Iterator[Fault]:
@@ -116,7 +116,7 @@ def _naming(job: Job) -> Iterator[Fault]:
     if name is None:
         yield _at("name", "without a name Azure makes one up, and a job sent twice is two jobs", "set name")
     elif isinstance(name, str):
-        for _, message, _ in tablecheck.violations(_table(), name, "JobName"):
+        for _, message, _ in request_rules.violations(_table(), name, "JobName"):
             yield _at("name", f"the job's name: {message}", "letters, digits, `-` and `_`, at most 255")
     if "experiment_name" not in job:
         message = "without experiment_name the SDK takes the name of the folder that submits"
@@ -159,7 +159,7 @@ def _command(job: Job) -> Iterator[Fault]:
             hint = "a command job knows inputs.NAME and outputs.NAME"
             yield _at("command", f"command: ${{{{{expression}}}}} belongs to other kinds of job", hint)
         elif name not in _part(job, kind):
-            message = f"command: ${{{{{expression}}}}} leads nowhere{tablecheck.meant(name, _part(job, kind))}"
+            message = f"command: ${{{{{expression}}}}} leads nowhere{request_rules.meant(name, _part(job, kind))}"
             yield _at(kind, message, f"add `{name}` to {kind}")
     for kind in ("inputs", "outputs"):
         for name in _part(job, kind):
@@ -355,5 +355,5 @@ def _key_of(path: str) -> str:
     return "azureml.raw"
 
 
-def _table() -> tablecheck.Table:
-    return tablecheck.read("azureml", "a command job", "Azure", _GROWING)
+def _table() -> request_rules.Table:
+    return request_rules.read("azureml", "a command job", "Azure", _GROWING)

@@ -8,11 +8,11 @@ from typing import Any
 
 from cloudtrain.backends.azureml import rest
 from cloudtrain.backends.azureml.workspace import Workspace, plain_region
-from cloudtrain.entrypoints.figures import span
+from cloudtrain.entrypoints.format import span
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault
-from cloudtrain.launcher.times import duration_s
-from cloudtrain.launcher.units import format_duration
+from cloudtrain.launcher.text.times import duration_s
+from cloudtrain.launcher.text.units import format_duration
 
 __all__ = ["Cluster", "fitting", "idle_s", "require"]
 

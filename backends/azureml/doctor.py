@@ -15,13 +15,13 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from cloudtrain.launcher.prices.quote import compared
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
-    from cloudtrain.launcher.prices.rate import Machine
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.metering.rate import Machine
 
 __all__ = ["checks"]
 
 
-def checks(config: Config | None) -> list[Check]:
+def checks(config: JobConfig | None) -> list[Check]:
     """Return the checks; with a config, also the checks of its job."""
     block = AzureML() if config is None else block_of(config)
     found = [_tried("credentials", _signed_in, block.cloud)]
@@ -40,7 +40,7 @@ def checks(config: Config | None) -> list[Check]:
     return [*found, *_of_job(config, workspace)]
 
 
-def _of_job(config: Config, workspace: Workspace) -> Iterator[Check]:
+def _of_job(config: JobConfig, workspace: Workspace) -> Iterator[Check]:
     block = block_of(config)
     try:
         machine = choose(config)

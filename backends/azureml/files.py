@@ -11,9 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 from cloudtrain.backends.azureml import rest
 from cloudtrain.backends.azureml.workspace import Workspace
-from cloudtrain.entrypoints import places
+from cloudtrain.entrypoints import job_files
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError
-from cloudtrain.launcher.words import one_line
+from cloudtrain.launcher.text.remote import one_line
 
 __all__ = ["datastore_of", "download", "has_checkpoint"]
 
@@ -29,11 +29,11 @@ _T = TypeVar("_T")
 
 
 def has_checkpoint(workspace: Workspace, uri: str) -> bool:
-    """Return whether the folder has a complete checkpoint, by the same rule as the node's (entrypoints/places.py)."""
+    """Return whether the folder has a complete checkpoint, by the rule of entrypoints/job_files.py."""
 
     def look(container: Any, prefix: str) -> bool:
         names = (name.removeprefix(prefix) for name in container.list_blob_names(name_starts_with=prefix))
-        return any(places.is_whole(name.partition("/")[0]) for name in names if name)
+        return any(job_files.is_whole(name.partition("/")[0]) for name in names if name)
 
     return _with_container(workspace, uri, look)
 

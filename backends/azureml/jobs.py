@@ -19,14 +19,14 @@ from cloudtrain.backends.azureml import compute, files, history, rest, status, v
 from cloudtrain.backends.azureml import logs as streams
 from cloudtrain.backends.azureml.machine import block_of, workspace_of
 from cloudtrain.backends.azureml.workspace import Workspace
-from cloudtrain.launcher.backend import Found, JobRef, LogPage, Pace, Request, Shipment, nodes_of
+from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
-from cloudtrain.launcher.home import identity, known_identity
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.store.home import identity, known_identity
+from cloudtrain.launcher.text.terminal import say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
 
 __all__ = ["artifacts", "checkpoints", "find", "jobs", "logs", "pace", "ready", "send", "state", "stop"]
@@ -113,7 +113,7 @@ def find(request: Request, home: Path) -> JobRef | None:
         return _found(request, _services(there))
 
 
-def jobs(config: Config | None, home: Path) -> list[Found]:
+def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the running jobs of the workspace with our tag."""
     from cloudtrain.launcher.config.schema_backends import AzureML
 
@@ -129,7 +129,7 @@ def jobs(config: Config | None, home: Path) -> list[Found]:
             page = rest.object_in(rest.call("GET", page["nextLink"], cloud=workspace.cloud, audience=host))
 
 
-def _as_found(workspace: Workspace, job: dict[str, Any], home: Path) -> Found | None:
+def _as_found(workspace: Workspace, job: dict[str, Any], home: Path) -> FoundAttempt | None:
     """Return the running job, with its record from a variable, or None if its name names no attempt."""
     told, record, name = job["properties"], None, str(job["name"])
     if not name.rpartition("-")[2].isdigit():
@@ -143,8 +143,8 @@ def _as_found(workspace: Workspace, job: dict[str, Any], home: Path) -> Found | 
         return _found(request, _services(job)) | ({} if is_own else {"vault": None})
 
     with contextlib.suppress(rest.AzureError):  # about the machines; the job can be listed without them
-        return Found.of(name, record, {"workspace": asdict(workspace)}, ref_of, is_own=is_own)
-    return Found.of(name, None, {}, ref_of, is_own=is_own)
+        return FoundAttempt.of(name, record, {"workspace": asdict(workspace)}, ref_of, is_own=is_own)
+    return FoundAttempt.of(name, None, {}, ref_of, is_own=is_own)
 
 
 def _kept(record: Mapping[str, Any]) -> dict[str, str]:

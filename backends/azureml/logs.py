@@ -1,7 +1,7 @@
 """A job's lines from its nodes' log files: no line is lost or repeated, and each byte is fetched once.
 
 Every node's container has one growing file. Each poll reads a file by range from the end of the last read; the cursor
-holds each file's position. entrypoints/pump.py has put time and rank in front of each line.
+holds each file's position. entrypoints/container/log_relay.py has put time and rank in front of each line.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 from cloudtrain.backends.azureml import rest
 from cloudtrain.backends.azureml.history import Details
-from cloudtrain.launcher import containerlog
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
+from cloudtrain.launcher.logs import container_lines
 
 __all__ = ["HOLD_BACK_S", "last_event", "node_of", "page"]
 
@@ -32,7 +32,7 @@ _FILE = re.compile(r"user_logs/std_log(?:_process_(\d+))?\.txt")
 
 
 @dataclass(frozen=True)
-class _File:
+class _FileCursor:
     """One file's place in the cursor: bytes read, the file's creation time, the last line's time.
 
     `pending`: bytes after the last whole line, at the last read. `has_ended`: the container has reported the end of its
@@ -54,7 +54,7 @@ class _Piece:
     `has_more`: the file continues after this page.
     """
 
-    place: _File
+    place: _FileCursor
     lines: list[bytes]
     failure: rest.AzureError | None = None
     has_more: bool = False
@@ -62,11 +62,11 @@ class _Piece:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _ReadLines:
     """A piece's parsed lines, their times, which never decrease, and their sizes; the lines begin at byte `begin`."""
 
     begin: int
-    lines: list[containerlog.Line]
+    lines: list[container_lines.ContainerLine]
     times: list[float]
     sizes: list[int]
 
@@ -89,7 +89,7 @@ def page(
     if no file could be read; if only some files could not be read, the page is not clean.
     """
     wanted = frozenset(range(nodes)) if only is None else only & frozenset(range(nodes))
-    places = {name: _File(**place) for name, place in (cursor or {}).get("files", {}).items()}
+    places = {name: _FileCursor(**place) for name, place in (cursor or {}).get("files", {}).items()}
     told = ask(FRESH_S)
     if len(_urls(told, wanted)) < len(wanted) and not told.is_over:
         told = ask(SOON_S)
@@ -132,19 +132,19 @@ def last_event(url: str, kind: str) -> dict[str, Any] | None:
     text = rest.call("GET", url, headers={"Range": f"bytes={max(0, size - TAIL_BYTES)}-"}).content.decode(
         errors="replace"
     )
-    return containerlog.last_word(text.splitlines(), kind, stamped=True)
+    return container_lines.last_word(text.splitlines(), kind, stamped=True)
 
 
 def _urls(told: Details, wanted: frozenset[int]) -> dict[str, str]:
     return {name: url for name, url in sorted(told.log_files.items()) if node_of(name) in wanted}
 
 
-def _read_all(urls: Mapping[str, str], places: Mapping[str, _File], told: Details) -> dict[str, _Piece]:
+def _read_all(urls: Mapping[str, str], places: Mapping[str, _FileCursor], told: Details) -> dict[str, _Piece]:
     limit = max(FEWEST_BYTES, PAGE_BYTES // max(1, len(urls)))
 
     def read(item: tuple[str, str]) -> tuple[str, _Piece]:
         name, url = item
-        return name, _read(url, places.get(name, _File()), limit, is_over=told.is_over)
+        return name, _read(url, places.get(name, _FileCursor()), limit, is_over=told.is_over)
 
     if len(urls) < 2:
         return dict(map(read, urls.items()))
@@ -152,7 +152,7 @@ def _read_all(urls: Mapping[str, str], places: Mapping[str, _File], told: Detail
         return dict(pool.map(read, urls.items()))
 
 
-def _read(url: str, place: _File, limit: int, *, is_over: bool) -> _Piece:
+def _read(url: str, place: _FileCursor, limit: int, *, is_over: bool) -> _Piece:
     try:
         answer = rest.call("GET", url, headers={"Range": f"bytes={place.at}-{place.at + limit - 1}"})
     except rest.AzureError as error:
@@ -163,7 +163,7 @@ def _read(url: str, place: _File, limit: int, *, is_over: bool) -> _Piece:
         return _Piece(replace(place, at_end=False), [], error)
     born = answer.headers.get("x-ms-creation-time", "")
     if place.born and born != place.born:  # the platform has restarted the node, with a new file
-        return _read(url, _File(born=born, last_s=place.last_s), limit, is_over=is_over)
+        return _read(url, _FileCursor(born=born, last_s=place.last_s), limit, is_over=is_over)
     if answer.status_code != 206:  # a proxy's page, or a server without ranges: no lines
         failure = rest.AzureError(0, "", "the log's storage gives something else than was asked for")
         return _Piece(replace(place, at_end=False), [], failure)
@@ -180,7 +180,7 @@ def _read(url: str, place: _File, limit: int, *, is_over: bool) -> _Piece:
     return _Piece(after, lines, has_more=is_full, begin=place.at)
 
 
-def _at_the_end(url: str, place: _File, limit: int, error: rest.AzureError, *, is_over: bool) -> _Piece:
+def _at_the_end(url: str, place: _FileCursor, limit: int, error: rest.AzureError, *, is_over: bool) -> _Piece:
     """Return no lines, unless a shorter file has replaced the old file."""
     size = error.headers.get("Content-Range", "").rpartition("/")[2]
     try:
@@ -189,22 +189,26 @@ def _at_the_end(url: str, place: _File, limit: int, error: rest.AzureError, *, i
     except rest.AzureError as failure:
         return _Piece(replace(place, at_end=False), [], failure)
     if int(size) < place.at:
-        return _read(url, _File(last_s=place.last_s), limit, is_over=is_over)
+        return _read(url, _FileCursor(last_s=place.last_s), limit, is_over=is_over)
     return _Piece(replace(place, pending=0, at_end=True), [])
 
 
-def _told(piece: _Piece) -> _Told:
-    found = [containerlog.parse(raw.decode("utf-8", "replace").removesuffix("\r"), stamped=True) for raw in piece.lines]
+def _told(piece: _Piece) -> _ReadLines:
+    found = [
+        container_lines.parse(raw.decode("utf-8", "replace").removesuffix("\r"), stamped=True) for raw in piece.lines
+    ]
     # For lines before the first line with a time.
     begin_s = next((line.time_s for line in found if line.time_s is not None), None) or time.time()
     latest_s, times = piece.place.last_s, []
     for line in found:  # a node's lines keep the file's order, whatever its clock does
         latest_s = max(latest_s, line.time_s or 0.0)
         times.append(latest_s or begin_s)
-    return _Told(piece.begin, found, times, [len(raw) + 1 for raw in piece.lines])
+    return _ReadLines(piece.begin, found, times, [len(raw) + 1 for raw in piece.lines])
 
 
-def _lines(name: str, place: _File, told: _Told, until_s: float | None, places: dict[str, _File]) -> Iterator[LogLine]:
+def _lines(
+    name: str, place: _FileCursor, told: _ReadLines, until_s: float | None, places: dict[str, _FileCursor]
+) -> Iterator[LogLine]:
     """Yield the lines up to that time, and note in `places` where the next read begins."""
     count = len(told.lines) if until_s is None else bisect_right(told.times, until_s)
     if count < len(told.lines):

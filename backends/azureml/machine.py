@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.backends.azureml.workspace import Workspace, plain_region
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.prices.rate import Machine
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.config.schema_backends import AzureML
 
 __all__ = ["block_of", "choose", "idle_s_of", "region_of", "workspace_of"]
@@ -25,7 +25,7 @@ _TYPE = re.compile(r"Standard_[A-Z]+\d[A-Za-z0-9_-]*")
 _CPU_FAMILY = re.compile(r"Standard_[ABDEFHLM]\w*", re.IGNORECASE)
 
 
-def block_of(config: Config) -> AzureML:
+def block_of(config: JobConfig) -> AzureML:
     """Return the config's `azureml` block, or a block of defaults."""
     from cloudtrain.launcher.config.schema_backends import AzureML  # a poll of a job's state needs no config
 
@@ -44,7 +44,7 @@ def idle_s_of(block: AzureML) -> int:
     return CLUSTER_IDLE_S if block.idle is None else block.idle
 
 
-def choose(config: Config) -> Machine:
+def choose(config: JobConfig) -> Machine:
     """Return the machine type that the config requests. Raises ConfigError if the config names none, or an unknown one.
 
     If the config names only a cluster, the type stays empty, and the run reports the type later.

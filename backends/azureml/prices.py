@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.azureml import rest
 from cloudtrain.backends.azureml.machine import block_of, choose, region_of
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.metering import rate as rating
+from cloudtrain.launcher.metering.rate import Key, Kind, Quote, Rate
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.prices import rate as rating
-from cloudtrain.launcher.prices.quote import Key, Quote
-from cloudtrain.launcher.prices.rate import Kind, Rate
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["of_machine", "quotes", "region"]
 
@@ -35,12 +34,12 @@ OTHERS = ("windows", "cloud services", "dedicated host")
 Meter = Mapping[str, Any]
 
 
-def region(config: Config | None) -> str | None:
+def region(config: JobConfig | None) -> str | None:
     """Return the config's region, the default for prices."""
     return None if config is None else region_of(block_of(config))
 
 
-def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+def quotes(config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
     """Return the prices of the types in the region; without `types`, of the table's types and the job's own.
 
     Raises UnreachableError if Azure's list cannot be read.
@@ -57,7 +56,7 @@ def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Q
                 raise
 
 
-def _own(config: Config | None) -> list[str]:
+def _own(config: JobConfig | None) -> list[str]:
     """Return the job's own type, or an empty list if the config has no valid machine: the plan reports the fault."""
     if config is None or config.backend != "azureml":
         return []

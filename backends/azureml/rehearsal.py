@@ -22,7 +22,7 @@ from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 __all__ = ["rehearsal"]
 
 GRACE_S = 30.0  # as for any container; Azure documents no time from a low-priority machine's notice to its end
-DONE, SAVED = 0, 75  # exit codes of entrypoints/container.py
+DONE, SAVED = 0, 75  # exit codes of entrypoints/container/container.py
 MASTER_PORT = "6105"
 _PLACEHOLDER = re.compile(r"\$\{\{\s*(inputs|outputs)\.(\w+)\s*\}\}")
 

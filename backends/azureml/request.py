@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of, workspace_of
-from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
-from cloudtrain.launcher.spec import job_spec
+from cloudtrain.launcher.planning import render
+from cloudtrain.launcher.planning.job_spec import job_spec
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
 
 __all__ = ["BUNDLE", "SENT", "build", "require", "encoded"]
@@ -65,12 +65,12 @@ _PLANNED = {
 }
 
 
-def require(config: Config) -> None:
+def require(config: JobConfig) -> None:
     """Raise ConfigError with all that the config lacks for a request."""
     require_all(lambda: workspace_of(block_of(config)), lambda: choose(config), lambda: _require_reachable(config))
 
 
-def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
     block, workspace = block_of(config), workspace_of(block_of(config))
     _require_reachable(config)
@@ -132,7 +132,7 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     return Request(name, body, text, files, beside, notes, carried, f"code/{BUNDLE}", decoded)
 
 
-def _counted(plan: Plan, config: Config) -> dict[str, Any]:
+def _counted(plan: Plan, config: JobConfig) -> dict[str, Any]:
     """Return the values that a send compares with Azure's answers, if the plan has a price: budgets use the plan."""
     if plan.price_micro is None:
         return {}
@@ -146,13 +146,13 @@ def encoded(data: dict[str, Any]) -> str:
     return base64.b64encode(json.dumps(data, separators=(",", ":"), sort_keys=True).encode()).decode()
 
 
-def _own_tags(config: Config, job_id: str, attempt: int) -> dict[str, str]:
+def _own_tags(config: JobConfig, job_id: str, attempt: int) -> dict[str, str]:
     """Return the tags that identify the job and its project."""
     project = {"cloudtrain.project": config.project.name} if config.project is not None else {}
     return {"cloudtrain.job": job_id, "cloudtrain.attempt": str(attempt), **project}
 
 
-def _notes(config: Config) -> Iterator[str]:
+def _notes(config: JobConfig) -> Iterator[str]:
     """Yield notes for the plan."""
     if block_of(config).conda:
         yield "a conda environment is built into an image first, which takes Azure 10 to 45 minutes, once"
@@ -167,8 +167,8 @@ def _command(inputs: list[dict[str, str]], outputs: dict[str, str]) -> str:
     return " ".join([COMMAND, *places])
 
 
-def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
-    """Return the fields that entrypoints/container.py needs beside the job's spec; paths begin at the code's folder."""
+def _for_container(plan: Plan, config: JobConfig) -> dict[str, Any]:
+    """Return the fields of container/container.py beside the job's spec; paths begin at the code's folder."""
     return {
         "environment": dict(config.env),
         "secrets": {"names": list(config.secrets), "as": block_of(config).identity} if config.secrets else None,
@@ -191,7 +191,7 @@ def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
     }
 
 
-def _environment(config: Config) -> Any:
+def _environment(config: JobConfig) -> Any:
     block = block_of(config)
     if block.environment is None and config.image is None and block.conda is None:
         return ENVIRONMENT
@@ -208,7 +208,7 @@ def _environment(config: Config) -> Any:
     return {"image": config.image, **({"conda_file": block.conda} if block.conda else {})}
 
 
-def _outputs(config: Config, home: str) -> dict[str, str]:
+def _outputs(config: JobConfig, home: str) -> dict[str, str]:
     """Return name -> URI. Without a mount the trainer copies its checkpoints to the mirror, and back."""
     if len(config.outputs) > 1:
         names = ", ".join(config.outputs)
@@ -223,7 +223,7 @@ def _outputs(config: Config, home: str) -> dict[str, str]:
     return found
 
 
-def _require_reachable(config: Config) -> None:
+def _require_reachable(config: JobConfig) -> None:
     """Raise ConfigError for places that a container on Azure cannot reach."""
     faults = []
     told = {"checkpoint.uri": config.checkpoint.uri}

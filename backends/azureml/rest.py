@@ -25,8 +25,8 @@ from cloudtrain.launcher.errors import (
     Fault,
     UnreachableError,
 )
-from cloudtrain.launcher.extras import install
-from cloudtrain.launcher.words import NO_NAME, cause, one_line
+from cloudtrain.launcher.text.extras import install
+from cloudtrain.launcher.text.remote import NO_NAME, cause, one_line
 
 __all__ = [
     "AzureError",

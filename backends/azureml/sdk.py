@@ -17,7 +17,7 @@ from cloudtrain.backends.azureml import rest
 from cloudtrain.backends.azureml.request import BUNDLE
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.errors import ConfigError, Fault
-from cloudtrain.launcher.words import one_line
+from cloudtrain.launcher.text.remote import one_line
 
 __all__ = ["create"]
 
@@ -51,7 +51,7 @@ def _create(workspace: Workspace, job: dict[str, Any], scratch: Path, begins: Ca
         from marshmallow.exceptions import ValidationError
     except ImportError as error:
         raise rest.not_installed(error) from error
-    from cloudtrain.launcher.render import as_yaml
+    from cloudtrain.launcher.planning.render import as_yaml
 
     seen: list[bool] = []
 

@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.local import check as rules
 from cloudtrain.backends.local import request as requests
-from cloudtrain.entrypoints import durable, nodefolder, nodelogs
-from cloudtrain.entrypoints.places import NEVER_SENT, RECORD, START_LOCK, STATE
-from cloudtrain.launcher import agentlogs, agents
-from cloudtrain.launcher.backend import Capacity, Check, Found, JobRef, LogPage, Pace, Request, Shipment, Terms
+from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints.agent import node_folder, node_logs
+from cloudtrain.entrypoints.job_files import NEVER_SENT, RECORD, START_LOCK, STATE
+from cloudtrain.launcher.backend import Capacity, Check, FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, Terms
 from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
-from cloudtrain.launcher.extras import install
 from cloudtrain.launcher.job import State
+from cloudtrain.launcher.jobs import agent_state
+from cloudtrain.launcher.logs import agent_pages
+from cloudtrain.launcher.text.extras import install
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
 
@@ -37,11 +39,11 @@ __all__ += ["jobs", "pace", "ready", "rehearsal", "request", "send", "state", "s
 DEVICES = Path("/dev")
 PAGE_BYTES = 1 << 20  # of log: the next page is close, so the first page is on the screen at once
 # The agent of node 0 ends the job at the cap by its own clock. The remaining agents end at its message, or after 15 s
-# of silence (entrypoints/peers.py); killing the processes takes some seconds more.
+# of silence (entrypoints/agent/transport.py); killing the processes takes some seconds more.
 TERMS = Terms(tail_s=20)
 
 
-def capacity(config: Config) -> Capacity:
+def capacity(config: JobConfig) -> Capacity:
     """Return this machine's GPUs, divided evenly among the instances."""
     gpus = len(_visible_gpus())
     price = config.local.price_per_hour if config.local else None
@@ -51,7 +53,7 @@ def capacity(config: Config) -> Capacity:
     return Capacity(each, price / 1e6, "local.price_per_hour", TERMS, is_own=price == 0, machine="this machine")
 
 
-def request(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+def request(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request with the agents' messages."""
     return requests.build(plan, config, job_id, attempt, bundle_sha256)
 
@@ -80,9 +82,9 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         _make_own(folder, body["job"])
         checkpoints.mkdir(parents=True, exist_ok=True)
         environment = {**body["environment"], **_places(body, shipment.base, job_folder / "output", checkpoints)}
-        durable.write_json(folder / "request.json", body)
-        durable.write_json(folder / RECORD, dict(shipment.record))
-        durable.write_json(folder / "ref.json", ref)
+        atomic_json.write_json(folder / "request.json", body)
+        atomic_json.write_json(folder / RECORD, dict(shipment.record))
+        atomic_json.write_json(folder / "ref.json", ref)
     except OSError as error:
         raise ConfigError(f"the job's folder cannot be made: {error.strerror}", where=error.filename) from error
     shipment.sending.creates()
@@ -102,27 +104,29 @@ def find(request: Request, home: Path) -> JobRef | None:
         return None
     with _locked(folder / START_LOCK):
         if not (folder / NEVER_SENT).exists() and any(folder.glob(f"node-*/{STATE}")):
-            ref: JobRef = durable.read_json(folder / "ref.json")
+            ref: JobRef = atomic_json.read_json(folder / "ref.json")
             return ref
         (folder / NEVER_SENT).touch()
     return None
 
 
-def jobs(config: Config | None, home: Path) -> list[Found]:
+def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the attempts of this home folder with a running agent."""
     found = []
     for path in sorted((home / "local").glob("*/attempt-*/ref.json")):
-        ref, number = durable.read_json(path), path.parent.name.removeprefix("attempt-")
-        if ref and number.isdigit() and any(map(nodefolder.agent_pid, _roots(ref))):
-            found.append(Found(path.parent.parent.name, int(number), ref, durable.read_json(path.parent / RECORD)))
+        ref, number = atomic_json.read_json(path), path.parent.name.removeprefix("attempt-")
+        if ref and number.isdigit() and any(map(node_folder.agent_pid, _roots(ref))):
+            found.append(
+                FoundAttempt(path.parent.parent.name, int(number), ref, atomic_json.read_json(path.parent / RECORD))
+            )
     return found
 
 
 def state(ref: JobRef) -> State:
     """Return the combined state of the nodes."""
     checkpoints = Path(ref["checkpoint_dir"])
-    looks = {node: nodefolder.look(root, checkpoints) for node, root in enumerate(_roots(ref))}
-    found = agents.fold(looks, ref["nodes"])
+    looks = {node: node_folder.look(root, checkpoints) for node, root in enumerate(_roots(ref))}
+    found = agent_state.fold(looks, ref["nodes"])
     assert found is not None  # all were seen
     return found
 
@@ -133,9 +137,10 @@ def logs(
     """Return the lines after the cursor; all existing lines are available at once, so no line is held back."""
     roots, page_bytes = _roots(ref), PAGE_BYTES // ref["nodes"]
     found = {
-        node: nodelogs.read(root, agentlogs.offsets(cursor, node), ranks, page_bytes) for node, root in enumerate(roots)
+        node: node_logs.read(root, agent_pages.offsets(cursor, node), ranks, page_bytes)
+        for node, root in enumerate(roots)
     }
-    return agentlogs.page(cursor, found)
+    return agent_pages.page(cursor, found)
 
 
 def logs_from(
@@ -145,7 +150,7 @@ def logs_from(
     return {
         f"{node}/{name}": offset
         for node, root in enumerate(_roots(ref))
-        for name, offset in nodelogs.near_end(root, ranks, lines=lines, since_s=since_s).items()
+        for name, offset in node_logs.near_end(root, ranks, lines=lines, since_s=since_s).items()
     }
 
 
@@ -159,13 +164,13 @@ def stop(ref: JobRef, *, now: bool) -> None:
     roots = _roots(ref)
     try:
         for root in roots:
-            nodefolder.ask_to_stop(root, "now" if now else "user")
+            node_folder.ask_to_stop(root, "now" if now else "user")
     except OSError as error:  # a full disk: agents that have ended need no request, and neither does a kill
-        if not now and any(map(nodefolder.agent_pid, roots)):
+        if not now and any(map(node_folder.agent_pid, roots)):
             what = f"the agents cannot be asked to stop: {error.strerror}"
             raise ConfigError(what, where=error.filename or roots[0], hint="free some room, or stop --now") from error
-    if now or not any(map(nodefolder.agent_pid, roots)):
-        nodefolder.end(roots)
+    if now or not any(map(node_folder.agent_pid, roots)):
+        node_folder.end(roots)
 
 
 def rehearsal(request: Request, stage: Stage) -> Rehearsal:
@@ -193,7 +198,7 @@ def _copied(source: Path, folder: Path) -> list[Path]:
     return [folder / path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()]
 
 
-def doctor(config: Config | None) -> list[Check]:
+def doctor(config: JobConfig | None) -> list[Check]:
     """Return the checks for a job on this machine."""
     from importlib.metadata import PackageNotFoundError, version
     from importlib.util import find_spec
@@ -314,7 +319,7 @@ def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
     """Start all nodes by one message: a launcher killed meanwhile has started all nodes or no node."""
     token = secrets.token_hex(16)
     starter = subprocess.Popen(
-        [sys.executable, "-m", "cloudtrain.entrypoints.starting"],
+        [sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"],
         cwd=folder,  # `-m` searches the current folder first, and the user's folder may hold a signal.py
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

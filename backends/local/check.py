@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import durable, processes
+from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.launcher.errors import Fault
-from cloudtrain.launcher.home import where
+from cloudtrain.launcher.store.home import where
 
 __all__ = ["faults"]
 
@@ -50,7 +50,7 @@ def _crowding(body: dict[str, Any], cores: int) -> Iterator[Fault]:
     for environ in processes.environments("CLOUDTRAIN_SPEC"):
         folder = environ.get("CLOUDTRAIN_LOG_DIR", "")
         if Path(folder).is_relative_to(home / "local"):
-            ranks = (durable.read_json(Path(environ["CLOUDTRAIN_SPEC"])) or {}).get("nproc_per_node", 1)
+            ranks = (atomic_json.read_json(Path(environ["CLOUDTRAIN_SPEC"])) or {}).get("nproc_per_node", 1)
             held[folder] = ranks * _threads(environ, cores)
             jobs.add(environ.get("CLOUDTRAIN_JOB"))
     ranks = len(body["nodes"]) * body["spec"]["nproc_per_node"]

@@ -41,7 +41,7 @@ def laid_out(request: Request, stage: Stage) -> Rehearsal:
     specs = [backend.agent_spec(node, body, shipment, environment, python, attempt) for node in nodes]
     node = NodeRun(
         hostname="localhost",
-        argv=(sys.executable, "-m", "cloudtrain.entrypoints.starting"),
+        argv=(sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"),
         env={**os.environ, **stage.variables},
         agents=tuple(Path(spec["root"]) for spec in specs),
         places={str(path): path for path in _places(stage, python, inputs.values())} | mirrored,

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.job import platform_name
-from cloudtrain.launcher.plan import STOP_TAIL_S
-from cloudtrain.launcher.spec import job_spec, job_surroundings
+from cloudtrain.launcher.planning import render
+from cloudtrain.launcher.planning.job_spec import job_spec, job_surroundings
+from cloudtrain.launcher.planning.planner import STOP_TAIL_S
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
 
 __all__ = ["build"]
 
 
-def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request; relative paths begin at the config file's folder."""
     name = platform_name(job_id, attempt)
     body = render.render_json(

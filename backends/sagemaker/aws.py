@@ -18,10 +18,10 @@ from cloudtrain.launcher.errors import (
     CredentialError,
     UnreachableError,
 )
-from cloudtrain.launcher.extras import install
+from cloudtrain.launcher.text.extras import install
 
 __all__ = [
-    "Access",
+    "AwsAccess",
     "answers",
     "client",
     "code_of",
@@ -47,12 +47,12 @@ _BUSY = (
 
 _renewed_s = -math.inf
 _loaders: list[Any] = []  # botocore's loader, shared by all sessions: it caches the services' descriptions
-_clients: dict[tuple[Access, str, bool], Any] = {}
+_clients: dict[tuple[AwsAccess, str, bool], Any] = {}
 _making = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Access:
+class AwsAccess:
     """How to reach an account: the region, the profile of AWS's own config, addresses of services (service, url)."""
 
     region: str
@@ -60,12 +60,12 @@ class Access:
     endpoints: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Access:
+    def of(cls, data: Mapping[str, Any]) -> AwsAccess:
         """Return the access for a request's `beside` or a job's handle."""
         return cls(data["region"], data["profile"], tuple(sorted(data["endpoints"].items())))
 
 
-def client(access: Access, service: str, *, patient: bool = False) -> Any:
+def client(access: AwsAccess, service: str, *, patient: bool = False) -> Any:
     """Return the service's client, made once; a `patient` client retries for minutes, for calls that no poll repeats.
 
     Raises ConfigError without the SDK, CredentialError without the profile.
@@ -77,7 +77,7 @@ def client(access: Access, service: str, *, patient: bool = False) -> Any:
     return known
 
 
-def require_credentials(access: Access) -> None:
+def require_credentials(access: AwsAccess) -> None:
     """Raise ConfigError without the SDK, CredentialError if the SDK finds no credentials; makes no call to AWS."""
     boto3, botocore = _sdk()
     with answers("start the training job"):
@@ -95,7 +95,7 @@ def renew() -> None:
     gc.collect()  # the clients' parts form reference cycles
 
 
-def _new_client(access: Access, service: str, *, patient: bool) -> Any:
+def _new_client(access: AwsAccess, service: str, *, patient: bool) -> Any:
     boto3, botocore = _sdk()
     # Adaptive: AWS throttles CreateTrainingJob hard, and many submits must share the rate.
     mode, attempts = ("adaptive", 8) if patient else ("standard", 4)

@@ -12,10 +12,10 @@ from cloudtrain.backends.sagemaker.machine import block_of, choose, disk_gb, dis
 from cloudtrain.launcher import lazily
 from cloudtrain.launcher.backend import Capacity, Request, Terms
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.units import format_duration
+from cloudtrain.launcher.text.units import format_duration
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
 
 _JOBS = "cloudtrain.backends.sagemaker.jobs"
@@ -28,7 +28,7 @@ UPLOAD_S = 180  # of the output folder after the kill, billed: 18 GB at 100 MB/s
 LEAD_S = 300  # image and data before our clock begins: 12 GB and 20 GB at 100 MB/s; an assumption, too
 
 
-def capacity(config: Config) -> Capacity:
+def capacity(config: JobConfig) -> Capacity:
     """Return the machine type's capacity, at its on-demand price: spot bills fewer seconds at the same rate."""
     _require(config)
     machine = choose(config)

@@ -68,4 +68,4 @@ class S3Cell:
 def _client() -> Any:
     """Return S3's client; the bucket may be in any region: boto3 follows S3's redirect."""
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-    return aws.client(aws.Access(region, None), "s3")
+    return aws.client(aws.AwsAccess(region, None), "s3")

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from cloudtrain.backends.sagemaker.machine import has_local_disk
-from cloudtrain.launcher import tablecheck
 from cloudtrain.launcher.errors import Fault
-from cloudtrain.launcher.tablecheck import Found
+from cloudtrain.launcher.planning import request_rules
+from cloudtrain.launcher.planning.request_rules import Found
 
 __all__ = ["faults", "violations"]
 
@@ -59,7 +59,7 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
 
 def violations(body: dict[str, Any]) -> Iterator[Found]:
     """Return (path, message, is it only a warning?) for each breach of the table."""
-    return tablecheck.violations(tablecheck.read("sagemaker", "CreateTrainingJob", "SageMaker", _GROWING), body)
+    return request_rules.violations(request_rules.read("sagemaker", "CreateTrainingJob", "SageMaker", _GROWING), body)
 
 
 def _between(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from cloudtrain.backends.sagemaker import aws, images, prices
-from cloudtrain.backends.sagemaker.aws import Access
+from cloudtrain.backends.sagemaker.aws import AwsAccess
 from cloudtrain.backends.sagemaker.machine import block_of, choose, place_of, region_of
 from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.config.schema_backends import SageMaker
@@ -16,8 +16,8 @@ from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.prices.quote import compared
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
-    from cloudtrain.launcher.prices.rate import Machine
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.metering.rate import Machine
 
 __all__ = ["checks"]
 
@@ -25,7 +25,7 @@ SERVICE = "sagemaker.amazonaws.com"
 MAX_ROLES = 5  # the most suitable roles that a check lists
 
 
-def checks(config: Config | None) -> list[Check]:
+def checks(config: JobConfig | None) -> list[Check]:
     """Return the checks; with a config, also the checks of its job."""
     block = SageMaker() if config is None else block_of(config)
     try:
@@ -34,7 +34,7 @@ def checks(config: Config | None) -> list[Check]:
         return [_failed("region", error)]
     if region is None:
         return [Check("region", "fail", "none", "export AWS_REGION, or set sagemaker.region")]
-    access = Access(region, block.profile, tuple(sorted(block.endpoints.items())))
+    access = AwsAccess(region, block.profile, tuple(sorted(block.endpoints.items())))
     found = [Check("region", "ok", region), _tried("credentials", _identity, access)]
     if found[-1].verdict == "fail":  # without credentials, every later check would fail
         return [*found, *unasked("role, bucket, quota, price", config, place_of, choose)]
@@ -43,7 +43,7 @@ def checks(config: Config | None) -> list[Check]:
     return [*found, *_of_job(config, access)]
 
 
-def _of_job(config: Config, access: Access) -> Iterator[Check]:
+def _of_job(config: JobConfig, access: AwsAccess) -> Iterator[Check]:
     try:
         place, machine = place_of(config), choose(config)
     except CloudtrainError as error:
@@ -57,7 +57,7 @@ def _of_job(config: Config, access: Access) -> Iterator[Check]:
     yield _image(config, access.region, machine)
 
 
-def _tried(name: str, ask: Callable[..., Check], access: Access, *args: Any, **more: Any) -> Check:
+def _tried(name: str, ask: Callable[..., Check], access: AwsAccess, *args: Any, **more: Any) -> Check:
     try:
         with aws.answers(f"look at the {name}"):
             return ask(access, *args, **more)
@@ -69,11 +69,11 @@ def _failed(name: str, error: CloudtrainError) -> Check:
     return Check(name, "fail", error.message, error.hint)
 
 
-def _identity(access: Access) -> Check:
+def _identity(access: AwsAccess) -> Check:
     return Check("credentials", "ok", aws.client(access, "sts").get_caller_identity()["Arn"])
 
 
-def _roles(access: Access) -> Check:
+def _roles(access: AwsAccess) -> Check:
     """Return the roles that a job can assume, for a user who has not chosen a role yet."""
     pages = aws.client(access, "iam").get_paginator("list_roles").paginate()
     found = [role["Arn"] for page in pages for role in page["Roles"] if _trusts(role["AssumeRolePolicyDocument"])]
@@ -83,7 +83,7 @@ def _roles(access: Access) -> Check:
     return Check("roles", "ok", f"can be sagemaker.role: {', '.join(found[:MAX_ROLES])}{more}")
 
 
-def _role(access: Access, arn: str) -> Check:
+def _role(access: AwsAccess, arn: str) -> Check:
     name = arn.rpartition("/")[2]
     try:
         role = aws.client(access, "iam").get_role(RoleName=name)["Role"]
@@ -110,7 +110,7 @@ def _trusts(policy: Any) -> bool:
     )
 
 
-def _bucket(access: Access, bucket: str, *, is_default: bool) -> Check:
+def _bucket(access: AwsAccess, bucket: str, *, is_default: bool) -> Check:
     try:
         answer = aws.client(access, "s3").head_bucket(Bucket=bucket)
     except Exception as error:
@@ -128,7 +128,7 @@ def _bucket(access: Access, bucket: str, *, is_default: bool) -> Check:
     return Check("bucket", "ok", bucket)
 
 
-def _quota(access: Access, name: str, needed: int) -> Check:
+def _quota(access: AwsAccess, name: str, needed: int) -> Check:
     pages = aws.client(access, "service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
     value = next((quota["Value"] for page in pages for quota in page["Quotas"] if quota["QuotaName"] == name), None)
     if value is None:
@@ -139,12 +139,12 @@ def _quota(access: Access, name: str, needed: int) -> Check:
     return Check("quota", "ok", f"{value:.0f} instances of `{name}`")
 
 
-def _price(access: Access, config: Config, machine: Machine) -> Check:
+def _price(access: AwsAccess, config: JobConfig, machine: Machine) -> Check:
     """Compare our price table with AWS's list of today."""
     return compared(lambda: prices.quotes(config, access.region, (machine.instance_type,))[0], machine.rates)
 
 
-def _image(config: Config, region: str, machine: Machine) -> Check:
+def _image(config: JobConfig, region: str, machine: Machine) -> Check:
     """Return the image; for a default image, also the SDK's own table, if the SDK is installed."""
     if config.image is not None:
         return Check("image", "ok", f"{config.image} (yours; whether it can be pulled only a job can tell)")

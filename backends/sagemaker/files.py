@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cloudtrain.backends.sagemaker import aws
-from cloudtrain.backends.sagemaker.aws import Access
-from cloudtrain.entrypoints import places
-from cloudtrain.launcher.bundle import Bundle
+from cloudtrain.backends.sagemaker.aws import AwsAccess
+from cloudtrain.entrypoints import job_files
+from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import ConfigError, UsageError
 
 __all__ = ["claim", "fetch", "fetch_all", "has_checkpoint", "owner", "put_bundle", "put_order", "read_order", "retract"]
@@ -20,7 +20,7 @@ __all__ = ["claim", "fetch", "fetch_all", "has_checkpoint", "owner", "put_bundle
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 
 
-def put_bundle(access: Access, bundle: Bundle, uri: str, *, default_of: str | None) -> None:
+def put_bundle(access: AwsAccess, bundle: Bundle, uri: str, *, default_of: str | None) -> None:
     """Upload the archive unless S3 has a copy: the archive's name is its hash. Raises ConfigError, CredentialError.
 
     `default_of`: the account of a default bucket. The upload may have to create the bucket, and must check that the
@@ -41,7 +41,7 @@ def put_bundle(access: Access, bundle: Bundle, uri: str, *, default_of: str | No
         client.put_object(Bucket=bucket, Key=key, Body=file, **owner)
 
 
-def claim(access: Access, uri: str, owner: str) -> None:
+def claim(access: AwsAccess, uri: str, owner: str) -> None:
     """Claim the job's folder for this owner. Raises UsageError if another owner has the name.
 
     The first owner keeps the folder for all attempts; else two machines' jobs of one name would share checkpoints.
@@ -59,7 +59,7 @@ def claim(access: Access, uri: str, owner: str) -> None:
                 raise UsageError(message, hint="choose another --name") from error
 
 
-def owner(access: Access, uri: str) -> str | None:
+def owner(access: AwsAccess, uri: str) -> str | None:
     """Return the folder's owner, or None if no owner has claimed the folder."""
     bucket, key = _parts(uri)
     with aws.answers(f"read {uri}"):
@@ -72,33 +72,33 @@ def owner(access: Access, uri: str) -> str | None:
     return found.decode()
 
 
-def put_order(access: Access, uri: str, order: dict[str, Any]) -> None:
+def put_order(access: AwsAccess, uri: str, order: dict[str, Any]) -> None:
     """Write the container order."""
     bucket, key = _parts(uri)
     with aws.answers(f"write {uri}"):
         aws.client(access, "s3").put_object(Bucket=bucket, Key=key, Body=json.dumps(order, sort_keys=True).encode())
 
 
-def read_order(access: Access, uri: str) -> dict[str, Any]:
+def read_order(access: AwsAccess, uri: str) -> dict[str, Any]:
     """Return the container order, or {} if the order was retracted."""
     found: dict[str, Any] = json.loads(owner(access, uri) or "{}")
     return found
 
 
-def retract(access: Access, uri: str) -> None:
+def retract(access: AwsAccess, uri: str) -> None:
     """Remove the container order: a start still under way fails when it downloads the order."""
     bucket, key = _parts(uri)
     with aws.answers(f"remove {uri}"):
         aws.client(access, "s3").delete_object(Bucket=bucket, Key=key)
 
 
-def has_checkpoint(access: Access, uri: str) -> bool:
-    """Return whether the folder has a complete checkpoint, by the same rule as the node's (entrypoints/places.py)."""
+def has_checkpoint(access: AwsAccess, uri: str) -> bool:
+    """Return whether the folder has a complete checkpoint, by the rule of entrypoints/job_files.py."""
     with aws.answers(f"list {uri}"):
-        return any(places.is_whole(name.partition("/")[0]) for name in _names(access, uri))
+        return any(job_files.is_whole(name.partition("/")[0]) for name in _names(access, uri))
 
 
-def fetch_all(access: Access, uri: str, folder: Path) -> list[Path]:
+def fetch_all(access: AwsAccess, uri: str, folder: Path) -> list[Path]:
     """Copy the objects below the URI to the folder; return the files. Raises ConfigError if one cannot be written."""
     with aws.answers(f"list {uri}"):
         names = [name for name in _names(access, uri) if all(part not in ("", ".", "..") for part in name.split("/"))]
@@ -108,14 +108,14 @@ def fetch_all(access: Access, uri: str, folder: Path) -> list[Path]:
         raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error
 
 
-def _names(access: Access, uri: str) -> Iterator[str]:
+def _names(access: AwsAccess, uri: str) -> Iterator[str]:
     """Yield the names of the objects below the URI, over all pages."""
     bucket, prefix = _parts(uri.rstrip("/") + "/")
     pages = aws.client(access, "s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     yield from (item["Key"].removeprefix(prefix) for page in pages for item in page.get("Contents", ()))
 
 
-def fetch(access: Access, uri: str, path: Path) -> bool:
+def fetch(access: AwsAccess, uri: str, path: Path) -> bool:
     """Copy the object to the path; return False if S3 has no such object (403 for a role that may not list)."""
     bucket, key = _parts(uri)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def fetch(access: Access, uri: str, path: Path) -> bool:
     return True
 
 
-def _explain(client: Any, access: Access, bucket: str, error: Exception, *, may_make: bool) -> None:
+def _explain(client: Any, access: AwsAccess, bucket: str, error: Exception, *, may_make: bool) -> None:
     """Raise the cause of a failed HEAD, whose answer has no text, unless only the object is missing.
 
     A missing default bucket is created, as AWS's own tools do.
@@ -155,7 +155,7 @@ def _explain(client: Any, access: Access, bucket: str, error: Exception, *, may_
     client.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": place} if place else {}))
 
 
-def _require_same_region(client: Any, access: Access, bucket: str) -> None:
+def _require_same_region(client: Any, access: AwsAccess, bucket: str) -> None:
     """Raise ConfigError for a bucket that SageMaker would refuse; boto3 itself works with any region."""
     region = None
     with contextlib.suppress(Exception):  # without the permission, SageMaker reports the fault later

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.extras import install
+from cloudtrain.launcher.text.extras import install
 
 __all__ = ["IMAGES_AS_OF", "REGIONS", "TORCH", "default_image", "has_smddp", "newest_of_sdk", "serves", "torch_version"]
 

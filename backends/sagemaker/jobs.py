@@ -13,13 +13,13 @@ from cloudtrain.backends.sagemaker import aws, files, outputs, parameters, statu
 from cloudtrain.backends.sagemaker import logs as streams
 from cloudtrain.backends.sagemaker import request as requests
 from cloudtrain.backends.sagemaker.machine import block_of, region_of
-from cloudtrain.launcher.backend import Found, JobRef, LogPage, Pace, Request, Shipment, nodes_of
+from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
-from cloudtrain.launcher.home import identity, known_identity
 from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.store.home import identity, known_identity
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
 
 __all__ = ["artifacts", "checkpoints", "find", "jobs", "logs", "pace", "ready", "send", "state", "stop"]
@@ -32,7 +32,7 @@ LATE_S = 15.0  # from a job's end to its last line in CloudWatch, if a container
 
 def ready(request: Request, shipment: Shipment) -> None:
     """Raise ConfigError without the SDK, CredentialError if the SDK finds no credentials."""
-    aws.require_credentials(aws.Access.of(request.beside))
+    aws.require_credentials(aws.AwsAccess.of(request.beside))
 
 
 def send(request: Request, shipment: Shipment) -> JobRef:
@@ -42,7 +42,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     and `find` can later tell whether the job exists.
     """
     beside, owner = request.beside, identity(shipment.home)
-    access, ref = aws.Access.of(beside), _ref(request, owner)
+    access, ref = aws.AwsAccess.of(beside), _ref(request, owner)
     shipment.sending.prepares()
     files.put_bundle(access, shipment.bundle, beside["code_uri"] + requests.BUNDLE, default_of=beside["default_of"])
     files.claim(access, beside["owner_uri"], owner)
@@ -66,7 +66,7 @@ def find(request: Request, home: Path) -> JobRef | None:
 
     If another home folder, or no home folder, has claimed the name, no job was sent: return None and change nothing.
     """
-    access, owner = aws.Access.of(request.beside), identity(home)
+    access, owner = aws.AwsAccess.of(request.beside), identity(home)
     ref = _ref(request, owner)
     with aws.polls(f"ask for {request.name}"):
         if files.owner(access, request.beside["owner_uri"]) != owner:
@@ -79,14 +79,14 @@ def find(request: Request, home: Path) -> JobRef | None:
     return ref
 
 
-def jobs(config: Config | None, home: Path) -> list[Found]:
+def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the training jobs of the account and region that read a container order of cloudtrain."""
     from cloudtrain.launcher.config.schema_backends import SageMaker
 
     block = SageMaker() if config is None else block_of(config)
     if (region := region_of(block)) is None:
         raise ConfigError("no region to look for jobs in", hint="export AWS_REGION, or set sagemaker.region")
-    access = aws.Access(region, block.profile, tuple(sorted(block.endpoints.items())))
+    access = aws.AwsAccess(region, block.profile, tuple(sorted(block.endpoints.items())))
     found = []
     with aws.answers("list the training jobs"):
         lists = aws.client(access, "sagemaker").get_paginator("list_training_jobs")
@@ -96,7 +96,7 @@ def jobs(config: Config | None, home: Path) -> list[Found]:
     return [each for each in found if each is not None]
 
 
-def _as_found(access: aws.Access, name: str, home: Path) -> Found | None:
+def _as_found(access: aws.AwsAccess, name: str, home: Path) -> FoundAttempt | None:
     """Return the running job, or None for a foreign job: cloudtrain's orders are in jobs/NAME/attempt-NUMBER/."""
     described = _described(access, name) or {}
     channels = {each["ChannelName"]: each["DataSource"] for each in described.get("InputDataConfig", ())}
@@ -114,12 +114,12 @@ def _as_found(access: aws.Access, name: str, home: Path) -> Found | None:
     def ref_of(request: Request) -> JobRef:  # only the sender removes the job's secrets
         return _ref(request, owner) | ({} if is_own else {"secrets": []})
 
-    return Found.of(name, record, asked, ref_of, is_own=is_own)
+    return FoundAttempt.of(name, record, asked, ref_of, is_own=is_own)
 
 
 def state(ref: JobRef) -> State:
     """Return the job's state at SageMaker; once the job is over, remove its secrets."""
-    access = aws.Access.of(ref)
+    access = aws.AwsAccess.of(ref)
     with aws.polls(f"ask for {ref['name']}"):
         described = _described(access, ref["name"])
         if described is None or "TrainingJobStatus" not in described:
@@ -139,7 +139,7 @@ def logs(
 ) -> LogPage:
     """Return the lines after the cursor."""
     only = nodes_of(ranks, ref["nproc_per_node"])
-    connect = partial(aws.client, aws.Access.of(ref), "logs")
+    connect = partial(aws.client, aws.AwsAccess.of(ref), "logs")
     page = streams.page(connect, ref["name"], ref["nodes"], cursor, only)
     if ranks is None:
         return page
@@ -163,7 +163,7 @@ def stop(ref: JobRef, *, now: bool) -> None:
 
     `now` makes no difference there.
     """
-    access = aws.Access.of(ref)
+    access = aws.AwsAccess.of(ref)
     with aws.answers(f"stop {ref['name']}"):
         try:
             aws.client(access, "sagemaker").stop_training_job(TrainingJobName=ref["name"])
@@ -175,12 +175,12 @@ def stop(ref: JobRef, *, now: bool) -> None:
 
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     """Download the archives of the job's output folder; return the files."""
-    return outputs.download(aws.Access.of(ref), ref["output_uri"], ref["name"], folder)
+    return outputs.download(aws.AwsAccess.of(ref), ref["output_uri"], ref["name"], folder)
 
 
 def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
     """Download the job's checkpoint folder, also while the job runs; return the files."""
-    return files.fetch_all(aws.Access.of(ref), ref["checkpoint_uri"], folder)
+    return files.fetch_all(aws.AwsAccess.of(ref), ref["checkpoint_uri"], folder)
 
 
 def _ref(request: Request, owner: str) -> JobRef:
@@ -206,7 +206,7 @@ def _order(request: Request, ref: JobRef) -> dict[str, Any]:
     return {**spec, "secrets": told, "token": secrets.token_hex(16)}
 
 
-def _create(access: aws.Access, request: Request) -> None:
+def _create(access: aws.AwsAccess, request: Request) -> None:
     """Send the request. If an answer is missing, even to the SDK's first try only, look whether the job exists."""
     with aws.answers("start the training job"):
         try:
@@ -231,7 +231,7 @@ def _is_ours(described: dict[str, Any] | None, request: Request) -> bool:
     return request.beside["job_uri"] in theirs
 
 
-def _described(access: aws.Access, name: str) -> dict[str, Any] | None:
+def _described(access: aws.AwsAccess, name: str) -> dict[str, Any] | None:
     """Return DescribeTrainingJob's answer, or None if no such job exists."""
     try:
         found: dict[str, Any] = aws.client(access, "sagemaker").describe_training_job(TrainingJobName=name)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.backends.sagemaker import aws
-from cloudtrain.launcher import containerlog
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
+from cloudtrain.launcher.logs import container_lines
 
 __all__ = ["GROUP", "HOLD_S", "page"]
 
@@ -186,7 +186,7 @@ def _read(connect: Callable[[], Any], name: str, stream: _Stream, tail: _Tail, l
         text = str(event["message"])
         stream.same = stream.same + 1 if event["timestamp"] == stream.stamp_ms else 1
         stream.stamp_ms = int(event["timestamp"])
-        own = containerlog.parse(text, stamped=False).own
+        own = container_lines.parse(text, stamped=False).own
         if own is not None and own["e"] == "end":
             stream.ended_s, stream.is_final = now_s, bool(own.get("final", True))
             continue
@@ -216,7 +216,7 @@ def _release(tail: _Tail, failed: set[str]) -> Iterator[LogLine]:
     limit_ms = min((s.last_ms for name, s in behind.items() if name not in failed), default=None)
     ready = len(tail.held) if limit_ms is None else sum(at_ms <= limit_ms for at_ms, *_ in tail.held)
     for at_ms, _, name, text in tail.held[:ready]:
-        line = containerlog.parse(text, stamped=False)
+        line = container_lines.parse(text, stamped=False)
         yield LogLine(line.text, tail.streams[name].node, line.rank, at_ms / 1000)
     del tail.held[:ready]
 

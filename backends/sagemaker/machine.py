@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.prices.rate import Machine
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.config.schema_backends import SageMaker
 
-__all__ = ["Place", "block_of", "choose", "disk_gb", "disk_usd", "has_local_disk", "place_of", "region_of"]
+__all__ = ["S3Location", "block_of", "choose", "disk_gb", "disk_usd", "has_local_disk", "place_of", "region_of"]
 
 DISK_GB = 100  # if the config sets none
 # Of a volume, for a GB and a month: 0.14 to 0.154 by region; the worst case uses the higher figure. Source: the cost
@@ -34,7 +34,7 @@ _ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/.+")
 
 
 @dataclass(frozen=True)
-class Place:
+class S3Location:
     """Where a job is kept. `root` is the S3 folder with all files of cloudtrain, without a trailing slash."""
 
     region: str
@@ -43,14 +43,14 @@ class Place:
     root: str
 
 
-def block_of(config: Config) -> SageMaker:
+def block_of(config: JobConfig) -> SageMaker:
     """Return the config's `sagemaker` block, or a block of defaults."""
     from cloudtrain.launcher.config.schema_backends import SageMaker  # a poll of a job's state needs no config
 
     return config.sagemaker or SageMaker()
 
 
-def choose(config: Config) -> Machine:
+def choose(config: JobConfig) -> Machine:
     """Return the machine type that the config requests. Raises ConfigError if the config names none, or a wrong one."""
     resources, region = config.resources, region_of(block_of(config))
     if resources.instance_type is not None:
@@ -72,7 +72,7 @@ def has_local_disk(instance_type: str) -> bool:
     return bool(_LOCAL_DISK.match(instance_type))
 
 
-def disk_gb(config: Config) -> int:
+def disk_gb(config: JobConfig) -> int:
     """Return the size of each instance's disk in GB."""
     return config.resources.disk_gb or DISK_GB
 
@@ -105,7 +105,7 @@ def _no_neuron(wanted: str, key: str) -> Fault:
     return Fault(message, key=key, hint="choose a type with GPUs, as ml.g6.12xlarge")
 
 
-def place_of(config: Config) -> Place:
+def place_of(config: JobConfig) -> S3Location:
     """Return where the job is kept. Raises ConfigError with all missing settings."""
     block = block_of(config)
     region, faults = region_of(block), []
@@ -122,7 +122,7 @@ def place_of(config: Config) -> Place:
     if faults or region is None or account is None:
         raise ConfigError(faults)
     bucket = (block.bucket or f"sagemaker-{region}-{account[1]}").removeprefix("s3://").strip("/")
-    return Place(region, account[0], bucket, f"s3://{bucket}/{block.prefix.strip('/')}".rstrip("/"))
+    return S3Location(region, account[0], bucket, f"s3://{bucket}/{block.prefix.strip('/')}".rstrip("/"))
 
 
 def region_of(block: SageMaker, environ: Mapping[str, str] = os.environ) -> str | None:

@@ -7,15 +7,15 @@ import tempfile
 from pathlib import Path
 
 from cloudtrain.backends.sagemaker import files
-from cloudtrain.backends.sagemaker.aws import Access
-from cloudtrain.entrypoints import bundlefile
+from cloudtrain.backends.sagemaker.aws import AwsAccess
+from cloudtrain.entrypoints import bundle_file
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.text.terminal import say
 
 __all__ = ["download"]
 
 
-def download(access: Access, uri: str, job: str, folder: Path) -> list[Path]:
+def download(access: AwsAccess, uri: str, job: str, folder: Path) -> list[Path]:
     """Unpack the job's output archives below the folder; return the files.
 
     Raises CloudtrainError if no archive exists yet, ConfigError if the folder cannot be written.
@@ -28,8 +28,8 @@ def download(access: Access, uri: str, job: str, folder: Path) -> list[Path]:
             if not files.fetch(access, f"{uri.rstrip('/')}/{job}/output/{name}", archive):
                 continue
             try:
-                found += bundlefile.extract(archive, folder, left_out)
-            except (bundlefile.BundleError, tarfile.TarError, EOFError) as error:
+                found += bundle_file.extract(archive, folder, left_out)
+            except (bundle_file.BundleError, tarfile.TarError, EOFError) as error:
                 raise CloudtrainError(f"{name} of {job} cannot be unpacked: {error}") from error
             except OSError as error:
                 raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error

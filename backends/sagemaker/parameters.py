@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cloudtrain.backends.sagemaker import aws
-from cloudtrain.backends.sagemaker.aws import Access
+from cloudtrain.backends.sagemaker.aws import AwsAccess
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 __all__ = ["put", "remove"]
@@ -14,7 +14,7 @@ MAX_BYTES = 4096  # of a standard parameter
 _BATCH = 10
 
 
-def put(access: Access, prefix: str, secrets: Mapping[str, str]) -> None:
+def put(access: AwsAccess, prefix: str, secrets: Mapping[str, str]) -> None:
     """Store the values below the prefix. Raises ConfigError if a value is too long."""
     for name, value in secrets.items():
         if len(value.encode()) > MAX_BYTES:
@@ -26,7 +26,7 @@ def put(access: Access, prefix: str, secrets: Mapping[str, str]) -> None:
             client.put_parameter(Name=f"{prefix}/{name}", Value=value, Type="SecureString", Overwrite=True)
 
 
-def remove(access: Access, prefix: str, names: Sequence[str]) -> None:
+def remove(access: AwsAccess, prefix: str, names: Sequence[str]) -> None:
     """Remove the parameters that exist."""
     with aws.answers("remove the job's secrets from SSM"):
         for at in range(0, len(names), _BATCH):

@@ -20,16 +20,15 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.backends.sagemaker import aws
-from cloudtrain.backends.sagemaker.aws import Access
+from cloudtrain.backends.sagemaker.aws import AwsAccess
 from cloudtrain.backends.sagemaker.machine import block_of, choose, region_of
 from cloudtrain.launcher.config.schema_backends import SageMaker
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
-from cloudtrain.launcher.prices import rate as rating
-from cloudtrain.launcher.prices.quote import Key, Quote
-from cloudtrain.launcher.prices.rate import Rate
+from cloudtrain.launcher.metering import rate as rating
+from cloudtrain.launcher.metering.rate import Key, Quote, Rate
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["quotes", "region"]
 
@@ -43,7 +42,7 @@ BUSY = (408, 429, 500, 502, 503, 504)
 _USAGE = re.compile(r"(?:[A-Z0-9-]+-)?Train:(ml\.[a-z0-9-]+\.[a-z0-9]+)")
 
 
-class Row(NamedTuple):
+class PriceRow(NamedTuple):
     """One price of a machine type in USD an hour; if `usd` is None, `why` has the reason."""
 
     instance_type: str
@@ -52,20 +51,20 @@ class Row(NamedTuple):
     since: str
 
 
-def region(config: Config | None) -> str | None:
+def region(config: JobConfig | None) -> str | None:
     """Return the config's region, the default for prices. Raises ConfigError if AWS's config cannot be read."""
     return region_of(SageMaker() if config is None else block_of(config))
 
 
-def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+def quotes(config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
     """Return the prices of the types in the region; without `types`, of all types with SageMaker training there.
 
     Raises UnreachableError if AWS's list cannot be read, ConfigError if the region has no prices.
     """
     block = SageMaker() if config is None else block_of(config)
-    access = Access(HOME, block.profile, tuple(sorted(block.endpoints.items())))
+    access = AwsAccess(HOME, block.profile, tuple(sorted(block.endpoints.items())))
     items, way = _items(access, region)
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[PriceRow]] = {}
     for item in items:
         for row in _rows(item, region):
             found.setdefault(row.instance_type, []).append(row)
@@ -76,7 +75,7 @@ def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Q
     return [_quote(name, region, found.get(name, []), way) for name in named]
 
 
-def _own(config: Config | None) -> list[str]:
+def _own(config: JobConfig | None) -> list[str]:
     """Return the job's own type, which `quotes` reports even if AWS does not list the type; [] without a machine."""
     if config is None or config.backend != "sagemaker":
         return []
@@ -85,7 +84,7 @@ def _own(config: Config | None) -> list[str]:
     return []
 
 
-def _quote(name: str, region: str, rows: list[Row], way: str) -> Quote:
+def _quote(name: str, region: str, rows: list[PriceRow], way: str) -> Quote:
     """Return the single price; several different prices, or only zero prices, count as no price."""
     key = Key("sagemaker", name, region, "on_demand")
     prices = {row.usd for row in rows if row.usd is not None}
@@ -100,7 +99,7 @@ def _quote(name: str, region: str, rows: list[Row], way: str) -> Quote:
     return Quote(key, None, why or f"AWS lists no {name} for training in {region}")
 
 
-def _rows(item: Mapping[str, Any], region: str) -> Iterator[Row]:
+def _rows(item: Mapping[str, Any], region: str) -> Iterator[PriceRow]:
     """Yield the on-demand prices of a product, if the product is a training machine of this region.
 
     Raises UnreachableError if the row has an unexpected form.
@@ -117,7 +116,7 @@ def _rows(item: Mapping[str, Any], region: str) -> Iterator[Row]:
         for term in item["terms"].get("OnDemand", {}).values():
             since = str(term.get("effectiveDate", ""))[:10]
             for rate in term["priceDimensions"].values():
-                yield Row(used[1], *_usd(rate, since), since)
+                yield PriceRow(used[1], *_usd(rate, since), since)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UnreachableError(f"a row of AWS's price list has no sense: {error!r}") from error
 
@@ -135,7 +134,7 @@ def _usd(rate: Mapping[str, Any], since: str) -> tuple[float | None, str]:
     return (usd, "") if usd > 0 else (None, "AWS lists it at 0 USD, which holds a place")
 
 
-def _items(access: Access, region: str) -> tuple[list[Mapping[str, Any]], str]:
+def _items(access: AwsAccess, region: str) -> tuple[list[Mapping[str, Any]], str]:
     """Return the region's rows, and the name of their source. Raises UnreachableError."""
     if find_spec("boto3") is None:
         return _bulk(access, region), "public file"
@@ -145,7 +144,7 @@ def _items(access: Access, region: str) -> tuple[list[Mapping[str, Any]], str]:
         return _bulk(access, region), "public file"
 
 
-def _products(access: Access, region: str) -> list[Mapping[str, Any]]:
+def _products(access: AwsAccess, region: str) -> list[Mapping[str, Any]]:
     wanted = {"regionCode": region, "platoinstancetype": "Training", "locationType": "AWS Region"}
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
     with aws.answers("read AWS's price list"):
@@ -161,7 +160,7 @@ def _products(access: Access, region: str) -> list[Mapping[str, Any]]:
         raise UnreachableError(f"a row of AWS's price list is no whole JSON: {error}") from error
 
 
-def _bulk(access: Access, region: str) -> list[Mapping[str, Any]]:
+def _bulk(access: AwsAccess, region: str) -> list[Mapping[str, Any]]:
     """Return the rows of the public file in GetProducts' form; the file keeps products and prices apart."""
     # botocore reads these variables too; a stand-in serves both.
     told = os.environ.get("AWS_ENDPOINT_URL_PRICING") or os.environ.get("AWS_ENDPOINT_URL")

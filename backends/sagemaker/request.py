@@ -12,17 +12,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.sagemaker import images
-from cloudtrain.backends.sagemaker.machine import Place, block_of, choose, disk_gb, place_of, region_of
-from cloudtrain.launcher import render
+from cloudtrain.backends.sagemaker.machine import S3Location, block_of, choose, disk_gb, place_of, region_of
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
-from cloudtrain.launcher.regions import doubts
-from cloudtrain.launcher.spec import job_spec
-from cloudtrain.launcher.units import format_duration
+from cloudtrain.launcher.planning import render
+from cloudtrain.launcher.planning.job_spec import job_spec
+from cloudtrain.launcher.planning.regions import doubts
+from cloudtrain.launcher.text.units import format_duration
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
 
 __all__ = ["ENTRYPOINT", "build", "require"]
@@ -60,7 +60,7 @@ ENTRYPOINT = (
 )
 
 # The toolkit's program, from the bundle: it refuses an image without SMDDP, else runs the script.
-GUARD = "runtime/cloudtrain/entrypoints/smddp.py"
+GUARD = "runtime/cloudtrain/entrypoints/container/smddp.py"
 
 # Names for SageMaker's own charts, and the fields of our event lines with the numbers (entrypoints/events.py).
 _NUMBER = r"(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)"
@@ -74,12 +74,12 @@ _EVENT_FIELDS = {
 }
 
 
-def require(config: Config) -> None:
+def require(config: JobConfig) -> None:
     """Raise ConfigError with all that the config lacks for a request."""
     require_all(lambda: place_of(config), lambda: choose(config), lambda: _require_reachable(config))
 
 
-def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
     block, place = block_of(config), place_of(config)
     _require_reachable(config)
@@ -136,13 +136,13 @@ def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: 
     return Request(name, body, text, files, beside, (*changes, *_notes(config)), frozenset(carried))
 
 
-def _own_tags(config: Config, job_id: str, attempt: int) -> list[tuple[str, str]]:
+def _own_tags(config: JobConfig, job_id: str, attempt: int) -> list[tuple[str, str]]:
     """Return the tags that identify the job and its project: AWS's bill can be split by both."""
     project = [("cloudtrain:project", config.project.name)] if config.project is not None else []
     return [("cloudtrain:job", job_id), ("cloudtrain:attempt", str(attempt)), *project]
 
 
-def _notes(config: Config) -> Iterator[str]:
+def _notes(config: JobConfig) -> Iterator[str]:
     """Yield notes for the plan."""
     yield from doubts("sagemaker.region", region_of(block_of(config)), images.REGIONS, images.IMAGES_AS_OF)
     if config.resources.spot:
@@ -152,8 +152,8 @@ def _notes(config: Config) -> Iterator[str]:
         yield "SageMaker starts again after faults of its machines, not after errors of the code: retry.on `error`"
 
 
-def _for_container(plan: Plan, config: Config, region: str, name: str) -> dict[str, Any]:
-    """Return the fields that entrypoints/container.py needs beside the job's spec; paths begin at /opt/ml."""
+def _for_container(plan: Plan, config: JobConfig, region: str, name: str) -> dict[str, Any]:
+    """Return the fields that entrypoints/container/container.py needs beside the job's spec; paths begin at /opt/ml."""
     secrets = {"region": region, "prefix": f"/cloudtrain/{name}", "names": list(config.secrets)}
     gathers = config.task is None and plan.instances > 1
     return {
@@ -176,7 +176,7 @@ def _for_container(plan: Plan, config: Config, region: str, name: str) -> dict[s
     }
 
 
-def _asked(plan: Plan, config: Config) -> dict[str, Any]:
+def _asked(plan: Plan, config: JobConfig) -> dict[str, Any]:
     """Return the values that the template copies from the plan and the config."""
     block = block_of(config)
     return {
@@ -226,7 +226,7 @@ def _has_machines(rules: Any) -> bool:
     return isinstance(rules, list) and any(isinstance(rule, dict) and rule.get("InstanceType") for rule in rules)
 
 
-def _toolkit(config: Config, place: Place, name: str, instance_type: str, code_uri: str) -> dict[str, str]:
+def _toolkit(config: JobConfig, place: S3Location, name: str, instance_type: str, code_uri: str) -> dict[str, str]:
     """Return the hyperparameters by which the image's toolkit runs a script under SMDDP.
 
     `pytorchddp` and `smdistributed` mean the same: SDK v2 rewrote the first as the second.
@@ -265,7 +265,7 @@ def _toolkit(config: Config, place: Place, name: str, instance_type: str, code_u
     return {key: json.dumps(value) for key, value in {**_as_hyperparameters(config), **orders}.items()}
 
 
-def _as_hyperparameters(config: Config) -> dict[str, Any]:
+def _as_hyperparameters(config: JobConfig) -> dict[str, Any]:
     """Return `--name value` pairs as a mapping, the only form that the toolkit can pass on."""
     found: dict[str, Any] = {}
     arguments = list(config.args)
@@ -281,13 +281,13 @@ def _as_hyperparameters(config: Config) -> dict[str, Any]:
     return found
 
 
-def _metrics(config: Config) -> list[dict[str, str]]:
+def _metrics(config: JobConfig) -> list[dict[str, str]]:
     own = {metric.name: metric.regex for metric in block_of(config).metrics}
     ours = {name: f'::ct \\{{"e":"{event}".*"{field}":{_NUMBER}' for name, (event, field) in _EVENT_FIELDS.items()}
     return [{"Name": name, "Regex": regex} for name, regex in {**(ours if config.task else {}), **own}.items()]
 
 
-def _channels(config: Config, ours: list[tuple[str, str]]) -> list[dict[str, str]]:
+def _channels(config: JobConfig, ours: list[tuple[str, str]]) -> list[dict[str, str]]:
     mode = block_of(config).input_mode
     faults = []
     for name, uri in config.inputs.items():
@@ -303,7 +303,7 @@ def _channels(config: Config, ours: list[tuple[str, str]]) -> list[dict[str, str
     return own + [{"name": name, "uri": uri, "mode": mode} for name, uri in config.inputs.items()]
 
 
-def _require_reachable(config: Config) -> None:
+def _require_reachable(config: JobConfig) -> None:
     """Raise ConfigError for places that a container on SageMaker cannot reach."""
     faults = []
     mirror = config.checkpoint.mirror
@@ -328,7 +328,7 @@ def _require_reachable(config: Config) -> None:
         raise ConfigError(faults)
 
 
-def _output(config: Config) -> str | None:
+def _output(config: JobConfig) -> str | None:
     """Return the URI for the output folder's archive: SageMaker has one place for all outputs."""
     if len(config.outputs) > 1:
         names = ", ".join(config.outputs)
@@ -337,7 +337,7 @@ def _output(config: Config) -> str | None:
     return next(iter(config.outputs.values()), None)
 
 
-def _max_wait(plan: Plan, config: Config) -> int | None:
+def _max_wait(plan: Plan, config: JobConfig) -> int | None:
     """Return the limit of a spot job's time with its wait; without spot, SageMaker has no such limit."""
     if not config.resources.spot:
         return None

@@ -7,8 +7,8 @@ import time
 from datetime import datetime
 from typing import Any
 
-from cloudtrain.launcher import account
 from cloudtrain.launcher.job import JobState, State
+from cloudtrain.launcher.jobs import exit_report
 
 __all__ = ["is_over", "state_of"]
 
@@ -94,9 +94,9 @@ def _failed(described: dict[str, Any], common: dict[str, Any], *, has_checkpoint
     """Return the end by the container's exit report, else by SageMaker's reason."""
     words = str(described.get("FailureReason") or "SageMaker gives no reason")
     kind = _PREFIX.match(words)
-    told = account.told_in(words)
-    common["restarts"] += account.restarts(told)
-    return account.failed(
+    told = exit_report.told_in(words)
+    common["restarts"] += exit_report.restarts(told)
+    return exit_report.failed(
         told,
         words,
         is_fault=kind is not None and kind[1] in _FAULTS,

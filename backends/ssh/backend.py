@@ -11,16 +11,16 @@ from cloudtrain.launcher import lazily
 from cloudtrain.launcher.backend import Capacity, Request, Terms
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
 
 _JOBS = "cloudtrain.backends.ssh.jobs"
 # The agent of node 0 ends the job at the cap by its own clock. The remaining agents end at its message, or after 15 s
-# of silence (entrypoints/peers.py); killing the processes takes some seconds more.
+# of silence (entrypoints/agent/transport.py); killing the processes takes some seconds more.
 TERMS = Terms(tail_s=20)
 
 
-def capacity(config: Config) -> Capacity:
+def capacity(config: JobConfig) -> Capacity:
     """Return the GPUs of a host as the config states them: a dry run asks no host, and a submit checks the hosts."""
     gpus = int((config.resources.accelerators or ":0").rpartition(":")[2])
     price = config.ssh.price_per_hour if config.ssh else None

@@ -24,7 +24,7 @@ from cloudtrain.backends.ssh.masters import Masters
 from cloudtrain.backends.ssh.sshfaults import BROKEN, fault_of, is_passing, last_words, no_ssh
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
-__all__ = ["Channel", "Refusal"]
+__all__ = ["HostChannel", "HostRefusal"]
 
 CALL_S = 60.0
 MAX_LINE = 64 << 20
@@ -40,12 +40,12 @@ COMMAND = (
 )
 
 
-class Refusal(ConfigError):
+class HostRefusal(ConfigError):
     """A host's refusal that the user must fix."""
 
 
 @dataclass
-class Channel:
+class HostChannel:
     """One process's channel to a host: opens on the first call, runs one call at a time, reopens after a break."""
 
     host: Host
@@ -80,7 +80,7 @@ class Channel:
                 said = last_words(words) or "its line is cut, or it went down"
                 raise UnreachableError(f"{self.host.name}: {BROKEN}: {said}") from error
         if "refused" in told:
-            raise Refusal(f"{self.host.name}: {told['refused']}")
+            raise HostRefusal(f"{self.host.name}: {told['refused']}")
         if "failed" in told:
             raise ConfigError(f"{self.host.name}: {verb} failed: {told['failed']}")
         answer: dict[str, Any] = told["told"]
@@ -189,7 +189,7 @@ class Channel:
             await self._write(b"%d\n%s" % (len(packed), packed))
             told = json.loads(await self._line())
         if "refused" in told:
-            raise Refusal(f"{self.host.name}: {told['refused']}")
+            raise HostRefusal(f"{self.host.name}: {told['refused']}")
         begin_s = time.time()
         clock, _ = await self._exchange({"verb": "clock", "ask": {}}, b"")
         self.ahead_s = clock["told"]["now_s"] - (begin_s + time.time()) / 2

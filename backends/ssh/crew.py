@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.backends.ssh import preflight
-from cloudtrain.backends.ssh.fleet import Answer, Call, Fleet
+from cloudtrain.backends.ssh.fleet import Call, Fleet, HostAnswer
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, CredentialError, UnreachableError
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.text.terminal import say
 
-__all__ = ["Seat", "address_of", "examine", "path_on", "require_answers", "seated"]
+__all__ = ["Assignment", "address_of", "examine", "path_on", "require_answers", "seated"]
 
 FACTS_S = 30.0
 PATIENCE_S = 15.0  # for each fact: a Python on a cold network home takes seconds to start
@@ -23,7 +23,7 @@ ALL_DIAL = 16  # hosts: above, a submit tests connections only between node 0 an
 
 
 @dataclass(frozen=True)
-class Seat:
+class Assignment:
     """A host assigned to a job. `workdir` is absolute; `takes` are names of locks, `labels` the names for users."""
 
     host: Host
@@ -45,7 +45,7 @@ def require_answers(body: Mapping[str, Any], fleet: Fleet) -> None:
         raise _error(found, list(answers.values()))
 
 
-def seated(body: Mapping[str, Any], fleet: Fleet) -> list[Seat]:
+def seated(body: Mapping[str, Any], fleet: Fleet) -> list[Assignment]:
     """Return the job's host assignments in the config's order; with spare hosts, the first hosts that are fit.
 
     Raises the reason for unusable hosts: CapacityError, ConfigError, CredentialError, UnreachableError.
@@ -80,9 +80,9 @@ def examine(body: Mapping[str, Any], fleet: Fleet) -> list[Check]:
     return found + preflight.dialled(_dial(fleet, seats, body, everybody=True), body["ports"])
 
 
-def wish_of(body: Mapping[str, Any]) -> preflight.Wish:
+def wish_of(body: Mapping[str, Any]) -> preflight.HostRequirements:
     """Return the job's requirements for each host."""
-    return preflight.Wish(
+    return preflight.HostRequirements(
         ranks=body["spec"]["nproc_per_node"],
         gpus=body["gpus"],
         ranks_are_chosen=body["ranks_are_chosen"],
@@ -92,7 +92,7 @@ def wish_of(body: Mapping[str, Any]) -> preflight.Wish:
     )
 
 
-def _facts(fleet: Fleet, hosts: Sequence[Host], body: Mapping[str, Any]) -> dict[Host, Answer]:
+def _facts(fleet: Fleet, hosts: Sequence[Host], body: Mapping[str, Any]) -> dict[Host, HostAnswer]:
     common = {"checkpoint": body["checkpoint_dir"], "lock_folder": body["gpu_locks"], "patience_s": PATIENCE_S}
     is_plain = body["runs_in"]["kind"] == "none"  # any other environment brings its own Python
     calls = {host: Call("facts", {**common, "python": host.python if is_plain else None}) for host in hosts}
@@ -104,7 +104,7 @@ def _facts(fleet: Fleet, hosts: Sequence[Host], body: Mapping[str, Any]) -> dict
     return answers
 
 
-def _fact(answer: Answer) -> dict[str, Any] | str:
+def _fact(answer: HostAnswer) -> dict[str, Any] | str:
     return answer.told if answer.error is None else str(answer.error)
 
 
@@ -112,7 +112,7 @@ def _failed(checks: Sequence[Check]) -> list[Check]:
     return [check for check in checks if check.verdict == "fail"]
 
 
-def _error(checks: Sequence[Check], answers: Sequence[Answer]) -> CloudtrainError:
+def _error(checks: Sequence[Check], answers: Sequence[HostAnswer]) -> CloudtrainError:
     """Return one error with all failures, of the class, and with the exit code, of the root cause."""
     errors = [answer.error for answer in answers if answer.error is not None]
     lines = [f"{check.name}: {check.found}" for check in _failed(checks)]
@@ -125,10 +125,10 @@ def _error(checks: Sequence[Check], answers: Sequence[Answer]) -> CloudtrainErro
     return CapacityError(message, hint=hints) if is_taken else ConfigError(message, hint=hints)
 
 
-def _seat(fleet: Fleet, host: Host, facts: Mapping[str, Any], body: Mapping[str, Any]) -> Seat:
+def _seat(fleet: Fleet, host: Host, facts: Mapping[str, Any], body: Mapping[str, Any]) -> Assignment:
     takes, labels = _free(facts, body["gpus"])
     about = fleet.channel(host).about
-    return Seat(host, about["name"], about["workdir"], address_of(fleet, host), takes, labels)
+    return Assignment(host, about["name"], about["workdir"], address_of(fleet, host), takes, labels)
 
 
 def _free(facts: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -164,7 +164,7 @@ def address_of(fleet: Fleet, host: Host) -> str:
     return came_in
 
 
-def _dial(fleet: Fleet, seats: Sequence[Seat], body: Mapping[str, Any], *, everybody: bool) -> dict[str, Any]:
+def _dial(fleet: Fleet, seats: Sequence[Assignment], body: Mapping[str, Any], *, everybody: bool) -> dict[str, Any]:
     """Return for each caller the hosts that the caller cannot reach, or why a host could not be tested."""
     if len(seats) < 2:
         return {}

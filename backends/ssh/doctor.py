@@ -13,21 +13,21 @@ from cloudtrain.launcher.backend import Check, HostUse
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["checks", "hosts"]
 
 NAME = "dddddddd"  # the suffix of a job name that no job has, for rendering a request
 
 
-def checks(config: Config | None) -> list[Check]:
+def checks(config: JobConfig | None) -> list[Check]:
     """Return the checks of the config's hosts."""
     own = _own_ssh()
     if own.verdict == "fail" or config is None or config.ssh is None or not config.ssh.hosts:
         return [own]
     from cloudtrain.backends.ssh import check, request
     from cloudtrain.backends.ssh.backend import capacity
-    from cloudtrain.launcher import plan as plans
+    from cloudtrain.launcher.planning import planner as plans
 
     body = request.build(plans.make(config, capacity(config)), config, f"{config.name}-{NAME}", 1, "").body
     faults = [fault for fault in check.faults(body) if not fault.is_warning]
@@ -36,7 +36,7 @@ def checks(config: Config | None) -> list[Check]:
     return [own, *examine(body, fleet())]
 
 
-def hosts(config: Config) -> list[HostUse]:
+def hosts(config: JobConfig) -> list[HostUse]:
     """Return the use of each GPU of the config's hosts, in the config's order."""
     found = config_hosts.of_config(config)
     folder = config.ssh.gpu_locks if config.ssh else None

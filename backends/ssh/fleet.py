@@ -18,12 +18,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from cloudtrain.backends.ssh.channel import CALL_S, Channel
+from cloudtrain.backends.ssh.channel import CALL_S, HostChannel
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.masters import Masters
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 
-__all__ = ["Answer", "Call", "Fleet", "fleet"]
+__all__ = ["HostAnswer", "Call", "Fleet", "fleet"]
 
 CLOSE_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
@@ -38,7 +38,7 @@ class Call(NamedTuple):
     payload: bytes = b""
 
 
-class Answer(NamedTuple):
+class HostAnswer(NamedTuple):
     """A host's answer: JSON and bytes, or the error."""
 
     told: dict[str, Any]
@@ -59,16 +59,16 @@ class Fleet:
 
     loop: asyncio.AbstractEventLoop
     masters: Masters
-    _channels: dict[Host, Channel] = field(default_factory=dict)
+    _channels: dict[Host, HostChannel] = field(default_factory=dict)
     _pauses: dict[Host, _Pause] = field(default_factory=dict)
 
     def ask(
         self, calls: Mapping[Host, Call], limit_s: float = CALL_S, *, is_urgent: bool = False
-    ) -> dict[Host, Answer]:
+    ) -> dict[Host, HostAnswer]:
         """Return every host's answer. `is_urgent`: also call the hosts that are in a pause."""
         return self.run(self._all(calls, limit_s, is_urgent))
 
-    def begin(self, host: Host, call: Call) -> Future[Answer]:
+    def begin(self, host: Host, call: Call) -> Future[HostAnswer]:
         """Call a host, without waiting for the answer."""
         return asyncio.run_coroutine_threadsafe(self._one(host, call, CALL_S, False), self.loop)
 
@@ -88,9 +88,9 @@ class Fleet:
             future.cancel()
             raise
 
-    def channel(self, host: Host) -> Channel:
+    def channel(self, host: Host) -> HostChannel:
         """Return the host's channel, which opens on its first call."""
-        return self._channels.setdefault(host, Channel(host, self.masters))
+        return self._channels.setdefault(host, HostChannel(host, self.masters))
 
     def close(self) -> None:
         """End all channels; masters stay for the next command."""
@@ -99,24 +99,24 @@ class Fleet:
                 self.run(asyncio.wait_for(self._close(), CLOSE_S))
             self.loop.call_soon_threadsafe(self.loop.stop)
 
-    async def _all(self, calls: Mapping[Host, Call], limit_s: float, is_urgent: bool) -> dict[Host, Answer]:
+    async def _all(self, calls: Mapping[Host, Call], limit_s: float, is_urgent: bool) -> dict[Host, HostAnswer]:
         answers = await asyncio.gather(*(self._one(host, call, limit_s, is_urgent) for host, call in calls.items()))
         return dict(zip(calls, answers, strict=True))
 
-    async def _one(self, host: Host, call: Call, limit_s: float, is_urgent: bool) -> Answer:
+    async def _one(self, host: Host, call: Call, limit_s: float, is_urgent: bool) -> HostAnswer:
         pause = self._pauses.get(host)
         if pause is not None and time.monotonic() < pause.until_s and not is_urgent:
-            return Answer({}, error=pause.error)
+            return HostAnswer({}, error=pause.error)
         try:
             told, data = await self.channel(host).call(*call, limit_s=limit_s)
         except UnreachableError as error:
             seconds = min(LONGEST_PAUSE_S, 2 * pause.seconds if pause else FIRST_PAUSE_S) * random.uniform(0.8, 1.2)
             self._pauses[host] = _Pause(time.monotonic() + seconds, seconds, error)
-            return Answer({}, error=error)
+            return HostAnswer({}, error=error)
         except CloudtrainError as error:
-            return Answer({}, error=error)
+            return HostAnswer({}, error=error)
         self._pauses.pop(host, None)
-        return Answer(told, data)
+        return HostAnswer(told, data)
 
     async def _close(self) -> None:
         await asyncio.gather(*(channel.close() for channel in self._channels.values()), return_exceptions=True)

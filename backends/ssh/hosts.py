@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["Host", "of_config"]
 
@@ -56,7 +56,7 @@ class Host:
         return asdict(self)
 
 
-def of_config(config: Config) -> list[Host]:
+def of_config(config: JobConfig) -> list[Host]:
     """Return the config's hosts, with the block's settings as defaults."""
     block = config.ssh
     if block is None:

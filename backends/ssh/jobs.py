@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.ssh import laggards, masters
-from cloudtrain.backends.ssh.fleet import Answer, Call, fleet
+from cloudtrain.backends.ssh.fleet import Call, HostAnswer, fleet
 from cloudtrain.backends.ssh.hosts import Host
-from cloudtrain.entrypoints import nodelogs
-from cloudtrain.entrypoints.nodelogs import Chunk
-from cloudtrain.launcher import agentlogs, agents
+from cloudtrain.entrypoints.agent import node_logs
+from cloudtrain.entrypoints.agent.node_logs import Chunk
 from cloudtrain.launcher.backend import JobRef, LogPage, Pace
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.job import State
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.jobs import agent_state
+from cloudtrain.launcher.logs import agent_pages
+from cloudtrain.launcher.text.terminal import say
 
 __all__ = ["artifacts", "checkpoints", "logs", "logs_from", "pace", "shell", "state", "stop"]
 
@@ -53,8 +54,8 @@ def logs(
     for node in wanted:
         asked = {
             "root": ref["nodes"][node]["root"],
-            "offsets": agentlogs.offsets(cursor, node),
-            "page_bytes": nodelogs.PAGE_BYTES // len(wanted),
+            "offsets": agent_pages.offsets(cursor, node),
+            "page_bytes": node_logs.PAGE_BYTES // len(wanted),
         }
         calls[_host(ref, node)] = Call("read", {**asked, "ranks": None if ranks is None else sorted(ranks)})
     answers = fleet().ask(calls) if now else laggards.ask(calls, _has_one)
@@ -65,7 +66,7 @@ def logs(
             ahead_s[node] = _ahead_s(_host(ref, node))
     if not found and answers:
         raise next(answer.error for answer in answers.values() if answer.error is not None)
-    page = agentlogs.page(cursor, found, ahead_s)
+    page = agent_pages.page(cursor, found, ahead_s)
     missing = [_host(ref, node).name for node in wanted if node not in found]
     if missing and now and not page.lines:
         say(f"the lines of {', '.join(missing)} are missing: not to be reached for now")
@@ -170,7 +171,9 @@ def shell(ref: JobRef, node: int, argv: list[str]) -> list[str]:
     return [*command, *host.target, f"exec sh '{path}'"]
 
 
-def _look(ref: JobRef, nodes: Sequence[int], is_enough: Callable[[Mapping[int, Answer]], bool]) -> dict[int, Answer]:
+def _look(
+    ref: JobRef, nodes: Sequence[int], is_enough: Callable[[Mapping[int, HostAnswer]], bool]
+) -> dict[int, HostAnswer]:
     calls, numbers = {}, {}
     for node in nodes:
         asked = {key: ref["nodes"][node][key] for key in ("root", "checkpoints")}
@@ -180,12 +183,12 @@ def _look(ref: JobRef, nodes: Sequence[int], is_enough: Callable[[Mapping[int, A
     return {numbers[host]: answer for host, answer in answers.items()}
 
 
-def _fold(ref: JobRef, answers: Mapping[int, Answer]) -> State | None:
+def _fold(ref: JobRef, answers: Mapping[int, HostAnswer]) -> State | None:
     told = {node: answer.told for node, answer in answers.items() if answer.error is None}
-    return agents.fold(told, len(ref["nodes"]), can_shrink=ref["can_shrink"]) if told else None
+    return agent_state.fold(told, len(ref["nodes"]), can_shrink=ref["can_shrink"]) if told else None
 
 
-def _has_one(answers: Mapping[Host, Answer]) -> bool:
+def _has_one(answers: Mapping[Host, HostAnswer]) -> bool:
     return any(answer.error is None for answer in answers.values())
 
 
@@ -204,7 +207,7 @@ def _nodes_of(ref: JobRef, ranks: frozenset[int] | None) -> list[int]:
     return sorted({rank // ref["nproc_per_node"] for rank in ranks} & set(range(len(ref["nodes"]))))
 
 
-def _chunks(answer: Answer) -> list[Chunk]:
+def _chunks(answer: HostAnswer) -> list[Chunk]:
     chunks, begin = [], 0
     for told in answer.told["chunks"]:
         data = answer.data[begin : begin + told["size"]]

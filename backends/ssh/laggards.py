@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 
-from cloudtrain.backends.ssh.fleet import Answer, Call, fleet
+from cloudtrain.backends.ssh.fleet import Call, HostAnswer, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.launcher.errors import UnreachableError
 
@@ -20,10 +20,10 @@ __all__ = ["PATIENCE_S", "ask"]
 
 PATIENCE_S = 2.0  # from the first answer on: long for a login, short for a follower
 
-_under_way: dict[tuple[Host, str], tuple[Call, Future[Answer]]] = {}  # by host and verb
+_under_way: dict[tuple[Host, str], tuple[Call, Future[HostAnswer]]] = {}  # by host and verb
 
 
-def ask(calls: Mapping[Host, Call], is_enough: Callable[[Mapping[Host, Answer]], bool]) -> dict[Host, Answer]:
+def ask(calls: Mapping[Host, Call], is_enough: Callable[[Mapping[Host, HostAnswer]], bool]) -> dict[Host, HostAnswer]:
     """Return every host's answer. A host late by PATIENCE_S gets an error, if the fast hosts' answers are enough."""
     fresh = {host for host, call in calls.items() if _begin(host, call)}
     asked = {host: _under_way[host, call.verb] for host, call in calls.items()}
@@ -61,5 +61,7 @@ def _give_up() -> None:
         future.cancel()
 
 
-def _late(host: Host) -> Answer:
-    return Answer({}, error=UnreachableError(f"{host.name} does not answer", hint="is it up, and the way to it open?"))
+def _late(host: Host) -> HostAnswer:
+    return HostAnswer(
+        {}, error=UnreachableError(f"{host.name} does not answer", hint="is it up, and the way to it open?")
+    )

@@ -27,7 +27,7 @@ from pathlib import Path
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.sshfaults import fault_of, is_passing, no_ssh
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.home import home
+from cloudtrain.launcher.store.home import home
 
 __all__ = ["Masters", "argv", "killed"]
 

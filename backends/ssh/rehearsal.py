@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.ssh.crew import Seat
+from cloudtrain.backends.ssh.crew import Assignment
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.sending import agent_spec
 from cloudtrain.launcher.backend import Request, Shipment
@@ -32,7 +32,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     for number, address in enumerate(stage.addresses):
         disk = stage.kept / f"host-{number}"
         host = Host(**body["hosts"][number])
-        seat = Seat(host, host.name, str(disk), address, stage.gpus[number] or ("machine",), {})
+        seat = Assignment(host, host.name, str(disk), address, stage.gpus[number] or ("machine",), {})
         places = _places(disk, body, stage)
         made: dict[str, Any] = {"python": sys.executable, "container": None, "lock": None, "environment": {}}
         told = agent_spec(number, seat, places, body, shipment, {host.name: str(stage.bundle.path)}, made)
@@ -42,7 +42,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         nodes.append(
             NodeRun(
                 hostname=_plain(host.name),
-                argv=(sys.executable, "-m", "cloudtrain.entrypoints.starting"),
+                argv=(sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"),
                 env={**_login(disk), **stage.variables},
                 agents=(Path(told["root"]),),
                 places={str(path): path for path in (*given, *stage.inputs.values())} | mirrored,

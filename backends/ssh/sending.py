@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.ssh import hosts, shipping
-from cloudtrain.backends.ssh.crew import Seat, address_of, path_on, require_answers, seated
-from cloudtrain.backends.ssh.fleet import Answer, Call, Fleet, fleet
+from cloudtrain.backends.ssh.crew import Assignment, address_of, path_on, require_answers, seated
+from cloudtrain.backends.ssh.fleet import Call, Fleet, HostAnswer, fleet
 from cloudtrain.backends.ssh.hosts import Host
-from cloudtrain.entrypoints import durable
-from cloudtrain.launcher.backend import Found, JobRef, Request, Shipment
+from cloudtrain.entrypoints import atomic_json
+from cloudtrain.launcher.backend import FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
-from cloudtrain.launcher.home import identity, known_identity
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.store.home import identity, known_identity
+from cloudtrain.launcher.text.terminal import say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["agent_spec", "find", "jobs", "ready", "send"]
 
@@ -71,7 +71,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     path = _noted(shipment.home, body["job"], body["attempt"])
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        durable.write_json(path, ref)
+        atomic_json.write_json(path, ref)
     except OSError as error:
         raise ConfigError(f"the job cannot be noted: {error.strerror}", where=str(path)) from error
     specs = [
@@ -87,7 +87,7 @@ def find(request: Request, home: Path) -> JobRef | None:
     """Return the job if all its agents were started; otherwise close admission, so that None is final."""
     job, _, attempt = request.name.rpartition("-")
     noted = _noted(home, job, int(attempt))
-    ref: JobRef | None = durable.read_json(noted)
+    ref: JobRef | None = atomic_json.read_json(noted)
     if ref is None:
         if noted.exists():  # the job may have been started
             raise UnreachableError(f"where {request.name} was started cannot be read", hint=f"look at {noted}")
@@ -104,7 +104,7 @@ def find(request: Request, home: Path) -> JobRef | None:
     return None
 
 
-def jobs(config: Config | None, home: Path) -> list[Found]:
+def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the attempts with a running agent on the config's hosts, else on the hosts of this home folder's jobs.
 
     A host that cannot be asked is named, and hides no further host. Raises UnreachableError if no host can be asked.
@@ -112,9 +112,9 @@ def jobs(config: Config | None, home: Path) -> list[Found]:
     if config is not None and config.ssh is not None and config.ssh.hosts:
         asked = hosts.of_config(config)
     else:
-        notes = (durable.read_json(path) or {"nodes": []} for path in (home / "ssh").glob("*/attempt-*.json"))
+        notes = (atomic_json.read_json(path) or {"nodes": []} for path in (home / "ssh").glob("*/attempt-*.json"))
         asked = list(dict.fromkeys(Host(**node["host"]) for note in notes for node in note["nodes"]))
-    found: dict[tuple[str, int], Found] = {}
+    found: dict[tuple[str, int], FoundAttempt] = {}
     answers = fleet().ask({host: Call("jobs", {}) for host in asked}, is_urgent=True)
     for host, answer in answers.items():
         if answer.error is not None:
@@ -124,7 +124,7 @@ def jobs(config: Config | None, home: Path) -> list[Found]:
             continue
         for told in answer.told["jobs"]:
             is_own = told["owner"] == known_identity(home)
-            each = Found(told["job"], told["attempt"], *_kept(told["kept"], asked), is_own)
+            each = FoundAttempt(told["job"], told["attempt"], *_kept(told["kept"], asked), is_own)
             found.setdefault((each.job_id, each.number), each)
     return list(found.values())
 
@@ -142,7 +142,7 @@ def _kept(kept: Any, asked: Sequence[Host]) -> tuple[JobRef, dict[str, Any] | No
         return {}, None
 
 
-def _node(lines: Fleet, number: int, seat: Seat, body: Mapping[str, Any]) -> dict[str, Any]:
+def _node(lines: Fleet, number: int, seat: Assignment, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the node's folders as absolute paths on its host."""
     job = f"{seat.workdir}/jobs/{body['job']}"
 
@@ -172,7 +172,7 @@ def _folders(node: Mapping[str, Any]) -> dict[str, Any]:
     return {"job": node["job"], "root": node["root"], "folders": folders, "links": links}
 
 
-def _holder_first(lines: Fleet, body: Mapping[str, Any], seats: list[Seat]) -> list[Seat]:
+def _holder_first(lines: Fleet, body: Mapping[str, Any], seats: list[Assignment]) -> list[Assignment]:
     """Return the hosts, first the host with the newest checkpoint: without a shared disk only that host has the files.
 
     If that host takes no part in this attempt, the first host fetches the checkpoint.
@@ -205,7 +205,7 @@ def _holder_first(lines: Fleet, body: Mapping[str, Any], seats: list[Seat]) -> l
 def _environments(
     lines: Fleet,
     body: Mapping[str, Any],
-    seats: Sequence[Seat],
+    seats: Sequence[Assignment],
     nodes: Sequence[Mapping[str, Any]],
     paths: Mapping[str, str],
     bundle: Path,
@@ -244,7 +244,7 @@ def _shipped_text(bundle: Path, name: str) -> str:
 
 def agent_spec(
     number: int,
-    seat: Seat,
+    seat: Assignment,
     node: Mapping[str, Any],
     body: Mapping[str, Any],
     shipment: Shipment,
@@ -279,7 +279,7 @@ def agent_spec(
     }
 
 
-def _fetched_note(seat: Seat, body: Mapping[str, Any]) -> str:
+def _fetched_note(seat: Assignment, body: Mapping[str, Any]) -> str:
     """Return the file where the host notes the checkpoints that it has fetched from its peers."""
     return f"{seat.workdir}/jobs/{body['job']}/fetched-{seat.name}.json"
 
@@ -290,7 +290,7 @@ def _mounts(node: Mapping[str, Any]) -> list[list[Any]]:
     return [*([path, False] for path in written), *([path, True] for path in node["inputs"].values())]
 
 
-def _start(lines: Fleet, seats: Sequence[Seat], specs: list[dict[str, Any]], body: Mapping[str, Any]) -> None:
+def _start(lines: Fleet, seats: Sequence[Assignment], specs: list[dict[str, Any]], body: Mapping[str, Any]) -> None:
     """Start node 0's agent, then the rest; if a start fails, stop all. Raises CapacityError, and the agents' errors.
 
     If several submits have each taken a part of the same hosts, the job with the smallest name keeps its hosts and
@@ -314,7 +314,11 @@ def _start(lines: Fleet, seats: Sequence[Seat], specs: list[dict[str, Any]], bod
 
 
 def _start_all(
-    lines: Fleet, seats: Sequence[Seat], specs: Sequence[dict[str, Any]], body: Mapping[str, Any], keep_until_s: float
+    lines: Fleet,
+    seats: Sequence[Assignment],
+    specs: Sequence[dict[str, Any]],
+    body: Mapping[str, Any],
+    keep_until_s: float,
 ) -> str | None:
     """Start all agents; return the reason if a job holds a host, or None if all have started."""
     about, token, head = {"job": body["job"], "nodes": len(seats)}, secrets.token_hex(16), None
@@ -340,7 +344,7 @@ def _start_all(
     return None
 
 
-def _comes_first(lines: Fleet, seats: Sequence[Seat], body: Mapping[str, Any]) -> bool:
+def _comes_first(lines: Fleet, seats: Sequence[Assignment], body: Mapping[str, Any]) -> bool:
     """Return whether the job's name sorts before the names of all jobs that hold these hosts."""
     asked = Call("holders", {"lock_folder": body["gpu_locks"]})
     answers = lines.ask({seat.host: asked for seat in seats}, is_urgent=True)
@@ -354,13 +358,13 @@ def _comes_first(lines: Fleet, seats: Sequence[Seat], body: Mapping[str, Any]) -
     return all(body["job"] < holder.get("job", "") for holder in holders)
 
 
-def _why(seat: Seat, told: Mapping[str, Any]) -> str:
+def _why(seat: Assignment, told: Mapping[str, Any]) -> str:
     if not told.get("busy"):
         raise ConfigError(f"the agent on {seat.host.name} did not start: {told['why']}")
     return f"{seat.host.name}: {told['why']}"
 
 
-def _give_up(lines: Fleet, seats: Sequence[Seat], specs: Sequence[Mapping[str, Any]], *, for_ever: bool) -> None:
+def _give_up(lines: Fleet, seats: Sequence[Assignment], specs: Sequence[Mapping[str, Any]], *, for_ever: bool) -> None:
     calls = {
         seat.host: Call("give_up", {"root": spec["root"], "for_ever": for_ever})
         for seat, spec in zip(seats, specs, strict=True)
@@ -368,7 +372,7 @@ def _give_up(lines: Fleet, seats: Sequence[Seat], specs: Sequence[Mapping[str, A
     lines.ask(calls, is_urgent=True)
 
 
-def _all(lines: Fleet, calls: Mapping[Host, Call], limit_s: float = START_S) -> dict[Host, Answer]:
+def _all(lines: Fleet, calls: Mapping[Host, Call], limit_s: float = START_S) -> dict[Host, HostAnswer]:
     """Return every host's answer; raises the first error, with the number of further failures."""
     answers = lines.ask(calls, limit_s, is_urgent=True)
     errors = [answer.error for answer in answers.values() if answer.error is not None]

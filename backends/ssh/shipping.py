@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloudtrain.backends.ssh import masters
-from cloudtrain.backends.ssh.crew import Seat
-from cloudtrain.backends.ssh.fleet import Answer, Call, Fleet
+from cloudtrain.backends.ssh.crew import Assignment
+from cloudtrain.backends.ssh.fleet import Call, Fleet, HostAnswer
 from cloudtrain.backends.ssh.hosts import Host
-from cloudtrain.launcher.bundle import Bundle
+from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.text.terminal import say
 
 __all__ = ["ship"]
 
@@ -32,7 +32,9 @@ TRIES, PAUSE_S = 4, 2.0  # of an upload over a breaking connection, which resume
 BUSY_S, LOOK_S = 1800.0, 0.5  # while a competing submit sends the same code
 
 
-def ship(fleet: Fleet, bundle: Bundle, seats: Sequence[Seat], ports: Sequence[int] | None = None) -> dict[str, str]:
+def ship(
+    fleet: Fleet, bundle: Bundle, seats: Sequence[Assignment], ports: Sequence[int] | None = None
+) -> dict[str, str]:
     """Ensure that every host has the archive; return the archive's path by the host's name. Raises the hosts' errors.
 
     `ports`: the lowest and the highest port by which hosts may fetch the archive from each other.
@@ -81,7 +83,7 @@ def _asked(bundle: Bundle) -> dict[str, Any]:
     return {"sha256": bundle.sha256, "bytes": bundle.bytes, "sender": _sender()}
 
 
-def _all(answers: Mapping[Host, Answer]) -> dict[Host, dict[str, Any]]:
+def _all(answers: Mapping[Host, HostAnswer]) -> dict[Host, dict[str, Any]]:
     for answer in answers.values():
         if answer.error is not None:
             raise answer.error
@@ -160,8 +162,8 @@ def _changed(fleet: Fleet, bundle: Bundle, host: Host) -> str:
 
 
 def _fan_out(
-    fleet: Fleet, bundle: Bundle, source: Seat, targets: Sequence[Seat], ports: Sequence[int] | None
-) -> list[Seat]:
+    fleet: Fleet, bundle: Bundle, source: Assignment, targets: Sequence[Assignment], ports: Sequence[int] | None
+) -> list[Assignment]:
     """Have the hosts fetch the archive from a host that has one; return the hosts that failed."""
     try:
         about = {"folder": f"{source.workdir}/cache", "address": source.address, "ports": ports}

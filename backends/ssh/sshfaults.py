@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, CredentialError, UnreachableError
-from cloudtrain.launcher.words import one_line
+from cloudtrain.launcher.text.remote import one_line
 
 __all__ = ["BROKEN", "fault_of", "is_passing", "last_words", "no_ssh"]
 

@@ -12,7 +12,7 @@ from cloudtrain.launcher.backend import Capacity, Request, Terms
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
 
 _JOBS = "cloudtrain.backends.vertex.jobs"
@@ -41,7 +41,7 @@ quotes = lazily.of("cloudtrain.backends.vertex.quotes", "quotes")
 price_region = lazily.of("cloudtrain.backends.vertex.quotes", "region")
 
 
-def capacity(config: Config) -> Capacity:
+def capacity(config: JobConfig) -> Capacity:
     """Return the machine's capacity, with the price of its provisioning kind: standard, spot, flex start, reserved."""
     _require(config)
     from cloudtrain.backends.vertex import prices

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from urllib.parse import quote, urlencode
 
-from cloudtrain.entrypoints import googleaccess
-from cloudtrain.entrypoints.googlehttp import Answer, Lost, Refused, Service, Untrusted
-from cloudtrain.entrypoints.googlestorage import endpoint, split
+from cloudtrain.entrypoints.stores import google_access
+from cloudtrain.entrypoints.stores.google_http import HttpResponse, Lost, Service, ServiceError, Untrusted
+from cloudtrain.entrypoints.stores.google_storage import endpoint, split
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
 
 __all__ = ["GcsCell", "open_cell"]
@@ -33,7 +33,7 @@ class GcsCell:
     def __init__(self, uri: str) -> None:
         self.uri = uri
         bucket, self._key = split(uri)
-        identity = None if googleaccess.anonymous() else googleaccess.of_environment()
+        identity = None if google_access.anonymous() else google_access.of_environment()
         self._service = Service(endpoint(), identity)
         self._objects = f"/storage/v1/b/{quote(bucket, safe='')}/o"
 
@@ -42,7 +42,7 @@ class GcsCell:
         with self._asking("read"):
             try:
                 found = self._ask("GET", f"{self._objects}/{quote(self._key, safe='')}?alt=media")
-            except Refused as error:
+            except ServiceError as error:
                 if error.status != 404 or not error.message.lower().startswith("no such object"):  # else no bucket
                     raise
                 return None, ""
@@ -63,14 +63,16 @@ class GcsCell:
         headers: dict[str, str] | None = None,
         body: bytes = b"",
         also: tuple[int, ...] = (),
-    ) -> Answer:
+    ) -> HttpResponse:
         """Return the whole answer. If a lost write had succeeded, the retry is refused with 412."""
         for number in range(1, TRIES + 1):
             try:
                 with self._service.once(method, target, headers, body, also=also) as reply:
-                    return Answer(reply.status, reply.headers, reply.read())
-            except (Refused, Lost) as error:
-                if number == TRIES or (isinstance(error, Refused) and not (error.is_passing or error.status == 401)):
+                    return HttpResponse(reply.status, reply.headers, reply.read())
+            except (ServiceError, Lost) as error:
+                if number == TRIES or (
+                    isinstance(error, ServiceError) and not (error.is_passing or error.status == 401)
+                ):
                     raise
             time.sleep(PAUSE_S * 2 ** (number - 1))
         raise AssertionError("the last try returns or raises")
@@ -80,7 +82,7 @@ class GcsCell:
         what = f"cannot {doing} the ledger {self.uri}"
         try:
             yield
-        except Refused as error:
+        except ServiceError as error:
             if error.status == 404:
                 hint = "make the bucket, or name another place"
                 raise ConfigError(f"{what}: there is no such bucket ({error})", hint=hint) from error

@@ -16,8 +16,8 @@ from unicodedata import category
 
 from cloudtrain.backends.vertex import poolcheck
 from cloudtrain.backends.vertex.poolcheck import BUCKET, ID, PROJECT, REGION, Part, Violation, listed, mapped, part
-from cloudtrain.launcher import tablecheck
 from cloudtrain.launcher.errors import Fault
+from cloudtrain.launcher.planning import request_rules
 
 __all__ = ["faults", "violations"]
 
@@ -120,9 +120,9 @@ def faults(job: Any, location: str | None = None) -> Iterator[Fault]:
 
 def violations(job: Any, location: str | None = None) -> Iterator[Violation]:
     """Yield the violations with their paths; our rules add none at a path where the table has found a violation."""
-    table = tablecheck.read("vertex", "a CustomJob", "Google")
+    table = request_rules.read("vertex", "a CustomJob", "Google")
     in_table = [
-        Violation(*found[:2], _hint(table, *found[:2]), found[2]) for found in tablecheck.violations(table, job)
+        Violation(*found[:2], _hint(table, *found[:2]), found[2]) for found in request_rules.violations(table, job)
     ]
     yield from in_table
     if not isinstance(job, Mapping):
@@ -275,7 +275,7 @@ def _doubts(spec: Part) -> Iterator[Violation]:
             yield Violation(f"{at}.machineType", f"{kind} is had by reservation alone", "vertex.reservation", True)
 
 
-def _hint(table: tablecheck.Table, path: str, message: str) -> str:
+def _hint(table: request_rules.Table, path: str, message: str) -> str:
     """Return how to fix a violation: the path where a misplaced field belongs, or a value that the field takes."""
     name = re.sub(r"\[\d+\]", "", path).rpartition(".")[2]
     if "did you mean" not in message and message.startswith("is no field"):
@@ -284,7 +284,7 @@ def _hint(table: tablecheck.Table, path: str, message: str) -> str:
     return next((hint for field, hint in _HINTS.items() if field in re.split(r"[.\[]", path)), "")
 
 
-def _places(table: tablecheck.Table, shape: str, path: str) -> Iterator[str]:
+def _places(table: request_rules.Table, shape: str, path: str) -> Iterator[str]:
     """Yield the path of every field that a job may have."""
     for name, rule in table.shapes[shape]["members"].items():
         where = f"{path}.{name}" if path else name

@@ -9,20 +9,20 @@ from urllib.parse import quote
 
 from cloudtrain.backends.vertex import feed, files, quotes, rest, secretmanager
 from cloudtrain.backends.vertex.machine import block_of, choose, kind_of, location_of, place_of, project_of
-from cloudtrain.backends.vertex.rest import Access, GoogleError
+from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
 from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.config.schema_backends import Vertex
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.prices.quote import compared
 
 if TYPE_CHECKING:
-    from cloudtrain.backends.vertex.machine import Choice, Kind
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.backends.vertex.machine import Kind, MachineChoice
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["checks"]
 
 
-def checks(config: Config | None) -> list[Check]:
+def checks(config: JobConfig | None) -> list[Check]:
     """Return the checks; with a config, also the checks of its job."""
     block = Vertex() if config is None else block_of(config)
     project, location = project_of(block), location_of(block)
@@ -30,7 +30,7 @@ def checks(config: Config | None) -> list[Check]:
         missing = "project" if project is None else "location"
         cure = "set vertex.project and vertex.location in the config, and name it: doctor vertex -f FILE"
         return [Check("project", "fail", f"no {missing} is known", cure)]
-    access = Access(project, location, tuple(sorted(block.endpoints.items())))
+    access = VertexAccess(project, location, tuple(sorted(block.endpoints.items())))
     found = [_tried("credentials", _signed_in, access)]
     if found[0].verdict == "fail":  # without credentials, every later check would fail
         return [*found, *unasked("Vertex AI, Cloud Logging, bucket, secrets, price", config, place_of, choose)]
@@ -39,7 +39,7 @@ def checks(config: Config | None) -> list[Check]:
     return found if config is None else [*found, *_of_job(config, access)]
 
 
-def _of_job(config: Config, access: Access) -> Iterator[Check]:
+def _of_job(config: JobConfig, access: VertexAccess) -> Iterator[Check]:
     block = block_of(config)
     try:
         place, choice, kind = place_of(config), choose(config), kind_of(config)
@@ -71,22 +71,22 @@ def _failed(name: str, error: CloudtrainError) -> Check:
     return Check(name, "fail", message, "; ".join(fault.hint for fault in faults if fault.hint) or error.hint)
 
 
-def _signed_in(access: Access) -> Check:
+def _signed_in(access: VertexAccess) -> Check:
     return Check("credentials", "ok", f"{rest.sign_in(access.project)}, for the project {access.project}")
 
 
-def _jobs(access: Access) -> Check:
+def _jobs(access: VertexAccess) -> Check:
     rest.get_json(access, "aiplatform", f"/v1/{access.parent}/customJobs", {"pageSize": "1"})
     return Check("Vertex AI", "ok", f"custom jobs of {access.project} in {access.location} can be seen")
 
 
-def _log(access: Access) -> Check:
+def _log(access: VertexAccess) -> Check:
     with rest.answers("read the log", needs="Logs Viewer (roles/logging.viewer)"):
         feed.lists(access, f"{feed.query_of('0', None)} AND {feed.since(4e9)}", "", {})
     return Check("Cloud Logging", "ok", "jobs' lines can be read")
 
 
-def _bucket(access: Access, root: str) -> Check:
+def _bucket(access: VertexAccess, root: str) -> Check:
     """Write an object and remove it: only a write proves the permission to write."""
     bucket, uri = rest.split_uri(root)[0], f"{root}/doctor-{secrets.token_hex(4)}"
     with rest.answers(f"write to the bucket {bucket}", needs=files.ROLE):
@@ -105,7 +105,7 @@ def _bucket(access: Access, root: str) -> Check:
     return Check("bucket", "ok", f"{root} in {where}")
 
 
-def _persistent(access: Access, name: str, choice: Choice) -> Check:
+def _persistent(access: VertexAccess, name: str, choice: MachineChoice) -> Check:
     try:
         told = rest.get_json(access, "aiplatform", f"/v1/{access.parent}/persistentResources/{name}")
     except GoogleError as error:
@@ -121,7 +121,7 @@ def _persistent(access: Access, name: str, choice: Choice) -> Check:
     return Check("persistent resource", "ok", f"{name}: {', '.join(types)}")
 
 
-def _secrets(access: Access) -> Check:
+def _secrets(access: VertexAccess) -> Check:
     """Store an entry in Secret Manager and remove it."""
     secret = f"projects/{access.project}/secrets/cloudtrain-doctor-{secrets.token_hex(4)}"
     with rest.answers("store secrets in Secret Manager", needs=secretmanager.ROLE):
@@ -131,7 +131,7 @@ def _secrets(access: Access) -> Check:
     return Check("secrets", "ok", f"Secret Manager of {access.project}; {need}")
 
 
-def _price(access: Access, choice: Choice, kind: Kind) -> Check:
+def _price(access: VertexAccess, choice: MachineChoice, kind: Kind) -> Check:
     """Compare our price table with Google's catalogue of today."""
     attached = (choice.accelerator, choice.count) if choice.label != choice.machine_type else (None, 0)
     return compared(

@@ -1,8 +1,8 @@
 """Cloud Logging's entries as log lines: the node, the number in the container's own count, the text.
 
-entrypoints/pump.py prints each line as a JSON object. Cloud Logging turns the object into the entry's payload:
-`message`, `severity`, and under `ct` the container's mark, the line's number in the container, and the line's time. If
-the platform keeps the object as text, this module parses the text.
+entrypoints/container/log_relay.py prints each line as a JSON object. Cloud Logging turns the object into the entry's
+payload: `message`, `severity`, and under `ct` the container's mark, the line's number in the container, and the line's
+time. If the platform keeps the object as text, this module parses the text.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.launcher import containerlog
-from cloudtrain.launcher.times import seconds
+from cloudtrain.launcher.logs import container_lines
+from cloudtrain.launcher.text.times import seconds
 
-__all__ = ["Entry", "joined", "of_json", "of_proto", "node_of", "task_of"]
+__all__ = ["LogEntry", "joined", "of_json", "of_proto", "node_of", "task_of"]
 
 _TASK = re.compile(r"workerpool(\d+)-(\d+)")
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """One line. `life` and `number` are the container's mark and line count; `life` is None if a line has no number.
 
     `stamp_s` is Cloud Logging's time, used in queries; `time_s` is the time at which the container's log relay saw the
@@ -51,7 +51,7 @@ def task_of(node: int) -> str:
     return f"workerpool1-{node - 1}" if node else "workerpool0-0"
 
 
-def of_json(raw: dict[str, Any]) -> Entry:
+def of_json(raw: dict[str, Any]) -> LogEntry:
     """Return the line of an entry in REST form."""
     stamp = str(raw.get("timestamp") or raw.get("receiveTimestamp") or "")
     payload = raw.get("jsonPayload")
@@ -60,7 +60,7 @@ def of_json(raw: dict[str, Any]) -> Entry:
     return _entry(key, task, seconds(stamp) or 0.0, payload, raw.get("textPayload"))
 
 
-def of_proto(raw: Any) -> Entry:
+def of_proto(raw: Any) -> LogEntry:
     """Return the line of an entry of the gRPC client (google.cloud.logging_v2.types.LogEntry)."""
     plain = type(raw).pb(raw)
     stamp = plain.timestamp if plain.HasField("timestamp") else plain.receive_timestamp
@@ -88,18 +88,18 @@ def joined(raw: Iterable[dict[str, Any]], parts: dict[str, dict[str, str]]) -> I
             yield {**whole, "insertId": split.get("uid"), "jsonPayload": payload}
 
 
-def _entry(key: str, task: str, stamp_s: float, payload: dict[str, Any] | None, text: str | None) -> Entry:
+def _entry(key: str, task: str, stamp_s: float, payload: dict[str, Any] | None, text: str | None) -> LogEntry:
     message = text if payload is None else payload.get("message")
     if payload is not None and not isinstance(message, str):  # structured output of the user's program
         message = json.dumps(payload, ensure_ascii=False, sort_keys=True)
     message, mark = (message or "").rstrip("\n"), (payload or {}).get("ct")
     if mark is None and message.startswith("{") and '"ct"' in message:
         message, mark = _unparsed(message)
-    line = containerlog.parse(message, stamped=False)
+    line = container_lines.parse(message, stamped=False)
     if not isinstance(mark, dict) or "n" not in mark:
-        return Entry(key, node_of(task), stamp_s, stamp_s, line.text, line.rank, own=line.own)
+        return LogEntry(key, node_of(task), stamp_s, stamp_s, line.text, line.rank, own=line.own)
     time_s = float(mark.get("t", stamp_s * 1000)) / 1000
-    return Entry(key, node_of(task), stamp_s, time_s, line.text, line.rank, str(mark.get("l")), int(mark["n"]))
+    return LogEntry(key, node_of(task), stamp_s, time_s, line.text, line.rank, str(mark.get("l")), int(mark["n"]))
 
 
 def _plain_time(stamp: str) -> str:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.vertex import calls, rest
-from cloudtrain.backends.vertex.entries import Entry, joined, of_json, task_of
+from cloudtrain.backends.vertex.entries import LogEntry, joined, of_json, task_of
 from cloudtrain.backends.vertex.order import Gap
-from cloudtrain.backends.vertex.rest import Access, GoogleError
-from cloudtrain.backends.vertex.tail import Tail
+from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
+from cloudtrain.backends.vertex.tail import EntryTail
 
-__all__ = ["PAGE", "Feed", "lists", "query_of", "since"]
+__all__ = ["PAGE", "EntryFeed", "lists", "query_of", "since"]
 
 PAGE = 1000  # the most entries that one list call returns
 FRESH_S = 5.0  # a list begins this long before the newest line
@@ -37,16 +37,18 @@ LAG_S = 120.0  # how far one replica's lines may be behind the newest line
 _numbers = itertools.count(1)
 
 
-class Feed:
+class EntryFeed:
     """The feed of one job, or of some of its nodes."""
 
-    def __init__(self, access: Access, job: str, nodes: frozenset[int] | None, since_s: float, home: Path) -> None:
+    def __init__(
+        self, access: VertexAccess, job: str, nodes: frozenset[int] | None, since_s: float, home: Path
+    ) -> None:
         self.number = f"{time.time_ns():x}-{next(_numbers)}"
         self.nodes = nodes
         self.since_s = since_s  # the feed has all entries from this time on
         self.rounds = 0  # lists that were read to their end
         self._access, self._job, self._home = access, job, home
-        self._entries: deque[Entry] = deque(maxlen=KEPT)
+        self._entries: deque[LogEntry] = deque(maxlen=KEPT)
         self._count = 0  # entries received since the start
         self._high_s = since_s
         self._keys: dict[str, float] = {}
@@ -55,11 +57,11 @@ class Feed:
         self._listed_s = self._swept_s = -1e9
         self._newest: dict[int, float] = {}  # node -> stamp of its newest line
         self._gap_turn = 0
-        self._tail: Tail | None = None
+        self._tail: EntryTail | None = None
         self._is_lossy = False  # the tail has left lines out since the last list
         self._begun_s = self._news_s = time.monotonic()
 
-    def after(self, index: int) -> tuple[list[Entry], int]:
+    def after(self, index: int) -> tuple[list[LogEntry], int]:
         """Return the entries after the index, and the next index."""
         missed = self._count - len(self._entries)
         return list(itertools.islice(self._entries, max(0, index - missed), None)), self._count
@@ -139,14 +141,14 @@ class Feed:
             self._tail = None
         if self._tail is None:
             if is_live and now_s - self._begun_s > TAIL_AFTER_S:
-                self._tail = Tail(self._access, query_of(self._job, self.nodes))
+                self._tail = EntryTail(self._access, query_of(self._job, self.nodes))
             return False
         entries, is_lossy = self._tail.take()
         self._add(entries)
         self._is_lossy |= is_lossy
         return self._tail.is_open
 
-    def _add(self, entries: list[Entry]) -> None:
+    def _add(self, entries: list[LogEntry]) -> None:
         for entry in entries:
             if entry.key not in self._keys:
                 self._keys[entry.key] = entry.stamp_s
@@ -192,7 +194,7 @@ def _merged(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return found
 
 
-def lists(access: Access, query: str, token: str, parts: dict[str, dict[str, str]]) -> tuple[list[Entry], str]:
+def lists(access: VertexAccess, query: str, token: str, parts: dict[str, dict[str, str]]) -> tuple[list[LogEntry], str]:
     """Return one page of the query's entries, and the next page's token, "" at the end. Raises GoogleError."""
     asked: dict[str, Any] = {
         "resourceNames": [f"projects/{access.project}"],

@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import quote
 
 from cloudtrain.backends.vertex import rest
-from cloudtrain.backends.vertex.rest import Access, GoogleError
-from cloudtrain.entrypoints import places
+from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
+from cloudtrain.entrypoints import job_files
 from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 ROLE = "Storage Object User (roles/storage.objectUser) on the bucket"
 
 
-def require_bucket(access: Access, uri: str) -> None:
+def require_bucket(access: VertexAccess, uri: str) -> None:
     """Raise ConfigError if the bucket does not exist. A 403 passes: the upload reports missing permissions."""
     bucket = rest.split_uri(uri)[0]
     with rest.answers(f"look at the bucket {bucket}", needs=ROLE):
@@ -44,7 +44,7 @@ def require_bucket(access: Access, uri: str) -> None:
                 raise
 
 
-def exists(access: Access, uri: str, size: int) -> bool:
+def exists(access: VertexAccess, uri: str, size: int) -> bool:
     """Return whether the object exists with this size in bytes. Raises GoogleError."""
     try:
         told = rest.object_in(rest.call(access, "GET", rest.object_url(access, uri), params={"fields": "size"}))
@@ -55,7 +55,7 @@ def exists(access: Access, uri: str, size: int) -> bool:
     return int(told.get("size", -1)) == size
 
 
-def claim(access: Access, uri: str, owner_id: str) -> None:
+def claim(access: VertexAccess, uri: str, owner_id: str) -> None:
     """Claim the job's folder for this owner. Raises UsageError if another owner has the name, or GoogleError.
 
     The first owner keeps the folder for all attempts; else two machines' jobs of one name would share checkpoints.
@@ -70,23 +70,23 @@ def claim(access: Access, uri: str, owner_id: str) -> None:
             raise UsageError(message, hint="choose another --name") from error
 
 
-def owner(access: Access, uri: str) -> str | None:
+def owner(access: VertexAccess, uri: str) -> str | None:
     """Return the folder's owner, or None if no owner has claimed the folder. Raises GoogleError."""
     found = _get(access, uri)
     return None if found is None else found.decode(errors="replace")
 
 
-def put_order(access: Access, uri: str, order: dict[str, Any]) -> None:
+def put_order(access: VertexAccess, uri: str, order: dict[str, Any]) -> None:
     """Write the container order. Raises GoogleError."""
     _put(access, uri, json.dumps(order, sort_keys=True).encode(), {})
 
 
-def read_order(access: Access, uri: str) -> dict[str, Any] | None:
+def read_order(access: VertexAccess, uri: str) -> dict[str, Any] | None:
     """Return the container order, or None if the order was retracted. Raises GoogleError."""
     return _object_in(_get(access, uri))
 
 
-def retract(access: Access, uri: str) -> None:
+def retract(access: VertexAccess, uri: str) -> None:
     """Remove the job's container order: replicas of a late request find no order, and end. Raises GoogleError."""
     try:
         rest.call(access, "DELETE", rest.object_url(access, uri))
@@ -95,7 +95,7 @@ def retract(access: Access, uri: str) -> None:
             raise
 
 
-def account(access: Access, uri: str, nodes: int) -> dict[str, Any] | None:
+def account(access: VertexAccess, uri: str, nodes: int) -> dict[str, Any] | None:
     """Return a container's exit report: the report of the lowest node that has written one. Raises GoogleError."""
     there = set(names(access, uri))
     for name in (f"{uri}-{node}.json" for node in range(nodes)):
@@ -104,14 +104,14 @@ def account(access: Access, uri: str, nodes: int) -> dict[str, Any] | None:
     return None
 
 
-def has_checkpoint(access: Access, uri: str) -> bool:
+def has_checkpoint(access: VertexAccess, uri: str) -> bool:
     """Return whether the folder has a complete checkpoint, by the same rule as the node's. Raises GoogleError."""
     prefix = rest.split_uri(uri)[1].rstrip("/") + "/"
     tops = (name.removeprefix(prefix).partition("/")[0] for name in names(access, uri.rstrip("/") + "/"))
-    return any(places.is_whole(name) for name in tops)
+    return any(job_files.is_whole(name) for name in tops)
 
 
-def names(access: Access, uri: str) -> Iterator[str]:
+def names(access: VertexAccess, uri: str) -> Iterator[str]:
     """Yield the object names that begin with the URI's prefix, over all pages. Raises GoogleError."""
     bucket, prefix = rest.split_uri(uri)
     asked = {"prefix": prefix, "fields": "items(name),nextPageToken"}
@@ -132,13 +132,13 @@ def _object_in(data: bytes | None) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _put(access: Access, uri: str, data: bytes, conditions: dict[str, str]) -> None:
+def _put(access: VertexAccess, uri: str, data: bytes, conditions: dict[str, str]) -> None:
     name = rest.split_uri(uri)[1]
     params = {"uploadType": "media", "name": name, **conditions}
     rest.object_in(rest.call(access, "POST", rest.object_url(access, uri, upload=True), params=params, data=data))
 
 
-def _get(access: Access, uri: str) -> bytes | None:
+def _get(access: VertexAccess, uri: str) -> bytes | None:
     try:
         found: bytes = rest.call(access, "GET", rest.object_url(access, uri), params={"alt": "media"}).content
     except GoogleError as error:

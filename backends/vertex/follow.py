@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.vertex import calls
-from cloudtrain.backends.vertex.feed import PAGES, WIDE_S, Feed, lists, query_of, since
+from cloudtrain.backends.vertex.feed import PAGES, WIDE_S, EntryFeed, lists, query_of, since
 from cloudtrain.backends.vertex.order import Order
-from cloudtrain.backends.vertex.rest import Access, GoogleError, translated
+from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess, translated
 from cloudtrain.launcher.backend import LogPage
 from cloudtrain.launcher.errors import UnreachableError
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.text.terminal import say
 
 __all__ = ["HOLD_BACK_S", "PACE_S", "forget", "page"]
 
@@ -24,13 +24,13 @@ HOLD_BACK_S = 2.0  # Cloud Logging ingests nodes' entries at different times; a 
 PASSED_S = 10.0  # a one-time reader counts as up to date for this long; a cursor of another process does not count
 LIVE_S = 2.0  # a reader that returns within this time is a follower
 
-_feeds: dict[str, list[Feed]] = {}
+_feeds: dict[str, list[EntryFeed]] = {}
 _looked_s: dict[tuple[str, frozenset[int] | None], float] = {}
 _listed_s: dict[tuple[str, frozenset[int] | None], float] = {}  # when this process read all there was
 
 
 def page(
-    access: Access,
+    access: VertexAccess,
     job: str,
     nodes: int,
     cursor: dict[str, Any] | None,
@@ -77,7 +77,7 @@ def forget() -> None:
 
 
 def _backlog(
-    access: Access,
+    access: VertexAccess,
     job: str,
     at: dict[str, Any],
     order: Order,
@@ -117,7 +117,7 @@ def _backlog(
 
 
 def _live(
-    access: Access,
+    access: VertexAccess,
     job: str,
     at: dict[str, Any],
     order: Order,
@@ -158,13 +158,13 @@ def _live(
     return LogPage(lines, after, is_clean=is_clean or is_complete, is_complete=is_complete)
 
 
-def _feed(access: Access, job: str, nodes: frozenset[int] | None, high_s: float, home: Path) -> Feed:
+def _feed(access: VertexAccess, job: str, nodes: frozenset[int] | None, high_s: float, home: Path) -> EntryFeed:
     """Return a feed with all lines of the nodes since that time; end feeds that the returned feed makes superfluous."""
     there, since_s = _feeds.setdefault(job, []), max(high_s - WIDE_S, 0.0)
     found = [feed for feed in there if _has_nodes(feed, nodes) and feed.since_s <= since_s]
     chosen = next((feed for feed in found if feed.nodes is None), found[0] if found else None)
     if chosen is None:
-        chosen = Feed(access, job, nodes, since_s, home)
+        chosen = EntryFeed(access, job, nodes, since_s, home)
         there.append(chosen)
     for feed in [feed for feed in there if feed is not chosen and _has_nodes(chosen, feed.nodes)]:
         feed.close()
@@ -172,5 +172,5 @@ def _feed(access: Access, job: str, nodes: frozenset[int] | None, high_s: float,
     return chosen
 
 
-def _has_nodes(feed: Feed, nodes: frozenset[int] | None) -> bool:
+def _has_nodes(feed: EntryFeed, nodes: frozenset[int] | None) -> bool:
     return feed.nodes is None or (nodes is not None and feed.nodes >= nodes)

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.vertex import files, follow, outputs, rest, secretmanager, status
 from cloudtrain.backends.vertex.machine import block_of, location_of, project_of
-from cloudtrain.backends.vertex.rest import Access, GoogleError
-from cloudtrain.launcher.backend import Found, JobRef, LogPage, Pace, Request, Shipment, nodes_of
+from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
+from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
-from cloudtrain.launcher.home import home as state_home
-from cloudtrain.launcher.home import identity, known_identity
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.store.home import home as state_home
+from cloudtrain.launcher.store.home import identity, known_identity
+from cloudtrain.launcher.text.terminal import say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
 
 __all__ = ["artifacts", "checkpoints", "find", "jobs", "logs", "pace", "ready", "send", "state", "stop"]
@@ -44,7 +44,7 @@ _over: set[str] = set()  # jobs whose end this process has seen
 
 def ready(request: Request, shipment: Shipment) -> None:
     """Raise ConfigError if Google's libraries are missing, CredentialError if the libraries find no credentials."""
-    access = Access.of(request.beside)
+    access = VertexAccess.of(request.beside)
     with rest.answers("start the job"):
         rest.credentials(access.project)
     if find_spec("google.cloud") is None or find_spec("google.cloud.aiplatform_v1") is None:
@@ -59,7 +59,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     """
     from cloudtrain.backends.vertex import sdk
 
-    beside, access, owner = request.beside, Access.of(request.beside), identity(shipment.home)
+    beside, access, owner = request.beside, VertexAccess.of(request.beside), identity(shipment.home)
     shipment.sending.prepares()
     files.require_bucket(access, beside["code_uri"])
     with rest.answers("write to the bucket", needs=files.ROLE):
@@ -89,7 +89,7 @@ def find(request: Request, home: Path) -> JobRef | None:
 
     If another home folder has claimed the name, this home folder has sent no job: return None and change nothing.
     """
-    access, owner = Access.of(request.beside), identity(home)
+    access, owner = VertexAccess.of(request.beside), identity(home)
     with rest.polls(f"ask for {request.name}"):
         if files.owner(access, request.beside["owner_uri"]) not in (owner, None):  # None: the claim was deleted
             return None
@@ -103,7 +103,7 @@ def find(request: Request, home: Path) -> JobRef | None:
         return _ref(request, _settle(access, request, owner, found), owner, is_doubtful=True)
 
 
-def jobs(config: Config | None, home: Path) -> list[Found]:
+def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the running jobs of the project and location with our label."""
     from cloudtrain.launcher.config.schema_backends import Vertex
 
@@ -112,14 +112,14 @@ def jobs(config: Config | None, home: Path) -> list[Found]:
     if project is None or location is None:
         missing = "project" if project is None else "location"
         raise ConfigError(f"no {missing} to look for jobs in", hint=f"set vertex.{missing} in the config")
-    access = Access(project, location, tuple(sorted(block.endpoints.items())))
+    access = VertexAccess(project, location, tuple(sorted(block.endpoints.items())))
     with rest.answers("list the jobs"):
         there = _listed(access, "labels.cloudtrain_job:*")
     found = (_as_found(access, job, home) for job in there if not status.is_over(job))
     return [each for each in found if each is not None]
 
 
-def _as_found(access: Access, job: dict[str, Any], home: Path) -> Found | None:
+def _as_found(access: VertexAccess, job: dict[str, Any], home: Path) -> FoundAttempt | None:
     """Return the running job, or None if its labels name no attempt."""
     labels, order_uri, record = job["labels"], _arguments(job)[1], None
     name, owner = str(labels.get("cloudtrain_run", "")), str(labels.get(OWNER_LABEL, ""))
@@ -133,12 +133,12 @@ def _as_found(access: Access, job: dict[str, Any], home: Path) -> Found | None:
     def ref_of(request: Request) -> JobRef:  # only the sender removes the job's secrets
         return _ref(request, job["name"], owner, is_doubtful=is_own) | ({} if is_own else {"secret": None})
 
-    return Found.of(name, record, asked, ref_of, is_own=is_own)
+    return FoundAttempt.of(name, record, asked, ref_of, is_own=is_own)
 
 
 def state(ref: JobRef) -> State:
     """Return the job's state at Vertex AI; once the job is over, remove its secrets."""
-    access = Access.of(ref)
+    access = VertexAccess.of(ref)
     with rest.polls(f"ask for {ref['label']}"):
         told = _described(access, ref)
     if ref["doubtful_until_s"] > time.time():
@@ -173,7 +173,7 @@ def logs(
     """Return the lines after the cursor."""
     only = nodes_of(ranks, ref["nproc_per_node"])
     found = follow.page(
-        Access.of(ref),
+        VertexAccess.of(ref),
         ref["job"],
         ref["nodes"],
         cursor,
@@ -192,7 +192,7 @@ def pace(ref: JobRef) -> Pace:
 
 def stop(ref: JobRef, *, now: bool) -> None:
     """Ask Vertex AI to cancel the job; Vertex AI signals the containers, which save. `now` makes no difference."""
-    access = Access.of(ref)
+    access = VertexAccess.of(ref)
     with rest.answers(f"stop {ref['label']}"):
         _cancel(access, ref["name"])
 
@@ -200,13 +200,13 @@ def stop(ref: JobRef, *, now: bool) -> None:
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     """Download the job's output folder, also while the job runs; return the files."""
     with rest.answers("download the outputs", needs=files.ROLE):
-        return outputs.download(Access.of(ref), ref["output_uri"], folder)
+        return outputs.download(VertexAccess.of(ref), ref["output_uri"], folder)
 
 
 def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
     """Download the job's checkpoint folder, also while the job runs; return the files."""
     with rest.answers("download the checkpoints", needs=files.ROLE):
-        return outputs.download(Access.of(ref), ref["checkpoint_uri"], folder)
+        return outputs.download(VertexAccess.of(ref), ref["checkpoint_uri"], folder)
 
 
 def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> JobRef:
@@ -238,7 +238,7 @@ def _secret(request: Request, owner: str) -> str | None:
     return f"{told['secret']}-{owner[:8]}" if told else None
 
 
-def _create(access: Access, request: Request, owner: str, shipment: Shipment) -> tuple[str, bool]:
+def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipment) -> tuple[str, bool]:
     """Send the job; retry if the request was lost and no job exists.
 
     Return the job's resource name, and whether a second job with the same label may still arrive. Raises
@@ -295,7 +295,7 @@ def _with_marks(request: Request, owner: str, fence: str) -> dict[str, Any]:
     return {**body, "labels": {**body["labels"], OWNER_LABEL: owner}}
 
 
-def _require_new(access: Access, request: Request, owner: str) -> None:
+def _require_new(access: VertexAccess, request: Request, owner: str) -> None:
     """Raise UsageError if Vertex AI has the attempt's job but the registry knows no send: the registry was lost."""
     with rest.answers("look whether the job is there already"):
         found = _there(access, request.name, owner)
@@ -305,7 +305,7 @@ def _require_new(access: Access, request: Request, owner: str) -> None:
         raise UsageError(message, hint="choose another --name")
 
 
-def _awaited(access: Access, label: str, owner: str) -> list[dict[str, Any]]:
+def _awaited(access: VertexAccess, label: str, owner: str) -> list[dict[str, Any]]:
     """Return as `_there`; a request under way gets up to SETTLE_TRIES polls to arrive. Raises GoogleError."""
     for _ in range(SETTLE_TRIES):
         if found := _there(access, label, owner):
@@ -314,7 +314,7 @@ def _awaited(access: Access, label: str, owner: str) -> list[dict[str, Any]]:
     return []
 
 
-def _there(access: Access, label: str, owner: str) -> list[dict[str, Any]]:
+def _there(access: VertexAccess, label: str, owner: str) -> list[dict[str, Any]]:
     """Return the owner's jobs with the attempt's label, oldest first. Raises GoogleError.
 
     Another home folder may have used the name with another bucket; its job is not returned.
@@ -324,7 +324,7 @@ def _there(access: Access, label: str, owner: str) -> list[dict[str, Any]]:
     return sorted(ours, key=lambda job: str(job.get("createTime", "")))
 
 
-def _listed(access: Access, only: str) -> list[dict[str, Any]]:
+def _listed(access: VertexAccess, only: str) -> list[dict[str, Any]]:
     """Return the jobs that match the filter, over all pages. Raises GoogleError."""
     asked = {"filter": only, "pageSize": "50"}
     found: list[dict[str, Any]] = []
@@ -336,7 +336,7 @@ def _listed(access: Access, only: str) -> list[dict[str, Any]]:
         asked["pageToken"] = page["nextPageToken"]
 
 
-def _settle(access: Access, request: Request, owner: str, found: list[dict[str, Any]]) -> str:
+def _settle(access: VertexAccess, request: Request, owner: str, found: list[dict[str, Any]]) -> str:
     """Return the resource name of the job whose mark the order has; cancel the remaining jobs. Raises GoogleError.
 
     If the order was retracted, or its send was lost, renew the order for the first running job, else the first job.
@@ -365,7 +365,7 @@ def _arguments(job: dict[str, Any]) -> list[str]:
     return [*map(str, spec.get("args", ())), "", "", ""]
 
 
-def _described(access: Access, ref: JobRef) -> dict[str, Any]:
+def _described(access: VertexAccess, ref: JobRef) -> dict[str, Any]:
     """Return the job at Vertex AI; report a job that a user has deleted there as cancelled. Raises GoogleError."""
     try:
         return rest.get_json(access, "aiplatform", f"/v1/{ref['name']}")
@@ -376,14 +376,14 @@ def _described(access: Access, ref: JobRef) -> dict[str, Any]:
     return {"state": "JOB_STATE_CANCELLED", "error": error_now}
 
 
-def _cancel_others(access: Access, label: str, owner: str, name: str) -> None:
+def _cancel_others(access: VertexAccess, label: str, owner: str, name: str) -> None:
     """Cancel all running jobs with the attempt's label except the job itself. Raises GoogleError."""
     for job in _there(access, label, owner):
         if job["name"].rpartition("/")[2] != name.rpartition("/")[2] and not status.is_over(job):
             _cancel(access, str(job["name"]))
 
 
-def _cancel(access: Access, name: str) -> None:
+def _cancel(access: VertexAccess, name: str) -> None:
     """Cancel a job unless the job has ended or is about to end. Raises GoogleError."""
     try:
         rest.object_in(rest.call(access, "POST", f"{access.url('aiplatform')}/v1/{name}:cancel", body={}))
@@ -392,7 +392,7 @@ def _cancel(access: Access, name: str) -> None:
             raise
 
 
-def _put_wheel(access: Access, uri: str, home: Path) -> None:
+def _put_wheel(access: VertexAccess, uri: str, home: Path) -> None:
     """Upload the boot as a package, for Google's prebuilt images. Raises GoogleError."""
     from cloudtrain.backends.vertex import bootwheel, sdk
     from cloudtrain.backends.vertex.request import boot_source
@@ -408,7 +408,7 @@ def _put_wheel(access: Access, uri: str, home: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _remove_secret(access: Access, secret: str | None) -> None:
+def _remove_secret(access: VertexAccess, secret: str | None) -> None:
     """Remove the job's entry in Secret Manager; print the command to remove it by hand if the removal fails."""
     if secret is None:
         return

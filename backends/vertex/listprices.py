@@ -100,7 +100,7 @@ _MEMORY = {
 _CORES = {"a3plus": ("a3plus", "a3 mega"), "a3ultra": ("a3ultra", "a3 ultra"), "c2": ("c2", "compute optimized")}
 
 
-class Bundle(NamedTuple):
+class MachineResources(NamedTuple):
     """What a machine type has for each accelerator: vCPUs, GiB of memory, GiB of local SSD. `core`: its cores' name."""
 
     core: str
@@ -112,13 +112,15 @@ class Bundle(NamedTuple):
 
 # Source: Compute Engine's pages of accelerator-optimized machines, by way of our price table's source, 2026-07.
 _BUNDLES = {
-    "a2-highgpu": Bundle("a2", ("a100",), 12, 85),
-    "a2-megagpu": Bundle("a2", ("a100",), 6, 85),
-    "a2-ultragpu": Bundle("a2", ("a100 80gb",), 12, 170, 375),
-    "a3-highgpu": Bundle("a3", ("h100 80gb",), 26, 234, 750),
-    "a3-megagpu": Bundle("a3plus", ("h100 80gb mega", "h100 80gb plus"), 26, 234, 750),
-    "a3-ultragpu": Bundle("a3ultra", ("h200 141gb",), 28, 369, 1500),
-    "a4-highgpu": Bundle("", ("a4 b200 1 slice",), 0, 0),  # a slice is the GPU with its cores, memory and disks
+    "a2-highgpu": MachineResources("a2", ("a100",), 12, 85),
+    "a2-megagpu": MachineResources("a2", ("a100",), 6, 85),
+    "a2-ultragpu": MachineResources("a2", ("a100 80gb",), 12, 170, 375),
+    "a3-highgpu": MachineResources("a3", ("h100 80gb",), 26, 234, 750),
+    "a3-megagpu": MachineResources("a3plus", ("h100 80gb mega", "h100 80gb plus"), 26, 234, 750),
+    "a3-ultragpu": MachineResources("a3ultra", ("h200 141gb",), 28, 369, 1500),
+    "a4-highgpu": MachineResources(
+        "", ("a4 b200 1 slice",), 0, 0
+    ),  # a slice is the GPU with its cores, memory and disks
 }
 _L4 = {4: 1, 8: 1, 12: 1, 16: 1, 24: 2, 32: 1, 48: 4, 96: 8}
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Literal
 
 from cloudtrain.backends.vertex import pairs
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.prices.rate import Machine
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.config.schema_backends import Vertex
 
 __all__ = [
-    "Choice",
+    "MachineChoice",
     "Kind",
-    "Place",
+    "VertexLocation",
     "block_of",
     "choose",
     "disk_of",
@@ -48,7 +48,7 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
 
 @dataclass(frozen=True)
-class Choice:
+class MachineChoice:
     """A machine type with its accelerators. `accelerator`: Google's name for the kind, None for a CPU machine."""
 
     machine_type: str
@@ -63,7 +63,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Place:
+class VertexLocation:
     """Where jobs are kept: `root` is cloudtrain's folder in the bucket, without a trailing slash."""
 
     project: str
@@ -72,14 +72,14 @@ class Place:
     root: str
 
 
-def block_of(config: Config) -> Vertex:
+def block_of(config: JobConfig) -> Vertex:
     """Return the config's `vertex` block, or a block of defaults."""
     from cloudtrain.launcher.config.schema_backends import Vertex  # a poll of a job's state needs no config
 
     return config.vertex or Vertex()
 
 
-def kind_of(config: Config) -> Kind:
+def kind_of(config: JobConfig) -> Kind:
     """Return how the machines are provisioned. Raises ConfigError if the config asks for two ways."""
     block = block_of(config)
     ways: dict[str, Kind] = {}
@@ -95,7 +95,7 @@ def kind_of(config: Config) -> Kind:
     return next(iter(ways.values()), "standard")
 
 
-def choose(config: Config) -> Choice:
+def choose(config: JobConfig) -> MachineChoice:
     """Return the machine that the config requests. Raises ConfigError if the config names none, or an unknown one."""
     resources, block = config.resources, block_of(config)
     location = location_of(block)
@@ -112,13 +112,13 @@ def choose(config: Config) -> Choice:
     raise ConfigError([Fault("Vertex AI needs to know which machines", key="resources", hint=hint)])
 
 
-def disk_of(config: Config, choice: Choice) -> tuple[str, int]:
+def disk_of(config: JobConfig, choice: MachineChoice) -> tuple[str, int]:
     """Return type and size in GB of each machine's boot disk."""
     usual = "hyperdisk-balanced" if _HYPERDISK.match(choice.machine_type) else "pd-ssd"
     return block_of(config).boot_disk_type or usual, max(config.resources.disk_gb or DISK_GB, DISK_GB)
 
 
-def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Choice:
+def _by_accelerators(wanted: str, host: str | None, location: str | None) -> MachineChoice:
     name, _, number = wanted.partition(":")
     key, count = "resources.accelerators", int(number or 1)
     kind = pairs.enum_of(name, host) or pairs.enum_of(name)
@@ -138,7 +138,7 @@ def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Cho
     return _with(hosts[0], kind, count, location)
 
 
-def _with(machine_type: str, kind: str, count: int, location: str | None) -> Choice:
+def _with(machine_type: str, kind: str, count: int, location: str | None) -> MachineChoice:
     """Return the machine with built-in or attached accelerators; attached ones are part of the label and the price."""
     fixed, key = pairs.fixed(machine_type), "vertex.machine_type"
     if fixed == (kind, count):
@@ -153,10 +153,12 @@ def _with(machine_type: str, kind: str, count: int, location: str | None) -> Cho
         hosts = ", ".join(pairs.hosts_for(kind, count)[:3])
         raise ConfigError([Fault(message, key=key, hint=f"{count} go with {hosts}" if hosts else "leave it out")])
     label = label_of(machine_type, kind, count)  # the attached accelerators are a part of the price
-    return Choice(machine_type, kind, count, Machine(label, kind, count, catalog.rates("vertex", label, location)))
+    return MachineChoice(
+        machine_type, kind, count, Machine(label, kind, count, catalog.rates("vertex", label, location))
+    )
 
 
-def _named(machine_type: str, key: str, location: str | None) -> Choice:
+def _named(machine_type: str, key: str, location: str | None) -> MachineChoice:
     if not _TYPE.fullmatch(machine_type):
         hint = "as in a2-highgpu-8g, g2-standard-48 or n1-standard-16"
         raise ConfigError([Fault(f"`{machine_type}` is no machine type of Google's", key=key, hint=hint)])
@@ -169,12 +171,12 @@ def _named(machine_type: str, key: str, location: str | None) -> Choice:
     return _of(known or Machine(machine_type, name, count, catalog.rates("vertex", machine_type, location)))
 
 
-def _of(machine: Machine) -> Choice:
+def _of(machine: Machine) -> MachineChoice:
     kind, count = pairs.fixed(machine.instance_type) or (None, 0)
-    return Choice(machine.instance_type, kind, count, machine)
+    return MachineChoice(machine.instance_type, kind, count, machine)
 
 
-def place_of(config: Config, environ: Mapping[str, str] = os.environ) -> Place:
+def place_of(config: JobConfig, environ: Mapping[str, str] = os.environ) -> VertexLocation:
     """Return where the job is kept. Raises ConfigError with all missing settings."""
     block = block_of(config)
     project, location = project_of(block, environ), location_of(block, environ)
@@ -198,7 +200,9 @@ def place_of(config: Config, environ: Mapping[str, str] = os.environ) -> Place:
     faults += _endpoint_faults(block.endpoints)
     if faults:
         raise ConfigError(faults)
-    return Place(str(project), str(location), str(bucket), f"gs://{bucket}/{block.prefix.strip('/')}".rstrip("/"))
+    return VertexLocation(
+        str(project), str(location), str(bucket), f"gs://{bucket}/{block.prefix.strip('/')}".rstrip("/")
+    )
 
 
 def _meant(key: str, value: str, pattern: re.Pattern[str], example: str) -> str:

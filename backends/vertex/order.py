@@ -1,9 +1,9 @@
 """A reader's memory of the lines already returned: each line once, and each container's lines in order.
 
-Containers number their lines (entrypoints/pump.py). The number identifies a copy even if Cloud Logging gives the copy
-another id, and shows that a line is missing. At its end a container reports its last number, which shows that all lines
-have arrived. For each container the memory keeps only the next number and the earlier gaps. Lines without a number are
-identified by their keys, for as long as a copy may arrive.
+Containers number their lines (entrypoints/container/log_relay.py). The number identifies a copy even if Cloud Logging
+gives the copy another id, and shows that a line is missing. At its end a container reports its last number, which shows
+that all lines have arrived. For each container the memory keeps only the next number and the earlier gaps. Lines
+without a number are identified by their keys, for as long as a copy may arrive.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cloudtrain.backends.vertex.entries import Entry
+from cloudtrain.backends.vertex.entries import LogEntry
 from cloudtrain.launcher.backend import LogLine
 
 __all__ = ["HOLD_S", "Gap", "Order"]
@@ -48,7 +48,7 @@ class _Life:
     count: int | None = None  # of all lines, once the container has reported the end of its log
     end_s: float = 0.0  # the stamp of the end of the log
     is_final: bool = False
-    held: dict[int, tuple[Entry, float]] = field(default_factory=dict)
+    held: dict[int, tuple[LogEntry, float]] = field(default_factory=dict)
 
     def knows(self, number: int) -> bool:
         if number in self.held:
@@ -74,7 +74,7 @@ class Order:
         self.high_s, self._seen = data["high_s"], dict(data["seen"])
         for name, told in data["lives"].items():
             life = _Life(**{**told, "gaps": [Gap(*gap) for gap in told["gaps"]], "held": {}})
-            life.held = {fields["number"]: (Entry(**fields), seen_s) for fields, seen_s in told["held"]}
+            life.held = {fields["number"]: (LogEntry(**fields), seen_s) for fields, seen_s in told["held"]}
             self._lives[name] = life
 
     def dump(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Order:
             lives[name] = told
         return {"lives": lives, "seen": self._seen, "high_s": self.high_s}
 
-    def take(self, entries: Iterable[Entry], now_s: float) -> list[LogLine]:
+    def take(self, entries: Iterable[LogEntry], now_s: float) -> list[LogLine]:
         """Take in the entries; return the lines that are due."""
         lines = []
         for entry in entries:
@@ -169,5 +169,5 @@ def _give_up(life: _Life, now_s: float) -> int:
     return lost
 
 
-def _line(entry: Entry) -> LogLine:
+def _line(entry: LogEntry) -> LogLine:
     return LogLine(entry.text, entry.node, entry.rank, entry.time_s)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cloudtrain.backends.vertex import files, rest
-from cloudtrain.backends.vertex.rest import Access, GoogleError
+from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.text.terminal import say
 
 __all__ = ["download"]
 
@@ -23,7 +23,7 @@ _PART = ".part"
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EILSEQ)
 
 
-def download(access: Access, uri: str, folder: Path) -> list[Path]:
+def download(access: VertexAccess, uri: str, folder: Path) -> list[Path]:
     """Copy all objects below the URI to the folder, WORKERS at a time; return the files.
 
     Raises CloudtrainError if no output exists yet, ConfigError if the folder cannot be written, or GoogleError.
@@ -63,7 +63,7 @@ def _is_inside(name: str) -> bool:
     return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
 
 
-def _copy(access: Access, uri: str, path: Path) -> bool:
+def _copy(access: VertexAccess, uri: str, path: Path) -> bool:
     """Copy the object; return False if the object is gone: a running job may remove its own files."""
     partial = path.with_name(f".{secrets.token_hex(8)}{_PART}")  # a name that no object has
     try:
@@ -76,7 +76,7 @@ def _copy(access: Access, uri: str, path: Path) -> bool:
         partial.unlink(missing_ok=True)
 
 
-def _whole(access: Access, uri: str, file: BinaryIO) -> bool:
+def _whole(access: VertexAccess, uri: str, file: BinaryIO) -> bool:
     """Write the object into the file, and resume after a break; return False if the object is gone."""
     generation, breaks = "", 0
     while True:
@@ -100,7 +100,7 @@ def _whole(access: Access, uri: str, file: BinaryIO) -> bool:
             raise GoogleError(0, "", f"{uri} breaks off after {file.tell()} bytes, again and again")
 
 
-def _piece(access: Access, uri: str, file: BinaryIO, asked: dict[str, str]) -> tuple[str, bool]:
+def _piece(access: VertexAccess, uri: str, file: BinaryIO, asked: dict[str, str]) -> tuple[str, bool]:
     """Return the object's generation ("": no resume is possible), and whether the copy is whole. Raises GoogleError."""
     from requests.exceptions import RequestException
 

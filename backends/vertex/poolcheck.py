@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from cloudtrain.backends.vertex import pairs
-from cloudtrain.launcher import tablecheck
+from cloudtrain.launcher.planning import request_rules
 
 __all__ = ["BUCKET", "ID", "PROJECT", "REGION", "Part", "Violation", "listed", "mapped", "part", "violations"]
 
@@ -120,7 +120,7 @@ def _pair(machine: Part, kind: str, at: str) -> Iterator[Violation]:
     at_type, at_count = f"{at}.acceleratorType", f"{at}.acceleratorCount"
     if not pairs.is_known(kind):
         message = f"`{kind}` is not in our table of {pairs.AS_OF}; Vertex may know it"
-        yield Violation(f"{at}.machineType", message + tablecheck.meant(kind, pairs.known()), is_warning=True)
+        yield Violation(f"{at}.machineType", message + request_rules.meant(kind, pairs.known()), is_warning=True)
     if fixed is not None and word != fixed[0]:
         said = f"is required: {kind} has {fixed[0]}" if word is None else f"{kind} has {fixed[0]}, not {word}"
         yield Violation(at_type, said, f"set resources.accelerators, or acceleratorType: {fixed[0]}")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from cloudtrain.backends.vertex.machine import Kind
-    from cloudtrain.launcher.prices.rate import Kind as RateKind
-    from cloudtrain.launcher.prices.rate import Machine, Rate
+    from cloudtrain.launcher.metering.rate import Kind as RateKind
+    from cloudtrain.launcher.metering.rate import Machine, Rate
 
-__all__ = ["FEE", "MONTH_H", "Offer", "disk_hourly", "hourly", "rate_kind", "standard_usd", "with_fee_usd"]
+__all__ = ["FEE", "MONTH_H", "ReplicaPrice", "disk_hourly", "hourly", "rate_kind", "standard_usd", "with_fee_usd"]
 
 MONTH_H = 730  # hours, by Google's count
 FEE = 0.15  # as a share of Compute Engine's on-demand price
@@ -47,7 +47,7 @@ def disk_hourly(disk_type: str, size_gb: float) -> float | None:
     return size_gb * PD_SSD_USD_PER_GB_MONTH / MONTH_H if disk_type in AT_MOST_PD_SSD else None
 
 
-class Offer(NamedTuple):
+class ReplicaPrice(NamedTuple):
     """The price of one replica for an hour, without its disk; if `usd` is None, `source` says why.
 
     `uncertainty`, at least 1, is the factor by which the cost may rise; `as_of` the price's ISO day; `kind` its kind.
@@ -60,7 +60,7 @@ class Offer(NamedTuple):
     kind: RateKind = "on_demand"
 
 
-def hourly(machine: Machine, kind: Kind) -> Offer:
+def hourly(machine: Machine, kind: Kind) -> ReplicaPrice:
     """Return the price of the kind and its source, for the plan.
 
     If only the on-demand price is known, `usd` is that price as an upper bound, and `source` says so.
@@ -68,18 +68,18 @@ def hourly(machine: Machine, kind: Kind) -> Offer:
     name, own = machine.instance_type, rate_kind(kind)
     if name.startswith("n1-") and machine.count and " + " not in name:  # the table prices the host without accelerators
         attached = f"{machine.count} x {machine.accelerator}"
-        return Offer(None, f"no price of {name} with {attached}: set vertex.price_per_hour")
+        return ReplicaPrice(None, f"no price of {name} with {attached}: set vertex.price_per_hour")
     used: RateKind = own if own in machine.rates else "on_demand"
     rate = machine.rates.get(used)
     if rate is None:
-        return Offer(None, f"no price of {name} there: set vertex.price_per_hour")
+        return ReplicaPrice(None, f"no price of {name} there: set vertex.price_per_hour")
     why = {
         "spot": ", an upper bound: its spot price is not in our table",
         "flex_start": ", an upper bound: flex start has cost about half",
         "reservation": ": a reservation costs as much, used or not",
     }
     source = f"{name}, {_words(rate, used)}{why.get(kind, '') if used != own else ''}"
-    return Offer(rate.usd, source, machine.uncertainty_of(used), machine.iso_day(used), used)
+    return ReplicaPrice(rate.usd, source, machine.uncertainty_of(used), machine.iso_day(used), used)
 
 
 def rate_kind(kind: Kind) -> RateKind:

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.backends.vertex import listprices, prices, rest
 from cloudtrain.backends.vertex.machine import block_of, choose, label_of, location_of, project_of
-from cloudtrain.backends.vertex.rest import Access
+from cloudtrain.backends.vertex.rest import VertexAccess
 from cloudtrain.launcher.config.schema_backends import Vertex
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.metering import rate as rating
+from cloudtrain.launcher.metering.rate import Key, Quote, Rate
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.prices import rate as rating
-from cloudtrain.launcher.prices.quote import Key, Quote
-from cloudtrain.launcher.prices.rate import Rate
 
 if TYPE_CHECKING:
     from cloudtrain.backends.vertex.listprices import Catalogue
     from cloudtrain.backends.vertex.machine import Kind
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["listed", "of_machine", "quotes", "region"]
 
@@ -28,7 +27,7 @@ SHOWN = 0.001  # differences between both rules below this share are not shown
 _ATTACHED = re.compile(r"(\S+) \+ (\d+) x (\w+)")
 
 
-class Wanted(NamedTuple):
+class MachineSpec(NamedTuple):
     """A machine type with its attached accelerators."""
 
     machine_type: str
@@ -36,12 +35,12 @@ class Wanted(NamedTuple):
     cards: int = 0
 
 
-def region(config: Config | None) -> str | None:
+def region(config: JobConfig | None) -> str | None:
     """Return the config's region, the default for prices."""
     return location_of(Vertex() if config is None else block_of(config))
 
 
-def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+def quotes(config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
     """Return the prices of the types in the region; without `types`, of the table's types and the job's own.
 
     A type with attached accelerators has its name in plans: `n1-standard-8 + 2 x NVIDIA_TESLA_T4`. Raises
@@ -52,11 +51,11 @@ def quotes(config: Config | None, region: str, types: tuple[str, ...]) -> list[Q
     if project is None:
         hint = "export GOOGLE_CLOUD_PROJECT, or set vertex.project: a login is asked for on its account"
         raise ConfigError([Fault("no Google Cloud project", key="vertex.project", hint=hint)])
-    found = listed(Access(project, region, tuple(sorted(block.endpoints.items()))))
+    found = listed(VertexAccess(project, region, tuple(sorted(block.endpoints.items()))))
     return [quote for wanted in _wanted(config, types) for quote in _of(found, wanted)]
 
 
-def listed(access: Access) -> Catalogue:
+def listed(access: VertexAccess) -> Catalogue:
     """Return Google's list for the region. Raises CredentialError, UnreachableError, ConfigError."""
 
     def ask(path: str, query: dict[str, str]) -> dict[str, Any]:
@@ -86,7 +85,7 @@ def of_machine(found: Catalogue, machine_type: str, kind: Kind, accelerator: str
     return Quote(key, rate)
 
 
-def _of(found: Catalogue, wanted: Wanted) -> Iterator[Quote]:
+def _of(found: Catalogue, wanted: MachineSpec) -> Iterator[Quote]:
     """Yield the machine's prices; leave out the spot, flex-start and reserved kinds that have no price."""
     for kind in WAYS:
         quote = of_machine(found, wanted.machine_type, kind, wanted.accelerator, wanted.cards)
@@ -94,21 +93,21 @@ def _of(found: Catalogue, wanted: Wanted) -> Iterator[Quote]:
             yield quote
 
 
-def _wanted(config: Config | None, types: tuple[str, ...]) -> Iterable[Wanted]:
+def _wanted(config: JobConfig | None, types: tuple[str, ...]) -> Iterable[MachineSpec]:
     if types:
         for name in types:
             attached = _ATTACHED.fullmatch(name)
-            yield Wanted(attached[1], attached[3], int(attached[2])) if attached else Wanted(name)
+            yield MachineSpec(attached[1], attached[3], int(attached[2])) if attached else MachineSpec(name)
         return
     job = _own(config)
     if job is not None:
         yield job
     for name in catalog.types("vertex"):
-        if Wanted(name) != job:
-            yield Wanted(name)
+        if MachineSpec(name) != job:
+            yield MachineSpec(name)
 
 
-def _own(config: Config | None) -> Wanted | None:
+def _own(config: JobConfig | None) -> MachineSpec | None:
     """Return the job's own machine, or None if the config has no valid machine: the plan reports the fault."""
     if config is None or config.backend != "vertex":
         return None
@@ -117,5 +116,5 @@ def _own(config: Config | None) -> Wanted | None:
     except ConfigError:
         return None
     if choice.label == choice.machine_type:
-        return Wanted(choice.machine_type)
-    return Wanted(choice.machine_type, choice.accelerator, choice.count)
+        return MachineSpec(choice.machine_type)
+    return MachineSpec(choice.machine_type, choice.accelerator, choice.count)

@@ -1,9 +1,9 @@
 """The CustomJob, and the sending plan beside it.
 
-Each replica runs entrypoints/bucketboot.py, with the source as an argument: the boot fetches the bundle (shared by all
-jobs with the same code) from the bucket and becomes our container, which fetches the job's order. Any image with
-python3 will do, no image is built, and a late job stops if its order was retracted or went to another send of the job.
-Google's prebuilt images run Python packages instead, so for them the boot is packed as a wheel.
+Each replica runs entrypoints/container/bucket_boot.py, with the source as an argument: the boot fetches the bundle
+(shared by all jobs with the same code) from the bucket and becomes our container, which fetches the job's order. Any
+image with python3 will do, no image is built, and a late job stops if its order was retracted or went to another send
+of the job. Google's prebuilt images run Python packages instead, so for them the boot is packed as a wheel.
 """
 
 from __future__ import annotations
@@ -15,18 +15,27 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.vertex import pairs
-from cloudtrain.backends.vertex.machine import Choice, Kind, block_of, choose, disk_of, kind_of, location_of, place_of
+from cloudtrain.backends.vertex.machine import (
+    Kind,
+    MachineChoice,
+    block_of,
+    choose,
+    disk_of,
+    kind_of,
+    location_of,
+    place_of,
+)
 from cloudtrain.backends.vertex.regions import REGIONS, REGIONS_AS_OF
-from cloudtrain.launcher import render
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
-from cloudtrain.launcher.regions import doubts
-from cloudtrain.launcher.spec import job_spec
-from cloudtrain.launcher.units import format_duration
+from cloudtrain.launcher.planning import render
+from cloudtrain.launcher.planning.job_spec import job_spec
+from cloudtrain.launcher.planning.regions import doubts
+from cloudtrain.launcher.text.units import format_duration
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
 
 __all__ = ["BUNDLE", "IMAGE", "ORDER", "RUN_LABEL", "boot_source", "build", "require", "with_fence"]
@@ -42,7 +51,7 @@ MAX_DAYS_S = 7 * 86_400  # Vertex AI's default limit of a job's run time, and th
 FLEX_WAIT_S = 86_400  # the wait for machines if the config sets none; Vertex AI's own default
 GRACE_S = 25  # from the signal to the kill; Google documents no figure, and containers usually get 30 s
 JOIN_TIMEOUT_S = 1800  # replicas start when their machines arrive, possibly minutes apart
-FAULTS = ["signal", "lost", "rendezvous", "hang"]  # failures (entrypoints/diagnose.py) of possibly correct code
+FAULTS = ["signal", "lost", "rendezvous", "hang"]  # failures (entrypoints/trainer/diagnose.py) of possibly correct code
 PERMANENT, AGAIN = 1, 143  # exit codes: after PERMANENT Vertex AI ends the job, after AGAIN it may restart the job
 
 _PREBUILT = re.compile(r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai/training/")
@@ -62,12 +71,12 @@ _PLANNED = {
 _RETRIES = ("jobSpec", "scheduling", "disableRetries")
 
 
-def require(config: Config) -> None:
+def require(config: JobConfig) -> None:
     """Raise ConfigError with all that the config lacks for a request."""
     require_all(lambda: place_of(config), lambda: kind_of(config), lambda: _require_possible(config, choose(config)))
 
 
-def build(plan: Plan, config: Config, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
     place, choice, kind = place_of(config), choose(config), kind_of(config)
     _require_possible(config, choice)
@@ -144,7 +153,7 @@ def with_fence(body: dict[str, Any], fence: str) -> dict[str, Any]:
 
 def boot_source() -> str:
     """Return the source of the program that every replica starts with."""
-    return files("cloudtrain.entrypoints").joinpath("bucketboot.py").read_text(encoding="utf-8")
+    return (files("cloudtrain.entrypoints") / "container" / "bucket_boot.py").read_text(encoding="utf-8")
 
 
 def _wheel_uri(root: str) -> str:
@@ -154,11 +163,11 @@ def _wheel_uri(root: str) -> str:
     return f"{root}/code/{bootwheel.digest(data)}/{name}"
 
 
-def _is_prebuilt(config: Config) -> bool:
+def _is_prebuilt(config: JobConfig) -> bool:
     return config.image is not None and bool(_PREBUILT.match(config.image))
 
 
-def _asked(plan: Plan, config: Config, choice: Choice, kind: Kind) -> dict[str, Any]:
+def _asked(plan: Plan, config: JobConfig, choice: MachineChoice, kind: Kind) -> dict[str, Any]:
     """Return the values that the template copies from the plan and the config."""
     block = block_of(config)
     blackwell = bool(choice.accelerator and _BLACKWELL.match(choice.accelerator))
@@ -191,8 +200,8 @@ def _asked(plan: Plan, config: Config, choice: Choice, kind: Kind) -> dict[str, 
     }
 
 
-def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
-    """Return the fields that entrypoints/container.py needs beside the job's spec; paths begin at the boot's folder."""
+def _for_container(plan: Plan, config: JobConfig) -> dict[str, Any]:
+    """Return the fields of container/container.py beside the job's spec; paths begin at the boot's folder."""
     block = block_of(config)
     inputs = {
         name: {"uri": uri, "mounted": f"/gcs/{uri.removeprefix('gs://')}" if block.input_mode == "mount" else None}
@@ -222,7 +231,7 @@ def _for_container(plan: Plan, config: Config) -> dict[str, Any]:
     }
 
 
-def _without_shared_disk(plan: Plan, config: Config, order: dict[str, Any], checkpoint_uri: str) -> dict[str, Any]:
+def _without_shared_disk(plan: Plan, config: JobConfig, order: dict[str, Any], checkpoint_uri: str) -> dict[str, Any]:
     """Return the fields of the order that change because each replica has a disk of its own."""
     if config.task:  # the trainer itself copies its checkpoints to the bucket
         mirror = config.checkpoint.mirror or checkpoint_uri.rpartition("/")[0]
@@ -233,7 +242,7 @@ def _without_shared_disk(plan: Plan, config: Config, order: dict[str, Any], chec
     return {}
 
 
-def _carried(config: Config, checkpoint_uri: str, output_uri: str, home: str) -> list[dict[str, Any]]:
+def _carried(config: JobConfig, checkpoint_uri: str, output_uri: str, home: str) -> list[dict[str, Any]]:
     """Return the folders that each node copies to the bucket and, with `back`, from the bucket at a start.
 
     A task's checkpoint folder is not among them: the trainer copies its checkpoints itself (checkpoint.mirror).
@@ -246,7 +255,7 @@ def _carried(config: Config, checkpoint_uri: str, output_uri: str, home: str) ->
     return found
 
 
-def _labels(config: Config, job_id: str, attempt: int) -> tuple[dict[str, str], list[str]]:
+def _labels(config: JobConfig, job_id: str, attempt: int) -> tuple[dict[str, str], list[str]]:
     """Return the job's labels, and a sentence for each changed tag: labels allow no capitals."""
     found, told = {}, []
     for key, value in config.tags.items():
@@ -268,12 +277,12 @@ def _as_label(text: str) -> str:
     return re.sub(r"[^\w-]", "_", text.lower())[:63]
 
 
-def _storage_endpoint(config: Config) -> list[str]:
+def _storage_endpoint(config: JobConfig) -> list[str]:
     endpoint = block_of(config).endpoints.get("storage")
     return [endpoint] if endpoint else []
 
 
-def _notes(config: Config, kind: Kind) -> Iterator[str]:
+def _notes(config: JobConfig, kind: Kind) -> Iterator[str]:
     """Yield notes for the plan."""
     yield from doubts("vertex.location", location_of(block_of(config)), REGIONS, REGIONS_AS_OF)
     if kind == "flex_start":
@@ -344,7 +353,7 @@ def _planned_of(pool: Any) -> Any:
     return [pool.get("replicaCount"), machine, pool.get("diskSpec"), *runs]
 
 
-def _require_possible(config: Config, choice: Choice) -> None:
+def _require_possible(config: JobConfig, choice: MachineChoice) -> None:
     """Raise ConfigError for settings that a replica on Vertex AI does not support."""
     faults = [*_unreachable(config), *_unfit_image(config)]
     if config.checkpoint.resume not in ("auto", "never"):
@@ -366,7 +375,7 @@ def _require_possible(config: Config, choice: Choice) -> None:
         raise ConfigError(faults)
 
 
-def _unreachable(config: Config) -> Iterator[Fault]:
+def _unreachable(config: JobConfig) -> Iterator[Fault]:
     """Yield a fault for each URI that a replica cannot reach."""
     told = {"checkpoint.uri": config.checkpoint.uri}
     told |= {f"inputs.{key}": uri for key, uri in config.inputs.items()}
@@ -385,7 +394,7 @@ def _unreachable(config: Config) -> Iterator[Fault]:
         yield Fault("a mirror is the shared trainer's, and this job runs its own code", "checkpoint.mirror", hint=hint)
 
 
-def _unfit_image(config: Config) -> Iterator[Fault]:
+def _unfit_image(config: JobConfig) -> Iterator[Fault]:
     """Yield a fault for a prebuilt image whose PyTorch is too old for the shared trainer."""
     found = _PREBUILT_TORCH.search(config.image or "") if _is_prebuilt(config) else None
     if found and config.task and (int(found[1]), int(found[2])) < _TRAINER_NEEDS:

@@ -24,11 +24,11 @@ from cloudtrain.launcher.errors import (
     CredentialError,
     UnreachableError,
 )
-from cloudtrain.launcher.extras import install
-from cloudtrain.launcher.words import NO_NAME, cause, one_line
+from cloudtrain.launcher.text.extras import install
+from cloudtrain.launcher.text.remote import NO_NAME, cause, one_line
 
 __all__ = [
-    "Access",
+    "VertexAccess",
     "GoogleError",
     "answers",
     "call",
@@ -66,7 +66,7 @@ _credentials: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
-class Access:
+class VertexAccess:
     """A project, its region, and addresses of services that replace the usual addresses: (service, url)."""
 
     project: str
@@ -74,7 +74,7 @@ class Access:
     endpoints: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Access:
+    def of(cls, data: Mapping[str, Any]) -> VertexAccess:
         """Return the access for a request's `beside` or a job's handle."""
         return cls(data["project"], data["location"], tuple(sorted(data["endpoints"].items())))
 
@@ -125,7 +125,7 @@ def credentials(project: str) -> Any:
 
 
 def call(
-    access: Access,
+    access: VertexAccess,
     method: str,
     url: str,
     *,
@@ -174,7 +174,7 @@ def call(
     raise failure
 
 
-def get_json(access: Access, service: str, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+def get_json(access: VertexAccess, service: str, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the JSON object at a service's path. Raises GoogleError, also if a proxy answers with a page."""
     return object_in(call(access, "GET", f"{access.url(service)}{path}", params=params))
 
@@ -196,7 +196,7 @@ def split_uri(uri: str) -> tuple[str, str]:
     return bucket, name
 
 
-def object_url(access: Access, uri: str, *, upload: bool = False) -> str:
+def object_url(access: VertexAccess, uri: str, *, upload: bool = False) -> str:
     """Return the address of an object, or the address for its upload."""
     bucket, name = split_uri(uri)
     base = access.url("storage")

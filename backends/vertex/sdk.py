@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cloudtrain.backends.vertex import rest
-from cloudtrain.backends.vertex.rest import Access, GoogleError
+from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.words import one_line
+from cloudtrain.launcher.text.remote import one_line
 
 __all__ = ["create", "put", "tail"]
 
@@ -24,7 +24,7 @@ TAIL_S = 300.0  # of one session: a session may last an hour, but has no way to 
 TAIL_WINDOW_S = 1  # Cloud Logging gathers entries for this long to sort them
 
 
-def create(access: Access, body: dict[str, Any], begins: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Send the job once; return its resource name and state. Raises GoogleError, ConfigError.
 
     `begins` is called directly before the request.
@@ -54,7 +54,7 @@ def create(access: Access, body: dict[str, Any], begins: Callable[[], None] = la
     return {"name": made.name, "state": made.state.name}
 
 
-def put(access: Access, path: Path, uri: str) -> None:
+def put(access: VertexAccess, path: Path, uri: str) -> None:
     """Upload the file unless an object of that name exists. Raises GoogleError."""
     try:
         from google.api_core import exceptions
@@ -75,7 +75,7 @@ def put(access: Access, path: Path, uri: str) -> None:
             client.close()
 
 
-def tail(access: Access, query: str, take: Callable[[Any], None], opened: Callable[[Any], None]) -> None:
+def tail(access: VertexAccess, query: str, take: Callable[[Any], None], opened: Callable[[Any], None]) -> None:
     """Give every batch of new entries of Cloud Logging to `take`, until the session ends.
 
     `opened` gets an object with `cancel()`, which ends the session. Raises GoogleError, ConfigError.
@@ -106,7 +106,7 @@ def tail(access: Access, query: str, take: Callable[[Any], None], opened: Callab
             raise GoogleError(0, str(error.code()), one_line(str(error.details()))) from error
 
 
-def _target(access: Access, service: str) -> tuple[dict[str, str], str | None]:
+def _target(access: VertexAccess, service: str) -> tuple[dict[str, str], str | None]:
     """Return the client's options and its transport: REST for an address without TLS, because gRPC would need TLS."""
     url = access.url(service)
     if service == "storage":

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 
 from cloudtrain.backends.vertex import rest
-from cloudtrain.backends.vertex.rest import Access, GoogleError
+from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
 
 __all__ = ["ROLE", "put", "remove"]
 
@@ -16,7 +16,7 @@ ROLE = "Secret Manager Admin (roles/secretmanager.admin)"
 LONGEST_S = 30 * 86_400  # until Google removes the entry, even if cloudtrain never does
 
 
-def put(access: Access, secret: str, values: Mapping[str, str]) -> None:
+def put(access: VertexAccess, secret: str, values: Mapping[str, str]) -> None:
     """Store the values as the newest version of `projects/P/secrets/NAME`. Raises GoogleError."""
     base, (_, project, _, name) = access.url("secretmanager"), secret.split("/")
     body = {"replication": {"automatic": {}}, "ttl": f"{LONGEST_S}s", "labels": {"cloudtrain_run": name}}
@@ -34,7 +34,7 @@ def put(access: Access, secret: str, values: Mapping[str, str]) -> None:
         raise
 
 
-def remove(access: Access, secret: str) -> None:
+def remove(access: VertexAccess, secret: str) -> None:
     """Remove the entry with all its versions. Raises GoogleError."""
     try:
         rest.call(access, "DELETE", f"{access.url('secretmanager')}/v1/{secret}")
@@ -43,5 +43,5 @@ def remove(access: Access, secret: str) -> None:
             raise
 
 
-def _post(access: Access, url: str, body: object, params: Mapping[str, str] | None = None) -> None:
+def _post(access: VertexAccess, url: str, body: object, params: Mapping[str, str] | None = None) -> None:
     rest.object_in(rest.call(access, "POST", url, params=params, body=body))  # raises for a proxy's page

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain.backends.vertex.rest import NO_MACHINES
-from cloudtrain.launcher import account as accounts
 from cloudtrain.launcher.job import JobState, State
-from cloudtrain.launcher.times import seconds
+from cloudtrain.launcher.jobs import exit_report as accounts
+from cloudtrain.launcher.text.times import seconds
 
 __all__ = ["awaiting", "is_over", "may_tell_more", "state_of"]
 

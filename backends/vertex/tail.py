@@ -12,11 +12,11 @@ import threading
 import time
 from typing import Any
 
-from cloudtrain.backends.vertex.entries import Entry, of_proto
-from cloudtrain.backends.vertex.rest import Access, GoogleError
+from cloudtrain.backends.vertex.entries import LogEntry, of_proto
+from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
 from cloudtrain.launcher.errors import CloudtrainError
 
-__all__ = ["Tail"]
+__all__ = ["EntryTail"]
 
 PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 IDLE_S = 30.0  # without a reader, after which the stream is not reopened
@@ -24,13 +24,13 @@ ACCEPTED_S = 2.0  # without a refusal: then the stream counts as open
 MOST = 50_000  # entries kept for a reader that does not come; the lists have them too
 
 
-class Tail:
+class EntryTail:
     """A thread that reads the stream of one query, until `close` is called or the reader is gone."""
 
-    def __init__(self, access: Access, query: str) -> None:
+    def __init__(self, access: VertexAccess, query: str) -> None:
         self._access, self._query = access, query
         self._lock = threading.Lock()
-        self._entries: list[Entry] = []
+        self._entries: list[LogEntry] = []
         self._is_lossy = False
         self._opened_s: float | None = None
         self.is_possible = True  # False if the libraries or the address do not allow a stream
@@ -51,7 +51,7 @@ class Tail:
         """Whether the stream has ended permanently."""
         return self._is_closed.is_set()
 
-    def take(self) -> tuple[list[Entry], bool]:
+    def take(self) -> tuple[list[LogEntry], bool]:
         """Return the entries since the last call, and whether the stream has omitted entries."""
         with self._lock:
             found, self._entries = self._entries, []

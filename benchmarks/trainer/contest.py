@@ -123,7 +123,9 @@ def launch(
     shutil.copy(HERE / "workload.py", folder / "workload.py")
     (folder / "spec.json").write_text(json.dumps(spec))
     program = (
-        ["-m", "cloudtrain.entrypoints.train"] if contestant == OURS else [str(script or HERE / SCRIPTS[contestant])]
+        ["-m", "cloudtrain.entrypoints.trainer.train"]
+        if contestant == OURS
+        else [str(script or HERE / SCRIPTS[contestant])]
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *program]
     output, errors = folder / "output.txt", folder / "errors.txt"

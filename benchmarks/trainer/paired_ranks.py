@@ -63,9 +63,9 @@ def _agreed(dist: Any, value: int) -> int:
 
 def _trainer_steps(spec: dict[str, Any]) -> Iterator[None]:
     """Yield once the job is built, then after each step that the trainer's own loop takes."""
-    from cloudtrain.entrypoints import job as jobs
-    from cloudtrain.entrypoints import resume, settings, task, train
-    from cloudtrain.entrypoints.agree import Agreement
+    from cloudtrain.entrypoints.rank.agree import Agreement
+    from cloudtrain.entrypoints.trainer import job as jobs
+    from cloudtrain.entrypoints.trainer import resume, settings, task, train
 
     if os.environ["BENCH_PAIRED"] == OWN_PACE:
         spec = {**spec, "training": {**spec["training"], "log_every": None}}

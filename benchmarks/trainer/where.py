@@ -94,7 +94,7 @@ def rank_main() -> None:
         each.__next__ = timed("DataLoader.__next__", each.__next__)
         bare.main()
         return
-    from cloudtrain.entrypoints import task, train
+    from cloudtrain.entrypoints.trainer import task, train
 
     load_task = task.load_task
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import durable
+from cloudtrain.entrypoints import atomic_json
 
 __all__ = [
     "AllDamagedError",
     "CheckpointError",
-    "Found",
+    "FoundCheckpoint",
     "Unreadable",
     "begin",
     "best_step",
@@ -82,7 +82,7 @@ class Unreadable(CheckpointError):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCheckpoint:
     """A checkpoint whose checksums are right; `trainer` is its trainer.json, `files` is the manifest's list."""
 
     path: Path
@@ -127,11 +127,11 @@ def finish(folder: Path, step: int, files: dict[str, dict[str, Any]]) -> Path:
     partial = folder / f"{final.name}.tmp"
     text = json.dumps({"format": FORMAT, "files": files}, separators=(",", ":"))
     _write(partial / MANIFEST, f"{text}\n{zlib.crc32(text.encode()):08x}\n".encode())
-    durable.sync(partial)
+    atomic_json.sync(partial)
     if final.exists():  # of an earlier run, or damaged: the new folder is better, but the old is not ours to delete
         set_aside(final, "old")
     partial.rename(final)
-    durable.sync(folder)
+    atomic_json.sync(folder)
     return final
 
 
@@ -231,13 +231,13 @@ def verify(path: Path, only: Iterable[str] | None = None) -> str | None:
     return None
 
 
-def open_found(path: Path) -> Found:
+def open_found(path: Path) -> FoundCheckpoint:
     """Return the checkpoint at the path, its small files verified. Raises CheckpointError for a damaged checkpoint."""
     fault = verify(path, only=(TRAINER, PLAIN))
     if fault:
         raise CheckpointError(f"checkpoint {path} is damaged: {fault}")
     trainer = read_trainer(path)
-    return Found(path, trainer["step"], trainer, read_manifest(path))
+    return FoundCheckpoint(path, trainer["step"], trainer, read_manifest(path))
 
 
 def retain(folder: Path, keep: int, spared: int | None = None) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudtrain.entrypoints import exchange
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import layout, shards
-from cloudtrain.entrypoints.sharding import local_part
+from cloudtrain.entrypoints.checkpoints.sharding import local_part
+from cloudtrain.entrypoints.rank import exchange
 
-__all__ = ["Reader", "check", "open_reader", "overlap"]
+__all__ = ["CheckpointReader", "check", "open_reader", "overlap"]
 
 ATTEMPTS = 3  # to read a checkpoint from an unreliable network share
 
@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Reader:
+class CheckpointReader:
     """An open checkpoint. `shapes`: every tensor's whole shape, equal on all ranks; `parts`: the boxes, if visible."""
 
     path: Path
@@ -68,7 +68,7 @@ class Reader:
                 target[here].copy_(shard.tensor(part, begin)[source])
 
 
-def open_reader(found: folders.Found, *, whole: bool = True) -> Reader:
+def open_reader(found: folders.FoundCheckpoint, *, whole: bool = True) -> CheckpointReader:
     """Open the checkpoint; all ranks call. Raises CheckpointError, on all ranks, if the shards contradict each other.
 
     `whole`: this rank will read most of the bytes, so the pages are fetched at once.
@@ -98,7 +98,7 @@ def open_reader(found: folders.Found, *, whole: bool = True) -> Reader:
         loaded = torch.load(io.BytesIO(plain), map_location="cpu", weights_only=True)
     except Exception as error:  # any kind: torch documents no type
         raise folders.CheckpointError(f"{folders.PLAIN} is not readable: {type(error).__name__}") from error
-    return Reader(
+    return CheckpointReader(
         path=found.path,
         shapes={name: tuple(entry[0]) for name, entry in table.items()},
         parts=parts,

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudtrain.entrypoints import exchange
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import layout, shards
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
+from cloudtrain.entrypoints.rank import exchange
 
 __all__ = ["Failure", "Saved", "Saver", "Snapshot", "visible_to"]
 

@@ -11,8 +11,8 @@ import threading
 from pathlib import Path
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints.mirror import Mirror, open_mirror
-from cloudtrain.entrypoints.settings import TaskError
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.stores.mirror import Mirror, open_mirror
 
 __all__ = ["Sweeper", "sweep"]
 

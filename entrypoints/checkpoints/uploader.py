@@ -19,9 +19,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from cloudtrain.entrypoints import exchange
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints.mirror import LATEST, Mirror
+from cloudtrain.entrypoints.checkpoints.published import LATEST
+from cloudtrain.entrypoints.rank import exchange
+from cloudtrain.entrypoints.stores.mirror import Mirror
 
 __all__ = ["Uploaded", "Uploader"]
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cloudtrain.entrypoints import processes
-from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints.errors import Refused
 
 __all__ = ["LIMIT_S", "cure", "last_words", "lock", "run", "try_lock"]
 

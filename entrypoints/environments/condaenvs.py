@@ -11,9 +11,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import durable
+from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.environments import interpreter
-from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints.errors import Refused
 
 __all__ = ["find", "known"]
 
@@ -111,7 +111,7 @@ def _told_by_conda() -> list[Path]:
 
 def _variables(prefix: Path) -> dict[str, str]:
     """Return the variables of `conda env config vars set`; conda gives unset variables the value `***unset***`."""
-    state = durable.read_json(prefix / "conda-meta" / "state")
+    state = atomic_json.read_json(prefix / "conda-meta" / "state")
     told = state.get("env_vars", {}) if isinstance(state, dict) else {}
     return {key: str(value) for key, value in told.items() if value != "***unset***"}
 

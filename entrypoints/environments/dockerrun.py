@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from cloudtrain.entrypoints import durable, processes
+from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.environments import lifeline
 
 __all__ = [
@@ -217,20 +217,20 @@ def remove(container: Container, *names: str) -> str | None:
 def note(container: Container, start: Start) -> None:
     """Write the note for `sweep` and `running` into the node's folder; call before each start. Raises OSError."""
     told = {"container": asdict(container), "labels": start.labels, "name": start.name}
-    durable.write_json(Path(start.folder) / NOTE, told)
+    atomic_json.write_json(Path(start.folder) / NOTE, told)
 
 
 def running(folder: Path) -> tuple[Container, str, int] | None:
     """Return the running container of the node's job, its name, and boot's pid inside; None if no container runs."""
     found = processes.with_environment(CLOUDTRAIN_LOG_DIR=str(folder / "log"), **lifeline.MARK)
-    if not found or (noted := durable.read_json(folder / NOTE)) is None:
+    if not found or (noted := atomic_json.read_json(folder / NOTE)) is None:
         return None
     return Container(**noted["container"]), noted["name"], processes.pid_inside(min(found))
 
 
 def sweep(folder: Path) -> str | None:
     """Remove the containers that a dead agent has left; return the obstacle, or None."""
-    if (noted := durable.read_json(folder / NOTE)) is None:
+    if (noted := atomic_json.read_json(folder / NOTE)) is None:
         return None
     container = Container(**noted["container"])
     filters = [f"--filter=label={key}={value}" for key, value in noted["labels"].items()]

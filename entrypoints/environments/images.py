@@ -15,7 +15,7 @@ from typing import Any
 
 from cloudtrain.entrypoints.environments import builds, dockerrun, interpreter
 from cloudtrain.entrypoints.environments.dockerrun import Container
-from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints.errors import Refused
 
 __all__ = ["digest_fault", "explain", "last_line", "ready"]
 

@@ -20,9 +20,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import durable, processes, rehearsal
+from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.environments import builds, interpreter, requirements, venvs
-from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints.errors import Refused
+from cloudtrain.entrypoints.rank import rehearsal
 
 __all__ = ["Preparation", "main"]
 
@@ -49,7 +50,7 @@ class Preparation:
         code = self._process.poll()
         if code is None:
             return None
-        told: dict[str, Any] | None = durable.read_json(self._answer)
+        told: dict[str, Any] | None = atomic_json.read_json(self._answer)
         if told is None:
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
             told = {"failure": {"message": f"the preparation was {how}; the node's log has its output", "lines": []}}
@@ -73,13 +74,13 @@ def main(argv: list[str]) -> int:
         print(f"setup: {error}", flush=True)
         lines = log.read_text(errors="replace").splitlines()[-LINES - 1 : -1]
         told = {"failure": {"message": str(error), "lines": lines}}
-    durable.write_json(root / ANSWER, told)
+    atomic_json.write_json(root / ANSWER, told)
     return int("failure" in told)
 
 
 def _ready(root: Path, workdir: str, store: str | None = None, *, keeps: bool = False) -> dict[str, Any]:
     """Return the Python, the variables and the lock for the ranks. Raises Refused, OSError."""
-    setup, code = durable.read_json(root / "spec.json")["setup"], root / "code"
+    setup, code = atomic_json.read_json(root / "spec.json")["setup"], root / "code"
     made: dict[str, Any] = {"python": sys.executable, "environment": {}, "lock": None}
     tried = rehearsal.of_environment()
     is_apart = tried is not None and tried.is_apart

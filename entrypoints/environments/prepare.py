@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from cloudtrain.entrypoints.environments import interpreter
-from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints.errors import Refused
 
 __all__ = ["KINDS", "prepare", "progress"]
 

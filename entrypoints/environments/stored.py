@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cloudtrain.entrypoints.checkpoints.mirror import Mirror
+    from cloudtrain.entrypoints.stores.mirror import Mirror
 
 __all__ = ["bring", "put"]
 
@@ -49,7 +49,7 @@ def put(uri: str, place: Path, last: str) -> None:
 
 
 def _open(uri: str) -> Mirror:
-    from cloudtrain.entrypoints.checkpoints.mirror import open_mirror  # few jobs need urllib
+    from cloudtrain.entrypoints.stores.mirror import open_mirror  # few jobs need urllib
 
     store = open_mirror(uri)
     assert store is not None
@@ -59,7 +59,7 @@ def _open(uri: str) -> Mirror:
 @contextmanager
 def _tolerant(packed: Path, otherwise: str) -> Iterator[None]:
     """Print a failure in place of raising the error, and remove the packed file at the end."""
-    from cloudtrain.entrypoints.settings import TaskError
+    from cloudtrain.entrypoints.errors import TaskError
 
     try:
         yield

@@ -18,10 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import durable
+from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.environments import builds, interpreter, stored
 from cloudtrain.entrypoints.environments.interpreter import Interpreter
-from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints.errors import Refused
 
 __all__ = ["CURES", "build", "check", "hold", "key", "last_line", "prune", "show", "variables"]
 
@@ -238,7 +238,7 @@ def _make(ask: dict[str, Any], base: Interpreter, place: Path, held: int, limit_
         finally:
             own.unlink(missing_ok=True)
         _check(code, log, "the requirements could not be installed", limit_s)
-    durable.write_json(place / MARK, {"interpreter": asdict(base), "built_s": time.time()})
+    atomic_json.write_json(place / MARK, {"interpreter": asdict(base), "built_s": time.time()})
     (place / LAST_USED).touch()
 
 

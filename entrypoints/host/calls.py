@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints.errors import Refused
 
 TYPE_CHECKING = False  # as in typing, but the import of typing costs each call of a host 4 ms
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.replication import copies
 from cloudtrain.entrypoints.replication import entries as listing
 
@@ -90,6 +90,6 @@ def _fetch_all(source: tuple[str, int, str], into: Path, note: Path | None) -> d
         done[entry.name] = None
         here = listing.look(into, entry.name)
         if here is None or listing.order(here) <= listing.order(entry):
-            with contextlib.suppress(copies.Taken):
+            with contextlib.suppress(copies.AlreadySaved):
                 done[entry.name] = copies.fetch(*source, entry.name, into, note=note)
     return done

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any
 
-from cloudtrain.entrypoints import node
+from cloudtrain.entrypoints.agent import node
 
 __all__ = ["dial", "hang_up", "listen"]
 

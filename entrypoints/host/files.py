@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudtrain.entrypoints.host.refused import Refused
-from cloudtrain.entrypoints.places import EXIT, STATE
+from cloudtrain.entrypoints.errors import Refused
+from cloudtrain.entrypoints.job_files import EXIT, STATE
 
 __all__ = ["basis", "get", "has", "keep", "prune", "put", "tree"]
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import durable, node, processes
-from cloudtrain.entrypoints.places import STATE
+from cloudtrain.entrypoints import atomic_json, processes
+from cloudtrain.entrypoints.agent import node
+from cloudtrain.entrypoints.job_files import STATE
 
 __all__ = [
     "boot_id",
@@ -123,7 +124,7 @@ def leftovers(workdir: Path) -> list[dict[str, Any]]:
         if not log or not (os.path.realpath(log) + os.sep).startswith(root):
             continue
         if log not in agents:
-            told = durable.read_json(Path(log).parent / STATE) or {}
+            told = atomic_json.read_json(Path(log).parent / STATE) or {}
             agents[log] = "pid" in told and processes.alive(int(told["pid"]), told.get("stamp"))
         # A process that ended during the search is not a leftover.
         if not agents[log] and processes.stamp(pid) is not None:

@@ -11,9 +11,9 @@ import threading
 import time
 from pathlib import Path
 
-from cloudtrain.entrypoints import gpulocks, processes
-from cloudtrain.entrypoints.host import gpus
-from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints import processes
+from cloudtrain.entrypoints.agent import gpulocks, gpus
+from cloudtrain.entrypoints.errors import Refused
 
 TYPE_CHECKING = False  # as in typing, but the import of typing costs each call of a host 4 ms
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def address(ask: dict[str, Any]) -> dict[str, Any]:
     """
     import socket
 
-    from cloudtrain.entrypoints import node
+    from cloudtrain.entrypoints.agent import node
 
     if wanted := ask.get("interface"):
         found = node.address_of(wanted)

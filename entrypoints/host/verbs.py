@@ -21,11 +21,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import bundlefile, durable, nodefolder, nodelogs, processes
+from cloudtrain.entrypoints import atomic_json, bundle_file, processes
+from cloudtrain.entrypoints.agent import node_folder, node_logs
 from cloudtrain.entrypoints.environments import dockerrun
+from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import files
-from cloudtrain.entrypoints.host.refused import Refused
-from cloudtrain.entrypoints.places import EXIT, NEVER_SENT, RECORD, START_LOCK, STATE
+from cloudtrain.entrypoints.job_files import EXIT, NEVER_SENT, RECORD, START_LOCK, STATE
 
 __all__ = ["door", "give_up", "jobs", "look", "make", "near_end", "read", "script", "start", "stop", "unpack"]
 
@@ -58,7 +59,9 @@ except OSError as error:
 """
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9/._-]+")  # every shell reads such a path without quotes
 
-_START = "import sys; sys.path.insert(0, {!r}); from cloudtrain.entrypoints import starting; sys.exit(starting.main())"
+_START = (
+    "import sys; sys.path.insert(0, {!r}); from cloudtrain.entrypoints.agent import starting; sys.exit(starting.main())"
+)
 
 
 def make(ask: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +79,7 @@ def make(ask: dict[str, Any]) -> dict[str, Any]:
     if (root / STATE).exists():
         raise Refused(f"{root} is of a job of that name, which has run already: choose another --name")
     root.mkdir(parents=True, exist_ok=True)
-    durable.write_json(root / RECORD, ask["record"])
+    atomic_json.write_json(root / RECORD, ask["record"])
     os.umask(ask["here"]["umask"])  # the user's own umask, for folders that the job's ranks may share with other users
     try:
         for folder in ask["folders"]:
@@ -93,9 +96,9 @@ def jobs(ask: dict[str, Any]) -> dict[str, Any]:
     """Return as `jobs` the nodes on this host with a running agent: job, attempt, owner, and the record of `make`."""
     roots = Path(ask["here"]["workdir"]).glob("jobs/*/attempt-*/node-*")
     found = []
-    for root in sorted(root for root in roots if nodefolder.agent_pid(root)):
+    for root in sorted(root for root in roots if node_folder.agent_pid(root)):
         job, number = root.parent.parent, root.parent.name.removeprefix("attempt-")
-        kept, owner = durable.read_json(root / RECORD), (job / OWNER).read_text()
+        kept, owner = atomic_json.read_json(root / RECORD), (job / OWNER).read_text()
         found.append({"job": job.name, "attempt": int(number), "owner": owner, "kept": kept})
     return {"jobs": found}
 
@@ -114,8 +117,8 @@ def _owner(job: Path, owner: str) -> str:
 def unpack(ask: dict[str, Any]) -> dict[str, Any]:
     """Unpack the code in the agent's folder: the build of the environment may need the code."""
     try:
-        bundlefile.unpack(Path(ask["path"]), ask["sha256"], Path(ask["root"]))
-    except bundlefile.BundleError as error:
+        bundle_file.unpack(Path(ask["path"]), ask["sha256"], Path(ask["root"]))
+    except bundle_file.BundleError as error:
         raise Refused(str(error)) from error
     return {}
 
@@ -127,7 +130,7 @@ def start(ask: dict[str, Any]) -> dict[str, Any]:
     """
     here = ask["here"]
     for spec in ask["request"]["nodes"]:
-        durable.write_json(Path(spec["root"]) / VARIABLES, _variables(spec))
+        atomic_json.write_json(Path(spec["root"]) / VARIABLES, _variables(spec))
     starter = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _START.format(here["runtime"])],
         cwd=ask["request"]["folder"],
@@ -148,7 +151,7 @@ def start(ask: dict[str, Any]) -> dict[str, Any]:
 
 def look(ask: dict[str, Any]) -> dict[str, Any]:
     """Return the state of the node (nodefolder.look), with this host's time."""
-    return {**nodefolder.look(Path(ask["root"]), Path(ask["checkpoints"])), "now_s": time.time()}
+    return {**node_folder.look(Path(ask["root"]), Path(ask["checkpoints"])), "now_s": time.time()}
 
 
 def read(ask: dict[str, Any]) -> dict[str, Any]:
@@ -157,8 +160,8 @@ def read(ask: dict[str, Any]) -> dict[str, Any]:
     `ended`: the agent was gone before the read, so no more bytes will come.
     """
     root = Path(ask["root"])
-    has_ended = nodefolder.agent_pid(root) is None
-    chunks = nodelogs.read(root, ask["offsets"], ask["ranks"], ask["page_bytes"])
+    has_ended = node_folder.agent_pid(root) is None
+    chunks = node_logs.read(root, ask["offsets"], ask["ranks"], ask["page_bytes"])
     told = [
         {"name": c.name, "offset": c.offset, "size": len(c.data), "times": c.times, "has_more": c.has_more}
         for c in chunks
@@ -168,17 +171,17 @@ def read(ask: dict[str, Any]) -> dict[str, Any]:
 
 def near_end(ask: dict[str, Any]) -> dict[str, Any]:
     """Return `offsets` near the ends of the node's log files (nodelogs.near_end)."""
-    found = nodelogs.near_end(Path(ask["root"]), ask["ranks"], lines=ask["lines"], since_s=ask["since_s"])
+    found = node_logs.near_end(Path(ask["root"]), ask["ranks"], lines=ask["lines"], since_s=ask["since_s"])
     return {"offsets": found}
 
 
 def stop(ask: dict[str, Any]) -> dict[str, Any]:
     """Leave the agent a stop request with `reason`; `by_force` ends all processes. Return whether the agent runs."""
     root = Path(ask["root"])
-    nodefolder.ask_to_stop(root, ask["reason"])
-    if ask["by_force"] or nodefolder.agent_pid(root) is None:
-        nodefolder.end([root])
-    return {"alive": nodefolder.agent_pid(root) is not None}
+    node_folder.ask_to_stop(root, ask["reason"])
+    if ask["by_force"] or node_folder.agent_pid(root) is None:
+        node_folder.end([root])
+    return {"alive": node_folder.agent_pid(root) is not None}
 
 
 def door(ask: dict[str, Any]) -> dict[str, Any]:
@@ -201,12 +204,12 @@ def give_up(ask: dict[str, Any]) -> dict[str, Any]:
     with _locked(root / START_LOCK):
         if ask["for_ever"]:
             (root / NEVER_SENT).touch()
-        if pid := nodefolder.agent_pid(root):
+        if pid := node_folder.agent_pid(root):
             processes.kill(pid, signal.SIGKILL)
             end_s = time.monotonic() + GONE_S
-            while nodefolder.agent_pid(root) and time.monotonic() < end_s:
+            while node_folder.agent_pid(root) and time.monotonic() < end_s:
                 time.sleep(0.02)
-            nodefolder.sweep(root)
+            node_folder.sweep(root)
         (root / STATE).unlink(missing_ok=True)
         (root / EXIT).unlink(missing_ok=True)
     return {}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["More", "Tariff", "amount", "cap_s", "more", "number", "readable_s"]
+__all__ = ["ExtraBudget", "PriceTerms", "amount", "cap_s", "more", "number", "readable_s"]
 
 # For another run: steps may take longer than the last steps did; the start (torchrun, the import of torch, the
 # checkpoint); the time before the limit at which the run saves and leaves, at most a quarter of a short run.
@@ -16,7 +16,7 @@ _MICRO, _CENT = 1_000_000, 10_000
 
 
 @dataclass(frozen=True)
-class Tariff:
+class PriceTerms:
     """The price of a job's time: the list price of all instances for an hour, times at most `uncertainty`.
 
     The platform bills `tail_s` beyond a limit, in units of `unit_s`, at least `least_bill_s`, and may start the job
@@ -39,7 +39,7 @@ class Tariff:
 
 
 @dataclass(frozen=True)
-class More:
+class ExtraBudget:
     """The amount to add to a budget: `micro` = cost of the remaining steps + a reserve - the rest of the budget.
 
     `finish_micro` is None if the number of remaining steps is unknown.
@@ -61,7 +61,7 @@ class More:
         return f"{_plain(self.finish_micro)} to finish, {_plain(reserve_micro)} in reserve for start and end, {left}"
 
 
-def cap_s(progress: Mapping[str, Any], tariff: Tariff, until_s: float | None = None) -> float | None:
+def cap_s(progress: Mapping[str, Any], tariff: PriceTerms, until_s: float | None = None) -> float | None:
     """Return the time limit within which another run finishes before its deadline; None if unknown.
 
     Steps since the last checkpoint are counted again. `until_s`: a running job continues for so long, and then saves.
@@ -76,11 +76,11 @@ def cap_s(progress: Mapping[str, Any], tariff: Tariff, until_s: float | None = N
 def more(
     limit_micro: int,
     spent_micro: int,
-    tariff: Tariff,
+    tariff: PriceTerms,
     progress: Mapping[str, Any],
     until_s: float | None = None,
     spent_worst_micro: int | None = None,
-) -> More | None:
+) -> ExtraBudget | None:
     """Return the amount to add to the budget for the remaining steps, None if the budget suffices.
 
     `spent_worst_micro` is the highest possible cost of the job so far, to which the next run is added; `until_s` is as
@@ -90,7 +90,7 @@ def more(
     if needs_s is None or left_s is None:
         spent = spent_micro if spent_worst_micro is None else max(spent_micro, spent_worst_micro)
         least = math.ceil(tariff.worst_micro(tariff.least_s)) + spent - limit_micro
-        return More(_readable(max(limit_micro, least)), None, limit_micro - spent_micro)
+        return ExtraBudget(_readable(max(limit_micro, least)), None, limit_micro - spent_micro)
     if until_s is not None:
         runs_s = min(until_s, number(progress.get("eta_s")) or 0.0)
         worst = spent_micro if spent_worst_micro is None else spent_worst_micro
@@ -100,7 +100,7 @@ def more(
     lacking = math.ceil(tariff.worst_micro(needs_s)) + spent - limit_micro
     if lacking <= 0:
         return None
-    return More(_readable(lacking), round(tariff.rate_micro_h * left_s / 3600), limit_micro - spent_micro)
+    return ExtraBudget(_readable(lacking), round(tariff.rate_micro_h * left_s / 3600), limit_micro - spent_micro)
 
 
 def amount(micro: int) -> str:

@@ -11,7 +11,7 @@ from email.utils import formatdate
 from urllib.parse import unquote, urlsplit
 
 from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.entrypoints.notices.sending import Fault, masked
+from cloudtrain.entrypoints.notices.sending import DeliveryError, masked
 
 __all__ = ["message", "post"]
 
@@ -41,9 +41,9 @@ def post(smtp: str, mail: EmailMessage, timeout_s: float) -> None:
         parts = urlsplit(smtp)
         scheme, host, port = parts.scheme, parts.hostname, parts.port
     except ValueError:
-        raise Fault("the mail server's address cannot be read", _FORM) from None
+        raise DeliveryError("the mail server's address cannot be read", _FORM) from None
     if scheme not in ("smtp", "smtps") or not host:
-        raise Fault("the mail server's address cannot be read", _FORM)
+        raise DeliveryError("the mail server's address cannot be read", _FORM)
     user, password = _user_of(smtp), unquote(parts.password or "")
     try:
         if scheme == "smtps":
@@ -56,21 +56,23 @@ def post(smtp: str, mail: EmailMessage, timeout_s: float) -> None:
             try:
                 server.send_message(mail)
             except smtplib.SMTPServerDisconnected:  # smtplib raises the same error if no answer came in time
-                raise Fault(f"{where} may have taken it, and does not answer", may_have_arrived=True) from None
+                raise DeliveryError(f"{where} may have taken it, and does not answer", may_have_arrived=True) from None
     except smtplib.SMTPAuthenticationError as error:
         cure = "check user and password in its URL; many providers want a password of its own for programs"
-        raise Fault(f"{where} refuses the login ({error.smtp_code})", cure) from None
+        raise DeliveryError(f"{where} refuses the login ({error.smtp_code})", cure) from None
     except (smtplib.SMTPRecipientsRefused, smtplib.SMTPSenderRefused, smtplib.SMTPNotSupportedError) as error:
         cure = "check `email` and `sender`: the server may send only from addresses of its own"
-        raise Fault(f"{where} refuses an address of the mail ({type(error).__name__})", cure) from None
+        raise DeliveryError(f"{where} refuses an address of the mail ({type(error).__name__})", cure) from None
     except smtplib.SMTPResponseException as error:
-        raise Fault(f"{where} answers with SMTP {error.smtp_code}") from None
+        raise DeliveryError(f"{where} answers with SMTP {error.smtp_code}") from None
     except ssl.SSLError as error:
-        raise Fault(f"{where} shows no certificate that can be trusted: {error.reason}") from None
+        raise DeliveryError(f"{where} shows no certificate that can be trusted: {error.reason}") from None
     except TimeoutError:
-        raise Fault(f"{where} does not answer") from None
+        raise DeliveryError(f"{where} does not answer") from None
     except (OSError, smtplib.SMTPException, UnicodeError) as error:
-        raise Fault(f"{where} cannot be reached: {getattr(error, 'strerror', None) or type(error).__name__}") from None
+        raise DeliveryError(
+            f"{where} cannot be reached: {getattr(error, 'strerror', None) or type(error).__name__}"
+        ) from None
 
 
 def _talk(server: smtplib.SMTP, user: str, password: str, *, is_tls: bool, is_here: bool) -> None:
@@ -81,7 +83,7 @@ def _talk(server: smtplib.SMTP, user: str, password: str, *, is_tls: bool, is_he
         is_tls = True
     if user:
         if not is_tls and not is_here:
-            raise Fault("the mail server offers no encryption, and a password goes nowhere in clear", _FORM)
+            raise DeliveryError("the mail server offers no encryption, and a password goes nowhere in clear", _FORM)
         try:
             server.login(user, password)
         except smtplib.SMTPServerDisconnected:  # some servers close the connection after a wrong password

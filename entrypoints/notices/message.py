@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudtrain.entrypoints.figures import dollars, span
+from cloudtrain.entrypoints.format import dollars, span
 
 __all__ = [
     "Facts",

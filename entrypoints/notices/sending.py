@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from cloudtrain.entrypoints.notices.message import Notice
 
-__all__ = ["ANSWER_S", "LIMIT_S", "TIMEOUT_S", "Channel", "Fault", "back_off_s", "masked", "send", "try_all"]
+__all__ = ["ANSWER_S", "LIMIT_S", "TIMEOUT_S", "Channel", "DeliveryError", "back_off_s", "masked", "send", "try_all"]
 
 TIMEOUT_S = 5.0  # for a connection to a mail server, and for each answer; mail programs show a repeated mail once
 ANSWER_S = 20.0  # for a webhook's answer: some receivers run a flow first and answer later
@@ -39,7 +39,7 @@ class Channel:
         return f"email to {self.address}" if self.kind == "email" else f"{self.kind} at {masked(self.address)}"
 
 
-class Fault(Exception):
+class DeliveryError(Exception):
     """A message was not delivered. `cure`: what a person can do; `after_s`: the pause that the receiver asks for.
 
     `may_have_arrived`: the receiver took the message, and no answer came.
@@ -71,25 +71,25 @@ def send(channel: Channel, notice: Notice) -> None:
 
         mail.post(channel.smtp, mail.message(notice, channel.address, channel.sender, channel.smtp), TIMEOUT_S)
     else:
-        raise Fault(f"there is no channel of the kind `{channel.kind}`")
+        raise DeliveryError(f"there is no channel of the kind `{channel.kind}`")
 
 
-def try_all(sends: Sequence[Callable[[], None]], limit_s: float = LIMIT_S) -> list[Fault | None]:
+def try_all(sends: Sequence[Callable[[], None]], limit_s: float = LIMIT_S) -> list[DeliveryError | None]:
     """Run all at once; return for each None or the reason of the failure, also for a send that takes too long.
 
     Each send has a daemon thread; neither this call nor the end of the process waits longer for the thread.
     """
-    found: list[Fault | None] = [Fault(f"no answer within {limit_s:.0f} s") for _ in sends]
+    found: list[DeliveryError | None] = [DeliveryError(f"no answer within {limit_s:.0f} s") for _ in sends]
     is_done = [threading.Event() for _ in sends]
 
     def run(number: int) -> None:
         try:
             sends[number]()
-            told: Fault | None = None
-        except Fault as fault:
+            told: DeliveryError | None = None
+        except DeliveryError as fault:
             told = fault
         except Exception as error:  # a bug of ours or of a package must not stop the other sends
-            told = Fault(f"it cannot be sent: {type(error).__name__}")
+            told = DeliveryError(f"it cannot be sent: {type(error).__name__}")
         found[number] = told
         is_done[number].set()
 
@@ -101,7 +101,7 @@ def try_all(sends: Sequence[Callable[[], None]], limit_s: float = LIMIT_S) -> li
     return list(found)
 
 
-def back_off_s(tries: int, fault: Fault | None = None) -> float:
+def back_off_s(tries: int, fault: DeliveryError | None = None) -> float:
     """Return the pause after so many failed tries; infinite if a retry would only repeat the message."""
     if fault is not None and fault.may_have_arrived:
         return math.inf if tries >= _MOST_UNSURE else _MENDED_S

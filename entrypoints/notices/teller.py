@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import durable, events
+from cloudtrain.entrypoints import atomic_json, events
+from cloudtrain.entrypoints.job_files import has_checkpoint
 from cloudtrain.entrypoints.notices import further
 from cloudtrain.entrypoints.notices.message import (
     Facts,
@@ -28,10 +29,9 @@ from cloudtrain.entrypoints.notices.message import (
     leaving,
     threshold,
 )
-from cloudtrain.entrypoints.notices.sending import Channel, Fault, back_off_s, send, try_all
-from cloudtrain.entrypoints.places import has_checkpoint
+from cloudtrain.entrypoints.notices.sending import Channel, DeliveryError, back_off_s, send, try_all
 
-__all__ = ["EXIT_S", "Teller", "of_agent", "standing"]
+__all__ = ["EXIT_S", "NodeNotifier", "of_agent", "standing"]
 
 EXIT_S = 2.5  # the longest wait of a job's end for its notifications
 EVERY_S = 5.0
@@ -65,7 +65,7 @@ class Run:
         )
 
 
-def of_agent(spec: Mapping[str, Any], began_s: float) -> Teller | None:
+def of_agent(spec: Mapping[str, Any], began_s: float) -> NodeNotifier | None:
     """Return the notifier of the job in this agent's spec; None if the job wants no notifications, or off node 0."""
     job = spec["spec"]
     order = job.get("notices")
@@ -78,7 +78,7 @@ def of_agent(spec: Mapping[str, Any], began_s: float) -> Teller | None:
     deadline_s = float(spec["deadline_s"])
     run = Run(spec["job"], spec["attempt"], order, began_s, limit_s, deadline_s, reason, used_s, saves)
     folder = Path(spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
-    return Teller(run, _channels(order, spec["secrets"]), Path(spec["root"]) / "log" / "rank-0.log", folder)
+    return NodeNotifier(run, _channels(order, spec["secrets"]), Path(spec["root"]) / "log" / "rank-0.log", folder)
 
 
 def standing(run: Run, progress: Mapping[str, Any], now_s: float, reason: str | None = None) -> list[Notice]:
@@ -96,7 +96,7 @@ def standing(run: Run, progress: Mapping[str, Any], now_s: float, reason: str | 
     return notices
 
 
-class Teller:
+class NodeNotifier:
     """The thread that notifies. `folder` is the checkpoints' folder, `log` is rank 0's."""
 
     def __init__(
@@ -200,17 +200,17 @@ class Teller:
             finally:
                 os.close(log)
             kept = sorted([each, key] for each, key in self._told if key.startswith(("budget:", "deadline:")))
-            durable.write_json(self._folder / MEMORY, {"job": self._run.job, "told": kept})
+            atomic_json.write_json(self._folder / MEMORY, {"job": self._run.job, "told": kept})
         except OSError as error:  # a full disk: at worst a notification is sent twice
             print(f"agent: the list of delivered alerts cannot be saved: {error}", flush=True)
 
     def _remembered(self) -> set[tuple[str, str]]:
-        known = durable.read_json(self._folder / MEMORY)
+        known = atomic_json.read_json(self._folder / MEMORY)
         if not isinstance(known, dict) or known.get("job") != self._run.job:
             return set()
         return {(str(name), str(key)) for name, key in known.get("told", ())}
 
-    def _say(self, channel: Channel, fault: Fault) -> None:
+    def _say(self, channel: Channel, fault: DeliveryError) -> None:
         words = (
             f"alert not delivered, next try follows: {channel.shown}: {fault}{f'; {fault.cure}' if fault.cure else ''}"
         )
@@ -272,13 +272,13 @@ def _facts(
     )
 
 
-def _more(run: Run, progress: Mapping[str, Any], now_s: float, *, is_running: bool) -> further.More | None:
+def _more(run: Run, progress: Mapping[str, Any], now_s: float, *, is_running: bool) -> further.ExtraBudget | None:
     """Return the amount to add to the budget for a resume, None if the budget suffices or is only an alert."""
     order, spent, limit = run.order, run.spent_micro(now_s), run.order["limit_micro"]
     if limit is None or spent is None or order["on_limit"] == "alert":
         return None
     terms = {key: order[key] for key in _TERMS if key in order}
-    costs = further.Tariff(order["rate_micro_h"], order["uncertainty"], **terms)
+    costs = further.PriceTerms(order["rate_micro_h"], order["uncertainty"], **terms)
     worst = round(order["spent_micro"] + (spent - order["spent_micro"]) * order["uncertainty"])
     until_s = max(0.0, run.began_s + run.deadline_s - now_s) if is_running else None
     return further.more(limit, spent, costs, progress, until_s, worst)
@@ -304,5 +304,5 @@ def _progress(log: Path) -> dict[str, Any]:
         if event is not None and event["e"] in ("start", "step", "done"):
             found |= {key: event[key] for key in _FROM_STEP if key in event}
         elif event is not None and event["e"] in ("checkpoint", "restart") and event.get("path"):
-            found["checkpoint_step"] = event.get("step")
+            found["checkpoint_step"] = event.get("step", found.get("checkpoint_step"))
     return found

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.entrypoints.notices.sending import Fault, masked
+from cloudtrain.entrypoints.notices.sending import DeliveryError, masked
 
 __all__ = ["body", "post"]
 
@@ -47,29 +47,29 @@ def post(url: str, what: dict[str, Any], key: str, timeout_s: float) -> None:
         raise _unreachable(url, error.reason) from None
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, http.client.InvalidURL):
-            raise Fault("the address is no http(s) address", "check it for spaces and line ends") from None
+            raise DeliveryError("the address is no http(s) address", "check it for spaces and line ends") from None
         if isinstance(error, TimeoutError):  # urllib wraps all errors before the answer in URLError
-            raise Fault(f"{masked(url)} has taken it and does not answer", may_have_arrived=True) from None
+            raise DeliveryError(f"{masked(url)} has taken it and does not answer", may_have_arrived=True) from None
         raise _unreachable(url, error) from None
     except ValueError:
-        raise Fault("the address is no http(s) address", "it begins with https://") from None
+        raise DeliveryError("the address is no http(s) address", "it begins with https://") from None
 
 
-def _refused(url: str, code: int, after: str | None) -> Fault:
+def _refused(url: str, code: int, after: str | None) -> DeliveryError:
     where = masked(url)
     if code in (408, 429) or code >= 500:
         after_s = float(after) if after is not None and after.strip().isdigit() else None
-        return Fault(f"{where} answers with HTTP {code}", after_s=after_s)
+        return DeliveryError(f"{where} answers with HTTP {code}", after_s=after_s)
     if 300 <= code < 400:
-        return Fault(f"{where} sends on to another address (HTTP {code})", "use the address that it leads to")
+        return DeliveryError(f"{where} sends on to another address (HTTP {code})", "use the address that it leads to")
     cure = "its receiver knows it no longer, or never did: make a new webhook there, and use its address"
-    return Fault(f"{where} refuses it: HTTP {code}", cure)
+    return DeliveryError(f"{where} refuses it: HTTP {code}", cure)
 
 
-def _unreachable(url: str, reason: object) -> Fault:
+def _unreachable(url: str, reason: object) -> DeliveryError:
     if isinstance(reason, TimeoutError):
-        return Fault(f"{masked(url)} does not answer")
+        return DeliveryError(f"{masked(url)} does not answer")
     if isinstance(reason, ssl.SSLError):
-        return Fault(f"{masked(url)} shows no certificate that can be trusted: {reason.reason}")
+        return DeliveryError(f"{masked(url)} shows no certificate that can be trusted: {reason.reason}")
     words = getattr(reason, "strerror", None) or type(reason).__name__
-    return Fault(f"{masked(url)} cannot be reached: {words}")
+    return DeliveryError(f"{masked(url)} cannot be reached: {words}")

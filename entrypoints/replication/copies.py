@@ -25,9 +25,21 @@ from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.replication import copywire, fetchednote, landing
 from cloudtrain.entrypoints.replication import entries as listing
 from cloudtrain.entrypoints.replication.copywire import Sums, Wire, WireError
-from cloudtrain.entrypoints.replication.entries import Entry, File
+from cloudtrain.entrypoints.replication.entries import File, StoredEntry
 
-__all__ = ["CopyError", "Fetched", "Gone", "Halted", "NoRoom", "Server", "Taken", "entries", "fetch", "serve", "shares"]
+__all__ = [
+    "CopyError",
+    "Fetched",
+    "Gone",
+    "Halted",
+    "NoRoom",
+    "Server",
+    "AlreadySaved",
+    "entries",
+    "fetch",
+    "serve",
+    "shares",
+]
 
 CONNECTIONS = 64  # of one server; further clients are asked to come again
 HELLO_S, CONNECT_S = 5.0, 10.0
@@ -38,7 +50,7 @@ FILE_BYTES = 4096  # the space of a file on the disk beside its bytes
 # After so many bytes the disk is asked to write: a GiB was durable in 2.0 s in place of 2.4 s, since most of the fsync
 # is then done.
 _EARLY_BYTES = 8 << 20
-_T = TypeVar("_T", Entry, File)
+_T = TypeVar("_T", StoredEntry, File)
 
 
 class CopyError(Exception):
@@ -57,7 +69,7 @@ class NoRoom(CopyError):
     """The disk of this node is too full."""
 
 
-class Taken(CopyError):
+class AlreadySaved(CopyError):
     """This node has saved an entry of the same name itself, before or during the copy; the own entry stays as it is."""
 
 
@@ -73,7 +85,7 @@ class _Cut(Exception):
 class Fetched:
     """An entry that is now on this node. `bytes` came over the network: 0 if the same entry was already present."""
 
-    entry: Entry
+    entry: StoredEntry
     bytes: int
     seconds: float
 
@@ -144,7 +156,7 @@ def serve(
 
 def entries(
     address: str, port: int, token: str, *, stall_s: float = copywire.STALL_S, stop: threading.Event | None = None
-) -> list[Entry]:
+) -> list[StoredEntry]:
     """Return the entries that the server offers, the newest first. Raises CopyError; Halted once `stop` is set."""
     found = []
     with _words(f"cannot learn what {address}:{port} has"), _session(address, port, token, stall_s, stop) as wire:
@@ -215,7 +227,7 @@ def fetch(
         is_copy = here is not None and fetchednote.is_own(here, noted)
         over = here if is_copy or sets_aside else None
         if over is None and os.path.lexists(into / name):
-            raise landing.Taken
+            raise landing.NameTaken
         landing.check_room(into, entry.bytes + entry.files * FILE_BYTES + margin_bytes)
         try:
             paths = _receive(wire, entry, partial)
@@ -284,7 +296,7 @@ def _send_bytes(wire: Wire, source: FileIO, size: int, sums: Sums) -> None:
         left -= count
 
 
-def _fingerprint(partial: Path, entry: Entry) -> str:
+def _fingerprint(partial: Path, entry: StoredEntry) -> str:
     """Return the fingerprint of the copy on this disk: the disk may keep coarser times than the server reported."""
     if entry.is_ours:
         return entry.fingerprint
@@ -292,7 +304,7 @@ def _fingerprint(partial: Path, entry: Entry) -> str:
         return listing.scan(root, partial.name)[0].fingerprint
 
 
-def _receive(wire: Wire, entry: Entry, partial: Path) -> list[Path]:
+def _receive(wire: Wire, entry: StoredEntry, partial: Path) -> list[Path]:
     """Write the entry's files, verify each file and the whole entry; return the paths. Raises OSError."""
     files: dict[str, File] = {}
     crcs: dict[str, str] = {}
@@ -361,8 +373,8 @@ def _words(what: str) -> Iterator[None]:
         raise Gone(f"{what}: {error}") from error
     except copywire.Stopped as error:
         raise Halted(f"{what}: this node was asked to stop") from error
-    except landing.Taken as error:
-        raise Taken(f"{what}: {error}") from error
+    except landing.NameTaken as error:
+        raise AlreadySaved(f"{what}: {error}") from error
     except OSError as error:
         place = f": {error.filename}" if error.filename else ""
         kind = NoRoom if error.errno in (errno.ENOSPC, errno.EDQUOT) else CopyError
@@ -380,7 +392,7 @@ def _session(address: str, port: int, token: str, stall_s: float, stop: threadin
             wire = Wire(sock, stall_s, stop)
             try:
                 copywire.introduce(wire, token)
-            except copywire.Busy:
+            except copywire.ServerBusy:
                 if time.monotonic() > end_s:
                     raise
             else:
@@ -401,8 +413,8 @@ def _next(wire: Wire, *keys: str) -> dict[str, Any]:
     return told
 
 
-def _entry(told: Any) -> Entry:
-    made = _made(Entry, told)
+def _entry(told: Any) -> StoredEntry:
+    made = _made(StoredEntry, told)
     if not listing.is_name(made.name) or made.bytes < 0 or made.files < 0 or made.step != listing.step_of(made.name):
         raise WireError(f"it offers {made.name[:200]!r}, which no entry can be")
     return made

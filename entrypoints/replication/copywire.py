@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["BLOCK", "STALL_S", "Busy", "Stopped", "Sums", "Wire", "WireError", "greet", "introduce", "turn_away"]
+__all__ = ["BLOCK", "STALL_S", "ServerBusy", "Stopped", "Sums", "Wire", "WireError", "greet", "introduce", "turn_away"]
 
 BLOCK = 1 << 18  # bytes; 1.5 times the rate of 4 MiB blocks: a block is hashed and written while still in a CPU cache
 STALL_S = 30.0  # for a block or a message to pass
@@ -36,7 +36,7 @@ class WireError(OSError):
     """The peer fails the authentication, or breaks the protocol."""
 
 
-class Busy(WireError):
+class ServerBusy(WireError):
     """The server has its maximum number of connections."""
 
 
@@ -198,7 +198,7 @@ def introduce(wire: Wire, token: str) -> None:
     """Run the client's part of the authentication. Raises WireError if the server does not know the token; Busy."""
     hello = wire.receive()
     if hello.get("refused") == _BUSY:
-        raise Busy("it has as many connections as it takes")
+        raise ServerBusy("it has as many connections as it takes")
     ours = secrets.token_hex(16)
     nonces = f"{_nonce(hello)} {ours}"
     wire.send({"nonce": ours, "proof": _proof(token, "client", nonces)})

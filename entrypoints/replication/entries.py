@@ -1,8 +1,8 @@
 """The entries of a folder that a node offers, and the fingerprint that distinguishes two entries of the same name.
 
-An entry is a file, or a folder with its whole content, and its name marks a complete entry (places.py). Links, devices
-and empty folders in an entry are ignored, and no link is followed: the job's own code cannot make a server read other
-files of the machine.
+An entry is a file, or a folder with its whole content, and its name marks a complete entry (job_files.py). Links,
+devices and empty folders in an entry are ignored, and no link is followed: the job's own code cannot make a server read
+other files of the machine.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.entrypoints import places
+from cloudtrain.entrypoints import job_files
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 
 __all__ = [
-    "Entry",
+    "StoredEntry",
     "File",
     "fingerprint_of",
     "is_name",
@@ -49,7 +49,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredEntry:
     """An entry: `bytes` in `files` files, and `written_ns`, the newest modification time (unix time).
 
     `fingerprint`: the hash of the manifest for a checkpoint of the trainer, else the hash of all sizes and times.
@@ -69,7 +69,7 @@ class Entry:
 
 def is_name(name: str) -> bool:
     """Return whether an entry may have this name: a direct child, not hidden, not partial, not set aside."""
-    return is_path(name) and "/" not in name and places.is_whole(name)
+    return is_path(name) and "/" not in name and job_files.is_whole(name)
 
 
 def is_path(path: str) -> bool:
@@ -84,7 +84,7 @@ def step_of(name: str) -> int | None:
     return int(digits) if is_step and checkpoints.step_name(int(digits)) == name else None
 
 
-def order(entry: Entry) -> tuple[bool, int, int]:
+def order(entry: StoredEntry) -> tuple[bool, int, int]:
     """Return the sort key with the newest entry as the greatest: steps by number, and above all other entries."""
     return entry.step is not None, entry.step or 0, entry.written_ns
 
@@ -97,7 +97,7 @@ def fingerprint_of(files: Iterable[File], manifest: bytes | None) -> str:
     return hashlib.sha256(told.encode()).hexdigest()
 
 
-def list_entries(folder: Path) -> list[Entry]:
+def list_entries(folder: Path) -> list[StoredEntry]:
     """Return the folder's entries, the newest first; an empty list if the folder is absent. Raises OSError."""
     found = []
     try:
@@ -110,7 +110,7 @@ def list_entries(folder: Path) -> list[Entry]:
     return sorted(found, key=order, reverse=True)
 
 
-def look(folder: Path, name: str) -> Entry | None:
+def look(folder: Path, name: str) -> StoredEntry | None:
     """Return the folder's entry of that name, None if absent. Raises OSError."""
     try:
         with open_root(folder) as root:
@@ -119,7 +119,7 @@ def look(folder: Path, name: str) -> Entry | None:
         return None
 
 
-def newest(folder: Path, *, ours: bool = False) -> Entry | None:
+def newest(folder: Path, *, ours: bool = False) -> StoredEntry | None:
     """Return the newest entry with all its files, or None; the bytes are not read. Raises OSError.
 
     `ours`: only checkpoints of the trainer count.
@@ -144,7 +144,7 @@ def open_root(folder: Path) -> Iterator[int]:
         os.close(root)
 
 
-def scan(root: int, name: str) -> tuple[Entry, list[File]]:
+def scan(root: int, name: str) -> tuple[StoredEntry, list[File]]:
     """Return the entry in an open folder, and its files. Raises OSError; FileNotFoundError if the name is no entry."""
     about = os.stat(name, dir_fd=root, follow_symlinks=False)
     if stat.S_ISREG(about.st_mode):
@@ -159,7 +159,7 @@ def scan(root: int, name: str) -> tuple[Entry, list[File]]:
     total = sum(file.size for file in files)
     fingerprint = fingerprint_of(files, manifest)
     is_folder = stat.S_ISDIR(about.st_mode)
-    return Entry(name, fingerprint, total, len(files), written_ns, step, is_folder, manifest is not None), files
+    return StoredEntry(name, fingerprint, total, len(files), written_ns, step, is_folder, manifest is not None), files
 
 
 def open_file(root: int, name: str, path: str) -> int:

@@ -10,8 +10,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import durable
-from cloudtrain.entrypoints.replication.entries import Entry
+from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints.replication.entries import StoredEntry
 
 __all__ = ["has", "is_own", "keep", "put", "read"]
 
@@ -23,18 +23,18 @@ Note = dict[str, dict[str, Any]]
 
 def read(path: Path) -> Note:
     """Return the note; empty if the file is absent."""
-    told = durable.read_json(path)
+    told = atomic_json.read_json(path)
     return {name: each for name, each in told.items() if isinstance(each, dict)} if isinstance(told, dict) else {}
 
 
-def put(path: Path, there: Entry, here: str, before: Entry | None) -> None:
+def put(path: Path, there: StoredEntry, here: str, before: StoredEntry | None) -> None:
     """Record a copy before the copy gets its name: the source, the local fingerprint `here`, the replaced entry.
 
     `here` may differ from the source, since a disk may keep coarser times. Raises OSError.
     """
     with _writing:
         fingerprints = {"there": there.fingerprint, "here": here, "before": before and before.fingerprint}
-        durable.write_json(path, {**read(path), there.name: fingerprints})
+        atomic_json.write_json(path, {**read(path), there.name: fingerprints})
 
 
 def keep(path: Path, names: Collection[str]) -> Note:
@@ -43,11 +43,11 @@ def keep(path: Path, names: Collection[str]) -> Note:
         note = read(path)
         left = {name: each for name, each in note.items() if name in names}
         if left != note:
-            durable.write_json(path, left)
+            atomic_json.write_json(path, left)
         return left
 
 
-def has(here: Entry | None, there: Entry | None, note: Note) -> bool:
+def has(here: StoredEntry | None, there: StoredEntry | None, note: Note) -> bool:
     """Return whether the local entry is a copy of the source's entry, or identical."""
     if here is None or there is None or (here.bytes, here.files) != (there.bytes, there.files):
         return False
@@ -56,6 +56,6 @@ def has(here: Entry | None, there: Entry | None, note: Note) -> bool:
     return is_copy or here.fingerprint == there.fingerprint
 
 
-def is_own(here: Entry, note: Note) -> bool:
+def is_own(here: StoredEntry, note: Note) -> bool:
     """Return whether the entry was fetched and has not changed since, or is a folder without files."""
     return not here.files or here.fingerprint in note.get(here.name, {}).values()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cloudtrain.entrypoints.replication import copies, copywire, fetchednote
 from cloudtrain.entrypoints.replication import entries as listing
-from cloudtrain.entrypoints.replication.entries import Entry
+from cloudtrain.entrypoints.replication.entries import StoredEntry
 from cloudtrain.entrypoints.replication.fetchednote import has, is_own
 
 __all__ = ["Gathering"]
@@ -74,7 +74,7 @@ class Gathering:
         self._thread.join(END_S)  # the thread may wait for a connect or for a disk
 
     def _run(self) -> None:
-        offers: list[tuple[Source, Entry]] = []
+        offers: list[tuple[Source, StoredEntry]] = []
         for source in self._sources:
             try:
                 if not copies.shares(*source, self._token, self._folder, stop=self._stop):
@@ -95,7 +95,7 @@ class Gathering:
                 if self._newest_alone:
                     return
 
-    def _bring(self, source: Source, entry: Entry) -> bool:
+    def _bring(self, source: Source, entry: StoredEntry) -> bool:
         """Copy the entry if needed; return whether the entry is present now: then no further source is tried."""
         try:
             if not self._needs(entry):
@@ -114,7 +114,9 @@ class Gathering:
                 stop=self._stop,
             )
         except (copies.CopyError, OSError) as error:
-            if isinstance(error, copies.Taken) and not self._newest_alone:  # this node has saved the entry itself
+            if (
+                isinstance(error, copies.AlreadySaved) and not self._newest_alone
+            ):  # this node has saved the entry itself
                 return True
             self._fail(entry.name, source, error)
             return False
@@ -122,7 +124,7 @@ class Gathering:
             print(f"gather: {entry.name} has come from {source[0]}", flush=True)
         return True
 
-    def _merge(self, source: Source, entry: Entry) -> None:
+    def _merge(self, source: Source, entry: StoredEntry) -> None:
         """Copy the entry's files that are newer at the source, or absent on this node."""
         scratch = self._folder / ".gathered.tmp"
         try:
@@ -142,7 +144,7 @@ class Gathering:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _needs(self, entry: Entry) -> bool:
+    def _needs(self, entry: StoredEntry) -> bool:
         """Return whether this node lacks the entry, and has no own entry of that name and no newer entry."""
         note = fetchednote.read(self._note)
         best = listing.newest(self._folder, ours=True) if self._newest_alone else listing.look(self._folder, entry.name)
@@ -157,5 +159,5 @@ class Gathering:
         print(f"gather: {error}", flush=True)
         self._faults[what] = str(error)
         # Each further entry would cost as long once more.
-        if isinstance(error.__cause__, (ConnectionError, TimeoutError, copywire.Busy)):
+        if isinstance(error.__cause__, (ConnectionError, TimeoutError, copywire.ServerBusy)):
             self._lost.add(source)

@@ -1,7 +1,7 @@
 """Partial files: a copy is written to `.<name>.<host>-<pid>.tmp`, beside its final name, until the copy is complete.
 
-Readers skip such names (places.py), and processes and hosts on a shared disk do not disturb each other. The name also
-identifies the remains of an interrupted copy.
+Readers skip such names (job_files.py), and processes and hosts on a shared disk do not disturb each other. The name
+also identifies the remains of an interrupted copy.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudtrain.entrypoints import durable, processes
+from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.replication import copywire
 from cloudtrain.entrypoints.replication import entries as listing
-from cloudtrain.entrypoints.replication.entries import Entry
+from cloudtrain.entrypoints.replication.entries import StoredEntry
 
-__all__ = ["PROBE", "Taken", "alone", "check_room", "drop", "place", "probe", "remove", "sync"]
+__all__ = ["PROBE", "NameTaken", "alone", "check_room", "drop", "place", "probe", "remove", "sync"]
 
 PROBE = re.compile(r"\.shared-[0-9a-f]{32}\.[^/\0]*\.tmp")
 
@@ -35,7 +35,7 @@ _under_way: set[tuple[Path, str]] = set()
 _changes = threading.Condition()
 
 
-class Taken(OSError):
+class NameTaken(OSError):
     """Another entry has the copy's name, and keeps the name."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def sync(partial: Path, paths: list[Path], stop: threading.Event | None) -> None
                     path = next(todo, None)
                 if path is None:
                     return
-                durable.sync(path)
+                atomic_json.sync(path)
         except OSError as error:
             faults.append(error)
 
@@ -104,7 +104,7 @@ def sync(partial: Path, paths: list[Path], stop: threading.Event | None) -> None
         raise faults[0]
 
 
-def place(partial: Path, final: Path, over: Entry | None = None, *, is_kept: bool = False) -> None:
+def place(partial: Path, final: Path, over: StoredEntry | None = None, *, is_kept: bool = False) -> None:
     """Give the copy its name. Only the entry `over` may have the name before: removed, or set aside with `is_kept`.
 
     Raises Taken if a different entry has the name by now, for example one saved during the copy; OSError.
@@ -114,7 +114,7 @@ def place(partial: Path, final: Path, over: Entry | None = None, *, is_kept: boo
         old = checkpoints.set_aside(final, "old") if is_kept else final.rename(_outgoing(final))
     try:
         _rename(partial, final)
-        durable.sync(final.parent)
+        atomic_json.sync(final.parent)
     except OSError:
         if old is not None:
             with contextlib.suppress(OSError):
@@ -147,20 +147,20 @@ def probe(folder: Path) -> Path:
 def _rename(path: Path, final: Path) -> None:
     """Rename the file or folder to a name that is free. Raises Taken, OSError."""
     if os.path.lexists(final):
-        raise Taken
+        raise NameTaken
     if path.is_dir():
         try:
             # If another process creates the name at this moment, only an empty folder is replaced, and no data is lost.
             path.rename(final)
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                raise Taken from error
+                raise NameTaken from error
             raise
         return
     try:
         os.link(path, final)
     except FileExistsError as error:
-        raise Taken from error
+        raise NameTaken from error
     except OSError:  # a disk without hard links
         path.rename(final)
     else:

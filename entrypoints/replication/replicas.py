@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cloudtrain.entrypoints.replication import copies, fetchednote, landing
 from cloudtrain.entrypoints.replication import entries as listing
-from cloudtrain.entrypoints.replication.entries import Entry
+from cloudtrain.entrypoints.replication.entries import StoredEntry
 from cloudtrain.entrypoints.replication.fetchednote import Note, has, is_own
 
 __all__ = ["Replicas"]
@@ -117,7 +117,7 @@ class Replicas:
             self._is_shared[source] = copies.shares(*source, self._token, self._folder, stop=self._stop)
         return self._is_shared[source]
 
-    def _fetch(self, source: tuple[str, int], entry: Entry, here: Entry | None, note: Note) -> bool:
+    def _fetch(self, source: tuple[str, int], entry: StoredEntry, here: StoredEntry | None, note: Note) -> bool:
         """Return whether a copy was tried: time has passed, so a newer entry may exist, or the server may be gone."""
         name = entry.name
         if not (self._may_try(name) and self._may_try(_ROOM)):
@@ -149,7 +149,7 @@ class Replicas:
         self._recover(_ROOM)
         return True
 
-    def _retire(self, there: list[Entry], here: dict[str, Entry], note: Note) -> Note:
+    def _retire(self, there: list[StoredEntry], here: dict[str, StoredEntry], note: Note) -> Note:
         """Remove fetched entries that the source no longer has, if a newer entry of the source has arrived.
 
         Return the rest of the note. Called before a copy, so that the disk holds at most as many entries as the source.

@@ -1,6 +1,6 @@
 """The forms of a printed step: from a line of text to its figures. Pure.
 
-docs/steps.md lists the forms. `Told.weight` is the precision of a form's step: if a script prints several forms, the
+docs/steps.md lists the forms. `LineFigures.weight` is the precision of a step: if a script prints several forms, the
 heaviest form counts (steps.py).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-__all__ = ["BAR", "EPOCH", "FINE", "FREE", "MOST", "NUMBER", "Told", "may_tell", "read"]
+__all__ = ["BAR", "EPOCH", "FINE", "FREE", "MOST", "NUMBER", "LineFigures", "may_tell", "read"]
 
 MOST = 4096  # characters: longer lines are not read
 # Weights: an epoch alone, a bar without a name, an epoch with figures, a bar of an epoch or with a loss, a step.
@@ -43,7 +43,7 @@ _SHORT = {"learning_rate": "lr", "max_steps": "total", "total_steps": "total", "
 
 
 @dataclass(frozen=True)
-class Told:
+class LineFigures:
     """The figures of a line. `of_epoch`: step and total count within the epoch; `name`: the name of a bar.
 
     `scores` are an evaluation's; a line with scores alone has no step.
@@ -66,7 +66,7 @@ def may_tell(line: str) -> bool:
     return "step" in low or "loss" in low or "epoch" in low or "iter" in low or "%|" in low or "::ct" in low
 
 
-def read(line: str) -> Told | None:
+def read(line: str) -> LineFigures | None:
     """Return the figures of a line in a known form, else None."""
     if "%|" in line:
         return _bar(line)
@@ -75,7 +75,7 @@ def read(line: str) -> Told | None:
     return _text(line)
 
 
-def _bar(line: str) -> Told | None:
+def _bar(line: str) -> LineFigures | None:
     """Read the newest state of a tqdm bar, if the bar may be training's."""
     match = _BAR.match(line)
     if match is None:
@@ -90,13 +90,13 @@ def _bar(line: str) -> Told | None:
         fields["lr"] = float(rate[1])
     of = _EPOCH.search(name)
     if re.fullmatch(r"epochs?\W*", name, re.IGNORECASE):  # the bar of all epochs
-        return Told(EPOCH_FIGURES if losses else EPOCH, epoch=step, epochs=total, fields=fields)
+        return LineFigures(EPOCH_FIGURES if losses else EPOCH, epoch=step, epochs=total, fields=fields)
     weight = NAMED_BAR if losses or is_named else BAR
     epoch, epochs = _counts(of)
-    return Told(weight, step, total, epoch, epochs, of is not None, re.sub(r"\d+", "#", name), fields)
+    return LineFigures(weight, step, total, epoch, epochs, of is not None, re.sub(r"\d+", "#", name), fields)
 
 
-def _items(line: str, items: dict[str, float]) -> Told | None:
+def _items(line: str, items: dict[str, float]) -> LineFigures | None:
     """Read a printed dict or a line of JSON."""
     items = {_SHORT.get(name, name): value for name, value in items.items()}
     if "train_runtime" in items:  # the summary at the end of Hugging Face's Trainer
@@ -107,19 +107,21 @@ def _items(line: str, items: dict[str, float]) -> Told | None:
     figures = {name: value for name, value in items.items() if name not in ("step", "total", "epoch")}
     if figures and all(_EVAL.match(name) for name in figures):
         speed = ("_runtime", "_per_second")
-        return Told(FREE, step, scores={name: value for name, value in figures.items() if not name.endswith(speed)})
+        return LineFigures(
+            FREE, step, scores={name: value for name, value in figures.items() if not name.endswith(speed)}
+        )
     if step is not None:
-        return Told(FINE, step, total, fields=figures)
+        return LineFigures(FINE, step, total, fields=figures)
     if (match := _EPOCH.match(line)) is not None:
         epoch, epochs = _counts(match)
-        return Told(EPOCH_FIGURES, epoch=epoch, epochs=epochs, fields=figures)
+        return LineFigures(EPOCH_FIGURES, epoch=epoch, epochs=epochs, fields=figures)
     if "loss" not in figures or epoch is None:
         return None
     # Hugging Face's Trainer: the fraction of an epoch, and no step.
-    return Told(FREE, epoch=epoch, fields=figures | {"epoch": items["epoch"]})
+    return LineFigures(FREE, epoch=epoch, fields=figures | {"epoch": items["epoch"]})
 
 
-def _text(line: str) -> Told | None:
+def _text(line: str) -> LineFigures | None:
     fields: dict[str, float] = {}
     scores: dict[str, float] = {}
     low = line.lower()
@@ -133,19 +135,19 @@ def _text(line: str) -> Told | None:
     elif step is None and (pair := _PAIR.match(line)) is not None:
         epoch, step = int(pair[1]), int(pair[2])
     if _EVAL_LINE.match(line):
-        return Told(FREE, scores=scores | fields) if (scores or fields) and step is None else None
+        return LineFigures(FREE, scores=scores | fields) if (scores or fields) and step is None else None
     if scores and step is not None and (not fields or epoch is None):  # a validation, or nanoGPT's pair of estimates
-        return Told(FREE, step if epoch is None else None, scores=scores | fields)
+        return LineFigures(FREE, step if epoch is None else None, scores=scores | fields)
     if fields and "loss" not in fields:
         fields = {"loss": fields[(first := next(iter(fields)))]} | {k: v for k, v in fields.items() if k != first}
     if (rate := _RATE.search(line)) is not None:
         fields["lr"] = float(rate[1])
     if step is not None and (fields or total is not None):
         weight = FINE if fields else BAR  # `Step 1/3: loading data` may belong to the set-up
-        return Told(weight, step, total, epoch, epochs, epoch is not None, fields=fields | scores)
+        return LineFigures(weight, step, total, epoch, epochs, epoch is not None, fields=fields | scores)
     if epoch is not None and step is None and (fields or scores or _EPOCH_LINE.match(line)):
         weight = EPOCH_FIGURES if fields or scores else EPOCH
-        return Told(weight, epoch=epoch, epochs=epochs, fields=fields, scores=scores)
+        return LineFigures(weight, epoch=epoch, epochs=epochs, fields=fields, scores=scores)
     return None
 
 

@@ -19,9 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import events, heartbeat
+from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.rank import heartbeat
 from cloudtrain.entrypoints.scripts import forms
-from cloudtrain.entrypoints.scripts.forms import Told
+from cloudtrain.entrypoints.scripts.forms import LineFigures
 
 __all__ = ["Steps"]
 
@@ -102,7 +103,7 @@ class Steps:
         ]
         return f"{events.format_line('step', ' '.join(words), fields)}\n{self._warning(fields)}"
 
-    def _read(self, line: str) -> Told | None:
+    def _read(self, line: str) -> LineFigures | None:
         """Read a line by the user's expressions, or by the built-in forms."""
         found = {name: _number(pattern, line) for name, pattern in (self._wanted | self._metrics).items()}
         extra = {name: value for name, value in found.items() if value is not None and name not in ("step", "total")}
@@ -112,13 +113,13 @@ class Steps:
             told = forms.read(line)
         else:
             step = found["step"]
-            told = None if step is None or not math.isfinite(step) else Told(forms.FINE, int(step))
+            told = None if step is None or not math.isfinite(step) else LineFigures(forms.FINE, int(step))
         if told is not None:
             return replace(told, fields=told.fields | extra) if extra else told
         extra.pop("loss", None)
-        return Told(forms.FREE, scores=extra) if extra else None
+        return LineFigures(forms.FREE, scores=extra) if extra else None
 
-    def _of_bars(self, told: Told, now_s: float) -> Told | None:
+    def _of_bars(self, told: LineFigures, now_s: float) -> LineFigures | None:
         """Return the bar's state, with the step counted over all epochs; None if the bar does not count.
 
         Of several similar bars the longest is training's: the rest prepare, or evaluate.
@@ -144,7 +145,7 @@ class Steps:
         self._seen = self._base + told.step
         return replace(told, step=self._seen, total=None if self._base else told.total)
 
-    def _event(self, told: Told, now_s: float) -> tuple[str, dict[str, Any]]:
+    def _event(self, told: LineFigures, now_s: float) -> tuple[str, dict[str, Any]]:
         """Return the event's name and fields; the name is empty if the figures do not count."""
         exact = self.library()
         if told.scores and (told.weight == forms.FREE or told.weight < self._weight):
@@ -164,7 +165,7 @@ class Steps:
         epoch = {} if told.epoch is None else {"epoch": told.epoch}
         return "step", self._fields(step, self._total or total, epoch | told.fields | told.scores, now_s)
 
-    def _place(self, told: Told) -> tuple[int, int | None]:
+    def _place(self, told: LineFigures) -> tuple[int, int | None]:
         """Return the step as counted over all epochs, and the number of all steps."""
         if told.epoch is None:
             assert told.step is not None

@@ -17,13 +17,13 @@ import time
 from cloudtrain.entrypoints.scripts import forms
 from cloudtrain.entrypoints.scripts.steps import Steps
 
-__all__ = ["Stream", "say", "watch"]
+__all__ = ["OutputStream", "say", "watch"]
 
 FIRST_BAR_S, MOST_BAR_S = 1.0, 60.0  # between two newlines in a bar: the first pause, doubled after each newline
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-class Stream(io.TextIOWrapper):
+class OutputStream(io.TextIOWrapper):
     """Replaces standard output or standard error."""
 
     def __init__(self, stream: io.TextIOWrapper, steps: Steps) -> None:
@@ -94,7 +94,7 @@ def watch(steps: Steps) -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if type(stream) is io.TextIOWrapper:
-            made = Stream(stream, steps)
+            made = OutputStream(stream, steps)
             setattr(sys, name, made)
             setattr(sys, f"__{name}__", made)
 
@@ -102,7 +102,7 @@ def watch(steps: Steps) -> None:
 def say(text: str) -> None:
     """Write our own lines into the rank's log, after the unfinished line; a full disk must not end the script."""
     for stream in (sys.__stdout__, sys.__stderr__):
-        if isinstance(stream, Stream):
+        if isinstance(stream, OutputStream):
             with contextlib.suppress(OSError, ValueError):
                 stream.end_line()
     with contextlib.suppress(OSError):

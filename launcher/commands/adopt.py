@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.commands.options import DEFAULT_FILE, completes, examples, file_option, json_option, yes_option
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, NoSuchJobError
-from cloudtrain.launcher.options import DEFAULT_FILE, completes, examples, file_option, json_option, yes_option
-from cloudtrain.launcher.terminal import confirm, print_json, say
+from cloudtrain.launcher.text.terminal import confirm, print_json, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import Found
+    from cloudtrain.launcher.backend import FoundAttempt
 
 __all__ = ["command"]
 
@@ -32,8 +32,8 @@ def command(wanted: tuple[str, ...], backend: str | None, file: Path | None, yes
     Without JOB: all jobs that this home has sent, after a question. A job from another home needs its name as JOB.
     Budgets reserve the worst case of each adopted job.
     """
-    from cloudtrain.launcher import adopting
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.jobs import adopt
+    from cloudtrain.launcher.store.registry import Registry
 
     registry = Registry()
     there, not_asked = _found([backend] if backend else backends.names(), file, registry.folder)
@@ -46,7 +46,7 @@ def command(wanted: tuple[str, ...], backend: str | None, file: Path | None, yes
     rows = []
     for name, found in there:
         try:
-            rows += [(adopting.row_of(name, found), found)] if wanted or found.is_own else []
+            rows += [(adopt.row_of(name, found), found)] if wanted or found.is_own else []
         except ConfigError as error:
             if wanted:
                 raise
@@ -57,14 +57,14 @@ def command(wanted: tuple[str, ...], backend: str | None, file: Path | None, yes
     elif not wanted and not confirm(f"Adopt {count}?", yes=yes):
         return 1
     for job, found in rows:
-        adopting.adopt(registry, job, found)
+        adopt.adopt(registry, job, found)
         say(f"adopted {job.id}: cloudtrain status {job.id}")
     if as_json:
         print_json({"adopted": [job.id for job, _ in rows], "not_asked": not_asked})
     return 0
 
 
-def _found(names: list[str], file: Path | None, home: Path) -> tuple[list[tuple[str, Found]], dict[str, str]]:
+def _found(names: list[str], file: Path | None, home: Path) -> tuple[list[tuple[str, FoundAttempt]], dict[str, str]]:
     """Return the unknown attempts, each with its backend, and the errors of backends that cannot be asked.
 
     The backends are asked at once. A single backend's error is raised.
@@ -82,12 +82,13 @@ def _found(names: list[str], file: Path | None, home: Path) -> tuple[list[tuple[
     return there, not_asked
 
 
-def _asked(path: Path | None, home: Path, name: str) -> tuple[list[Found], CloudtrainError | None]:
-    from cloudtrain.launcher import adopting, config
+def _asked(path: Path | None, home: Path, name: str) -> tuple[list[FoundAttempt], CloudtrainError | None]:
+    from cloudtrain.launcher import config
+    from cloudtrain.launcher.jobs import adopt
 
     try:
         is_named = path is not None and name in config.backends_configured(path)
         loaded = config.load(path, backend=name) if path is not None and is_named else None
-        return adopting.unknown(name, loaded, home), None
+        return adopt.unknown(name, loaded, home), None
     except CloudtrainError as error:
         return [], error

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from cloudtrain.launcher.commands.options import job_argument, json_option
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, CredentialError, UnreachableError, UsageError
-from cloudtrain.launcher.options import job_argument, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, say
+from cloudtrain.launcher.text.terminal import print_json, print_lines, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import HasCheckpoints
@@ -25,8 +25,8 @@ __all__ = ["command"]
 @json_option
 def command(job: str, output: Path | None, as_json: bool) -> int:
     """Fetch a job's output folder; of a script also its checkpoint folder, with the files that `keep` names."""
-    from cloudtrain.launcher.refresh import refresh
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.jobs.refresh import refresh
+    from cloudtrain.launcher.store.registry import Registry
 
     registry = Registry()
     found = refresh(registry, registry.find(job))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from cloudtrain.launcher.backend import names
-from cloudtrain.launcher.options import json_option
-from cloudtrain.launcher.terminal import print_json, print_lines
+from cloudtrain.launcher.commands.options import json_option
+from cloudtrain.launcher.text.terminal import print_json, print_lines
 
 __all__ = ["command"]
 

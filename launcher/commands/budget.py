@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.columns import width, wrapped
+from cloudtrain.launcher.commands.options import completes, json_option, yes_option
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
-from cloudtrain.launcher.options import completes, json_option, yes_option
-from cloudtrain.launcher.terminal import confirm, print_json, print_lines, say
+from cloudtrain.launcher.text.tables import width, wrapped
+from cloudtrain.launcher.text.terminal import confirm, print_json, print_lines, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.database import Database
-    from cloudtrain.launcher.money.budgets import Budget, Period
-    from cloudtrain.launcher.money.shown import Row
+    from cloudtrain.launcher.money.shown import BudgetRow
+    from cloudtrain.launcher.store.budgets import LedgerBudget, Period
+    from cloudtrain.launcher.store.database import Database
 
 __all__ = ["command"]
 
@@ -61,15 +61,15 @@ def command(context: click.Context) -> None:
 @_here
 def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: str | None, here: bool) -> None:
     """Set a limit, such as `cloudtrain budget set vision 5000USD --month`."""
-    from cloudtrain.entrypoints.figures import down, up, usd
-    from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.entrypoints.format import down, up, usd
     from cloudtrain.launcher.money import teams
-    from cloudtrain.launcher.money.budgets import Budget
+    from cloudtrain.launcher.store import ledger as ledgers
+    from cloudtrain.launcher.store.budgets import LedgerBudget
 
     project, limit_micro = _what(what)
     overcommit = _overcommit(given_overcommit)
     period: Period = "month" if monthly else "all"
-    budget = Budget(project, period, limit_micro, round(overcommit * 100), time.time(), teams.this_person())
+    budget = LedgerBudget(project, period, limit_micro, round(overcommit * 100), time.time(), teams.this_person())
     database = _database()
     place = None if here else _place(database, project, ledger)
     if place is None:
@@ -93,9 +93,7 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
     if standing.unknown:
         jobs = ", ".join(held.job_id for held in standing.unknown)
         say(f"nobody knows the price of {jobs}: nothing is sent under this budget until their end")
-    for other in _others(database, place, project, budget):
-        if other.project == project:
-            say(f"the budget of {_limit(other)} of {whose} also applies")
+    _say_others(database, place, budget, whose)
 
 
 @command.command("show", short_help="Show limits, what is spent, reserved, left.")
@@ -106,10 +104,10 @@ def show(project: str | None, as_json: bool) -> None:
 
     Jobs that may have ended are asked for, so that what they hold no more is free.
     """
-    from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.launcher.jobs.reserve import reconcile
     from cloudtrain.launcher.money import shown, teams
-    from cloudtrain.launcher.money.reserving import reconcile
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store import ledger as ledgers
+    from cloudtrain.launcher.store.registry import Registry
 
     if project is not None:
         _require_name(project)
@@ -148,9 +146,9 @@ def show(project: str | None, as_json: bool) -> None:
 )
 def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None:
     """Remove a limit; what was spent and what is reserved stays known."""
-    from cloudtrain.launcher.money import ledger as ledgers
     from cloudtrain.launcher.money import teams
-    from cloudtrain.launcher.money.budgets import Budget
+    from cloudtrain.launcher.store import ledger as ledgers
+    from cloudtrain.launcher.store.budgets import LedgerBudget
 
     if project is not None:
         _require_name(project)
@@ -171,28 +169,35 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
         is_gone = teams.remove_budget(database, place, name, period)
     where = f" at {place}" if place else ""
     if not is_gone:
-        others = _others(database, place, name, Budget(name, period, 0))
+        others = _others(database, place, name, LedgerBudget(name, period, 0))
         hint = "; ".join(map(_removal, others)) or "cloudtrain budget show lists all budgets"
         raise UsageError(f"there is no {'monthly ' if monthly else ''}budget of {whose}{where}", hint=hint)
     say(f"removed the {'monthly ' if monthly else ''}budget of {whose}{where}")
+    _say_others(database, place, LedgerBudget(name, period, 0), whose)
 
 
-def _others(database: Database, place: str | None, project: str, budget: Budget) -> list[Budget]:
+def _others(database: Database, place: str | None, project: str, budget: LedgerBudget) -> list[LedgerBudget]:
     """Return the other budgets at the same place, those of the project first."""
-    from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.launcher.store import ledger as ledgers
 
     found = [row.standing.budget for row in _shared_rows(place, project)] if place else ledgers.budgets(database)
     others = [each for each in found if (each.project, each.period) != (project, budget.period)]
     return sorted(others, key=lambda each: (each.project != project, each.project, each.period))
 
 
-def _limit(budget: Budget) -> str:
-    from cloudtrain.entrypoints.figures import usd
+def _say_others(database: Database, place: str | None, budget: LedgerBudget, whose: str) -> None:
+    for other in _others(database, place, budget.project, budget):
+        if other.project == budget.project:
+            say(f"the budget of {_limit(other)} of {whose} also applies")
+
+
+def _limit(budget: LedgerBudget) -> str:
+    from cloudtrain.entrypoints.format import usd
 
     return f"{usd(budget.limit_micro)} {'in each month (UTC)' if budget.period == 'month' else 'for ever'}"
 
 
-def _removal(budget: Budget) -> str:
+def _removal(budget: LedgerBudget) -> str:
     """Return the budget's amount and the command that removes the budget."""
     words = ["cloudtrain budget remove", budget.project, "--month" if budget.period == "month" else ""]
     return f"the budget of {_limit(budget)}: {' '.join(filter(None, words))}"
@@ -207,8 +212,8 @@ def close(job: str, spent: str, yes: bool) -> None:
 
     For a machine that is lost: every other one tells of its jobs' ends by itself.
     """
-    from cloudtrain.launcher.money import ledger as ledgers
     from cloudtrain.launcher.money import teams
+    from cloudtrain.launcher.store import ledger as ledgers
 
     spent_micro = _money(spent)
     database = _database()
@@ -226,7 +231,7 @@ def close(job: str, spent: str, yes: bool) -> None:
 
 def _overcommit(text: str) -> float:
     """Return by how much worst cases may exceed what is left, from `1.2` or `120%`."""
-    from cloudtrain.launcher.money.budgets import MOST_OVERCOMMIT_PERCENT
+    from cloudtrain.launcher.store.budgets import MOST_OVERCOMMIT_PERCENT
 
     most = MOST_OVERCOMMIT_PERCENT / 100
     try:
@@ -251,7 +256,7 @@ def _what(words: tuple[str, ...]) -> tuple[str, int]:
 
 
 def _money(text: str) -> int:
-    from cloudtrain.launcher.units import parse_money
+    from cloudtrain.launcher.text.units import parse_money
 
     try:
         return parse_money(text)
@@ -260,18 +265,18 @@ def _money(text: str) -> int:
 
 
 def _require_name(project: str) -> None:
-    from cloudtrain.launcher.money.budgets import PROJECT_PATTERN
+    from cloudtrain.launcher.job import PROJECT_PATTERN
 
     if not re.fullmatch(PROJECT_PATTERN, project):
         hint = "small letters, digits, `-` and `_`, at most 63, a letter or a digit first"
         raise UsageError(f"{project!r} cannot name a project", hint=hint)
 
 
-def _require_known(database: Database, project: str, rows: list[Row]) -> None:
+def _require_known(database: Database, project: str, rows: list[BudgetRow]) -> None:
     """Raise UsageError for a project without a budget that has spent nothing and runs nothing."""
     from difflib import get_close_matches
 
-    from cloudtrain.launcher.money import ledger as ledgers
+    from cloudtrain.launcher.store import ledger as ledgers
 
     budgeted = [budget.project for budget in ledgers.budgets(database)] + list(ledgers.ledgers(database))
     known = sorted({*ledgers.projects(database), *budgeted} - {""})
@@ -283,8 +288,8 @@ def _require_known(database: Database, project: str, rows: list[Row]) -> None:
 
 
 def _database() -> Database:
-    from cloudtrain.launcher.money.reserving import adopt
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.jobs.reserve import adopt
+    from cloudtrain.launcher.store.registry import Registry
 
     registry = Registry()
     adopt(registry)
@@ -293,33 +298,36 @@ def _database() -> Database:
 
 def _place(database: Database, project: str, given: str | None) -> str | None:
     """Return where the project's budget is shared: as given, else as this machine knows; None where it is not."""
-    from cloudtrain.launcher.money import ledger as ledgers
     from cloudtrain.launcher.money.cells import located
+    from cloudtrain.launcher.store import ledger as ledgers
 
     return ledgers.ledgers(database).get(project) if given is None else located(given)
 
 
-def _own_rows(database: Database, project: str | None) -> list[Row]:
+def _own_rows(database: Database, project: str | None) -> list[BudgetRow]:
     """Return this machine's budgets, and what is spent and reserved where there is none."""
-    from cloudtrain.launcher.money import ledger as ledgers
-    from cloudtrain.launcher.money.budgets import OVERALL, Budget
-    from cloudtrain.launcher.money.shown import Row
+    from cloudtrain.launcher.money.shown import BudgetRow
+    from cloudtrain.launcher.store import ledger as ledgers
+    from cloudtrain.launcher.store.budgets import OVERALL, LedgerBudget
 
     now_s = time.time()
     wanted = [OVERALL, *ledgers.projects(database)] if project is None else [project]
-    limited = [Row(each) for each in ledgers.standings(database, now_s) if project in (None, each.budget.project)]
+    limited = [BudgetRow(each) for each in ledgers.standings(database, now_s) if project in (None, each.budget.project)]
     bare = [name for name in wanted if not any(row.standing.budget.project == name for row in limited)]
-    unlimited = [Row(ledgers.standing_of(database, Budget(name, "month", 0), now_s), is_limited=False) for name in bare]
+    unlimited = [
+        BudgetRow(ledgers.standing_of(database, LedgerBudget(name, "month", 0), now_s), is_limited=False)
+        for name in bare
+    ]
     return sorted([*limited, *unlimited], key=lambda row: (row.standing.budget.project, row.standing.budget.period))
 
 
-def _shared_rows(place: str, project: str | None) -> list[Row]:
+def _shared_rows(place: str, project: str | None) -> list[BudgetRow]:
     from cloudtrain.launcher.money import teamledger
     from cloudtrain.launcher.money.cells import open_cell
-    from cloudtrain.launcher.money.shown import Row
+    from cloudtrain.launcher.money.shown import BudgetRow
 
     book = teamledger.read(open_cell(place))
     if book is None:
         raise ConfigError("there is no ledger any more")
     found = teamledger.standings(book, time.time())
-    return [Row(each, place) for each in found if project is None or each.budget.project in ("", project)]
+    return [BudgetRow(each, place) for each in found if project is None or each.budget.project in ("", project)]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.columns import table, width
-from cloudtrain.launcher.options import completes, examples, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
+from cloudtrain.launcher.commands.options import completes, examples, json_option
+from cloudtrain.launcher.text.tables import table, width
+from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.report.comparing import Comparison
@@ -44,8 +44,8 @@ def command(
 
     from cloudtrain.launcher.commands.report import seen
     from cloudtrain.launcher.errors import UsageError
-    from cloudtrain.launcher.registry import Registry
     from cloudtrain.launcher.report import comparing, files
+    from cloudtrain.launcher.store.registry import Registry
 
     if not 2 <= len(jobs) <= MOST:
         raise UsageError(f"compare takes two to {MOST} jobs, not {len(jobs)}", hint="cloudtrain list shows their names")
@@ -96,7 +96,7 @@ def _print(found: Comparison) -> None:
 
 def _curve(losses: list[float]) -> str:
     """Return the first loss, the curve between, and the last loss."""
-    from cloudtrain.launcher import spark
-    from cloudtrain.launcher.signs import signs_of
+    from cloudtrain.launcher.text import charts
+    from cloudtrain.launcher.text.signs import signs_of
 
-    return f"{losses[0]:.4g} {spark.chart(losses, CURVE_COLUMNS, 1, signs_of())[0]} {losses[-1]:.4g}"
+    return f"{losses[0]:.4g} {charts.chart(losses, CURVE_COLUMNS, 1, signs_of())[0]} {losses[-1]:.4g}"

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
+from cloudtrain.launcher.completion import SHELLS, installed_at
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.terminal import print_lines, say
+from cloudtrain.launcher.text.terminal import print_lines, say
 
-__all__ = ["SHELLS", "command", "installed_at"]
-
-SHELLS = ("bash", "zsh", "fish")
+__all__ = [
+    "command",
+]
 
 
 @click.command(
@@ -45,17 +46,6 @@ def command(shell: str | None, install: bool) -> None:
         raise UsageError(f"cannot write {place}: {error.strerror}", hint=hint) from error
     say(f"wrote {place}")
     say(_first_use(chosen, place))
-
-
-def installed_at(shell: str) -> Path:
-    """Return the file in which the shell, or its package of completions, looks for cloudtrain's."""
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return {
-        "bash": data / "bash-completion" / "completions" / "cloudtrain",
-        "zsh": data / "zsh" / "site-functions" / "_cloudtrain",
-        "fish": config / "fish" / "completions" / "cloudtrain.fish",
-    }[shell]
 
 
 def _first_use(shell: str, place: Path) -> str:

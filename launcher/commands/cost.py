@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from cloudtrain.launcher.columns import csv_text, table, width
+from cloudtrain.launcher.commands.options import completes, examples, json_option
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
-from cloudtrain.launcher.options import completes, examples, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
+from cloudtrain.launcher.text.tables import csv_text, table, width
+from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Invoice
     from cloudtrain.launcher.job import Attempt, Job
     from cloudtrain.launcher.money.bill import Bill
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["command"]
 
@@ -45,7 +45,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Show what a job has cost, planned against metered against billed; without JOB, what all have in a month."""
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
 
     if as_csv and as_json:
         raise UsageError("--csv and --json are two forms of the same", hint="give one")
@@ -66,9 +66,9 @@ def command(
 
 def _one(registry: Registry, key: str, *, with_invoice: bool, as_csv: bool, as_json: bool) -> None:
     """Print one job's bill."""
-    from cloudtrain.launcher.describe import outcome
+    from cloudtrain.launcher.jobs.describe import outcome
+    from cloudtrain.launcher.jobs.refresh import refresh
     from cloudtrain.launcher.money import bill, billwords
-    from cloudtrain.launcher.refresh import refresh
 
     job = refresh(registry, registry.find(key))
     attempts = registry.attempts(job)
@@ -113,8 +113,8 @@ def _invoice(job: Job, attempts: list[Attempt], found: Bill) -> Invoice:
 
 def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:
     """Print what jobs have cost in a span, one by one or in groups."""
+    from cloudtrain.launcher.jobs.refresh import refresh
     from cloudtrain.launcher.money import billwords, period
-    from cloudtrain.launcher.refresh import refresh
 
     for job in registry.jobs(active=True):
         try:
@@ -149,9 +149,9 @@ def _meant(by: str) -> str:
 def _span(month: str | None, since: str | None) -> tuple[float, float]:
     """Return from when to when. Raises UsageError."""
     from cloudtrain.launcher.money import period
-    from cloudtrain.launcher.money.budgets import month_of
-    from cloudtrain.launcher.times import seconds
-    from cloudtrain.launcher.units import parse_duration
+    from cloudtrain.launcher.store.budgets import month_of
+    from cloudtrain.launcher.text.times import seconds
+    from cloudtrain.launcher.text.units import parse_duration
 
     now_s = time.time()
     try:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import click
 
-from cloudtrain.launcher.approval import approved
+from cloudtrain.launcher.commands.options import Overrides, config_options, json_option, yes_option
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.options import Overrides, config_options, json_option, yes_option
-from cloudtrain.launcher.terminal import print_json, say
+from cloudtrain.launcher.jobs.approval import approved
+from cloudtrain.launcher.text.terminal import print_json, say
 
 __all__ = ["command"]
 
@@ -25,11 +25,11 @@ def command(overrides: Overrides, steps: int, yes: bool, as_json: bool) -> int:
     A job of its own makes short runs of the config's task: as it trains, without communication, and with data that is
     loaded already. Nothing is trained or saved. The shares go to standard output.
     """
-    from cloudtrain.launcher import submit
-    from cloudtrain.launcher.follow import wait
-    from cloudtrain.launcher.home import home
-    from cloudtrain.launcher.prepare import prepare
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.jobs import submit
+    from cloudtrain.launcher.jobs.follow import wait
+    from cloudtrain.launcher.planning.prepare import prepare
+    from cloudtrain.launcher.store.home import home
+    from cloudtrain.launcher.store.registry import Registry
 
     measuring = (f"training.diagnose_steps={steps}", "checkpoint.uri=null")
     if overrides.load().task is None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.backend import ALL, Check
+from cloudtrain.launcher.commands.options import DEFAULT_FILE, completes, examples, file_option, json_option
 from cloudtrain.launcher.errors import ConfigError, UsageError
-from cloudtrain.launcher.options import ALL, DEFAULT_FILE, completes, examples, file_option, json_option
-from cloudtrain.launcher.terminal import print_json, print_text, say
+from cloudtrain.launcher.text.terminal import print_json, print_text, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.checkup.everywhere import Ask
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["command"]
 
@@ -67,10 +67,10 @@ def _groups(backend: str | None, path: Path | None) -> Iterator[tuple[str, list[
 
 def _of_one(name: str, path: Path | None) -> Ask:
     """Return how to ask one backend. Raises ConfigError for a job that its file does not describe."""
-    from cloudtrain.launcher import adopting
+    from cloudtrain.launcher.jobs import adopt
 
     backends.load(name)
-    return partial(adopting.checks, name, _loaded(path, name) if path else None)
+    return partial(adopt.checks, name, _loaded(path, name) if path else None)
 
 
 def _of_all(path: Path | None, with_others: bool) -> dict[str, Ask]:
@@ -96,7 +96,7 @@ def _of_all(path: Path | None, with_others: bool) -> dict[str, Ask]:
     return others | asks
 
 
-def _loaded(path: Path, name: str) -> Config:
+def _loaded(path: Path, name: str) -> JobConfig:
     from cloudtrain.launcher import config
 
     return config.load(path, backend=name)

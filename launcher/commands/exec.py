@@ -8,8 +8,8 @@ from typing import cast
 
 import click
 
+from cloudtrain.launcher.commands.options import named_job_argument
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.options import named_job_argument
 
 __all__ = ["command"]
 
@@ -24,7 +24,7 @@ def command(job: str, node: int, argv: tuple[str, ...]) -> int:
     The exit code is the command's. On machines of your own, as those of the ssh backend.
     """
     from cloudtrain.launcher import backend as backends
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
 
     found = Registry().find(job)
     backend = backends.load(found.backend)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import click
 
-from cloudtrain.launcher.columns import width as terminal_width
+from cloudtrain.launcher.commands.options import completes, examples, json_option
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.options import completes, examples, json_option
+from cloudtrain.launcher.text.tables import width as terminal_width
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -38,10 +38,10 @@ def command(path: str, as_json: bool) -> None:
     field = schema.field_at(steps) if steps else None
     if steps and field is None:
         raise UsageError(f"no key `{path}`", hint=_closest(path))
-    model = schema.section(field) if field is not None else schema.Config
+    model = schema.section(field) if field is not None else schema.JobConfig
     keys = {key: facts_of(inner) for key, inner in model.model_fields.items()} if model is not None else {}
     if as_json:
-        facts = facts_of(field) if field is not None else {"type": "mapping", "help": schema.Config.__doc__}
+        facts = facts_of(field) if field is not None else {"type": "mapping", "help": schema.JobConfig.__doc__}
         click.echo(json.dumps({"key": path, **facts, **({"keys": keys} if keys else {})}, indent=2))
         return
     if field is not None:
@@ -124,9 +124,9 @@ def default_words(facts: dict[str, Any]) -> str:
 
 
 def _closest(path: str) -> str:
-    from cloudtrain.launcher.config.schema import Config, keys_named
+    from cloudtrain.launcher.config.schema import JobConfig, keys_named
 
-    names = list(every_key(Config))
+    names = list(every_key(JobConfig))
     key = path.rpartition(".")[2]
     exact = [name for name in names if name.rpartition(".")[2] == key]
     if key in exact or len(exact) == 1:  # the right key in a wrong section

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from cloudtrain.launcher.columns import table, width
+from cloudtrain.launcher.commands.options import DEFAULT_FILE, json_option
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.options import DEFAULT_FILE, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines
-from cloudtrain.launcher.units import format_duration
+from cloudtrain.launcher.text.tables import table, width
+from cloudtrain.launcher.text.terminal import print_json, print_lines
+from cloudtrain.launcher.text.units import format_duration
 
 if TYPE_CHECKING:
     from cloudtrain.launcher import backend as backends

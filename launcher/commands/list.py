@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.columns import hidden, table, width
+from cloudtrain.launcher.commands.options import examples, json_option
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
-from cloudtrain.launcher.options import examples, json_option
-from cloudtrain.launcher.terminal import json_line, print_lines, say, when, write
+from cloudtrain.launcher.text.tables import hidden, table, width
+from cloudtrain.launcher.text.terminal import json_line, print_lines, say, when, write
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.listed import Choice, Listing
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.jobs.list_cache import JobFilter, Listing
+    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["command"]
 
@@ -60,13 +60,13 @@ def command(
 
     What has not answered after ten seconds is listed as it was last seen.
     """
-    from cloudtrain.launcher import listed
     from cloudtrain.launcher.job import ACTIVE
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.jobs import list_cache
+    from cloudtrain.launcher.store.registry import Registry
 
     if active and states:
         raise UsageError("--active and --state both choose states", hint="give one of them")
-    choice = listed.Choice(
+    choice = list_cache.JobFilter(
         states=frozenset(ACTIVE if active else states),
         backends=frozenset(backends),
         project=project,
@@ -78,13 +78,13 @@ def command(
     registry, faults = Registry(), dict[str, CloudtrainError]()
 
     def ask(jobs: list[Job]) -> list[Job]:
-        from cloudtrain.launcher.asking import ask
+        from cloudtrain.launcher.jobs.poller import ask
 
         answers = ask(registry, jobs)
         faults.update(answers.faults)
         return answers.jobs
 
-    found = listed.chosen(registry, choice, ask, described=as_json)
+    found = list_cache.chosen(registry, choice, ask, described=as_json)
     if choice.backends and not found.lines:
         _see_that_they_exist(registry, choice.backends)
     if as_json:
@@ -99,9 +99,9 @@ def command(
 
 def _print_json(registry: Registry, found: Listing, faults: dict[str, CloudtrainError]) -> None:
     """Print one object; most jobs' JSON is kept as text, and is passed on as such."""
-    from cloudtrain.launcher.listed import attempts_of
+    from cloudtrain.launcher.jobs.list_cache import attempts_of
     from cloudtrain.launcher.money.outlook import outlook
-    from cloudtrain.launcher.money.words import as_usd
+    from cloudtrain.launcher.text.money import as_usd
 
     now_s = time.time()
     rates = [outlook(job, attempts_of(registry, job), now_s).burn_micro_h for job in found.active]
@@ -128,9 +128,9 @@ def _print(registry: Registry, found: Listing) -> None:
 
 
 def _print_notes(registry: Registry, jobs: list[Job], now_s: float) -> None:
-    from cloudtrain.entrypoints.figures import dollars
-    from cloudtrain.launcher.describe import limit_words
-    from cloudtrain.launcher.listed import attempts_of
+    from cloudtrain.entrypoints.format import dollars
+    from cloudtrain.launcher.jobs.describe import limit_words
+    from cloudtrain.launcher.jobs.list_cache import attempts_of
     from cloudtrain.launcher.money.outlook import outlook
 
     money = {job.id: outlook(job, attempts_of(registry, job), now_s) for job in jobs}
@@ -155,7 +155,7 @@ def _see_that_they_exist(registry: Registry, backends: frozenset[str]) -> None:
         raise UsageError(f"--backend {unknown[0]}: there is no such backend", hint=f"one of {', '.join(sorted(known))}")
 
 
-def _none(registry: Registry, choice: Choice, *, active: bool) -> str:
+def _none(registry: Registry, choice: JobFilter, *, active: bool) -> str:
     """Return why there is nothing to list."""
     if active and not (choice.backends or choice.project or choice.tags or choice.since_s):
         return "no jobs are active"
@@ -173,7 +173,7 @@ def _tag(text: str) -> tuple[str, str | None]:
 
 
 def _since_s(text: str | None) -> float | None:
-    from cloudtrain.launcher.units import parse_duration
+    from cloudtrain.launcher.text.units import parse_duration
 
     try:
         return None if text is None else time.time() - parse_duration(text)

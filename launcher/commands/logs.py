@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.launcher.backend import ALL
+from cloudtrain.launcher.commands.options import completes, examples, job_argument, json_option
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.options import ALL, completes, examples, job_argument, json_option
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.text.terminal import say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
     from cloudtrain.launcher.logs.view import View
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["command"]
 
@@ -75,10 +76,10 @@ def command(
     as_json: bool,
 ) -> int:
     """Print a job's lines. JOB is a name, an id, a unique prefix of one, or `last`."""
-    from cloudtrain.launcher.follow import follow, show, view_of
+    from cloudtrain.launcher.jobs.follow import follow, show, view_of
+    from cloudtrain.launcher.jobs.refresh import refresh
     from cloudtrain.launcher.logs.view import View, parse_ranks
-    from cloudtrain.launcher.refresh import refresh
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
 
     view = View(
         ranks=parse_ranks(ranks) if ranks else None,
@@ -110,9 +111,9 @@ def command(
 
 def _show_all(registry: Registry, job: Job, view: View, tail: int | None, *, following: bool) -> int:
     """Print the lines of all attempts in order, each below a heading of ours; follow the last one if asked."""
-    from cloudtrain.launcher.describe import outcome
-    from cloudtrain.launcher.follow import follow, show, tails
-    from cloudtrain.launcher.terminal import aside
+    from cloudtrain.launcher.jobs.describe import outcome
+    from cloudtrain.launcher.jobs.follow import follow, show, tails
+    from cloudtrain.launcher.text.terminal import aside
 
     attempts = registry.attempts(job)
     _require_there(attempts, view)
@@ -151,7 +152,7 @@ def _since(text: str | None) -> float | None:
 
 
 def _duration(option: str, text: str | None) -> float | None:
-    from cloudtrain.launcher.units import parse_duration
+    from cloudtrain.launcher.text.units import parse_duration
 
     if text is None or text in ("0", "0s"):
         return None if text is None else 0.0

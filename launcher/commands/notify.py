@@ -8,8 +8,8 @@ from functools import partial
 
 import click
 
-from cloudtrain.launcher.options import Overrides, config_options, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, say
+from cloudtrain.launcher.commands.options import Overrides, config_options, json_option
+from cloudtrain.launcher.text.terminal import print_json, print_lines, say
 
 __all__ = ["command"]
 
@@ -21,7 +21,8 @@ def command(overrides: Overrides, as_json: bool) -> int:
     """Send a trial message to each place of the config's `notify`; exit code 1 where one does not take it."""
     from cloudtrain.entrypoints.notices.message import Facts, compose
     from cloudtrain.entrypoints.notices.sending import try_all
-    from cloudtrain.launcher.notices.channels import deliver, entries
+    from cloudtrain.launcher.notices.transports import deliver
+    from cloudtrain.launcher.store.channels import entries
 
     config = overrides.load()
     found = entries(config.model_dump(mode="json", include={"notify"}))

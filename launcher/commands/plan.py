@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.columns import width, wrapped
-from cloudtrain.launcher.options import Overrides, config_options, examples, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
+from cloudtrain.launcher.commands.options import Overrides, config_options, examples, json_option
+from cloudtrain.launcher.text.tables import width, wrapped
+from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.money.compare import Offer
+    from cloudtrain.launcher.money.compare import BackendOffer
 
 __all__ = ["command"]
 
@@ -31,15 +31,15 @@ def command(overrides: Overrides, as_json: bool) -> int:
     Of several backends (`--backend all`, `--backend sagemaker,vertex`, or a list in the file) it shows a table, the
     cheapest hour first.
     """
-    from cloudtrain.launcher.prepare import prepare
+    from cloudtrain.launcher.planning.prepare import prepare
 
     if overrides.compares():
         return _compare(overrides, as_json=as_json)
     config = overrides.load()
     with overrides.placing():
         prepared = prepare(config, overrides.file, Path(), dry=True)
-    from cloudtrain.launcher.bundle import size_words
     from cloudtrain.launcher.money.foretold import books_of
+    from cloudtrain.launcher.planning.bundle import size_words
 
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro
     if as_json:
@@ -68,12 +68,14 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
     return 0 if any(offer.prepared for offer in found) else 3
 
 
-def _below(first: Offer | None, found: list[Offer]) -> str:
+def _below(first: BackendOffer | None, found: list[BackendOffer]) -> str:
     """Return the line below the table: how to take one of them."""
     if first is not None:
         return f"cheapest by the hour, of the known prices: cloudtrain submit --backend {first.backend}"
     if any(offer.lacks for offer in found):
         return "no backend with the accelerators has a known price: `cloudtrain plan --backend NAME` shows the problem"
     if any(offer.prepared for offer in found):
+        if len(found) == 1:
+            return f"only `{found[0].backend}` is configured: add the block of another backend to compare"
         return "no price is known: set BACKEND.price_per_hour, or choose by `cloudtrain submit --backend NAME`"
     return "no backend can be planned: `cloudtrain plan --backend NAME` shows all problems"

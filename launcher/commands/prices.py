@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.columns import csv_text, table, width
-from cloudtrain.launcher.options import DEFAULT_FILE, completes, file_option, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
+from cloudtrain.launcher.commands.options import DEFAULT_FILE, completes, file_option, json_option
+from cloudtrain.launcher.text.tables import csv_text, table, width
+from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.prices.listing import Line, Wanted
+    from cloudtrain.launcher.prices.listing import PriceLine, PriceQuery
     from cloudtrain.launcher.prices.refreshing import Change
 
 __all__ = ["command"]
@@ -61,10 +61,10 @@ def command(
     """
     if context.invoked_subcommand is not None:
         return
-    from cloudtrain.launcher.prices.listing import Wanted, lines, why_none
+    from cloudtrain.launcher.prices.listing import PriceQuery, lines, why_none
 
     _require(backend, accelerator)
-    wanted = Wanted(backend, accelerator, region, instance_type, is_spot)
+    wanted = PriceQuery(backend, accelerator, region, instance_type, is_spot)
     is_filtered = is_all or any((backend, accelerator, region, instance_type))
     if file is None and not is_filtered and _has_a_list(Path(DEFAULT_FILE)):
         file = Path(DEFAULT_FILE)
@@ -98,7 +98,7 @@ def _has_a_list(file: Path) -> bool:
         return False
 
 
-def _of_config(file: Path, wanted: Wanted) -> list[Line]:
+def _of_config(file: Path, wanted: PriceQuery) -> list[PriceLine]:
     """Return the prices of the config's machines, and say which machine has no price."""
     from cloudtrain.launcher import backend as backends
     from cloudtrain.launcher.errors import CloudtrainError
@@ -106,7 +106,7 @@ def _of_config(file: Path, wanted: Wanted) -> list[Line]:
     from cloudtrain.launcher.prices.listing import lines
 
     lines(wanted)  # raises ConfigError for damaged own prices, which no single backend is to blame for
-    found: list[Line] = []
+    found: list[PriceLine] = []
     for target in refreshing.targets(file, None):
         cloud = refreshing.priced(target.name)
         try:
@@ -136,8 +136,8 @@ def _require(backend: str | None, accelerator: str | None) -> None:
         raise UsageError(f"`{accelerator}` names no accelerators", hint="as in A100:8, or A100")
 
 
-def _row(line: Line) -> list[str]:
-    from cloudtrain.launcher.prices.rate import age_days
+def _row(line: PriceLine) -> list[str]:
+    from cloudtrain.launcher.metering.rate import age_days
 
     key, rate = line.key, line.rate
     age = None if rate is None else age_days(rate)
@@ -157,7 +157,7 @@ def _row(line: Line) -> list[str]:
     ]
 
 
-def _plain(line: Line) -> list[str]:
+def _plain(line: PriceLine) -> list[str]:
     counted, _, name, has, region, how, listed, age, *_ = _row(line)
     return [line.key.backend, name, has, region, how, listed, counted, age]
 
@@ -166,8 +166,8 @@ def _usd(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _csv(found: list[Line]) -> list[str]:
-    from cloudtrain.launcher.prices.quote import Key
+def _csv(found: list[PriceLine]) -> list[str]:
+    from cloudtrain.launcher.metering.rate import Key
 
     names = [*Key._fields, "accelerator", "count", "usd_per_hour", "counted_usd_per_hour"]
     names += [

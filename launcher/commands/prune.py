@@ -6,8 +6,8 @@ import time
 
 import click
 
+from cloudtrain.launcher.commands.options import examples, json_option, yes_option
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.options import examples, json_option, yes_option
 
 __all__ = ["command"]
 
@@ -19,8 +19,8 @@ __all__ = ["command"]
 def command(older: str | None, yes: bool, as_json: bool) -> int:
     """Remove all jobs that ended before the time of --older, like `rm`. Only `rm` removes damaged jobs."""
     from cloudtrain.launcher.commands.rm import removed
-    from cloudtrain.launcher.registry import Registry
-    from cloudtrain.launcher.units import parse_duration
+    from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.text.units import parse_duration
 
     if older is None:
         raise UsageError("--older is missing: the age of the jobs to remove", hint="cloudtrain prune --older 30d")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cloudtrain.launcher.commands.options import Overrides, config_options, examples, json_option
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
-from cloudtrain.launcher.options import Overrides, config_options, examples, json_option
-from cloudtrain.launcher.terminal import print_json, print_text, say
+from cloudtrain.launcher.text.terminal import print_json, print_text, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.rehearsal.rehearsing import Wish
+    from cloudtrain.launcher.rehearsal.rehearsing import RehearsalOptions
     from cloudtrain.launcher.rehearsal.verdict import Verdict
 
 __all__ = ["command"]
@@ -24,7 +24,7 @@ MOST_TOLERANCE = 0.1  # of the loss; beyond it nothing would be proven by them
 
 
 def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    from cloudtrain.launcher.units import parse_duration
+    from cloudtrain.launcher.text.units import parse_duration
 
     try:
         return float(parse_duration(value))
@@ -104,12 +104,12 @@ def command(
     environment and folders. --preempt-at interrupts it as the platform does, starts it again and compares the losses
     with those of a run without interruption. The exit code is 1 where anything is not as it should be.
     """
-    from cloudtrain.launcher.rehearsal.rehearsing import Wish, require_torch
+    from cloudtrain.launcher.rehearsal.rehearsing import RehearsalOptions, require_torch
 
     if kills and preempt_at is None:
         raise UsageError("--kill says how to interrupt", hint="add --preempt-at STEP")
     require_torch()
-    wish = Wish(steps, preempt_at, kills, timeout_s, inputs, tolerance, keeps)
+    wish = RehearsalOptions(steps, preempt_at, kills, timeout_s, inputs, tolerance, keeps)
     names = overrides.backends() if overrides.compares() else (None,)
     verdicts: list[dict[str, Any]] = []
     is_right = True
@@ -135,11 +135,12 @@ def command(
     return 0 if is_right else 1
 
 
-def _rehearse(overrides: Overrides, wish: Wish, nodes: int, nproc: int | None) -> Verdict:
+def _rehearse(overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: int | None) -> Verdict:
     """Prepare the job as a submit does, then as much of it as this machine bears, and rehearse that."""
-    from cloudtrain.launcher.home import home
-    from cloudtrain.launcher.prepare import prepare
-    from cloudtrain.launcher.rehearsal import proofs, rehearsing, scale
+    from cloudtrain.launcher.planning import proofs
+    from cloudtrain.launcher.planning.prepare import prepare
+    from cloudtrain.launcher.rehearsal import rehearsing, scale
+    from cloudtrain.launcher.store.home import home
 
     folder = home()
     config = overrides.load()
@@ -158,7 +159,7 @@ def _rehearse(overrides: Overrides, wish: Wish, nodes: int, nproc: int | None) -
             verdict.not_checked.append(f"the secrets {', '.join(unset)}: not set here")
         verdict.folder = str(own) if wish.keeps else None
     if verdict.is_proven:
-        from cloudtrain.launcher.database import Database
+        from cloudtrain.launcher.store.database import Database
 
         proofs.store(Database(folder), whole.bundle.code_sha256, config, verdict.words)
     return verdict

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.options import examples, job_argument, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, say
+from cloudtrain.launcher.commands.options import examples, job_argument, json_option
+from cloudtrain.launcher.text.terminal import print_json, print_lines, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["command"]
 
@@ -34,15 +34,15 @@ def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bo
     """
     import time
 
-    from cloudtrain.launcher.registry import Registry
     from cloudtrain.launcher.report import files
+    from cloudtrain.launcher.store.registry import Registry
 
     registry = Registry()
     found = seen(registry, job)
     now_s = time.time()
     if as_json:
-        from cloudtrain.launcher import series
         from cloudtrain.launcher.report.data import chart_data
+        from cloudtrain.launcher.store import series
 
         attempts = registry.attempts(found)
         print_json(chart_data(found, attempts, series.read(registry.database, found.id), now_s))
@@ -62,7 +62,7 @@ def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bo
 def seen(registry: Registry, key: str) -> Job:
     """Return the job as it is now, or as it was last seen where it cannot be asked."""
     from cloudtrain.launcher.errors import CloudtrainError
-    from cloudtrain.launcher.refresh import refresh
+    from cloudtrain.launcher.jobs.refresh import refresh
 
     job = registry.find(key)
     try:

@@ -6,10 +6,7 @@ from shlex import quote
 
 import click
 
-from cloudtrain.launcher.approval import approved
-from cloudtrain.launcher.errors import BudgetError
-from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.options import (
+from cloudtrain.launcher.commands.options import (
     examples,
     json_option,
     named_job_argument,
@@ -19,7 +16,10 @@ from cloudtrain.launcher.options import (
     set_option,
     yes_option,
 )
-from cloudtrain.launcher.terminal import confirm, print_json, say
+from cloudtrain.launcher.errors import BudgetError
+from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.jobs.approval import approved
+from cloudtrain.launcher.text.terminal import confirm, print_json, say
 
 __all__ = ["command"]
 
@@ -53,13 +53,13 @@ def command(
     as_json: bool,
 ) -> int:
     """Go on from a job's newest checkpoint, with the code and the config as they were submitted."""
-    from cloudtrain.launcher import retry, submit
-    from cloudtrain.launcher.describe import unattended
-    from cloudtrain.launcher.follow import follow, view_of
+    from cloudtrain.launcher.jobs import retry, submit
+    from cloudtrain.launcher.jobs.describe import unattended
+    from cloudtrain.launcher.jobs.follow import follow, view_of
+    from cloudtrain.launcher.jobs.refresh import refresh
+    from cloudtrain.launcher.jobs.retry import budget_setting, require_ended
     from cloudtrain.launcher.logs.view import View
-    from cloudtrain.launcher.refresh import refresh
-    from cloudtrain.launcher.registry import Registry
-    from cloudtrain.launcher.retry import budget_setting, require_ended
+    from cloudtrain.launcher.store.registry import Registry
 
     if budget is not None:
         require_one_budget(settings)
@@ -98,7 +98,7 @@ def _as_typed(
     instances: int | None, settings: tuple[str, ...], price_micro: int | None, *, update_code: bool
 ) -> list[str]:
     """Return the options that say what is to be sent, as a shell takes them."""
-    from cloudtrain.launcher.units import format_money
+    from cloudtrain.launcher.text.units import format_money
 
     return [
         *([f"--instances {instances}"] if instances is not None else []),
@@ -112,9 +112,9 @@ def _as_typed(
 
 def _with_command(error: BudgetError, job: Job, given: list[str]) -> BudgetError:
     """Return the refusal with the command that would be accepted: its smallest sum, and the options as given."""
-    from cloudtrain.entrypoints.figures import up
+    from cloudtrain.entrypoints.format import up
     from cloudtrain.launcher.money.outlook import budget_micro
-    from cloudtrain.launcher.units import format_money
+    from cloudtrain.launcher.text.units import format_money
 
     before = budget_micro(job)
     if error.enough_micro is None or before is None:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.options import completes, examples, json_option, yes_option
-from cloudtrain.launcher.terminal import confirm, print_json, say
+from cloudtrain.launcher.commands.options import completes, examples, json_option, yes_option
+from cloudtrain.launcher.text.terminal import confirm, print_json, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["command", "removed"]
 
@@ -26,8 +26,8 @@ def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
     Files in the cloud and on other machines stay. Budgets still count the cost. No new job gets the name of a removed
     job that has run.
     """
-    from cloudtrain.launcher.refresh import refresh
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.jobs.refresh import refresh
+    from cloudtrain.launcher.store.registry import Registry
 
     registry = Registry()
     looked = (refresh(registry, registry.find(name, sole=lambda _: True)) for name in jobs)
@@ -37,18 +37,18 @@ def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
 
 def removed(registry: Registry, jobs: list[Job], *, yes: bool, as_json: bool) -> int:
     """Ask, remove the jobs and say how many bytes are free again; return the exit code. Raises UsageError."""
-    from cloudtrain.launcher import removing
-    from cloudtrain.launcher.measures import size
+    from cloudtrain.launcher.jobs import remove
+    from cloudtrain.launcher.text.quantities import size
 
-    removing.require_over(jobs)
-    sizes = {job.id: removing.size_of(registry, job) for job in jobs}
+    remove.require_over(jobs)
+    sizes = {job.id: remove.size_of(registry, job) for job in jobs}
     for job in jobs:
         say(f"{job.id}  {size(sizes[job.id])}")
     total = f"{len(jobs)} job{'' if len(jobs) == 1 else 's'}, {size(sum(sizes.values()))}"
     if jobs and not confirm(f"Remove {total}?", yes=yes):
         return 1
     for job in jobs:
-        removing.remove(registry, job)
+        remove.remove(registry, job)
     say(f"removed {total}")
     if as_json:
         print_json({"removed": list(sizes), "freed_bytes": sum(sizes.values())})

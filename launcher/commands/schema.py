@@ -23,7 +23,7 @@ def json_schema() -> dict[str, Any]:
     """Return the schema. It accepts what validation accepts, rules that span keys apart."""
     from pydantic.json_schema import GenerateJsonSchema
 
-    from cloudtrain.launcher.config.schema import Config, sections, written_default
+    from cloudtrain.launcher.config.schema import JobConfig, sections, written_default
 
     class WithoutTitles(GenerateJsonSchema):
         """A title that repeats the key is noise in an editor's pop-up."""
@@ -31,9 +31,9 @@ def json_schema() -> dict[str, Any]:
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
 
-    published = Config.model_json_schema(schema_generator=WithoutTitles)
-    for model in sections(Config):
-        properties = (published if model is Config else published["$defs"][model.__name__])["properties"]
+    published = JobConfig.model_json_schema(schema_generator=WithoutTitles)
+    for model in sections(JobConfig):
+        properties = (published if model is JobConfig else published["$defs"][model.__name__])["properties"]
         for key, field in model.model_fields.items():
             # pydantic's default is our seconds and micro-dollars; an editor inserts what the file says.
             properties[key].pop("default", None)

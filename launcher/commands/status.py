@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.columns import size
-from cloudtrain.launcher.options import completes, examples, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, say
+from cloudtrain.launcher.commands.options import completes, examples, json_option
+from cloudtrain.launcher.text.tables import size
+from cloudtrain.launcher.text.terminal import print_json, print_lines, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["command", "show"]
 
@@ -29,12 +29,12 @@ def command(jobs: tuple[str, ...], as_json: bool) -> None:
     Without JOB it is the last one. `cloudtrain watch JOB` shows it again and again.
     """
     from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
 
     registry, faults = Registry(), dict[str, CloudtrainError]()
     found = list({job.id: job for job in map(registry.find, jobs or ("last",))}.values())
     if any(job.active for job in found):
-        from cloudtrain.launcher.asking import ask
+        from cloudtrain.launcher.jobs.poller import ask
 
         answers = ask(registry, found, PATIENCE_S)
         found, faults = answers.jobs, answers.faults
@@ -51,8 +51,8 @@ def command(jobs: tuple[str, ...], as_json: bool) -> None:
 
 def show(registry: Registry, job: Job, *, as_json: bool) -> None:
     """Print one screen about the job, or its JSON."""
-    from cloudtrain.launcher.describe import as_json as describe
-    from cloudtrain.launcher.overview import as_lines, lines_before
+    from cloudtrain.launcher.jobs.describe import as_json as describe
+    from cloudtrain.launcher.jobs.overview import as_lines, lines_before
 
     attempts = registry.attempts(job)
     if as_json:

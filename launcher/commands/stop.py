@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.launcher.commands.options import job_argument, json_option, yes_option
 from cloudtrain.launcher.errors import UnreachableError
-from cloudtrain.launcher.options import job_argument, json_option, yes_option
-from cloudtrain.launcher.terminal import confirm, say, when
+from cloudtrain.launcher.text.terminal import confirm, say, when
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["command"]
 
@@ -32,21 +32,21 @@ def command(job: str, now: bool, detach: bool, forget: bool, yes: bool, as_json:
     A script gets SIGTERM, and saves by itself or with `on_stop: save`. Without JOB, and for `last`, the command asks
     before it stops the newest job.
     """
-    from cloudtrain.launcher import stopping
     from cloudtrain.launcher.commands.status import show
-    from cloudtrain.launcher.refresh import refresh
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.jobs import stopping
+    from cloudtrain.launcher.jobs.refresh import refresh
+    from cloudtrain.launcher.store.registry import Registry
 
     source = click.get_current_context().get_parameter_source("job")
     is_newest = source is click.core.ParameterSource.DEFAULT or job in ("last", "-")  # the user has named no job
 
-    def agrees(wish: stopping.Asked) -> bool:
+    def agrees(wish: stopping.StopResult) -> bool:
         if wish.note:
             say(wish.note)
         job_words = f"{wish.job.id} ({wish.job.name}, submitted {when(wish.job.created_s)})"
         return confirm(f"Stop {job_words} {wish.how}?", yes=yes or (not now and not is_newest))
 
-    def gives_up(wish: stopping.Asked) -> bool:
+    def gives_up(wish: stopping.StopResult) -> bool:
         say(f"{wish.words}; if it does, it runs on and is billed. To look there:")
         say(f"  {stopping.where_to_look(wish.job)}")
         return confirm(f"Forget {wish.job.id}?", yes=yes)
@@ -70,7 +70,7 @@ def command(job: str, now: bool, detach: bool, forget: bool, yes: bool, as_json:
 def _see_it_stop(registry: Registry, job: Job) -> bool:
     """Wait for the end, explaining a long wait; return False where the user no longer wants to."""
     from cloudtrain.launcher import backend as backends
-    from cloudtrain.launcher.follow import wait
+    from cloudtrain.launcher.jobs.follow import wait
 
     try:
         if wait(registry, [job], PATIENCE_S, lambda _: None, quiet=True, retrying=False) == 124:

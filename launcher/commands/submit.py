@@ -11,27 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cloudtrain.launcher.approval import approved, require_allowed
-from cloudtrain.launcher.columns import width
+from cloudtrain.launcher.backend import ALL, CHEAPEST
+from cloudtrain.launcher.commands.options import Overrides, config_options, examples, json_option, yes_option
 from cloudtrain.launcher.errors import NOTHING, ConfigError, UsageError
 from cloudtrain.launcher.job import require_name
-from cloudtrain.launcher.options import (
-    ALL,
-    CHEAPEST,
-    Overrides,
-    config_options,
-    examples,
-    json_option,
-    yes_option,
-)
-from cloudtrain.launcher.prepare import prepare
-from cloudtrain.launcher.terminal import print_json, say
+from cloudtrain.launcher.jobs.approval import approved, require_allowed
+from cloudtrain.launcher.planning.prepare import prepare
+from cloudtrain.launcher.text.tables import width
+from cloudtrain.launcher.text.terminal import print_json, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.prepare import Prepared
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.planning.prepare import Prepared
+    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["command", "render"]
 
@@ -129,9 +122,9 @@ def _send(
     overrides: Overrides, name: str | None, key: str | None, *, force: bool, yes: bool
 ) -> tuple[Registry, Job, bool] | None:
     """Return the registry, the job and whether the job is new, None if the user does not approve the costs."""
-    from cloudtrain.launcher import submit
-    from cloudtrain.launcher.home import home
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.jobs import submit
+    from cloudtrain.launcher.store.home import home
+    from cloudtrain.launcher.store.registry import Registry
 
     folder = home()
     config = overrides.load()
@@ -151,8 +144,8 @@ def _send(
 
 
 def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json: bool) -> int:
-    from cloudtrain.launcher.describe import unattended
-    from cloudtrain.launcher.follow import follow, view_of
+    from cloudtrain.launcher.jobs.describe import unattended
+    from cloudtrain.launcher.jobs.follow import follow, view_of
     from cloudtrain.launcher.logs.view import View
 
     say(f"{'sent' if is_new else 'was sent before, with this key'}: {job.id}")
@@ -251,11 +244,11 @@ def _show(
     return {**shown, **({"decoded": decoded} if decoded else {}), "budgets": books.dump(worst_micro)}
 
 
-def _pack(config: Config, config_file: Path, target: Path) -> None:
+def _pack(config: JobConfig, config_file: Path, target: Path) -> None:
     """Write the code's archive, which a vendor's CLI uploads by itself."""
     from tempfile import TemporaryDirectory
 
-    from cloudtrain.launcher import bundle as bundles
+    from cloudtrain.launcher.planning import bundle as bundles
 
     with TemporaryDirectory(prefix="cloudtrain-") as scratch:
         code, most = config_file.parent / config.code.dir, config.code.max_size_mb * bundles.MB

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.extras import install
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.text.extras import install
+from cloudtrain.launcher.text.terminal import say
 
 __all__ = ["command"]
 

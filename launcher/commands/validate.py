@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from cloudtrain.launcher.config import clearvalues
+from cloudtrain.launcher.commands.options import Overrides, config_options, json_option
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
-from cloudtrain.launcher.options import Overrides, config_options, json_option
-from cloudtrain.launcher.prepare import require_a_plan
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.planning import clear_values
+from cloudtrain.launcher.planning.prepare import require_a_plan
+from cloudtrain.launcher.text.terminal import say
 
 __all__ = ["command"]
 
@@ -36,7 +36,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
         faults = [_as_json(fault) for fault in exc.faults]
         click.echo(json.dumps({"ok": False, "file": str(file), "faults": faults}, indent=2))
         return exc.exit_code
-    warnings = list(clearvalues.notes_of(job, file))
+    warnings = list(clear_values.notes_of(job, file))
     for line in warnings:
         say(f"warning: {line}")
     if as_json:

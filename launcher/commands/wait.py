@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from cloudtrain.launcher.commands.options import completes, json_option
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.options import completes, json_option
-from cloudtrain.launcher.terminal import print_json, say
+from cloudtrain.launcher.text.terminal import print_json, say
 
 __all__ = ["command"]
 
@@ -21,13 +21,13 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
     The exit code is the job's; of several, the first that is not 0.
     With --json each job that has ended is one object on a line of its own, as `status --json` prints it.
     """
-    from cloudtrain.launcher.describe import as_json as describe
-    from cloudtrain.launcher.describe import headline, outcome
-    from cloudtrain.launcher.follow import wait
     from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.progress import shown
-    from cloudtrain.launcher.registry import Registry
-    from cloudtrain.launcher.units import parse_duration
+    from cloudtrain.launcher.jobs.describe import as_json as describe
+    from cloudtrain.launcher.jobs.describe import headline, outcome
+    from cloudtrain.launcher.jobs.follow import wait
+    from cloudtrain.launcher.store.progress import shown
+    from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.text.units import parse_duration
 
     try:
         timeout_s = parse_duration(timeout) if timeout is not None else None

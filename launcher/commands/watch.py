@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.launcher.commands.options import completes, examples, json_option
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import exit_code
-from cloudtrain.launcher.options import completes, examples, json_option
-from cloudtrain.launcher.terminal import print_json, print_lines, print_text, say
+from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.registry import Registry
-    from cloudtrain.launcher.watch import Seen
+    from cloudtrain.launcher.jobs.watch import Seen
+    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["command"]
 
@@ -78,7 +78,7 @@ def command(
 
 
 def _every_s(text: str) -> float:
-    from cloudtrain.launcher.units import parse_duration
+    from cloudtrain.launcher.text.units import parse_duration
 
     try:
         every_s = parse_duration(text)
@@ -97,15 +97,15 @@ def _is_live() -> bool:
 
 
 def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool) -> int:
-    from cloudtrain.launcher import watch as watching
-    from cloudtrain.launcher.logkeeper import LogKeeper
-    from cloudtrain.launcher.notices.herald import Herald
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.jobs import watch as watching
+    from cloudtrain.launcher.jobs.log_fetcher import LogKeeper
+    from cloudtrain.launcher.notices.herald import Notifier
+    from cloudtrain.launcher.store.registry import Registry
 
     registry = Registry()
-    herald, logs = Herald(registry), LogKeeper(registry.folder)
+    herald, logs = Notifier(registry), LogKeeper(registry.folder)
     if not once:
-        from cloudtrain.launcher.units import format_duration
+        from cloudtrain.launcher.text.units import format_duration
 
         what = ", ".join(names) or "all jobs"
         say(f"watching {what}, every {format_duration(int(every_s))}; Ctrl-C ends the watch, and no job")
@@ -137,8 +137,8 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
 
 
 def _print(registry: Registry, seen: Seen, *, as_json: bool) -> None:
-    from cloudtrain.launcher import watch as watching
-    from cloudtrain.launcher.describe import as_json as describe
+    from cloudtrain.launcher.jobs import watch as watching
+    from cloudtrain.launcher.jobs.describe import as_json as describe
 
     if not as_json:
         print_text([watching.line(seen)])
@@ -151,26 +151,26 @@ def _print(registry: Registry, seen: Seen, *, as_json: bool) -> None:
 def _install(every: str) -> int:
     import shutil
 
-    from cloudtrain.launcher import watchservice
+    from cloudtrain.launcher.jobs import watch_service
 
     if shutil.which("systemctl") is None:
         say("there is no systemd here; this line for `crontab -e` looks once a minute:")
-        print_lines([watchservice.cron_line()])
+        print_lines([watch_service.cron_line()])
         return 0
-    path = watchservice.install(every)
+    path = watch_service.install(every)
     print_lines([str(path)])
-    name, variables = watchservice.NAME, watchservice.environment_file()
+    name, variables = watch_service.NAME, watch_service.environment_file()
     say(f"written, and not enabled:\n  systemctl --user daemon-reload && systemctl --user enable --now {name}")
     say(f"  loginctl enable-linger   has it run while you are logged out\n  {variables}   variables for it: NAME=value")
     return 0
 
 
 def _uninstall() -> int:
-    from cloudtrain.launcher import watchservice
+    from cloudtrain.launcher.jobs import watch_service
 
-    path = watchservice.uninstall()
+    path = watch_service.uninstall()
     if path is None:
         say("there is no such unit")
         return 0
-    say(f"removed {path}\n  systemctl --user disable --now {watchservice.NAME}   ends one that runs")
+    say(f"removed {path}\n  systemctl --user disable --now {watch_service.NAME}   ends one that runs")
     return 0

@@ -15,13 +15,13 @@ from pydantic import BaseModel, ValidationError
 
 from cloudtrain.launcher.config import choices, codefiles, rules, schema, schemafaults, yamlfile
 from cloudtrain.launcher.config import overrides as given_values
-from cloudtrain.launcher.config.schema import Config
-from cloudtrain.launcher.config.yamlfile import KeyPath, Node
+from cloudtrain.launcher.config.schema import JobConfig
+from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode
 from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault
 
 __all__ = [
     "DEFAULT_FILE",
-    "Config",
+    "JobConfig",
     "backends_asked",
     "backends_configured",
     "from_data",
@@ -41,8 +41,8 @@ def load(
     backend: str | None = None,
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
-    further: Callable[[Config, Path], Sequence[Fault]] | None = None,
-) -> Config:
+    further: Callable[[JobConfig, Path], Sequence[Fault]] | None = None,
+) -> JobConfig:
     """Return the config with every default filled in.
 
     `overrides` are `a.b=value`; a later override wins, and `backend` wins over all overrides. Paths in the config are
@@ -62,8 +62,8 @@ def from_data(
     *,
     backend: str | None = None,
     overrides: Sequence[str] = (),
-    further: Callable[[Config, Path], Sequence[Fault]] | None = None,
-) -> Config:
+    further: Callable[[JobConfig, Path], Sequence[Fault]] | None = None,
+) -> JobConfig:
     """Return the config of a Python mapping, checked like a file at `path`; the file need not exist.
 
     Text is literal: `${NAME}` is not filled in. Raises ConfigError with every fault.
@@ -73,13 +73,13 @@ def from_data(
 
 
 def _checked(
-    root: Node,
+    root: YamlNode,
     before: Sequence[Fault],
     path: Path,
     assignments: Sequence[tuple[str, str]],
     environ: Mapping[str, str],
-    further: Callable[[Config, Path], Sequence[Fault]] | None,
-) -> Config:
+    further: Callable[[JobConfig, Path], Sequence[Fault]] | None,
+) -> JobConfig:
     faults = list(before)
     if not isinstance(root.value, dict):
         message = f"expected a mapping of keys, found {schemafaults.found(root)}"
@@ -106,13 +106,13 @@ def backends_configured(path: Path, overrides: Sequence[str] = ()) -> tuple[str,
     return choices.configured(path, _text(path), overrides)
 
 
-def stored(data: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:
+def stored(data: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> JobConfig:
     """Return a config that was stored as JSON, with overrides; `${NAME}` was filled in before the config was stored.
 
     Raises ConfigError for the faults that the overrides cause.
     """
     # Without the defaults: the rules that span keys would report a default as a misplaced key.
-    asked = Config.model_validate(data).model_dump(mode="json", exclude_defaults=True)
+    asked = JobConfig.model_validate(data).model_dump(mode="json", exclude_defaults=True)
     root = yamlfile.from_data(asked, given_values.Given("the stored config", 0, 0, ""))
     faults: list[Fault] = []
     for assignment in overrides:
@@ -148,7 +148,7 @@ def placing(path: Path, overrides: Sequence[str] = ()) -> Iterator[None]:
         raise
 
 
-def _placed(fault: Fault, root: Node | None, given: tuple[str, ...]) -> Fault:
+def _placed(fault: Fault, root: YamlNode | None, given: tuple[str, ...]) -> Fault:
     if root is None or fault.place is not None or not fault.key or fault.key.startswith(given or "\0"):
         return fault
     path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", fault.key))
@@ -191,12 +191,12 @@ def _empty(path: Path) -> Fault:
     return Fault(f"{path} is empty", hint="`cloudtrain init` writes an example")
 
 
-def _validated(root: Node) -> tuple[Config | None, list[Fault]]:
+def _validated(root: YamlNode) -> tuple[JobConfig | None, list[Fault]]:
     """Return the config, or the faults of single values."""
-    data = _without_nothing(root, Config)
+    data = _without_nothing(root, JobConfig)
     _write_numbers_out(data, root)
     try:
-        return Config.model_validate(data), []
+        return JobConfig.model_validate(data), []
     except ValidationError as exc:
         first = exc
     # A text key takes a plain scalar as written: the tag `1.10` does not become 1.1, nor the env value `true` True.
@@ -207,15 +207,15 @@ def _validated(root: Node) -> tuple[Config | None, list[Fault]]:
             changed = _put(data, tuple(error["loc"]), node.text) or changed
     if changed:
         try:
-            return Config.model_validate(data), []
+            return JobConfig.model_validate(data), []
         except ValidationError as exc:
             return None, schemafaults.faults_of(exc, root)
     return None, schemafaults.faults_of(first, root)
 
 
-def _sound(root: Node, faults: Sequence[Fault]) -> Config | None:
+def _sound(root: YamlNode, faults: Sequence[Fault]) -> JobConfig | None:
     """Return the config without the faulty keys; None if the remaining keys are not a valid config."""
-    data = _without_nothing(root, Config)
+    data = _without_nothing(root, JobConfig)
     _write_numbers_out(data, root)
     for fault in faults:
         *above, last = fault.key.split(".")
@@ -225,12 +225,12 @@ def _sound(root: Node, faults: Sequence[Fault]) -> Config | None:
         if isinstance(section, dict):
             section.pop(last, None)
     try:
-        return Config.model_validate(data)
+        return JobConfig.model_validate(data)
     except ValidationError:
         return None
 
 
-def _follows(fault: Fault, faults: Sequence[Fault], root: Node) -> bool:
+def _follows(fault: Fault, faults: Sequence[Fault], root: YamlNode) -> bool:
     """Return whether an earlier fault explains a backend's fault: a faulty key or section, or an unknown sibling."""
     section = fault.key.rpartition(".")[0]
     is_written = yamlfile.find(root, tuple(fault.key.split("."))) is not None
@@ -243,7 +243,7 @@ def _follows(fault: Fault, faults: Sequence[Fault], root: Node) -> bool:
     )
 
 
-def _without_nothing(node: Node, model: type[BaseModel] | None) -> Any:
+def _without_nothing(node: YamlNode, model: type[BaseModel] | None) -> Any:
     """Return plain data without config keys that have no value: `resources:` with every line below commented out."""
     if model is None:
         return node.data()
@@ -259,7 +259,7 @@ def _without_nothing(node: Node, model: type[BaseModel] | None) -> Any:
     return data
 
 
-def _write_numbers_out(data: dict[str, Any], root: Node) -> None:
+def _write_numbers_out(data: dict[str, Any], root: YamlNode) -> None:
     """Replace the numbers of an `args` mapping by the text in the file, so that `lr: 3e-4` becomes `--lr 3e-4`."""
     args = yamlfile.find(root, ("args",))
     for name, member in args.value.items() if args is not None and isinstance(args.value, dict) else ():
@@ -268,11 +268,11 @@ def _write_numbers_out(data: dict[str, Any], root: Node) -> None:
         data["args"][name] = texts if isinstance(member.node.value, tuple) else texts[0]
 
 
-def _is_plain_value(node: Node) -> bool:
+def _is_plain_value(node: YamlNode) -> bool:
     return node.plain and isinstance(node.value, bool | int | float)
 
 
-def _is_number(node: Node) -> bool:
+def _is_number(node: YamlNode) -> bool:
     return isinstance(node.value, int | float) and not isinstance(node.value, bool)
 
 

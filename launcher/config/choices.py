@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cloudtrain.launcher.config import overrides as given_values
 from cloudtrain.launcher.config import schema, yamlfile
-from cloudtrain.launcher.config.yamlfile import Node
+from cloudtrain.launcher.config.yamlfile import YamlNode
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 __all__ = ["asked", "configured"]
@@ -48,7 +48,7 @@ def configured(
     return tuple(dict.fromkeys([DEFAULT, *blocks, *asked(path, text, overrides, environ)]))
 
 
-def _root(path: Path, text: str, overrides: Sequence[str], environ: Mapping[str, str]) -> Node | None:
+def _root(path: Path, text: str, overrides: Sequence[str], environ: Mapping[str, str]) -> YamlNode | None:
     """Return the tree with the overrides applied; faults are ignored, because loading the config reports the faults."""
     root = yamlfile.parse(text, os.fspath(path), environ).root
     for assignment in overrides:
@@ -57,5 +57,5 @@ def _root(path: Path, text: str, overrides: Sequence[str], environ: Mapping[str,
     return root
 
 
-def _odd(item: Node) -> Fault:
+def _odd(item: YamlNode) -> Fault:
     return Fault("expected a backend's name", "backend", item.place, "as in `backend: [sagemaker, vertex]`")

@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 
 from cloudtrain.launcher.config.rules import given
 from cloudtrain.launcher.config.schemafaults import named, quoted
-from cloudtrain.launcher.config.yamlfile import Node
+from cloudtrain.launcher.config.yamlfile import YamlNode
 from cloudtrain.launcher.errors import Fault, Place
 
 __all__ = ["TASK_FUNCTIONS", "faults_of", "is_in_code", "is_installed"]
@@ -33,7 +33,7 @@ _PACKAGES = ("requirements", "ssh.requirements")
 _LARGEST_SOURCE = 2_000_000  # bytes
 
 
-def faults_of(root: Node, folder: Path) -> list[Fault]:
+def faults_of(root: YamlNode, folder: Path) -> list[Fault]:
     """Return the faults of the files that the config in `folder` names."""
     node = given(root, "code", "dir")
     code_dir = folder / (node.value if node and isinstance(node.value, str) else ".")
@@ -45,7 +45,7 @@ def faults_of(root: Node, folder: Path) -> list[Fault]:
     return [*faults, *_module_faults(root, code_dir)]
 
 
-def _file_faults(root: Node, key: str, folder: Path, code_dir: Path) -> Iterator[Fault]:
+def _file_faults(root: YamlNode, key: str, folder: Path, code_dir: Path) -> Iterator[Fault]:
     node = _named_by(root, key)
     if node is None:
         return
@@ -72,17 +72,17 @@ def _file_faults(root: Node, key: str, folder: Path, code_dir: Path) -> Iterator
         yield from _source_faults(file, key, node)
 
 
-def _named_by(root: Node, key: str) -> Node | None:
+def _named_by(root: YamlNode, key: str) -> YamlNode | None:
     """Return the node of a key that names a file; None if the key is missing, empty or already faulty."""
     node = given(root, *key.split("."))
     is_named = node is not None and not node.broken and isinstance(node.value, str) and node.value.strip()
     return node if is_named else None
 
 
-def _requirements_faults(node: Node, code_dir: Path) -> Iterator[Fault]:
+def _requirements_faults(node: YamlNode, code_dir: Path) -> Iterator[Fault]:
     """Yield the faults of a requirements file, and of the files that the requirements file includes."""
     from cloudtrain.entrypoints.environments import requirements, venvs
-    from cloudtrain.entrypoints.host.refused import Refused
+    from cloudtrain.entrypoints.errors import Refused
 
     try:
         found = requirements.read(node.value, code_dir)
@@ -101,7 +101,7 @@ def _what(path: Path) -> str:
     return "folder" if stat.S_ISDIR(mode) else "file"
 
 
-def _missing_hint(node: Node, folder: Path, code_dir: Path) -> str:
+def _missing_hint(node: YamlNode, folder: Path, code_dir: Path) -> str:
     wanted = folder / node.value
     if code_dir != folder and _what(wanted) == "file" and wanted.is_relative_to(code_dir):
         return f"a path is relative to `code.dir`: write `{wanted.relative_to(code_dir).as_posix()}`"
@@ -124,7 +124,7 @@ def _names_in(folder: Path, suffix: str) -> list[str]:
         return []
 
 
-def _module_faults(root: Node, code_dir: Path) -> Iterator[Fault]:
+def _module_faults(root: YamlNode, code_dir: Path) -> Iterator[Fault]:
     """Yield the faults of `module` if the code folder has the top-level package; the nodes may have other packages."""
     node = _named_by(root, "module")
     if node is None:
@@ -175,7 +175,7 @@ def is_installed(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _source_faults(file: Path, key: str, node: Node) -> Iterator[Fault]:
+def _source_faults(file: Path, key: str, node: YamlNode) -> Iterator[Fault]:
     try:
         source = file.read_bytes()
     except OSError as exc:
@@ -199,7 +199,7 @@ def _source_faults(file: Path, key: str, node: Node) -> Iterator[Fault]:
             yield from _relative_faults(tree, source, file, node)
 
 
-def _relative_faults(tree: ast.Module, source: bytes, file: Path, node: Node) -> Iterator[Fault]:
+def _relative_faults(tree: ast.Module, source: bytes, file: Path, node: YamlNode) -> Iterator[Fault]:
     """Yield a fault for the first top-level relative import of a script: Python runs a script outside any package."""
     found = next((each for each in tree.body if isinstance(each, ast.ImportFrom) and each.level), None)
     if found is None:
@@ -213,7 +213,7 @@ def _relative_faults(tree: ast.Module, source: bytes, file: Path, node: Node) ->
     yield Fault(message, "script", place, hint, also=(node.place,))
 
 
-def _syntax_fault(exc: SyntaxError, file: Path, key: str, node: Node) -> Fault:
+def _syntax_fault(exc: SyntaxError, file: Path, key: str, node: YamlNode) -> Fault:
     if not exc.lineno:
         return Fault(f"`{named(node)}` is not Python: {exc.msg}", key, node.place)
     text = (exc.text or "").rstrip("\n")
@@ -221,7 +221,7 @@ def _syntax_fault(exc: SyntaxError, file: Path, key: str, node: Node) -> Fault:
     return Fault(f"{exc.msg[:1].lower()}{exc.msg[1:]}", key, place, also=(node.place,))
 
 
-def _task_faults(tree: ast.Module, file: Path, node: Node) -> Iterator[Fault]:
+def _task_faults(tree: ast.Module, file: Path, node: YamlNode) -> Iterator[Fault]:
     names = dict(_top_level(tree.body))
     if "*" in names:
         return  # `from x import *` may define the functions

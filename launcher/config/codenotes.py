@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.launcher.config.codefiles import is_in_code, is_installed
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["notes_of"]
 
@@ -18,7 +18,7 @@ _SUBMODULE = re.compile(r"^\s*path\s*=\s*(.+?)\s*$", re.MULTILINE)
 _HEADER = re.compile(r"^# /// script\s*$.*?^# dependencies\s*=.*?^# ///\s*$", re.MULTILINE | re.DOTALL)  # PEP 723
 
 
-def notes_of(config: Config, folder: Path) -> Iterator[str]:
+def notes_of(config: JobConfig, folder: Path) -> Iterator[str]:
     """Yield the notes on the code in `folder`, before the code is shipped."""
     yield from _submodules(folder)
     yield from _packages(config, folder)
@@ -36,7 +36,7 @@ def _submodules(folder: Path) -> Iterator[str]:
             yield f"code: the git submodule `{path}` is empty, and shipped so; git submodule update --init {path}"
 
 
-def _packages(config: Config, folder: Path) -> Iterator[str]:
+def _packages(config: JobConfig, folder: Path) -> Iterator[str]:
     """Yield a note for each list of packages, in a file or in the header of the script, that no node installs."""
     own = getattr(config, config.backend, None)
     if config.requirements or getattr(own, "requirements", None) or any("install" in line for line in config.setup):

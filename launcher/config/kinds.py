@@ -14,9 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, Strict, WithJsonSchema
 from pydantic_core import core_schema
 
-from cloudtrain.launcher import units
-from cloudtrain.launcher.money.budgets import PROJECT_PATTERN
-from cloudtrain.launcher.money.cells import LEDGER_PATTERN
+from cloudtrain.launcher.job import LEDGER_PATTERN, PROJECT_PATTERN
+from cloudtrain.launcher.text import units
 
 __all__ = [
     "PROJECT_WANTED",

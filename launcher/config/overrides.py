@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from cloudtrain.launcher.config import schema, yamlfile
 from cloudtrain.launcher.config.schemafaults import dotted
-from cloudtrain.launcher.config.yamlfile import KeyPath, Member, Node
+from cloudtrain.launcher.config.yamlfile import KeyPath, MappingEntry, YamlNode
 from cloudtrain.launcher.errors import Fault, Place
 
 __all__ = ["Given", "apply"]
@@ -21,7 +21,7 @@ class Given(Place):
         return self.file
 
 
-def apply(root: Node, option: str, assignment: str, environ: Mapping[str, str]) -> tuple[Node, list[Fault]]:
+def apply(root: YamlNode, option: str, assignment: str, environ: Mapping[str, str]) -> tuple[YamlNode, list[Fault]]:
     """Return the tree with the value of `a.b=value`, and the faults. The value is YAML; missing mappings are added.
 
     `option` is the option on the command line: `--set`, or `--backend` for an assignment to the key `backend`.
@@ -38,7 +38,7 @@ def apply(root: Node, option: str, assignment: str, environ: Mapping[str, str]) 
     faults = [replace(fault, key=key) for fault in parsed.faults]
     if parsed.root is None and faults:
         return root, faults
-    value = parsed.root or Node(None, place, plain=True)
+    value = parsed.root or YamlNode(None, place, plain=True)
     steps: KeyPath = tuple(int(step) if step.isascii() and step.isdigit() else step for step in key.split("."))
     try:
         return _grafted(root, (), steps, value, place), faults
@@ -47,7 +47,7 @@ def apply(root: Node, option: str, assignment: str, environ: Mapping[str, str]) 
         return root, [*faults, Fault(message, key, place)]
 
 
-def _grafted(node: Node | None, above: KeyPath, steps: KeyPath, value: Node, place: Place) -> Node:
+def _grafted(node: YamlNode | None, above: KeyPath, steps: KeyPath, value: YamlNode, place: Place) -> YamlNode:
     """Return `node` with `value` at the end of `steps`. Raises IndexError with the path if an item cannot be added."""
     if not steps:
         return value
@@ -65,10 +65,10 @@ def _grafted(node: Node | None, above: KeyPath, steps: KeyPath, value: Node, pla
         items[step : step + 1] = [
             _grafted(items[step] if step < len(items) else None, (*above, step), tuple(rest), value, place)
         ]
-        return Node(tuple(items), node.place if node is not None else place)
+        return YamlNode(tuple(items), node.place if node is not None else place)
     members = dict(node.value) if node is not None and isinstance(node.value, dict) else {}
     name = str(step)
     old = members.get(name)
     inner = _grafted(old.node if old else None, (*above, step), tuple(rest), value, place)
-    members[name] = Member(place if not rest or old is None else old.place, inner)
-    return Node(members, node.place if node is not None and isinstance(node.value, dict) else place)
+    members[name] = MappingEntry(place if not rest or old is None else old.place, inner)
+    return YamlNode(members, node.place if node is not None and isinstance(node.value, dict) else place)

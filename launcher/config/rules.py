@@ -10,15 +10,15 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from cloudtrain.entrypoints import variables
+from cloudtrain.entrypoints.rank import variables
 from cloudtrain.launcher.config import rivals, schema
 from cloudtrain.launcher.config.schemafaults import dotted, named, quoted
-from cloudtrain.launcher.config.yamlfile import KeyPath, Node, find, key_place
+from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode, find, key_place
 from cloudtrain.launcher.errors import Fault, Place
 
 __all__ = ["STORES", "faults_of", "given"]
 
-# The trainer copies checkpoints to a path or to these schemes, defined in entrypoints/checkpoints/mirror.py.
+# The trainer copies checkpoints to a path or to these schemes, defined in entrypoints/stores/mirror.py.
 STORES = ("file", "s3", "gs", "https", "abfss", "wasbs")
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _AZURE = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
@@ -37,13 +37,13 @@ _SET_BY_TORCHRUN = frozenset(
 )
 
 
-def given(root: Node, *path: str | int) -> Node | None:
+def given(root: YamlNode, *path: str | int) -> YamlNode | None:
     """Return the node at the path; None if the key is missing or has no value."""
     node = find(root, path)
     return node if node is not None and (node.value is not None or node.broken) else None
 
 
-def faults_of(root: Node) -> list[Fault]:
+def faults_of(root: YamlNode) -> list[Fault]:
     """Return a fault for every broken rule."""
     return [
         *_one_to_run(root),
@@ -62,7 +62,7 @@ def faults_of(root: Node) -> list[Fault]:
     ]
 
 
-def _one_to_run(root: Node) -> Iterator[Fault]:
+def _one_to_run(root: YamlNode) -> Iterator[Fault]:
     present = [name for name in _RUNNABLES if given(root, name)]
     if len(present) > 1:
         hint = "keep one: a `task` is run by the shared trainer, a `script` or `module` by torchrun as it is"
@@ -72,7 +72,7 @@ def _one_to_run(root: Node) -> Iterator[Fault]:
         yield Fault("nothing to run: no `task`, `script` or `module`", place=root.place, hint=hint)
 
 
-def _only_where_they_count(root: Node) -> Iterator[Fault]:
+def _only_where_they_count(root: YamlNode) -> Iterator[Fault]:
     own = next((name for name in ("script", "module") if given(root, name)), "")
     if given(root, "task") and not own and given(root, "args"):
         hint = "a task takes its settings from `params`"
@@ -90,7 +90,7 @@ def _only_where_they_count(root: Node) -> Iterator[Fault]:
                 yield _between(root, f"`{name}` goes with `task`, not with `{own}`", hint, (name,), (own,))
 
 
-def _exclusive(root: Node) -> Iterator[Fault]:
+def _exclusive(root: YamlNode) -> Iterator[Fault]:
     for section, first, second, hint in (
         ("training", "max_steps", "epochs", "keep one of the two"),
         ("resources", "accelerators", "instance_type", "an instance type says its accelerators already: keep one"),
@@ -101,7 +101,7 @@ def _exclusive(root: Node) -> Iterator[Fault]:
             yield _between(root, message, hint, (section, second), (section, first))
 
 
-def _launchers(root: Node) -> Iterator[Fault]:
+def _launchers(root: YamlNode) -> Iterator[Fault]:
     """Yield a fault if `module` is a launcher: each rank would start more ranks."""
     module = _text(root, "module")
     if module not in _LAUNCHERS:
@@ -117,7 +117,7 @@ def _launchers(root: Node) -> Iterator[Fault]:
     yield _between(root, message, hint, ("module",))
 
 
-def _numbers(root: Node) -> Iterator[Fault]:
+def _numbers(root: YamlNode) -> Iterator[Fault]:
     whole = _whole(root, "training", "global_batch_size")
     micro = _whole(root, "training", "micro_batch_size")
     if whole and micro and whole % micro:
@@ -140,7 +140,7 @@ def _numbers(root: Node) -> Iterator[Fault]:
         yield _between(root, message, "a restart goes on with fewer machines, never with more", *paths)
 
 
-def _spreading(root: Node) -> Iterator[Fault]:
+def _spreading(root: YamlNode) -> Iterator[Fault]:
     """Yield the faults that the trainer's strategies would find on the nodes (entrypoints/strategies)."""
     strategy = _text(root, "training", "strategy") or "ddp"
     is_ddp = strategy == "ddp"
@@ -176,7 +176,7 @@ def _spreading(root: Node) -> Iterator[Fault]:
             yield _in_training(root, message, hint, (key,), ("strategy",))
 
 
-def _strict(root: Node) -> Iterator[Fault]:
+def _strict(root: YamlNode) -> Iterator[Fault]:
     """Yield a fault for each setting whose results depend on the number of ranks under `reproducible: strict`."""
     if _text(root, "training", "reproducible") != "strict":
         return
@@ -207,7 +207,7 @@ _HEEDED_BY = {
 }
 
 
-def _optimizing(root: Node) -> Iterator[Fault]:
+def _optimizing(root: YamlNode) -> Iterator[Fault]:
     """Yield a fault for each optimizer setting without effect, and for a warm-up longer than the training."""
     name = _text(root, "training", "optimizer", "name") or "adamw"
     known = {one for optimizers in _HEEDED_BY.values() for one in optimizers}  # an unknown name is already a fault
@@ -222,13 +222,13 @@ def _optimizing(root: Node) -> Iterator[Fault]:
         yield _in_training(root, message, "warm up for fewer steps", ("schedule", "warmup_steps"), ("max_steps",))
 
 
-def _in_training(root: Node, message: str, hint: str, *keys: KeyPath) -> Fault:
+def _in_training(root: YamlNode, message: str, hint: str, *keys: KeyPath) -> Fault:
     written = [("training", *key) for key in keys if given(root, "training", *key)]
     return _between(root, message, hint, *written)
 
 
-def _mirror(root: Node) -> Iterator[Fault]:
-    """Yield the fault that the trainer would find in `checkpoint.mirror` on the nodes (checkpoints/mirror.py)."""
+def _mirror(root: YamlNode) -> Iterator[Fault]:
+    """Yield the fault that the trainer would find in `checkpoint.mirror` on a node (entrypoints/stores/mirror.py)."""
     node = given(root, "checkpoint", "mirror")
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", _text(root, "checkpoint", "mirror"))
     if node is None or scheme is None:
@@ -279,7 +279,7 @@ def _at_azure(store: str, rest: str) -> tuple[str, str]:
 _WAYS = ("webhook", "slack", "email", "apprise")
 
 
-def _notify(root: Node) -> Iterator[Fault]:
+def _notify(root: YamlNode) -> Iterator[Fault]:
     entries = given(root, "notify")
     for index in range(len(entries.value) if entries and isinstance(entries.value, tuple) else 0):
         entry = find(root, ("notify", index))
@@ -297,7 +297,7 @@ def _notify(root: Node) -> Iterator[Fault]:
             yield from _entry(root, index, ways[0])
 
 
-def _entry(root: Node, index: int, way: str) -> Iterator[Fault]:
+def _entry(root: YamlNode, index: int, way: str) -> Iterator[Fault]:
     """Yield a fault for each key that does not fit the channel (`way`) of an entry of `notify`."""
     place = ("notify", index)
     for key in ("smtp", "sender"):
@@ -317,7 +317,7 @@ def _entry(root: Node, index: int, way: str) -> Iterator[Fault]:
         yield _between(root, message, hint, (*place, address), (*place, "from_job"))
 
 
-def _environment(root: Node) -> Iterator[Fault]:
+def _environment(root: YamlNode) -> Iterator[Fault]:
     env, secrets = given(root, "env"), given(root, "secrets")
     names = env.value if env and isinstance(env.value, dict) else {}
     for name in names:
@@ -331,7 +331,7 @@ def _environment(root: Node) -> Iterator[Fault]:
             yield _between(root, message, hint, ("env", item.value), ("secrets", index))
 
 
-def _references(root: Node) -> Iterator[Fault]:
+def _references(root: YamlNode) -> Iterator[Fault]:
     """Yield a fault for each reference to a variable of the job that no node sets."""
     inputs = given(root, "inputs")
     names = inputs.value if inputs and isinstance(inputs.value, dict) else {}
@@ -348,7 +348,7 @@ def _references(root: Node) -> Iterator[Fault]:
                     yield Fault(f"no node sets the variable `{name}`", path, node.place, hint)
 
 
-def _scalars(node: Node | None, path: str) -> Iterator[tuple[str, Node]]:
+def _scalars(node: YamlNode | None, path: str) -> Iterator[tuple[str, YamlNode]]:
     """Yield each scalar below a node, with the dotted key of the scalar."""
     if node is None:
         return
@@ -362,7 +362,7 @@ def _scalars(node: Node | None, path: str) -> Iterator[tuple[str, Node]]:
         yield path, node
 
 
-def _backend(root: Node) -> Iterator[Fault]:
+def _backend(root: YamlNode) -> Iterator[Fault]:
     """Yield a fault for a misspelt built-in backend. A missing plug-in is reported when the plug-in is loaded."""
     node = given(root, "backend")
     if node is None or not isinstance(node.value, str) or node.value in schema.BACKENDS:
@@ -384,17 +384,17 @@ def _both(names: list[str]) -> str:
     return f"{quoted(names[:-1])} and `{names[-1]}`"
 
 
-def _text(root: Node, *path: str) -> str:
+def _text(root: YamlNode, *path: str) -> str:
     node = given(root, *path)
     return node.value if node and isinstance(node.value, str) else ""
 
 
-def _whole(root: Node, *path: str) -> int:
+def _whole(root: YamlNode, *path: str) -> int:
     node = given(root, *path)
     return node.value if node and isinstance(node.value, int) and not isinstance(node.value, bool) else 0
 
 
-def _between(root: Node, message: str, hint: str, *paths: KeyPath) -> Fault:
+def _between(root: YamlNode, message: str, hint: str, *paths: KeyPath) -> Fault:
     """Return a fault at the first path; the fault also points at the remaining paths."""
     places: list[Place] = [place for path in paths if (place := key_place(root, path))]
     return Fault(message, dotted(paths[0]), places[0], hint, tuple(places[1:]))

@@ -43,12 +43,12 @@ from cloudtrain.launcher.config.kinds import (
 )
 from cloudtrain.launcher.config.schema_backends import AzureML, Local, SageMaker, Section, Ssh, Vertex
 from cloudtrain.launcher.config.schema_training import Checkpoint, Training
-from cloudtrain.launcher.money.budgets import PROJECT_PATTERN
+from cloudtrain.launcher.job import PROJECT_PATTERN
 
 __all__ = [
     "BACKENDS",
     "Budget",
-    "Config",
+    "JobConfig",
     "as_yaml",
     "carried_by",
     "field_at",
@@ -269,7 +269,7 @@ class Retry(Section):
     )
 
 
-class Config(Section):
+class JobConfig(Section):
     """A training job."""
 
     name: JobName = Field(description="Name of the job.", examples=["digits"])
@@ -447,7 +447,7 @@ def is_list(field: FieldInfo) -> bool:
 
 def field_at(path: tuple[str | int, ...]) -> FieldInfo | None:
     """Return the field at `("resources", "spot")`; numbers, the indexes of list items, are skipped."""
-    model: type[BaseModel] | None = Config
+    model: type[BaseModel] | None = JobConfig
     field = None
     for name in path:
         if isinstance(name, int):
@@ -484,7 +484,7 @@ def as_yaml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) and value.isdigit() else str(value)
 
 
-def keys_named(name: str, model: type[BaseModel] = Config, above: str = "") -> Iterator[str]:
+def keys_named(name: str, model: type[BaseModel] = JobConfig, above: str = "") -> Iterator[str]:
     """Yield the dotted path of every key with this name: `training.optimizer.lr` for `lr`."""
     for key, field in model.model_fields.items():
         if key == name:

@@ -1,4 +1,4 @@
-"""The config's keys below `training` and `checkpoint`; entrypoints/settings.py reads the same keys on the nodes."""
+"""The config's keys below `training` and `checkpoint`; entrypoints/trainer/settings.py reads the same keys."""
 
 from typing import Annotated, Any, Literal
 

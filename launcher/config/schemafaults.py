@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from cloudtrain.launcher.config import rivals, schema
-from cloudtrain.launcher.config.yamlfile import KeyPath, Node, find, key_place
+from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode, find, key_place
 from cloudtrain.launcher.errors import Fault, Place
 
 __all__ = ["dotted", "faults_of", "found", "named", "quoted"]
@@ -32,7 +32,7 @@ _WANTED = {
 }
 
 
-def faults_of(exc: ValidationError, root: Node) -> list[Fault]:
+def faults_of(exc: ValidationError, root: YamlNode) -> list[Fault]:
     """Return a fault for each validation error, except at values with an earlier fault (`Node.broken`)."""
     faults = []
     for error in exc.errors(include_url=False, include_input=False):
@@ -53,13 +53,13 @@ def quoted(names: Any) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def named(node: Node) -> str:
+def named(node: YamlNode) -> str:
     """Return a text value for a message, cut to 60 characters; a value from a secret variable as `${NAME}`."""
     text = node.shown or str(node.value)
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
 
 
-def found(node: Node | None) -> str:
+def found(node: YamlNode | None) -> str:
     """Return a description of the value in words, such as "the number 3"."""
     if node is None or node.value is None:
         return "nothing"
@@ -73,7 +73,7 @@ def found(node: Node | None) -> str:
     return f"the text `{shown}`" if isinstance(node.value, str) else f"the number {node.shown or node.text}"
 
 
-def _fault(error: dict[str, Any], path: KeyPath, node: Node | None, root: Node) -> Fault:
+def _fault(error: dict[str, Any], path: KeyPath, node: YamlNode | None, root: YamlNode) -> Fault:
     kind = error["type"]
     if kind == "extra_forbidden":
         return _unknown_key(path, root)
@@ -111,7 +111,7 @@ def _choices(ctx: dict[str, Any]) -> list[str]:
     return re.findall(r"'([^']*)'", ctx["expected"])
 
 
-def _hint(kind: str, ctx: dict[str, Any], node: Node | None, path: KeyPath) -> str:
+def _hint(kind: str, ctx: dict[str, Any], node: YamlNode | None, path: KeyPath) -> str:
     """Return how to fix a value; empty text if the fix is not obvious."""
     text = node.value if node is not None and isinstance(node.value, str) else ""
     if kind == "literal_error":
@@ -136,7 +136,7 @@ def _hint(kind: str, ctx: dict[str, Any], node: Node | None, path: KeyPath) -> s
     return ""
 
 
-def _shape_hint(node: Node | None, path: KeyPath) -> str:
+def _shape_hint(node: YamlNode | None, path: KeyPath) -> str:
     """Return a hint on the form of the list or mapping that this key expects."""
     field = schema.field_at(path)
     if field is None:
@@ -151,7 +151,7 @@ def _shape_hint(node: Node | None, path: KeyPath) -> str:
     return f"as in `{path[-1]}: {schema.as_yaml(field.examples[0])}`" if field.examples else ""
 
 
-def _unknown_key(path: KeyPath, root: Node) -> Fault:
+def _unknown_key(path: KeyPath, root: YamlNode) -> Fault:
     name = str(path[-1])
     return Fault(f"unknown key `{name}`", dotted(path), key_place(root, path), _key_hint(name, path))
 
@@ -174,7 +174,7 @@ def _key_hint(name: str, path: KeyPath) -> str:
         return f"`{plain}` belongs under {' or '.join(f'`{section}`' for section in sections)}"
     if close := get_close_matches(plain, siblings, 1, 0.7):
         return f"did you mean `{close[0]}`?"
-    if len(path) > 1 and (close := get_close_matches(plain, schema.Config.model_fields, 1, 0.8)):
+    if len(path) > 1 and (close := get_close_matches(plain, schema.JobConfig.model_fields, 1, 0.8)):
         return f"did you mean `{close[0]}`, at the top level?"
     if close := get_close_matches(plain, siblings, 1):
         return f"did you mean `{close[0]}`?"
@@ -185,12 +185,12 @@ def _key_hint(name: str, path: KeyPath) -> str:
 
 def _model_at(path: KeyPath) -> type[BaseModel] | None:
     if not path:
-        return schema.Config
+        return schema.JobConfig
     field = schema.field_at(path)
     return schema.section(field) if field is not None else None
 
 
-def _missing_key(path: KeyPath, root: Node) -> Fault:
+def _missing_key(path: KeyPath, root: YamlNode) -> Fault:
     field = schema.field_at(path)
     example = schema.as_yaml(field.examples[0]) if field is not None and field.examples else "..."
     hint = f"add `{path[-1]}: {example}`"

@@ -23,8 +23,8 @@ from cloudtrain.launcher.errors import Fault, Place
 __all__ = [
     "SECRET_NAME",
     "KeyPath",
-    "Member",
-    "Node",
+    "MappingEntry",
+    "YamlNode",
     "ParsedYaml",
     "find",
     "from_data",
@@ -62,7 +62,7 @@ SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|private|webhoo
 
 
 @dataclass(frozen=True)
-class Node:
+class YamlNode:
     """A value and the place where the value begins. `value` is a scalar, a tuple of nodes, or a dict of members."""
 
     value: Any
@@ -84,18 +84,18 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Member:
+class MappingEntry:
     """A `key: value` of a mapping; `place` is the place of the key."""
 
     place: Place
-    node: Node
+    node: YamlNode
 
 
 @dataclass(frozen=True)
 class ParsedYaml:
     """The root (None if the text is empty or not YAML) and the faults found."""
 
-    root: Node | None
+    root: YamlNode | None
     faults: tuple[Fault, ...]
 
 
@@ -104,7 +104,7 @@ def parse(text: str, file: str, environ: Mapping[str, str], fixed: Place | None 
 
     `fixed` is the place of every value if the text is not from a file but an override on the command line.
     """
-    builder = _Builder(_Source(text, file, fixed), environ)
+    builder = _Builder(_SourceText(text, file, fixed), environ)
     if control := _CONTROL.search(text):
         place = builder.source.at(control.start())
         hint = "save the file as plain UTF-8 text"
@@ -118,15 +118,15 @@ def parse(text: str, file: str, environ: Mapping[str, str], fixed: Place | None 
     return ParsedYaml(root, tuple(builder.faults))
 
 
-def from_data(data: Any, place: Place) -> Node:
+def from_data(data: Any, place: Place) -> YamlNode:
     """Return the tree of plain data from storage or Python: all values at `place`, variables not filled in."""
     if isinstance(data, Mapping):
-        return Node({str(key): Member(place, from_data(value, place)) for key, value in data.items()}, place)
+        return YamlNode({str(key): MappingEntry(place, from_data(value, place)) for key, value in data.items()}, place)
     if isinstance(data, list | tuple):
-        return Node(tuple(from_data(item, place) for item in data), place)
+        return YamlNode(tuple(from_data(item, place) for item in data), place)
     value = os.fspath(data) if isinstance(data, os.PathLike) else data
     text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return Node(value, place, text=text, plain=not isinstance(value, str))
+    return YamlNode(value, place, text=text, plain=not isinstance(value, str))
 
 
 def scalar(text: str) -> Any:
@@ -149,7 +149,7 @@ def scalar(text: str) -> Any:
     return text
 
 
-def find(root: Node, path: KeyPath) -> Node | None:
+def find(root: YamlNode, path: KeyPath) -> YamlNode | None:
     """Return the node at a path such as `("notify", 0, "slack")`, None if the tree has no such node."""
     node = root
     for step in path:
@@ -162,17 +162,17 @@ def find(root: Node, path: KeyPath) -> Node | None:
     return node
 
 
-def key_place(root: Node, path: KeyPath) -> Place | None:
+def key_place(root: YamlNode, path: KeyPath) -> Place | None:
     """Return the place of the last key of the path; for an item of a list, the place of the value."""
     parent = find(root, path[:-1]) if path else None
     if parent is not None and isinstance(parent.value, dict) and path[-1] in parent.value:
-        member: Member = parent.value[str(path[-1])]
+        member: MappingEntry = parent.value[str(path[-1])]
         return member.place
     node = find(root, path)
     return node.place if node is not None else None
 
 
-def _long_key(exc: yaml.YAMLError, source: _Source) -> Fault | None:
+def _long_key(exc: yaml.YAMLError, source: _SourceText) -> Fault | None:
     """Return the fault of a too long key on the line of the parser's error: the parser names a misleading reason."""
     for mark in (getattr(exc, "context_mark", None), getattr(exc, "problem_mark", None)):
         ends = [] if mark is None else [*source.starts, len(source.text)][mark.line :][:2]
@@ -192,7 +192,7 @@ class _StopReadingError(Exception):
 
 
 @dataclass(frozen=True)
-class _Source:
+class _SourceText:
     text: str
     file: str
     fixed: Place | None
@@ -225,25 +225,25 @@ class _Open:
     """A list or mapping before its end event."""
 
     event: Any
-    items: list[Node]
-    members: dict[str, Member]
+    items: list[YamlNode]
+    members: dict[str, MappingEntry]
     key: tuple[str, Place] | None = None
 
 
 class _Builder:
     """Turns the parser's events into nodes. An explicit stack: deep nesting cannot exhaust Python's call stack."""
 
-    def __init__(self, source: _Source, environ: Mapping[str, str]) -> None:
+    def __init__(self, source: _SourceText, environ: Mapping[str, str]) -> None:
         self.source = source
         self.environ = environ
         self.faults: list[Fault] = []
-        self.anchors: dict[str, Node] = {}
+        self.anchors: dict[str, YamlNode] = {}
         self.stack: list[_Open] = []
 
-    def document(self, events: Sequence[Any]) -> Node | None:
+    def document(self, events: Sequence[Any]) -> YamlNode | None:
         """Return the root of the only document."""
         stack = self.stack
-        root: Node | None = None
+        root: YamlNode | None = None
         for count, event in enumerate(events):
             self._refuse_too_much(event, count, 0)
             if isinstance(event, yaml.DocumentStartEvent) and root is not None:
@@ -265,7 +265,7 @@ class _Builder:
                 self._add(stack[-1], node)
         return root
 
-    def _closed(self, event: Any) -> Node | None:
+    def _closed(self, event: Any) -> YamlNode | None:
         """Return the node that the event completes, None if the event completes no node."""
         if isinstance(event, yaml.ScalarEvent):
             self._refuse_tag(event)
@@ -284,12 +284,12 @@ class _Builder:
         size = 1 + sum(child.size for child in children)
         depth = 1 + max((child.depth for child in children), default=0)
         self._refuse_too_much(done.event, size, depth)
-        node = Node(value, self._place(done.event), size=size, depth=depth)
+        node = YamlNode(value, self._place(done.event), size=size, depth=depth)
         if done.event.anchor is not None:
             self.anchors[done.event.anchor] = node
         return node
 
-    def _add(self, parent: _Open, node: Node) -> None:
+    def _add(self, parent: _Open, node: YamlNode) -> None:
         if isinstance(parent.event, yaml.SequenceStartEvent):
             parent.items.append(node)
         elif parent.key is None:
@@ -301,9 +301,9 @@ class _Builder:
                 first = parent.members[key].place
                 self._fault(f"duplicate key `{key}`", place, "keep one of the two", last=key, also=(first,))
             else:
-                parent.members[key] = Member(place, node)
+                parent.members[key] = MappingEntry(place, node)
 
-    def _open_key(self, parent: _Open, node: Node) -> None:
+    def _open_key(self, parent: _Open, node: YamlNode) -> None:
         """Use `node` as the key of the next member. A plain scalar such as `1.10` is a key as written."""
         key = node.text if node.plain else node.value
         if not isinstance(key, str) or isinstance(node.value, tuple | dict):
@@ -313,7 +313,7 @@ class _Builder:
             raise _StopReadingError(Fault("`<<` does not merge here", place=node.place, hint=hint))
         parent.key = (key, node.place)
 
-    def _scalar(self, event: Any) -> Node:
+    def _scalar(self, event: Any) -> YamlNode:
         place = self._place(event)
         plain = event.style in (None, "")
         faults_before = len(self.faults)
@@ -333,7 +333,7 @@ class _Builder:
                 self._fault("expected a finite number", place)
                 value = 0.0
         broken = len(self.faults) > faults_before
-        return Node(value, place, text=text, plain=plain, shown=shown, broken=broken)
+        return YamlNode(value, place, text=text, plain=plain, shown=shown, broken=broken)
 
     def _filled(self, event: Any) -> tuple[str, str]:
         """Return the scalar with variables filled in, and the text for messages if a variable looks secret, else ""."""

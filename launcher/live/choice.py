@@ -9,7 +9,7 @@ from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.logs.view import parse_ranks
 
-__all__ = ["Action", "Choice", "steer"]
+__all__ = ["Action", "ViewState", "steer"]
 
 _MOVES = {"up": -1, "k": -1, "down": 1, "j": 1}
 _SCROLLS = {"up": 1, "k": 1, "down": -1, "j": -1}
@@ -17,7 +17,7 @@ _LONGEST = 40  # characters typed for ranks
 
 
 @dataclass(frozen=True)
-class Choice:
+class ViewState:
     """`opened` is the job in view, None for the table; `chosen` is the selected row of the table.
 
     `is_single`: a single job is watched, without a table. `held` is the log when paused, `back` the number of its lines
@@ -48,8 +48,8 @@ class Action:
 
 
 def steer(
-    choice: Choice, key: str, jobs: Sequence[str], lines: Sequence[LogLine] = (), page: int = 10, ranks: int = 0
-) -> tuple[Choice, Action | None]:
+    choice: ViewState, key: str, jobs: Sequence[str], lines: Sequence[LogLine] = (), page: int = 10, ranks: int = 0
+) -> tuple[ViewState, Action | None]:
     """Return the state after the key, and the action to take.
 
     `jobs` are the table's rows from the top, `lines` the log's lines, of which `page` are visible; `ranks` is the
@@ -72,7 +72,7 @@ def steer(
     return _in_job(choice, key, lines, page)
 
 
-def _typed(choice: Choice, key: str, ranks: int) -> tuple[Choice, Action | None]:
+def _typed(choice: ViewState, key: str, ranks: int) -> tuple[ViewState, Action | None]:
     text = choice.typing or ""
     if key == "enter":
         try:
@@ -92,7 +92,7 @@ def _typed(choice: Choice, key: str, ranks: int) -> tuple[Choice, Action | None]
     return choice, None
 
 
-def _in_table(choice: Choice, key: str, jobs: Sequence[str]) -> tuple[Choice, Action | None]:
+def _in_table(choice: ViewState, key: str, jobs: Sequence[str]) -> tuple[ViewState, Action | None]:
     if key == "q":
         return choice, Action("quit")
     if not jobs:
@@ -110,7 +110,7 @@ def _in_table(choice: Choice, key: str, jobs: Sequence[str]) -> tuple[Choice, Ac
     return choice, None
 
 
-def _in_job(choice: Choice, key: str, lines: Sequence[LogLine], page: int) -> tuple[Choice, Action | None]:
+def _in_job(choice: ViewState, key: str, lines: Sequence[LogLine], page: int) -> tuple[ViewState, Action | None]:
     if key == "q" and choice.is_single:
         return choice, Action("quit")
     if key in ("q", "escape") and not choice.is_single:
@@ -131,7 +131,7 @@ def _in_job(choice: Choice, key: str, lines: Sequence[LogLine], page: int) -> tu
     return _scrolled(choice, key, lines, page), None
 
 
-def _scrolled(choice: Choice, key: str, lines: Sequence[LogLine], page: int) -> Choice:
+def _scrolled(choice: ViewState, key: str, lines: Sequence[LogLine], page: int) -> ViewState:
     """Return the state with the log scrolled; scrolling back pauses the log so that its lines do not move."""
     steps = {"page up": page, "page down": -page, "home": len(lines)} | _SCROLLS
     if key not in steps or (choice.held is None and steps[key] < 0):

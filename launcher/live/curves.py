@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cloudtrain.launcher.live.sight import Curves, Track
-from cloudtrain.launcher.series import Point, Series
+from cloudtrain.launcher.store.series import Point, Series
 
 __all__ = ["BINS", "curves_of"]
 

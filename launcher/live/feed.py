@@ -13,22 +13,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import stopping
-from cloudtrain.launcher import watch as watching
-from cloudtrain.launcher.database import WRITING
-from cloudtrain.launcher.gate import Gate
 from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.jobs import stopping
+from cloudtrain.launcher.jobs import watch as watching
+from cloudtrain.launcher.jobs.log_fetcher import LogKeeper
 from cloudtrain.launcher.live.curves import curves_of
 from cloudtrain.launcher.live.sight import Scene, Sight
-from cloudtrain.launcher.logkeeper import LogKeeper
 from cloudtrain.launcher.money.outlook import outlook
 from cloudtrain.launcher.notices import claims
-from cloudtrain.launcher.notices.herald import Herald
-from cloudtrain.launcher.registry import Registry
-from cloudtrain.launcher.series import read as read_series
-from cloudtrain.launcher.words import in_words
+from cloudtrain.launcher.notices.herald import Notifier
+from cloudtrain.launcher.store.database import WRITING
+from cloudtrain.launcher.store.quiesce import QuiesceLock
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.store.series import read as read_series
+from cloudtrain.launcher.text.remote import in_words
 
-__all__ = ["Feed", "pause_s"]
+__all__ = ["JobFeed", "pause_s"]
 
 _LEAST_S = 1.0  # minimum seconds between two polls of a job: figures change no faster
 _AT_ONCE = 5  # up to so many jobs of a backend are polled at full pace; more jobs share the pace
@@ -50,7 +50,7 @@ def pause_s(pace_s: float, jobs: int, silences: int, least_s: float = 0.0) -> fl
     return usual_s
 
 
-class Feed:
+class JobFeed:
     """All watched jobs: the named jobs, or, without names, the jobs of `watch.chosen`. Call `close` at the end."""
 
     def __init__(self, names: Sequence[str], least_s: float = 0.0, folder: Path | None = None) -> None:
@@ -66,7 +66,7 @@ class Feed:
         self._notes: list[tuple[float, str]] = []
         self._stops: list[_Stop] = []
         self.logs = LogKeeper(self.folder)
-        self.looks = Gate()
+        self.looks = QuiesceLock()
         self.is_closing = threading.Event()
         self._chooser = threading.Thread(target=self._choose, name="registry", daemon=True)
         self._chooser.start()
@@ -202,7 +202,7 @@ class Feed:
 class _Stop:
     """A stop request for a job, in a separate thread."""
 
-    def __init__(self, feed: Feed, job_id: str) -> None:
+    def __init__(self, feed: JobFeed, job_id: str) -> None:
         self.job_id, self.words = job_id, ""
         self._feed = feed
         self.thread = threading.Thread(target=self._run, name=f"stop {job_id}", daemon=True)
@@ -223,7 +223,7 @@ class _Stop:
 class _Lane:
     """The jobs of a backend, polled by a single thread in sequence."""
 
-    def __init__(self, feed: Feed, least_s: float) -> None:
+    def __init__(self, feed: JobFeed, least_s: float) -> None:
         self._feed, self._least_s = feed, least_s
         self._jobs: dict[str, Job] = {}
         self._due_s: dict[str, float] = {}
@@ -258,7 +258,7 @@ class _Lane:
     def _watch(self) -> None:
         registry = Registry(self._feed.folder)
         try:
-            herald = Herald(registry)
+            herald = Notifier(registry)
             try:
                 while not self._feed.is_closing.is_set():
                     self._look_at_next(registry, herald)
@@ -267,7 +267,7 @@ class _Lane:
         finally:
             registry.close()
 
-    def _look_at_next(self, registry: Registry, herald: Herald) -> None:
+    def _look_at_next(self, registry: Registry, herald: Notifier) -> None:
         job = self._next(time.monotonic())
         if job is None:
             self._feed.is_closing.wait(0.1)
@@ -293,7 +293,7 @@ class _Lane:
             due = [(due_s, job_id) for job_id, due_s in self._due_s.items() if due_s <= now_s]
             return self._jobs[min(due)[1]] if due else None
 
-    def _look(self, registry: Registry, herald: Herald, job: Job) -> None:
+    def _look(self, registry: Registry, herald: Notifier, job: Job) -> None:
         self._feed.put(job.id, asks_since_s=time.time())
         with self._feed.looks.passing():
             seen = watching.look(registry, herald, job)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from cloudtrain.entrypoints.figures import dollars, span
+from cloudtrain.entrypoints.format import dollars, span
 from cloudtrain.entrypoints.notices.message import at_deadline
-from cloudtrain.launcher import gpufigures, spark
-from cloudtrain.launcher.describe import limit_words, next_step, outcome
+from cloudtrain.launcher.jobs.describe import limit_words, next_step, outcome
 from cloudtrain.launcher.live.rows import (
     BAD,
     GOOD,
@@ -25,11 +24,13 @@ from cloudtrain.launcher.live.rows import (
     sides,
 )
 from cloudtrain.launcher.live.sight import Curves, Sight, Track
-from cloudtrain.launcher.logs.plain import cleaned
-from cloudtrain.launcher.measures import percent, quantity, size, step_time
-from cloudtrain.launcher.money.outlook import Outlook
-from cloudtrain.launcher.money.words import clock, of_limit
-from cloudtrain.launcher.signs import Signs
+from cloudtrain.launcher.money.outlook import Forecast
+from cloudtrain.launcher.store import gpu_figures
+from cloudtrain.launcher.text import charts
+from cloudtrain.launcher.text.money import clock, of_limit
+from cloudtrain.launcher.text.quantities import percent, quantity, size, step_time
+from cloudtrain.launcher.text.signs import Signs
+from cloudtrain.launcher.text.visible import cleaned
 
 __all__ = [
     "alerts",
@@ -121,7 +122,7 @@ def progress(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]
     if job.active and finish_s is not None:
         right += f", done in {span(finish_s - now_s)}, at {clock(finish_s, now_s)}"
     room = min(_MOST_BAR, width - LABEL - len(left) - len(right) - 1)
-    drawn = spark.bar(share, room, signs) + " " if room >= _LEAST_BAR else ""
+    drawn = charts.bar(share, room, signs) + " " if room >= _LEAST_BAR else ""
     return [labelled(width, signs, "progress", left, (drawn, "cyan"), right)]
 
 
@@ -159,7 +160,7 @@ def track(told: Track | None, width: int, height: int, signs: Signs) -> list[Tex
     if room < _LEAST_BAR:
         range_words, room = "", width - LABEL - len(words) - 1
     values, name = _by_decades(told)
-    drawn = spark.chart(values, max(0, room), height, signs)
+    drawn = charts.chart(values, max(0, room), height, signs)
     first: list[Part] = [(f"{drawn[0]:<{max(0, room)}}", "cyan"), (f" {words}", style), (range_words, QUIET)]
     return [
         labelled(width, signs, name, *first),
@@ -195,7 +196,7 @@ def split(curves: Curves, width: int, signs: Signs) -> list[Text]:
         legend += [" ", (sign, _PART_COLOURS[place % 4]), f"{name} {percent(share)}"]
     used = sum(len(part if isinstance(part, str) else part[0]) for part in legend)
     room = min(_MOST_BAR, width - LABEL - len(took) - used)
-    runs = spark.stacked(shares, room if room >= _LEAST_BAR else 0, signs)
+    runs = charts.stacked(shares, room if room >= _LEAST_BAR else 0, signs)
     drawn = [(run, _PART_COLOURS[place % 4]) for place, run in enumerate(runs)]
     return [labelled(width, signs, "step time", took, *drawn, *legend[0 if room >= _LEAST_BAR else 1 :])]
 
@@ -203,8 +204,8 @@ def split(curves: Curves, width: int, signs: Signs) -> list[Text]:
 def gpus(sight: Sight, width: int, signs: Signs) -> list[Text]:
     """Return the GPU utilization, and a warning about idle GPUs."""
     told = sight.job.attempt.progress
-    found = [labelled(width, signs, "GPUs", words)] if (words := gpufigures.words(told)) else []
-    if sight.job.active and (warning := gpufigures.warning(told)):
+    found = [labelled(width, signs, "GPUs", words)] if (words := gpu_figures.words(told)) else []
+    if sight.job.active and (warning := gpu_figures.warning(told)):
         found.append(row(width, signs, (f"! {warning}", WARNS)))
     return found
 
@@ -220,7 +221,7 @@ def memory(curves: Curves, width: int, signs: Signs) -> list[Text]:
     share = curves.memory_bytes / total
     words = f" {percent(share)}, {size(curves.memory_bytes)} of {size(total)} at most so far, on rank 0"
     room = min(_MOST_BAR, width - LABEL - len(words))
-    drawn = spark.bar(share, room, signs) if room >= _LEAST_BAR else ""
+    drawn = charts.bar(share, room, signs) if room >= _LEAST_BAR else ""
     return [
         labelled(width, signs, label, (drawn, WARNS if share > 0.9 else "cyan"), words if drawn else words.lstrip())
     ]
@@ -243,12 +244,12 @@ def spend(sight: Sight, width: int, signs: Signs) -> list[Text]:
     if room < _LEAST_BAR:
         return [labelled(width, signs, "spend", words)]
     style = BAD if share >= 1 else WARNS if share >= 0.8 else GOOD
-    return [labelled(width, signs, "spend", (spark.bar(share, room, signs), style), f" {words}")]
+    return [labelled(width, signs, "spend", (charts.bar(share, room, signs), style), f" {words}")]
 
 
 def limit(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
     """Return when the job leaves and when it is ended, and the limit that comes before its finish."""
-    found: Outlook | None = sight.outlook
+    found: Forecast | None = sight.outlook
     if found is None or found.cap_at_s is None or not sight.job.active:
         return []
     ended = f"is ended at {clock(found.cap_at_s, now_s)}"

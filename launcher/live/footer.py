@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from cloudtrain.launcher.live.choice import Choice
+from cloudtrain.launcher.live.choice import ViewState
 from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, row
 from cloudtrain.launcher.live.sight import Sight
-from cloudtrain.launcher.signs import Signs
+from cloudtrain.launcher.text.signs import Signs
 
 __all__ = ["help_rows", "of_job", "of_table"]
 
@@ -32,7 +32,7 @@ def help_rows(width: int, height: int, signs: Signs) -> list[Text]:
     return [*rows[: height - 1], row(width, signs, ("any key closes this help", QUIET))][:height]
 
 
-def of_job(choice: Choice, sight: Sight, width: int, signs: Signs) -> Text:
+def of_job(choice: ViewState, sight: Sight, width: int, signs: Signs) -> Text:
     """Return the keys of a job's view."""
     if (asked := _asked(choice, width, signs)) is not None:
         return asked
@@ -49,7 +49,7 @@ def of_job(choice: Choice, sight: Sight, width: int, signs: Signs) -> Text:
     return _keys(keys, width, signs)
 
 
-def of_table(choice: Choice, width: int, signs: Signs) -> Text:
+def of_table(choice: ViewState, width: int, signs: Signs) -> Text:
     """Return the keys of the table."""
     if (asked := _asked(choice, width, signs)) is not None:
         return asked
@@ -58,7 +58,7 @@ def of_table(choice: Choice, width: int, signs: Signs) -> Text:
     )
 
 
-def _asked(choice: Choice, width: int, signs: Signs) -> Text | None:
+def _asked(choice: ViewState, width: int, signs: Signs) -> Text | None:
     if choice.asks is not None:
         return row(width, signs, (f"Stop {choice.asks} and let it save? [y/N] ", f"bold {WARNS}"))
     if choice.typing is not None:

@@ -11,13 +11,13 @@ from rich.text import Text
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.live import figures, footer
-from cloudtrain.launcher.live.choice import Choice
+from cloudtrain.launcher.live.choice import ViewState
 from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, in_job, row
 from cloudtrain.launcher.live.sight import Curves, Sight, TailShot
-from cloudtrain.launcher.logs.plain import cleaned
-from cloudtrain.launcher.signs import Signs
-from cloudtrain.launcher.terminal import RANK_COLOURS
-from cloudtrain.launcher.words import in_words
+from cloudtrain.launcher.text.remote import in_words
+from cloudtrain.launcher.text.signs import Signs
+from cloudtrain.launcher.text.terminal import RANK_COLOURS
+from cloudtrain.launcher.text.visible import cleaned
 
 __all__ = ["log_page", "view"]
 
@@ -27,7 +27,7 @@ _BESIDE_LARGE = 5  # rows that a larger log leaves: its title, the keys, and thr
 
 
 @dataclass(frozen=True)
-class Section:
+class ViewSection:
     """Rows that are shown or hidden together: on a low screen the sections of the highest rank are hidden first."""
 
     rank: int
@@ -35,7 +35,7 @@ class Section:
 
 
 def view(
-    sight: Sight, tail: TailShot, choice: Choice, size: tuple[int, int], signs: Signs, now_s: float, note: str = ""
+    sight: Sight, tail: TailShot, choice: ViewState, size: tuple[int, int], signs: Signs, now_s: float, note: str = ""
 ) -> list[Text]:
     """Return the screen's rows, `size` columns wide and rows high; `note` is the newest message of cloudtrain."""
     width, height = size
@@ -51,18 +51,18 @@ def view(
     return [*rows[: max(0, height - 1 - len(notes))], *notes, footer.of_job(choice, sight, width, signs)][:height]
 
 
-def log_page(sight: Sight, choice: Choice, size: tuple[int, int], signs: Signs, now_s: float, note: str = "") -> int:
+def log_page(sight: Sight, choice: ViewState, size: tuple[int, int], signs: Signs, now_s: float, note: str = "") -> int:
     """Return the number of visible log lines."""
     room = size[1] - 2 - bool(note)
     kept = _kept(_sections(sight, size, signs, now_s), room - _least_log(size[1], choice))
     return max(1, room - sum(len(section.rows) for section in kept))
 
 
-def _least_log(height: int, choice: Choice) -> int:
+def _least_log(height: int, choice: ViewState) -> int:
     return max(_LEAST_LOG, height - _BESIDE_LARGE if choice.is_large else height // _LOG_SHARE)
 
 
-def _sections(sight: Sight, size: tuple[int, int], signs: Signs, now_s: float) -> list[Section]:
+def _sections(sight: Sight, size: tuple[int, int], signs: Signs, now_s: float) -> list[ViewSection]:
     """Return the sections of the job, in screen order."""
     width, height = size
     curves = sight.curves or Curves()
@@ -86,7 +86,7 @@ def _sections(sight: Sight, size: tuple[int, int], signs: Signs, now_s: float) -
         (6, lambda: figures.alerts(sight, width, signs, now_s)),
         (9, lambda: figures.attempts(sight, width, signs, now_s)),
     )
-    sections = (Section(rank, _rows(draw, width, signs)) for rank, draw in ranked)
+    sections = (ViewSection(rank, _rows(draw, width, signs)) for rank, draw in ranked)
     return [section for section in sections if section.rows]
 
 
@@ -98,7 +98,7 @@ def _rows(draw: Callable[[], list[Text]], width: int, signs: Signs) -> list[Text
         return [row(width, signs, (f"! not shown: {in_words(error)}", WARNS))]
 
 
-def _kept(sections: Sequence[Section], room: int) -> list[Section]:
+def _kept(sections: Sequence[ViewSection], room: int) -> list[ViewSection]:
     """Return the sections that fit, dropping the least important; the heading stays."""
     kept = list(sections)
     while len(kept) > 1 and sum(len(section.rows) for section in kept) > room:
@@ -106,7 +106,7 @@ def _kept(sections: Sequence[Section], room: int) -> list[Section]:
     return kept
 
 
-def _log_title(tail: TailShot, choice: Choice, width: int, signs: Signs) -> Text:
+def _log_title(tail: TailShot, choice: ViewState, width: int, signs: Signs) -> Text:
     rule = signs.rule
     words = f"log of rank {choice.ranks}" if choice.ranks else "log"
     if choice.held is not None:
@@ -121,7 +121,7 @@ def _log_title(tail: TailShot, choice: Choice, width: int, signs: Signs) -> Text
     return text
 
 
-def _log(tail: TailShot, choice: Choice, width: int, height: int, signs: Signs) -> list[Text]:
+def _log(tail: TailShot, choice: ViewState, width: int, height: int, signs: Signs) -> list[Text]:
     """Return the last lines, or earlier lines if the user has scrolled back."""
     lines = tail.lines if choice.held is None else choice.held
     if not lines:

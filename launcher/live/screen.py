@@ -24,7 +24,7 @@ from typing import Any
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.live.keys import decode
 
-__all__ = ["Ended", "Screen"]
+__all__ = ["SignalExit", "Screen"]
 
 # The alternate screen, no cursor, no wrapping at the right edge: a row wider than expected stays in its row.
 _ENTER = b"\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[0m\x1b[2J"
@@ -36,7 +36,7 @@ _STOPS_S = 1.0  # a stop signal takes effect within this time
 _LONGEST_LINE, _MOST_SAID = 1 << 16, 1 << 20  # bytes of captured output
 
 
-class Ended(Exception):
+class SignalExit(Exception):
     """A signal has ended the view; the exit code is 128 plus its number."""
 
     def __init__(self, number: int) -> None:
@@ -121,7 +121,7 @@ class Screen:
             while data:
                 data = data[os.write(self._out, data) :]
         except OSError as error:
-            raise Ended(signal.SIGHUP) from error
+            raise SignalExit(signal.SIGHUP) from error
 
     def keys(self, wait_s: float) -> list[str]:
         """Return the pressed keys, after at most `wait_s` or at a signal. Raises Ended if the terminal is gone."""
@@ -159,9 +159,9 @@ class Screen:
         try:
             data = os.read(self._in, 1024)
         except OSError as error:
-            raise Ended(signal.SIGHUP) from error
+            raise SignalExit(signal.SIGHUP) from error
         if not data:
-            raise Ended(signal.SIGHUP)
+            raise SignalExit(signal.SIGHUP)
         return data
 
     def _take(self) -> None:
@@ -181,7 +181,7 @@ class Screen:
             termios.tcflush(self._in, termios.TCIFLUSH)  # keys meant for the view must not reach the shell
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        raise Ended(number)
+        raise SignalExit(number)
 
     def _resize(self, number: int, frame: FrameType | None) -> None:
         self.is_stale = True

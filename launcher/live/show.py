@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from rich.text import Text
 
 from cloudtrain.launcher.job import exit_code
+from cloudtrain.launcher.jobs.overview import as_lines
+from cloudtrain.launcher.jobs.watch import Seen
+from cloudtrain.launcher.jobs.watch import line as plain_line
 from cloudtrain.launcher.live import jobview, tableview
-from cloudtrain.launcher.live.choice import Choice, steer
-from cloudtrain.launcher.live.feed import Feed
+from cloudtrain.launcher.live.choice import ViewState, steer
+from cloudtrain.launcher.live.feed import JobFeed
 from cloudtrain.launcher.live.painter import Painter
-from cloudtrain.launcher.live.screen import Ended, Screen
+from cloudtrain.launcher.live.screen import Screen, SignalExit
 from cloudtrain.launcher.live.sight import Scene, TailShot
-from cloudtrain.launcher.live.tail import Tail
+from cloudtrain.launcher.live.tail import LogTail
 from cloudtrain.launcher.logs.view import parse_ranks
 from cloudtrain.launcher.notices import alarm
-from cloudtrain.launcher.overview import as_lines
-from cloudtrain.launcher.signs import Signs, signs_of
-from cloudtrain.launcher.terminal import print_text, say
-from cloudtrain.launcher.watch import Seen
-from cloudtrain.launcher.watch import line as plain_line
+from cloudtrain.launcher.text.signs import Signs, signs_of
+from cloudtrain.launcher.text.terminal import print_text, say
 
 __all__ = ["show"]
 
@@ -38,12 +38,12 @@ _KEYS_AT_ONCE = 64
 
 
 @dataclass
-class State:
+class FrameState:
     """The view's state between two pictures."""
 
-    choice: Choice
+    choice: ViewState
     signs: Signs
-    tail: Tail | None = None
+    tail: LogTail | None = None
     over_s: float | None = None  # when all named jobs had ended
     stays: bool = False  # the user has pressed a key since
     said: deque[str] = field(default_factory=lambda: deque(maxlen=20))
@@ -55,11 +55,11 @@ def show(names: Sequence[str], least_s: float = 0.0) -> int:
 
     The exit code is that of the ended jobs, or 130 if a named job still runs. Raises NoSuchJobError.
     """
-    feed = Feed(names, least_s)
+    feed = JobFeed(names, least_s)
     jobs = [sight.job.id for sight in feed.scene(time.time()).sights]
     is_single = len(names) > 0 and len(jobs) == 1
     opened = jobs[0] if is_single else None
-    state = State(Choice(chosen=jobs[0] if jobs else "", opened=opened, is_single=is_single), signs_of())
+    state = FrameState(ViewState(chosen=jobs[0] if jobs else "", opened=opened, is_single=is_single), signs_of())
     code: int | None = None
     is_left = False  # by a key, or because all jobs have ended, so a longer wait is acceptable
     try:
@@ -67,7 +67,7 @@ def show(names: Sequence[str], least_s: float = 0.0) -> int:
             _open(feed, state)
             code = _run(screen, feed, state, bool(names))
             is_left = True
-    except Ended as ended:
+    except SignalExit as ended:
         code = ended.exit_code
     except KeyboardInterrupt:
         code = 130
@@ -83,7 +83,7 @@ def show(names: Sequence[str], least_s: float = 0.0) -> int:
     return code
 
 
-def _stops(feed: Feed, *, is_told: bool) -> list[str]:
+def _stops(feed: JobFeed, *, is_told: bool) -> list[str]:
     """Wait for the user's stop requests, since running jobs cost money; return the result of each request."""
     under_way = feed.stopping()
     if under_way and is_told:
@@ -96,7 +96,7 @@ def _stops(feed: Feed, *, is_told: bool) -> list[str]:
     return found
 
 
-def _run(screen: Screen, feed: Feed, state: State, is_named: bool) -> int:
+def _run(screen: Screen, feed: JobFeed, state: FrameState, is_named: bool) -> int:
     """Draw and read keys until the user quits; return the exit code."""
     painter = Painter(state.signs.encoding)
     next_s = 0.0
@@ -121,7 +121,7 @@ def _run(screen: Screen, feed: Feed, state: State, is_named: bool) -> int:
                 return _code_of(feed.scene(time.time()), is_named)
 
 
-def _take_in(screen: Screen, feed: Feed, state: State) -> None:
+def _take_in(screen: Screen, feed: JobFeed, state: FrameState) -> None:
     """Store captured messages as notes: of several lines the first; an alert also rings the bell."""
     for words in screen.said():
         state.said.append(words)
@@ -134,7 +134,7 @@ def _take_in(screen: Screen, feed: Feed, state: State) -> None:
             screen.write(b"\a")
 
 
-def _press(key: str, feed: Feed, state: State, screen: Screen) -> str:
+def _press(key: str, feed: JobFeed, state: FrameState, screen: Screen) -> str:
     """Process a key; return the action that the view itself cannot take."""
     scene = feed.scene(time.time())
     ids = [sight.job.id for sight in scene.sights]
@@ -154,7 +154,7 @@ def _press(key: str, feed: Feed, state: State, screen: Screen) -> str:
     return kind
 
 
-def _open(feed: Feed, state: State) -> None:
+def _open(feed: JobFeed, state: FrameState) -> None:
     """Start to read the log of the job in view, and stop reading the previous log."""
     if state.tail is not None:
         state.tail.close()
@@ -163,10 +163,10 @@ def _open(feed: Feed, state: State) -> None:
     feed.open(opened or "")
     if opened is not None:
         ranks = parse_ranks(state.choice.ranks) if state.choice.ranks else None
-        state.tail = Tail(feed.folder, opened, ranks)
+        state.tail = LogTail(feed.folder, opened, ranks)
 
 
-def _picture(scene: Scene, state: State, size: tuple[int, int]) -> list[Text]:
+def _picture(scene: Scene, state: FrameState, size: tuple[int, int]) -> list[Text]:
     choice = state.choice
     sight = scene.of(choice.opened) if choice.opened is not None else None
     note = _note(scene, state)
@@ -180,7 +180,7 @@ def _picture(scene: Scene, state: State, size: tuple[int, int]) -> list[Text]:
     return rows
 
 
-def _note(scene: Scene, state: State) -> str:
+def _note(scene: Scene, state: FrameState) -> str:
     """Return the newest message while recent; after the end of all jobs, the countdown to the view's end."""
     if state.over_s is not None and not state.stays:
         left_s = max(0, round(state.over_s + LEAVE_S - scene.now_s))
@@ -192,7 +192,7 @@ def _note(scene: Scene, state: State) -> str:
     return scene.notes[-1][1] if scene.notes and scene.notes[-1][0] > since_s else ""
 
 
-def _ended(scene: Scene, state: State, is_named: bool) -> int | None:
+def _ended(scene: Scene, state: FrameState, is_named: bool) -> int | None:
     """Return the exit code once all named jobs have ended, unless the user has asked to stay."""
     is_over = is_named and all(not sight.job.active and sight.seen_s is not None for sight in scene.sights)
     if not is_over:
@@ -213,7 +213,7 @@ def _code_of(scene: Scene, is_named: bool) -> int:
     return next((code for sight in scene.sights if (code := exit_code(sight.job.attempt.state))), 0)
 
 
-def _leave(feed: Feed, state: State, stops: Sequence[str]) -> None:
+def _leave(feed: JobFeed, state: FrameState, stops: Sequence[str]) -> None:
     """Print the messages and the state of the jobs, after the picture has gone."""
     for words in (*state.said, *stops):
         say(words)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.job import Attempt, Job
-from cloudtrain.launcher.money.outlook import Outlook
-from cloudtrain.launcher.notices.claims import Told
+from cloudtrain.launcher.money.outlook import Forecast
+from cloudtrain.launcher.notices.claims import Sent
 
 __all__ = ["Curves", "Scene", "Sight", "TailShot", "Track"]
 
@@ -53,9 +53,9 @@ class Sight:
 
     job: Job
     attempts: tuple[Attempt, ...] = ()
-    outlook: Outlook | None = None
+    outlook: Forecast | None = None
     curves: Curves | None = None
-    alerts: tuple[Told, ...] = ()
+    alerts: tuple[Sent, ...] = ()
     fault: str = ""
     seen_s: float | None = None
     asks_since_s: float | None = None

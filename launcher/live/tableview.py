@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from cloudtrain.entrypoints.figures import amount, dollars, span
-from cloudtrain.launcher import spark
+from cloudtrain.entrypoints.format import amount, dollars, span
 from cloudtrain.launcher.live import figures, footer
-from cloudtrain.launcher.live.choice import Choice
+from cloudtrain.launcher.live.choice import ViewState
 from cloudtrain.launcher.live.rows import QUIET, STATE_STYLES, WARNS, Part, filled, row, sides
 from cloudtrain.launcher.live.sight import Scene, Sight
-from cloudtrain.launcher.logs.plain import cleaned
-from cloudtrain.launcher.measures import percent, quantity
-from cloudtrain.launcher.money import curve
-from cloudtrain.launcher.signs import Signs
-from cloudtrain.launcher.words import in_words
+from cloudtrain.launcher.store import curve
+from cloudtrain.launcher.text import charts as spark
+from cloudtrain.launcher.text.quantities import percent, quantity
+from cloudtrain.launcher.text.remote import in_words
+from cloudtrain.launcher.text.signs import Signs
+from cloudtrain.launcher.text.visible import cleaned
 
 __all__ = ["view"]
 
@@ -40,7 +40,7 @@ class Shape:
     spark: int
 
 
-def view(scene: Scene, choice: Choice, size: tuple[int, int], signs: Signs, words: str) -> list[Text]:
+def view(scene: Scene, choice: ViewState, size: tuple[int, int], signs: Signs, words: str) -> list[Text]:
     """Return the screen's rows, `size` columns wide and rows high; `words` describe the selection of jobs."""
     width, height = size
     texts = [_shown(sight, scene.now_s) for sight in scene.sights]

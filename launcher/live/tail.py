@@ -11,11 +11,11 @@ from pathlib import Path
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.live.sight import TailShot
-from cloudtrain.launcher.logs.stream import Stream
-from cloudtrain.launcher.registry import Registry
-from cloudtrain.launcher.words import in_words
+from cloudtrain.launcher.logs.stream import LogStream
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text.remote import in_words
 
-__all__ = ["MOST", "Tail"]
+__all__ = ["MOST", "LogTail"]
 
 MOST = 2000  # lines that the user can scroll back
 _LEAST_PAUSE_S = 0.2  # minimum seconds between two reads
@@ -25,7 +25,7 @@ _BACK_OFF_S = 5.0
 _READING = threading.BoundedSemaphore(8)  # an abandoned reader waits while its backend hangs; so many readers at most
 
 
-class Tail:
+class LogTail:
     """Starts to read at once; call `close` at the end. `ranks`: only lines of these ranks."""
 
     def __init__(self, folder: Path, job_id: str, ranks: frozenset[int] | None = None) -> None:
@@ -74,7 +74,7 @@ class Tail:
                     self._lines.clear()
                     self._running.clear()
                 self._tell(is_prefixed=job.attempt.plan["ranks"] > 1, is_read=False, is_over=False)
-                stream = Stream(registry, job, job.attempt, ranks=self._ranks)
+                stream = LogStream(registry, job, job.attempt, ranks=self._ranks)
                 try:
                     self._take(stream.tail(MOST // 4))
                     self._tell(is_read=True)
@@ -84,7 +84,7 @@ class Tail:
         finally:
             registry.close()
 
-    def _read(self, registry: Registry, stream: Stream, number: int) -> None:
+    def _read(self, registry: Registry, stream: LogStream, number: int) -> None:
         """Read until the next attempt exists."""
         looked_s = 0.0
         while not self._is_closing.is_set():

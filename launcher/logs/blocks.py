@@ -24,7 +24,7 @@ __all__ = [
     "RECORD_BYTES",
     "Block",
     "DamagedError",
-    "Entry",
+    "BlockEntry",
     "decoded",
     "encoded",
     "entries",
@@ -47,7 +47,7 @@ class DamagedError(Exception):
     """A block, or its record in the index, differs from the written bytes."""
 
 
-class Entry(NamedTuple):
+class BlockEntry(NamedTuple):
     """An index record: a block's `offset` and `size`, its `line_count`, times (`first_s` to `last_s`) and ranks.
 
     `ranks` has a bit for each rank modulo 63, and bit 63 for the nodes' own lines; a bit of 0 means that the rank is
@@ -91,7 +91,7 @@ def rank_bit(rank: int | None) -> int:
     return 1 << 63 if rank is None else 1 << (rank % 63)
 
 
-def encoded(lines: Sequence[LogLine], offset: int) -> tuple[bytes, Entry]:
+def encoded(lines: Sequence[LogLine], offset: int) -> tuple[bytes, BlockEntry]:
     """Return the lines as a block at the offset, and its record. The texts must not contain newlines."""
     streams: dict[tuple[int, int | None], int] = {}
     whose = array("H", (streams.setdefault((line[1], line[2]), len(streams)) for line in lines))
@@ -104,11 +104,11 @@ def encoded(lines: Sequence[LogLine], offset: int) -> tuple[bytes, Entry]:
     text = "\n".join([line[0] for line in lines]).encode("utf-8", "surrogatepass")
     head = _HEAD.pack(len(lines), len(streams))
     data = zlib.compress(b"".join((head, table.tobytes(), whose.tobytes(), times.tobytes(), text)), _LEVEL)
-    entry = Entry(offset, len(data), len(text), len(lines), min(times), max(times), ranks, zlib.crc32(data))
+    entry = BlockEntry(offset, len(data), len(text), len(lines), min(times), max(times), ranks, zlib.crc32(data))
     return data, entry
 
 
-def decoded(data: bytes, entry: Entry) -> Block:
+def decoded(data: bytes, entry: BlockEntry) -> Block:
     """Return the block. Raises DamagedError."""
     if len(data) != entry.size or zlib.crc32(data) != entry.checksum:
         raise DamagedError
@@ -124,13 +124,13 @@ def decoded(data: bytes, entry: Entry) -> Block:
     return Block(str(raw[at:], "utf-8", "surrogatepass"), streams, whose, times)
 
 
-def packed(entry: Entry) -> bytes:
+def packed(entry: BlockEntry) -> bytes:
     """Return the record's bytes."""
     record = _RECORD.pack(*entry)
     return record + _CHECK.pack(zlib.crc32(record))
 
 
-def entries(index: Path, end: int) -> Iterator[Entry]:
+def entries(index: Path, end: int) -> Iterator[BlockEntry]:
     """Yield the records of the blocks before `end` in the file. Raises DamagedError."""
     offset = 0
     try:
@@ -140,7 +140,7 @@ def entries(index: Path, end: int) -> Iterator[Entry]:
                 body = record[: _RECORD.size]
                 if len(record) != RECORD_BYTES or _CHECK.unpack_from(record, _RECORD.size)[0] != zlib.crc32(body):
                     raise DamagedError
-                entry = Entry(*_RECORD.unpack(body))
+                entry = BlockEntry(*_RECORD.unpack(body))
                 if entry.offset != offset:
                     raise DamagedError
                 offset += entry.size
@@ -149,7 +149,7 @@ def entries(index: Path, end: int) -> Iterator[Entry]:
         raise DamagedError from error
 
 
-def read(file: int, entry: Entry) -> Block:
+def read(file: int, entry: BlockEntry) -> Block:
     """Return the record's block, read from the open file. Raises DamagedError."""
     try:
         return decoded(os.pread(file, entry.size, entry.offset), entry)

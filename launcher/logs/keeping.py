@@ -11,8 +11,8 @@ from cloudtrain.launcher.job import ACTIVE, Attempt, Job
 from cloudtrain.launcher.logs import kept
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.database import Database
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.database import Database
+    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["ROOM", "keep", "make_room", "room_bytes"]
 
@@ -41,7 +41,7 @@ def keep(registry: Registry, job: Job, attempt: Attempt | None = None, *, within
     process writes the cache, or the log was dropped for space. The lines read so far stay, and the next call continues
     after them. Raises ConfigError.
     """
-    from cloudtrain.launcher.logs.stream import Stream
+    from cloudtrain.launcher.logs.stream import LogStream
 
     chosen, until_s = attempt or job.attempt, time.monotonic() + within_s
     if chosen.ref is None or chosen.state.state in ACTIVE or not room_bytes():
@@ -51,7 +51,7 @@ def keep(registry: Registry, job: Job, attempt: Attempt | None = None, *, within
         return True
     if kept.is_dropped(registry.database, job.id, chosen.number):
         return False
-    stream = Stream(registry, job, chosen)
+    stream = LogStream(registry, job, chosen)
     try:
         stream.skip_kept()
         while not stream.is_over and stream.is_keeping and time.monotonic() < until_s:
@@ -71,9 +71,9 @@ def anew(registry: Registry, job: Job, attempt: Attempt, least: int) -> bool:
 
     The cache stays if the backend has fewer than `least` lines now, or if another process writes.
     """
-    from cloudtrain.launcher.logs.stream import Stream
+    from cloudtrain.launcher.logs.stream import LogStream
 
-    stream = Stream(registry, job, attempt, anew=True)
+    stream = LogStream(registry, job, attempt, anew=True)
     count = 0
     try:
         while not stream.is_over and stream.is_keeping:

@@ -24,9 +24,19 @@ from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.logs import blocks
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.database import Database
+    from cloudtrain.launcher.store.database import Database
 
-__all__ = ["Keeper", "Place", "Reader", "discard", "folder_of", "is_dropped", "keeper", "place", "touch"]
+__all__ = [
+    "LogCacheWriter",
+    "CachePosition",
+    "LogCacheReader",
+    "discard",
+    "folder_of",
+    "is_dropped",
+    "keeper",
+    "place",
+    "touch",
+]
 
 FOLDER = "logs"
 BLOCK_LINES = 8192
@@ -36,7 +46,7 @@ USED_S = 3600.0  # resolution of the last-read time
 
 
 @dataclass(frozen=True)
-class Place:
+class CachePosition:
     """The committed part of a log: `size` bytes of the file, `count` lines, and the backend's cursor after them.
 
     `held` are lines before the cursor that waited for earlier lines and are not in the file. `round` counts complete
@@ -57,14 +67,14 @@ def folder_of(database: Database, job_id: str, attempt: int) -> Path:
     return database.folder / FOLDER / job_id / str(attempt)
 
 
-def place(database: Database, job_id: str, attempt: int) -> Place | None:
+def place(database: Database, job_id: str, attempt: int) -> CachePosition | None:
     """Return the committed part of the attempt's log, or None."""
     rows = database.execute("SELECT * FROM kept_logs WHERE job_id = ? AND attempt = ?", (job_id, attempt))
     if not rows or rows[0]["cursor"] is None:
         return None
     row = rows[0]
     told = json.loads(row["cursor"])
-    return Place(
+    return CachePosition(
         told["cursor"],
         tuple(LogLine(*line) for line in told["held"]),
         row["bytes"],
@@ -81,7 +91,7 @@ def is_dropped(database: Database, job_id: str, attempt: int) -> bool:
     return bool(rows) and rows[0]["cursor"] is None
 
 
-def touch(database: Database, job_id: str, attempt: int, found: Place) -> None:
+def touch(database: Database, job_id: str, attempt: int, found: CachePosition) -> None:
     """Store the time of use: the least recently used logs are dropped first. Skipped if the registry is locked."""
     if time.time() - found.used_s > USED_S:
         values = (time.time(), job_id, attempt)
@@ -89,10 +99,10 @@ def touch(database: Database, job_id: str, attempt: int, found: Place) -> None:
             database.execute("UPDATE kept_logs SET used_s = ? WHERE job_id = ? AND attempt = ?", values)
 
 
-class Reader:
+class LogCacheReader:
     """The committed blocks of a cached log. The constructor and `block` raise blocks.DamagedError."""
 
-    def __init__(self, folder: Path, found: Place) -> None:
+    def __init__(self, folder: Path, found: CachePosition) -> None:
         self._file: int | None = None
         self.entries = list(blocks.entries(folder / f"index-{found.round}", found.size))
         try:
@@ -112,10 +122,10 @@ class Reader:
             self._file = None
 
 
-class Keeper:
+class LogCacheWriter:
     """The only writer of an attempt's cache, from `keeper` to `close`. Methods raise OSError and ConfigError."""
 
-    def __init__(self, database: Database, job_id: str, attempt: int, found: Place, lock: int) -> None:
+    def __init__(self, database: Database, job_id: str, attempt: int, found: CachePosition, lock: int) -> None:
         self._database, self._key, self._lock = database, (job_id, attempt), lock
         self.place = found
         self._folder = folder = folder_of(database, job_id, attempt)
@@ -172,7 +182,7 @@ class Keeper:
         values = (*self._key, json.dumps(told), self._size, self._count, is_complete, now_s)
         self._safe_size = self._size
         self._database.execute("INSERT OR REPLACE INTO kept_logs VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-        self.place = Place(cursor, held, self._size, self._count, is_complete, now_s, self.place.round)
+        self.place = CachePosition(cursor, held, self._size, self._count, is_complete, now_s, self.place.round)
         self._committed_s = time.monotonic()
         self._is_torn = False
         if not self._is_alone:
@@ -205,7 +215,7 @@ class Keeper:
         self._waiting, self._waiting_bytes = [], 0
 
 
-def keeper(database: Database, job_id: str, attempt: int, *, anew: bool = False) -> Keeper | None:
+def keeper(database: Database, job_id: str, attempt: int, *, anew: bool = False) -> LogCacheWriter | None:
     """Return the attempt's writer, or None if another process writes.
 
     `anew`: write from the beginning into new files; the old files stay until the first commit. Raises OSError if the
@@ -217,8 +227,8 @@ def keeper(database: Database, job_id: str, attempt: int, *, anew: bool = False)
     if lock is None:
         return None
     try:
-        found = place(database, job_id, attempt) or Place()
-        return Keeper(database, job_id, attempt, Place(round=found.round + 1) if anew else found, lock)
+        found = place(database, job_id, attempt) or CachePosition()
+        return LogCacheWriter(database, job_id, attempt, CachePosition(round=found.round + 1) if anew else found, lock)
     except BaseException:
         with contextlib.suppress(OSError):  # closed by the Keeper
             os.close(lock)

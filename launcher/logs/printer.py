@@ -7,11 +7,11 @@ import re
 import sys
 import time
 
-from cloudtrain.launcher import columns
 from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.logs.plain import folded
 from cloudtrain.launcher.logs.view import View
-from cloudtrain.launcher.terminal import aside, print_lines, write
+from cloudtrain.launcher.text import tables
+from cloudtrain.launcher.text.terminal import aside, print_lines, write
+from cloudtrain.launcher.text.visible import folded
 
 __all__ = ["Printer"]
 
@@ -101,7 +101,7 @@ class Printer:
         texts = self.view.shown(self.view.chosen([_ended(newest)]))
         if not texts:
             return
-        room = (columns.width() or 80) - 1
+        room = (tables.width() or 80) - 1
         write(f"\r\x1b[K{_COLOUR.sub('', texts[0])[:room]}")
         self._is_drawn, self._drawn_s = True, time.monotonic()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.logs import blocks
-from cloudtrain.launcher.logs.kept import Reader
+from cloudtrain.launcher.logs.kept import LogCacheReader
 
 __all__ = ["Replay", "is_of_blocks"]
 
@@ -22,7 +22,7 @@ class Replay:
 
     def __init__(
         self,
-        reader: Reader,
+        reader: LogCacheReader,
         ranks: frozenset[int] | None,
         since_s: float | None = None,
         find: re.Pattern[str] | None = None,

@@ -17,23 +17,23 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend import LogLine, LogPage, Pace
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job
-from cloudtrain.launcher.lastword import CLEAN_PAGES, LastWord
 from cloudtrain.launcher.logs import keeping, kept
 from cloudtrain.launcher.logs.blocks import DamagedError
+from cloudtrain.launcher.logs.end_of_log import CLEAN_PAGES, EndDetector
 from cloudtrain.launcher.logs.holdback import HoldBack
 from cloudtrain.launcher.logs.replay import Replay
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["Stream"]
+__all__ = ["LogStream"]
 
 PATIENCE_S = 60.0  # how long to wait while existing lines cannot be read
 SHOW_S, SMALL = 2.0, 500  # after SHOW_S, for a running job, a page with fewer lines ends the backlog
 FRESH_S = 60.0  # a cache used more recently is close enough to the log's end for a reader of the end
 
 
-class Stream:
+class LogStream:
     """The lines of an attempt, read by `read` until `is_over`; used by a single thread.
 
     `ranks`: only these ranks, without the nodes' own lines. `hold_back_s`: how long a line waits for earlier lines of
@@ -63,12 +63,12 @@ class Stream:
         self.came = 0  # lines brought by the last poll, including unwanted lines
         self._is_clean = True
         self._replay: Replay | None = None
-        self._keeper: kept.Keeper | None = None
-        self._place = kept.Place()
+        self._keeper: kept.LogCacheWriter | None = None
+        self._place = kept.CachePosition()
         self._cursor: dict[str, Any] | None = None
         self._hold_back = HoldBack(0.0)
         self._passed: Counter[tuple[int, int | None]] = Counter()  # lines already returned, which will be read again
-        self._last_word: LastWord | None = None
+        self._last_word: EndDetector | None = None
         self.update(attempt)
 
     @property
@@ -203,17 +203,17 @@ class Stream:
             self._place = found
         else:
             self._begin_keeping(found)
-            self._place = self._keeper.place if self._keeper is not None else found or kept.Place()
+            self._place = self._keeper.place if self._keeper is not None else found or kept.CachePosition()
         self._cursor = self._place.cursor
         self._set_hold_back(self._place.held)
         if self._place.size:
             try:
                 folder = kept.folder_of(database, *key)
-                self._replay = Replay(kept.Reader(folder, self._place), self._ranks, self._since_s, self._find)
+                self._replay = Replay(kept.LogCacheReader(folder, self._place), self._ranks, self._since_s, self._find)
             except DamagedError:
                 self._mend(None)
 
-    def _begin_keeping(self, found: kept.Place | None) -> None:
+    def _begin_keeping(self, found: kept.CachePosition | None) -> None:
         """Start caching, unless this reader is filtered or another process already caches this attempt."""
         is_passing = self._now and self._attempt.state.state in ACTIVE
         if is_passing or (self._ranks is not None and found is None):
@@ -259,7 +259,7 @@ class Stream:
         assert self._attempt.ref is not None
         self.came = 0
         if self._last_word is None and self._attempt.state.state not in ACTIVE:
-            self._last_word = LastWord(self.pace, self._attempt.state)
+            self._last_word = EndDetector(self.pace, self._attempt.state)
         try:
             page = backends.load(self._job.backend).logs(self._attempt.ref, self._cursor, narrow, now=self._now)
         except UnreachableError:

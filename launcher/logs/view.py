@@ -14,9 +14,9 @@ from functools import cached_property
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.logs import plain
-from cloudtrain.launcher.progress import finite
-from cloudtrain.launcher.terminal import coloured
+from cloudtrain.launcher.store.progress import finite
+from cloudtrain.launcher.text import visible
+from cloudtrain.launcher.text.terminal import coloured
 
 __all__ = ["View", "parse_ranks"]
 
@@ -58,9 +58,9 @@ class View:
         if self.grep is None:
             return lines
         search = self.grep.search
-        if self.raw or self.as_json or plain.are_plain([line[0] for line in lines]):
+        if self.raw or self.as_json or visible.are_plain([line[0] for line in lines]):
             return [line for line in lines if search(line[0])]
-        return [line for line in lines if search(plain.shown(line[0], colour=False))]
+        return [line for line in lines if search(visible.shown(line[0], colour=False))]
 
     def shown(self, lines: Sequence[LogLine]) -> list[str]:
         """Return the lines as printed."""
@@ -68,10 +68,10 @@ class View:
             return [self._json(line) for line in lines]
         texts = [line[0] for line in lines]
         if self.raw:
-            texts = [plain.tame(text) for text in texts] if sys.stdout.isatty() else texts
-        elif not plain.are_plain(texts):
+            texts = [visible.tame(text) for text in texts] if sys.stdout.isatty() else texts
+        elif not visible.are_plain(texts):
             colour = self._wants_colour
-            texts = [plain.shown(text, colour=colour) for text in texts]
+            texts = [visible.shown(text, colour=colour) for text in texts]
         if self.prefix and not self.raw:
             before = {who: self._prefix(*who) for who in {line[1:3] for line in lines}}
             texts = [before[line[1:3]] + text for line, text in zip(lines, texts, strict=True)]
@@ -95,7 +95,7 @@ class View:
             "attempt": self.attempt,
             "node": line.node,
             "rank": line.rank,
-            "text": line.text if self.raw else plain.folded(text),
+            "text": line.text if self.raw else visible.folded(text),
             "event": finite(event),
         }
         return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(fields, ensure_ascii=False))

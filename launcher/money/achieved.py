@@ -9,20 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.figures import dollars
-from cloudtrain.launcher.money import curve, meter
+from cloudtrain.entrypoints.format import dollars
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.store import curve
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt
 
-__all__ = ["Achieved", "Point", "achieved", "as_json", "in_words", "last_words", "points"]
+__all__ = ["Achieved", "CostPoint", "achieved", "as_json", "in_words", "last_words", "points"]
 
 _WINDOW = 0.2  # the last fifth of the money is compared with the fifth before
 _MILLION = 1e6
 
 
 @dataclass(frozen=True)
-class Point:
+class CostPoint:
     """The mean loss of `count` steps, and the job's total cost at that point, over all attempts."""
 
     spent_micro: int
@@ -61,7 +62,7 @@ def achieved(attempts: Sequence[Attempt], now_s: float) -> Achieved:
     )
 
 
-def points(attempts: Sequence[Attempt], now_s: float) -> list[Point]:
+def points(attempts: Sequence[Attempt], now_s: float) -> list[CostPoint]:
     """Return the loss over the cumulative cost of all attempts, in order; empty if a price is unknown."""
     found, before = [], 0
     for attempt in sorted(attempts, key=lambda each: each.number):
@@ -71,7 +72,7 @@ def points(attempts: Sequence[Attempt], now_s: float) -> list[Point]:
             return []
         for each in curve.load(attempt.progress.get("curve")).bins:
             parts = [meter.part_micro(leg, 0.0, each.time_s, now_s) or 0 for leg in legs]
-            found.append(Point(before + sum(parts), each.step, each.loss, each.count))
+            found.append(CostPoint(before + sum(parts), each.step, each.loss, each.count))
         before += total
     return found
 
@@ -119,7 +120,7 @@ def _each(spent_micro: int, units: float | None) -> float | None:
     return spent_micro / units if units is not None and units > 0 else None
 
 
-def _gained(found: Sequence[Point]) -> float | None:
+def _gained(found: Sequence[CostPoint]) -> float | None:
     """Return the decrease in loss from the first step to the mean of the last fifth of the money."""
     if len(found) < 2:
         return None
@@ -128,7 +129,7 @@ def _gained(found: Sequence[Point]) -> float | None:
     return None if now is None else found[0].loss - now
 
 
-def _last(found: Sequence[Point]) -> tuple[int | None, float | None]:
+def _last(found: Sequence[CostPoint]) -> tuple[int | None, float | None]:
     """Return the last fifth of the money, and the mean loss before it minus that in it; single steps are too noisy."""
     if len(found) < 2:
         return None, None
@@ -139,7 +140,7 @@ def _last(found: Sequence[Point]) -> tuple[int | None, float | None]:
     return (None, None) if width == 0 or late is None or early is None else (width, early - late)
 
 
-def _mean(some: Sequence[Point]) -> float | None:
+def _mean(some: Sequence[CostPoint]) -> float | None:
     count = sum(each.count for each in some)
     return sum(each.loss * each.count for each in some) / count if count else None
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.figures import dollars, span
+from cloudtrain.entrypoints.format import dollars, span
 from cloudtrain.entrypoints.notices.further import number
 from cloudtrain.entrypoints.notices.message import (
     Facts,
@@ -20,8 +20,8 @@ from cloudtrain.entrypoints.notices.message import (
     threshold,
 )
 from cloudtrain.launcher.money.onward import is_short_of_money, onward
-from cloudtrain.launcher.money.outlook import Outlook, left_s
-from cloudtrain.launcher.spec import default_hang_timeout_s
+from cloudtrain.launcher.money.outlook import Forecast, left_s
+from cloudtrain.launcher.planning.job_spec import default_hang_timeout_s
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
@@ -35,7 +35,7 @@ SURE_PART = 10  # of the time left: an estimate within a tenth of the limit does
 SURE_S, SURE_SHARE = 60.0, 20  # a run's first steps are slow and give no forecast
 
 
-def standing(job: Job, outlook: Outlook, now_s: float) -> list[Notice]:
+def standing(job: Job, outlook: Forecast, now_s: float) -> list[Notice]:
     """Return all notices that hold for the job now, including notices already reported."""
     facts = _facts(job, outlook)
     if not job.active:
@@ -69,7 +69,7 @@ def wanted(notice: Notice, on: Collection[str]) -> bool:
     return not {notice.event, *notice.also}.isdisjoint(on)
 
 
-def _facts(job: Job, outlook: Outlook) -> Facts:
+def _facts(job: Job, outlook: Forecast) -> Facts:
     attempt, state, progress = job.attempt, job.attempt.state, job.attempt.progress
     resume = onward(job, outlook)
     return Facts(
@@ -110,7 +110,7 @@ def _life(job: Job, facts: Facts, now_s: float) -> Iterator[Notice]:
         yield compose(f"unreachable:{attempt.number}:{since_s:.0f}", "unreachable", headline, facts, now_s)
 
 
-def _threshold(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
+def _threshold(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Iterator[Notice]:
     """Yield the highest budget threshold that the cost has reached."""
     limit, state = outlook.limit_micro, job.attempt.state
     is_its_end = not job.active and state.reason == "budget"
@@ -123,7 +123,7 @@ def _threshold(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterat
     yield compose(budget_key(percent, limit), "budget", headline, facts, now_s)
 
 
-def _projected(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
+def _projected(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Iterator[Notice]:
     """Yield a forecast that a limit comes before the last step, once reliable, or the correction of a forecast."""
     began_s, finish_s = job.attempt.state.started_s, outlook.finish_at_s
     if outlook.hits_limit is None or began_s is None or finish_s is None:
@@ -149,7 +149,7 @@ def _projected(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterat
     yield compose(f"projected:{which}", "projected", headline, facts, now_s, also=("budget",))
 
 
-def _deadline(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
+def _deadline(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Iterator[Notice]:
     """Yield a notice that the job's deadline is near, unless the job will finish before."""
     at_s, began_s = outlook.deadline_at_s or outlook.cap_at_s, job.attempt.state.started_s
     if at_s is None or began_s is None:
@@ -161,7 +161,7 @@ def _deadline(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterato
     yield compose(deadline_key(job.attempt.number), "deadline", headline, facts, now_s, also=("budget",))
 
 
-def _stalled(job: Job, outlook: Outlook, facts: Facts, now_s: float) -> Iterator[Notice]:
+def _stalled(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Iterator[Notice]:
     """Yield a notice of a stall: no step for half the hang timeout, and at least for STEPS steps' time."""
     if outlook.stalled_s is None or job.attempt.state.state != "running":
         return
@@ -224,6 +224,6 @@ def _alert_at(job: Job) -> list[int]:
 
 def _seconds(value: Any) -> float | None:
     """Return the seconds of a duration from a stored config: `30m`, or seconds."""
-    from cloudtrain.launcher.units import parse_duration
+    from cloudtrain.launcher.text.units import parse_duration
 
     return None if value is None else float(parse_duration(value))

@@ -7,18 +7,19 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.money import achieved, meter
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.money import achieved
 from cloudtrain.launcher.money.outlook import limit_micro
-from cloudtrain.launcher.money.words import as_usd
+from cloudtrain.launcher.text.money import as_usd
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
 
-__all__ = ["Bill", "Line", "as_json", "bill", "line_json"]
+__all__ = ["Bill", "BillLine", "as_json", "bill", "line_json"]
 
 
 @dataclass(frozen=True)
-class Line:
+class BillLine:
     """A leg's cost: metered from start to end, or billed by the platform's count (`source`), which has precedence."""
 
     leg: meter.Leg
@@ -36,7 +37,7 @@ class Bill:
     `idle_micro`: the most that its machines may cost in addition while idle after the job's ends; 0 if they never idle.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[BillLine, ...]
     spent_micro: int | None
     metered_micro: int | None
     limit_micro: int | None
@@ -80,7 +81,7 @@ def as_json(found: Bill) -> dict[str, Any]:
     }
 
 
-def line_json(line: Line) -> dict[str, Any]:
+def line_json(line: BillLine) -> dict[str, Any]:
     """Return a leg with stable names."""
     leg = line.leg
     return {
@@ -98,7 +99,7 @@ def line_json(line: Line) -> dict[str, Any]:
     }
 
 
-def _line(attempt: Attempt, leg: meter.Leg, now_s: float) -> Line:
+def _line(attempt: Attempt, leg: meter.Leg, now_s: float) -> BillLine:
     cost, by = meter.cost_micro(leg, now_s), attempt.state.billed_by
     # The other nodes counted the time of a node that the job lost; only its time span is known.
     span = replace(leg, billed_s=None, told_s=None)
@@ -107,7 +108,7 @@ def _line(attempt: Attempt, leg: meter.Leg, now_s: float) -> Line:
         source = "it runs" if leg.runs else "it has not begun"
     else:
         source = by or "start and end"
-    return Line(leg, leg.seconds(now_s), metered, cost if by and not leg.runs else None, cost, source)
+    return BillLine(leg, leg.seconds(now_s), metered, cost if by and not leg.runs else None, cost, source)
 
 
 def _worst_micro(attempts: Sequence[Attempt], now_s: float) -> int | None:

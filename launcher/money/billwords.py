@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.figures import amount, dollars, span, up
+from cloudtrain.entrypoints.format import amount, dollars, span, up
 from cloudtrain.launcher.money import achieved
-from cloudtrain.launcher.money.bill import Bill, Line
+from cloudtrain.launcher.money.bill import Bill, BillLine
 from cloudtrain.launcher.money.period import Group, Spent, total
-from cloudtrain.launcher.money.words import moment, of_limit
+from cloudtrain.launcher.text.money import moment, of_limit
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Invoice
@@ -58,7 +58,7 @@ def invoice_lines(invoice: Invoice) -> list[str]:
     return [*lines, f"              {invoice.note}"] if invoice.note else lines
 
 
-def leg_rows(lines: Sequence[Line]) -> list[list[str]]:
+def leg_rows(lines: Sequence[BillLine]) -> list[list[str]]:
     """Return the rows of LEG_HEAD."""
     return [
         [
@@ -91,7 +91,7 @@ def group_rows(groups: Sequence[Group], whole: Group) -> list[list[str]]:
     return [*rows, ["total", str(whole.jobs), *_sum_cells(whole)]]
 
 
-def leg_cells(lines: Sequence[Line]) -> tuple[list[str], list[list[Any]]]:
+def leg_cells(lines: Sequence[BillLine]) -> tuple[list[str], list[list[Any]]]:
     """Return head and rows for a spreadsheet; times in UTC, an empty cell for an unknown value."""
     head = ["job", "attempt", "instances", "usd_per_hour", "from_utc", "to_utc", "seconds"]
     rows: list[list[Any]] = [
@@ -135,7 +135,7 @@ def _planned(found: Bill) -> str:
     return "; ".join(parts)
 
 
-def _until(line: Line) -> str:
+def _until(line: BillLine) -> str:
     start_s, end_s = line.leg.started_s, line.leg.ended_s
     if end_s is None or start_s is None:
         return "now" if line.leg.runs else "-"

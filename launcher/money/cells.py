@@ -10,8 +10,9 @@ import re
 from typing import Protocol, cast
 
 from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.job import LEDGER_PATTERN
 
-__all__ = ["ABSENT", "LEDGER_PATTERN", "Cell", "located", "open_cell"]
+__all__ = ["ABSENT", "ConditionalObject", "located", "open_cell"]
 
 ABSENT = ""  # the version of a missing object
 DEFAULT_NAME = "ledger.json"
@@ -22,15 +23,9 @@ _STORES = {
     "https": "cloudtrain.backends.azureml.cell",
     "file": "cloudtrain.launcher.money.filecell",
 }
-# Valid in JavaScript too, for editors that check configs. A query or a fragment would be a secret or a mistake.
-LEDGER_PATTERN = (
-    r"(s3|gs)://[A-Za-z0-9._-]{3,222}(/[^?#\s]*)?"
-    r"|https://[a-z0-9-]+\.blob\.[a-z0-9.-]+/[a-z0-9$][a-z0-9-]{2,62}(/[^?#\s]*)?"
-    r"|(file://)?/[^?#\n]+|~/[^?#\n]+"
-)
 
 
-class Cell(Protocol):
+class ConditionalObject(Protocol):
     """The object. Every call raises UnreachableError, CredentialError or ConfigError."""
 
     uri: str
@@ -58,7 +53,7 @@ def located(text: str) -> str:
     return uri if uri.endswith(".json") else f"{uri}/{DEFAULT_NAME}"
 
 
-def open_cell(uri: str) -> Cell:
+def open_cell(uri: str) -> ConditionalObject:
     """Return the object at an address that `located` has returned; sends no request."""
     store = importlib.import_module(_STORES[uri.partition("://")[0]])
-    return cast("Cell", store.open_cell(uri))
+    return cast("ConditionalObject", store.open_cell(uri))

@@ -9,18 +9,18 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cloudtrain.entrypoints.figures import dollars, span, up
-from cloudtrain.launcher.columns import hidden, table, wrapped
+from cloudtrain.entrypoints.format import dollars, span, up
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
-from cloudtrain.launcher.planwords import provenance
-from cloudtrain.launcher.prices.rate import stale
+from cloudtrain.launcher.metering.rate import stale
+from cloudtrain.launcher.planning.plan_text import provenance
+from cloudtrain.launcher.text.tables import hidden, table, wrapped
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.prepare import Prepared
+    from cloudtrain.launcher.planning.prepare import Prepared
 
-__all__ = ["Offer", "cheapest", "lines", "offers", "refused", "unlike"]
+__all__ = ["BackendOffer", "cheapest", "lines", "offers", "refused", "unlike"]
 
 T = TypeVar("T")
 HEAD = ("backend", "machine", "ranks", "USD/h", "up to", "for", "cap", "worst case", "price")
@@ -30,7 +30,7 @@ COLUMNS = 100  # of the table where the output is no terminal
 
 
 @dataclass(frozen=True)
-class Offer:
+class BackendOffer:
     """A backend's plan for the job, or the `error` if the backend cannot plan the job."""
 
     backend: str
@@ -69,43 +69,43 @@ class Offer:
 
 
 def offers(
-    load: Callable[[str], Config], names: Sequence[str], config_file: Path, *, packs: bool = False
-) -> list[Offer]:
+    load: Callable[[str], JobConfig], names: Sequence[str], config_file: Path, *, packs: bool = False
+) -> list[BackendOffer]:
     """Return an offer of each backend, the cheapest hour first, by the expected price.
 
     Offers with a free or unknown price follow, then offers that lack GPUs, then failed plans. No request is sent, and
     no file is written. Without `packs` the code is not packed, and the requests contain no code; submit reports faults
     of the code. Raises ConfigError if the file itself cannot be read.
     """
-    from cloudtrain.launcher.bundle import Bundle
-    from cloudtrain.launcher.prepare import prepare
+    from cloudtrain.launcher.backend import Bundle
+    from cloudtrain.launcher.planning.prepare import prepare
 
     configs = {name: _attempted(partial(load, name)) for name in names}
     faults = [config for config in configs.values() if isinstance(config, CloudtrainError)]
     if len(faults) == len(names):
         raise faults[0]
-    found: list[Offer] = []
+    found: list[BackendOffer] = []
     bundle = None if packs else Bundle("0" * 64, Path(), 0, 0, 0, (), {})
     for name, config in configs.items():
         if isinstance(config, CloudtrainError):
-            found.append(Offer(name, error=config))
+            found.append(BackendOffer(name, error=config))
             continue
         prepared = _attempted(partial(prepare, config, config_file, Path(), dry=True, shipped=bundle))
         if isinstance(prepared, CloudtrainError):
-            found.append(Offer(name, error=prepared))
+            found.append(BackendOffer(name, error=prepared))
         else:
             bundle = prepared.bundle  # the code is the same for all
-            found.append(Offer(name, prepared))
+            found.append(BackendOffer(name, prepared))
     return sorted(found, key=_rank)
 
 
-def cheapest(found: Sequence[Offer]) -> Offer | None:
+def cheapest(found: Sequence[BackendOffer]) -> BackendOffer | None:
     """Return the offer with the lowest expected price of an hour; None if no price of a suitable machine is known."""
     first = next(iter(sorted(found, key=_rank)), None)
     return first if first is not None and _rank(first)[0] == 0 else None
 
 
-def lines(found: Sequence[Offer], columns: int | None = None) -> list[str]:
+def lines(found: Sequence[BackendOffer], columns: int | None = None) -> list[str]:
     """Return the table, with what an offer has to say for itself, and the problems of each backend without a plan."""
     rows = [_row(offer) for offer in found]
     shown = table(HEAD, rows, drop=DROPPED, shorten={"machine": 12}, below="price", columns=columns)
@@ -118,7 +118,7 @@ def lines(found: Sequence[Offer], columns: int | None = None) -> list[str]:
     return [*shown, *wrapped(notes, columns)]
 
 
-def unlike(found: Sequence[Offer]) -> list[str]:
+def unlike(found: Sequence[BackendOffer]) -> list[str]:
     """Return which offers of a spot job have a price on demand, if an offer has a spot price."""
     priced = [offer for offer in found if _rank(offer)[0] == 0]
     names = [offer.backend for offer in priced if _kind(offer) == ON_DEMAND_FOR_SPOT]
@@ -127,7 +127,7 @@ def unlike(found: Sequence[Offer]) -> list[str]:
     return [f"no spot price of {', '.join(names)} is known: the price on demand, an upper bound, is compared"]
 
 
-def refused(found: Sequence[Offer]) -> list[str]:
+def refused(found: Sequence[BackendOffer]) -> list[str]:
     """Return which offers a budget of this installation would refuse at submit, and why."""
     from cloudtrain.launcher.money.foretold import books_of
 
@@ -147,7 +147,7 @@ def _attempted(make: Callable[[], T]) -> T | CloudtrainError:
         return error
 
 
-def _kind(offer: Offer) -> str:
+def _kind(offer: BackendOffer) -> str:
     """Return the kind of the price: spot, on demand, or on demand as an upper bound for spot."""
     assert offer.prepared is not None
     if offer.prepared.plan.is_spot_price:
@@ -155,7 +155,7 @@ def _kind(offer: Offer) -> str:
     return ON_DEMAND_FOR_SPOT if offer.prepared.config.resources.spot else "on demand"
 
 
-def _rank(offer: Offer) -> tuple[int, int]:
+def _rank(offer: BackendOffer) -> tuple[int, int]:
     """Return a sort key: offers with an expected price, without a price, with too few GPUs, without a plan."""
     plan = offer.plan
     if plan is None:
@@ -167,7 +167,7 @@ def _rank(offer: Offer) -> tuple[int, int]:
     return 0, plan.instances * plan.price_micro
 
 
-def _row(offer: Offer) -> tuple[str, ...]:
+def _row(offer: BackendOffer) -> tuple[str, ...]:
     plan = offer.plan
     if plan is None:
         return offer.backend, *["-"] * 7, offer.why.partition("; ")[0]

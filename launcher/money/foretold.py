@@ -6,25 +6,25 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.figures import down, usd
+from cloudtrain.entrypoints.format import down, usd
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault
-from cloudtrain.launcher.home import where
-from cloudtrain.launcher.money.budgets import OVERALL, Standing, refusal
+from cloudtrain.launcher.store.budgets import OVERALL, Standing, refusal
+from cloudtrain.launcher.store.home import where
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cloudtrain.launcher.config.schema import Config
-    from cloudtrain.launcher.database import Database
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.store.database import Database
 
-__all__ = ["Books", "books_of", "budgeted_in", "require_known_project"]
+__all__ = ["ApplicableBudgets", "books_of", "budgeted_in", "require_known_project"]
 
 MOST_NAMED = 5
 LIKENESS = 0.75  # from this ratio of difflib's a name counts as a misspelling
 
 
 @dataclass(frozen=True)
-class Books:
+class ApplicableBudgets:
     """The budgets that apply to a job of `project` on this machine; the ledgers in `shared` are asked at submit.
 
     `budgeted`: the projects with a budget. `trouble`: the error if the budgets could not be read.
@@ -88,7 +88,7 @@ class Books:
             yield f"would be refused: {why}" + (" (unless a job has ended meanwhile: submit asks)" if running else "")
 
 
-def books_of(config: Config) -> Books:
+def books_of(config: JobConfig) -> ApplicableBudgets:
     """Return the budgets that apply to a job of this config; none, without a write, if no home folder exists."""
     from cloudtrain.launcher.money.cells import located
 
@@ -98,17 +98,17 @@ def books_of(config: Config) -> Books:
     try:
         folder = where()
         if not (folder / "registry.sqlite").exists():
-            return Books(project, shared=shared)
-        from cloudtrain.launcher.database import Database
+            return ApplicableBudgets(project, shared=shared)
+        from cloudtrain.launcher.store.database import Database
 
         return _read(Database(folder), project, shared)
     except CloudtrainError as error:
-        return Books(project, shared=shared, trouble=error.message)
+        return ApplicableBudgets(project, shared=shared, trouble=error.message)
     except (OSError, RuntimeError) as error:  # RuntimeError: `~nobody`
-        return Books(project, shared=shared, trouble=str(error))
+        return ApplicableBudgets(project, shared=shared, trouble=str(error))
 
 
-def require_known_project(books: Books) -> None:
+def require_known_project(books: ApplicableBudgets) -> None:
     """Raise ConfigError if the project has no budget and its name looks like a misspelled project with a budget."""
     if (slip := _slip(books)) is not None:
         raise ConfigError([slip])
@@ -116,13 +116,13 @@ def require_known_project(books: Books) -> None:
 
 def budgeted_in(database: Database) -> set[str]:
     """Return the projects with a budget that this installation knows, own or shared."""
-    from cloudtrain.launcher.money import ledger
+    from cloudtrain.launcher.store import ledger
 
     return ({budget.project for budget in ledger.budgets(database)} | set(ledger.ledgers(database))) - {OVERALL}
 
 
-def _read(database: Database, project: str, given: tuple[str, ...]) -> Books:
-    from cloudtrain.launcher.money import ledger
+def _read(database: Database, project: str, given: tuple[str, ...]) -> ApplicableBudgets:
+    from cloudtrain.launcher.store import ledger
 
     known = ledger.ledgers(database)
     own = given or ((known[project],) if project in known else ())
@@ -130,10 +130,10 @@ def _read(database: Database, project: str, given: tuple[str, ...]) -> Books:
     budgeted = budgeted_in(database) | ({project} if shared else set())  # submit checks the shared ledger
     standings = ledger.standings(database, time.time(), project)
     database.close()
-    return Books(project, tuple(standings), shared, tuple(sorted(budgeted - {OVERALL})))
+    return ApplicableBudgets(project, tuple(standings), shared, tuple(sorted(budgeted - {OVERALL})))
 
 
-def _slip(books: Books) -> Fault | None:
+def _slip(books: ApplicableBudgets) -> Fault | None:
     from difflib import get_close_matches
 
     if not books.project or not books.is_unknown:

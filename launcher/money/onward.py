@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.notices import further
-from cloudtrain.entrypoints.notices.further import More, Tariff
-from cloudtrain.launcher.money.cap import PARTS, parts
-from cloudtrain.launcher.money.earlier import metered_at_worst_micro
-from cloudtrain.launcher.money.outlook import Outlook, left_s
-from cloudtrain.launcher.units import format_duration, parse_duration
+from cloudtrain.entrypoints.notices.further import ExtraBudget, PriceTerms
+from cloudtrain.launcher.metering.limit import PARTS, parts
+from cloudtrain.launcher.metering.spent import metered_at_worst_micro
+from cloudtrain.launcher.money.outlook import Forecast, left_s
+from cloudtrain.launcher.text.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
 
-__all__ = ["Onward", "is_short_of_money", "only_alerts", "onward", "tariff"]
+__all__ = ["ResumeAdvice", "is_short_of_money", "only_alerts", "onward", "tariff"]
 
 
 @dataclass(frozen=True)
-class Onward:
+class ResumeAdvice:
     """The command, valid once the job has ended, and an explanation of the sum."""
 
     command: str
     words: str = ""
 
 
-def onward(job: Job, outlook: Outlook) -> Onward | None:
+def onward(job: Job, outlook: Forecast) -> ResumeAdvice | None:
     """Return the resume advice; None if the job is finished, has no checkpoint, or will finish within its limits.
 
     The command includes the money and the time for the remaining steps, so that the resume is not refused.
@@ -43,10 +43,10 @@ def onward(job: Job, outlook: Outlook) -> Onward | None:
     if more is not None:
         command += f" --budget +{further.amount(more.micro)}"
     longer = _longer(job, progress, until_s)
-    return Onward(command + longer, "" if more is None else more.words)
+    return ResumeAdvice(command + longer, "" if more is None else more.words)
 
 
-def is_short_of_money(job: Job, outlook: Outlook) -> bool:
+def is_short_of_money(job: Job, outlook: Forecast) -> bool:
     """Return whether the budget ends the job before its last step."""
     if not outlook.hits_limit or outlook.limit_micro is None or only_alerts(job):
         return False
@@ -59,9 +59,9 @@ def only_alerts(job: Job) -> bool:
     return (job.config.get("budget") or {}).get("on_limit") == "alert"
 
 
-def tariff(plan: Mapping[str, Any], hourly_usd: float) -> Tariff:
+def tariff(plan: Mapping[str, Any], hourly_usd: float) -> PriceTerms:
     """Return the price terms of a stored plan; plans of older versions lack some terms."""
-    return Tariff(
+    return PriceTerms(
         rate_micro_h=hourly_usd * 1e6,
         uncertainty=parts(plan.get("uncertainty") or 1.0) / PARTS,
         tail_s=plan.get("tail_s") or 0,
@@ -73,7 +73,7 @@ def tariff(plan: Mapping[str, Any], hourly_usd: float) -> Tariff:
     )
 
 
-def _has_end_before_finish(job: Job, outlook: Outlook) -> bool:
+def _has_end_before_finish(job: Job, outlook: Forecast) -> bool:
     """Return whether a limit will end the running job, by the forecast; without a forecast, whether money set the cap.
 
     A budget with `on_limit: alert` never ends a job.
@@ -85,7 +85,7 @@ def _has_end_before_finish(job: Job, outlook: Outlook) -> bool:
     return is_late or is_short_of_money(job, outlook)
 
 
-def _progress(job: Job, outlook: Outlook) -> dict[str, Any]:
+def _progress(job: Job, outlook: Forecast) -> dict[str, Any]:
     return {
         **job.attempt.progress,
         "eta_s": left_s(job.attempt.progress),
@@ -93,7 +93,7 @@ def _progress(job: Job, outlook: Outlook) -> dict[str, Any]:
     }
 
 
-def _until_s(job: Job, outlook: Outlook) -> float | None:
+def _until_s(job: Job, outlook: Forecast) -> float | None:
     """Return the seconds from a running job's last step until its deadline, when the job saves and leaves."""
     at_s, rest_s = outlook.deadline_at_s or outlook.cap_at_s, left_s(job.attempt.progress)
     if not job.active or at_s is None or rest_s is None or outlook.finish_at_s is None:
@@ -101,7 +101,7 @@ def _until_s(job: Job, outlook: Outlook) -> float | None:
     return max(0.0, at_s - (outlook.finish_at_s - rest_s))
 
 
-def _more(job: Job, outlook: Outlook, progress: dict[str, Any], until_s: float | None) -> More | None:
+def _more(job: Job, outlook: Forecast, progress: dict[str, Any], until_s: float | None) -> ExtraBudget | None:
     """Return the extra budget for a resume; None if no more money is needed or asked for, or if the need is unknown."""
     plan, hourly_usd = job.attempt.plan, job.attempt.hourly_usd
     limit, spent = outlook.limit_micro, outlook.spent_micro

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.money import curve, meter
-from cloudtrain.launcher.units import parse_money
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.store import curve
+from cloudtrain.launcher.text.units import parse_money
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
 
-__all__ = ["Outlook", "budget_micro", "left_s", "limit_micro", "outlook"]
+__all__ = ["Forecast", "budget_micro", "left_s", "limit_micro", "outlook"]
 
 _GRACE_S, _GRACE_STEPS = 60.0, 3  # how long a job's own forecast stays valid after its time has passed
 
 
 @dataclass(frozen=True)
-class Outlook:
+class Forecast:
     """Money in micro-dollars, times in unix seconds; None if unknown or not applicable."""
 
     spent_micro: int | None  # all attempts, until now
@@ -33,7 +34,7 @@ class Outlook:
     checkpoint_step: int | None = None  # of the newest checkpoint, possibly saved by an earlier attempt
 
 
-def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Outlook:
+def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
     """Return the forecast at `now_s`; `attempts` are all attempts, and `job.attempt` replaces the last."""
     last = job.attempt
     legs = meter.legs_of([*(each for each in attempts if each.number != last.number), last])
@@ -53,7 +54,7 @@ def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Outlook:
         is_late = finish_at_s > (cap_at_s if deadline_at_s is None else deadline_at_s)
         hits_limit = is_late or (limit is not None and total is not None and total > limit)
     saved = _checkpoint_step([*attempts, last])
-    return Outlook(spent, burn, limit, cap_at_s, deadline_at_s, finish_at_s, total, hits_limit, stalled_s, saved)
+    return Forecast(spent, burn, limit, cap_at_s, deadline_at_s, finish_at_s, total, hits_limit, stalled_s, saved)
 
 
 def limit_micro(job: Job) -> int | None:
@@ -71,7 +72,7 @@ def _checkpoint_step(attempts: Sequence[Attempt]) -> int | None:
     """Return the step of the newest checkpoint that any attempt has reported or resumed from."""
     for attempt in sorted(attempts, key=lambda each: -each.number):
         step = attempt.progress.get("checkpoint_step")
-        if isinstance(step, int):
+        if isinstance(step, int) or "saved_s" in attempt.progress:
             return step
     return None
 

@@ -14,12 +14,12 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.job import Attempt
-from cloudtrain.launcher.money import meter
-from cloudtrain.launcher.money.words import as_usd
-from cloudtrain.launcher.registry import attempt_of
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.store.registry import attempt_of
+from cloudtrain.launcher.text.money import as_usd
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.database import Database
+    from cloudtrain.launcher.store.database import Database
 
 __all__ = ["Group", "Spent", "as_json", "grouped", "month_span", "spent_between", "total"]
 

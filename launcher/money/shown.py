@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from cloudtrain.entrypoints.figures import down, up
-from cloudtrain.launcher.columns import table
-from cloudtrain.launcher.money.budgets import OVERALL, Held, Standing
-from cloudtrain.launcher.terminal import when
+from cloudtrain.entrypoints.format import down, up
+from cloudtrain.launcher.store.budgets import OVERALL, Held, Standing
+from cloudtrain.launcher.text.tables import table
+from cloudtrain.launcher.text.terminal import when
 
-__all__ = ["COUNTED", "Row", "as_json", "as_lines"]
+__all__ = ["COUNTED", "BudgetRow", "as_json", "as_lines"]
 
 WIDTH = 80
 MOST_BAR, LEAST_BAR = 24, 8
@@ -29,7 +29,7 @@ _HEAD = ("PROJECT", "PERIOD", "LIMIT", "SPENT", "RESERVED", "LEFT")
 
 
 @dataclass(frozen=True)
-class Row:
+class BudgetRow:
     """The state of a budget, and its ledger: `place` is the address of a shared ledger, None for this machine.
 
     If `is_limited` is False, the project has no budget, and only spent and reserved money is shown.
@@ -40,7 +40,9 @@ class Row:
     is_limited: bool = True
 
 
-def as_json(rows: Sequence[Row], months: Mapping[str, Mapping[str, int]], unpriced: Sequence[str]) -> dict[str, Any]:
+def as_json(
+    rows: Sequence[BudgetRow], months: Mapping[str, Mapping[str, int]], unpriced: Sequence[str]
+) -> dict[str, Any]:
     """Return the whole report; money in US dollars, times in unix seconds. A null project stands for all jobs.
 
     `months`: cost of each project's ended jobs in each month; `unpriced`: jobs that ended at an unknown price.
@@ -69,7 +71,7 @@ def as_json(rows: Sequence[Row], months: Mapping[str, Mapping[str, int]], unpric
     }
 
 
-def as_lines(rows: Sequence[Row], columns: int | None = None) -> list[str]:
+def as_lines(rows: Sequence[BudgetRow], columns: int | None = None) -> list[str]:
     """Return a table of the budgets of each ledger, and below the table the jobs that hold reservations.
 
     On a terminal narrower than 80 columns the bars are dropped first, then the reservations and the period.
@@ -84,7 +86,7 @@ def as_lines(rows: Sequence[Row], columns: int | None = None) -> list[str]:
     return lines
 
 
-def _budget_json(row: Row) -> dict[str, Any]:
+def _budget_json(row: BudgetRow) -> dict[str, Any]:
     standing, budget = row.standing, row.standing.budget
     mean_micro = standing.mean_left_micro()
     limited = row.is_limited
@@ -104,7 +106,7 @@ def _budget_json(row: Row) -> dict[str, Any]:
     }
 
 
-def _table(rows: Sequence[Row], columns: int | None) -> list[str]:
+def _table(rows: Sequence[BudgetRow], columns: int | None) -> list[str]:
     cells = [_HEAD, *map(_cells, rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(_HEAD))]
     used = sum(widths) + 2 * len(widths)
@@ -120,7 +122,7 @@ def _table(rows: Sequence[Row], columns: int | None) -> list[str]:
     return lines
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: BudgetRow) -> tuple[str, ...]:
     standing, budget = row.standing, row.standing.budget
     limit, left = "-", "-"
     if row.is_limited:
@@ -130,11 +132,11 @@ def _cells(row: Row) -> tuple[str, ...]:
     return _short(budget.project), _period(row), limit, _sum(standing.spent_micro), reserved, left
 
 
-def _period(row: Row) -> str:
+def _period(row: BudgetRow) -> str:
     return row.standing.month if row.standing.budget.period == "month" else "ever"
 
 
-def _rooms(rows: Sequence[Row]) -> list[str]:
+def _rooms(rows: Sequence[BudgetRow]) -> list[str]:
     """Return the worst cases that still fit, for budgets with an overcommitment."""
     return [
         f"{_short(row.standing.budget.project)}, {_period(row)}: worst cases of"
@@ -144,7 +146,7 @@ def _rooms(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _means(rows: Sequence[Row]) -> list[str]:
+def _means(rows: Sequence[BudgetRow]) -> list[str]:
     """Return the remaining money if active jobs cost the mean share of their worst cases, where a mean is known."""
     return [
         f"{_short(row.standing.budget.project)}: {_sum(down(left_micro))} left if what runs costs"
@@ -179,7 +181,7 @@ def _held_table(held: Sequence[Held], columns: int | None) -> list[str]:
     ]
 
 
-def _holders(rows: Iterable[Row]) -> list[tuple[str | None, Held]]:
+def _holders(rows: Iterable[BudgetRow]) -> list[tuple[str | None, Held]]:
     """Return all reservations without duplicates, though several budgets hold the same reservation."""
     found = {
         (row.place, held.by, held.job_id, held.attempt): (row.place, held) for row in rows for held in row.standing.held

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
-from cloudtrain.launcher.money.budgets import OVERALL, Budget, Held, Standing, month_of, require_room
-from cloudtrain.launcher.money.cells import ABSENT, Cell
+from cloudtrain.launcher.money.cells import ABSENT, ConditionalObject
+from cloudtrain.launcher.store.budgets import OVERALL, Held, LedgerBudget, Standing, month_of, require_room
 
 __all__ = ["Book", "End", "change", "close", "hold", "join", "load", "read", "standings"]
 
@@ -49,7 +49,7 @@ class Book:
     `spent`: project -> month -> sum of unlisted attempts; all attempts that ended before `before_s` may be in the sums.
     """
 
-    budgets: dict[tuple[str, str], Budget] = field(default_factory=dict)
+    budgets: dict[tuple[str, str], LedgerBudget] = field(default_factory=dict)
     held: dict[str, Held] = field(default_factory=dict)
     closed: dict[str, End] = field(default_factory=dict)
     spent: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -57,13 +57,15 @@ class Book:
     nonces: list[str] = field(default_factory=list)
 
 
-def read(cell: Cell) -> Book | None:
+def read(cell: ConditionalObject) -> Book | None:
     """Return the content, None if missing. Raises UnreachableError; ConfigError if the content is damaged."""
     data = cell.read()[0]
     return None if data is None else load(data, cell.uri)
 
 
-def change(cell: Cell, apply: Callable[[Book], None], *, may_make: bool = False, most_s: float = MOST_S) -> Book:
+def change(
+    cell: ConditionalObject, apply: Callable[[Book], None], *, may_make: bool = False, most_s: float = MOST_S
+) -> Book:
     """Return the content after `apply` has changed it in an atomic write.
 
     `apply` may be called several times, with the current content each time; its errors are raised, and no write
@@ -156,7 +158,7 @@ def load(data: bytes, uri: str) -> Book:
 # -- inside ---------------------------------------------------------------------------------------------------------
 
 
-def _standing(book: Book, budget: Budget, now_s: float) -> Standing:
+def _standing(book: Book, budget: LedgerBudget, now_s: float) -> Standing:
     month = month_of(now_s)
     projects = None if budget.project == OVERALL else (budget.project,)
     ended = [end for end in book.closed.values() if projects is None or end.project in projects]
@@ -206,7 +208,7 @@ def _dump(book: Book) -> bytes:
     return json.dumps(told, indent=1, sort_keys=True, allow_nan=False).encode()
 
 
-def _told_budget(budget: Budget) -> dict[str, Any]:
+def _told_budget(budget: LedgerBudget) -> dict[str, Any]:
     return {
         "project": budget.project,
         "period": budget.period,
@@ -237,12 +239,12 @@ def _told_end(end: End) -> dict[str, Any]:
     }
 
 
-def _budget(told: dict[str, Any]) -> Budget:
+def _budget(told: dict[str, Any]) -> LedgerBudget:
     period = told["period"]
     if period not in ("all", "month"):
         raise ValueError(f"no such period: {period!r}")
     limit, percent = _micro(told["limit_micro"]), _micro(told["overcommit_percent"])
-    return Budget(_text(told["project"]), period, limit, percent, float(told["set_s"]), _text(told["set_by"]))
+    return LedgerBudget(_text(told["project"]), period, limit, percent, float(told["set_s"]), _text(told["set_by"]))
 
 
 def _held(told: dict[str, Any]) -> Held:

@@ -12,16 +12,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError
-from cloudtrain.launcher.home import identity
-from cloudtrain.launcher.money import ledger, teamledger
-from cloudtrain.launcher.money.budgets import OVERALL, Budget, Held, Period, Standing, month_of
-from cloudtrain.launcher.money.cells import Cell, open_cell
+from cloudtrain.launcher.money import teamledger
+from cloudtrain.launcher.money.cells import ConditionalObject, open_cell
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.budgets import OVERALL, Held, LedgerBudget, Period, Standing, month_of
+from cloudtrain.launcher.store.home import identity
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cloudtrain.launcher.database import Database
-    from cloudtrain.launcher.money.ledger import Closing
+    from cloudtrain.launcher.store.database import Database
+    from cloudtrain.launcher.store.ledger import Closing
 
 __all__ = ["close_others", "failure", "forget", "hold", "key_of", "remove_budget", "set_budget", "tell", "this_person"]
 
@@ -62,7 +63,7 @@ def tell(database: Database, *, patient: bool = False) -> list[str]:
     return failures
 
 
-def set_budget(database: Database, budget: Budget, uri: str, *, may_make: bool) -> Standing:
+def set_budget(database: Database, budget: LedgerBudget, uri: str, *, may_make: bool) -> Standing:
     """Set a shared budget for all users of the ledger; return its state. Attempts that run already join the ledger."""
     if may_make:
         _make(open_cell(uri))
@@ -77,7 +78,7 @@ def set_budget(database: Database, budget: Budget, uri: str, *, may_make: bool) 
 
 def remove_budget(database: Database, uri: str, project: str, period: Period) -> bool:
     """Remove a shared budget; return whether the budget existed."""
-    found: list[Budget | None] = []
+    found: list[LedgerBudget | None] = []
     _change(database, uri, lambda book: found.append(book.budgets.pop((project, period), None)))
     return found[-1] is not None
 
@@ -169,7 +170,7 @@ def _meet(database: Database, project: str, uri: str) -> None:
         ledger.remember_ledger(database, project, uri)
 
 
-def _make(cell: Cell) -> None:
+def _make(cell: ConditionalObject) -> None:
     """Create the ledger unless it exists. Raises ConfigError if the store ignores write conditions."""
     teamledger.change(cell, lambda book: None, may_make=True)
     _, before = cell.read()

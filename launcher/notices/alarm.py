@@ -8,8 +8,8 @@ import sys
 import click
 
 from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.launcher.columns import width, wrapped
-from cloudtrain.launcher.terminal import escaped, reported
+from cloudtrain.launcher.text.tables import width, wrapped
+from cloudtrain.launcher.text.terminal import escaped, reported
 
 __all__ = ["ON_TERMINAL", "show"]
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import LIMIT_S
-from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.money.alerts import untold
+from cloudtrain.launcher.store.database import Database
 
 __all__ = [
     "MOST_TRIES",
     "TERMINAL",
     "Claim",
-    "Told",
+    "Sent",
     "claim",
     "give_up",
     "mark_failed",
@@ -42,7 +42,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Told:
+class Sent:
     """A delivered notice: its key, the time of the first delivery, and the kinds of channels."""
 
     key: str
@@ -123,9 +123,9 @@ def told(database: Database, job_id: str, channel: str) -> set[str]:
     return {row["key"] for row in rows}
 
 
-def sent(database: Database, job_id: str) -> list[Told]:
+def sent(database: Database, job_id: str) -> list[Sent]:
     """Return the notices delivered about the job, the first delivery first."""
-    found: dict[str, Told] = {}
+    found: dict[str, Sent] = {}
     rows = database.execute(
         "SELECT key, channel, told_s FROM notices WHERE job_id = ? AND told_s IS NOT NULL ORDER BY told_s, channel",
         (job_id,),
@@ -134,7 +134,7 @@ def sent(database: Database, job_id: str) -> list[Told]:
         kind = row["channel"].partition("-")[0]
         first = found.get(row["key"])
         kinds = () if first is None else first.channels
-        found[row["key"]] = Told(
+        found[row["key"]] = Sent(
             row["key"], row["told_s"] if first is None else first.told_s, tuple(dict.fromkeys([*kinds, kind]))
         )
     return list(found.values())

@@ -14,23 +14,24 @@ from functools import partial
 from pathlib import Path
 
 from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.entrypoints.notices.sending import Fault, back_off_s, try_all
-from cloudtrain.launcher.database import Database
+from cloudtrain.entrypoints.notices.sending import DeliveryError, back_off_s, try_all
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.notices import claims
-from cloudtrain.launcher.notices.channels import Entry, deliver
+from cloudtrain.launcher.notices.transports import deliver
+from cloudtrain.launcher.store.channels import ChannelEntry
+from cloudtrain.launcher.store.database import Database
 
-__all__ = ["EXIT_S", "Courier", "Errand"]
+__all__ = ["EXIT_S", "DeliveryThread", "Delivery"]
 
 EXIT_S = 2.5  # the most seconds that the end of a command waits for deliveries
 
 
 @dataclass(frozen=True)
-class Errand:
+class Delivery:
     """A notice for a channel. `hold_s`: the job itself may send within this time; `is_told`: the job has sent."""
 
     job_id: str
-    entry: Entry
+    entry: ChannelEntry
     notice: Notice
     hold_s: float = 0.0
     is_told: bool = False
@@ -41,7 +42,7 @@ class Errand:
         return self.job_id, self.entry.id, self.notice.key
 
 
-class Courier:
+class DeliveryThread:
     """The thread, which starts with the first delivery. `say` receives each message for the user once."""
 
     def __init__(self, folder: Path, say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> None:
@@ -50,7 +51,7 @@ class Courier:
         self._environ = environ
         self._name = os.urandom(8).hex()
         self._lock = threading.Lock()
-        self._errands: dict[tuple[str, str, str], Errand] = {}
+        self._errands: dict[tuple[str, str, str], Delivery] = {}
         self._next_s: dict[tuple[str, str, str], float] = {}
         self._over: set[tuple[str, str, str]] = set()
         self._said: set[tuple[str, str]] = set()
@@ -58,7 +59,7 @@ class Courier:
         self._is_closing = False
         self._thread: threading.Thread | None = None
 
-    def offer(self, errands: Sequence[Errand]) -> None:
+    def offer(self, errands: Sequence[Delivery]) -> None:
         """Queue due notices, without notices already delivered."""
         with self._lock:
             fresh = [errand for errand in errands if errand.id not in self._over]
@@ -83,7 +84,7 @@ class Courier:
         if left:
             self._say(f"alerts not delivered yet: {', '.join(sorted(left))}; the next `cloudtrain watch` tries again")
 
-    def _drop_lower(self, fresh: list[Errand]) -> None:
+    def _drop_lower(self, fresh: list[Delivery]) -> None:
         """Drop a budget's queued thresholds if a higher threshold is now due."""
         higher = {(each.job_id, each.entry.id): each.id for each in fresh if each.notice.event == "budget"}
         for key, each in list(self._errands.items()):
@@ -119,7 +120,7 @@ class Courier:
             waits = [self._next_s.get(key, 0.0) for key in self._errands]
         return max(0.05, min(waits) - time.time()) if waits else None
 
-    def _tell(self, ready: list[Errand]) -> None:
+    def _tell(self, ready: list[Delivery]) -> None:
         claimed = self._claimed(ready)
         if not claimed:
             return
@@ -140,7 +141,7 @@ class Courier:
                 claims.mark_failed(*where, self._name, next_s, fault.message)
                 self._say_fault(errand.entry, fault)
 
-    def _carry(self, errand: Errand) -> None:
+    def _carry(self, errand: Delivery) -> None:
         """Send the notice and mark the delivery immediately, without waiting for slower channels. Raises Fault."""
         deliver(errand.entry, errand.notice, self._environ)
         self._is_over(errand)  # before the mark, so that this process never sends a notice twice
@@ -150,9 +151,9 @@ class Courier:
         except CloudtrainError as error:
             self._say_once("registry", f"the list of delivered alerts cannot be saved: {error.message}")
 
-    def _claimed(self, ready: list[Errand]) -> list[tuple[Errand, int]]:
+    def _claimed(self, ready: list[Delivery]) -> list[tuple[Delivery, int]]:
         """Return the deliveries claimed by this process, each with the number of the attempt."""
-        found: list[tuple[Errand, int]] = []
+        found: list[tuple[Delivery, int]] = []
         if not ready:
             return found
         now_s = time.time()
@@ -174,17 +175,17 @@ class Courier:
                         self._say_given_up(errand.entry)
         return found
 
-    def _is_over(self, errand: Errand) -> None:
+    def _is_over(self, errand: Delivery) -> None:
         with self._lock:
             self._over.add(errand.id)
             self._errands.pop(errand.id, None)
             self._next_s.pop(errand.id, None)
 
-    def _say_fault(self, entry: Entry, fault: Fault) -> None:
+    def _say_fault(self, entry: ChannelEntry, fault: DeliveryError) -> None:
         cure = f"\n  hint: {fault.cure}" if fault.cure else ""
         self._say_once(entry.id, f"alert not delivered, next try follows: {entry.shown}: {fault.message}{cure}")
 
-    def _say_given_up(self, entry: Entry) -> None:
+    def _say_given_up(self, entry: ChannelEntry) -> None:
         self._say_once(entry.id, f"given up: {entry.shown}; `cloudtrain notify` shows what it answers")
 
     def _say_once(self, about: str, words: str) -> None:

@@ -10,26 +10,26 @@ from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.money.alerts import corrects, standing, untold, wanted
-from cloudtrain.launcher.money.outlook import Outlook, outlook
+from cloudtrain.launcher.money.outlook import Forecast, outlook
 from cloudtrain.launcher.notices import alarm, claims
-from cloudtrain.launcher.notices.channels import Entry, desktop, entries, told_by_job
-from cloudtrain.launcher.notices.delivery import EXIT_S, Courier, Errand
-from cloudtrain.launcher.registry import Registry
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.notices.delivery import EXIT_S, Delivery, DeliveryThread
+from cloudtrain.launcher.store.channels import ChannelEntry, desktop, entries, told_by_job
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text.terminal import say
 
-__all__ = ["RECENT_S", "Herald"]
+__all__ = ["RECENT_S", "Notifier"]
 
 EVERY_S = 1.0
 RECENT_S = 86_400.0  # the end of an unobserved job is reported up to a day later
 JOB_TELLS_S = 120.0  # how long a running job may take to send its own notices
 
 
-class Herald:
+class Notifier:
     """The notifier for all jobs that a process follows; call `close` at the end."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._courier = Courier(registry.folder, _say)
+        self._courier = DeliveryThread(registry.folder, _say)
         self._desktop = desktop()
         self._looked: dict[str, tuple[float, Any]] = {}
         self._shown: dict[str, set[str]] = {}
@@ -52,7 +52,7 @@ class Herald:
         self._courier.offer(self._errands(job, notices))
         return new
 
-    def outlook(self, job: Job, now_s: float) -> Outlook:
+    def outlook(self, job: Job, now_s: float) -> Forecast:
         """Return the job's forecast."""
         return outlook(job, self._registry.attempts(job), now_s)
 
@@ -72,9 +72,9 @@ class Herald:
                 claims.mark_told(self._registry.database, job.id, claims.TERMINAL, notice, now_s)
         return new
 
-    def _errands(self, job: Job, notices: list[Notice]) -> list[Errand]:
+    def _errands(self, job: Job, notices: list[Notice]) -> list[Delivery]:
         told = {tuple(each) for each in job.attempt.progress.get("told", ())}
-        places: list[Entry] = [*entries(job.config), *([self._desktop] if self._desktop else [])]
+        places: list[ChannelEntry] = [*entries(job.config), *([self._desktop] if self._desktop else [])]
         errands = []
         for entry in places:
             reported = claims.told(self._registry.database, job.id, entry.id)
@@ -82,7 +82,7 @@ class Herald:
                 if wanted(notice, entry.on) and corrects(notice, reported):
                     hold_s = JOB_TELLS_S if told_by_job(entry, notice) and job.active else 0.0
                     is_told = (entry.id, notice.key) in told
-                    errands.append(Errand(job.id, entry, notice, hold_s, is_told))
+                    errands.append(Delivery(job.id, entry, notice, hold_s, is_told))
         return errands
 
 

@@ -11,8 +11,8 @@ import functools
 from dataclasses import replace
 from importlib.resources import files
 
-from cloudtrain.launcher import home
-from cloudtrain.launcher.prices.rate import Kind, Machine, Rate
+from cloudtrain.launcher.metering.rate import Kind, Machine, Rate
+from cloudtrain.launcher.store import home
 
 __all__ = ["backends", "by_accelerators", "by_type", "plain", "rates", "rows", "types", "unpriced"]
 

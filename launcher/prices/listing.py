@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from cloudtrain.launcher.metering.rate import KINDS, Key, Kind, Rate, age_days, uncertainty
 from cloudtrain.launcher.prices import catalog, own
-from cloudtrain.launcher.prices.quote import Key
-from cloudtrain.launcher.prices.rate import KINDS, Kind, Rate, age_days, uncertainty
 
-__all__ = ["Line", "Wanted", "lines", "why_none"]
+__all__ = ["PriceLine", "PriceQuery", "lines", "why_none"]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PriceQuery:
     """Filters of the prices to show; None: no filter. `accelerator` as in `A100:8`, or without a number."""
 
     backend: str | None = None
@@ -26,7 +25,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Line:
+class PriceLine:
     """A price of a machine type in a region; `rate` is None if unknown."""
 
     key: Key
@@ -74,7 +73,7 @@ class Line:
         }
 
 
-def lines(wanted: Wanted) -> list[Line]:
+def lines(wanted: PriceQuery) -> list[PriceLine]:
     """Return the matching prices, sorted by the price for budgets; unknown prices last.
 
     Raises ConfigError for damaged own prices.
@@ -83,9 +82,9 @@ def lines(wanted: Wanted) -> list[Line]:
     return sorted(found, key=lambda line: (line.rate is None, line.counted_usd or 0.0, line.key))
 
 
-def why_none(wanted: Wanted) -> str:
+def why_none(wanted: PriceQuery) -> str:
     """Return why no price matches: the unknown filter value, and similar known values."""
-    known = lines(Wanted(wanted.backend))
+    known = lines(PriceQuery(wanted.backend))
     if not known:
         return f"{wanted.backend} has no price list: write {wanted.backend}.price_per_hour into the config"
     asked = "`cloudtrain prices refresh --backend B --region R --type T` asks the vendor"
@@ -109,7 +108,7 @@ def why_none(wanted: Wanted) -> str:
     return f"nothing is known here that is all of this together: leave a filter out; {asked}"
 
 
-def _all(wanted: Wanted) -> Iterator[Line]:
+def _all(wanted: PriceQuery) -> Iterator[PriceLine]:
     mine = {key: rate for key, rate in own.everything().items() if wanted.backend in (None, key.backend)}
     names = {*catalog.backends(), *(key.backend for key in mine)} if wanted.backend is None else {wanted.backend}
     for backend in sorted(names):
@@ -122,10 +121,10 @@ def _all(wanted: Wanted) -> Iterator[Line]:
             for kind in [one for one in KINDS if one in rates] or ["on_demand"]:
                 key, rate = Key(backend, instance_type, region, kind), rates.get(kind)
                 sure = uncertainty(rates, kind) if rate is not None else 1.0
-                yield Line(key, accelerator, count, rate, sure)
+                yield PriceLine(key, accelerator, count, rate, sure)
 
 
-def _is_wanted(line: Line, wanted: Wanted) -> bool:
+def _is_wanted(line: PriceLine, wanted: PriceQuery) -> bool:
     name, _, count = (wanted.accelerator or "").partition(":")
     return (
         wanted.region in (None, line.key.region)

@@ -17,12 +17,11 @@ import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from cloudtrain.launcher import home
 from cloudtrain.launcher.errors import ConfigError, Fault, Place
-from cloudtrain.launcher.home import PRICES as FILE
-from cloudtrain.launcher.prices import rate as rating
-from cloudtrain.launcher.prices.quote import Key, Quote
-from cloudtrain.launcher.prices.rate import KINDS, Kind, Rate
+from cloudtrain.launcher.metering import rate as rating
+from cloudtrain.launcher.metering.rate import KINDS, Key, Kind, Quote, Rate
+from cloudtrain.launcher.store import home
+from cloudtrain.launcher.store.home import PRICES as FILE
 
 __all__ = ["FILE", "add", "everything", "rates", "refusal"]
 

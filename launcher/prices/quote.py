@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.prices.rate import Kind, Rate
+from cloudtrain.launcher.metering.rate import Kind, Quote, Rate
 
-__all__ = ["Key", "Quote", "compared"]
+__all__ = ["compared"]
 
 DIFFERENCE = 0.01  # the smallest relative difference to report
-
-
-class Key(NamedTuple):
-    """The identity of a price."""
-
-    backend: str
-    instance_type: str
-    region: str
-    kind: Kind
-
-
-@dataclass(frozen=True)
-class Quote:
-    """A price read from the vendor, or the `reason` for its absence. `key.instance_type` is "" for a whole list."""
-
-    key: Key
-    rate: Rate | None
-    reason: str = ""
 
 
 def compared(ask: Callable[[], Quote], known: Mapping[Kind, Rate]) -> Check:

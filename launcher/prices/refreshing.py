@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
+from cloudtrain.launcher.metering.rate import Key, Quote
 from cloudtrain.launcher.prices import catalog, own
-from cloudtrain.launcher.prices.quote import Key, Quote
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Priced
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["Change", "Target", "priced", "refresh", "targets"]
 
@@ -24,7 +24,7 @@ class Target:
     """A backend whose price list is to be read, with its config, if available."""
 
     name: str
-    config: Config | None = None
+    config: JobConfig | None = None
     error: ConfigError | None = None
 
 
@@ -123,7 +123,7 @@ def refresh(
     return changes, damaged
 
 
-def _regions(name: str, config: Config | None) -> tuple[str, ...]:
+def _regions(name: str, config: JobConfig | None) -> tuple[str, ...]:
     """Return the region of the config or the environment, and all regions with prices read before."""
     try:
         before = {key.region for key in own.everything() if key.backend == name}

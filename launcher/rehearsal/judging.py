@@ -6,13 +6,13 @@ import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from cloudtrain.entrypoints.places import has_checkpoint
+from cloudtrain.entrypoints.job_files import has_checkpoint
 from cloudtrain.launcher.rehearsal.stage import Rehearsal
-from cloudtrain.launcher.rehearsal.starts import Ended
+from cloudtrain.launcher.rehearsal.starts import StartResult
 from cloudtrain.launcher.rehearsal.verdict import Verdict
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.rehearsal.rehearsing import Wish
+    from cloudtrain.launcher.rehearsal.rehearsing import RehearsalOptions
 
 __all__ = ["compared", "interrupted", "ran", "resumed"]
 
@@ -20,7 +20,7 @@ MOST_NAMES = 6  # of files that would be lost
 ROUNDING = 1e-3  # relative to the loss: with more than two ranks the order of a sum is not fixed (docs/training.md)
 
 
-def ran(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int, *, is_task: bool) -> bool:
+def ran(verdict: Verdict, laid_out: Rehearsal, ended: StartResult, ranks: int, *, is_task: bool) -> bool:
     """Judge a start without interruption: a task must end as done, a script must leave when asked to stop."""
     if not _started(verdict, laid_out, ended, ranks) or not _stepped(verdict, ended, is_task=is_task):
         return False
@@ -34,7 +34,9 @@ def ran(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int, *, is_t
     return judge(verdict, laid_out, ended) and _kept(verdict, ended)
 
 
-def interrupted(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int, wish: Wish, *, is_task: bool) -> bool:
+def interrupted(
+    verdict: Verdict, laid_out: Rehearsal, ended: StartResult, ranks: int, wish: RehearsalOptions, *, is_task: bool
+) -> bool:
     """Judge the interrupted start: the job must start, reach the step, save, and leave in time."""
     if not _started(verdict, laid_out, ended, ranks) or not _stepped(verdict, ended, is_task=is_task):
         return False
@@ -59,7 +61,7 @@ def interrupted(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int,
     return verdict.found("saved", f"saved{at}")
 
 
-def resumed(verdict: Verdict, laid_out: Rehearsal, first: Ended, second: Ended, *, is_task: bool) -> bool:
+def resumed(verdict: Verdict, laid_out: Rehearsal, first: StartResult, second: StartResult, *, is_task: bool) -> bool:
     """Judge the resumed start: a task by the checkpoint that it names, a script by its reported steps."""
     begins = min(second.account.steps, default=None)
     if second.is_late:
@@ -81,7 +83,7 @@ def resumed(verdict: Verdict, laid_out: Rehearsal, first: Ended, second: Ended, 
     return verdict.found("resumed", words)
 
 
-def _took_up(verdict: Verdict, first: Ended, second: Ended) -> bool:
+def _took_up(verdict: Verdict, first: StartResult, second: StartResult) -> bool:
     """Judge the checkpoint that a task resumed from."""
     told = second.account.first("start") or {}
     saved, went_on = verdict.saved_step, told.get("resumed_from")
@@ -97,9 +99,9 @@ def _took_up(verdict: Verdict, first: Ended, second: Ended) -> bool:
 
 def compared(
     verdict: Verdict,
-    first: Ended,
-    second: Ended,
-    whole: Ended,
+    first: StartResult,
+    second: StartResult,
+    whole: StartResult,
     tolerance: float,
     *,
     is_exact: bool,
@@ -141,7 +143,7 @@ def _by_steps_alone(verdict: Verdict, why: str) -> bool:
     return verdict.found("losses", f"losses cannot be compared: {why}; that it goes on is shown by its steps alone")
 
 
-def _apart(one: Ended, other: Ended) -> dict[int, float]:
+def _apart(one: StartResult, other: StartResult) -> dict[int, float]:
     """Return the relative difference of two runs' losses, by step."""
     found = {}
     for step, loss in one.account.steps.items():
@@ -159,7 +161,7 @@ def _proof(verdict: Verdict, losses: str) -> str:
     return f"saved at step {verdict.saved_step}{took}, resumed at {verdict.resumed_step}{losses}"
 
 
-def _started(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int) -> bool:
+def _started(verdict: Verdict, laid_out: Rehearsal, ended: StartResult, ranks: int) -> bool:
     missing = sorted(set(range(ranks)) - ended.account.ranks)
     nodes = sum(len(node.agents) for node in laid_out.nodes)
     if missing:
@@ -171,7 +173,7 @@ def _started(verdict: Verdict, laid_out: Rehearsal, ended: Ended, ranks: int) ->
     return verdict.found("started", words)
 
 
-def _stepped(verdict: Verdict, ended: Ended, *, is_task: bool) -> bool:
+def _stepped(verdict: Verdict, ended: StartResult, *, is_task: bool) -> bool:
     steps = ended.account.steps
     if ended.account.odd_steps:
         return _wrong(verdict, ended, "steps", f"the loss is not finite at step {ended.account.odd_steps[0]}")
@@ -197,7 +199,7 @@ def _stepped(verdict: Verdict, ended: Ended, *, is_task: bool) -> bool:
     return verdict.found("steps", f"{_reported(steps)}{losses}")
 
 
-def _kept(verdict: Verdict, ended: Ended) -> bool:
+def _kept(verdict: Verdict, ended: StartResult) -> bool:
     """Judge whether new files in the working directory would be lost with the nodes."""
     names = sorted({str(name) for told in ended.verdicts for name in told.get("unkept") or ()})
     if not names:
@@ -209,7 +211,7 @@ def _kept(verdict: Verdict, ended: Ended) -> bool:
     return _wrong(verdict, ended, "kept", f"{files}: {cure}")
 
 
-def _left(verdict: Verdict, laid_out: Rehearsal, ended: Ended) -> bool:
+def _left(verdict: Verdict, laid_out: Rehearsal, ended: StartResult) -> bool:
     """Judge how the job left when asked to stop."""
     verdict.left_s, verdict.grace_s = ended.left_s, laid_out.grace_s
     if ended.is_late:
@@ -225,7 +227,7 @@ def _left(verdict: Verdict, laid_out: Rehearsal, ended: Ended) -> bool:
     return verdict.found("interrupted", words)
 
 
-def _done(verdict: Verdict, laid_out: Rehearsal, ended: Ended) -> bool:
+def _done(verdict: Verdict, laid_out: Rehearsal, ended: StartResult) -> bool:
     wanted = laid_out.codes.get("done")
     shown = "" if wanted is None else f", exit code {' '.join(map(str, ended.codes))}"
     if ended.state != "succeeded" or (wanted is not None and any(code != wanted for code in ended.codes)):
@@ -233,14 +235,14 @@ def _done(verdict: Verdict, laid_out: Rehearsal, ended: Ended) -> bool:
     return verdict.found("ended", f"ended as done{shown}")
 
 
-def _saved_step(ended: Ended) -> int | None:
+def _saved_step(ended: StartResult) -> int | None:
     """Return the step of the newest checkpoint that the trainer reported; None for a script."""
     told = [event for event in ended.account.events if event["e"] in ("checkpoint", "preempt") and event.get("path")]
     steps = [event["step"] for event in told if isinstance(event.get("step"), int)]
     return max(steps, default=None)
 
 
-def _wrong(verdict: Verdict, ended: Ended, name: str, words: str) -> bool:
+def _wrong(verdict: Verdict, ended: StartResult, name: str, words: str) -> bool:
     error = (ended.verdict or {}).get("error")
     verdict.failure = error if isinstance(error, dict) else None
     verdict.tail = ended.tail

@@ -51,7 +51,7 @@ class Account:
 
     def is_settled(self) -> bool:
         """Return whether a checkpoint is durable, or no step was reported for SETTLE_S."""
-        return any(event["e"] == "checkpoint" for event in self.events) or self._idle_s() > SETTLE_S
+        return any(event["e"] == "checkpoint" and "step" in event for event in self.events) or self._idle_s() > SETTLE_S
 
     @property
     def odd_steps(self) -> list[int]:

@@ -18,18 +18,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from cloudtrain.entrypoints.rehearsal import VARIABLE
+from cloudtrain.entrypoints.rank.rehearsal import VARIABLE
 from cloudtrain.launcher.errors import ConfigError, UsageError
-from cloudtrain.launcher.extras import install
 from cloudtrain.launcher.rehearsal import judging, sandbox, scale, starts
 from cloudtrain.launcher.rehearsal.lines import Account
 from cloudtrain.launcher.rehearsal.stage import Rehearsal, Rehearsed, Stage, Stored
 from cloudtrain.launcher.rehearsal.verdict import Verdict
+from cloudtrain.launcher.text.extras import install
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.prepare import Prepared
+    from cloudtrain.launcher.planning.prepare import Prepared
 
-__all__ = ["Wish", "place", "rehearse", "require_torch"]
+__all__ = ["RehearsalOptions", "place", "rehearse", "require_torch"]
 
 QUIET_S = 60.0  # a script without a step by then only counts as running, never as proven
 HINT_S = 15.0  # without a step by then, a hint on event lines is printed
@@ -39,7 +39,7 @@ PLACE, KEPT = "rehearsals", "stays"  # below the home folder; the mark of a fold
 
 
 @dataclass(frozen=True)
-class Wish:
+class RehearsalOptions:
     """The options. `inputs` have a local path; `tolerance` is the allowed relative difference of losses."""
 
     steps: int = 5
@@ -57,7 +57,7 @@ class _Work:
 
     prepared: Prepared
     scale: scale.Scale
-    wish: Wish
+    wish: RehearsalOptions
     folder: Path
     addresses: tuple[str, ...]
     secrets: Mapping[str, str]
@@ -97,7 +97,7 @@ def require_torch() -> None:
 def rehearse(
     prepared: Prepared,
     chosen: scale.Scale,
-    wish: Wish,
+    wish: RehearsalOptions,
     secrets: Mapping[str, str],
     say: Callable[[str], None],
     folder: Path,
@@ -148,7 +148,7 @@ def _acts(work: _Work) -> None:
 
 def _start(
     work: _Work, name: str, kept: Path, number: int, *, hold_at: int | None = None, leave_at: int | None = None
-) -> starts.Ended:
+) -> starts.StartResult:
     """Run a single start: a task to its own end, a script until enough steps were seen."""
     wish, prepared = work.wish, work.prepared
     folder = work.folder / name

@@ -23,7 +23,7 @@ from pathlib import Path
 from cloudtrain import entrypoints
 from cloudtrain.launcher.errors import ConfigError
 
-__all__ = ["Cell", "Running", "addresses", "mode", "start"]
+__all__ = ["Sandbox", "Running", "addresses", "mode", "start"]
 
 LOCK_PORT = 46_997  # UDP port on a block's last address, bound while the block is in use
 TRIES = 100  # each of 46,750 blocks is equally likely
@@ -31,7 +31,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
-class Cell:
+class Sandbox:
     """A command and its view. `folder` holds its /tmp, its hosts file, and its whole output, `output.log`."""
 
     argv: Sequence[str]
@@ -77,7 +77,7 @@ def mode() -> str:
     return next((name for name in ("root", "user") if asked in (None, name) and _works(name)), "none")
 
 
-def start(cell: Cell) -> Running:
+def start(cell: Sandbox) -> Running:
     """Start the sandbox, which dies with the calling thread."""
     cell.folder.mkdir(parents=True, exist_ok=True)
     order = {
@@ -154,7 +154,7 @@ def _there(folder: Path) -> str:
     return str(next(each for each in (folder, *folder.parents) if each.is_dir()))
 
 
-def _binds(cell: Cell) -> list[tuple[str, str]]:
+def _binds(cell: Sandbox) -> list[tuple[str, str]]:
     """Return sources and mount points, in order: a later place may lie inside an earlier place."""
     tmp, hosts, empty = (cell.folder / name for name in ("tmp", "hosts", "empty"))
     tmp.mkdir(exist_ok=True)
@@ -171,7 +171,7 @@ def _binds(cell: Cell) -> list[tuple[str, str]]:
     ]
 
 
-def _of_python(cell: Cell) -> dict[str, Path]:
+def _of_python(cell: Sandbox) -> dict[str, Path]:
     """Return folders of Python and cloudtrain inside hidden folders; an editable install lies in a clone."""
     prefixes = [Path(named) for prefix in (sys.prefix, sys.base_prefix) for named in (prefix, os.path.realpath(prefix))]
     kept = [*prefixes, *map(Path, entrypoints.__path__)]

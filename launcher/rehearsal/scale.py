@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.entrypoints.processes import cores
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import Config
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
 
 __all__ = ["Scale", "choose", "gpus_here"]
@@ -52,7 +52,7 @@ def gpus_here() -> list[str]:
     return [each.strip() for each in itertools.takewhile(lambda one: one.strip() != "-1", chosen.split(",")) if each]
 
 
-def choose(config: Config, plan: Plan, most_nodes: int, most_nproc: int | None, gpus: list[str]) -> Scale:
+def choose(config: JobConfig, plan: Plan, most_nodes: int, most_nproc: int | None, gpus: list[str]) -> Scale:
     """Return the largest scale of the plan that this machine supports.
 
     With GPUs each rank has its own GPU; without GPUs two ranks stand for several. A task's micro-batches are shared

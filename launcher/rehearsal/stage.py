@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import Request
-    from cloudtrain.launcher.bundle import Bundle
+    from cloudtrain.launcher.backend import Bundle, Request
 
 __all__ = ["NodeRun", "Rehearsal", "Rehearsed", "Stage", "Stored"]
 

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import durable, nodefolder
-from cloudtrain.entrypoints.places import EXIT, STATE
+from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints.agent import node_folder
+from cloudtrain.entrypoints.job_files import EXIT, STATE
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.logs.plain import shown
 from cloudtrain.launcher.rehearsal import sandbox
 from cloudtrain.launcher.rehearsal.lines import Account
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal
+from cloudtrain.launcher.text.visible import shown
 
-__all__ = ["Ended", "run"]
+__all__ = ["StartResult", "run"]
 
 LOOK_S = 0.02
 ANSWER_S = 30.0
@@ -27,7 +28,7 @@ TAIL_LINES = 12
 
 
 @dataclass
-class Ended:
+class StartResult:
     """The result of a start. `codes`: exit codes of the sandboxes, by node; `verdicts`: the exit reports of the agents.
 
     `left_s`: from the interruption to the end of the last node, None without an interruption. `is_late`: the time limit
@@ -64,14 +65,14 @@ def run(
     at_once: bool,
     timeout_s: float,
     hidden: Path,
-) -> Ended:
+) -> StartResult:
     """Start all nodes; interrupt them when `until` (given the account and the seconds since the first rank) is true.
 
     `at_once` kills them without a stop request. Returns when no process is left; if `until` stays false, the job runs
     to its own end. A job that takes longer than `timeout_s` is killed.
     """
     agents = tuple(agent for node in laid_out.nodes for agent in node.agents)
-    found = Ended(Account(agents))
+    found = StartResult(Account(agents))
     for node in laid_out.nodes:
         for own, kept in node.copied:
             _copy(kept, own)
@@ -108,7 +109,7 @@ def run(
     found.left_s = None if interrupted_s is None else time.monotonic() - interrupted_s
     found.account.look()
     found.codes = [one.code or 0 for one in running]
-    found.verdicts = [told for agent in agents if (told := durable.read_json(agent / EXIT)) is not None]
+    found.verdicts = [told for agent in agents if (told := atomic_json.read_json(agent / EXIT)) is not None]
     found.tail = _tail(found, agents, running)
     for node in laid_out.nodes:
         for own, kept in node.copied:
@@ -118,7 +119,7 @@ def run(
 
 def _start(node: NodeRun, folder: Path, hidden: Path, before: list[sandbox.Running]) -> sandbox.Running:
     return sandbox.start(
-        sandbox.Cell(
+        sandbox.Sandbox(
             argv=node.argv,
             env=node.env,
             folder=folder,
@@ -149,7 +150,7 @@ def _answer(first: sandbox.Running) -> str:
 
 
 def _prepares(agent: Path) -> bool:
-    return (durable.read_json(agent / STATE) or {}).get("phase") == "preparing"
+    return (atomic_json.read_json(agent / STATE) or {}).get("phase") == "preparing"
 
 
 def _interrupt(nodes: tuple[NodeRun, ...], running: list[sandbox.Running]) -> None:
@@ -158,7 +159,7 @@ def _interrupt(nodes: tuple[NodeRun, ...], running: list[sandbox.Running]) -> No
         if not node.detaches:
             one.terminate()
         for agent in node.agents if node.detaches else ():
-            nodefolder.ask_to_stop(agent, "user")
+            node_folder.ask_to_stop(agent, "user")
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -168,7 +169,7 @@ def _copy(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
 
 
-def _tail(found: Ended, agents: tuple[Path, ...], running: list[sandbox.Running]) -> list[str]:
+def _tail(found: StartResult, agents: tuple[Path, ...], running: list[sandbox.Running]) -> list[str]:
     """Return the last lines of the failed rank, else of rank 0, else of any log with output."""
     error = (found.verdict or {}).get("error") or {}
     rank = error.get("rank")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudtrain.launcher.logs.plain import shown
+from cloudtrain.launcher.text.visible import shown
 
 __all__ = ["Finding", "Verdict"]
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.figures import amount, dollars, span
-from cloudtrain.launcher import series as serieses
-from cloudtrain.launcher.describe import outcome
+from cloudtrain.entrypoints.format import amount, dollars, span
+from cloudtrain.launcher.jobs.describe import outcome
 from cloudtrain.launcher.report import config, facts
 from cloudtrain.launcher.report.data import chart_data
+from cloudtrain.launcher.store import series as serieses
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = [
     "Comparison",

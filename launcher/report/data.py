@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.figures import span
-from cloudtrain.launcher.describe import as_json
-from cloudtrain.launcher.money import meter
+from cloudtrain.entrypoints.format import span
+from cloudtrain.launcher.jobs.describe import as_json
+from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.money.outlook import limit_micro
-from cloudtrain.launcher.money.words import as_usd
+from cloudtrain.launcher.text.money import as_usd
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
-    from cloudtrain.launcher.series import Point, Series
+    from cloudtrain.launcher.store.series import Point, Series
 
 __all__ = ["chart_data", "spend_curve", "spent_at"]
 
@@ -116,7 +116,8 @@ def _checkpoint_text(point: Point) -> str:
     if "mirror_s" in told:
         return f"step {point.step} is in the mirror"
     seconds = told.get("seconds")
-    return f"saved step {point.step}" + (f" in {seconds:.2g} s" if isinstance(seconds, float | int) else "")
+    what = told.get("path") if point.step is None else f"step {point.step}"
+    return f"saved {what}" + (f" in {seconds:.2g} s" if isinstance(seconds, float | int) else "")
 
 
 def _attempt(attempt: Attempt, series: Series, now_s: float) -> dict[str, Any]:

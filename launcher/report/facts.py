@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from cloudtrain.entrypoints.figures import dollars, span
-from cloudtrain.launcher import gpufigures
-from cloudtrain.launcher.money import meter
+from cloudtrain.entrypoints.format import dollars, span
+from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.money.outlook import limit_micro
-from cloudtrain.launcher.money.words import moment
+from cloudtrain.launcher.store import gpu_figures
+from cloudtrain.launcher.text.money import moment
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
-    from cloudtrain.launcher.series import Series
+    from cloudtrain.launcher.store.series import Series
 
 __all__ = [
     "Row",
@@ -86,8 +86,8 @@ def headline(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float
         cards.append((title, figure(value), f"best {figure(best[0])}{_at(best[1])}" if best else ""))
     if (rate := _median(series, "samples_per_s")) is not None:
         cards.append(("Throughput", figure(float(f"{rate:.4g}")), "samples/s, median"))
-    if (busy := gpufigures.mean(progress)) is not None:
-        cards.append(("GPUs", f"{busy:.0f} %", f"busy, mean; at the end {gpufigures.words(progress)}"))
+    if (busy := gpu_figures.mean(progress)) is not None:
+        cards.append(("GPUs", f"{busy:.0f} %", f"busy, mean; at the end {gpu_figures.words(progress)}"))
     ran_s = sum(_ran_s(attempt, now_s) for attempt in attempts)
     whole_s = (state.ended_s or now_s) - job.created_s if not job.active else now_s - job.created_s
     if ran_s:
@@ -237,7 +237,7 @@ def checkpoints(series: Series) -> tuple[str, list[tuple[str, ...]]]:
 
 def commands(job: Job, attempts: Sequence[Attempt]) -> list[Row]:
     """Return commands: to continue, to repeat the job, to see more."""
-    from cloudtrain.launcher.describe import next_step
+    from cloudtrain.launcher.jobs.describe import next_step
 
     rows = [("next", command) for command in next_step(job, attempts) if command.startswith("cloudtrain")]
     git = job.bundle.get("git") or {}

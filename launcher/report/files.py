@@ -8,18 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.terminal import confirm, is_terminal, say
+from cloudtrain.launcher.planning.bundle import is_report
+from cloudtrain.launcher.text.terminal import confirm, is_terminal, say
 
-__all__ = ["GENERATOR", "is_report", "require_free", "show", "write"]
-
-GENERATOR = "cloudtrain report"
-_BEGINNING = 4000  # bytes in which a report identifies itself
-
-
-def is_report(path: Path) -> bool:
-    """Return whether the file is a report or comparison, which a newer report may replace. Raises OSError."""
-    with path.open("rb") as file:
-        return f'<meta name="generator" content="{GENERATOR}">'.encode() in file.read(_BEGINNING)
+__all__ = ["require_free", "show", "write"]
 
 
 def require_free(path: Path, *, force: bool) -> None:

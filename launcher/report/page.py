@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher import series as serieses
+from cloudtrain.launcher.planning.bundle import GENERATOR
 from cloudtrain.launcher.report import comparing, config, facts
 from cloudtrain.launcher.report.data import chart_data
-from cloudtrain.launcher.report.files import GENERATOR
+from cloudtrain.launcher.store import series as serieses
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
     from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.registry import Registry
     from cloudtrain.launcher.report.comparing import Comparison
+    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["comparison_html", "rendered", "report_html"]
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cloudtrain.entrypoints.figures import dollars, up
-from cloudtrain.launcher import retry, stopping
+from cloudtrain.entrypoints.format import dollars, up
 from cloudtrain.launcher.errors import BudgetError, UsageError
-from cloudtrain.launcher.refresh import refresh
+from cloudtrain.launcher.jobs import retry, stopping
+from cloudtrain.launcher.jobs.refresh import refresh
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.prepare import Prepared
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.planning.prepare import Prepared
+    from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["Offer", "offer", "resume", "stop"]
+__all__ = ["ResumeOffer", "offer", "resume", "stop"]
 
 
 @dataclass(frozen=True)
-class Offer:
+class ResumeOffer:
     """The next attempt that a resume would send, described as by `resume` before its question.
 
     The user agrees to `attempt` and `worst_micro` (None: price unknown); an attempt with different values is not sent.
@@ -38,13 +38,13 @@ def stop(registry: Registry, job_id: str, *, now: bool) -> str:
     return stopping.ask(registry, job_id, now=now).words
 
 
-def offer(registry: Registry, job_id: str, budget: str = "") -> Offer:
+def offer(registry: Registry, job_id: str, budget: str = "") -> ResumeOffer:
     """Return the next attempt, with the budget raised by `+50` or set to `200 USD`.
 
     Raises CloudtrainError if the job cannot be resumed or the attempt cannot be planned.
     """
-    from cloudtrain.launcher import submit
-    from cloudtrain.launcher.retry import ALL_DAMAGED
+    from cloudtrain.launcher.jobs import submit
+    from cloudtrain.launcher.jobs.retry import ALL_DAMAGED
 
     job = refresh(registry, registry.find(job_id))
     number = job.attempt.number + 1
@@ -52,18 +52,18 @@ def offer(registry: Registry, job_id: str, budget: str = "") -> Offer:
         prepared = _prepared(registry, job, budget)
         submit.require_room(registry, prepared, is_first=False)
     except BudgetError as error:
-        return Offer(number, [], "", None, refusal=str(error))
+        return ResumeOffer(number, [], "", None, refusal=str(error))
     lines = list(prepared.lines())
     if job.attempt.state.all_damaged:
         lines.insert(0, ALL_DAMAGED)
     elif not job.attempt.state.resumable:
         lines.insert(0, "no checkpoint found in CLOUDTRAIN_CHECKPOINT_DIR: starting from the beginning")
-    return Offer(number, lines, _cost(prepared), prepared.plan.worst_case_micro)
+    return ResumeOffer(number, lines, _cost(prepared), prepared.plan.worst_case_micro)
 
 
 def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | None, budget: str = "") -> str:
     """Send the next attempt if the offer still holds; return a message. Raises CloudtrainError."""
-    from cloudtrain.launcher import submit
+    from cloudtrain.launcher.jobs import submit
 
     job = refresh(registry, registry.find(job_id))
     prepared = _prepared(registry, job, budget)

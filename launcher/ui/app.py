@@ -16,10 +16,10 @@ from starlette.routing import Route
 
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, NoSuchJobError, UsageError
 from cloudtrain.launcher.logs.view import parse_ranks
-from cloudtrain.launcher.terminal import say
+from cloudtrain.launcher.text.terminal import say
 from cloudtrain.launcher.ui import actions, joblist, jobpage, spendpage
 from cloudtrain.launcher.ui.download import Download
-from cloudtrain.launcher.ui.feeds import Wanted
+from cloudtrain.launcher.ui.feeds import LogQuery
 from cloudtrain.launcher.ui.guard import CSRF_FIELD, CSRF_HEADER, Guard
 from cloudtrain.launcher.ui.streams import Shown, stream
 
@@ -80,7 +80,7 @@ class _Handlers:
 
     async def jobs(self, request: Request) -> Response:
         """A page of the job list."""
-        choice = joblist.Choice.of(request.query_params)
+        choice = joblist.JobListQuery.of(request.query_params)
 
         def work() -> str:
             with self.site.pool.one() as registry:
@@ -99,10 +99,10 @@ class _Handlers:
 
     async def jobs_stream(self, request: Request) -> Response:
         """Changes of the list."""
-        choice = joblist.Choice.of(request.query_params)
+        choice = joblist.JobListQuery.of(request.query_params)
         return stream(self.site, request, lambda: self._table(choice), None)
 
-    def _table(self, choice: joblist.Choice) -> Shown:
+    def _table(self, choice: joblist.JobListQuery) -> Shown:
         with self.site.pool.one() as registry:
             found = joblist.listed(registry, choice)
         is_live = any(job["exit_code"] is None for job in found.jobs)
@@ -290,7 +290,7 @@ class _Handlers:
     def _fault(self, values: dict[str, Any]) -> str:
         return self.site.refresher.faults().get(values["job"]["job"], "")
 
-    def _wanted(self, request: Request) -> Wanted:
+    def _wanted(self, request: Request) -> LogQuery:
         """Return the log lines that the address selects. Raises UsageError, NoSuchJobError."""
         query = request.query_params
         with self.site.pool.one() as registry:
@@ -301,7 +301,7 @@ class _Handlers:
         if attempt and not 1 <= int(attempt) <= job.attempt.number:
             raise NoSuchJobError(f"`{job.id}` has no attempt {attempt}")
         ranks = query.get("ranks", "").strip()
-        return Wanted(
+        return LogQuery(
             job.id,
             int(attempt) if attempt else job.attempt.number,
             parse_ranks(ranks) if ranks else None,

@@ -10,8 +10,8 @@ from anyio import CancelScope, to_thread
 from starlette.responses import StreamingResponse
 
 from cloudtrain.launcher.errors import CapacityError, UnreachableError
-from cloudtrain.launcher.logs import plain
-from cloudtrain.launcher.ui.feeds import Wanted
+from cloudtrain.launcher.text import visible
+from cloudtrain.launcher.ui.feeds import LogQuery
 from cloudtrain.launcher.ui.pool import Pool
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Download(StreamingResponse):
     Raises UsageError for an invalid pattern, and CapacityError during too many downloads.
     """
 
-    def __init__(self, site: Site, wanted: Wanted) -> None:
+    def __init__(self, site: Site, wanted: LogQuery) -> None:
         wanted.test()
         self._site, self._text = site, _text(site.pool, wanted)
         name = f"{wanted.job}-attempt-{wanted.attempt}.log"
@@ -58,15 +58,15 @@ class Download(StreamingResponse):
             gc.collect()  # an ended connection is a cycle of objects that holds all unsent lines
 
 
-def _text(pool: Pool, wanted: Wanted) -> Generator[bytes, None, None]:
-    from cloudtrain.launcher.logs.stream import Stream
+def _text(pool: Pool, wanted: LogQuery) -> Generator[bytes, None, None]:
+    from cloudtrain.launcher.logs.stream import LogStream
 
     wants, find = wanted.test(), wanted.pattern()
     with pool.one() as registry:
         job = registry.find(wanted.job)
         attempt = registry.attempt(job, wanted.attempt)
         is_alone = attempt.plan["ranks"] == 1
-        stream = Stream(registry, job, attempt, ranks=wanted.ranks, now=True, find=find)
+        stream = LogStream(registry, job, attempt, ranks=wanted.ranks, now=True, find=find)
         try:
             while True:
                 text = "".join(
@@ -86,4 +86,4 @@ def _text(pool: Pool, wanted: Wanted) -> Generator[bytes, None, None]:
 
 def _line(line: LogLine, *, is_alone: bool) -> str:
     who = "" if is_alone else f"[r{line.rank}] " if line.rank is not None else f"[node{line.node}] "
-    return f"{who}{plain.shown(line.text, colour=False)}\n"
+    return f"{who}{visible.shown(line.text, colour=False)}\n"

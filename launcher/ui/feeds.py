@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, NoSuchJobError, UsageError
-from cloudtrain.launcher.logs import plain
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text import visible
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import LogLine
-    from cloudtrain.launcher.logs.stream import Stream
+    from cloudtrain.launcher.logs.stream import LogStream
 
-__all__ = ["KEPT_LINES", "Feed", "Feeds", "Wanted"]
+__all__ = ["KEPT_LINES", "LogFeed", "Feeds", "LogQuery"]
 
 KEPT_LINES = 5_000
 KEPT_CHARS = 4_000_000  # all lines of a feed together
@@ -36,7 +36,7 @@ MOST_PATTERN = 200
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LogQuery:
     """A selection of lines: a job and attempt, optionally some ranks, a node, and a pattern."""
 
     job: str
@@ -67,10 +67,10 @@ class Wanted:
 
 
 @dataclass
-class Feed:
+class LogFeed:
     """A reader of the selected lines; a thread fills the feed until no page has used it for LINGER_S."""
 
-    wanted: Wanted
+    wanted: LogQuery
     folder: Path | None
     tell: Callable[[], None]
     name: str = field(default_factory=lambda: secrets.token_hex(4))
@@ -123,7 +123,7 @@ class Feed:
 
     def _read(self, registry: Registry) -> None:
         """Read the last existing lines, then new lines."""
-        from cloudtrain.launcher.logs.stream import Stream
+        from cloudtrain.launcher.logs.stream import LogStream
 
         wants = self.wanted.test()
         job = registry.find(self.wanted.job)
@@ -135,13 +135,13 @@ class Feed:
         if attempt.ref is None:
             self.is_over = True
             return
-        stream = Stream(registry, job, attempt, ranks=self.wanted.ranks, find=self.wanted.pattern())
+        stream = LogStream(registry, job, attempt, ranks=self.wanted.ranks, find=self.wanted.pattern())
         try:
             self._follow(registry, job.id, stream, wants)
         finally:
             stream.close()
 
-    def _follow(self, registry: Registry, job_id: str, stream: Stream, wants: Callable[[LogLine], bool]) -> None:
+    def _follow(self, registry: Registry, job_id: str, stream: LogStream, wants: Callable[[LogLine], bool]) -> None:
         wait_s = min(max(WAIT_S, stream.pace.lines_s), BACK_OFF_S)
         while not self._is_left():
             try:
@@ -171,7 +171,7 @@ class Feed:
         with self._lock:
             for line in lines[-KEPT_LINES:]:
                 self.last += 1
-                told: list[Any] = [line.rank, line.node, round(line.time_s, 3), plain.shown(line.text, colour=False)]
+                told: list[Any] = [line.rank, line.node, round(line.time_s, 3), visible.shown(line.text, colour=False)]
                 self._chars += len(told[3])
                 self._lines.append((self.last, [*told, 1] if line.text.endswith("\r") else told))
             while len(self._lines) > KEPT_LINES or (self._chars > KEPT_CHARS and len(self._lines) > 1):
@@ -187,13 +187,13 @@ class Feed:
 class Feeds:
     """All current feeds, at most one for each selection."""
 
-    def __init__(self, tell: Callable[[Feed], None], folder: Path | None = None) -> None:
+    def __init__(self, tell: Callable[[LogFeed], None], folder: Path | None = None) -> None:
         self._tell = tell
         self._folder = folder
-        self._feeds: dict[Wanted, Feed] = {}
+        self._feeds: dict[LogQuery, LogFeed] = {}
         self._lock = threading.Lock()
 
-    def enter(self, wanted: Wanted) -> Feed:
+    def enter(self, wanted: LogQuery) -> LogFeed:
         """Return the feed, started if necessary; each `enter` needs a `leave`. Raises UsageError, CapacityError."""
         wanted.test()
         with self._lock:
@@ -203,7 +203,7 @@ class Feeds:
             feed.pages += 1
             return feed
 
-    def leave(self, feed: Feed) -> None:
+    def leave(self, feed: LogFeed) -> None:
         """Release the feed when a page no longer shows its lines."""
         with self._lock:
             feed.pages -= 1
@@ -220,7 +220,7 @@ class Feeds:
             feed.is_closed = True
             feed.attempt_changed.set()
 
-    def _new(self, wanted: Wanted) -> Feed:
+    def _new(self, wanted: LogQuery) -> LogFeed:
         """Start a feed; if necessary, drop the longest unused feeds."""
         self._feeds.pop(wanted, None)
         idle = sorted((each for each in self._feeds.values() if each.pages <= 0), key=lambda each: each.left_s)
@@ -229,6 +229,6 @@ class Feeds:
             del self._feeds[each.wanted]
         if len(self._feeds) >= MOST_FEEDS:
             raise CapacityError(f"{MOST_FEEDS} logs are open already", hint="close a page, or take a filter away")
-        feed = Feed(wanted, self._folder, lambda: self._tell(feed))
+        feed = LogFeed(wanted, self._folder, lambda: self._tell(feed))
         feed.start()
         return feed

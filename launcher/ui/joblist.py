@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from cloudtrain.launcher.describe import as_json
+from cloudtrain.launcher.jobs.describe import as_json
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["PAGE", "STATES", "Choice", "Listed", "choices", "listed"]
+__all__ = ["PAGE", "STATES", "JobListQuery", "Listed", "choices", "listed"]
 
 PAGE = 50
 STATES = ("active", "pending", "running", "stopping", "succeeded", "failed", "stopped")
@@ -32,7 +32,7 @@ _TEXT = (
 
 
 @dataclass(frozen=True)
-class Choice:
+class JobListQuery:
     """The filters; an empty text selects all jobs. `tag`: `NAME`, or `NAME=VALUE`. `page` counts from 1."""
 
     state: str = ""
@@ -42,7 +42,7 @@ class Choice:
     page: int = 1
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> Choice:
+    def of(cls, query: Mapping[str, str]) -> JobListQuery:
         """Return the filters of an address; invalid values are ignored."""
         state, page = query.get("state", ""), query.get("page", "1")
         return cls(
@@ -75,7 +75,7 @@ class Listed:
     pages: int
 
 
-def listed(registry: Registry, choice: Choice) -> Listed:
+def listed(registry: Registry, choice: JobListQuery) -> Listed:
     """Return a page of matching jobs, the newest first."""
     where, values = _where(choice)
     database = registry.database
@@ -105,7 +105,7 @@ def _told(registry: Registry, job_id: str) -> dict[str, Any]:
     return as_json(job, attempts)
 
 
-def _where(choice: Choice) -> tuple[str, list[Any]]:
+def _where(choice: JobListQuery) -> tuple[str, list[Any]]:
     parts: list[str] = []
     values: list[Any] = []
     if choice.text:  # first, since the SQL refers to the value by the number 1

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.describe import as_json, limit_words, next_step
 from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.jobs.describe import as_json, limit_words, next_step
+from cloudtrain.launcher.jobs.overview import lines_before
+from cloudtrain.launcher.metering.meter import legs_of, spent_micro
 from cloudtrain.launcher.money import achieved
-from cloudtrain.launcher.money.meter import legs_of, spent_micro
 from cloudtrain.launcher.money.outlook import outlook
-from cloudtrain.launcher.money.words import as_usd
-from cloudtrain.launcher.overview import lines_before
+from cloudtrain.launcher.text.money import as_usd
 from cloudtrain.launcher.ui.streams import Shown
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
-    from cloudtrain.launcher.registry import Registry
+    from cloudtrain.launcher.store.registry import Registry
     from cloudtrain.launcher.ui.words import Pages
 
 __all__ = ["curves", "facts", "shown"]
@@ -67,8 +67,8 @@ def facts(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
 
 def curves(registry: Registry, job_id: str) -> dict[str, Any]:
     """Return the data of a job's charts."""
-    from cloudtrain.launcher import series
     from cloudtrain.launcher.report.data import chart_data
+    from cloudtrain.launcher.store import series
 
     job: Job = registry.find(job_id)
     attempts: Sequence[Attempt] = registry.attempts(job)

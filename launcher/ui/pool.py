@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["Pool"]
 

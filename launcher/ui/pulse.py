@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 
 from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["Pulse"]
 

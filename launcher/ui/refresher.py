@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.refresh import refresh
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.store.registry import Registry
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.watch import Seen
+    from cloudtrain.launcher.jobs.watch import Seen
 
 __all__ = ["Refresher"]
 
@@ -99,7 +99,7 @@ class Refresher:
 
 def _ended_of_late(registry: Registry) -> list[Job]:
     """Return the recently ended jobs, which may still need alerts or a retry."""
-    from cloudtrain.launcher import watch
+    from cloudtrain.launcher.jobs import watch
 
     return [job for job in watch.chosen(registry, (), time.time()) if not job.active]
 
@@ -142,10 +142,10 @@ class _Worker:
         self._news.set()
 
     def _run(self) -> None:
-        from cloudtrain.launcher.notices.herald import Herald
+        from cloudtrain.launcher.notices.herald import Notifier
 
         registry = Registry(self._folder)
-        herald = None if self._is_quiet else Herald(registry)
+        herald = None if self._is_quiet else Notifier(registry)
         jobs: dict[str, Job] = {}
         while not self._is_closed:
             try:
@@ -193,10 +193,10 @@ class _Worker:
 
 def _seen(registry: Registry, herald: object, job: Job) -> Seen:
     """Return the result of a poll: as in `watch`, or without a notifier only the job's state."""
-    from cloudtrain.launcher.notices.herald import Herald
-    from cloudtrain.launcher.watch import Seen, look
+    from cloudtrain.launcher.jobs.watch import Seen, look
+    from cloudtrain.launcher.notices.herald import Notifier
 
-    if isinstance(herald, Herald):
+    if isinstance(herald, Notifier):
         return look(registry, herald, job) or Seen(job)  # None: a different watcher polls the job
     try:
         return Seen(refresh(registry, job))
@@ -208,7 +208,7 @@ def _seen(registry: Registry, herald: object, job: Job) -> Seen:
 
 def _keep(folder: Path | None, seen: Seen) -> None:
     """Cache the log of an ended attempt."""
-    from cloudtrain.launcher import watch
+    from cloudtrain.launcher.jobs import watch
 
     registry = Registry(folder)
     watch.keep(registry, seen)

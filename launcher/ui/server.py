@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.home import home
-from cloudtrain.launcher.terminal import print_lines, say
+from cloudtrain.launcher.store.home import home
+from cloudtrain.launcher.text.terminal import print_lines, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.ui.site import Site

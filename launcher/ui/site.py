@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from cloudtrain.launcher.ui.feeds import Feed, Feeds
+from cloudtrain.launcher.ui.feeds import Feeds, LogFeed
 from cloudtrain.launcher.ui.guard import Keys
 from cloudtrain.launcher.ui.pool import Pool
 from cloudtrain.launcher.ui.pulse import Pulse
@@ -94,7 +94,7 @@ class Site:
     def _is_seen(self) -> bool:
         return self.pulse.pages > 0 or time.monotonic() - self._asked_s < SEEN_S
 
-    def _lines_came(self, _: Feed) -> None:
+    def _lines_came(self, _: LogFeed) -> None:
         """Wake the pages; called in a feed's thread."""
         if self._loop is not None and not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):  # the loop has just ended

@@ -6,14 +6,15 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.money import ledger, period
-from cloudtrain.launcher.money.budgets import OVERALL, month_of
-from cloudtrain.launcher.money.words import as_usd
+from cloudtrain.launcher.money import period
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.budgets import OVERALL, month_of
+from cloudtrain.launcher.text.money import as_usd
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.database import Database
-    from cloudtrain.launcher.money.budgets import Standing
     from cloudtrain.launcher.money.period import Spent
+    from cloudtrain.launcher.store.budgets import Standing
+    from cloudtrain.launcher.store.database import Database
 
 __all__ = ["spend"]
 

@@ -18,7 +18,7 @@ from cloudtrain.launcher.errors import CloudtrainError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from cloudtrain.launcher.ui.feeds import Feed, Wanted
+    from cloudtrain.launcher.ui.feeds import LogFeed, LogQuery
     from cloudtrain.launcher.ui.site import Site
 
 __all__ = ["Shown", "stream"]
@@ -39,7 +39,7 @@ class Shown:
         self.curves = curves
 
 
-def stream(site: Site, request: Request, show: Callable[[], Shown], wanted: Wanted | None) -> StreamingResponse:
+def stream(site: Site, request: Request, show: Callable[[], Shown], wanted: LogQuery | None) -> StreamingResponse:
     """Return the answer, a stream until the page is closed. `show` runs in a thread and may raise CloudtrainError.
 
     Events: `page` {parts}, `curves` (changed), `log` {lines} with their number as event id, `begin` (lines start over),
@@ -54,9 +54,9 @@ def stream(site: Site, request: Request, show: Callable[[], Shown], wanted: Want
 
 
 async def _events(
-    site: Site, request: Request, show: Callable[[], Shown], wanted: Wanted | None, after: str
+    site: Site, request: Request, show: Callable[[], Shown], wanted: LogQuery | None, after: str
 ) -> AsyncIterator[str]:
-    feed: Feed | None = None
+    feed: LogFeed | None = None
     yield "retry: 1000\n\n"
     if wanted is not None:
         try:
@@ -141,7 +141,7 @@ class _Page:
 class _Log:
     """The lines that the page has received, by the feed's name and the line number."""
 
-    def __init__(self, feed: Feed | None, after: str) -> None:
+    def __init__(self, feed: LogFeed | None, after: str) -> None:
         self._feed = feed
         name, _, number = after.partition(".")
         is_same = feed is not None and name == feed.name and number.isascii() and number.isdecimal() and number != ""

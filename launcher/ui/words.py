@@ -12,8 +12,8 @@ from urllib.parse import quote, urlsplit
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from cloudtrain.entrypoints.figures import amount, span
-from cloudtrain.launcher.terminal import when
+from cloudtrain.entrypoints.format import amount, span
+from cloudtrain.launcher.text.terminal import when
 
 __all__ = ["Pages", "assets"]
 

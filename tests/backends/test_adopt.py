@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints import processes
-from cloudtrain.launcher.money import ledger
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.registry import Registry
 from doubles.aws.handle import ROLE, Aws
 from doubles.azure.handle import GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
 from doubles.google.handle import BUCKET, PROJECT, Google
@@ -35,7 +35,7 @@ IDLE = """\
 #!/bin/sh
 export PYTHONPATH=/opt/bin
 case "$*" in
-*entrypoints.boot*) exec sleep 600 ;;
+*entrypoints.agent.boot*) exec sleep 600 ;;
 "-I -S "*) exec {python} "$@" ;;
 *) {python} "$@" | sed 's#{python}#/opt/bin/idle-python#' ;;
 esac

@@ -15,10 +15,10 @@ import yaml
 from cloudtrain.backends.azureml import backend, files, machine, rest
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema_backends import AzureML
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.planning import planner as plans
 
 HERE = Path(__file__).parent
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
@@ -249,7 +249,7 @@ def test_dry_run_is_what_azs_own_command_takes(cli: Any, project: Callable[..., 
     shown = cli("submit", "--dry-run", cwd=folder).stderr
     _, _, text = shown.partition("CLOUDTRAIN_ORDER in the request, decoded:\n")
     text, below, plan = text.partition("\n}\n")  # the plan comes last: the order fills more than a screen
-    assert (json.loads(text + below), plan.startswith("1 instance x 1 = 1 rank")) == (order, True)
+    assert (json.loads(text + below), plan.startswith("azureml: 1 instance x 1 = 1 rank")) == (order, True)
     assert plan.endswith("dry run: nothing was sent\n")
 
 

@@ -11,7 +11,7 @@ from cloudtrain.backends.azureml import status
 from cloudtrain.backends.azureml.history import Details, root_of
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.job import Attempt, State, exit_code
-from cloudtrain.launcher.money.meter import legs_of, spent_micro
+from cloudtrain.launcher.metering.meter import legs_of, spent_micro
 
 BEGIN_S = 1_000_000.0
 ACCOUNT = {"state": "failed", "reason": "error", "rank": 3, "kind": "error", "type": "ValueError", "message": "boom"}

@@ -14,12 +14,12 @@ import pytest
 
 from cloudtrain.backends.sagemaker import aws as aws_access
 from cloudtrain.backends.vertex import cell as google_cell
-from cloudtrain.entrypoints.checkpoints import azureaccess
-from cloudtrain.launcher.database import Database
+from cloudtrain.entrypoints.stores import azure_access
 from cloudtrain.launcher.errors import BudgetError, ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.money import teamledger, teams
-from cloudtrain.launcher.money.budgets import Budget, Held
-from cloudtrain.launcher.money.cells import Cell, located, open_cell
+from cloudtrain.launcher.money.cells import ConditionalObject, located, open_cell
+from cloudtrain.launcher.store.budgets import Held, LedgerBudget
+from cloudtrain.launcher.store.database import Database
 from doubles.azure.names import ACCOUNT, CONTAINER
 from doubles.google.handle import BUCKET
 
@@ -60,26 +60,26 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         return Store(place, "gs://no-such-bucket/money", double.fault, "storage.insert", "storage.download")
     double = request.getfixturevalue("azure")
     double.apply(monkeypatch)
-    monkeypatch.setattr(azureaccess, "PAUSE_S", 0.01)
+    monkeypatch.setattr(azure_access, "PAUSE_S", 0.01)
     host = f"https://{ACCOUNT}.blob.core.windows.net"
     return Store(f"{host}/{CONTAINER}/money", f"{host}/missing/money", double.fault, "blob.put", "blob.get")
 
 
-def opened(store: Store) -> Cell:
+def opened(store: Store) -> ConditionalObject:
     """Return the cell, as a command opens it."""
     return open_cell(located(store.place))
 
 
-def with_budget(cell: Cell, limit_micro: int = 100) -> None:
+def with_budget(cell: ConditionalObject, limit_micro: int = 100) -> None:
     """Make the ledger, with a budget over all jobs."""
 
     def apply(book: teamledger.Book) -> None:
-        book.budgets["", "all"] = Budget("", "all", limit_micro)
+        book.budgets["", "all"] = LedgerBudget("", "all", limit_micro)
 
     teamledger.change(cell, apply, may_make=True)
 
 
-def hold(cell: Cell, key: str, amount_micro: int = 10) -> None:
+def hold(cell: ConditionalObject, key: str, amount_micro: int = 10) -> None:
     """Hold a job's worst case."""
     held = Held(key, 1, "", amount_micro, 1.0)
     teamledger.change(cell, lambda book: teamledger.hold(book, key, held, 1.0))
@@ -102,7 +102,7 @@ def test_ledger_of_many_writers_at_once_is_never_exceeded(store: Store, home: Pa
     """Eight at once want 20 of 100 each: five get it, three are refused, and all five are there."""
     home.mkdir()
     # The store is found to compare before it writes, else it is refused.
-    teams.set_budget(Database(home), Budget("", "all", 100), located(store.place), may_make=True)
+    teams.set_budget(Database(home), LedgerBudget("", "all", 100), located(store.place), may_make=True)
     outcomes: list[Any] = []
 
     def want(number: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.prepare import prepare
+from cloudtrain.launcher.planning.prepare import prepare
 from doubles.azure.names import GROUP, SUBSCRIPTION, WORKSPACE
 from doubles.google.names import BUCKET, PROJECT, REGION
 

@@ -15,11 +15,12 @@ import pytest
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.backend import Capacity, Request
-from cloudtrain.launcher.config.schema import Budget, Config
+from cloudtrain.launcher.config.schema import Budget, JobConfig
 from cloudtrain.launcher.errors import BudgetError
 from cloudtrain.launcher.plan import Plan
+from cloudtrain.launcher.planning import plan_text
+from cloudtrain.launcher.planning import planner as plans
 
 TEXT = """
 name: x
@@ -55,19 +56,19 @@ def told(name: str, request: Request) -> dict[str, Any]:
 
 
 @pytest.fixture
-def config_of(tmp_path: Path) -> Callable[..., Config]:
+def config_of(tmp_path: Path) -> Callable[..., JobConfig]:
     """Return a function that loads the config for a backend."""
     (tmp_path / "train.py").write_text("")
     (tmp_path / "cloudtrain.yaml").write_text(TEXT)
 
-    def load(name: str, *settings: str) -> Config:
+    def load(name: str, *settings: str) -> JobConfig:
         typed = ["resources.accelerators=null"] if name == "local" else []
         return configs.load(tmp_path / "cloudtrain.yaml", backend=name, overrides=[*typed, *settings], environ={})
 
     return load
 
 
-def rendered(config: Config, spent_micro: int = 0) -> tuple[Plan, Capacity, Request]:
+def rendered(config: JobConfig, spent_micro: int = 0) -> tuple[Plan, Capacity, Request]:
     """Return the plan and the request of a config."""
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
@@ -75,7 +76,7 @@ def rendered(config: Config, spent_micro: int = 0) -> tuple[Plan, Capacity, Requ
     return plan, capacity, backend.request(plan, config, "x-abcde", 1, "f" * 64)
 
 
-def worst_usd(limit_s: int, config: Config, capacity: Capacity) -> Fraction:
+def worst_usd(limit_s: int, config: JobConfig, capacity: Capacity) -> Fraction:
     """Return what a run to the rendered limit costs at worst, counted from the facts alone."""
     terms, hourly = capacity.terms, Fraction(str(capacity.hourly_usd))
     seconds = max(terms.minimum_bill_s, -(-(limit_s + terms.tail_s) // terms.unit_s) * terms.unit_s)
@@ -86,7 +87,7 @@ def worst_usd(limit_s: int, config: Config, capacity: Capacity) -> Fraction:
     )
 
 
-def test_five_hundred_requests_carry_the_limit(config_of: Callable[..., Config]) -> None:
+def test_five_hundred_requests_carry_the_limit(config_of: Callable[..., JobConfig]) -> None:
     """With instances, budgets and earlier attempts drawn: what the platform reads is worth no more than the money."""
     draw, refused = random.Random(8), 0
     loaded = {name: config_of(name) for name in NAMES}
@@ -114,7 +115,7 @@ def test_five_hundred_requests_carry_the_limit(config_of: Callable[..., Config])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_happens_at_the_limit_is_the_same_everywhere(name: str, config_of: Callable[..., Config]) -> None:
+def test_what_happens_at_the_limit_is_the_same_everywhere(name: str, config_of: Callable[..., JobConfig]) -> None:
     """checkpoint-and-stop has a deadline before the end, stop has none, alert has no limit from money at all."""
     limit = {"local": "10 USD", "ssh": "60 USD"}.get(name, "150 USD")
     found = {}
@@ -135,7 +136,7 @@ def test_what_happens_at_the_limit_is_the_same_everywhere(name: str, config_of: 
 @pytest.mark.parametrize("price", ["null", "0"])
 @pytest.mark.parametrize("on_limit", ["checkpoint-and-stop", "stop", "alert"])
 def test_budget_does_not_apply_to_own_machines_without_a_price(
-    name: str, price: str, on_limit: str, config_of: Callable[..., Config]
+    name: str, price: str, on_limit: str, config_of: Callable[..., JobConfig]
 ) -> None:
     """The time limit holds alone, the plan is that of a config without a budget, and one line says so."""
     settings = (f"{name}.price_per_hour={price}", "limits.max_duration=2h")
@@ -144,10 +145,10 @@ def test_budget_does_not_apply_to_own_machines_without_a_price(
     assert replace(plan, unpriced_budget_micro=None) == plain[0]
     assert told(name, request) == told(name, plain[2])
     assert (plan.cap_s, plan.cap_reason, plan.worst_case_micro, plan.budget_micro) == (7200, "time_limit", 0, None)
-    assert any("the budget does not apply on" in line for line in plan.lines())
+    assert any("the budget does not apply on" in line for line in plan_text.lines(plan))
 
 
-def test_vertex_begins_nothing_anew_where_a_budget_holds(config_of: Callable[..., Config]) -> None:
+def test_vertex_begins_nothing_anew_where_a_budget_holds(config_of: Callable[..., JobConfig]) -> None:
     """Also where the time limit is the shorter one: whether it spans new starts is not documented."""
     guarded, _, request = rendered(config_of("vertex", "limits.max_duration=1h"))
     assert (guarded.cap_reason, guarded.attempts) == ("time_limit", 1)
@@ -159,7 +160,7 @@ def test_vertex_begins_nothing_anew_where_a_budget_holds(config_of: Callable[...
     assert "disableRetries" not in request.body["jobSpec"]["scheduling"]
 
 
-def test_spot_machines_may_wait_beyond_the_limit_but_not_run(config_of: Callable[..., Config]) -> None:
+def test_spot_machines_may_wait_beyond_the_limit_but_not_run(config_of: Callable[..., JobConfig]) -> None:
     """MaxWait holds the waiting, which is not billed, on top of the run."""
     _, _, request = rendered(config_of("sagemaker", "resources.spot=true", "budget.limit=150 USD"))
     stopping = request.body["StoppingCondition"]

@@ -19,9 +19,9 @@ from cloudtrain.backends.local import backend
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Shipment
-from cloudtrain.launcher.config.schema import Config
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.prepare import prepare
+from cloudtrain.launcher.planning.prepare import prepare
 
 TWO = "resources: {instances: 2}\n"
 
@@ -53,7 +53,7 @@ os._exit(0)
 # Rank 1 stands still in its first start, where no collective would miss it.
 HANG = """
 import os, time
-from cloudtrain.entrypoints import heartbeat
+from cloudtrain.entrypoints.rank import heartbeat
 
 def stand_still():
     time.sleep(600)
@@ -92,10 +92,12 @@ def pids(folder: Path, node: int, word: str) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["entrypoints.worker\0script", "entrypoints.elastic", "entrypoints.boot"])
+@pytest.mark.parametrize(
+    "victim", ["entrypoints.agent.worker\0script", "entrypoints.agent.elastic", "entrypoints.agent.boot"]
+)
 def test_killed_process_restarts_the_job(cli: Any, training: Path, victim: str) -> None:
     """kill -9 of a worker, of torchrun or of boot on one node: all nodes start again, without a person."""
-    worker = victim.startswith("entrypoints.worker")
+    worker = victim.startswith("entrypoints.agent.worker")
     found = pids(training, 1, victim)
     chosen = max(found) if worker else min(found)
     os.kill(chosen, signal.SIGKILL)
@@ -233,7 +235,7 @@ def test_gpus_are_the_users_own_and_never_shared(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    config = Config.model_validate({"name": "x", "task": "task.py", "resources": {"instances": instances}})
+    config = JobConfig.model_validate({"name": "x", "task": "task.py", "resources": {"instances": instances}})
     each = backend.capacity(config).gpus
     nodes = [{"gpus": list(range(node * each, (node + 1) * each))} for node in range(instances)]
     assert each == len(shares[0].split(",")) * bool(shares[0])

@@ -21,10 +21,10 @@ from cloudtrain.backends.vertex import follow
 from cloudtrain.backends.vertex import jobs as vertex_jobs
 from cloudtrain.backends.vertex import rest as vertex_rest
 from cloudtrain.launcher import cli as command_line
-from cloudtrain.launcher import refresh
 from cloudtrain.launcher.backend import LogPage
-from cloudtrain.launcher.database import Database
-from cloudtrain.launcher.money import ledger
+from cloudtrain.launcher.jobs import refresh
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.database import Database
 from doubles.aws.handle import REGION as AWS_REGION
 from doubles.aws.handle import ROLE, Aws
 from doubles.azure.handle import GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from cloudtrain.backends.sagemaker import backend, check, images
 from cloudtrain.backends.sagemaker.machine import region_of
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema_backends import SageMaker
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.planning import planner as plans
 from cloudtrain.launcher.prices import catalog
 from doubles.aws.handle import Aws
 
@@ -123,7 +123,7 @@ def test_toolkit_gets_the_sdks_orders(captured: str, distribution: str, render: 
     assert {k: v for k, v in ours.items() if k not in own | {options}} == {
         k: v for k, v in theirs.items() if k not in own | {options}
     }
-    assert json.loads(ours["sagemaker_program"]) == "runtime/cloudtrain/entrypoints/smddp.py"
+    assert json.loads(ours["sagemaker_program"]) == "runtime/cloudtrain/entrypoints/container/smddp.py"
 
 
 @pytest.mark.parametrize("path", CAPTURED, ids=lambda path: path.stem)

@@ -10,7 +10,7 @@ import pytest
 from cloudtrain.backends.sagemaker import doctor, images
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.prices.rate import Machine
+from cloudtrain.launcher.metering.rate import Machine
 
 MACHINE = Machine("ml.g5.12xlarge", "A10G", 4)
 OURS = images.default_image("us-west-2", 4)

@@ -23,7 +23,7 @@ class Reader:
     """Reads on from where it was, its cursor through JSON every time, by a clock of its own."""
 
     def __init__(self, aws: Aws, nodes: int) -> None:
-        access = clients.Access(REGION, None, (("logs", aws.url),))
+        access = clients.AwsAccess(REGION, None, (("logs", aws.url),))
         self.connect: Callable[[], Any] = lambda: clients.client(access, "logs")
         self.nodes = nodes
         self.cursor: dict[str, Any] | None = None

@@ -7,7 +7,7 @@ import pytest
 from cloudtrain.backends.sagemaker import aws as clients
 from cloudtrain.backends.sagemaker import prices
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
-from cloudtrain.launcher.prices.quote import Quote
+from cloudtrain.launcher.metering.rate import Quote
 from doubles.aws import pricelist
 from doubles.aws.handle import REGION, Aws
 

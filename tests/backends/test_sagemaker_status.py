@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.sagemaker.status import is_over, state_of
-from cloudtrain.entrypoints.container import account
+from cloudtrain.entrypoints.container.container import account
 from cloudtrain.launcher.job import Attempt, State, exit_code
-from cloudtrain.launcher.money.meter import legs_of, spent_micro
+from cloudtrain.launcher.metering.meter import legs_of, spent_micro
 
 
 def at(seconds: float) -> datetime:

@@ -11,8 +11,8 @@ import pytest
 
 from cloudtrain.backends.ssh import backend
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.planning import planner as plans
 
 HERE = Path(__file__).parent
 PLAIN = """\

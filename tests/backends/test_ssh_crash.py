@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 IDLE = """\
 #!/bin/sh
 case "$*" in
-*entrypoints.boot*) exec sleep 600 ;;
+*entrypoints.agent.boot*) exec sleep 600 ;;
 "-I -S "*) exec {python} "$@" ;;
 *) {python} "$@" | sed 's#{python}#/opt/bin/idle-python#' ;;  # who asks where it is
 esac

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.ssh import laggards
-from cloudtrain.backends.ssh.fleet import Answer, Call, _fleet, fleet
+from cloudtrain.backends.ssh.fleet import Call, HostAnswer, _fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import processes
 from doubles.sshhosts.cluster import Cluster
@@ -38,7 +38,7 @@ def hosts(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         processes.kill(pid, signal.SIGKILL)
 
 
-def has_one(answers: Mapping[Host, Answer]) -> bool:
+def has_one(answers: Mapping[Host, HostAnswer]) -> bool:
     """Return whether somebody has answered."""
     return any(answer.error is None for answer in answers.values())
 

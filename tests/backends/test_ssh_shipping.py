@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.ssh import masters, shipping
-from cloudtrain.backends.ssh.crew import Seat
+from cloudtrain.backends.ssh.crew import Assignment
 from cloudtrain.backends.ssh.fleet import Fleet, _fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import processes
-from cloudtrain.launcher.bundle import Bundle, pack
+from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.planning.bundle import pack
 from doubles.sshhosts.cluster import Cluster
 
 DAY_S = 86_400
@@ -56,13 +57,13 @@ def code(tmp_path: Path) -> Callable[[int], Bundle]:
     return make
 
 
-def seats(cluster: Cluster, count: int = 2, workdir: str = "~/.cloudtrain") -> list[Seat]:
+def seats(cluster: Cluster, count: int = 2, workdir: str = "~/.cloudtrain") -> list[Assignment]:
     """Return the first hosts as seats of a job."""
     lines, found = fleet(), []
     for host in cluster.hosts[:count]:
         to = Host(host.name, python=sys.executable, ssh_config=str(cluster.ssh_config), workdir=workdir)
         lines.tell(to, "clock", {})
-        found.append(Seat(to, host.name, lines.channel(to).about["workdir"], host.address, (), {}))
+        found.append(Assignment(to, host.name, lines.channel(to).about["workdir"], host.address, (), {}))
     return found
 
 

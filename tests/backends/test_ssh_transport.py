@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.ssh import channel, masters
-from cloudtrain.backends.ssh.fleet import Answer, Call, _fleet, fleet
+from cloudtrain.backends.ssh.fleet import Call, HostAnswer, _fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.errors import CloudtrainError
@@ -49,7 +49,7 @@ def to(cluster: Cluster, name: str = "h0", **more: Any) -> Host:
     return Host(**{"name": name, "ssh_config": str(cluster.ssh_config), "python": sys.executable, **more})
 
 
-def ask(target: Host) -> Answer:
+def ask(target: Host) -> HostAnswer:
     """Ask for the time."""
     return fleet().ask({target: Call("clock", {})}, is_urgent=True)[target]
 

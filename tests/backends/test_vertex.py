@@ -19,10 +19,10 @@ from google.protobuf import json_format
 
 from cloudtrain.backends.vertex import backend, bootwheel, machine, request
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema_backends import Vertex
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.planning import planner as plans
 
 HERE = Path(__file__).parent
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.backends.vertex import check, pairs
-from cloudtrain.launcher import tablecheck
+from cloudtrain.launcher.planning import request_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = ROOT.parent / "shared" / "contracts" / "vertex" / "aiplatform.v1.json"
@@ -543,7 +543,7 @@ def test_check_is_quick() -> None:
     job = _changed(NODES, (f"{POOL}.containerSpec.env", VARIABLES[:100]))
     took = []
     for _ in range(3):  # the least of three: the others may have waited for memory
-        tablecheck.read.cache_clear()
+        request_rules.read.cache_clear()
         begin = time.process_time()
         assert list(check.faults(job)) == []
         took.append(time.process_time() - begin)

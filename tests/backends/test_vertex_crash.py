@@ -59,7 +59,7 @@ STEPS = {
     "s4": (f"{VERTEX}.files:put_order", "after", "never sent"),
     "s5": (f"{VERTEX}.sdk:create", "after", "runs"),
     "s6": (f"{VERTEX}.jobs:send", "after", "runs"),
-    "s7": ("cloudtrain.launcher.registry:Registry.mark_sent", "before", "runs"),
+    "s7": ("cloudtrain.launcher.store.registry:Registry.mark_sent", "before", "runs"),
 }
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from cloudtrain.launcher.metering.rate import Key, Quote, Rate
 from cloudtrain.launcher.prices import own
-from cloudtrain.launcher.prices.quote import Key, Quote
-from cloudtrain.launcher.prices.rate import Rate
 from doubles.google.handle import BUCKET, PROJECT, REGION, SERVICE_ACCOUNT, Google
 
 CONFIG: dict[str, Any] = {

@@ -12,7 +12,7 @@ import yaml
 
 from cloudtrain.backends.vertex import rest
 from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.extras import install
+from cloudtrain.launcher.text.extras import install
 from doubles.google.handle import BUCKET, PROJECT, REGION, Google
 from doubles.google.loopback import served
 from doubles.wire import Answer
@@ -280,7 +280,7 @@ def test_page_in_the_answers_place_when_the_job_is_sent(google_project: Google, 
     from cloudtrain.backends.vertex import sdk
 
     with served(lambda request: Answer(200, {"Content-Type": "text/html"}, PAGE)) as url:
-        access = rest.Access(PROJECT, REGION, (("aiplatform", url),))
+        access = rest.VertexAccess(PROJECT, REGION, (("aiplatform", url),))
         with pytest.raises(CloudtrainError) as raised, rest.answers("start the job"):
             sdk.create(access, {"displayName": "x"})
     assert raised.value.exit_code == 7

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.vertex import calls, entries, follow
-from cloudtrain.backends.vertex.rest import Access
+from cloudtrain.backends.vertex.rest import VertexAccess
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
 from doubles.google.handle import PROJECT, REGION, Google
 
-ACCESS = Access(PROJECT, REGION)
+ACCESS = VertexAccess(PROJECT, REGION)
 
 
 @dataclass
 class Writer:
-    """Containers of a job that is not executed, as entrypoints/pump.py writes."""
+    """Containers of a job that is not executed, as entrypoints/container/log_relay.py writes."""
 
     google: Google
     job: str

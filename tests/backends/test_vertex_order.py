@@ -11,21 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.backends.vertex import calls, entries, order
-from cloudtrain.backends.vertex.entries import Entry
+from cloudtrain.backends.vertex.entries import LogEntry
 from cloudtrain.backends.vertex.order import HOLD_S, MOST_HELD, Order
 
 BOTH = frozenset({0, 1})
 
 
-def line(number: int, node: int = 0, life: str = "a", copy: int = 0) -> Entry:
+def line(number: int, node: int = 0, life: str = "a", copy: int = 0) -> LogEntry:
     """Return a container's line of that number; a `copy` has another key."""
-    return Entry(f"{life}{number}-{copy}", node, float(number), float(number), f"{life} {number}", 0, life, number)
+    return LogEntry(f"{life}{number}-{copy}", node, float(number), float(number), f"{life} {number}", 0, life, number)
 
 
-def end(count: int, node: int = 0, life: str = "a", *, final: bool = True) -> Entry:
+def end(count: int, node: int = 0, life: str = "a", *, final: bool = True) -> LogEntry:
     """Return a container's last word."""
     own = {"e": "end", "node": node, "final": final, "life": life, "lines": count}
-    return Entry(f"end {life}", node, float(count), float(count), "", own=own)
+    return LogEntry(f"end {life}", node, float(count), float(count), "", own=own)
 
 
 def texts(found: list[Any]) -> list[str]:
@@ -102,10 +102,10 @@ def test_memory_does_not_grow_with_a_gap() -> None:
 def test_lines_without_numbers_are_told_apart_by_their_keys() -> None:
     """The service's own words, and what an image prints before us."""
     reader = Order()
-    one, other = (Entry(key, 0, 5.0, 5.0, "the same words") for key in ("k1", "k2"))
+    one, other = (LogEntry(key, 0, 5.0, 5.0, "the same words") for key in ("k1", "k2"))
     assert len(reader.take([one, other, one], 0.0)) == 2
     assert reader.take([one], 1.0) == []
-    reader.take([Entry("k3", 0, 5000.0, 5000.0, "much later")], 2.0)
+    reader.take([LogEntry("k3", 0, 5000.0, 5000.0, "much later")], 2.0)
     assert "k1" not in reader.dump()["seen"]
 
 

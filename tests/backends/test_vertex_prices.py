@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudtrain.backends.vertex import listprices, prices
+from cloudtrain.launcher.metering.rate import Machine, Rate
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.prices.rate import Machine, Rate
 from doubles.google import billing
 from doubles.google.loopback import served as serving
 from doubles.wire import Answer, Request

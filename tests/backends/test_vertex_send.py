@@ -14,11 +14,11 @@ import yaml
 from google.oauth2.credentials import Credentials
 
 from cloudtrain.backends.vertex import rest, sdk
-from cloudtrain.backends.vertex.rest import Access
+from cloudtrain.backends.vertex.rest import VertexAccess
 from cloudtrain.entrypoints import events
 from doubles.google.handle import BUCKET, NUMBER, PROJECT, REGION, Google
 
-ACCESS = Access(PROJECT, REGION)
+ACCESS = VertexAccess(PROJECT, REGION)
 CONFIG = f"""\
 name: j
 backend: vertex
@@ -335,7 +335,7 @@ def test_list_whose_first_page_is_empty(vertex: Any, folder: Path, google: Googl
     """A filtered list may give an empty page and a token: the job is on the next one, and is not sent again."""
     real = rest.get_json
 
-    def get(access: Access, service: str, path: str, params: Any = None) -> dict[str, Any]:
+    def get(access: VertexAccess, service: str, path: str, params: Any = None) -> dict[str, Any]:
         if path.endswith("/customJobs") and "pageToken" not in (params or {}):
             return {"nextPageToken": "x"}
         return real(access, service, path, {key: value for key, value in (params or {}).items() if key != "pageToken"})
@@ -352,7 +352,7 @@ def test_job_that_the_order_is_not_for_is_given_it(
     """The first try arrives while the second is lost: the order is made the first one's, whose replicas wait for it."""
     real, bodies = sdk.create, []
 
-    def create(access: Access, body: dict[str, Any], begins: Callable[[], None]) -> dict[str, Any]:
+    def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None]) -> dict[str, Any]:
         begins()
         bodies.append(body)
         if len(bodies) == 2:
@@ -372,7 +372,7 @@ def test_refusal_after_a_lost_try_is_no_word_on_that(
     """The quota may be used up by the very job whose answer was lost: it is not called never sent, and found later."""
     real, bodies = sdk.create, []
 
-    def create(access: Access, body: dict[str, Any], begins: Callable[[], None]) -> dict[str, Any]:
+    def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None]) -> dict[str, Any]:
         begins()
         bodies.append(body)
         if len(bodies) == 1:

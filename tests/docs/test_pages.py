@@ -76,6 +76,29 @@ def test_files_that_are_named_are_there(page: Path) -> None:
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
+def test_architecture_names_only_files_that_exist() -> None:
+    """Every path and module on the page exists, in the tree and the diagrams too; a bare file name is one of ours."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    folders = ("launcher", "backends", "entrypoints", "templates", "typings", "tests", "tools")
+    bare = {path.name for folder in folders for path in (ROOT / folder).rglob("*.*")}
+    paths = set(re.findall(r"(?<![\w./])[\w*][\w./*-]*\.(?:py|js|csv|tsv|json)(?![\w.])", text))
+    paths |= set(re.findall(rf"(?<![\w./])(?:{'|'.join(folders)})/[\w./*-]*", text))
+    paths -= {"stop.json", "cloudtrain/__init__.py"}  # a file of a node's folder, and a file that must not exist
+    lost = [path for path in sorted(paths) if not any(ROOT.glob(path.rstrip("/."))) and path not in bare]
+    modules = set(re.findall(r"\bcloudtrain((?:\.[a-z_]+)+)\b", text)) - {".yaml"}
+    assert lost + [name for name in sorted(modules) if not any(ROOT.glob(f"{name[1:].replace('.', '/')}*"))] == []
+
+
+@pytest.mark.parametrize("folder", ["launcher", "backends", "entrypoints"])
+def test_architecture_has_a_line_for_each_room(folder: str) -> None:
+    """The tree on the page names every room, so a new room cannot be forgotten."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    tree = text.split(f"\n    {folder}/ ")[1].split("\n\n")[0]
+    rooms = {path.name for path in (ROOT / folder).iterdir() if path.suffix == ".py" and path.stem != "__init__"}
+    rooms |= {f"{path.parent.name}/" for path in (ROOT / folder).glob("*/__init__.py")}
+    assert rooms == set(re.findall(r"^      (\S+) ", tree, re.MULTILINE))
+
+
 def test_every_page_is_in_the_reading_list() -> None:
     """A page that nothing leads to is not read."""
     listed = {path for _, path, _ in targets(ROOT / "docs" / "README.md")}

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from cloudtrain.entrypoints.events import format_line
-from cloudtrain.launcher import series
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.progress import fold
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store import series
+from cloudtrain.launcher.store.progress import fold
+from cloudtrain.launcher.store.registry import Registry
 
 BEGAN_S = 1_790_000_000.0
 STEP_S = 2.0

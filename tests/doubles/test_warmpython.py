@@ -52,7 +52,7 @@ def test_runs_as_the_interpreter_does(folder: Path, how: list[str], what: str) -
 def test_torchruns_ranks_are_warm_too(folder: Path) -> None:
     """Each with the environment that torchrun gives it; its verdict names the rank that failed."""
     (folder / "rank.py").write_text(
-        "import os, sys\nwarm = 'cloudtrain.entrypoints.train' in sys.modules or 'torch' in sys.modules\n"
+        "import os, sys\nwarm = 'cloudtrain.entrypoints.trainer.train' in sys.modules or 'torch' in sys.modules\n"
         "print(os.environ['RANK'], os.environ['WORLD_SIZE'], warm, os.getpid() == os.getsid(0), flush=True)\n"
         "sys.exit(75 * int(os.environ['RANK']))\n"
     )

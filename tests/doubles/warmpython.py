@@ -32,7 +32,7 @@ from cloudtrain.entrypoints import processes
 __all__ = ["TRAINER", "Popen", "run"]
 
 # The last two are imported by every optimizer, and by fsdp, on their first use.
-TRAINER = ("torch.distributed.run", "cloudtrain.entrypoints.train", "torch._dynamo", "torch.distributed.fsdp")
+TRAINER = ("torch.distributed.run", "cloudtrain.entrypoints.trainer.train", "torch._dynamo", "torch.distributed.fsdp")
 POLL_S = 0.01
 LEFT_S = 10.0  # for what a run has started to be gone after it
 MESSAGE_BYTES = 200_000

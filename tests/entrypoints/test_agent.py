@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import peers
-from cloudtrain.entrypoints.agent import Agent
-from cloudtrain.entrypoints.coordinate import Desired
+from cloudtrain.entrypoints.agent import transport
+from cloudtrain.entrypoints.agent.agent import Agent
+from cloudtrain.entrypoints.agent.coordinate import Desired
 
 HOST = "127.0.0.1"
 DAY_S = 86_400.0
@@ -27,7 +27,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         def agent(home: str = "home", **more: Any) -> Agent:
             root = tmp_path / home
             (root / "log").mkdir(parents=True)
-            server = peers.listen(HOST)
+            server = transport.listen(HOST)
             found = Agent({**_spec(root), **more}, server, umask=0o022)
             made.callback(lambda: found.held_port is not None and found.held_port.close())
             made.callback(found.line.close)
@@ -61,7 +61,7 @@ def test_rendezvous_ports_of_two_jobs_differ(make: Make) -> None:
     ports[0] = first._fresh_port()
     assert len(set(ports)) == 2
     with pytest.raises(OSError, match="no free port between"):
-        peers.reserved({"ports": (ports[1], ports[1]), "address": HOST})
+        transport.reserved({"ports": (ports[1], ports[1]), "address": HOST})
 
 
 def test_store_of_torch_listens_on_the_held_port(make: Make) -> None:
@@ -73,4 +73,4 @@ def test_store_of_torch_listens_on_the_held_port(make: Make) -> None:
     store.set("key", "value")
     assert TCPStore(HOST, port, is_master=False).get("key") == b"value"
     with pytest.raises(OSError, match="no free port"):
-        peers.reserved({"ports": (port, port), "address": HOST})
+        transport.reserved({"ports": (port, port), "address": HOST})

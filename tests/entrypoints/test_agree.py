@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloudtrain.entrypoints import variables
-from cloudtrain.entrypoints.agree import Agreement
+from cloudtrain.entrypoints.rank import variables
+from cloudtrain.entrypoints.rank.agree import Agreement
 
 DAY_S = 86_400.0
 

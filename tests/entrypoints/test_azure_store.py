@@ -25,11 +25,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cloudtrain.entrypoints.checkpoints import azureaccess, azureblob, loader, mirror
 from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints import loader, published
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
-from cloudtrain.entrypoints.settings import TaskError
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.stores import azure_access, azure_blob, mirror
 from doubles.azure.handle import Azure
 from doubles.azure.names import ACCOUNT, ACCOUNT_KEY, CONTAINER, MSI_SECRET
 
@@ -52,15 +53,15 @@ def store(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> Azure:
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try three times, with hardly a pause, and make small blocks and ranges."""
     for name, value in {"ATTEMPTS": 3, "PAUSE_S": 0.01, "RANGE_BYTES": MIB}.items():
-        monkeypatch.setattr(azureaccess, name, value)
-    monkeypatch.setattr(azureblob, "_BLOCK_BYTES", MIB)
+        monkeypatch.setattr(azure_access, name, value)
+    monkeypatch.setattr(azure_blob, "_BLOCK_BYTES", MIB)
 
 
 @pytest.fixture
 def hasty(brisk: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Be brisk, and wait half a second each time: where no answer comes. A busy machine may need longer for one."""
     for name in ("CONNECT_S", "READ_S"):
-        monkeypatch.setattr(azureaccess, name, 0.5)
+        monkeypatch.setattr(azure_access, name, 0.5)
 
 
 @pytest.fixture
@@ -126,7 +127,7 @@ def test_object_comes_back_as_it_went(prefix: str, store: Azure, tmp_path: Path)
 def test_addresses_of_a_place_are_one_place(uri: str, store: Azure, tmp_path: Path) -> None:
     """However Azure writes it, with the job's own folder below."""
     (tmp_path / "file").touch()
-    opened(str(mirror.of_job(uri, "digits-1"))).put(tmp_path / "file", "empty")
+    opened(str(published.of_job(uri, "digits-1"))).put(tmp_path / "file", "empty")
     assert store.blobs() == ["a/b c/digits-1/empty"]
     opened(f"{PLACE}/a/b c").get("digits-1/empty", tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == b""
@@ -172,7 +173,7 @@ def test_large_file_goes_in_blocks(brisk: None, store: Azure, file: Path) -> Non
 
 def test_file_of_any_size_fits(brisk: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A blob has a limited number of blocks: they grow where it would not do."""
-    monkeypatch.setattr(azureblob, "_MOST_BLOCKS", 3)
+    monkeypatch.setattr(azure_blob, "_MOST_BLOCKS", 3)
     opened().put(file, "shard")
     assert len(store.journal("blob.put_block")) == 3
     assert store.blob("x/shard") == file.read_bytes()
@@ -193,8 +194,8 @@ def test_stumbling_server_is_asked_again(
     kind: str, details: dict[str, Any], brisk: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closed connections, lost and halved answers, errors of the server's, one request in four: all arrives, whole."""
-    monkeypatch.setattr(azureaccess, "ATTEMPTS", 8)
-    monkeypatch.setattr(azureblob, "_BODY_ATTEMPTS", 8)
+    monkeypatch.setattr(azure_access, "ATTEMPTS", 8)
+    monkeypatch.setattr(azure_blob, "_BODY_ATTEMPTS", 8)
     (file.parent / "small").write_bytes(b"some bytes")
     place = opened()
     store.fault("blob.*", kind, every=4, **details)
@@ -246,7 +247,7 @@ def test_failed_download_leaves_nothing(brisk: None, store: Azure, file: Path) -
 KILLED = """
 import os, sys, threading, time
 from pathlib import Path
-from cloudtrain.entrypoints.checkpoints import azureblob, mirror
+from cloudtrain.entrypoints.stores import azure_blob as azureblob, mirror
 azureblob._BLOCK_BYTES = 1 << 20
 mirror.open_mirror(sys.argv[1]).put(Path(sys.argv[2]), "shard")
 """
@@ -293,13 +294,13 @@ def test_object_that_is_replaced_meanwhile_is_not_mixed(
     """A get reads one version or none."""
     place = opened()
     place.put(file, "shard")
-    read = azureblob._read
+    read = azure_blob._read
 
     def replacing(*args: Any) -> bytes:
         store.put_blob("x/shard", bytes(6 * MIB))
         return read(*args)
 
-    monkeypatch.setattr(azureblob, "_read", replacing)
+    monkeypatch.setattr(azure_blob, "_read", replacing)
     with pytest.raises(OSError, match="another process has written the same object meanwhile"):
         place.get("shard", file.with_name("back"))
     assert not file.with_name("back").exists()
@@ -512,7 +513,7 @@ def test_signature_is_told_to_nobody(hasty: None, store: Azure, file: Path, monk
             opened().names("")
     with pytest.raises(ConnectionError, match="does not answer") as closed:
         opened().names("")
-    assert azureaccess._plain(f"with url: /c?sv=1&{token} (Caused").endswith("sig=... (Caused")
+    assert azure_access._plain(f"with url: /c?sv=1&{token} (Caused").endswith("sig=... (Caused")
     secrets = {part for part in token.split("&") if part.startswith("sig=")}
     for text in (*told, str(lost.value), str(late.value), str(closed.value)):
         assert not [secret for secret in secrets if secret in text]
@@ -569,9 +570,9 @@ def test_other_addresses_are_refused(uri: str, message: str) -> None:
 def test_clouds_have_their_own_names(suffix: str) -> None:
     """Every cloud of Azure's, and accounts in a zone of the name service."""
     for uri in (f"https://a.blob.{suffix}/con/x", f"abfss://con@a.dfs.{suffix}/x", f"wasbs://con@a.blob.{suffix}/x"):
-        place = azureblob._place(uri)
+        place = azure_blob._place(uri)
         assert (place.host, place.account, place.container, place.prefix) == (f"a.blob.{suffix}", "a", "con", "x")
-    assert azureblob._place("https://a.z01.blob.storage.azure.net/con").account == "a"
+    assert azure_blob._place("https://a.z01.blob.storage.azure.net/con").account == "a"
 
 
 @pytest.mark.parametrize("missing", ["azure.identity", "azure.storage.blob", "azure.storage", "azure"])
@@ -595,7 +596,7 @@ def test_without_the_packages_is_said_what_to_install(missing: str, monkeypatch:
 LOUD = """
 import os, sys
 from pathlib import Path
-from cloudtrain.entrypoints.checkpoints import azureaccess, mirror
+from cloudtrain.entrypoints.stores import azure_access as azureaccess, mirror
 azureaccess.ATTEMPTS, azureaccess.PAUSE_S = 2, 0.01
 place = mirror.open_mirror(sys.argv[1])
 for secret in (os.environ.pop("AZURE_CLIENT_SECRET"), "wrong", None):
@@ -630,7 +631,7 @@ def test_sdk_says_nothing_in_the_job_s_log(store: Azure, tmp_path: Path) -> None
 MEMORY = """
 import json, os, resource, sys
 from pathlib import Path
-from cloudtrain.entrypoints.checkpoints import mirror
+from cloudtrain.entrypoints.stores import mirror
 def peak_mib(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 place, folder = mirror.open_mirror(sys.argv[1]), Path(sys.argv[2])
 (folder / "small").write_bytes(b"some bytes")
@@ -674,9 +675,9 @@ def test_container_keeps_as_many_as_it_should(alone: None, store: Azure, tmp_pat
     save(tmp_path / "first", uploads, 10, 20, 30, 40)
     assert [(sent.step, sent.fault) for sent in uploads.news()] == [(step, None) for step in (10, 20, 30, 40)]
     assert {name.partition("/")[0] for name in place.names("")} == {"latest.json", "step-00000030", "step-00000040"}
-    assert mirror.latest(opened(f"{PLACE}/ab"), tmp_path) == 1
-    assert mirror.latest(opened(f"{PLACE}/none"), tmp_path) is None
-    fetched = mirror.fetch(place, tmp_path)
+    assert published.latest(opened(f"{PLACE}/ab"), tmp_path) == 1
+    assert published.latest(opened(f"{PLACE}/none"), tmp_path) is None
+    fetched = published.fetch(place, tmp_path)
     assert fetched == tmp_path / "step-00000040"
     assert loader.check(fetched) is None
     assert folders.open_found(fetched).step == 40
@@ -690,7 +691,7 @@ def test_damage_in_the_container_is_found(alone: None, store: Azure, tmp_path: P
     data = store.blob(f"a/{shard}")
     assert data is not None
     store.put_blob(f"a/{shard}", data[:-1] + bytes([data[-1] ^ 1]))
-    fetched = mirror.fetch(place, tmp_path)
+    fetched = published.fetch(place, tmp_path)
     assert fetched is not None
     assert "has another checksum than when it was written" in str(loader.check(fetched))
 
@@ -703,7 +704,7 @@ def test_store_that_fails_publishes_nothing(alone: None, brisk: None, store: Azu
     store.settings(storage_role="reader")
     save(tmp_path / "first", uploads, 20)
     store.settings(storage_role="contributor")
-    assert mirror.latest(place, tmp_path) == 10
+    assert published.latest(place, tmp_path) == 10
     save(tmp_path / "first", uploads, 30)
     assert [(sent.step, sent.fault is None) for sent in uploads.news()] == [
         (10, True),
@@ -711,7 +712,7 @@ def test_store_that_fails_publishes_nothing(alone: None, brisk: None, store: Azu
         (20, False),
         (30, True),
     ]
-    assert mirror.latest(place, tmp_path) == 30
+    assert published.latest(place, tmp_path) == 30
 
 
 @pytest.fixture(scope="module")
@@ -736,7 +737,7 @@ def test_killed_run_resumes_from_a_container_to_the_bit(
     One call in five fails on the way.
     """
     # Before the kill: rank 0's checkpoint has reached the container, however slow that is today.
-    wait = """            from cloudtrain.entrypoints.checkpoints import mirror
+    wait = """            from cloudtrain.entrypoints.stores import mirror
             for _ in range(600):
                 if mirror.open_mirror(os.environ["MIRROR"]).names("latest.json"):
                     break

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import boot, durable
-from cloudtrain.entrypoints.node import Node, identify, interface_of, resolve
+from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints.agent import boot
+from cloudtrain.entrypoints.agent.node import Node, identify, interface_of, resolve
 
 SPEC: dict[str, Any] = {
     "job": "digits-abcde",
@@ -103,7 +104,7 @@ def outcome(
 ) -> tuple[int, list[dict[str, Any]]]:
     """Return what boot makes of these result files of two ranks, those in `left` with the code they left with."""
     for name, value in files.items():
-        durable.write_json(folder / f"{name.replace('_', '-')}.json", value)
+        atomic_json.write_json(folder / f"{name.replace('_', '-')}.json", value)
     for rank, leaving in enumerate(left):
         (folder / f"left-{rank}").write_text(str(leaving))
     return boot._outcome(folder, boot._Ended(code, stopped), nproc=2)
@@ -213,7 +214,7 @@ def test_torchrun_that_stays_is_ended_with_the_trainers_word(
     """Nobody pays for a machine on which all is done and something does not end."""
     monkeypatch.setattr(boot, "LOOK_S", 0.05)
     monkeypatch.setattr(boot, "EXIT_DEADLINE_S", 0.1)
-    durable.write_json(tmp_path / "outcome.json", {"outcome": word})
+    atomic_json.write_json(tmp_path / "outcome.json", {"outcome": word})
     with subprocess.Popen(["sleep", "60"]) as child:
         ended = boot._watch(child, [], tmp_path, {"nproc_per_node": 2})
         child.kill()
@@ -248,7 +249,7 @@ def test_job_that_nobody_ends_is_ended_after_its_deadline(
     monkeypatch.setenv("CLOUDTRAIN_DEADLINE", f"{time.time():.0f}")
     monkeypatch.setenv("CLOUDTRAIN_GRACE", "0")
     if saved:
-        durable.write_json(tmp_path / "outcome.json", {"outcome": "saved"})
+        atomic_json.write_json(tmp_path / "outcome.json", {"outcome": "saved"})
     with subprocess.Popen(["sleep", "60"]) as child:
         ended = boot._watch(child, [], tmp_path, {"nproc_per_node": 1})
         child.kill()
@@ -280,8 +281,8 @@ def test_rank_that_never_leaves_does_not_hold_the_machine(tmp_path: Path, home: 
     """boot ends torchrun and the rank below it, and exits 0."""
     (tmp_path / "train.py").write_text(DONE_BUT_STAYS)
     run = {"kind": "script", "target": "train.py", "args": []}
-    durable.write_json(tmp_path / "spec.json", {**SPEC, "nproc_per_node": 1, "run": run})
-    code = "from cloudtrain.entrypoints import boot; boot.EXIT_DEADLINE_S = 1.0; raise SystemExit(boot.main())"
+    atomic_json.write_json(tmp_path / "spec.json", {**SPEC, "nproc_per_node": 1, "run": run})
+    code = "from cloudtrain.entrypoints.agent import boot; boot.EXIT_DEADLINE_S = 1.0; raise SystemExit(boot.main())"
     env = {**os.environ, "CLOUDTRAIN_SPEC": str(tmp_path / "spec.json"), "CLOUDTRAIN_RESULT_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, timeout=90)
-    assert (done.returncode, durable.read_json(tmp_path / "result.json")["code"]) == (0, 0), done.stderr
+    assert (done.returncode, atomic_json.read_json(tmp_path / "result.json")["code"]) == (0, 0), done.stderr

@@ -19,7 +19,7 @@ import pytest
 
 from doubles.google.handle import BUCKET, Google
 
-SOURCE = Path(__file__).resolve().parents[2] / "entrypoints" / "bucketboot.py"
+SOURCE = Path(__file__).resolve().parents[2] / "entrypoints" / "container" / "bucket_boot.py"
 ORDER = f"gs://{BUCKET}/jobs/j/attempt-1/order.json"
 
 # In place of container.py: what it is started with.
@@ -34,7 +34,7 @@ def bundle() -> bytes:
     """Return an archive of a runtime, with members that must not be unpacked."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as tar:
-        members = {"runtime/cloudtrain/entrypoints/container.py": CONTAINER, "code/train.py": b""}
+        members = {"runtime/cloudtrain/entrypoints/container/__main__.py": CONTAINER, "code/train.py": b""}
         members |= {"runtime/../outside": b"x", "/tmp/outside": b"x", "other/runtime/x": b"x"}
         for name, text in members.items():
             member = tarfile.TarInfo(name)
@@ -93,7 +93,7 @@ def test_container_runs_from_what_was_brought(store: Google, tmp_path: Path) -> 
         "CLOUDTRAIN_STORAGE_ENDPOINT": None,
     }
     found = {path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir()}
-    assert found == {"bundle.tar.gz", "runtime/cloudtrain/entrypoints/container.py"}
+    assert found == {"bundle.tar.gz", "runtime/cloudtrain/entrypoints/container/__main__.py"}
     assert (root / "bundle.tar.gz").read_bytes() == DATA
     assert list(tmp_path.iterdir()) == [root]
 

@@ -18,13 +18,14 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudtrain.entrypoints import resume
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import layout, loader, mirror, shards, weights
+from cloudtrain.entrypoints.checkpoints import layout, loader, published, shards, weights
 from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
-from cloudtrain.entrypoints.settings import TaskError
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.stores import mirror
+from cloudtrain.entrypoints.trainer import resume
 from doubles import damage, warmpython
 
 CPU = torch.device("cpu")
@@ -338,7 +339,7 @@ def test_mirror_is_published_last_and_fetched_whole(tmp_path: Path) -> None:
     """What the mirror shows is a whole checkpoint; a new machine goes on from it; without one there is nothing."""
     place = mirror.open_mirror(str(tmp_path / "second"))
     assert place is not None
-    assert mirror.fetch(place, tmp_path) is None
+    assert published.fetch(place, tmp_path) is None
     uploads = Uploader(place, 3)
     saver = Saver(tmp_path / "first", CPU, 3, uploads)
     saver.begin(Snapshot(3, state(), {}, {}, {"step": 3}))
@@ -346,7 +347,7 @@ def test_mirror_is_published_last_and_fetched_whole(tmp_path: Path) -> None:
     uploads.finish()
     assert [(sent.step, sent.fault) for sent in uploads.news()] == [(3, None)]
     (tmp_path / "new").mkdir()
-    fetched = mirror.fetch(place, tmp_path / "new")
+    fetched = published.fetch(place, tmp_path / "new")
     assert fetched == tmp_path / "new" / "step-00000003"
     assert loader.check(fetched) is None
     with pytest.raises(TaskError, match="knows no ftp:// store"):
@@ -379,11 +380,11 @@ def test_mirror_keeps_what_it_publishes_though_later_steps_are_there(tmp_path: P
         saver.wait()
         uploads.finish()
     (tmp_path / "new").mkdir()
-    assert mirror.fetch(place, tmp_path / "new") == tmp_path / "new" / "step-00000070"
+    assert published.fetch(place, tmp_path / "new") == tmp_path / "new" / "step-00000070"
     shutil.rmtree(tmp_path / "second" / "step-00000070")
     (tmp_path / "newer").mkdir()
     with pytest.raises(FileNotFoundError, match="names step-00000070, which is not there"):
-        mirror.fetch(place, tmp_path / "newer")
+        published.fetch(place, tmp_path / "newer")
 
 
 def test_slow_mirror_holds_up_no_save(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints import events
-from cloudtrain.entrypoints import pump as pump_module
-from cloudtrain.entrypoints.container import FAILURE_BYTES, account
-from cloudtrain.entrypoints.node import identify
-from cloudtrain.entrypoints.places import has_checkpoint
-from cloudtrain.entrypoints.pump import Pump
-from cloudtrain.entrypoints.usedtime import Note, used_s, with_lead_back
+from cloudtrain.entrypoints.agent.node import identify
+from cloudtrain.entrypoints.container import log_relay as pump_module
+from cloudtrain.entrypoints.container.container import FAILURE_BYTES, account
+from cloudtrain.entrypoints.container.elapsed import Note, used_s, with_lead_back
+from cloudtrain.entrypoints.container.log_relay import LogRelay
+from cloudtrain.entrypoints.job_files import has_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -66,7 +66,7 @@ def test_pump_brings_every_line_once_with_its_rank(tmp_path: Path) -> None:
     """Lines that are written while it runs, a last one without newline, one longer than it may be; other files not."""
     path = tmp_path / "out"
     with path.open("wb") as out:
-        pump = Pump(tmp_path, out.fileno())
+        pump = LogRelay(tmp_path, out.fileno())
         pump.start()
         with (tmp_path / "rank-3.log").open("wb", buffering=0) as log:
             for number in range(2000):
@@ -88,7 +88,7 @@ def test_pump_gives_the_room_of_what_it_has_passed_on_back(tmp_path: Path, monke
     monkeypatch.setattr(pump_module, "GIVE_BYTES", 1 << 20)
     (tmp_path / "rank-0.log").touch()
     with (tmp_path / "out").open("wb") as out, (tmp_path / "rank-0.log").open("ab", buffering=0) as log:
-        pump = Pump(tmp_path, out.fileno())
+        pump = LogRelay(tmp_path, out.fileno())
         pump.start()
         for number in range(80_000):
             log.write(b"%06d %s\n" % (number, b"x" * 50))
@@ -149,7 +149,7 @@ def test_pump_says_as_an_object_what_the_platform_would_lose(line: str, severity
     """Cloud Logging keeps neither order nor level of a container's lines: number, time and severity go with each."""
     (tmp_path / "rank-3.log").write_text(f'{line}\n"quoted" \\ é\n')
     with (tmp_path / "out").open("wb") as out:
-        pump = Pump(tmp_path, out.fileno(), form="json")
+        pump = LogRelay(tmp_path, out.fileno(), form="json")
         pump.start()
         pump.finish()
     first, second = map(json.loads, (tmp_path / "out").read_text().splitlines())
@@ -353,9 +353,9 @@ def test_order_that_cannot_be_read_is_told_where_the_platform_looks(tmp_path: Pa
 
 def test_script_runs_under_smddp_only_where_it_is(tmp_path: Path) -> None:
     """The toolkit's program: it refuses an image without the library, and else is the script itself."""
-    guard = tmp_path / "runtime/cloudtrain/entrypoints/smddp.py"
+    guard = tmp_path / "runtime/cloudtrain/entrypoints/container/smddp.py"
     guard.parent.mkdir(parents=True)
-    guard.write_bytes((REPOSITORY / "entrypoints/smddp.py").read_bytes())
+    guard.write_bytes((REPOSITORY / "entrypoints/container/smddp.py").read_bytes())
     (tmp_path / "code").mkdir()
     (tmp_path / "code/beside.py").write_text("WORD = 'beside'")
     (tmp_path / "code/train.py").write_text("import sys, beside; print(__name__, beside.WORD, sys.argv[1:])")

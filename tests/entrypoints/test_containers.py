@@ -19,12 +19,13 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import durable, processes, starting
+from cloudtrain.entrypoints import atomic_json, processes
+from cloudtrain.entrypoints.agent import starting
 from cloudtrain.entrypoints.environments import dockerrun, images, lifeline, prepare
 from cloudtrain.entrypoints.environments.dockerrun import Container, Mount, Start
+from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import verbs
-from cloudtrain.entrypoints.host.refused import Refused
-from cloudtrain.launcher import bundle
+from cloudtrain.launcher.planning import bundle
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 DOCKER = Container("/usr/bin/docker", "docker", f"registry/train@{DIGEST}", "/opt/py/bin/python", "/w/home")
@@ -552,7 +553,7 @@ def test_sweep_removes_what_a_dead_agent_left(container: Container, node: Start)
 def test_sweep_without_a_container_is_nothing(tmp_path: Path) -> None:
     """Most jobs have none; one whose client is gone says so."""
     assert dockerrun.sweep(tmp_path) is None
-    durable.write_json(
+    atomic_json.write_json(
         tmp_path / "container.json", {"container": asdict(DOCKER) | {"client": "/gone/docker"}, "labels": {}}
     )
     assert "/gone/docker gives no answer" in (dockerrun.sweep(tmp_path) or "")
@@ -600,7 +601,7 @@ def test_agent_runs_a_job_in_the_container(container: Container, tmp_path: Path)
     told = starting.start({"folder": str(root), "nodes": [spec]})
     assert told["started"]
     until(lambda: (root / "exit.json").exists(), 120)
-    ended = durable.read_json(root / "exit.json")
+    ended = atomic_json.read_json(root / "exit.json")
     assert ended["state"] == "succeeded", (ended, (root / "log" / "boot.log").read_text())
     assert (root / "log" / "rank-0.log").read_text() == "in podman 6 0\n"
     assert "s3cr3t" not in "".join(path.read_text(errors="replace") for path in root.glob("*.json"))

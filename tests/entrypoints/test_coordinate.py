@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints.coordinate import Coordinator, Desired, Report, Rules
+from cloudtrain.entrypoints.agent.coordinate import Coordinator, Desired, Report, Rules
 
 RULES = Rules(
     nodes=2,

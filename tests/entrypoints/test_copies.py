@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
+from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import copying
-from cloudtrain.entrypoints.host.refused import Refused
 from cloudtrain.entrypoints.replication import copies, copywire, entries, landing
 from cloudtrain.entrypoints.replication.copies import CopyError
 from cloudtrain.entrypoints.replication.copywire import Wire
@@ -231,7 +231,7 @@ def test_what_was_saved_here_itself_stays(serve: Serve, there: Path, here: Path,
     (here / "link").symlink_to("own")
     (there / "written").write_text("theirs, later")
     for name in ("own", "written", "link"):
-        with pytest.raises(copies.Taken, match="something else has that name here, and is left as it is"):
+        with pytest.raises(copies.AlreadySaved, match="something else has that name here, and is left as it is"):
             fetch(port, name, here, **options)
     assert contents(here) == dict.fromkeys(("own", "written", "link"), b"mine")
 
@@ -281,7 +281,7 @@ def test_what_is_saved_meanwhile_stays(
         mine.mkdir() if kind == "empty folder" else mine.write_text("mine")
 
     monkeypatch.setattr(landing, "sync", sync)
-    with pytest.raises(copies.Taken, match="left as it is"):
+    with pytest.raises(copies.AlreadySaved, match="left as it is"):
         fetch(port, "run", here, **options)
     assert contents(here) == ({} if kind == "empty folder" else {entry_path(kind): b"mine"})
     assert os.listdir(here) == ["run"]
@@ -304,7 +304,7 @@ def test_name_that_is_taken_in_the_last_moment(
         (path / "f" if is_folder else path).write_text(text)
     before = contents(tmp_path)
     monkeypatch.setattr(os.path, "lexists", lambda path: False)
-    with pytest.raises(landing.Taken):
+    with pytest.raises(landing.NameTaken):
         landing.place(partial, final)
     assert contents(tmp_path) == before
 
@@ -319,7 +319,7 @@ def test_disk_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / ".x.tmp").write_text("copy")
     landing.place(tmp_path / ".x.tmp", tmp_path / "x")
     (tmp_path / ".x.tmp").write_text("another")
-    with pytest.raises(landing.Taken):
+    with pytest.raises(landing.NameTaken):
         landing.place(tmp_path / ".x.tmp", tmp_path / "x")
     assert contents(tmp_path) == {".x.tmp": b"another", "x": b"copy"}
 
@@ -614,7 +614,7 @@ def test_links_here_are_not_written_through(serve: Serve, there: Path, here: Pat
     before = contents(elsewhere)
     here.mkdir()
     (here / "step-00000001").symlink_to(elsewhere)
-    with pytest.raises(copies.Taken):
+    with pytest.raises(copies.AlreadySaved):
         fetch(serve(), "step-00000001", here, sets_aside=True)
     assert contents(elsewhere) == before
     assert (here / "step-00000001").readlink() == elsewhere

@@ -8,8 +8,8 @@ import random
 import pytest
 import torch
 
-from cloudtrain.entrypoints import data
-from cloudtrain.entrypoints.settings import TaskError
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.trainer import data
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from cloudtrain.entrypoints.diagnose import conclude
-from cloudtrain.entrypoints.job import Place
-from cloudtrain.entrypoints.settings import CheckpointSettings, Spec, Training
+from cloudtrain.entrypoints.trainer.diagnose import conclude
+from cloudtrain.entrypoints.trainer.job import RankContext
+from cloudtrain.entrypoints.trainer.settings import CheckpointSettings, Spec, TrainingSettings
 
 SLOW_DATA = """
 import time, torch
@@ -31,7 +31,7 @@ def loss(model, batch): return nn.functional.cross_entropy(model(batch[0]), batc
 
 def spec(**training: Any) -> Spec:
     """Return a job's spec."""
-    wanted = Training(global_batch_size=8, max_steps=1, **training)
+    wanted = TrainingSettings(global_batch_size=8, max_steps=1, **training)
     return Spec("test", 1, "task.py", {}, wanted, CheckpointSettings(), 60.0, "")
 
 
@@ -47,7 +47,7 @@ def spec(**training: Any) -> Spec:
 )
 def test_conclusion(silent: float, synthetic: float, training: dict[str, Any], bound: str, advice: str) -> None:
     """What is saved without a part is that part's share; what to try is what is not yet done."""
-    found = conclude([0.1, 0.1], silent, synthetic, spec(**training), Place(0, 2, torch.device("cpu")))
+    found = conclude([0.1, 0.1], silent, synthetic, spec(**training), RankContext(0, 2, torch.device("cpu")))
     assert (found.bound, found.noise) == (bound, 0.0)
     assert found.network + found.data + found.compute == pytest.approx(1.0)
     assert found.sentence.startswith(f"bound by {bound}: of 100 ms a step")
@@ -56,14 +56,14 @@ def test_conclusion(silent: float, synthetic: float, training: dict[str, Any], b
 
 def test_unclear_is_said() -> None:
     """Where two like runs differ by more than the parts do, the sentence claims nothing."""
-    found = conclude([0.1, 0.16], 0.07, 0.12, spec(), Place(0, 2, torch.device("cpu")))
+    found = conclude([0.1, 0.16], 0.07, 0.12, spec(), RankContext(0, 2, torch.device("cpu")))
     assert found.bound == "unclear"
     assert "two like runs differ by 46 %" in found.sentence
 
 
 def test_one_rank_has_no_network() -> None:
     """Whatever the clock says."""
-    assert conclude([0.1, 0.1], 0.05, 0.1, spec(), Place(0, 1, torch.device("cpu"))).network == 0.0
+    assert conclude([0.1, 0.1], 0.05, 0.1, spec(), RankContext(0, 1, torch.device("cpu"))).network == 0.0
 
 
 @pytest.mark.slow

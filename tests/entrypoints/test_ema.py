@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from cloudtrain.entrypoints.ema import Ema
+from cloudtrain.entrypoints.trainer.ema import Ema
 
 # Two ranks train a sharded model and its whole copy on the same batches, each with an average. In the end: how far the
 # averages are apart, whether the loan shows and ends to the bit, and whether what is loaded by copy_ is there.
@@ -24,7 +24,7 @@ import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from cloudtrain.entrypoints.ema import Ema
+from cloudtrain.entrypoints.trainer.ema import Ema
 
 rank = int(sys.argv[1])
 torch.set_num_threads(1)

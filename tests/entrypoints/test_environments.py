@@ -21,7 +21,7 @@ import pytest
 
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.environments import builds, condaenvs, interpreter, prepare, venvs
-from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints.errors import Refused
 
 REQUIREMENTS = "--no-index\n--find-links wheels\ntiny==1.0\n"
 PREPARE = """

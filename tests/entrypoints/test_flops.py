@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from cloudtrain.entrypoints import flops
+from cloudtrain.entrypoints.trainer import flops
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def convolutional() -> nn.Module:
 def test_matrix_products_are_counted_by_hand() -> None:
     """Two operations a multiply-add: forward, and backward for the weights and, but for the first layer, the input."""
     model = nn.Sequential(nn.Linear(10, 20, bias=False), nn.ReLU(), nn.Linear(20, 5, bias=False))
-    with flops.Counter() as counter:
+    with flops.FlopCounter() as counter:
         model(torch.randn(8, 10)).sum().backward()
     first, second = 2 * 8 * 10 * 20, 2 * 8 * 20 * 5
     assert counter.total == (first + second) + (first + 2 * second)
@@ -56,7 +56,7 @@ def test_matrix_products_are_counted_by_hand() -> None:
 def test_attention_is_counted_on_the_cpu_too() -> None:
     """Forward two products of T x T x D a head and sample, backward five: they are computed again there."""
     x = torch.randn(2, 3, 16, 8, requires_grad=True)
-    with flops.Counter() as counter:
+    with flops.FlopCounter() as counter:
         Attention()(x).sum().backward()
     assert counter.total == (2 + 5) * 2 * (2 * 3) * 16 * 16 * 8
 
@@ -74,7 +74,7 @@ def test_counting_leaves_no_trace(shape_and_model: tuple[tuple[int, ...], Callab
     counted = copy.deepcopy(plain)
     x = torch.randn(shape)
     found = []
-    for model, context in ((plain, torch.enable_grad()), (counted, flops.Counter())):
+    for model, context in ((plain, torch.enable_grad()), (counted, flops.FlopCounter())):
         torch.manual_seed(1)
         with context:
             loss = model(x).square().mean()
@@ -82,7 +82,7 @@ def test_counting_leaves_no_trace(shape_and_model: tuple[tuple[int, ...], Callab
         state = itertools.chain(model.state_dict().values(), (p.grad for p in model.parameters()))
         found.append([loss.detach(), torch.get_rng_state(), *state])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    assert isinstance(context, flops.Counter)
+    assert isinstance(context, flops.FlopCounter)
     assert context.total
 
 
@@ -92,7 +92,7 @@ def test_what_is_computed_again_is_not_counted() -> None:
     x = torch.randn(4, 8, requires_grad=True)
     totals = []
     for forward in (block, lambda x: checkpoint(block, x, use_reentrant=False)):
-        with flops.Counter() as counter:
+        with flops.FlopCounter() as counter:
             forward(x).sum().backward()
         totals.append(counter.total)
     assert totals == [2 * 3 * 2 * 4 * 8 * 8] * 2
@@ -101,7 +101,7 @@ def test_what_is_computed_again_is_not_counted() -> None:
 # Counting goes wrong without a word: the module would run on, uncompiled.
 COMPILED = """
 import torch
-from cloudtrain.entrypoints import flops
+from cloudtrain.entrypoints.trainer import flops
 calls = 0
 def backend(graph, _):
     def run(*args):
@@ -109,11 +109,11 @@ def backend(graph, _):
         calls += 1
         return graph(*args)
     return run
-with flops.Counter() as before:
+with flops.FlopCounter() as before:
     torch.ones(2, 2) @ torch.ones(2, 2)
 model = torch.compile(torch.nn.Linear(2, 2), backend=backend)
 for _ in range(3):
-    with flops.Counter() as counter:
+    with flops.FlopCounter() as counter:
         model(torch.ones(1, 2))
 assert (before.total, counter.total, calls) == (16, None, 3)
 """
@@ -128,7 +128,7 @@ def test_compiled_modules_stay_compiled() -> None:
 def test_estimate_is_near_the_count() -> None:
     """Six operations a parameter and token, on layers without attention, but for the first layer's input gradient."""
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
-    with flops.Counter() as counter:
+    with flops.FlopCounter() as counter:
         model(torch.randn(10, 64)).sum().backward()
     assert counter.total == pytest.approx(flops.estimate(8 * 64 * 64, 10), rel=0.05)
 
@@ -138,16 +138,16 @@ def test_total_is_that_of_torchs_own_counter() -> None:
     x = torch.randn(6, 3, 6, 6)
     model = convolutional()
     totals = []
-    for counter in (flops.Counter(), FlopCounterMode(display=False)):
+    for counter in (flops.FlopCounter(), FlopCounterMode(display=False)):
         with counter:
             model(x).square().mean().backward()
-        totals.append(counter.total if isinstance(counter, flops.Counter) else counter.get_total_flops())
+        totals.append(counter.total if isinstance(counter, flops.FlopCounter) else counter.get_total_flops())
     assert totals[0] == totals[1]
 
 
 def test_failing_formula_ends_nothing() -> None:
     """The model runs on, and the total is unknown rather than wrong."""
-    with flops.Counter() as counter:
+    with flops.FlopCounter() as counter:
         counter._formulas[torch.ops.aten.mm] = lambda *_, **__: 1 // 0
         assert torch.equal(torch.ones(2, 3) @ torch.ones(3, 2), torch.full((2, 2), 3.0))
     assert counter.total is None
@@ -155,7 +155,7 @@ def test_failing_formula_ends_nothing() -> None:
 
 def test_model_without_known_operations_has_no_total() -> None:
     """Not 0 %, but nothing."""
-    with flops.Counter() as counter:
+    with flops.FlopCounter() as counter:
         torch.ones(3) * 2
     assert counter.total is None
 

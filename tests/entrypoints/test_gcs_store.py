@@ -24,12 +24,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cloudtrain.entrypoints import googleaccess, googlehttp, googlestorage
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import loader, mirror
+from cloudtrain.entrypoints.checkpoints import loader, published
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
-from cloudtrain.entrypoints.settings import TaskError
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.stores import google_access, google_http, google_storage, mirror
 from doubles.google.handle import BUCKET, SERVICE_ACCOUNT, Google
 
 MIB = 1 << 20
@@ -47,17 +47,17 @@ def store(google_store: Google) -> Google:
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try three times, with hardly a pause, and make small chunks."""
     for name, value in {"ATTEMPTS": 3, "PAUSE_S": 0.01}.items():
-        monkeypatch.setattr(googlehttp, name, value)
+        monkeypatch.setattr(google_http, name, value)
     for name, value in {"TRIES": 2, "PAUSE_S": 0.01}.items():
-        monkeypatch.setattr(googleaccess, name, value)
-    monkeypatch.setattr(googlestorage, "CHUNK_BYTES", MIB)
-    monkeypatch.setattr(googlestorage, "SINGLE_BYTES", MIB)
+        monkeypatch.setattr(google_access, name, value)
+    monkeypatch.setattr(google_storage, "CHUNK_BYTES", MIB)
+    monkeypatch.setattr(google_storage, "SINGLE_BYTES", MIB)
 
 
 @pytest.fixture
 def hasty(brisk: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Be brisk, and wait half a second each time: where no answer comes. A busy machine may need longer for one."""
-    for module in (googlehttp, googleaccess):
+    for module in (google_http, google_access):
         for name in ("CONNECT_S", "READ_S"):
             monkeypatch.setattr(module, name, 0.5)
 
@@ -166,7 +166,7 @@ def test_stumbling_server_is_asked_again(
     kind: str, brisk: None, store: Google, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closed connections, lost and halved answers, errors of the server's, one request in four: all arrives, whole."""
-    monkeypatch.setattr(googlehttp, "ATTEMPTS", 8)
+    monkeypatch.setattr(google_http, "ATTEMPTS", 8)
     (file.parent / "small").write_bytes(b"some bytes")
     place = opened()
     store.fault("storage.*", kind, every=4)
@@ -237,8 +237,8 @@ def test_failed_download_leaves_nothing(brisk: None, store: Google, file: Path) 
 KILLED = """
 import sys
 from pathlib import Path
-from cloudtrain.entrypoints import googlestorage
-from cloudtrain.entrypoints.checkpoints import mirror
+from cloudtrain.entrypoints.stores import google_storage as googlestorage
+from cloudtrain.entrypoints.stores import mirror
 googlestorage.CHUNK_BYTES = googlestorage.SINGLE_BYTES = 1 << 20
 mirror.open_mirror(sys.argv[1]).put(Path(sys.argv[2]), "shard")
 """
@@ -267,7 +267,7 @@ def test_bytes_that_change_on_the_way_are_found(
     place = opened()
     place.put(file, "file")
     (file.parent / "small").write_bytes(b"some bytes")
-    monkeypatch.setattr(googlestorage, "_base64", lambda digest: "AAAAAAAAAAAAAAAAAAAAAA==")
+    monkeypatch.setattr(google_storage, "_base64", lambda digest: "AAAAAAAAAAAAAAAAAAAAAA==")
     for path in (file, file.parent / "small"):
         with pytest.raises(OSError, match=r"x/other arrives damaged, 3 times by now"):
             place.put(path, "other")
@@ -281,8 +281,8 @@ def test_bytes_that_change_once_are_sent_again(
     brisk: None, store: Google, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There and back."""
-    right, wrong = googlestorage._base64, ["AAAAAAAAAAAAAAAAAAAAAA=="]
-    monkeypatch.setattr(googlestorage, "_base64", lambda digest: wrong.pop() if wrong else right(digest))
+    right, wrong = google_storage._base64, ["AAAAAAAAAAAAAAAAAAAAAA=="]
+    monkeypatch.setattr(google_storage, "_base64", lambda digest: wrong.pop() if wrong else right(digest))
     opened().put(file, "file")
     wrong.append("AAAAAAAAAAAAAAAAAAAAAA==")
     opened().get("file", file.with_name("back"))
@@ -313,7 +313,7 @@ def test_file_that_is_written_to_meanwhile_is_not_kept(
     os.utime(path, (1, 1))
     place = opened()
     place.put(path, "last.pt")
-    check, count = googlestorage._check, []
+    check, count = google_storage._check, []
 
     def checked(file: Any, before: os.stat_result) -> None:
         count.append(1)
@@ -321,8 +321,8 @@ def test_file_that_is_written_to_meanwhile_is_not_kept(
             path.write_bytes(b"x" * size)
         check(file, before)
 
-    monkeypatch.setattr(googlestorage, "_check", checked)
-    with pytest.raises(googlestorage.Changed, match=r"last\.pt was written to while it was read"):
+    monkeypatch.setattr(google_storage, "_check", checked)
+    with pytest.raises(google_storage.Changed, match=r"last\.pt was written to while it was read"):
         place.put(path, "last.pt")
     assert (len(count), store.object("x/last.pt")) == (2, bytes(size))
 
@@ -331,8 +331,8 @@ def test_file_that_was_written_to_since_it_was_seen_is_not_put(brisk: None, stor
     """It may be half of what it is to be."""
     seen = file.stat()
     file.write_bytes(b"")
-    with pytest.raises(googlestorage.Changed):
-        googlestorage.Bucket(BUCKET).put(file, "file", seen=seen)
+    with pytest.raises(google_storage.Changed):
+        google_storage.Bucket(BUCKET).put(file, "file", seen=seen)
     assert store.objects() == []
 
 
@@ -356,7 +356,7 @@ def test_server_that_does_not_read_is_given_up(
     """A server that accepts and reads nothing holds up no upload, though nothing is waited for but to send."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("CLOUDTRAIN_STORAGE_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        monkeypatch.setattr(googlestorage, "SINGLE_BYTES", 64 * MIB)
+        monkeypatch.setattr(google_storage, "SINGLE_BYTES", 64 * MIB)
         with pytest.raises(ConnectionError, match="does not answer"):
             opened().put(file, "shard")
 
@@ -501,7 +501,7 @@ def test_token_is_renewed_before_its_end(
     """Five minutes before, or halfway; where no new one comes, the old one serves to its end."""
     now_s = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
-    identity, token = googleaccess.of_environment(), metadata.token
+    identity, token = google_access.of_environment(), metadata.token
 
     def none() -> str:
         raise LookupError(503)
@@ -571,7 +571,7 @@ def test_machine_without_google_s_packages_needs_none(store: Google, metadata: A
     """As in an image of PyTorch's: the standard library is all that is imported."""
     (tmp_path / "file").write_bytes(b"some bytes")
     text = (
-        "import sys; from pathlib import Path; from cloudtrain.entrypoints.checkpoints import mirror\n"
+        "import sys; from pathlib import Path; from cloudtrain.entrypoints.stores import mirror\n"
         "sys.modules.update(dict.fromkeys(('google.auth', 'requests', 'urllib3')))\n"
         "mirror.open_mirror(sys.argv[1]).put(Path(sys.argv[2]), 'name')"
     )
@@ -599,7 +599,9 @@ def test_another_endpoint_is_asked(name: str, brisk: None, store: Google, file: 
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")
     monkeypatch.setenv(name, store.endpoints["storage"].removeprefix("http://" if "EMULATOR" in name else ""))
     token = store.client.token()
-    monkeypatch.setattr(googleaccess._File, "fetch", lambda self: (token, 3600.0))  # its login is behind the proxy
+    monkeypatch.setattr(
+        google_access._CredentialsFile, "fetch", lambda self: (token, 3600.0)
+    )  # its login is behind the proxy
     opened().put(file, "name")
     assert opened().names("") == ["name"]
     assert store.object("x/name") == file.read_bytes()
@@ -614,7 +616,7 @@ def test_uri_without_a_bucket_is_refused(uri: str) -> None:
 
 def test_first_writer_wins_where_it_should(brisk: None, store: Google, file: Path) -> None:
     """An object that must be new: another's stays; and it is no fault that one's own answer got lost."""
-    bucket = googlestorage.Bucket(BUCKET)
+    bucket = google_storage.Bucket(BUCKET)
     (file.parent / "mine").write_bytes(b"mine")
     (file.parent / "theirs").write_bytes(b"theirs")
     store.fault("storage.insert", "lost", count=1)
@@ -628,7 +630,7 @@ def test_first_writer_wins_where_it_should(brisk: None, store: Google, file: Pat
 MEMORY = """
 import json, os, resource, sys
 from pathlib import Path
-from cloudtrain.entrypoints.checkpoints import mirror
+from cloudtrain.entrypoints.stores import mirror
 def peak_mib(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 place, folder = mirror.open_mirror(sys.argv[1]), Path(sys.argv[2])
 (folder / "small").write_bytes(b"some bytes")
@@ -670,9 +672,9 @@ def test_bucket_keeps_as_many_as_it_should(alone: None, store: Google, tmp_path:
     save(tmp_path / "first", uploads, 10, 20, 30, 40)
     assert [(sent.step, sent.fault) for sent in uploads.news()] == [(step, None) for step in (10, 20, 30, 40)]
     assert {name.partition("/")[0] for name in place.names("")} == {"latest.json", "step-00000030", "step-00000040"}
-    assert mirror.latest(opened(f"{PLACE}/ab"), tmp_path) == 1
-    assert mirror.latest(opened(f"{PLACE}/none"), tmp_path) is None
-    fetched = mirror.fetch(place, tmp_path)
+    assert published.latest(opened(f"{PLACE}/ab"), tmp_path) == 1
+    assert published.latest(opened(f"{PLACE}/none"), tmp_path) is None
+    fetched = published.fetch(place, tmp_path)
     assert fetched == tmp_path / "step-00000040"
     assert loader.check(fetched) is None
     assert folders.open_found(fetched).step == 40
@@ -686,7 +688,7 @@ def test_store_that_fails_publishes_nothing(alone: None, brisk: None, store: Goo
     store.settings(denied=["storage.insert"])
     save(tmp_path / "first", uploads, 20)
     store.settings(denied=[])
-    assert mirror.latest(place, tmp_path) == 10
+    assert published.latest(place, tmp_path) == 10
     save(tmp_path / "first", uploads, 30)
     assert [(sent.step, sent.fault is None) for sent in uploads.news()] == [
         (10, True),
@@ -694,7 +696,7 @@ def test_store_that_fails_publishes_nothing(alone: None, brisk: None, store: Goo
         (20, False),
         (30, True),
     ]
-    assert mirror.latest(place, tmp_path) == 30
+    assert published.latest(place, tmp_path) == 30
 
 
 @pytest.fixture(scope="module")
@@ -716,7 +718,7 @@ def test_killed_run_resumes_from_a_bucket_to_the_bit(store: Google, trained: Mod
     One call in five fails on the way.
     """
     # Before the kill: rank 0's checkpoint has reached the bucket, however slow that is today.
-    wait = """            from cloudtrain.entrypoints.checkpoints import mirror
+    wait = """            from cloudtrain.entrypoints.stores import mirror
             for _ in range(600):
                 if mirror.open_mirror(os.environ["MIRROR"]).names("latest.json"):
                     break

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import gpulocks, processes
+from cloudtrain.entrypoints import processes
+from cloudtrain.entrypoints.agent import gpulocks
 
 GPU = "GPU-6f1c2d3e-0000-1111-2222-333344445555"
 LABEL = f"GPU 3 (NVIDIA A100, {GPU})"
@@ -26,7 +27,7 @@ ALICE, BOB = 54321, 54322  # numbers that no login has
 HOLD = """
 import json, os, pwd, sys
 from pathlib import Path
-from cloudtrain.entrypoints import gpulocks
+from cloudtrain.entrypoints.agent import gpulocks
 folder, names, uid, about = sys.argv[1:]
 os.umask(0o077)
 if int(uid) != os.getuid():
@@ -90,7 +91,7 @@ def test_second_job_is_told_who_holds_the_gpu(open_folder: Path, hold: Hold) -> 
     """The words name the GPU, the user, the job, and since when."""
     two_hours_ago = time.time() - 7300
     hold(open_folder, GPU, user="alice", job="x-abcde", since_s=two_hours_ago)
-    with pytest.raises(gpulocks.Busy) as caught:
+    with pytest.raises(gpulocks.GpuBusy) as caught:
         gpulocks.take(open_folder, [GPU], {"job": "y", "labels": {GPU: LABEL}})
     login = gpulocks._user(os.getuid())
     assert str(caught.value) == f"{LABEL}: alice's job x-abcde (login {login}) holds it, since 2 h"
@@ -122,7 +123,7 @@ def test_kill_of_the_holder_frees_its_locks(open_folder: Path, hold: Hold) -> No
 def test_all_locks_or_none(open_folder: Path, hold: Hold) -> None:
     """One that is held frees the others again, in whatever order they were named."""
     hold(open_folder, "GPU-b", job="x")
-    with pytest.raises(gpulocks.Busy, match=r"^GPU-b: "):
+    with pytest.raises(gpulocks.GpuBusy, match=r"^GPU-b: "):
         gpulocks.take(open_folder, ["GPU-c", "GPU-b", "GPU-a"], {"job": "y"})
     assert [holder["name"] for holder in gpulocks.holders(open_folder)] == ["GPU-b"]
     gpulocks.take(open_folder, ["GPU-a", "GPU-c"], {"job": "y"}).release()
@@ -139,7 +140,7 @@ def test_of_many_at_once_one_wins(open_folder: Path) -> None:
     for racer in racers:
         racer.kill()
         racer.communicate()
-    assert sorted(line.partition(":")[0] for line in said) == ["Busy"] * 7 + ["taken"]
+    assert sorted(line.partition(":")[0] for line in said) == ["GpuBusy"] * 7 + ["taken"]
 
 
 def test_note_of_a_reused_pid_names_nobody(open_folder: Path, hold: Hold) -> None:
@@ -151,7 +152,7 @@ def test_note_of_a_reused_pid_names_nobody(open_folder: Path, hold: Hold) -> Non
     process.wait()
     holder, _ = hold(open_folder, GPU, job="new")
     note.write_text(json.dumps({**told, "pid": os.getpid()}))
-    with pytest.raises(gpulocks.Busy) as caught:
+    with pytest.raises(gpulocks.GpuBusy) as caught:
         gpulocks.take(open_folder, [GPU], {})
     assert caught.value.holder is None
     assert "does not say who it is" in str(caught.value)
@@ -162,7 +163,7 @@ def test_note_of_a_reused_pid_names_nobody(open_folder: Path, hold: Hold) -> Non
 def test_a_look_takes_no_lock_from_anybody(open_folder: Path) -> None:
     """Taking goes through while others look all the time."""
     looker = (
-        "import sys; from pathlib import Path; from cloudtrain.entrypoints import gpulocks; print(flush=True)\n"
+        "import sys; from pathlib import Path; from cloudtrain.entrypoints.agent import gpulocks; print(flush=True)\n"
         "while True: gpulocks.holders(Path(sys.argv[1]))"
     )
     gpulocks.take(open_folder, [GPU], {}).release()
@@ -350,7 +351,7 @@ def test_other_users_lock_is_seen_and_respected(open_folder: Path, hold: Hold) -
     alice, said = hold(open_folder, GPU, uid=ALICE, job="x-abcde")
     assert said == "taken"
     _, said = hold(open_folder, GPU, uid=BOB, job="y")
-    assert said.startswith(f"Busy: {GPU}: user {ALICE}'s job x-abcde holds it, since ")
+    assert said.startswith(f"GpuBusy: {GPU}: user {ALICE}'s job x-abcde holds it, since ")
     assert gpulocks.holders(open_folder)[0]["owner"] == f"user {ALICE}"
     alice.kill()
     alice.wait()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import events, gpumeter
-from cloudtrain.entrypoints.host import gpus
+from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.agent import gpumeter, gpus
 
 # As nvidia-smi prints index, UUID, utilization.gpu, memory.used, memory.total and power.draw in csv,noheader,nounits; a
 # MIG device and an old board do not know all values.
@@ -66,7 +66,7 @@ def test_impossible_figure_is_not_known(value: str) -> None:
 def test_meter_reads_the_tool(tool: Callable[[str], Path], wait_until: Callable[..., Any]) -> None:
     """The newest figures are known without a call by the reader."""
     tool(f"cat <<'END'\n{REAL}END")
-    meter = gpumeter.Meter("0,1", 2, every_s=0.01)
+    meter = gpumeter.GpuMeter("0,1", 2, every_s=0.01)
     assert wait_until(lambda: meter.latest) == (FIRST, SECOND)
     meter.finish()
     meter.thread.join(10)
@@ -80,7 +80,7 @@ def test_tool_that_does_not_work_is_left_alone(
     """Garbage, an error, silence, or no device: after three calls the thread ends, and there are no figures."""
     monkeypatch.setattr(gpus, "PATIENCE_S", 0.3)
     calls = tool(script)
-    meter = gpumeter.Meter(None, 8, every_s=0.0)
+    meter = gpumeter.GpuMeter(None, 8, every_s=0.0)
     meter.thread.join(30)
     assert (meter.thread.is_alive(), meter.latest) == (False, ())
     assert calls.read_text().count("x") <= 3
@@ -89,7 +89,7 @@ def test_tool_that_does_not_work_is_left_alone(
 def test_machine_without_the_tool_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU no process runs, and no figure is known."""
     monkeypatch.setattr(gpus, "_tool", lambda: None)
-    meter = gpumeter.Meter(None, 1, every_s=0.0)
+    meter = gpumeter.GpuMeter(None, 1, every_s=0.0)
     meter.thread.join(10)
     assert (meter.thread.is_alive(), meter.latest) == (False, ())
 
@@ -111,10 +111,10 @@ def test_lines_are_short_and_parse() -> None:
 def test_line_stays_apart_from_the_ranks(before: str, after: str, tmp_path: Path) -> None:
     """A line that the rank has begun ends before; a missing log stays missing."""
     log = tmp_path / "rank-0.log"
-    gpumeter.write(log, [(0, FIRST)])
+    events.append(log, gpumeter.lines([(0, FIRST)]))
     assert not log.exists()
     log.write_text(before)
-    gpumeter.write(log, [(0, FIRST)])
+    events.append(log, gpumeter.lines([(0, FIRST)]))
     assert log.read_text().startswith(f"{after}gpus: rank 0 97 %")
     assert log.read_text().endswith("}\n")
 

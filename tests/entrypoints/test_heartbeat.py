@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import heartbeat, processes
-from cloudtrain.entrypoints.heartbeat import Watch
+from cloudtrain.entrypoints import processes
+from cloudtrain.entrypoints.rank import heartbeat
+from cloudtrain.entrypoints.rank.heartbeat import Watch
 
 # Beats once, then stands still in a function whose name must be in the log.
 STUCK = """
 import time
-from cloudtrain.entrypoints import heartbeat
+from cloudtrain.entrypoints.rank import heartbeat
 def stand_still():
     time.sleep(60)
 heartbeat.beat()
@@ -99,7 +100,7 @@ def test_stuck_rank_prints_its_stacks_into_its_log(tmp_path: Path, wait_until: A
     """Asked by whoever watches, it says where it stands, and lives on."""
     (tmp_path / "train.py").write_text(STUCK)
     env = {**os.environ, "RANK": "3", "CLOUDTRAIN_RESULT_DIR": str(tmp_path), "CLOUDTRAIN_LOG_DIR": str(tmp_path)}
-    command = [sys.executable, "-m", "cloudtrain.entrypoints.worker", "script", "train.py"]
+    command = [sys.executable, "-m", "cloudtrain.entrypoints.agent.worker", "script", "train.py"]
     with subprocess.Popen(command, cwd=tmp_path, env=env) as rank:
         try:
             wait_until((tmp_path / "beat-3").exists)

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import keep
-from cloudtrain.entrypoints.keep import Keeper, Unkept
+from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.scripts import keep
+from cloudtrain.entrypoints.scripts.keep import FileKeeper, Unkept
 
 PATIENCE_S = 30.0
+NEW_S = 1e9  # unix seconds, in the past
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return code, kept
 
 
-def started(keeper: Keeper) -> Keeper:
+def started(keeper: FileKeeper) -> FileKeeper:
     """Return the keeper once the ranks may start."""
     keeper.open()
     assert keeper._is_open.wait(PATIENCE_S)
@@ -35,7 +37,7 @@ def started(keeper: Keeper) -> Keeper:
     return keeper
 
 
-def ended(keeper: Keeper) -> None:
+def ended(keeper: FileKeeper) -> None:
     """Return once all is kept that the ranks have left."""
     assert keeper.close(PATIENCE_S)
 
@@ -51,7 +53,7 @@ def test_kept_folder_is_in_the_checkpoint_folder_at_once(folders: tuple[Path, Pa
     code, kept = folders
     (code / "out").mkdir()
     (code / "out" / "vocabulary.txt").write_text("shipped")
-    keeper = started(Keeper(code, kept, ["out/"]))
+    keeper = started(FileKeeper(code, kept, ["out/"]))
     (code / "out" / "ckpt.pt").write_text("1")
     assert files(kept) == {"out/ckpt.pt": "1", "out/vocabulary.txt": "shipped"}
     ended(keeper)
@@ -61,7 +63,7 @@ def test_files_and_patterns_are_kept_at_the_end(folders: tuple[Path, Path]) -> N
     """Also a file that replaces another, as a save by rename does; a shipped file that did not change is not kept."""
     code, kept = folders
     (code / "base.pt").write_text("shipped")
-    keeper = started(Keeper(code, kept, ["snapshot.json", "*.pt", "runs/*/best"]))
+    keeper = started(FileKeeper(code, kept, ["snapshot.json", "*.pt", "runs/*/best"]))
     (code / "snapshot.json.new").write_text("2")
     (code / "snapshot.json.new").replace(code / "snapshot.json")
     (code / "a.pt").write_text("a")
@@ -71,10 +73,33 @@ def test_files_and_patterns_are_kept_at_the_end(folders: tuple[Path, Path]) -> N
     assert files(kept) == {"snapshot.json": "2", "a.pt": "a", "runs/7/best": "b"}
 
 
+def test_new_checkpoints_are_reported_in_the_log(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """While the ranks run and at their end, by their paths; a checkpoint from before the start is not reported."""
+    code, kept = folders
+    log = tmp_path / "rank-0.log"
+    log.write_text("loss: ")
+    (kept / "out").mkdir()
+    (kept / "out" / "old.pt").write_text("0")
+    os.utime(kept / "out" / "old.pt", (1.0, 1.0))
+    keeper = started(FileKeeper(code, kept, ["out/"], log))
+    keeper._tell_saved(is_last=True)
+    assert log.read_text() == "loss: "
+    (code / "out" / "ckpt.pt").write_text("1")
+    os.utime(code / "out" / "ckpt.pt", (NEW_S, NEW_S))
+    for _ in range(int(PATIENCE_S / keep.EVERY_S)):
+        if "ckpt.pt" in log.read_text() or keeper._is_over.wait(keep.EVERY_S):
+            break
+    (code / "out" / "ckpt.pt").write_text("2")
+    os.utime(code / "out" / "ckpt.pt", (NEW_S + 1, NEW_S + 1))
+    ended(keeper)
+    told = [events.parse(line) for line in log.read_text().splitlines()[1:]]
+    assert told == [("saved out/ckpt.pt", {"e": "checkpoint", "path": "out/ckpt.pt"})] * 2
+
+
 def test_file_is_kept_while_the_ranks_run(folders: tuple[Path, Path]) -> None:
     """A killed machine loses no file that was whole before."""
     code, kept = folders
-    keeper = started(Keeper(code, kept, ["a.pt"]))
+    keeper = started(FileKeeper(code, kept, ["a.pt"]))
     (code / "a.pt").write_text("x")
     for _ in range(int(PATIENCE_S / keep.EVERY_S)):
         if (kept / "a.pt").exists() or keeper._is_over.wait(keep.EVERY_S):
@@ -86,14 +111,14 @@ def test_file_is_kept_while_the_ranks_run(folders: tuple[Path, Path]) -> None:
 def test_next_start_and_another_node_have_the_kept_files(folders: tuple[Path, Path], tmp_path: Path) -> None:
     """Also where the files of the last start are gone with its machine."""
     code, kept = folders
-    ended_keeper = started(Keeper(code, kept, ["out/", "*.pt"]))
+    ended_keeper = started(FileKeeper(code, kept, ["out/", "*.pt"]))
     (code / "out" / "log").write_text("1")
     (code / "s.pt").write_text("2")
     ended(ended_keeper)
     other = tmp_path / "other"
     other.mkdir()
     (other / "s.pt").write_text("as it was shipped")
-    ended(started(Keeper(other, kept, ["out/", "*.pt"])))
+    ended(started(FileKeeper(other, kept, ["out/", "*.pt"])))
     assert files(other) == {"out/log": "1", "s.pt": "2"}
 
 
@@ -102,7 +127,7 @@ def test_restart_takes_over_the_file_that_another_node_has_written(folders: tupl
     code, kept = folders
     other = tmp_path / "other"
     other.mkdir()
-    first, second = Keeper(code, kept, ["s.pt"]), Keeper(other, kept, ["s.pt"])
+    first, second = FileKeeper(code, kept, ["s.pt"]), FileKeeper(other, kept, ["s.pt"])
     for keeper in (first, second):
         started(keeper)
     (code / "s.pt").write_text("epoch 30")
@@ -116,7 +141,7 @@ def test_restart_takes_over_the_file_that_another_node_has_written(folders: tupl
 def test_save_that_was_cut_off_leaves_the_one_before(folders: tuple[Path, Path]) -> None:
     """The next start has the whole file again."""
     code, kept = folders
-    keeper = started(Keeper(code, kept, ["s.pt"]))
+    keeper = started(FileKeeper(code, kept, ["s.pt"]))
     with zipfile.ZipFile(code / "s.pt", "w") as archive:
         archive.writestr("data", "x" * 1000)
     whole = (code / "s.pt").read_bytes()
@@ -133,7 +158,7 @@ def test_removed_file_is_removed_from_the_kept(folders: tuple[Path, Path], wait_
     """A script that keeps its last two checkpoints keeps two; a file of another node stays."""
     code, kept = folders
     (kept / "c-9.pt").write_text("of another node")
-    keeper = started(Keeper(code, kept, ["c-*.pt"]))
+    keeper = started(FileKeeper(code, kept, ["c-*.pt"]))
     (code / "c-1.pt").write_text("1")
     ended(keeper)
     started(keeper)
@@ -147,7 +172,7 @@ def test_removed_file_is_removed_from_the_kept(folders: tuple[Path, Path], wait_
 def test_folder_that_replaces_its_link_is_kept(folders: tuple[Path, Path]) -> None:
     """A script may save to a new folder and rename it."""
     code, kept = folders
-    keeper = started(Keeper(code, kept, ["out/"]))
+    keeper = started(FileKeeper(code, kept, ["out/"]))
     (code / "out").unlink()
     (code / "out").mkdir()
     (code / "out" / "a").write_text("1")
@@ -158,7 +183,7 @@ def test_folder_that_replaces_its_link_is_kept(folders: tuple[Path, Path]) -> No
 def test_new_files_that_nothing_keeps_are_named(folders: tuple[Path, Path]) -> None:
     """Neither kept ones, nor such as may be lost, nor empty files, nor the interpreter's own, nor shipped files."""
     code, kept = folders
-    keeper = started(Keeper(code, kept, ["out/", "*.pt", "!data/"]))
+    keeper = started(FileKeeper(code, kept, ["out/", "*.pt", "!data/"]))
     for name in ("out/a", "b.pt", "data/mnist", "__pycache__/x.pyc", "runs/1/events", "runs/2/events", "stray.txt"):
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         (code / name).write_text("four")
@@ -185,7 +210,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_full_disk_is_told_once(folders: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
     """The ranks run on, and the file is tried again."""
     code, kept = folders
-    keeper = started(Keeper(code, kept, ["s.pt"]))
+    keeper = started(FileKeeper(code, kept, ["s.pt"]))
     (code / "s.pt").write_text("x")
     ended(keeper)
     ended(started(keeper))
@@ -197,7 +222,7 @@ def test_folder_in_a_kept_folder_loses_nothing(folders: tuple[Path, Path]) -> No
     code, kept = folders
     (kept / "out" / "ckpt").mkdir(parents=True)
     (kept / "out" / "ckpt" / "a.pt").write_text("precious")
-    keeper = started(Keeper(code, kept, ["out/ckpt/", "out/", "**/*.pt"]))
+    keeper = started(FileKeeper(code, kept, ["out/ckpt/", "out/", "**/*.pt"]))
     inode = (kept / "out" / "ckpt" / "a.pt").stat().st_ino
     ended(keeper)
     ended(started(keeper))
@@ -208,7 +233,7 @@ def test_folder_in_a_kept_folder_loses_nothing(folders: tuple[Path, Path]) -> No
 def test_pattern_of_folders_keeps_hidden_files(folders: tuple[Path, Path]) -> None:
     """A checkpoint of torch.distributed.checkpoint is nothing without its .metadata."""
     code, kept = folders
-    keeper = started(Keeper(code, kept, ["step_*"]))
+    keeper = started(FileKeeper(code, kept, ["step_*"]))
     for name in ("step_1/.metadata", "step_1/__0_0.distcp"):
         (code / name).parent.mkdir(exist_ok=True)
         (code / name).write_text("x")
@@ -219,7 +244,7 @@ def test_pattern_of_folders_keeps_hidden_files(folders: tuple[Path, Path]) -> No
 def test_kill_between_removal_and_save_loses_nothing(folders: tuple[Path, Path]) -> None:
     """A file that is gone at the ranks' end, or empty, does not take the kept file away."""
     code, kept = folders
-    keeper = started(Keeper(code, kept, ["a.json", "b.json"]))
+    keeper = started(FileKeeper(code, kept, ["a.json", "b.json"]))
     for name in ("a.json", "b.json"):
         (code / name).write_text("whole")
     ended(keeper)
@@ -233,7 +258,7 @@ def test_kill_between_removal_and_save_loses_nothing(folders: tuple[Path, Path])
 def test_names_of_any_bytes_end_nothing(folders: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
     """Neither the listing of lost files nor a fault in the log."""
     code, kept = folders
-    keeper = started(Keeper(code, kept, ["*.pt"]))
+    keeper = started(FileKeeper(code, kept, ["*.pt"]))
     (code / os.fsdecode(b"caf\xe9.txt")).write_text("x")
     (code / os.fsdecode(b"caf\xe9.pt")).write_text("x")
     ended(keeper)
@@ -245,4 +270,4 @@ def test_names_of_any_bytes_end_nothing(folders: tuple[Path, Path], capfd: pytes
 def test_hostile_names_keep_nothing_else(folders: tuple[Path, Path], name: str) -> None:
     """A name of any form leads to no fault."""
     code, kept = folders
-    ended(started(Keeper(code, kept, [name])))
+    ended(started(FileKeeper(code, kept, [name])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cloudtrain.entrypoints.logtimes import TimeIndex, between
+from cloudtrain.entrypoints.agent.log_times import TimeIndex, between
 
 
 def test_bytes_have_the_time_at_which_they_were_first_seen(tmp_path: Path) -> None:

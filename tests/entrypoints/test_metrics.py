@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cloudtrain.entrypoints import figures, metrics
-from cloudtrain.entrypoints.metrics import Meter
+from cloudtrain.entrypoints import format
+from cloudtrain.entrypoints.trainer import metrics
+from cloudtrain.entrypoints.trainer.metrics import ThroughputMeter
 
 
 class Clock:
@@ -41,7 +42,7 @@ def batches(clock: Clock, seconds: float) -> Iterator[int]:
         yield number
 
 
-def run(meter: Meter, clock: Clock, steps: int, data_s: float = 0.5, compute_s: float = 1.5) -> None:
+def run(meter: ThroughputMeter, clock: Clock, steps: int, data_s: float = 0.5, compute_s: float = 1.5) -> None:
     """Take steps of two micro-batches each."""
     source = batches(clock, data_s / 2)
     for _ in range(steps):
@@ -53,7 +54,7 @@ def run(meter: Meter, clock: Clock, steps: int, data_s: float = 0.5, compute_s: 
 
 def test_step_is_split_into_its_parts(clock: Clock) -> None:
     """Waiting for data, what ddp says of communication, and the rest; nothing is counted twice or carried over."""
-    meter = Meter(32, communication=lambda: 0.25)
+    meter = ThroughputMeter(32, communication=lambda: 0.25)
     run(meter, clock, 4)
     meter.measure()
     run(meter, clock, 2)
@@ -65,7 +66,7 @@ def test_step_is_split_into_its_parts(clock: Clock) -> None:
 
 def test_checkpoints_come_on_top(clock: Clock) -> None:
     """Neither saving nor evaluating makes a step slower; only saving is the checkpoints' share."""
-    meter = Meter(32)
+    meter = ThroughputMeter(32)
     run(meter, clock, 2)
     clock.now_s += 7.0
     meter.add("checkpoint", 3.0)
@@ -78,7 +79,7 @@ def test_checkpoints_come_on_top(clock: Clock) -> None:
 
 def test_time_left_holds_the_pauses(clock: Clock) -> None:
     """Ten more steps of 2 s, with the 1 s of pause a step that there was so far."""
-    meter = Meter(32)
+    meter = ThroughputMeter(32)
     run(meter, clock, 4)
     clock.now_s += 4.0
     meter.skip(4.0)
@@ -88,7 +89,7 @@ def test_time_left_holds_the_pauses(clock: Clock) -> None:
 
 def test_first_step_gives_a_figure_at_once(clock: Clock) -> None:
     """The deadline's margin needs one before the first log line; later it moves with the log lines only."""
-    meter = Meter(32)
+    meter = ThroughputMeter(32)
     run(meter, clock, 1)
     assert meter.step_s == 2.0
     run(meter, clock, 1, compute_s=9.5)
@@ -98,7 +99,7 @@ def test_first_step_gives_a_figure_at_once(clock: Clock) -> None:
 
 def test_first_step_is_in_no_mean(clock: Clock) -> None:
     """It compiles for a minute, and waits for data workers to start: the time left is right from the first line on."""
-    meter = Meter(32)
+    meter = ThroughputMeter(32)
     run(meter, clock, 1, data_s=20.0, compute_s=60.0)
     run(meter, clock, 4)
     speed = meter.measure()
@@ -109,7 +110,7 @@ def test_first_step_is_in_no_mean(clock: Clock) -> None:
 
 def test_unknown_figures_are_left_out(clock: Clock) -> None:
     """An event says what is known, and nothing of the rest."""
-    meter = Meter(32, peak_tflops=10.0)
+    meter = ThroughputMeter(32, peak_tflops=10.0)
     meter.flops_per_step = 0.0  # counting met nothing that it knows: no utilisation, rather than 0 %
     run(meter, clock, 1)
     assert set(meter.measure().fields()) == {
@@ -124,7 +125,7 @@ def test_unknown_figures_are_left_out(clock: Clock) -> None:
 
 def test_rates_and_utilisation_follow(clock: Clock) -> None:
     """32 samples of 100 tokens in 2 s; 8e12 operations on two devices of 4 TFLOPS that could do 16e12."""
-    meter = Meter(32, tokens_per_sample=100, ranks=2, peak_tflops=4.0)
+    meter = ThroughputMeter(32, tokens_per_sample=100, ranks=2, peak_tflops=4.0)
     meter.flops_per_step = 8e12
     run(meter, clock, 1)
     speed = meter.measure()
@@ -134,7 +135,7 @@ def test_rates_and_utilisation_follow(clock: Clock) -> None:
 
 def test_communication_is_at_most_what_is_left(clock: Clock) -> None:
     """A sample of one slow step does not make the rest negative."""
-    meter = Meter(32, communication=lambda: 60.0)
+    meter = ThroughputMeter(32, communication=lambda: 60.0)
     run(meter, clock, 1)
     speed = meter.measure()
     assert (speed.communication_s, speed.compute_s) == (1.5, 0.0)
@@ -143,7 +144,7 @@ def test_communication_is_at_most_what_is_left(clock: Clock) -> None:
 def test_other_parts_are_refused() -> None:
     """A slip in a name would lose the time."""
     with pytest.raises(ValueError, match="there is checkpoint"):
-        Meter(1).add("chekpoint", 1.0)
+        ThroughputMeter(1).add("chekpoint", 1.0)
 
 
 def test_communication_of_ddp_is_known_from_the_second_step() -> None:
@@ -167,7 +168,8 @@ def test_communication_of_ddp_is_known_from_the_second_step() -> None:
 def test_peak_memory_is_this_process_alone() -> None:
     """A process started by a big one does not inherit its peak, as getrusage would have it."""
     block = bytearray(b"x") * 200_000_000
-    code = "from cloudtrain.entrypoints import metrics; import torch; print(metrics.peak_memory(torch.device('cpu')))"
+    code = "from cloudtrain.entrypoints.trainer.metrics import peak_memory; import torch\n"
+    code += "print(peak_memory(torch.device('cpu')))"
     small = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
     assert 50e6 < small < metrics.peak_memory(torch.device("cpu"))
     assert len(block) < metrics.peak_memory(torch.device("cpu"))
@@ -176,11 +178,11 @@ def test_peak_memory_is_this_process_alone() -> None:
 @pytest.mark.parametrize(
     ("show", "value", "text"),
     [
-        (figures.quantity, 0.1234, "0.123"),
-        (figures.quantity, 999.6, "1k"),
-        (figures.quantity, 8140, "8.14k"),
-        (figures.quantity, 12.3e6, "12.3M"),
-        (figures.quantity, 2e12, "2T"),
+        (format.quantity, 0.1234, "0.123"),
+        (format.quantity, 999.6, "1k"),
+        (format.quantity, 8140, "8.14k"),
+        (format.quantity, 12.3e6, "12.3M"),
+        (format.quantity, 2e12, "2T"),
         (metrics.duration, -3.0, "0s"),
         (metrics.duration, 45.2, "45s"),
         (metrics.duration, 725.0, "12m"),

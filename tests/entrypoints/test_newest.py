@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.entrypoints.newest import newest
+from cloudtrain.entrypoints.scripts.newest import newest
 
 
 def save(root: Path, name: str, time_s: float) -> None:

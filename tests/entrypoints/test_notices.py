@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.entrypoints.notices import mail, slack, teams
-from cloudtrain.entrypoints.notices.further import Tariff, amount, cap_s, more
+from cloudtrain.entrypoints.notices.further import PriceTerms, amount, cap_s, more
 from cloudtrain.entrypoints.notices.message import Facts, Notice, compose
-from cloudtrain.entrypoints.notices.sending import Channel, Fault, back_off_s, masked, send, try_all
+from cloudtrain.entrypoints.notices.sending import Channel, DeliveryError, back_off_s, masked, send, try_all
 from doubles import receivers
 from doubles.certificates import Authority
 
@@ -30,9 +30,9 @@ def notice(headline: str = "50 % of the budget is spent", facts: Facts = FACTS) 
     return compose("budget:50@5000000", "budget", headline, facts, 1000.0)
 
 
-def why(channel: Channel) -> Fault:
+def why(channel: Channel) -> DeliveryError:
     """Return why the channel does not take a notice."""
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(DeliveryError) as caught:
         send(channel, notice())
     return caught.value
 
@@ -210,7 +210,7 @@ def test_what_is_missing_is_said_as_unknown() -> None:
     assert "unknown" in told.text
 
 
-TARIFF = Tariff(3_600_000.0, tail_s=30)
+TARIFF = PriceTerms(3_600_000.0, tail_s=30)
 
 
 def test_further_run_costs_the_steps_left_its_start_and_its_save() -> None:
@@ -234,7 +234,7 @@ def test_further_run_begins_where_this_one_saves() -> None:
 
 def test_job_with_seconds_left_needs_no_second_budget() -> None:
     """200 USD an hour, 15 s left, 1.86 of 5 USD left, and no run below a minute is sent."""
-    costs = Tariff(200_000_000.0, tail_s=20, least_s=60)
+    costs = PriceTerms(200_000_000.0, tail_s=20, least_s=60)
     found = more(5_000_000, 3_140_000, costs, {"step": 340, "max_steps": 500, "checkpoint_step": 340, "eta_s": 15.0})
     assert found is not None
     assert found.micro == 2_700_000
@@ -253,7 +253,7 @@ def test_save_after_the_last_step_told_counts() -> None:
 )
 def test_sum_is_one_that_people_write(lacking: float, asked: str) -> None:
     """Two digits that count, rounded up."""
-    costs = Tariff(lacking * 3600e6 / 60, least_s=60)
+    costs = PriceTerms(lacking * 3600e6 / 60, least_s=60)
     found = more(1, 1, costs, {"eta_s": 0.0})
     assert found is not None
     assert amount(found.micro) == asked

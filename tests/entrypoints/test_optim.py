@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from cloudtrain.entrypoints import optim
-from cloudtrain.entrypoints.settings import Optimizer, Schedule, TaskError
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.trainer import optim
+from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ScheduleSettings
 
 # Two ranks, one after another every optimizer over shards (fsdp, hsdp's mesh) and over a copy of the model, on the same
 # batches. Odd sizes shard unevenly; a matrix of one row leaves rank 1 with nothing of it.
@@ -24,8 +25,8 @@ import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from cloudtrain.entrypoints import optim
-from cloudtrain.entrypoints.settings import Optimizer
+from cloudtrain.entrypoints.trainer import optim
+from cloudtrain.entrypoints.trainer.settings import OptimizerSettings
 
 rank = int(sys.argv[1])
 torch.set_num_threads(1)
@@ -41,7 +42,7 @@ def counted(*args, **kwargs):
 found = {}
 for mesh_name, mesh in meshes.items():
     for name in optim.OPTIMIZERS:
-        settings = Optimizer(name, lr=0.05, momentum=0.9, weight_decay=0.01, trust_coefficient=0.1)
+        settings = OptimizerSettings(name, lr=0.05, momentum=0.9, weight_decay=0.01, trust_coefficient=0.1)
         torch.manual_seed(0)
         whole = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 3), nn.Linear(3, 1, bias=False))
         spread = copy.deepcopy(whole)
@@ -73,35 +74,35 @@ os._exit(0)
 
 def test_warm_up_is_linear_and_wastes_no_step() -> None:
     """The first step has 1/n of the rate and step n the whole."""
-    schedule = Schedule("constant", warmup_steps=4)
+    schedule = ScheduleSettings("constant", warmup_steps=4)
     assert [optim.lr_factor(schedule, step, 10) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
 def test_warm_up_may_begin_at_the_unscaled_rate() -> None:
     """From a start above 0 the first step has just that, and the first after the warm-up the whole."""
-    schedule = Schedule("constant", warmup_steps=4)
+    schedule = ScheduleSettings("constant", warmup_steps=4)
     found = [optim.lr_factor(schedule, step, 10, start=0.2) for step in range(5)]
     assert found == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
 
 
 def test_cosine_ends_at_the_lowest_rate() -> None:
     """After the warm-up: 1 at first, the mean half way, min_lr_ratio at the end and beyond."""
-    schedule = Schedule("cosine", warmup_steps=2, min_lr_ratio=0.1)
+    schedule = ScheduleSettings("cosine", warmup_steps=2, min_lr_ratio=0.1)
     found = [optim.lr_factor(schedule, step, 12) for step in (2, 7, 12, 50)]
     assert found == pytest.approx([1.0, 0.55, 0.1, 0.1])
 
 
 def test_linear_falls_evenly() -> None:
     """Without warm-up, equal steps down from 1."""
-    assert [optim.lr_factor(Schedule("linear"), step, 4) for step in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert [optim.lr_factor(ScheduleSettings("linear"), step, 4) for step in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
 
 
 def test_unknown_names_are_task_errors() -> None:
     """The message lists what there is."""
     with pytest.raises(TaskError, match="adamw, lamb, lars, radam, sgd"):
-        optim.build(Optimizer("adam"), [nn.Parameter(torch.zeros(1))])
+        optim.build(OptimizerSettings("adam"), [nn.Parameter(torch.zeros(1))])
     with pytest.raises(TaskError, match="constant, cosine, linear"):
-        optim.lr_factor(Schedule("step"), 0, 1)
+        optim.lr_factor(ScheduleSettings("step"), 0, 1)
     with pytest.raises(TaskError, match="none, linear, sqrt"):
         optim.scaled_lr(0.1, 512, 256, "square")
 
@@ -118,26 +119,26 @@ def test_set_lr_keeps_the_groups_apart() -> None:
 def test_rate_is_scaled_by_the_rule(rule: str, lr: float) -> None:
     """Sixteen base batches: 16 times the rate, or 4 times, in the function and in what is built."""
     assert optim.scaled_lr(0.1, 4096, 256, rule) == pytest.approx(lr)
-    settings = Optimizer("sgd", lr=0.1, lr_scaling=rule, base_batch_size=256)
+    settings = OptimizerSettings("sgd", lr=0.1, lr_scaling=rule, base_batch_size=256)
     optimizer = optim.build(settings, [nn.Parameter(torch.zeros(1))], 4096)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(lr)
 
 
 def test_warm_up_of_a_rate_scaled_up_starts_at_the_unscaled_one() -> None:
     """A rate as it is, or scaled down, warms up from 0."""
-    schedule = Schedule(warmup_steps=10)
-    settings = Optimizer("sgd", lr=0.1, lr_scaling="linear", base_batch_size=256)
+    schedule = ScheduleSettings(warmup_steps=10)
+    settings = OptimizerSettings("sgd", lr=0.1, lr_scaling="linear", base_batch_size=256)
     assert optim.warmup_start(settings, schedule, 1024) == 0.25
     assert optim.warmup_start(settings, schedule, 256) == optim.warmup_start(settings, schedule, 64) == 0.0
 
 
 def test_scaling_up_without_warm_up_is_a_task_error() -> None:
     """It says which setting mends it; scaled down, or not at all, there is nothing to mend."""
-    settings = Optimizer("sgd", lr=0.1, lr_scaling="linear", base_batch_size=256)
+    settings = OptimizerSettings("sgd", lr=0.1, lr_scaling="linear", base_batch_size=256)
     with pytest.raises(TaskError, match=r"lr 0\.1 to 0\.4 for 1024 samples.*set schedule\.warmup_steps"):
-        optim.warmup_start(settings, Schedule(), 1024)
-    assert optim.warmup_start(settings, Schedule(), 128) == 0.0
-    assert optim.warmup_start(Optimizer("sgd"), Schedule(), 1024) == 0.0
+        optim.warmup_start(settings, ScheduleSettings(), 1024)
+    assert optim.warmup_start(settings, ScheduleSettings(), 128) == 0.0
+    assert optim.warmup_start(OptimizerSettings("sgd"), ScheduleSettings(), 1024) == 0.0
 
 
 def test_build_passes_every_setting_on() -> None:
@@ -152,7 +153,7 @@ def test_build_passes_every_setting_on() -> None:
         "trust_coefficient": 0.5,
     }
     for name in optim.OPTIMIZERS:
-        (group,) = optim.build(Optimizer(name, **wanted), parameters).param_groups
+        (group,) = optim.build(OptimizerSettings(name, **wanted), parameters).param_groups
         assert {key: group[key] for key in wanted if key in group} == {k: v for k, v in wanted.items() if k in group}
     assert group["lr"] == 0.3
 
@@ -220,7 +221,7 @@ def test_layerwise_optimizers_follow_their_papers(ours: Any, plain: Any) -> None
 @pytest.mark.parametrize("name", sorted(optim.OPTIMIZERS))
 def test_state_survives_saving_to_the_bit(name: str) -> None:
     """Two steps, saved and loaded into a fresh optimizer, and two more: as four."""
-    settings = Optimizer(name, lr=0.05, momentum=0.9, weight_decay=0.01)
+    settings = OptimizerSettings(name, lr=0.05, momentum=0.9, weight_decay=0.01)
     torch.manual_seed(1)
     first = nn.Linear(4, 3)
     second = copy.deepcopy(first)
@@ -244,7 +245,7 @@ def test_state_survives_saving_to_the_bit(name: str) -> None:
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_zero_weights_and_zero_gradients_stay_finite(name: str) -> None:
     """A layer that begins at zero moves at the plain rate; without a gradient, or with a zero one, it stays."""
-    settings = Optimizer(name, lr=0.1)
+    settings = OptimizerSettings(name, lr=0.1)
     zero, still, unused = (nn.Parameter(value) for value in (torch.zeros(2, 2), torch.ones(2, 2), torch.ones(2, 2)))
     optimizer = optim.build(settings, [zero, still, unused])
     zero.grad, still.grad = torch.ones(2, 2), torch.zeros(2, 2)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.entrypoints.environments import apart, requirements, stored, venvs
-from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints.errors import Refused
 
 PROJECT = """\
 [project]

@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints import loader, mirror, s3
+from cloudtrain.entrypoints.checkpoints import loader, published
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
-from cloudtrain.entrypoints.settings import TaskError
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.stores import mirror, s3
 
 DENIED, BROKEN = ("403 Forbidden", "AccessDenied"), ("500 Internal Server Error", "InternalError")
 MIB = 1 << 20
@@ -295,8 +296,8 @@ def test_bucket_keeps_as_many_as_it_should(alone: None, bucket: Any, tmp_path: P
     save(tmp_path / "first", uploads, 10, 20, 30, 40)
     assert [(sent.step, sent.fault) for sent in uploads.news()] == [(step, None) for step in (10, 20, 30, 40)]
     assert {name.partition("/")[0] for name in place.names("")} == {"latest.json", "step-00000030", "step-00000040"}
-    assert mirror.latest(opened(bucket.uri("ab")), tmp_path) == 1
-    fetched = mirror.fetch(place, tmp_path)
+    assert published.latest(opened(bucket.uri("ab")), tmp_path) == 1
+    fetched = published.fetch(place, tmp_path)
     assert fetched == tmp_path / "step-00000040"
     assert loader.check(fetched) is None
     assert folders.open_found(fetched).step == 40
@@ -310,7 +311,7 @@ def test_damage_in_the_bucket_is_found(alone: None, bucket: Any, tmp_path: Path)
     client = boto3.client("s3")
     data = client.get_object(Bucket=bucket.name, Key=f"a/{shard}")["Body"].read()
     client.put_object(Bucket=bucket.name, Key=f"a/{shard}", Body=data[:-1] + bytes([data[-1] ^ 1]))
-    fetched = mirror.fetch(place, tmp_path)
+    fetched = published.fetch(place, tmp_path)
     assert fetched is not None
     assert "has another checksum than when it was written" in str(loader.check(fetched))
 
@@ -323,7 +324,7 @@ def test_store_that_fails_publishes_nothing(alone: None, brisk: None, bucket: An
     bucket.fate = lambda method, path: DENIED if method == "PUT" and path.endswith("manifest.json") else None
     save(tmp_path / "first", uploads, 20)
     bucket.fate = lambda method, path: None
-    assert mirror.latest(place, tmp_path) == 10
+    assert published.latest(place, tmp_path) == 10
     save(tmp_path / "first", uploads, 30)
     assert [(sent.step, sent.fault is None) for sent in uploads.news()] == [
         (10, True),
@@ -331,7 +332,7 @@ def test_store_that_fails_publishes_nothing(alone: None, brisk: None, bucket: An
         (20, False),
         (30, True),
     ]
-    assert mirror.latest(place, tmp_path) == 30
+    assert published.latest(place, tmp_path) == 30
 
 
 def test_objects_carry_checksums(bucket: Any, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import boot, events
+from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.agent import boot
 from cloudtrain.entrypoints.scripts import meeting
 
 pytestmark = pytest.mark.slow
@@ -91,7 +92,7 @@ class Job:
         names = {"SPEC": self.place / "spec.json", "RESULT_DIR": self.place, "LOG_DIR": self.place / "log"}
         names |= {"CHECKPOINT_DIR": self.checkpoints, "WARN_S": "0"}
         env = os.environ | {f"CLOUDTRAIN_{name}": str(value) for name, value in names.items()}
-        command = [sys.executable, "-m", "cloudtrain.entrypoints.boot"]
+        command = [sys.executable, "-m", "cloudtrain.entrypoints.agent.boot"]
         self.process = subprocess.Popen(command, cwd=self.folder, env=env, stdout=subprocess.DEVNULL)
         return self
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cloudtrain.entrypoints.scripts import streams
 from cloudtrain.entrypoints.scripts.steps import Steps
-from cloudtrain.entrypoints.scripts.streams import Stream
+from cloudtrain.entrypoints.scripts.streams import OutputStream
 
 PIECES = st.sampled_from(
     [
@@ -41,10 +41,10 @@ def no_threads() -> Iterator[None]:
         yield
 
 
-def made(raw: io.RawIOBase | io.BytesIO) -> Stream:
+def made(raw: io.RawIOBase | io.BytesIO) -> OutputStream:
     """Return a stream as Python would have it with -u."""
     plain = io.TextIOWrapper(raw, "utf-8", "strict", "\n", False, True)  # type: ignore[arg-type]
-    return Stream(plain, Steps(0, {}))
+    return OutputStream(plain, Steps(0, {}))
 
 
 @given(st.lists(PIECES, max_size=12))

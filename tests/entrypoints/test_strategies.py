@@ -23,12 +23,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from cloudtrain.entrypoints import data, strategies
-from cloudtrain.entrypoints.settings import TaskError, Training
-from cloudtrain.entrypoints.strategies import blocks as blocks_of
-from cloudtrain.entrypoints.strategies import summation
-from cloudtrain.entrypoints.strategies.strategy import clip, clip_whole, finite, finite_gradients
-from cloudtrain.entrypoints.strategies.summation import Counter
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.trainer import data, strategies
+from cloudtrain.entrypoints.trainer.settings import TrainingSettings
+from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
+from cloudtrain.entrypoints.trainer.strategies import summation
+from cloudtrain.entrypoints.trainer.strategies.strategy import clip, clip_whole, finite, finite_gradients
+from cloudtrain.entrypoints.trainer.strategies.summation import PartialSums
 
 CPU = torch.device("cpu")
 MICRO, STEPS = 3, 12
@@ -54,7 +55,7 @@ def refusal(
 ) -> str:
     """Return why `wrap` refuses."""
     split = data.Split(virtual, 1, ranks, virtual // ranks)
-    training = Training(global_batch_size=virtual, max_steps=1, **settings)
+    training = TrainingSettings(global_batch_size=virtual, max_steps=1, **settings)
     with pytest.raises(TaskError) as found:
         strategies.wrap(training, module or nn.Linear(1, 1), device, split, blocks=blocks)
     return str(found.value)
@@ -138,7 +139,7 @@ def test_sized_blocks_count_what_no_inner_block_has() -> None:
 def test_blocks_are_shardable_in_the_order_found() -> None:
     """A task may list an outer block before the one in it."""
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
-    settings = Training(global_batch_size=1)
+    settings = TrainingSettings(global_batch_size=1)
     found = blocks_of.find(settings, model, lambda model: [model, model[0], model[0][0]])
     assert found == [model[0][0], model[0]]
 
@@ -178,7 +179,7 @@ class Sum:
 
 def root(leaves: list[Sum]) -> Any:
     """Return how one rank sums its leaves."""
-    counter: Counter[Sum] = Counter(Sum.add)
+    counter: PartialSums[Sum] = PartialSums(Sum.add)
     for leaf in leaves:
         counter.push(leaf)
     return leaf.made
@@ -201,7 +202,7 @@ def test_recomputed_blocks_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for again in (False, True):
         torch.manual_seed(1)
         model = Net()
-        settings = Training(global_batch_size=1, activation_checkpointing=again)
+        settings = TrainingSettings(global_batch_size=1, activation_checkpointing=again)
         blocks_of.prepare(settings, model, strategies.default_blocks(model), whole=True)
         model(torch.randn(4, 6)).sum().backward()
         found.append({**model.state_dict(), **{f"grad {n}": p.grad for n, p in model.named_parameters()}})
@@ -526,7 +527,7 @@ def train(
     split = data.Split(MICRO * virtual, MICRO, ranks, virtual // ranks)
     torch.manual_seed(7 + (dist.get_rank() if draw_apart else 0))
     module = Net(bool(unused), dropout)
-    training = Training(global_batch_size=split.global_batch, max_steps=1, **settings)
+    training = TrainingSettings(global_batch_size=split.global_batch, max_steps=1, **settings)
     spread = strategies.wrap(training, module, CPU, split, silent=silent)
     # Not fused: on CPUs that rounds a tensor's last few elements otherwise, and shards end elsewhere.
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0.01, fused=False)

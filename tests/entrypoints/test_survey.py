@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import gpulocks, processes
-from cloudtrain.entrypoints.host import dialling, gpus, jobpython, probes, survey
-from cloudtrain.entrypoints.host.refused import Refused
+from cloudtrain.entrypoints import processes
+from cloudtrain.entrypoints.agent import gpulocks, gpus
+from cloudtrain.entrypoints.errors import Refused
+from cloudtrain.entrypoints.host import dialling, jobpython, probes, survey
 
 A, B = "GPU-6f1c2d3e-0000-1111-2222-333344445555", "GPU-7a7a7a7a-0000-1111-2222-333344445555"
 TWO = f"""\

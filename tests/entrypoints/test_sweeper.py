@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.checkpoints.mirror import FolderMirror
 from cloudtrain.entrypoints.checkpoints.sweeper import sweep
+from cloudtrain.entrypoints.stores.mirror import FolderMirror
 
 SHARD = "shard-00000-of-00001.safetensors"
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from cloudtrain.entrypoints.settings import TaskError, read_spec
-from cloudtrain.entrypoints.task import Task, load_task
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.trainer.settings import read_spec
+from cloudtrain.entrypoints.trainer.task import Task, load_task
 
 WHOLE = "def model(params): return params\ndef dataset(params, split): return [1]\ndef loss(model, batch): return 0\n"
 

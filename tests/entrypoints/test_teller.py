@@ -12,7 +12,7 @@ import pytest
 
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.notices import teller
-from cloudtrain.entrypoints.notices.teller import Teller, of_agent, standing
+from cloudtrain.entrypoints.notices.teller import NodeNotifier, of_agent, standing
 from doubles import receivers
 
 ORDER = {
@@ -48,7 +48,7 @@ def agent_spec(root: Path, url: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def run(tmp_path: Path, age_s: float, **more: Any) -> tuple[Teller, list[str]]:
+def run(tmp_path: Path, age_s: float, **more: Any) -> tuple[NodeNotifier, list[str]]:
     """Return a teller of a job that old, and the keys of what stands now."""
     found = of_agent(agent_spec(tmp_path, "http://127.0.0.1:1/", **more), time.time() - age_s)
     assert found is not None

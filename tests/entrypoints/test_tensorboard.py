@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as Server
 from tensorboard.util.tensor_util import make_ndarray
 
-from cloudtrain.entrypoints import tensorboard
-from cloudtrain.entrypoints.tensorboard import Board
+from cloudtrain.entrypoints.trainer import tensorboard
+from cloudtrain.entrypoints.trainer.tensorboard import Board
 
 
 def read(folder: Path) -> dict[str, dict[int, float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloudtrain.entrypoints import tracebacks
+from cloudtrain.entrypoints.rank import tracebacks
 
 OWN = '  File "data.py", line 9, in __getitem__\n    return self.rows[index]\n           ~~~~~~~~~^^^^^^^\n'
 FOREIGN = "".join(f'  File "/lib/{n}.py", line {n}, in f\n    call()\n' for n in range(9))

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from cloudtrain.entrypoints import evaluate, events, figures, metrics
-from cloudtrain.entrypoints.checkpoints import s3, shards
+from cloudtrain.entrypoints import events, format
+from cloudtrain.entrypoints.checkpoints import shards
+from cloudtrain.entrypoints.stores import s3
+from cloudtrain.entrypoints.trainer import evaluate, metrics
 from doubles import damage, warmpython
 
 # 37 samples in steps of 8: epochs end inside steps. Dropout, noise from three generators, two micro-batches a rank.
@@ -157,7 +159,7 @@ def run(
     }
     (folder / "spec.json").write_text(json.dumps(spec))
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
-    args = ["-m", *launcher, "cloudtrain.entrypoints.train"]
+    args = ["-m", *launcher, "cloudtrain.entrypoints.trainer.train"]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -803,5 +805,5 @@ def test_evaluation_limit_is_a_rank() -> None:
 
 def test_numbers_read_at_a_glance() -> None:
     """Three digits and a unit."""
-    assert [figures.quantity(x) for x in (3.14159, 999.9, 8123.0, 12.34e6)] == ["3.14", "1k", "8.12k", "12.3M"]
+    assert [format.quantity(x) for x in (3.14159, 999.9, 8123.0, 12.34e6)] == ["3.14", "1k", "8.12k", "12.3M"]
     assert [metrics.duration(x) for x in (45, 720, 12000, 187200)] == ["45s", "12m", "3h20m", "2d4h"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudtrain.entrypoints import variables
+from cloudtrain.entrypoints.rank import variables
 
 VALUES = {"CLOUDTRAIN_JOB": "digits-1", "CLOUDTRAIN_CHECKPOINT_DIR": "/ck pt/$HOME", "CLOUDTRAIN_INPUT_TRAIN": "/in"}
 

@@ -32,7 +32,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 def run(folder: Path, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the shell in `folder` as rank 3."""
     return subprocess.run(
-        [sys.executable, "-u", "-m", "cloudtrain.entrypoints.worker", *command],
+        [sys.executable, "-u", "-m", "cloudtrain.entrypoints.agent.worker", *command],
         cwd=folder,
         env={**os.environ, "RANK": "3", "CLOUDTRAIN_RESULT_DIR": str(folder), **env},
         capture_output=True,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.registry import Registry, this_process
+from cloudtrain.launcher.store.registry import Registry, this_process
 
 PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 0.0, "cap_s": 3600}
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import nodefolder
-from cloudtrain.launcher import adopting
-from cloudtrain.launcher.backend import Found
+from cloudtrain.entrypoints.agent import node_folder
+from cloudtrain.launcher.backend import FoundAttempt
 from cloudtrain.launcher.errors import ConfigError, CredentialError
 from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.money import ledger
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs import adopt
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.registry import Registry
 
 
 def forget(home: Path) -> None:
@@ -33,8 +33,8 @@ def lost(cli: Any, project: Callable[..., Path], idle_python: Path) -> Iterator[
     forget(cli.home)
     yield folder
     root = cli.home / "local/lost/attempt-1/node-0"
-    nodefolder.ask_to_stop(root, "now")
-    nodefolder.end([root])
+    node_folder.ask_to_stop(root, "now")
+    node_folder.end([root])
 
 
 def test_deleted_registry_loses_no_running_job(cli: Any, lost: Path) -> None:
@@ -91,37 +91,37 @@ def test_backend_that_cannot_be_asked_hides_no_other(cli: Any, lost: Path) -> No
 
 
 @pytest.fixture
-def found(make_job: Callable[..., Job]) -> Found:
+def found(make_job: Callable[..., Job]) -> FoundAttempt:
     """Return a found attempt with a whole record."""
     job = make_job("found", 2)
-    return Found("found", 2, {"folder": "/x", "nodes": 1, "checkpoint_dir": "/x"}, adopting.record_of(job))
+    return FoundAttempt("found", 2, {"folder": "/x", "nodes": 1, "checkpoint_dir": "/x"}, adopt.record_of(job))
 
 
-def test_attempt_of_a_known_job_joins_its_job(home: Path, make_job: Callable[..., Job], found: Found) -> None:
+def test_attempt_of_a_known_job_joins_its_job(home: Path, make_job: Callable[..., Job], found: FoundAttempt) -> None:
     """A registry from a backup may know only an earlier attempt; adopting twice changes nothing."""
     registry = Registry()
     registry.add("found", lambda *given: make_job(*given), exclusive=True, key=None)
     for _ in range(2):
-        adopting.adopt(registry, adopting.row_of("local", found), found)
+        adopt.adopt(registry, adopt.row_of("local", found), found)
     job = registry.find("found")
     assert [attempt.number for attempt in registry.attempts(job)] == [1, 2]
     assert (job.attempt.phase, job.attempt.ref) == ("sent", found.ref)
 
 
 @pytest.mark.parametrize("change", [{"plan": {}}, {"plan": None}, {"config": 7}, {"sent_s": "x"}, {"bundle": None}])
-def test_damaged_record_is_refused(found: Found, change: dict[str, Any]) -> None:
+def test_damaged_record_is_refused(found: FoundAttempt, change: dict[str, Any]) -> None:
     """The record comes from a place that others may write."""
     assert found.record is not None
     with pytest.raises(ConfigError, match="missing or damaged"):
-        adopting.row_of("local", Found("found", 1, {}, {**found.record, **change}))
+        adopt.row_of("local", FoundAttempt("found", 1, {}, {**found.record, **change}))
     with pytest.raises(ConfigError, match="missing or damaged"):
-        adopting.row_of("local", Found("../up", 1, {}, found.record))
+        adopt.row_of("local", FoundAttempt("../up", 1, {}, found.record))
 
 
 def test_record_holds_no_address_of_an_alert(make_job: Callable[..., Job]) -> None:
     """An address may be written out in the config, and the record leaves this machine."""
     job = make_job("found", 1, config={"notify": [{"slack": "https://hooks.example/secret"}], "name": "x"})
-    assert "hooks.example" not in json.dumps(adopting.record_of(job))
+    assert "hooks.example" not in json.dumps(adopt.record_of(job))
 
 
 def test_doctor_says_once_why_a_backend_cannot_be_asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,11 +129,11 @@ def test_doctor_says_once_why_a_backend_cannot_be_asked(home: Path, monkeypatch:
     from cloudtrain.backends.local import backend
     from cloudtrain.launcher.backend import Check
 
-    def refused(config: Any, home: Path) -> list[Found]:
+    def refused(config: Any, home: Path) -> list[FoundAttempt]:
         raise CredentialError("no key")
 
     monkeypatch.setattr(backend, "jobs", refused)
     monkeypatch.setattr(backend, "doctor", lambda config: [Check("key", "fail", "none")])
-    assert [check.name for check in adopting.checks("local", None)] == ["key"]
+    assert [check.name for check in adopt.checks("local", None)] == ["key"]
     monkeypatch.setattr(backend, "doctor", lambda config: [])
-    assert [check.name for check in adopting.checks("local", None)] == ["jobs"]
+    assert [check.name for check in adopt.checks("local", None)] == ["jobs"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cloudtrain.launcher.agents import STRAGGLER_S, fold
+from cloudtrain.launcher.jobs.agent_state import STRAGGLER_S, fold
 
 LOST = {"rank": None, "kind": "lost", "message": "lost contact with node 0 for 10 s"}
 

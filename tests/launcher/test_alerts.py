@@ -11,12 +11,12 @@ import pytest
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.money.alerts import standing, untold, wanted
-from cloudtrain.launcher.money.outlook import Outlook, outlook
+from cloudtrain.launcher.money.outlook import Forecast, outlook
 
 NOW = 1_000_000.0
 PLAN = {"instances": 1, "hourly_usd": 36.0, "cap_s": 10_000, "deadline_s": 9_000, "own_limit_s": 9_500}
 PROGRESS = {"step": 100, "max_steps": 200, "eta_s": 1000.0, "checkpoint_step": 80}
-LOOK = Outlook(
+LOOK = Forecast(
     spent_micro=10_000_000,
     burn_micro_h=36_000_000,
     limit_micro=100_000_000,
@@ -43,17 +43,17 @@ def job(
     return Job("j-x1", "j", "local", 0.0, {**asked, **(config or {})}, "/x", {}, attempt)
 
 
-def due(a_job: Job, look: Outlook, told: Collection[str], now_s: float) -> list[Notice]:
+def due(a_job: Job, look: Forecast, told: Collection[str], now_s: float) -> list[Notice]:
     """Return what is to be told now, of which the keys in `told` have been."""
     return untold(standing(a_job, look, now_s), told)
 
 
-def keys(a_job: Job, look: Outlook, *told: str) -> list[str]:
+def keys(a_job: Job, look: Forecast, *told: str) -> list[str]:
     """Return what is due besides that it runs."""
     return [each.key for each in due(a_job, look, {"started:1", *told}, NOW)]
 
 
-def spent(usd: int) -> Outlook:
+def spent(usd: int) -> Forecast:
     """Return how the job stands with so much spent."""
     return replace(LOOK, spent_micro=usd * 1_000_000)
 
@@ -174,7 +174,7 @@ def test_job_that_runs_is_not_resumed_now() -> None:
         ),
     ],
 )
-def test_job_that_needs_nothing_is_told_no_resume(config: dict[str, Any], look: Outlook) -> None:
+def test_job_that_needs_nothing_is_told_no_resume(config: dict[str, Any], look: Forecast) -> None:
     """It runs on to its end."""
     notice = due(job(config=config), look, {"started:1"}, NOW)[0]
     assert notice.fields["resume"] is None
@@ -198,6 +198,8 @@ def test_checkpoint_of_an_earlier_attempt_counts() -> None:
     notice = due(again, look, {"started:2"}, NOW)[0]
     assert notice.fields["checkpoint_step"] == 103
     assert "checkpoint  step 103" in notice.lines
+    again.attempt.progress.update(checkpoint_step=None, saved_s=NOW)  # a newer save, without a step
+    assert outlook(again, [first, again.attempt], NOW).checkpoint_step is None
 
 
 def test_limit_that_is_reached_is_not_foreseen() -> None:

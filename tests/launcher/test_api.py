@@ -20,10 +20,12 @@ import pytest
 from conftest import Cli
 
 from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.launcher import api, errors, stopping, terminal
+from cloudtrain.launcher import api, errors
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.jobs import stopping
 from cloudtrain.launcher.notices import alarm
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text import terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINE = Path(__file__).with_name("pipeline.py")
@@ -214,7 +216,7 @@ def test_stop_and_resume_refuse_as_on_the_command_line(
         registry.database.execute("UPDATE jobs SET config_file = ?", (str(tmp_path / "cloudtrain.yaml"),))
     with pytest.raises(errors.UsageError, match="all checkpoints were damaged"):
         api.resume("damaged")
-    monkeypatch.setattr(stopping, "ask", lambda *args, **more: stopping.Asked(job, "doubtful"))
+    monkeypatch.setattr(stopping, "ask", lambda *args, **more: stopping.StopResult(job, "doubtful"))
     with pytest.raises(errors.UnreachableError, match="may exist there as new-1"):
         api.stop("new")
 

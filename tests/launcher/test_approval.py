@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher.approval import approved
 from cloudtrain.launcher.errors import UsageError
-from cloudtrain.launcher.prepare import Prepared, prepare
+from cloudtrain.launcher.jobs.approval import approved
+from cloudtrain.launcher.planning.prepare import Prepared, prepare
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import lazily
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
 
 PROTOCOL = [name for name in vars(backends.Backend) if not name.startswith("_")]
 
@@ -112,8 +112,8 @@ def test_submit_that_was_not_answered_stays_an_intent(cli: Any, project: Callabl
 
 
 def test_submit_that_costs_money_asks_first(cli: Any, project: Callable[..., Path], plugin: Path) -> None:
-    """Where nobody can be asked it is a usage error that names --yes, and nothing is journalled."""
+    """Where nobody can be asked it is a usage error that names -y, and nothing is journalled."""
     env = {"PYTHONPATH": str(plugin), "ERROR": "CapacityError"}
     result = cli("submit", "-d", "--backend", "vendor", cwd=project("limits: {max_duration: 2h}\n"), env=env)
-    assert (result.code, "3.00 USD" in result.stderr, "--yes" in result.stderr) == (2, True, True)
+    assert (result.code, "3.00 USD" in result.stderr, "add -y" in result.stderr) == (2, True, True)
     assert Registry().jobs() == []

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from cloudtrain.launcher.errors import BudgetError
-from cloudtrain.launcher.money.budgets import Budget, Held, Standing, by_month, month_of, require_room
+from cloudtrain.launcher.store.budgets import Held, LedgerBudget, Standing, by_month, month_of, require_room
 
 USD = 1_000_000
 
@@ -28,7 +28,7 @@ def standing(limit: int, spent: int = 0, reserved: tuple[int | None, ...] = (), 
         for number, each in enumerate(reserved)
     )
     percent = details.pop("overcommit_percent", 100)
-    budget = Budget("vision", "all", limit * USD, percent)
+    budget = LedgerBudget("vision", "all", limit * USD, percent)
     return Standing(budget, "2026-11", spent * USD, held, **{key: value * USD for key, value in details.items()})
 
 
@@ -46,15 +46,15 @@ def test_refusal_names_limit_spent_reserved_left_and_needed() -> None:
 def test_hint_raises_each_budget_that_is_short_by_just_enough() -> None:
     """The commands can be pasted: month and overcommitment stay, and with these limits the job fits."""
     levels = [
-        Standing(Budget("", "all", 10 * USD), "2026-11", 3 * USD),
-        Standing(Budget("vision", "month", 5 * USD, 150), "2026-11", 3_140_001),
-        Standing(Budget("vision", "all", 100 * USD), "2026-11", 0),
+        Standing(LedgerBudget("", "all", 10 * USD), "2026-11", 3 * USD),
+        Standing(LedgerBudget("vision", "month", 5 * USD, 150), "2026-11", 3_140_001),
+        Standing(LedgerBudget("vision", "all", 100 * USD), "2026-11", 0),
     ]
     with pytest.raises(BudgetError) as caught:
         require_room(levels, 20 * USD)
     raised = "cloudtrain budget set 23USD && cloudtrain budget set vision 23.15USD --month --overcommit 1.5"
     assert caught.value.hint.endswith(f"or raise the budget: {raised}")
-    enough = [Budget("", "all", 23 * USD), Budget("vision", "month", 23_150_000, 150)]
+    enough = [LedgerBudget("", "all", 23 * USD), LedgerBudget("vision", "month", 23_150_000, 150)]
     require_room([replace(each, budget=more) for each, more in zip(levels, enough, strict=False)], 20 * USD)
 
 
@@ -125,7 +125,7 @@ def test_refusal_tells_what_a_mean_estimate_would_admit() -> None:
 def test_needed_and_left_never_look_alike() -> None:
     """12.301 USD do not fit into 12.30 USD, and the sentence shows why."""
     with pytest.raises(BudgetError, match=r"12\.31 USD.*left 12\.30 USD"):
-        require_room([Standing(Budget("vision", "all", 12_300_000), "2026-11", 0)], 12_301_000)
+        require_room([Standing(LedgerBudget("vision", "all", 12_300_000), "2026-11", 0)], 12_301_000)
 
 
 def test_spend_is_split_at_the_months_border_in_utc() -> None:

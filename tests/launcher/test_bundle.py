@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints.bundlefile import BundleError, unpack
-from cloudtrain.launcher.bundle import MB, Bundle, collect, pack
+from cloudtrain.entrypoints.bundle_file import BundleError, unpack
+from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.planning.bundle import MB, collect, pack, summary
 
 Tree = Callable[..., Path]
 
@@ -132,7 +133,7 @@ def test_bundle_holds_the_code_and_what_runs_on_the_nodes(tree: Tree) -> None:
     with tarfile.open(bundle.path) as tar:
         names = tar.getnames()
     assert {name for name in names if name.startswith("code/")} == {"code/a.py", "code/sub/data.txt"}
-    assert "runtime/cloudtrain/entrypoints/boot.py" in names
+    assert "runtime/cloudtrain/entrypoints/agent/boot.py" in names
     assert {name.split("/")[0] for name in names} == {"code", "runtime"}
 
 
@@ -199,7 +200,7 @@ for found in pkgutil.walk_packages(entrypoints.__path__, "cloudtrain.entrypoints
     done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "cloudtrain.entrypoints.checkpoints.saver" in done.stdout
-    assert "cloudtrain.entrypoints.strategies.fsdp" in done.stdout
+    assert "cloudtrain.entrypoints.trainer.strategies.fsdp" in done.stdout
 
 
 def test_bundle_never_holds_repositories_environments_and_caches(tree: Tree) -> None:
@@ -321,7 +322,7 @@ def test_bundle_records_the_commit_and_whether_the_folder_is_dirty(tree: Tree) -
     dirty = packed(folder)
     assert (clean.git["commit"], clean.git["dirty"]) == (head, False)
     assert (dirty.git["commit"], dirty.git["dirty"]) == (head, True)
-    assert "with uncommitted changes" in dirty.summary()
+    assert "with uncommitted changes" in summary(dirty)
 
 
 def test_bundle_outside_a_repository_records_no_commit(tree: Tree) -> None:

@@ -8,8 +8,8 @@ from fractions import Fraction
 import pytest
 
 from cloudtrain.launcher.backend import Terms
-from cloudtrain.launcher.money import cap as caps
-from cloudtrain.launcher.money.cap import Cap, Rate, Refusal
+from cloudtrain.launcher.metering import limit as caps
+from cloudtrain.launcher.metering.limit import Cap, CostRate, LimitRefusal
 from cloudtrain.launcher.prices import catalog
 
 LOCAL = Terms(tail_s=20)
@@ -23,7 +23,7 @@ TERMS = {
 }
 
 
-def billed(cap_s: int, rate: Rate, terms: Terms) -> Fraction:
+def billed(cap_s: int, rate: CostRate, terms: Terms) -> Fraction:
     """Return the worst case in micro-dollars, counted in another way than the module does."""
     seconds = max(Fraction(terms.minimum_bill_s), -(-Fraction(cap_s + terms.tail_s) // terms.unit_s) * terms.unit_s)
     hours = Fraction(seconds, 3600) * terms.lives * rate.instances
@@ -43,7 +43,7 @@ def test_cap_holds_the_money_in_ten_thousand_cases() -> None:
     for _ in range(10_000):
         backend, price = draw.choice(table)
         terms = TERMS[backend](draw)
-        rate = Rate(draw.randint(1, 64), price, draw.choice([1.0, 1.05, 1.1025, 1.21, 1.4]))
+        rate = CostRate(draw.randint(1, 64), price, draw.choice([1.0, 1.05, 1.1025, 1.21, 1.4]))
         limit, longest_s = round(10 ** draw.uniform(4, 12)), draw.choice([3600, 86_400, 30 * 86_400])
         spent = sum(round(limit * draw.uniform(0, 0.4)) for _ in range(draw.choice([0, 0, 1, 3])))
         found = caps.choose(limit, spent, rate, terms, longest_s)
@@ -59,7 +59,7 @@ def test_cap_holds_the_money_in_ten_thousand_cases() -> None:
         refused += 1
         assert found.enough_micro > limit
         assert isinstance(caps.choose(found.enough_micro, spent, rate, terms, longest_s), Cap)
-        assert isinstance(caps.choose(found.enough_micro - 1, spent, rate, terms, longest_s), Refusal)
+        assert isinstance(caps.choose(found.enough_micro - 1, spent, rate, terms, longest_s), LimitRefusal)
     assert 1_000 < refused < 9_000  # both are met
 
 
@@ -76,40 +76,40 @@ def test_cap_holds_the_money_in_ten_thousand_cases() -> None:
 )
 def test_cap_counts_what_the_platform_bills(terms: Terms, limit_usd: float, cap_s: int) -> None:
     """Two dollars at two an hour are an hour, less the tail, in whole units, once for each start."""
-    assert caps.choose(round(limit_usd * 1e6), 0, Rate(1, 2_000_000), terms, 86_400) == Cap(
-        cap_s, "budget", caps.worst_case_micro(cap_s, Rate(1, 2_000_000), terms)
+    assert caps.choose(round(limit_usd * 1e6), 0, CostRate(1, 2_000_000), terms, 86_400) == Cap(
+        cap_s, "budget", caps.worst_case_micro(cap_s, CostRate(1, 2_000_000), terms)
     )
 
 
 def test_earlier_attempts_are_paid_from_the_same_money() -> None:
     """Half is spent, so half of the time is left."""
-    found = caps.choose(2_000_000, 1_000_000, Rate(1, 2_000_000), Terms(), 86_400)
+    found = caps.choose(2_000_000, 1_000_000, CostRate(1, 2_000_000), Terms(), 86_400)
     assert isinstance(found, Cap)
     assert found.cap_s == 1800
 
 
 def test_uncertain_price_buys_less() -> None:
     """The worst price is what counts."""
-    found = caps.choose(2_000_000, 0, Rate(1, 2_000_000, 1.25), Terms(), 86_400)
+    found = caps.choose(2_000_000, 0, CostRate(1, 2_000_000, 1.25), Terms(), 86_400)
     assert isinstance(found, Cap)
     assert (found.cap_s, found.worst_case_micro) == (2880, 2_000_000)
 
 
 def test_run_that_is_of_no_use_is_refused_with_the_sum_that_is() -> None:
     """A lead, a start, two saves and some steps: less is money for nothing."""
-    found = caps.choose(100_000, 0, Rate(1, 3_600_000), Terms(tail_s=10, lead_s=300), 86_400)
-    assert found == Refusal(100_000, 90, 380, 390_000)
+    found = caps.choose(100_000, 0, CostRate(1, 3_600_000), Terms(tail_s=10, lead_s=300), 86_400)
+    assert found == LimitRefusal(100_000, 90, 380, 390_000)
 
 
 def test_short_time_limit_is_the_users_own() -> None:
     """Who asks for half a minute gets it, where there is the money."""
-    assert caps.choose(10**9, 0, Rate(1, 3_600_000), LOCAL, 30) == Cap(30, "time_limit", 50_000)
+    assert caps.choose(10**9, 0, CostRate(1, 3_600_000), LOCAL, 30) == Cap(30, "time_limit", 50_000)
 
 
 def test_nothing_limits_what_costs_nothing() -> None:
     """A price of 0 is no price to count with."""
     with pytest.raises(ValueError, match="above 0"):
-        caps.choose(1, 0, Rate(1, 0), LOCAL, 60)
+        caps.choose(1, 0, CostRate(1, 0), LOCAL, 60)
 
 
 @pytest.mark.parametrize("cap_s", [1, 7, 60, 100, 480, 3000, 86_400])
@@ -140,4 +140,4 @@ def test_short_limit_of_the_users_own_leaves_a_run_of_use() -> None:
 
 def test_price_is_counted_as_uncertain_as_it_is_told() -> None:
     """35 minutes of two machines at 0.8218 USD and up to 1.1025 times that, not 1.103 times."""
-    assert caps.worst_case_micro(35 * 60, Rate(2, 821_800, 1.1025), Terms()) == 1_057_041
+    assert caps.worst_case_micro(35 * 60, CostRate(2, 821_800, 1.1025), Terms()) == 1_057_041

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher.causes import CAUSES, likely
+from cloudtrain.launcher.jobs.causes import CAUSES, likely
 
 GPU_FULL = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 5.12 GiB"
 CPU_FULL = (

@@ -401,14 +401,14 @@ sys.meta_path.insert(0, Finder())
     ("at", "line", "said"),
     [
         ("click", "submit -d", "interrupted: nothing was sent"),
-        ("cloudtrain.launcher.terminal", "status", "interrupted: nothing was sent"),
+        ("cloudtrain.launcher.text.terminal", "status", "interrupted: nothing was sent"),
         ("cloudtrain.launcher.commands.submit", "submit -d", "interrupted: nothing was sent"),
-        ("cloudtrain.launcher.approval", "submit -d", "interrupted: nothing was sent"),
-        ("cloudtrain.launcher.registry", "submit -d", "interrupted: nothing was sent"),
+        ("cloudtrain.launcher.jobs.approval", "submit -d", "interrupted: nothing was sent"),
+        ("cloudtrain.launcher.store.registry", "submit -d", "interrupted: nothing was sent"),
         ("cloudtrain.launcher.config.schema", "submit -d", "interrupted: nothing was sent"),
         ("cloudtrain.launcher.config.schema", "submit --dry-run", "interrupted: nothing was sent"),
         ("cloudtrain.launcher.config.schema", "plan", "interrupted"),
-        ("cloudtrain.launcher.registry", "list", "interrupted"),
+        ("cloudtrain.launcher.store.registry", "list", "interrupted"),
     ],
 )
 def test_interrupt_during_the_imports_is_one_line(

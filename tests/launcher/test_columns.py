@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.launcher.columns import hidden, table, width, wrapped
+from cloudtrain.launcher.text.tables import hidden, table, width, wrapped
 
 HEAD = ["JOB", "BACKEND", "STATE", "WHY"]
 ROWS = [["charlm-24mgn", "local", "stopped (budget), resumable", "the money that was left bought no further run"]]

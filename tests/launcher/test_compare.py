@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.commands.options import Overrides
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.money import compare
-from cloudtrain.launcher.options import Overrides
 
 TEXT = """\
 name: x
@@ -39,7 +39,7 @@ def asked(tmp_path: Path) -> Callable[..., Overrides]:
     return write
 
 
-def offers(overrides: Overrides) -> list[compare.Offer]:
+def offers(overrides: Overrides) -> list[compare.BackendOffer]:
     """Return what `plan` compares."""
     return compare.offers(overrides.load, overrides.backends(), overrides.file)
 

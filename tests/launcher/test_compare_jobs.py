@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from browser import contrast
-from cloudtrain.launcher import series
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.registry import Registry
 from cloudtrain.launcher.report import comparing, config
+from cloudtrain.launcher.store import series
+from cloudtrain.launcher.store.registry import Registry
 from doubles import reported
 
 if TYPE_CHECKING:

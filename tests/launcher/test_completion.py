@@ -21,7 +21,7 @@ import pytest
 
 from cloudtrain.launcher import cli as command_line
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
 
 SHELLS = ("bash", "zsh", "fish")
 Ask = Callable[..., list[str]]

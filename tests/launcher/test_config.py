@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudtrain.entrypoints.checkpoints import mirror
+from cloudtrain.entrypoints.stores import mirror
 from cloudtrain.launcher import config
 from cloudtrain.launcher.commands.validate import command
 from cloudtrain.launcher.config import Config, rules

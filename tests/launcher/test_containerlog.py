@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.entrypoints import container, events
-from cloudtrain.entrypoints.pump import Pump
-from cloudtrain.launcher import containerlog
-from cloudtrain.launcher.containerlog import Line
+from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.container import container
+from cloudtrain.entrypoints.container.log_relay import LogRelay
+from cloudtrain.launcher.logs import container_lines
+from cloudtrain.launcher.logs.container_lines import ContainerLine
 
 END = events.format_line("end", "node 0 has ended", {"node": 0, "final": True})
 ENDED = container.account({"state": "failed", "reason": "error"})
@@ -21,7 +22,7 @@ def pumped(folder: Path, *, stamped: bool, **texts: str) -> list[str]:
     for name, text in texts.items():
         (folder / f"{name.replace('_', '-')}.log").write_text(text)
     with (folder / "out").open("wb") as out:
-        pump = Pump(folder, out.fileno(), form="stamped" if stamped else "plain")
+        pump = LogRelay(folder, out.fileno(), form="stamped" if stamped else "plain")
         pump.start()
         pump.finish()
     return (folder / "out").read_text().splitlines()
@@ -32,7 +33,7 @@ def test_what_the_pump_puts_in_front_is_taken_off(tmp_path: Path, stamped: bool)
     """Rank and time come back; a text that looks like a tag is a line's own where the line has one already."""
     begin_s = time.time()
     raw = pumped(tmp_path, stamped=stamped, boot="hello\n\n", rank_12=f"[3] x\n{END}\n")
-    found = [containerlog.parse(line, stamped=stamped) for line in raw]
+    found = [container_lines.parse(line, stamped=stamped) for line in raw]
     assert [line[:2] for line in found] == [("hello", None), ("", None), ("[3] x", 12), (END, 12)]
     assert all(line.own is None for line in found), "what comes through the pump is nobody's last word"
     times = [line.time_s for line in found]
@@ -42,22 +43,22 @@ def test_what_the_pump_puts_in_front_is_taken_off(tmp_path: Path, stamped: bool)
 def test_a_time_in_front_is_the_lines_own_without_stamps() -> None:
     """A logger of the user's may write just so."""
     line = "2026-11-21T23:59:59.123Z x"
-    assert containerlog.parse(line, stamped=False) == Line(line)
-    assert containerlog.parse(line, stamped=True) == Line("x", time_s=1_795_305_599.123)
+    assert container_lines.parse(line, stamped=False) == ContainerLine(line)
+    assert container_lines.parse(line, stamped=True) == ContainerLine("x", time_s=1_795_305_599.123)
 
 
 @pytest.mark.parametrize(("line", "event"), [(END, "end"), (ENDED, "ended")])
 @pytest.mark.parametrize("stamped", [True, False])
 def test_containers_own_words_are_known(line: str, event: str, stamped: bool) -> None:
     """By nothing standing in front of them."""
-    text, rank, time_s, own = containerlog.parse(line, stamped=stamped)
+    text, rank, time_s, own = container_lines.parse(line, stamped=stamped)
     assert (text, rank, time_s, own and own["e"]) == (line, None, None, event)
 
 
 def test_other_events_are_lines() -> None:
     """Nor is a line an event that only mentions the mark."""
     step = events.format_line("step", "step 1", {"step": 1})
-    assert [containerlog.parse(line, stamped=False).own for line in (step, "x  ::ct {", f"{END} x")] == [None] * 3
+    assert [container_lines.parse(line, stamped=False).own for line in (step, "x  ::ct {", f"{END} x")] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -74,5 +75,5 @@ def test_other_events_are_lines() -> None:
 )
 def test_last_word_is_followed_by_nothing(lines: list[str], found: bool) -> None:
     """But by other words of the container's own: else it is of a life before."""
-    word = containerlog.last_word(lines, "ended", stamped=True)
+    word = container_lines.last_word(lines, "ended", stamped=True)
     assert (word is not None and word["e"] == "ended") is found

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import cli
-from cloudtrain.launcher.columns import csv_text
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.money import curve
 from cloudtrain.launcher.money.period import month_span
-from cloudtrain.launcher.registry import Registry, this_process
+from cloudtrain.launcher.store import curve
+from cloudtrain.launcher.store.registry import Registry, this_process
+from cloudtrain.launcher.text.tables import csv_text
 
 NEW_YEAR_S = 1_767_225_600.0  # 2026-01-01 00:00 UTC
 PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 72.0, "cap_s": 3600, "worst_case_usd": 72.0}

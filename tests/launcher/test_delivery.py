@@ -16,11 +16,11 @@ import pytest
 from cloudtrain.entrypoints.notices import sending
 from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.notices import channels, claims
-from cloudtrain.launcher.notices.channels import Entry
-from cloudtrain.launcher.notices.delivery import Courier, Errand
-from cloudtrain.launcher.notices.herald import Herald
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.notices import claims, transports
+from cloudtrain.launcher.notices.delivery import Delivery, DeliveryThread
+from cloudtrain.launcher.notices.herald import Notifier
+from cloudtrain.launcher.store.channels import ChannelEntry, desktop, doubts
+from cloudtrain.launcher.store.registry import Registry
 from doubles import receivers
 
 ALL = ("budget", "projected", "deadline", "stalled", "succeeded", "failed", "stopped")
@@ -45,22 +45,22 @@ def notice(percent: int = 50) -> Notice:
     return compose(budget_key(percent, 1_000_000), "budget", f"{percent} %", facts, 0.0)
 
 
-def entry(url: str, **more: Any) -> Entry:
+def entry(url: str, **more: Any) -> ChannelEntry:
     """Return a webhook."""
-    return Entry("webhook", url, ALL, **more)
+    return ChannelEntry("webhook", url, ALL, **more)
 
 
-def courier(home: Path, said: list[str] | None = None, **environ: str) -> Courier:
+def courier(home: Path, said: list[str] | None = None, **environ: str) -> DeliveryThread:
     """Return one of a process of its own, as far as the registry knows."""
-    return Courier(home, ([] if said is None else said).append, environ)
+    return DeliveryThread(home, ([] if said is None else said).append, environ)
 
 
 def test_what_is_due_is_told_once(job: Job, home: Path, told: receivers.Hooks) -> None:
     """However often it is offered, and by whom."""
     for _ in range(3):
         carrier = courier(home)
-        carrier.offer([Errand(job.id, entry(told.url), notice())])
-        carrier.offer([Errand(job.id, entry(told.url), notice())])
+        carrier.offer([Delivery(job.id, entry(told.url), notice())])
+        carrier.offer([Delivery(job.id, entry(told.url), notice())])
         carrier.close()
     assert [each["key"] for each in told.got] == ["budget:50@1000000"]
 
@@ -69,11 +69,11 @@ def test_many_followers_tell_each_thing_once(job: Job, home: Path, told: receive
     """Eight at once, three channels, five things: fifteen messages."""
     notices = [compose(f"stalled:1@{step}", "stalled", "x", Facts("seeded", "local", 1), 0.0) for step in range(5)]
     places = [entry(f"{told.url}/{name}") for name in "abc"]
-    errands = [Errand(job.id, place, each) for place in places for each in notices]
+    errands = [Delivery(job.id, place, each) for place in places for each in notices]
     crowd = [courier(home) for _ in range(8)]
     barrier = threading.Barrier(8)
 
-    def follow(one: Courier) -> None:
+    def follow(one: DeliveryThread) -> None:
         barrier.wait()
         one.offer(errands)
         one.close(20.0)
@@ -93,7 +93,7 @@ def test_two_failures_are_tried_through(job: Job, home: Path) -> None:
     said: list[str] = []
     with receivers.hooks([503, 503]) as told:
         carrier = courier(home, said)
-        carrier.offer([Errand(job.id, entry(told.url), notice())])
+        carrier.offer([Delivery(job.id, entry(told.url), notice())])
         told.wait(1)
         carrier.close()
         assert (len(told.asked), len(told.got)) == (3, 1)
@@ -111,11 +111,11 @@ def test_receiver_that_takes_and_never_answers_is_told_thrice(
     said: list[str] = []
     with receivers.hooks([receivers.HANG] * 9) as stuck:
         carrier = courier(home, said)
-        carrier.offer([Errand(job.id, entry(stuck.url), notice())])
+        carrier.offer([Delivery(job.id, entry(stuck.url), notice())])
         carrier.close(5.0)
         assert len(stuck.asked) == 3
         another = courier(home, said)
-        another.offer([Errand(job.id, entry(stuck.url), notice())])
+        another.offer([Delivery(job.id, entry(stuck.url), notice())])
         another.close(5.0)
         assert len(stuck.asked) == 3
     assert "has taken it and does not answer" in said[0]
@@ -126,7 +126,7 @@ def test_end_tries_again_while_there_is_time(job: Job, home: Path) -> None:
     """A command that ends goes on for a moment, and no longer than three seconds."""
     with receivers.hooks([503]) as told:
         carrier = courier(home)
-        carrier.offer([Errand(job.id, entry(told.url), notice())])
+        carrier.offer([Delivery(job.id, entry(told.url), notice())])
         carrier.close()
         assert len(told.got) == 1
 
@@ -137,7 +137,7 @@ def test_hanging_receiver_holds_up_neither_exit_nor_others(job: Job, home: Path,
     with receivers.hooks([receivers.HANG]) as stuck:
         carrier = courier(home, said)
         begin_s = time.monotonic()
-        carrier.offer([Errand(job.id, entry(stuck.url), notice()), Errand(job.id, entry(told.url), notice())])
+        carrier.offer([Delivery(job.id, entry(stuck.url), notice()), Delivery(job.id, entry(told.url), notice())])
         told.wait(1)
         carrier.close(0.2)
         assert time.monotonic() - begin_s < 2.0
@@ -148,7 +148,7 @@ def test_what_was_taken_is_marked_though_another_hangs(job: Job, home: Path, tol
     """A command that ends meanwhile leaves nothing to be repeated."""
     with receivers.hooks([receivers.HANG]) as stuck:
         carrier = courier(home)
-        carrier.offer([Errand(job.id, entry(stuck.url), notice()), Errand(job.id, entry(told.url), notice())])
+        carrier.offer([Delivery(job.id, entry(stuck.url), notice()), Delivery(job.id, entry(told.url), notice())])
         told.wait(1)
         carrier.close(0.3)
         registry = Registry(home)
@@ -161,7 +161,7 @@ def test_closed_port_is_said_with_its_variable(job: Job, home: Path) -> None:
     said: list[str] = []
     url = f"http://127.0.0.1:{receivers.free_port()}/secret-part"
     carrier = courier(home, said, HOOK=url)
-    carrier.offer([Errand(job.id, entry("env:HOOK"), notice())])
+    carrier.offer([Delivery(job.id, entry("env:HOOK"), notice())])
     carrier.close()
     assert "webhook env:HOOK" in said[0]
     assert "cannot be reached: Connection refused" in said[0]
@@ -173,7 +173,7 @@ def test_variable_that_is_not_set_names_its_cure(job: Job, home: Path) -> None:
     """A config is sent from one machine and followed from another."""
     said: list[str] = []
     carrier = courier(home, said)
-    carrier.offer([Errand(job.id, entry("env:HOOK"), notice())])
+    carrier.offer([Delivery(job.id, entry("env:HOOK"), notice())])
     carrier.close()
     assert "export HOOK=..." in said[0]
 
@@ -188,20 +188,20 @@ from cloudtrain.launcher.notices import claims
 import test_delivery as here
 claims.mark_told = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 carrier = here.courier(Path({str(home)!r}))
-carrier.offer([here.Errand({job.id!r}, here.entry({told.url!r}), here.notice())])
+carrier.offer([here.Delivery({job.id!r}, here.entry({told.url!r}), here.notice())])
 carrier.close(60.0)
 """
     done = subprocess.run([sys.executable, "-c", program], env=None, check=False, timeout=60)
     assert (done.returncode, len(told.got)) == (-9, 1)
     registry = Registry(home)
     heir = courier(home)
-    heir.offer([Errand(job.id, entry(told.url), notice())])
+    heir.offer([Delivery(job.id, entry(told.url), notice())])
     heir.close(0.3)
     assert len(told.got) == 1  # the claim of the dead one holds yet
     registry.database.execute("UPDATE notices SET lease_s = 1")
     for _ in range(2):
         heir = courier(home)
-        heir.offer([Errand(job.id, entry(told.url), notice())])
+        heir.offer([Delivery(job.id, entry(told.url), notice())])
         heir.close()
     registry.close()
     assert [each["id"] for each in told.got] == [notice().id] * 2
@@ -211,10 +211,10 @@ def test_higher_threshold_takes_the_lower_ones_place(job: Job, home: Path) -> No
     """What could not be told for an hour is not told after what came then."""
     with receivers.hooks([503]) as told:
         carrier = courier(home)
-        carrier.offer([Errand(job.id, entry(told.url), notice(50))])
+        carrier.offer([Delivery(job.id, entry(told.url), notice(50))])
         with told.news:
             told.news.wait_for(lambda: bool(told.asked), 10.0)
-        carrier.offer([Errand(job.id, entry(told.url), notice(80))])
+        carrier.offer([Delivery(job.id, entry(told.url), notice(80))])
         told.wait(1)
         carrier.close()
         assert [each["key"] for each in told.got] == ["budget:80@1000000"]
@@ -228,8 +228,8 @@ def test_job_tells_by_itself_first(job: Job, home: Path, told: receivers.Hooks) 
     """The launcher leaves it the time; what it has told is not told again."""
     place = entry(told.url, from_job=True)
     carrier = courier(home)
-    carrier.offer([Errand(job.id, place, notice(50), hold_s=60.0)])
-    carrier.offer([Errand(job.id, place, notice(50), hold_s=60.0, is_told=True)])
+    carrier.offer([Delivery(job.id, place, notice(50), hold_s=60.0)])
+    carrier.offer([Delivery(job.id, place, notice(50), hold_s=60.0, is_told=True)])
     carrier.close()
     registry = Registry(home)
     assert claims.told(registry.database, job.id, place.id) == {"budget:50@1000000"}
@@ -240,7 +240,7 @@ def test_job_tells_by_itself_first(job: Job, home: Path, told: receivers.Hooks) 
 def test_job_that_cannot_tell_is_told_for(job: Job, home: Path, told: receivers.Hooks) -> None:
     """After the time it was given."""
     carrier = courier(home)
-    carrier.offer([Errand(job.id, entry(told.url, from_job=True), notice(), hold_s=0.3)])
+    carrier.offer([Delivery(job.id, entry(told.url, from_job=True), notice(), hold_s=0.3)])
     told.wait(1)
     carrier.close()
 
@@ -257,7 +257,7 @@ def test_herald_prints_what_comes_due_and_has_it_told(
         table, key = ("jobs", "id") if column == "config" else ("attempts", "job_id")
         registry.database.execute(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (json.dumps(value), running.id))
     for _ in range(2):
-        herald = Herald(registry)
+        herald = Notifier(registry)
         herald.look(registry.find(running.id))
         herald.close()
     registry.close()
@@ -273,9 +273,9 @@ def test_desktop_is_told_where_there_is_one(job: Job, home: Path, tmp_path: Path
     (tmp_path / "notify-send").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("DISPLAY", ":0")
-    place = channels.desktop()
+    place = desktop()
     assert place is not None
-    channels.deliver(place, notice())
+    transports.deliver(place, notice())
     assert record.read_text().splitlines()[2:5] == ["--", "seeded: 50 %", "spent       0.50 USD of 1.00 USD (50 %)"]
 
 
@@ -283,7 +283,7 @@ def test_desktop_is_told_where_there_is_one(job: Job, home: Path, tmp_path: Path
 def test_apprise_delivers_what_it_knows(job: Job, told: receivers.Hooks) -> None:
     """Its own JSON service, of the installed library."""
     url = told.url.replace("http://", "json://")
-    channels.deliver(Entry("apprise", "env:URL", ALL), notice(), {"URL": url})
+    transports.deliver(ChannelEntry("apprise", "env:URL", ALL), notice(), {"URL": url})
     assert told.got[0]["title"] == "seeded: 50 %"
 
 
@@ -291,14 +291,14 @@ def test_apprise_delivers_what_it_knows(job: Job, told: receivers.Hooks) -> None
 @pytest.mark.parametrize(("url", "words"), [("nosuch://x", "knows no service"), ("json://127.0.0.1:1/", "could not")])
 def test_apprise_says_what_it_cannot(url: str, words: str) -> None:
     """Without its address, which may be a password."""
-    with pytest.raises(channels.Fault, match=words):
-        channels.deliver(Entry("apprise", url, ALL), notice(), {})
+    with pytest.raises(sending.DeliveryError, match=words):
+        transports.deliver(ChannelEntry("apprise", url, ALL), notice(), {})
 
 
 @pytest.mark.parametrize("place", ["pover://user@token1", "slack://token1/b/c", "ntfy://token1/x", "token1"])
 def test_apprise_address_shows_its_service_alone(place: str) -> None:
     """Where others have a host it may have what lets anybody in."""
-    shown = Entry("apprise", place, ("budget",)).shown
+    shown = ChannelEntry("apprise", place, ("budget",)).shown
     assert shown == f"apprise {place.partition(':')[0] if ':' in place else '...'}://..."
     assert "token1" not in shown
 
@@ -306,7 +306,7 @@ def test_apprise_address_shows_its_service_alone(place: str) -> None:
 def test_doubts_name_what_is_not_set_here() -> None:
     """Before anybody relies on it."""
     config = {"notify": [{"slack": "env:S", "on": ["failed"]}, {"email": "a@b.c", "on": [], "from_job": True}]}
-    assert list(channels.doubts(config, {"S": "x"})) == [
+    assert list(doubts(config, {"S": "x"})) == [
         "notify: CLOUDTRAIN_SMTP is not set here, so no alerts by email",
         "notify: only a command that follows the job sends alerts; with from_job: true the job sends them",
     ]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher.describe import unattended
 from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.jobs.describe import unattended
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher import extras
+from cloudtrain.launcher.text import extras
 
 WITHOUT = """\
 import sys

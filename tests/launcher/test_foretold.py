@@ -12,25 +12,25 @@ import pytest
 
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.home import home as make_home
-from cloudtrain.launcher.money import ledger
-from cloudtrain.launcher.money.budgets import Budget
-from cloudtrain.launcher.money.foretold import Books, books_of, require_known_project
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.money.foretold import ApplicableBudgets, books_of, require_known_project
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.budgets import LedgerBudget
+from cloudtrain.launcher.store.home import home as make_home
+from cloudtrain.launcher.store.registry import Registry
 
 USD = 1_000_000
 PRELOADED = ("cloudtrain.launcher.cli", "cloudtrain.launcher.commands.plan", "cloudtrain.launcher.commands.submit")
 
 
 @pytest.fixture
-def books(project: Callable[..., Path], home: Path) -> Callable[..., Books]:
+def books(project: Callable[..., Path], home: Path) -> Callable[..., ApplicableBudgets]:
     """Return a function that sets budgets `{(project, period): USD}`, and returns what a job counts against."""
 
-    def read(own: str = "", **limits: int) -> Books:
+    def read(own: str = "", **limits: int) -> ApplicableBudgets:
         make_home()
         registry = Registry()
         for name, limit in limits.items():
-            ledger.set_budget(registry.database, Budget(name.removesuffix("_"), "all", limit * USD))
+            ledger.set_budget(registry.database, LedgerBudget(name.removesuffix("_"), "all", limit * USD))
         ledger.reserve(registry.database, "old", 1, "vision", 3_140_000, time.time())
         ledger.settle(registry.database, "old", 1, 3_140_000, time.time())
         registry.close()
@@ -40,7 +40,7 @@ def books(project: Callable[..., Path], home: Path) -> Callable[..., Books]:
     return read
 
 
-def test_project_that_is_known_is_told_with_what_is_left(books: Callable[..., Books]) -> None:
+def test_project_that_is_known_is_told_with_what_is_left(books: Callable[..., ApplicableBudgets]) -> None:
     """The line names the budget and its money left; a job that costs nothing counts against none."""
     found = books("vision", vision=20, speech=5)
     assert found.lines(5 * USD) == ["counts against project vision's 20 USD (16.86 left)"]
@@ -48,7 +48,7 @@ def test_project_that_is_known_is_told_with_what_is_left(books: Callable[..., Bo
     require_known_project(found)
 
 
-def test_slip_in_a_projects_name_is_refused(books: Callable[..., Books]) -> None:
+def test_slip_in_a_projects_name_is_refused(books: Callable[..., ApplicableBudgets]) -> None:
     """It would count against nothing: the near name is asked for, and how to mean it all the same."""
     found = books("visoin", vision=20)
     with pytest.raises(ConfigError, match="project visoin has no budget") as caught:
@@ -66,14 +66,14 @@ def test_slip_in_a_projects_name_is_refused(books: Callable[..., Books]) -> None
         ("", "no project, so no project's budget (known: vision)"),
     ],
 )
-def test_project_without_a_budget_is_said(books: Callable[..., Books], own: str, said: str) -> None:
+def test_project_without_a_budget_is_said(books: Callable[..., ApplicableBudgets], own: str, said: str) -> None:
     """A name like no other is a new project; it goes through, and a line tells that nothing limits it."""
     found = books(own, vision=20)
     assert found.lines(1) == [said]
     require_known_project(found)
 
 
-def test_budget_that_does_not_hold_it_is_told(books: Callable[..., Books]) -> None:
+def test_budget_that_does_not_hold_it_is_told(books: Callable[..., ApplicableBudgets]) -> None:
     """What submit would refuse, and with what sums; a price that nobody knows fits into none."""
     found = books("vision", vision=5)
     assert found.lines(5 * USD)[-1] == (
@@ -83,7 +83,7 @@ def test_budget_that_does_not_hold_it_is_told(books: Callable[..., Books]) -> No
     assert "nobody knows" in found.refused(None)
 
 
-def test_shared_budget_is_asked_at_submit(books: Callable[..., Books]) -> None:
+def test_shared_budget_is_asked_at_submit(books: Callable[..., ApplicableBudgets]) -> None:
     """Neither plan nor dry run asks a bucket."""
     found = books("{name: vision, ledger: s3://team/money}", speech=5)
     assert found.lines(1) == [

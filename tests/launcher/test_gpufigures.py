@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints import gpumeter
-from cloudtrain.launcher import gpufigures, progress
-from cloudtrain.launcher.describe import as_json
+from cloudtrain.entrypoints.agent import gpumeter
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.overview import as_lines
+from cloudtrain.launcher.jobs.describe import as_json
+from cloudtrain.launcher.jobs.overview import as_lines
+from cloudtrain.launcher.store import gpu_figures, progress
 
 
 def folded(*uses: dict[int, float | None]) -> dict[str, Any]:
@@ -27,23 +27,23 @@ def folded(*uses: dict[int, float | None]) -> dict[str, Any]:
 def test_figures_are_kept_by_rank() -> None:
     """The newest of each rank, and the mean over the attempt; a rank without figures for long is dropped."""
     found = folded({0: 50, 1: 90}, {0: 100, 1: 90})
-    assert gpufigures.as_list(found) == [
+    assert gpu_figures.as_list(found) == [
         {"rank": rank, "use": use, "memory_mib": 1024, "total_mib": 81920, "watts": 100}
         for rank, use in ((0, 100), (1, 90))
     ]
-    assert gpufigures.words(found) == "95 % busy (lowest 90 %, rank 1), 2.0 of 160 GiB, 200 W"
-    assert gpufigures.mean(found) == 82.5
+    assert gpu_figures.words(found) == "95 % busy (lowest 90 %, rank 1), 2.0 of 160 GiB, 200 W"
+    assert gpu_figures.mean(found) == 82.5
     assert set(folded({0: 50, 1: 90}, *[{0: 50}] * 12)["gpus"]) == {"0"}
-    assert (gpufigures.words({}), gpufigures.mean({}), gpufigures.warning({})) == ("", None, "")
+    assert (gpu_figures.words({}), gpu_figures.mean({}), gpu_figures.warning({})) == ("", None, "")
 
 
 def test_gpu_that_idles_for_minutes_is_named() -> None:
     """Below 10 % for five minutes without a break; unknown use says nothing."""
-    assert gpufigures.warning(folded(*[{0: 5, 1: 80}] * 5)) == ""
-    assert gpufigures.warning(folded(*[{0: 5, 1: 80}] * 6)).startswith("the GPU of rank 0 is below 10 % for 5m")
-    assert gpufigures.warning(folded(*[{0: 5, 1: 9.9}] * 6)).startswith("the GPUs of ranks 0, 1 are below 10 %")
-    assert gpufigures.warning(folded(*[{0: 5}] * 5, {0: 60}, *[{0: 5}] * 3)) == ""
-    assert gpufigures.warning(folded(*[{0: None}] * 9)) == ""
+    assert gpu_figures.warning(folded(*[{0: 5, 1: 80}] * 5)) == ""
+    assert gpu_figures.warning(folded(*[{0: 5, 1: 80}] * 6)).startswith("the GPU of rank 0 is below 10 % for 5m")
+    assert gpu_figures.warning(folded(*[{0: 5, 1: 9.9}] * 6)).startswith("the GPUs of ranks 0, 1 are below 10 %")
+    assert gpu_figures.warning(folded(*[{0: 5}] * 5, {0: 60}, *[{0: 5}] * 3)) == ""
+    assert gpu_figures.warning(folded(*[{0: None}] * 9)) == ""
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_gpu_that_idles_for_minutes_is_named() -> None:
 )
 def test_event_without_sense_changes_nothing(told: Any) -> None:
     """A script may print any line."""
-    assert gpufigures.fold({}, told, 1.0) == {}
+    assert gpu_figures.fold({}, told, 1.0) == {}
 
 
 def test_figures_have_bounds() -> None:
     """No figure is beyond its range or not finite, and no job has more ranks than can be kept."""
     wild = [[0, 1e9, -1, "nan", float("inf")], *([rank, 1, 1, 1, 1] for rank in range(5000))]
-    found = gpufigures.fold({}, wild[:1], 1.0)
+    found = gpu_figures.fold({}, wild[:1], 1.0)
     assert {found["0"][name] for name in ("use", "memory_mib", "total_mib", "watts")} == {None}
-    assert len(gpufigures.fold({}, wild, 1.0)) == gpufigures.MOST_RANKS
+    assert len(gpu_figures.fold({}, wild, 1.0)) == gpu_figures.MOST_RANKS
 
 
 def test_status_shows_gpus_and_the_warning(make_job: Callable[..., Job]) -> None:

@@ -97,7 +97,7 @@ def interrupted(seed: Callable[..., Job]) -> None:
     """Leave a job whose submit died, so that the backend is imported to ask for it."""
     import sqlite3
 
-    from cloudtrain.launcher.home import home
+    from cloudtrain.launcher.store.home import home
 
     seed("interrupted")
     with sqlite3.connect(home() / "registry.sqlite") as db:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,19 @@ def test_init_writes_a_valid_project(tmp_path: Path, kind: str) -> None:
     init(tmp_path / "My Project", "--kind", kind)
     job = config.load(tmp_path / "My Project" / "cloudtrain.yaml", environ={})
     assert (job.name, job.backend, getattr(job, kind) is not None) == ("my-project", "local", True)
+
+
+@pytest.mark.slow
+def test_script_starter_resumes_from_its_last_save(tmp_path: Path) -> None:
+    """The starter's arguments and `resume_args` continue after the saved step; `keep` names the folder of the save."""
+    init(tmp_path, "--kind", "script")
+    job = config.load(tmp_path / "cloudtrain.yaml", environ={})
+    printed = []
+    for arguments in (["--steps", "100"], ["--steps", "120", *job.resume_args]):
+        line = [sys.executable, "train.py", *arguments]
+        printed.append(subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True).stdout)
+    assert (job.keep, (tmp_path / "out" / "ckpt.pt").exists()) == (("out/",), True)
+    assert [line.split()[1] for line in printed[1].splitlines()] == ["120/120"]
 
 
 def test_init_names_what_it_wrote_and_what_is_next(tmp_path: Path) -> None:

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.local import backend as local
-from cloudtrain.entrypoints import nodelogs
-from cloudtrain.launcher import terminal
+from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.launcher.backend import LogLine, LogPage, Pace
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.logs import blocks, holdback, keeping, kept, replay, stream
-from cloudtrain.launcher.logs.stream import Stream
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.logs.stream import LogStream
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text import terminal
 
 RUNNING, DONE = State("running", started_s=1.0), State("succeeded", started_s=1.0, ended_s=2.0)
 ROOM_FILES = {str(module.__file__) for module in (blocks, holdback, keeping, kept, replay, stream)}
@@ -35,14 +35,14 @@ FOLLOWER = """
 import signal, sys
 from cloudtrain.backends.local import backend as local
 from cloudtrain.launcher.logs import blocks, kept
-from cloudtrain.launcher.logs.stream import Stream
-from cloudtrain.launcher.registry import Registry
-from cloudtrain.entrypoints import nodelogs
+from cloudtrain.launcher.logs.stream import LogStream
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.entrypoints.agent import node_logs as nodelogs
 blocks.BLOCK_BYTES, kept.COMMIT_BYTES, kept.COMMIT_S = 2000, 1, 0.0
 nodelogs.FILE_BYTES = local.PAGE_BYTES = 4000
 registry = Registry()
 job = registry.find(sys.argv[1])
-stream = Stream(registry, job, job.attempt)
+stream = LogStream(registry, job, job.attempt)
 signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the kernel ends it where it stands, as by SIGKILL
 signal.setitimer(signal.ITIMER_PROF, float(sys.argv[2]))
 while not stream.is_over:
@@ -61,7 +61,7 @@ def registry(home: Path) -> Iterator[Registry]:
 
 def read_all(registry: Registry, job: Job, **named: Any) -> list[LogLine]:
     """Return all lines of a job that has ended."""
-    stream = Stream(registry, job, job.attempt, tell=terminal.aside, **named)
+    stream = LogStream(registry, job, job.attempt, tell=terminal.aside, **named)
     found = []
     try:
         while not stream.is_over:
@@ -119,7 +119,7 @@ def test_running_job_that_is_left_is_kept_as_far_as_it_was_read(
 ) -> None:
     """Who comes back reads that part from here, and the backend from there on."""
     job = seed("going", RUNNING, {"0": "one\n", "1": ""})
-    stream = Stream(registry, job, job.attempt)
+    stream = LogStream(registry, job, job.attempt)
     stream.read()
     stream.close()
     cursors: list[Any] = []
@@ -130,7 +130,7 @@ def test_running_job_that_is_left_is_kept_as_far_as_it_was_read(
         return real(ref, cursor, *args, **named)
 
     monkeypatch.setattr(local, "logs", noting)
-    again = Stream(registry, job, job.attempt)
+    again = LogStream(registry, job, job.attempt)
     assert [line.text for line in again.read()] == ["one"]
     assert again.read() == []
     assert cursors == [{"0/rank-0.log": 4}]
@@ -140,7 +140,7 @@ def test_running_job_that_is_left_is_kept_as_far_as_it_was_read(
 def test_one_writes_and_others_read(seed: Callable[..., Job], registry: Registry) -> None:
     """Two who follow one job see the same; the lines are kept once."""
     job = seed("ended", DONE, {"0": numbered(100), "1": ""})
-    first, second = Stream(registry, job, job.attempt), Stream(registry, job, job.attempt)
+    first, second = LogStream(registry, job, job.attempt), LogStream(registry, job, job.attempt)
     assert len(first.read()) == len(second.read()) == 100
     assert (first.is_keeping, second.is_keeping) == (True, False)
     second.close()
@@ -203,7 +203,7 @@ def test_room_is_made_by_what_was_read_the_longest_ago(
     """Logs of ended jobs go, whole ones; a running job's never does."""
     for name in ("old", "new"):
         read_all(registry, seed(name, DONE))
-    going = Stream(registry, seed("going", RUNNING), registry.find("going").attempt)
+    going = LogStream(registry, seed("going", RUNNING), registry.find("going").attempt)
     going.read()
     going.close()
     registry.database.execute("UPDATE kept_logs SET used_s = 1 WHERE job_id = 'old'")
@@ -237,7 +237,7 @@ def test_log_that_outgrows_the_room_is_kept_no_further(
     read_all(registry, seed("other", DONE))
     monkeypatch.setenv(keeping.ROOM, "0.000009")
     monkeypatch.setattr(kept, "COMMIT_BYTES", 1)
-    monkeypatch.setattr(nodelogs, "FILE_BYTES", 8000)
+    monkeypatch.setattr(node_logs, "FILE_BYTES", 8000)
     monkeypatch.setattr(local, "PAGE_BYTES", 16_000)
     job = seed("long", DONE, {"0": numbered(20_000), "1": ""})
     assert len(read_all(registry, job)) == 20_000
@@ -396,7 +396,7 @@ def test_damaged_log_has_its_tail(home: Path, seed: Callable[..., Job], registry
     job = seed("ended", DONE, {"0": numbered(6_000), "1": ""})
     whole = read_all(registry, job)
     damaged(home, "ended", "lines", 0.99)
-    stream = Stream(registry, job, job.attempt)
+    stream = LogStream(registry, job, job.attempt)
     assert [line.text for line in stream.tail(5)] == [line.text for line in whole[-5:]]
     stream.close()
 
@@ -473,7 +473,7 @@ def test_kept_log_is_whole_after_ctrl_c_anywhere(
 ) -> None:
     """Also between reading a page and having it in the file, and in the midst of a commit: nothing lost, none twice."""
     monkeypatch.setattr(kept, "COMMIT_BYTES", 4000)
-    monkeypatch.setattr(nodelogs, "FILE_BYTES", 4000)
+    monkeypatch.setattr(node_logs, "FILE_BYTES", 4000)
     monkeypatch.setattr(local, "PAGE_BYTES", 8000)
     monkeypatch.setattr(local, "pace", lambda ref: Pace(hold_back_s=0.001))
     monkeypatch.setattr(os, "fsync", lambda file: None)
@@ -505,7 +505,7 @@ def test_page_that_is_half_kept_is_read_again(
     """A Ctrl-C between two blocks of one page: the cursor behind that page is not committed."""
     monkeypatch.setattr(kept, "BLOCK_LINES", 100)
     monkeypatch.setattr(kept, "COMMIT_BYTES", 1000)
-    monkeypatch.setattr(nodelogs, "FILE_BYTES", 8000)
+    monkeypatch.setattr(node_logs, "FILE_BYTES", 8000)
     monkeypatch.setattr(local, "PAGE_BYTES", 16_000)
     job = seed("ended", DONE, {"0": numbered(2000), "1": ""})
     left, real = calls, blocks.encoded

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import database as databases
 from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.money import ledger, reserving
-from cloudtrain.launcher.money.budgets import Budget
-from cloudtrain.launcher.refresh import refresh
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs import reserve
+from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.store import database as databases
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.budgets import LedgerBudget
+from cloudtrain.launcher.store.registry import Registry
 
 USD = 1_000_000
 NOVEMBER_S = 1_795_348_800.0  # 2026-11-22 12:00 UTC
@@ -47,7 +48,7 @@ def submit(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Jo
             made = make_job(job_id, number)
             attempt = replace(made.attempt, plan=plan)
             job = replace(made, attempt=attempt, config={"project": {"name": project}} if project else {})
-            reserving.reserve(registry, job.attempt, job.config)
+            reserve.reserve(registry, job.attempt, job.config)
             return job
 
         return registry.add(name, make, exclusive=True, key=None)[0]
@@ -57,7 +58,7 @@ def submit(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Jo
 
 def limit(registry: Registry, usd: float, project: str = "vision", period: Any = "all") -> None:
     """Set a budget."""
-    ledger.set_budget(registry.database, Budget(project, period, round(usd * USD)))
+    ledger.set_budget(registry.database, LedgerBudget(project, period, round(usd * USD)))
 
 
 def left(registry: Registry, project: str = "vision") -> list[int]:
@@ -200,7 +201,7 @@ def test_further_attempt_reserves_anew_beside_what_was_spent(registry: Registry,
     def again() -> None:
         with registry.database.transaction():
             registry.add_attempt(second, job.config, {})
-            reserving.reserve(registry, second, job.config)
+            reserve.reserve(registry, second, job.config)
 
     with pytest.raises(BudgetError, match=r"left (9|8\.99)"):
         again()
@@ -214,7 +215,7 @@ def test_reservation_is_made_once(registry: Registry, submit: Callable[..., Job]
     """The same attempt again holds nothing more."""
     limit(registry, 10)
     job = submit("one")
-    reserving.reserve(registry, job.attempt, job.config)
+    reserve.reserve(registry, job.attempt, job.config)
     assert left(registry) == [0]
 
 
@@ -246,7 +247,7 @@ def test_registry_of_the_first_version_loses_nothing(
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(home))
     new = Registry()
     assert [new.find(name) for name in ("runs", "ended", "unsent")] == before
-    reserving.adopt(new)
+    reserve.adopt(new)
     assert [(held.job_id, held.amount_micro) for held in ledger.held(new.database)] == [("runs", 10 * USD)]
     assert ledger.months(new.database) == {"": {"1970-01": 5 * USD}}
 
@@ -282,7 +283,7 @@ def test_reconcile_says_what_cannot_be_asked_and_keeps_it_reserved(
     monkeypatch.setitem(sys.modules, "away", Away("away"))
     job = submit("one")
     registry.mark_sent(job.attempt, {"x": 1})
-    failures = reserving.reconcile(registry)
+    failures = reserve.reconcile(registry)
     assert failures == ["one: local does not answer; its worst case stays reserved"]
     assert [held.job_id for held in ledger.held(registry.database)] == ["one"]
 
@@ -292,7 +293,7 @@ def test_reconcile_goes_on_past_a_job_of_a_backend_that_is_gone(registry: Regist
     job = submit("one")
     registry.mark_sent(job.attempt, {"x": 1})
     registry.database.execute("UPDATE jobs SET backend = 'gone'")
-    failures = reserving.reconcile(registry)
+    failures = reserve.reconcile(registry)
     assert [failure.startswith("one: ") and "`gone`" in failure for failure in failures] == [True], failures
     assert [held.job_id for held in ledger.held(registry.database)] == ["one"]
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher import asking, cli
+from cloudtrain.launcher import cli
 from cloudtrain.launcher.errors import CredentialError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs import poller
+from cloudtrain.launcher.store.registry import Registry
 
 
 def run(*args: str) -> None:
@@ -28,7 +29,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refresh(registry: Registry, job: Job) -> Job:
         raise CredentialError("the token has expired")
 
-    monkeypatch.setattr(asking, "refresh", refresh)
+    monkeypatch.setattr(poller, "refresh", refresh)
 
 
 @pytest.mark.usefixtures("refused")

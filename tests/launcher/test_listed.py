@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher import asking, causes, database, listed
-from cloudtrain.launcher.describe import as_json
 from cloudtrain.launcher.errors import ConfigError, CredentialError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.listed import Choice, chosen
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs import causes, list_cache, poller
+from cloudtrain.launcher.jobs.describe import as_json
+from cloudtrain.launcher.jobs.list_cache import JobFilter, chosen
+from cloudtrain.launcher.store import database
+from cloudtrain.launcher.store.registry import Registry
 
 DONE = State("succeeded", started_s=1000.0, ended_s=4600.0)
 
@@ -41,14 +42,14 @@ def add(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
 
 def ids(registry: Registry, **choice: Any) -> list[str]:
     """Return the ids of the jobs that are chosen so."""
-    return [line.job_id for line in chosen(registry, Choice(**choice)).lines]
+    return [line.job_id for line in chosen(registry, JobFilter(**choice)).lines]
 
 
 def test_listed_keeps_what_status_says_of_a_job_that_has_ended(registry: Registry, add: Callable[..., Job]) -> None:
     """The JSON that is kept is the very one that is made of the job."""
     job = add("done")
     for _ in range(2):  # made, then kept
-        (line,) = chosen(registry, Choice(), described=True).lines
+        (line,) = chosen(registry, JobFilter(), described=True).lines
         assert json.loads(line.described) == as_json(job, [job.attempt])
         assert (line.outcome, line.progress, line.ranks) == ("succeeded", "step 5/9 loss 0.5", "2 x 1")
     assert len(registry.database.execute("SELECT 1 FROM listed")) == 1
@@ -59,11 +60,11 @@ def test_listed_drops_what_it_kept_as_soon_as_the_job_changes(registry: Registry
     job = add("done")
     assert ids(registry) == ["done"]
     registry.set_state(job.attempt, State("failed", "error"), {})
-    assert chosen(registry, Choice()).lines[0].outcome == "failed (error)"
+    assert chosen(registry, JobFilter()).lines[0].outcome == "failed (error)"
     registry.add_attempt(replace(job.attempt, number=2, phase="intent", state=State("pending")), {}, {})
-    assert chosen(registry, Choice()).lines[0].outcome == "pending"
+    assert chosen(registry, JobFilter()).lines[0].outcome == "pending"
     registry.mark_never_sent(registry.attempt(job, 2), State("failed", "error", detail="refused"))
-    assert chosen(registry, Choice()).lines[0].outcome == "not sent"
+    assert chosen(registry, JobFilter()).lines[0].outcome == "not sent"
 
 
 def test_listed_makes_all_anew_where_their_form_has_changed(
@@ -71,11 +72,11 @@ def test_listed_makes_all_anew_where_their_form_has_changed(
 ) -> None:
     """A newer version's words are not mixed with what an older one kept."""
     add("done")
-    chosen(registry, Choice())
+    chosen(registry, JobFilter())
     registry.database.execute("UPDATE listed SET outcome = 'as it was said once'")
-    assert chosen(registry, Choice()).lines[0].outcome == "as it was said once"
-    monkeypatch.setattr(listed, "FORM", listed.FORM + 1)
-    assert chosen(registry, Choice()).lines[0].outcome == "succeeded"
+    assert chosen(registry, JobFilter()).lines[0].outcome == "as it was said once"
+    monkeypatch.setattr(list_cache, "FORM", list_cache.FORM + 1)
+    assert chosen(registry, JobFilter()).lines[0].outcome == "succeeded"
 
 
 ERRORS = [
@@ -110,12 +111,12 @@ def test_listed_form_stands_for_these_words(make_job: Callable[..., Job]) -> Non
         job = make_job("golden-1", config=config, created_s=900.0, seq=1)
         last = replace(job.attempt, number=2, phase="sent", state=state, progress=FAR, created_s=900.0)
         before = replace(last, number=1, state=State("failed", "preempted", True, None, 100.0, 700.0))
-        told += [listed.row_of(replace(job, attempt=last), [before, last], 5000.0)]
+        told += [list_cache.row_of(replace(job, attempt=last), [before, last], 5000.0)]
     told = json.loads(json.dumps(told))
     for row in told[1:]:
-        row[len(listed.Line._fields)] = None
+        row[len(list_cache.ListRow._fields)] = None
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
-    assert (listed.FORM, digest) == PINNED, "raise listed.FORM and pin what is said now"
+    assert (list_cache.FORM, digest) == PINNED, "raise listed.FORM and pin what is said now"
 
 
 def test_listed_shows_the_newest_first_and_no_more_than_asked(registry: Registry, add: Callable[..., Job]) -> None:
@@ -124,7 +125,7 @@ def test_listed_shows_the_newest_first_and_no_more_than_asked(registry: Registry
         add(f"job-{number}", State("running", started_s=1000.0) if number % 2 else DONE)
     assert ids(registry) == [f"job-{number}" for number in reversed(range(6))]
     assert ids(registry, limit=3) == ["job-5", "job-4", "job-3"]
-    assert [job.id for job in chosen(registry, Choice(limit=3)).active] == ["job-5", "job-3"]
+    assert [job.id for job in chosen(registry, JobFilter(limit=3)).active] == ["job-5", "job-3"]
 
 
 @pytest.mark.parametrize(
@@ -186,14 +187,14 @@ def test_listed_tells_of_a_job_once_that_ends_while_it_looks(
     monkeypatch.setattr(registry, "jobs", then_it_ends)
     assert ids(registry) == ["runs", "done"]
     monkeypatch.undo()
-    assert [line.state for line in chosen(registry, Choice()).lines] == ["succeeded", "succeeded"]
+    assert [line.state for line in chosen(registry, JobFilter()).lines] == ["succeeded", "succeeded"]
 
 
 def test_listed_keeps_nothing_of_a_job_that_has_changed_since(
     registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was made of it is shown this once; the next list makes it anew."""
-    job, row_of = add("done"), listed.row_of
+    job, row_of = add("done"), list_cache.row_of
 
     def then_it_changes(*told: Any) -> tuple[Any, ...]:
         other = Registry(registry.folder)
@@ -201,10 +202,10 @@ def test_listed_keeps_nothing_of_a_job_that_has_changed_since(
         other.close()
         return row_of(*told)
 
-    monkeypatch.setattr(listed, "row_of", then_it_changes)
-    assert [line.outcome for line in chosen(registry, Choice()).lines] == ["succeeded"]
+    monkeypatch.setattr(list_cache, "row_of", then_it_changes)
+    assert [line.outcome for line in chosen(registry, JobFilter()).lines] == ["succeeded"]
     monkeypatch.undo()
-    assert [line.outcome for line in chosen(registry, Choice()).lines] == ["failed (error)"]
+    assert [line.outcome for line in chosen(registry, JobFilter()).lines] == ["failed (error)"]
 
 
 @pytest.mark.parametrize("state", [DONE, State("running", started_s=1000.0)])
@@ -220,9 +221,9 @@ def test_listed_hides_no_job_for_another_that_cannot_be_described(
             raise TypeError("no such thing")
         return "fine"
 
-    monkeypatch.setattr(listed, "outcome", outcome)
+    monkeypatch.setattr(list_cache, "outcome", outcome)
     for _ in range(2):
-        odd, a = chosen(registry, Choice(), described=True).lines
+        odd, a = chosen(registry, JobFilter(), described=True).lines
         assert (odd.outcome, odd.progress, odd.money, a.outcome) == (state.state, "?", "?", "fine")
         assert json.loads(odd.described)["fault"] == "it cannot be described: TypeError: no such thing"
 
@@ -236,8 +237,8 @@ def test_listed_leaves_out_what_has_left_the_chosen_states_when_it_is_asked(
     def ask(jobs: list[Job]) -> list[Job]:
         return [replace(job, attempt=replace(job.attempt, state=DONE)) for job in jobs]
 
-    assert chosen(registry, Choice(states=frozenset({"running"})), ask).lines == []
-    assert [line.state for line in chosen(registry, Choice(states=frozenset({"succeeded"})), ask).lines] == [
+    assert chosen(registry, JobFilter(states=frozenset({"running"})), ask).lines == []
+    assert [line.state for line in chosen(registry, JobFilter(states=frozenset({"succeeded"})), ask).lines] == [
         "succeeded"
     ]
 
@@ -255,8 +256,8 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], boo
                 return found
 
         clock = SimpleNamespace(monotonic=lambda: 1e9 if len(taken) >= count and holds() else 0.0)
-        monkeypatch.setattr(asking, "queue", SimpleNamespace(SimpleQueue=Counting, Empty=queue.Empty))
-        monkeypatch.setattr(asking, "time", clock)
+        monkeypatch.setattr(poller, "queue", SimpleNamespace(SimpleQueue=Counting, Empty=queue.Empty))
+        monkeypatch.setattr(poller, "time", clock)
 
     return until
 
@@ -279,9 +280,9 @@ def test_asking_waits_for_no_backend_that_does_not_answer(
             raise CredentialError("the token has expired")
         return replace(job, attempt=replace(job.attempt, state=DONE))
 
-    monkeypatch.setattr(asking, "refresh", refresh)
+    monkeypatch.setattr(poller, "refresh", refresh)
     patience(2, lambda: True)
-    answers = asking.ask(registry, jobs, 0.05)
+    answers = poller.ask(registry, jobs, 0.05)
     release.set()
     told = {job_id: (type(fault).__name__, fault.message) for job_id, fault in answers.faults.items()}
     assert told == {
@@ -311,9 +312,9 @@ def test_asking_leaves_a_silent_backend_to_itself(
             raise CredentialError("too late")
         return replace(job, attempt=replace(job.attempt, state=DONE))
 
-    monkeypatch.setattr(asking, "refresh", refresh)
+    monkeypatch.setattr(poller, "refresh", refresh)
     patience(1, lambda: len(asked) == 16)
-    answers = asking.ask(registry, jobs, 0.05)
+    answers = poller.ask(registry, jobs, 0.05)
     release.set()
     assert answers.jobs[-1].attempt.state.state == "succeeded"
     words = [answers.faults[f"silent-{n}"].message for n in range(count)]
@@ -330,7 +331,7 @@ def test_asking_says_why_the_registry_cannot_be_opened(
     def refuse(folder: Path) -> Registry:
         raise ConfigError("too many open files")
 
-    monkeypatch.setattr(asking, "Registry", refuse)
-    answers = asking.ask(registry, jobs, 60.0)
+    monkeypatch.setattr(poller, "Registry", refuse)
+    answers = poller.ask(registry, jobs, 60.0)
     assert {fault.message for fault in answers.faults.values()} == {"too many open files"}
     assert len(answers.faults) == 20

@@ -9,14 +9,14 @@ import pytest
 from rich.cells import cell_len
 
 from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.live.choice import Action, Choice, steer
+from cloudtrain.launcher.live.choice import Action, ViewState, steer
 from cloudtrain.launcher.live.curves import BINS, curves_of
 from cloudtrain.launcher.live.feed import pause_s
 from cloudtrain.launcher.live.keys import decode
-from cloudtrain.launcher.logs.plain import LONGEST, cleaned
-from cloudtrain.launcher.series import Point, Series
-from cloudtrain.launcher.signs import ASCII, UNICODE, signs_of
-from cloudtrain.launcher.spark import bar, chart, stacked
+from cloudtrain.launcher.store.series import Point, Series
+from cloudtrain.launcher.text.charts import bar, chart, stacked
+from cloudtrain.launcher.text.signs import ASCII, UNICODE, signs_of
+from cloudtrain.launcher.text.visible import LONGEST, cleaned
 
 JOBS = ("a", "b", "c")
 LINES = tuple(LogLine(str(n), 0, 0, 0.0) for n in range(100))
@@ -131,7 +131,7 @@ def test_escape_alone_is_a_key_once_nothing_follows() -> None:
     assert decode(b"\x1b", is_all=True) == (["escape"], b"")
 
 
-def pressed(choice: Choice, *keys: str, lines: Sequence[LogLine] = LINES) -> tuple[Choice, Action | None]:
+def pressed(choice: ViewState, *keys: str, lines: Sequence[LogLine] = LINES) -> tuple[ViewState, Action | None]:
     """Return the choice after the keys, and what the last one asked for."""
     action = None
     for key in keys:
@@ -141,7 +141,7 @@ def pressed(choice: Choice, *keys: str, lines: Sequence[LogLine] = LINES) -> tup
 
 def test_keys_choose_and_open_a_job_and_come_back() -> None:
     """From the table, with arrows or letters."""
-    choice, action = pressed(Choice(chosen="a"), "down", "j", "down", "k", "enter")
+    choice, action = pressed(ViewState(chosen="a"), "down", "j", "down", "k", "enter")
     assert (choice.opened, action) == ("b", Action("open", "b"))
     choice, action = pressed(choice, "escape")
     assert (choice.opened, choice.chosen, action) == (None, "b", Action("open", ""))
@@ -150,7 +150,7 @@ def test_keys_choose_and_open_a_job_and_come_back() -> None:
 
 def test_single_job_is_left_by_q_alone() -> None:
     """There is no table to go back to, and a torn key must not end the watch."""
-    choice = Choice(opened="a", is_single=True)
+    choice = ViewState(opened="a", is_single=True)
     assert pressed(choice, "escape") == (choice, None)
     assert pressed(choice, "q")[1] == Action("quit")
 
@@ -158,20 +158,20 @@ def test_single_job_is_left_by_q_alone() -> None:
 @pytest.mark.parametrize(("key", "is_asked"), [("y", True), ("Y", True), ("n", False), ("enter", False), ("q", False)])
 def test_stop_needs_a_yes(key: str, is_asked: bool) -> None:
     """Anything else is a no, and does nothing besides."""
-    choice, action = pressed(Choice(opened="b", is_single=True), "s", key)
+    choice, action = pressed(ViewState(opened="b", is_single=True), "s", key)
     assert action == (Action("stop", "b") if is_asked else None)
     assert choice.asks is None
 
 
 def test_stop_asks_for_the_job_that_was_chosen_then() -> None:
     """Though the table moves on while the question waits."""
-    choice, _ = steer(Choice(chosen="b"), "s", JOBS)
+    choice, _ = steer(ViewState(chosen="b"), "s", JOBS)
     assert steer(choice, "y", ("new", *JOBS))[1] == Action("stop", "b")
 
 
 def test_rank_that_a_job_has_not_is_refused() -> None:
     """As `logs --rank` does: it would show no lines for ever."""
-    choice, _ = steer(Choice(opened="a", typing="0-9"), "enter", JOBS, ranks=9)
+    choice, _ = steer(ViewState(opened="a", typing="0-9"), "enter", JOBS, ranks=9)
     assert (choice.word, choice.typing) == ("no such rank; its ranks are 0 to 8", "0-9")
     choice, action = steer(choice, "enter", JOBS, ranks=10)
     assert (choice.typing, action) == (None, Action("open", "a"))
@@ -179,27 +179,27 @@ def test_rank_that_a_job_has_not_is_refused() -> None:
 
 def test_ranks_are_typed_and_taken_with_enter() -> None:
     """What names none is said, and can be mended; Escape leaves them as they were."""
-    choice, action = pressed(Choice(opened="a"), "r", "0", ",", "3", "-", "5", "enter")
+    choice, action = pressed(ViewState(opened="a"), "r", "0", ",", "3", "-", "5", "enter")
     assert (choice.ranks, choice.typing, action) == ("0,3-5", None, Action("open", "a"))
     choice, action = pressed(choice, "r", "back", "back", "-", "enter")
     assert (action, "names no ranks" in choice.word) == (None, True)
     assert pressed(choice, "escape")[0].ranks == "0,3-5"
-    assert pressed(Choice(opened="a", ranks="0"), "r", "back", "enter")[0].ranks == ""
+    assert pressed(ViewState(opened="a", ranks="0"), "r", "back", "enter")[0].ranks == ""
 
 
 def test_scrolling_back_holds_the_log_and_end_goes_on() -> None:
     """Not above its first line."""
-    choice, _ = pressed(Choice(opened="a"), "up", "page up")
+    choice, _ = pressed(ViewState(opened="a"), "up", "page up")
     assert (choice.back, choice.held) == (11, LINES)
     assert pressed(choice, *["page up"] * 20)[0].back == 90
     assert pressed(choice, "home")[0].back == 90
     assert pressed(choice, "end")[0].held is None
-    assert pressed(Choice(opened="a"), "down")[0].held is None
+    assert pressed(ViewState(opened="a"), "down")[0].held is None
 
 
 def test_pause_holds_the_log_until_the_next() -> None:
     """By p or the space bar."""
-    choice, _ = pressed(Choice(opened="a"), "p")
+    choice, _ = pressed(ViewState(opened="a"), "p")
     assert choice.held == LINES
     assert pressed(choice, " ")[0].held is None
 

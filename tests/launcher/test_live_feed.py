@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import retry, stopping
-from cloudtrain.launcher import watch as watching
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
-from cloudtrain.launcher.gate import Gate
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.jobs import retry, stopping
+from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.live import feed as feeds
 from cloudtrain.launcher.live import tail as tails
-from cloudtrain.launcher.live.feed import Feed
+from cloudtrain.launcher.live.feed import JobFeed
 from cloudtrain.launcher.live.sight import Sight
-from cloudtrain.launcher.live.tail import Tail
+from cloudtrain.launcher.live.tail import LogTail
 from cloudtrain.launcher.notices import claims
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.quiesce import QuiesceLock
+from cloudtrain.launcher.store.registry import Registry
 
 
 def runs() -> State:
@@ -37,12 +37,12 @@ def ended() -> State:
 
 
 @pytest.fixture
-def feed() -> Iterator[Callable[..., Feed]]:
+def feed() -> Iterator[Callable[..., JobFeed]]:
     """Return what begins a feed, which is closed at the end."""
-    begun: list[Feed] = []
+    begun: list[JobFeed] = []
 
-    def begin(*names: str) -> Feed:
-        begun.append(Feed(names))
+    def begin(*names: str) -> JobFeed:
+        begun.append(JobFeed(names))
         return begun[-1]
 
     yield begin
@@ -58,7 +58,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], State]
     return lambda answer: monkeypatch.setattr(local, "state", answer)
 
 
-def sight(feed: Feed, job_id: str) -> Sight:
+def sight(feed: JobFeed, job_id: str) -> Sight:
     """Return what is seen of a job now."""
     found = feed.scene(time.time()).of(job_id)
     assert found is not None
@@ -66,7 +66,7 @@ def sight(feed: Feed, job_id: str) -> Sight:
 
 
 def test_picture_is_there_before_any_backend_answers(
-    seed: Callable[..., Job], feed: Callable[..., Feed], answers: Callable[..., None], wait_until: Callable[..., Any]
+    seed: Callable[..., Job], feed: Callable[..., JobFeed], answers: Callable[..., None], wait_until: Callable[..., Any]
 ) -> None:
     """What the registry knows is shown at once, and since when the backend is being asked."""
     is_answered = threading.Event()
@@ -89,7 +89,7 @@ def test_picture_is_there_before_any_backend_answers(
 
 
 def test_silent_backend_is_shown_and_asked_on(
-    seed: Callable[..., Job], feed: Callable[..., Feed], answers: Callable[..., None], wait_until: Callable[..., Any]
+    seed: Callable[..., Job], feed: Callable[..., JobFeed], answers: Callable[..., None], wait_until: Callable[..., Any]
 ) -> None:
     """The job stays what it was."""
 
@@ -104,7 +104,7 @@ def test_silent_backend_is_shown_and_asked_on(
 
 
 def test_end_of_one_job_is_seen_beside_the_fault_of_another(
-    seed: Callable[..., Job], feed: Callable[..., Feed], answers: Callable[..., None], wait_until: Callable[..., Any]
+    seed: Callable[..., Job], feed: Callable[..., JobFeed], answers: Callable[..., None], wait_until: Callable[..., Any]
 ) -> None:
     """Each by itself."""
     answers(lambda ref: {}["no such"] if "broken" in ref["folder"] else replace(ended(), ended_s=time.time()))
@@ -117,7 +117,7 @@ def test_end_of_one_job_is_seen_beside_the_fault_of_another(
 
 def test_attempt_that_a_job_has_earned_is_sent_by_the_live_view(
     seed: Callable[..., Job],
-    feed: Callable[..., Feed],
+    feed: Callable[..., JobFeed],
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
 ) -> None:
@@ -133,7 +133,7 @@ def test_attempt_that_a_job_has_earned_is_sent_by_the_live_view(
 
 
 def test_job_that_is_submitted_meanwhile_joins_the_table(
-    seed: Callable[..., Job], feed: Callable[..., Feed], answers: Callable[..., None], wait_until: Callable[..., Any]
+    seed: Callable[..., Job], feed: Callable[..., JobFeed], answers: Callable[..., None], wait_until: Callable[..., Any]
 ) -> None:
     """Active ones come first, the newest before the others."""
     answers(lambda ref: runs())
@@ -147,11 +147,11 @@ def test_job_that_is_submitted_meanwhile_joins_the_table(
 
 
 def test_opened_job_has_its_curves_and_alerts(
-    seed: Callable[..., Job], feed: Callable[..., Feed], wait_until: Callable[..., Any]
+    seed: Callable[..., Job], feed: Callable[..., JobFeed], wait_until: Callable[..., Any]
 ) -> None:
     """Other jobs have no need of them."""
     from cloudtrain.entrypoints.notices.message import Notice
-    from cloudtrain.launcher import series
+    from cloudtrain.launcher.store import series
 
     seed("told", ended())
     registry = Registry()
@@ -165,12 +165,12 @@ def test_opened_job_has_its_curves_and_alerts(
     watched.open("told")
     curves = wait_until(lambda: sight(watched, "told").curves)
     assert curves.loss.newest == 0.5
-    assert sight(watched, "told").alerts == (claims.Told("budget:50@9", 100.0, ("slack", "terminal")),)
+    assert sight(watched, "told").alerts == (claims.Sent("budget:50@9", 100.0, ("slack", "terminal")),)
 
 
 def test_stop_is_asked_for_as_the_command_does(
     seed: Callable[..., Job],
-    feed: Callable[..., Feed],
+    feed: Callable[..., JobFeed],
     answers: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
@@ -187,14 +187,14 @@ def test_stop_is_asked_for_as_the_command_does(
 
 
 def test_stop_that_is_under_way_is_waited_for(
-    seed: Callable[..., Job], feed: Callable[..., Feed], monkeypatch: pytest.MonkeyPatch
+    seed: Callable[..., Job], feed: Callable[..., JobFeed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever leaves meanwhile is told what came of it; or that it is not known."""
     goes_on = threading.Event()
 
-    def slow(registry: Registry, name: str) -> stopping.Asked:
+    def slow(registry: Registry, name: str) -> stopping.StopResult:
         assert goes_on.wait(60)
-        return stopping.Asked(registry.find(name), "asked")
+        return stopping.StopResult(registry.find(name), "asked")
 
     monkeypatch.setattr(stopping, "ask", slow)
     seed("money", ended())
@@ -209,7 +209,10 @@ def test_stop_that_is_under_way_is_waited_for(
 
 
 def test_job_that_ended_too_long_ago_leaves_the_table(
-    seed: Callable[..., Job], feed: Callable[..., Feed], monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+    seed: Callable[..., Job],
+    feed: Callable[..., JobFeed],
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: Callable[..., Any],
 ) -> None:
     """But for the one that somebody looks at, or points at."""
     for name in ("old", "opened", "marked"):
@@ -230,7 +233,7 @@ def test_job_that_ended_too_long_ago_leaves_the_table(
 
 def test_registry_that_is_busy_for_a_moment_ends_no_look_for_good(
     seed: Callable[..., Job],
-    feed: Callable[..., Feed],
+    feed: Callable[..., JobFeed],
     answers: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
@@ -261,7 +264,10 @@ def test_registry_that_is_busy_for_a_moment_ends_no_look_for_good(
 
 
 def test_nothing_that_others_wait_for_stands_still_half_way(
-    seed: Callable[..., Job], feed: Callable[..., Feed], answers: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    seed: Callable[..., Job],
+    feed: Callable[..., JobFeed],
+    answers: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A suspension waits for the look that is under way, and lets no other begin."""
     looks, goes_on = threading.Semaphore(0), threading.Event()
@@ -287,7 +293,7 @@ def test_nothing_that_others_wait_for_stands_still_half_way(
 
 def test_gate_lets_those_inside_go_on_and_out(wait_until: Callable[..., Any]) -> None:
     """Also the one who shuts it; who cannot wait for them is told so."""
-    gate, inside, goes_on, begun = Gate(), threading.Event(), threading.Event(), list[str]()
+    gate, inside, goes_on, begun = QuiesceLock(), threading.Event(), threading.Event(), list[str]()
 
     def work() -> None:
         with gate.passing():
@@ -321,7 +327,7 @@ def test_log_is_read_by_a_thread_and_of_the_ranks_chosen(
     """To its end, where the job has ended."""
     seed("ended", ended(), {"0": "one\ntwo\n", "1": "other\n"})
     for ranks, lines in ((None, {"one", "two", "other"}), (frozenset({1}), {"other"})):
-        tail = Tail(home, "ended", ranks)
+        tail = LogTail(home, "ended", ranks)
         shot = wait_until(lambda tail=tail: tail.shot() if tail.shot().is_over else None)
         assert ({line.text for line in shot.lines if line.rank is not None}, shot.fault) == (lines, "")
         tail.close()
@@ -337,7 +343,7 @@ def test_log_that_cannot_be_read_says_why(
 
     monkeypatch.setattr(backends.load("local"), "logs", silent)
     seed("far", runs())
-    tail = Tail(home, "far")
+    tail = LogTail(home, "far")
     assert "no route to host" in wait_until(lambda: tail.shot().fault)
     tail.close()
 
@@ -350,9 +356,9 @@ def test_log_fault_without_words_is_told_by_its_name(
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise OSError
 
-    monkeypatch.setattr(tails, "Stream", broken)
+    monkeypatch.setattr(tails, "LogStream", broken)
     seed("odd", runs())
-    tail = Tail(home, "odd")
+    tail = LogTail(home, "odd")
     assert wait_until(lambda: tail.shot().fault) == "OSError"
     tail.close(10.0)
 
@@ -371,10 +377,10 @@ def test_logs_that_hang_do_not_grow_in_number(
     monkeypatch.setattr(backends.load("local"), "logs", hangs)
     monkeypatch.setattr(tails, "_READING", threading.BoundedSemaphore(1))
     seed("hangs", runs())
-    first = Tail(home, "hangs")
+    first = LogTail(home, "hangs")
     assert is_asked.wait(60)
     first.close()
-    second = Tail(home, "hangs")
+    second = LogTail(home, "hangs")
     assert "have not been answered" in wait_until(lambda: second.shot().fault)
     goes_on.set()
     wait_until(lambda: second.shot().is_read)

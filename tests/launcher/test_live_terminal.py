@@ -257,7 +257,7 @@ def test_our_own_fault_leaves_the_terminal_as_it_was(
 
 LOUD = """\
 import os, subprocess
-from cloudtrain.launcher import watch
+from cloudtrain.launcher.jobs import watch
 def look(registry, herald, job):
     os.write(1, b"by the process itself\\n")
     subprocess.run(["sh", "-c", "echo by a child of it >&2"])
@@ -295,7 +295,7 @@ def test_stop_is_asked_first_and_then_said(terminal: Callable[..., Terminal], se
 
 SLOW = """\
 import os, time
-from cloudtrain.launcher import stopping
+from cloudtrain.launcher.jobs import stopping
 def ask(registry, name, *, now=False, first=stopping.ask):
     while not os.path.exists(os.environ["ANSWERS"]):
         time.sleep(0.01)

@@ -15,15 +15,15 @@ from rich.text import Text
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.live import jobview, show, tableview
-from cloudtrain.launcher.live.choice import Choice, steer
+from cloudtrain.launcher.live.choice import ViewState, steer
 from cloudtrain.launcher.live.curves import curves_of
 from cloudtrain.launcher.live.painter import Painter
 from cloudtrain.launcher.live.sight import Curves, Scene, Sight, TailShot
-from cloudtrain.launcher.money import curve
 from cloudtrain.launcher.money.outlook import outlook
-from cloudtrain.launcher.notices.claims import Told
-from cloudtrain.launcher.series import Point, Series
-from cloudtrain.launcher.signs import ASCII, UNICODE
+from cloudtrain.launcher.notices.claims import Sent
+from cloudtrain.launcher.store import curve
+from cloudtrain.launcher.store.series import Point, Series
+from cloudtrain.launcher.text.signs import ASCII, UNICODE
 
 NOW = 1_763_820_000.0  # 14:00:00 UTC
 PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 2.4, "cap_s": 7200, "deadline_s": 6900}
@@ -171,13 +171,13 @@ up/down choose  Enter open  s stop a job  q quit  ? help
 
 def picture(sight: Sight, tail: TailShot | None = None, size: tuple[int, int] = (80, 24), **changes: Any) -> list[Text]:
     """Return a job's screen."""
-    choice = changes.pop("choice", Choice(opened=sight.job.id, is_single=True))
+    choice = changes.pop("choice", ViewState(opened=sight.job.id, is_single=True))
     return jobview.view(sight, tail or TailShot(), choice, size, changes.pop("signs", UNICODE), NOW, **changes)
 
 
 def test_job_in_80x24_is_shown_whole(sight: Callable[..., Sight]) -> None:
     """Figures, curves, money and log, each in its place."""
-    alerts = (Told("budget:50@10000000", NOW - 300, ("terminal", "slack")), Told("started:2", NOW - 600, ("slack",)))
+    alerts = (Sent("budget:50@10000000", NOW - 300, ("terminal", "slack")), Sent("started:2", NOW - 600, ("slack",)))
     seen = sight(curves=curves_of(steps()), alerts=alerts)
     rows = picture(seen, log("step 590/2000 loss 0.156", "step 600/2000 loss 0.1534"))
     assert drawn(rows) + "\n" == JOB_80x24
@@ -196,7 +196,7 @@ def test_table_in_80x24_is_shown_whole(sight: Callable[..., Sight]) -> None:
     failed = State("failed", "error", error={"message": "x"}, started_s=NOW - 60, ended_s=NOW)
     sights = (sight(), sight("queued-abcde", State("pending"), progress={}), sight("failing", failed, progress={}))
     scene = Scene(sights, NOW, ((NOW - 5, "queued-abcde: the backend is slow"),))
-    rows = tableview.view(scene, Choice(chosen="queued-abcde"), (80, 24), UNICODE, "all jobs")
+    rows = tableview.view(scene, ViewState(chosen="queued-abcde"), (80, 24), UNICODE, "all jobs")
     assert drawn(rows) + "\n" == TABLE_80x24
 
 
@@ -207,12 +207,12 @@ def test_no_picture_is_larger_than_the_screen(sight: Callable[..., Sight], size:
     seen = sight(curves=curves_of(steps()), fault="\x1b[2J[red]" + "far too long " * 40)
     scene = Scene(tuple(replace(seen, job=replace(seen.job, id=f"job-{n}" * (n % 5 + 1))) for n in range(40)), NOW)
     choices = [
-        Choice(opened="x"),
-        Choice(opened="x", is_large=True),
-        Choice(opened="x", typing="0,1"),
-        Choice(opened="x", wraps=True),
-        Choice(opened="x", helps=True),
-        Choice(asks="x"),
+        ViewState(opened="x"),
+        ViewState(opened="x", is_large=True),
+        ViewState(opened="x", typing="0,1"),
+        ViewState(opened="x", wraps=True),
+        ViewState(opened="x", helps=True),
+        ViewState(asks="x"),
     ]
     for choice in choices:
         for rows in (
@@ -256,7 +256,7 @@ def test_odd_figures_of_one_job_drive_no_terminal_and_hide_no_other(
     odd = replace(good, job=replace(good.job, id="odd"))
     odd = replace(odd, job=replace(odd.job, attempt=replace(odd.job.attempt, progress=progress, state=state)))
     scene = Scene((odd, good), NOW)
-    table = tableview.view(scene, Choice(), (100, 24), UNICODE, "")
+    table = tableview.view(scene, ViewState(), (100, 24), UNICODE, "")
     assert "step 600/2000" not in drawn(picture(odd))
     assert any("digits-4k2pw" in row.plain and "0.1534" in row.plain for row in table)
     for rows in (picture(odd, log("its log")), table):
@@ -290,14 +290,14 @@ def test_larger_log_takes_the_figures_room(sight: Callable[..., Sight]) -> None:
     """And gives it back."""
     seen, lines = sight(curves=curves_of(steps())), log(*(str(n) for n in range(99)))
     small = drawn(picture(seen, lines)).count("[r0]")
-    large = drawn(picture(seen, lines, choice=Choice(opened="x", is_large=True))).count("[r0]")
+    large = drawn(picture(seen, lines, choice=ViewState(opened="x", is_large=True))).count("[r0]")
     assert (small, large) == (10, 19)
 
 
 def test_long_line_is_wrapped_if_asked(sight: Callable[..., Sight]) -> None:
     """No text is lost: the rows behind the first are indented below the text."""
     line = "".join(chr(ord("a") + n % 26) for n in range(200))
-    rows = drawn(picture(sight(), log(line), choice=Choice(opened="x", wraps=True))).splitlines()
+    rows = drawn(picture(sight(), log(line), choice=ViewState(opened="x", wraps=True))).splitlines()
     begin = next(place for place, row in enumerate(rows) if row.startswith("[r0]"))
     assert "".join(row[5:].rstrip() for row in rows[begin : begin + 3]) == line
 
@@ -310,14 +310,14 @@ def test_paths_in_the_log_begin_in_the_job_folder(sight: Callable[..., Sight]) -
 
 def test_help_shows_every_key_until_a_key_is_pressed(sight: Callable[..., Sight]) -> None:
     """The help is the same for a job and for the table."""
-    choice, _ = steer(Choice(opened="x"), "?", ["x"])
+    choice, _ = steer(ViewState(opened="x"), "?", ["x"])
     told = drawn(picture(sight(), log("a line"), (80, 40), choice=choice))
     assert ("wrap long lines" in told, "any key closes" in told, "a line" in told) == (True, True, False)
     table = drawn(
         tableview.view(Scene(sights=(sight(),), now_s=NOW), replace(choice, opened=None), (80, 24), UNICODE, "all")
     )
     assert "wrap long lines" in table
-    assert steer(choice, "s", ["x"]) == (Choice(opened="x"), None)
+    assert steer(choice, "s", ["x"]) == (ViewState(opened="x"), None)
 
 
 def test_wide_screen_draws_curves_of_several_rows(sight: Callable[..., Sight]) -> None:
@@ -330,7 +330,7 @@ def test_wide_screen_draws_curves_of_several_rows(sight: Callable[..., Sight]) -
 def test_scrolled_log_shows_what_came_before(sight: Callable[..., Sight]) -> None:
     """As it was when the user went back, whatever comes since."""
     held = log(*(f"line {n}" for n in range(100))).lines
-    choice = Choice(opened="x", held=tuple(held), back=40)
+    choice = ViewState(opened="x", held=tuple(held), back=40)
     told = drawn(picture(sight(), log("newer"), choice=choice))
     assert "line 59\n" in told
     assert "newer" not in told
@@ -352,7 +352,7 @@ def test_what_keeps_the_picture_old_is_said(sight: Callable[..., Sight], changes
 def test_word_about_a_job_goes_with_its_end(sight: Callable[..., Sight]) -> None:
     """What was asked of it while it ran is no news any more; what is said since stays for a while."""
     ended = sight("over", State("stopped", "user", started_s=NOW - 60, ended_s=NOW - 5))
-    state = show.State(Choice(opened="over"), UNICODE, stays=True)
+    state = show.FrameState(ViewState(opened="over"), UNICODE, stays=True)
     for seen, at_s, words in ((ended, NOW - 9, ""), (ended, NOW - 1, "said"), (sight("over"), NOW - 9, "said")):
         assert show._note(Scene((seen,), NOW, ((at_s, "said"),)), state) == words
 
@@ -364,7 +364,7 @@ def test_silent_backend_is_told_with_since_when(sight: Callable[..., Sight]) -> 
     told = drawn(picture(replace(seen, job=silent)))
     assert "local has not answered for 3m 5s" in told
     assert "running" in told
-    table = tableview.view(Scene((replace(seen, job=silent),), NOW), Choice(), (80, 24), UNICODE, "")
+    table = tableview.view(Scene((replace(seen, job=silent),), NOW), ViewState(), (80, 24), UNICODE, "")
     assert "running (no answer)" in drawn(table)
 
 
@@ -394,7 +394,7 @@ def test_script_without_figures_shows_its_log(sight: Callable[..., Sight]) -> No
 def test_many_jobs_scroll_around_the_chosen_one(sight: Callable[..., Sight]) -> None:
     """And the title says how many are hidden on either side."""
     scene = Scene(tuple(sight(f"job-{n:02}") for n in range(60)), NOW)
-    told = drawn(tableview.view(scene, Choice(chosen="job-30"), (80, 24), UNICODE, ""))
+    told = drawn(tableview.view(scene, ViewState(chosen="job-30"), (80, 24), UNICODE, ""))
     assert "▶ job-30" in told
     assert "20 jobs above, 20 below" in told
 

@@ -15,17 +15,19 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.local import backend as local
-from cloudtrain.entrypoints import events, nodelogs
-from cloudtrain.launcher import agentlogs, follow, terminal
+from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.logs import plain
+from cloudtrain.launcher.jobs import follow
+from cloudtrain.launcher.logs import agent_pages
 from cloudtrain.launcher.logs.printer import Printer
 from cloudtrain.launcher.logs.replay import is_of_blocks
 from cloudtrain.launcher.logs.view import View, parse_ranks
-from cloudtrain.launcher.notices.herald import Herald
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.notices.herald import Notifier
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text import terminal, visible
 
 STEP = events.format_line("step", "step 3/9 loss 0.5", {"step": 3, "loss": 0.5})
 
@@ -121,7 +123,7 @@ def test_logs_tail_counts_from_the_end(
 
 def test_logs_tail_counts_from_the_end_of_a_long_log_when_following(cli: Any, seed: Callable[..., Job]) -> None:
     """A log of several pages is not begun in its middle."""
-    text = "".join(f"{i:07} {'x' * 100}\n" for i in range(3 * nodelogs.PAGE_BYTES // 109))
+    text = "".join(f"{i:07} {'x' * 100}\n" for i in range(3 * node_logs.PAGE_BYTES // 109))
     seed("ended", State("succeeded"), {"0": text, "1": ""})
     assert len(cli("logs", "-f", "ended", "--tail", "3").stdout.splitlines()) == 3
 
@@ -246,7 +248,7 @@ def test_logs_followed_to_the_end_has_the_jobs_exit_code(
 
 def page_of(folder: Path, cursor: dict[str, int] | None = None) -> LogPage:
     """Return the page after the cursor of a job of one node."""
-    return agentlogs.page(cursor, {0: nodelogs.read(folder / "node-0", agentlogs.offsets(cursor, 0))})
+    return agent_pages.page(cursor, {0: node_logs.read(folder / "node-0", agent_pages.offsets(cursor, 0))})
 
 
 def test_log_pages_can_be_taken_up_again(tmp_path: Path) -> None:
@@ -311,15 +313,15 @@ def test_view_is_of_one_attempt() -> None:
 )
 def test_line_is_shown_without_what_a_terminal_obeys(text: str, shown: str) -> None:
     """A job can neither rename the window, nor fill the clipboard, nor wipe lines."""
-    assert plain.shown(text, colour=False) == shown
+    assert visible.shown(text, colour=False) == shown
 
 
 def test_line_keeps_its_colours_on_a_terminal_and_ends_them() -> None:
     """SGR alone; what is not ended would colour the lines below."""
-    assert plain.shown("\x1b[1;31mred") == "\x1b[1;31mred\x1b[0m"
-    assert plain.shown("\x1b[31mred\x1b[0m") == "\x1b[31mred\x1b[0m"
-    assert plain.shown("\x1b[38:5:1mx\x1b[K\x1b[m") == "\x1b[38:5:1mx\x1b[m"
-    assert plain.shown("\x1b[38;5;8mx\x1b[m") == "\x1b[38;5;8mx\x1b[m"
+    assert visible.shown("\x1b[1;31mred") == "\x1b[1;31mred\x1b[0m"
+    assert visible.shown("\x1b[31mred\x1b[0m") == "\x1b[31mred\x1b[0m"
+    assert visible.shown("\x1b[38:5:1mx\x1b[K\x1b[m") == "\x1b[38:5:1mx\x1b[m"
+    assert visible.shown("\x1b[38;5;8mx\x1b[m") == "\x1b[38;5;8mx\x1b[m"
 
 
 @pytest.mark.parametrize(
@@ -327,22 +329,22 @@ def test_line_keeps_its_colours_on_a_terminal_and_ends_them() -> None:
 )
 def test_line_hides_nothing_by_its_colour_or_direction(text: str) -> None:
     """Concealed, blinking, or turned: what is copied from the screen is what stands there."""
-    assert plain.shown(text) == "hidden"
-    assert "\u202e" not in plain.tame(text)
+    assert visible.shown(text) == "hidden"
+    assert "\u202e" not in visible.tame(text)
 
 
 def test_line_that_is_too_long_is_cut_and_says_so() -> None:
     """--raw has it all."""
-    shown = plain.shown("x" * (plain.MOST_SHOWN + 5))
-    assert shown == "x" * plain.MOST_SHOWN + "… [5 more characters: --raw shows them]"
+    shown = visible.shown("x" * (visible.MOST_SHOWN + 5))
+    assert shown == "x" * visible.MOST_SHOWN + "… [5 more characters: --raw shows them]"
     assert View(prefix=False, raw=True).show(line("x" * 20_000)) == "x" * 20_000
 
 
 def test_line_that_is_cut_ends_its_colour() -> None:
     """Where the reset is what was cut off, or a sequence was cut in two."""
-    long = "\x1b[31m" + "x" * plain.MOST_SHOWN + "\x1b[0m"
-    assert plain.shown(long).endswith("x\x1b[0m… [9 more characters: --raw shows them]")
-    halved = plain.shown("x" * (plain.MOST_SHOWN - 2) + "\x1b[31mred")
+    long = "\x1b[31m" + "x" * visible.MOST_SHOWN + "\x1b[0m"
+    assert visible.shown(long).endswith("x\x1b[0m… [9 more characters: --raw shows them]")
+    halved = visible.shown("x" * (visible.MOST_SHOWN - 2) + "\x1b[31mred")
     assert "\x1b" not in halved
 
 
@@ -359,7 +361,7 @@ def test_line_that_is_cut_ends_its_colour() -> None:
 )
 def test_bar_is_folded_to_its_last_state(text: str, shown: str) -> None:
     """As a terminal would show it when it is done; one that was wiped is not there."""
-    assert plain.folded(text) == shown
+    assert visible.folded(text) == shown
 
 
 def test_json_has_no_control_characters_either() -> None:
@@ -476,7 +478,7 @@ def test_logs_prints_alerts_below_the_lines_of_before(
     """What is due now is not told above what was printed an hour ago."""
     job = seed("ended", State("failed", "error"), {"0": "one\ntwo\n", "1": ""})
     told: list[str] = []
-    monkeypatch.setattr(Herald, "look", lambda self, job: told.append(capsys.readouterr().out))
+    monkeypatch.setattr(Notifier, "look", lambda self, job: told.append(capsys.readouterr().out))
     registry = Registry()
     assert follow.follow(registry, job, View(prefix=False)) == 1
     registry.close()

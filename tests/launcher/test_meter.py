@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudtrain.launcher import agents
 from cloudtrain.launcher.job import Attempt, State
-from cloudtrain.launcher.money import meter
+from cloudtrain.launcher.jobs import agent_state
+from cloudtrain.launcher.metering import meter
 
 HISTORIES = 20_000
 HOUR = 3600
@@ -112,12 +112,12 @@ def own(rnd: random.Random, clock: Clock, at_s: float, price: int, nodes: int, *
     state, now_s, look_s = State("pending"), 0.0, begun_s
     for _ in range(rnd.randrange(4)):
         look_s = some(rnd, look_s, over_s)
-        told = agents.fold({0: look(look_s, None)}, nodes)
+        told = agent_state.fold({0: look(look_s, None)}, nodes)
         assert told is not None
         state, now_s = looked(state, told, clock, look_s)
     if ends or state.started_s is None:
         verdict = {"state": "succeeded", "reason": None, "error": None, "restarts": 0, "resumable": False}
-        told = agents.fold({0: look(over_s, {**verdict, "ended_s": over_s + wall_off_s})}, nodes)
+        told = agent_state.fold({0: look(over_s, {**verdict, "ended_s": over_s + wall_off_s})}, nodes)
         assert told is not None
         state, now_s = looked(state, told, clock, over_s + 5)
         look_s = over_s

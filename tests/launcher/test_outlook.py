@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.events import format_line
-from cloudtrain.launcher import cli, describe, overview
+from cloudtrain.launcher import cli
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.money import achieved, curve
-from cloudtrain.launcher.money.outlook import Outlook, outlook
-from cloudtrain.launcher.money.words import clock, moment, of_limit
-from cloudtrain.launcher.progress import fold
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs import describe, overview
+from cloudtrain.launcher.money import achieved
+from cloudtrain.launcher.money.outlook import Forecast, outlook
+from cloudtrain.launcher.store import curve
+from cloudtrain.launcher.store.progress import fold
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text.money import clock, moment, of_limit
 
 PLAN = {"instances": 2, "nproc_per_node": 4, "ranks": 8, "hourly_usd": 72.0, "cap_s": 3600, "deadline_s": 3480}
 
@@ -34,7 +36,7 @@ def job_of(*states: State, progress: dict[str, Any] | None = None, **plan: Any) 
     return Job("j-1", "j", "ssh", 0.0, {"budget": {"limit": "100 USD"}}, "/x.yaml", {}, attempts[-1]), attempts
 
 
-def seen(*states: State, now_s: float = 1000.0, progress: dict[str, Any] | None = None, **plan: Any) -> Outlook:
+def seen(*states: State, now_s: float = 1000.0, progress: dict[str, Any] | None = None, **plan: Any) -> Forecast:
     """Return its outlook."""
     return outlook(*job_of(*states, progress=progress, **plan), now_s)
 

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.metering import rate as rating
+from cloudtrain.launcher.metering.rate import Key, Kind, Quote, Rate
 from cloudtrain.launcher.prices import catalog, own
-from cloudtrain.launcher.prices import rate as rating
-from cloudtrain.launcher.prices.quote import Key, Quote
-from cloudtrain.launcher.prices.rate import Kind, Rate
 
 HEAD = "backend,instance_type,region,kind,usd_per_hour,derived,uncertainty,as_of,source"
 GOOD = "sagemaker,ml.m5.large,us-east-1,on_demand,0.115,no,1,2026-11-20,AWS Price List"

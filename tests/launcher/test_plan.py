@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher import plan as plans
-from cloudtrain.launcher import planwords
 from cloudtrain.launcher.backend import Capacity, Terms
 from cloudtrain.launcher.errors import BudgetError, ConfigError
+from cloudtrain.launcher.metering.rate import Rate
 from cloudtrain.launcher.plan import Batch, Plan
-from cloudtrain.launcher.prices.rate import Rate
+from cloudtrain.launcher.planning import plan_text
+from cloudtrain.launcher.planning import planner as plans
 
 CPU = Capacity(0, 0.0, "your own machine")
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
@@ -42,7 +42,9 @@ def test_plan_counts_a_rank_for_each_gpu(planned: Callable[..., Plan]) -> None:
 
 def test_plan_says_the_ranks_out_loud(planned: Callable[..., Plan]) -> None:
     """The product is written out, so that nobody takes instances for ranks."""
-    lines = planned("resources.instances=2", "distributed.nproc_per_node=8", "training.global_batch_size=64").lines()
+    lines = plan_text.lines(
+        planned("resources.instances=2", "distributed.nproc_per_node=8", "training.global_batch_size=64")
+    )
     assert lines[0].startswith("2 instances x 8 = 16 ranks")
 
 
@@ -85,7 +87,7 @@ def test_plan_of_an_unknown_price_has_no_worst_case(planned: Callable[..., Plan]
     """Unknown is not free."""
     plan = planned(capacity=Capacity(0, None, "nobody knows"))
     assert (plan.hourly_usd, plan.worst_case_usd) == (None, None)
-    assert "price unknown: nobody knows" in plan.lines()
+    assert "price unknown: nobody knows" in plan_text.lines(plan)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +106,9 @@ LISTED = Capacity(8, 2.0, "a type, list price of 2026-08-20", Terms(tail_s=300, 
 
 def test_plan_says_what_its_worst_case_counts(planned: Callable[..., Plan]) -> None:
     """Price with source and age, rate, cap, worst case and what is in it, the sums at which somebody is told."""
-    text = planned(
-        "resources.instances=2", "training.global_batch_size=64", "budget.limit=21 USD", capacity=LISTED
-    ).lines()
+    text = plan_text.lines(
+        planned("resources.instances=2", "training.global_batch_size=64", "budget.limit=21 USD", capacity=LISTED)
+    )
     assert text[2:3] == ["at most 4h 55m, as long as the budget allows; after 4h 48m it saves and stops"]
     assert text[3].startswith("4.00 USD an hour: 2 x 2.00 (a type, list price of 2026-08-20, ")
     assert text[3].endswith(" days old), at worst 21.00 USD")
@@ -120,16 +122,16 @@ def test_plan_says_what_its_worst_case_counts(planned: Callable[..., Plan]) -> N
 
 def test_plan_promises_no_threshold_that_cannot_come(planned: Callable[..., Plan]) -> None:
     """Of a short run much of the budget is kept; one that a time limit ends in time is told at what it reaches."""
-    short = planned("budget.limit=2 USD", "training.global_batch_size=64", capacity=LISTED).lines()
+    short = plan_text.lines(planned("budget.limit=2 USD", "training.global_batch_size=64", capacity=LISTED))
     assert "leaves at about 1.68 USD at the list price; 0.32 USD is the reserve" in short[5]
     assert short[6] == "  alerts at 1, 1.60 USD and when the budget ends the job"
     timed = planned("budget.limit=50 USD", "limits.max_duration=1h", "training.global_batch_size=64", capacity=LISTED)
-    assert timed.lines()[5:] == [
+    assert plan_text.lines(timed)[5:] == [
         "budget 50 USD: at most about 1.94 USD will be used at the list price, because the time limit comes first"
     ]
-    alerted = planned(
-        "budget.limit=2 USD", "budget.on_limit=alert", "training.global_batch_size=64", capacity=LISTED
-    ).lines()
+    alerted = plan_text.lines(
+        planned("budget.limit=2 USD", "budget.on_limit=alert", "training.global_batch_size=64", capacity=LISTED)
+    )
     assert alerted[5].endswith(
         "it only sends alerts (on_limit: alert), and ends no job; the worst case is 48.58 USD over it"
     )
@@ -149,7 +151,7 @@ def test_plan_says_what_happens_at_the_limit(planned: Callable[..., Plan], on_li
     plan = planned(
         "budget.limit=2 USD", f"budget.on_limit={on_limit}", "training.global_batch_size=64", capacity=LISTED
     )
-    assert any(said in line for line in plan.lines())
+    assert any(said in line for line in plan_text.lines(plan))
     assert (plan.cap_reason, plan.cap_s < 86_400) == (
         ("time_limit", False) if on_limit == "alert" else ("budget", True)
     )
@@ -159,7 +161,7 @@ def test_platforms_own_starts_are_counted(planned: Callable[..., Plan]) -> None:
     """Where nothing says that the time limit spans them, each may take all of it."""
     plan = planned("limits.max_duration=1h", capacity=Capacity(0, 3.0, "a list", Terms(lives=4)))
     assert (plan.worst_case_micro, plan.attempts) == (12_000_000, 4)
-    assert any("4 starts by the platform" in line for line in plan.lines())
+    assert any("4 starts by the platform" in line for line in plan_text.lines(plan))
 
 
 def test_money_that_buys_no_run_is_refused_with_the_sum_that_does(planned: Callable[..., Plan]) -> None:
@@ -180,9 +182,9 @@ def test_money_that_buys_no_run_is_refused_with_the_sum_that_does(planned: Calla
 
 def test_age_of_a_price() -> None:
     """In days; nothing where its date is not known."""
-    assert planwords.age("2026-08-20", date(2026, 11, 22)) == "94 days old"
-    assert planwords.age("2026-11-21", date(2026, 11, 22)) == "1 day old"
-    assert (planwords.age(None), planwords.age("2025 or so")) == ("", "")
+    assert plan_text.age("2026-08-20", date(2026, 11, 22)) == "94 days old"
+    assert plan_text.age("2026-11-21", date(2026, 11, 22)) == "1 day old"
+    assert (plan_text.age(None), plan_text.age("2025 or so")) == ("", "")
 
 
 @pytest.fixture
@@ -204,24 +206,26 @@ def test_plan_has_no_batch_for_a_script(of_script: Callable[..., Plan]) -> None:
 
 def test_plan_does_not_promise_that_a_script_saves(of_script: Callable[..., Plan]) -> None:
     """A script gets a signal; only `on_stop: save` makes cloudtrain save."""
-    text = of_script("limits.max_duration=12h", "budget.limit=21 USD", capacity=LISTED).lines()
+    text = plan_text.lines(of_script("limits.max_duration=12h", "budget.limit=21 USD", capacity=LISTED))
     assert text[1].endswith("the script gets SIGTERM, and nothing is saved unless the script saves by itself")
     assert "is the reserve for leaving, billing after the end" in text[4]
-    assert "it saves and stops" in of_script("on_stop=save").lines()[1]
+    assert "it saves and stops" in plan_text.lines(of_script("on_stop=save"))[1]
 
 
 def test_plan_says_that_the_kept_files_of_a_script_are_saved(of_script: Callable[..., Plan]) -> None:
     """The agent copies the files of `keep`; a name with `!` keeps no file."""
-    assert of_script("keep=[out/]").lines()[1].endswith("the script gets SIGTERM, and the files of `keep` are saved")
-    assert "nothing is saved" in of_script("keep=['!out/']").lines()[1]
+    assert plan_text.lines(of_script("keep=[out/]"))[1].endswith(
+        "the script gets SIGTERM, and the files of `keep` are saved"
+    )
+    assert "nothing is saved" in plan_text.lines(of_script("keep=['!out/']"))[1]
 
 
 def test_plan_says_that_the_age_of_an_undated_price_is_an_assumption(planned: Callable[..., Plan]) -> None:
     """The vendor's table names a year at most, and the age counts from the begin of the year."""
     source = Rate(2.0, "<=2025 (undated)", "a table").words
-    text = planned(
-        "training.global_batch_size=64", capacity=Capacity(8, 2.0, source, Terms(), 1.2, "2025-01-01")
-    ).lines()
+    text = plan_text.lines(
+        planned("training.global_batch_size=64", capacity=Capacity(8, 2.0, source, Terms(), 1.2, "2025-01-01"))
+    )
     assert "(list price of 2025 or earlier, counted as " in text[3]
 
 

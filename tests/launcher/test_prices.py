@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.launcher.metering.rate import Key, Quote, Rate
 from cloudtrain.launcher.prices import catalog, own
-from cloudtrain.launcher.prices.quote import Key, Quote
-from cloudtrain.launcher.prices.rate import Rate
 from doubles.aws.handle import ROLE, Aws
 
 SDK = ("boto3", "botocore.session", "pydantic", "jinja2", "yaml", "pathspec")

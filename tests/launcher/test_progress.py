@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.events import format_line
-from cloudtrain.launcher.money import curve
-from cloudtrain.launcher.progress import fold, shown
+from cloudtrain.launcher.store import curve
+from cloudtrain.launcher.store.progress import fold, shown
 
 
 def event(name: str, **fields: Any) -> str:
@@ -51,7 +51,17 @@ def test_progress_writes_a_loss_that_is_no_number_as_text(loss: float) -> None:
 def test_progress_holds_metrics_and_the_newest_checkpoint() -> None:
     """From eval, done and checkpoint events."""
     lines = [event("eval", step=5, metrics={"accuracy": 0.97}), event("checkpoint", step=5, path="/c/step-5")]
-    assert fold({}, lines) == {"metrics": {"accuracy": 0.97}, "checkpoint_step": 5}
+    assert fold({}, lines) == {"metrics": {"accuracy": 0.97}, "checkpoint_step": 5, "checkpoint": "step-5"}
+
+
+def test_progress_holds_the_time_of_a_save_without_a_step() -> None:
+    """As the agent reports a script's saves; a known step stays if the agent reports the same save."""
+    own = (event("checkpoint", step=5, path="/job/code/out/checkpoint-5"), 50.0)
+    same = (event("checkpoint", path="out/checkpoint-5"), 51.0)
+    found = fold({}, [own, same])
+    assert (found["checkpoint_step"], found["saved_s"]) == (5, 51.0)
+    found = fold(found, [(event("checkpoint", path="out/ckpt.pt"), 60.0)])
+    assert (found["checkpoint_step"], found["saved_s"]) == (None, 60.0)
 
 
 def test_progress_ignores_what_is_no_event() -> None:

@@ -6,8 +6,8 @@ import datetime
 
 import pytest
 
-from cloudtrain.launcher.prices import rate as rating
-from cloudtrain.launcher.prices.rate import Kind, Machine, Rate, age_days, stale
+from cloudtrain.launcher.metering import rate as rating
+from cloudtrain.launcher.metering.rate import Kind, Machine, Rate, age_days, stale
 
 TODAY = datetime.date(2026, 11, 22)
 

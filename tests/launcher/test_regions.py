@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cloudtrain.backends.sagemaker.images import REGIONS as AWS
 from cloudtrain.backends.vertex.regions import REGIONS as GOOGLE
+from cloudtrain.launcher.planning.regions import doubts
 from cloudtrain.launcher.prices import catalog
-from cloudtrain.launcher.regions import doubts
 
 
 def test_unknown_region_is_told_with_those_of_like_names() -> None:

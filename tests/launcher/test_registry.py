@@ -16,17 +16,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.registry import Registry, submitter_lives, this_process
+from cloudtrain.launcher.store.database import Database
+from cloudtrain.launcher.store.registry import Registry, submitter_lives, this_process
 
 # One process of many: waits for the others at the gate, then adds its jobs and prints their ids.
 ADDER = """\
 import json, sys, time
 from pathlib import Path
 from cloudtrain.launcher.job import Attempt, Job
-from cloudtrain.launcher.registry import Registry, this_process
+from cloudtrain.launcher.store.registry import Registry, this_process
 
 count, key, gate = int(sys.argv[1]), sys.argv[2] or None, Path(sys.argv[3])
 

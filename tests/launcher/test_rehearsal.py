@@ -13,13 +13,14 @@ import pytest
 
 from cloudtrain import entrypoints
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher.database import Database
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.plan import Batch, Plan
-from cloudtrain.launcher.prepare import prepare
-from cloudtrain.launcher.rehearsal import judging, lines, proofs, rehearsing, sandbox, scale, starts
+from cloudtrain.launcher.planning import proofs
+from cloudtrain.launcher.planning.prepare import prepare
+from cloudtrain.launcher.rehearsal import judging, lines, rehearsing, sandbox, scale, starts
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal
 from cloudtrain.launcher.rehearsal.verdict import Verdict
+from cloudtrain.launcher.store.database import Database
 
 TASK = "name: tried\nbackend: local\ntask: task.py\ntraining: {global_batch_size: 64, max_steps: 100}\n"
 
@@ -80,7 +81,7 @@ def test_cell_sees_its_own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             (tmp_path / name).mkdir()
         (tmp_path / "code/secret").touch()
         script = f"cat; echo done > /opt/ml-tried/file; ls {tmp_path}/code"
-        cell = sandbox.Cell(
+        cell = sandbox.Sandbox(
             argv=["/bin/sh", "-c", script],
             env={"PATH": sandbox.SYSTEM_PATH},
             folder=tmp_path / "cell",
@@ -109,7 +110,7 @@ def test_cell_keeps_a_clone_that_lies_in_what_is_hidden(tmp_path: Path, monkeypa
         path.touch()
     monkeypatch.setattr(entrypoints, "__path__", [str(clone)])
     for hidden in ([], [tmp_path / "code"]):  # pytest's folders lie below /tmp, which no cell shares
-        cell = sandbox.Cell(
+        cell = sandbox.Sandbox(
             argv=["find", "/tmp", str(tmp_path), "-type", "f", "-not", "-path", f"{tmp_path}/cell/*"],
             env={"PATH": sandbox.SYSTEM_PATH},
             folder=tmp_path / f"cell/{len(hidden)}",
@@ -146,6 +147,15 @@ def test_cpu_job_is_given_no_gpu(tmp_path: Path) -> None:
     assert scale.choose(load(tmp_path), plan(1, 1), 2, None, ["0", "1"]).gpus == ((),)
 
 
+def test_save_without_a_step_does_not_settle_a_rehearsal(tmp_path: Path) -> None:
+    """The agent may have reported a script's save from before the step of the interruption."""
+    found = lines.Account((tmp_path,), _told_s=math.inf)  # a step was reported just now
+    found.events.append({"e": "checkpoint", "path": "out/ckpt.pt"})
+    assert not found.is_settled()
+    found.events.append({"e": "checkpoint", "path": "step-4", "step": 4})
+    assert found.is_settled()
+
+
 def test_account_takes_in_whole_lines(tmp_path: Path) -> None:
     """Rank 0's events count, as their lines become whole; other ranks are seen to be there."""
     log = tmp_path / "log"
@@ -164,9 +174,9 @@ def test_account_takes_in_whole_lines(tmp_path: Path) -> None:
     assert found.steps[1] == 0.5
 
 
-def ended(steps: dict[int, float | None], **more: Any) -> starts.Ended:
+def ended(steps: dict[int, float | None], **more: Any) -> starts.StartResult:
     """Return how a start went that told of these steps."""
-    found = starts.Ended(lines.Account(()), **more)
+    found = starts.StartResult(lines.Account(()), **more)
     found.account.steps = steps
     return found
 
@@ -265,18 +275,18 @@ def test_failed_save_is_no_save() -> None:
     start.account.events = [{"e": "checkpoint", "step": 1, "path": "x"}, {"e": "checkpoint", "step": 2, "failed": "y"}]
     verdict = Verdict("local", is_asked_to_prove=True)
     laid_out = Rehearsal((node,), "SIGTERM", 30.0, Path(__file__).parent)
-    judging.interrupted(verdict, laid_out, start, 1, rehearsing.Wish(preempt_at=1), is_task=True)
+    judging.interrupted(verdict, laid_out, start, 1, rehearsing.RehearsalOptions(preempt_at=1), is_task=True)
     assert verdict.saved_step in (1, None)
 
 
 def test_script_that_is_slow_is_waited_for() -> None:
     """Whoever names a step has said that steps are told; without one a script that tells none is seen to run."""
     said: list[str] = []
-    work: Any = SimpleNamespace(is_task=False, wish=rehearsing.Wish(preempt_at=3), say=said.append)
+    work: Any = SimpleNamespace(is_task=False, wish=rehearsing.RehearsalOptions(preempt_at=3), say=said.append)
     silent, until = lines.Account(()), rehearsing._until(work, 3, None)
     assert not any(until(silent, seconds) for seconds in (1.0, 100.0, 299.0))
     assert len(said) == 1
-    work.wish = rehearsing.Wish()
+    work.wish = rehearsing.RehearsalOptions()
     assert [rehearsing._until(work, None, 5)(silent, seconds) for seconds in (20.0, 61.0)] == [False, True]
 
 
@@ -301,7 +311,7 @@ def test_leaving_with_another_exit_code_is_wrong() -> None:
     start = ended({1: 0.5}, codes=[75], verdicts=[account], left_s=1.0)
     start.account.ranks = {0}
     verdict = Verdict("vertex", is_asked_to_prove=True)
-    assert not judging.interrupted(verdict, laid_out, start, 1, rehearsing.Wish(preempt_at=1), is_task=True)
+    assert not judging.interrupted(verdict, laid_out, start, 1, rehearsing.RehearsalOptions(preempt_at=1), is_task=True)
     assert "where the platform needs 143" in verdict.headline()
 
 
@@ -312,7 +322,9 @@ def test_leaving_too_late_is_wrong() -> None:
     start.account.ranks = {0}
     verdict = Verdict("vertex", is_asked_to_prove=True)
     laid_out = Rehearsal((node,), "SIGTERM", 30.0, Path("nowhere"))
-    assert not judging.interrupted(verdict, laid_out, start, 1, rehearsing.Wish(preempt_at=1), is_task=False)
+    assert not judging.interrupted(
+        verdict, laid_out, start, 1, rehearsing.RehearsalOptions(preempt_at=1), is_task=False
+    )
     assert "had not left after 30 s" in verdict.headline()
 
 
@@ -421,4 +433,4 @@ def test_backend_without_rehearsals_says_so() -> None:
     prepared: Any = SimpleNamespace(config=SimpleNamespace(backend="vendor"), backend=SimpleNamespace())
     one = scale.Scale(1, 1, ((),), (), ())
     with pytest.raises(UsageError, match="`vendor` cannot be rehearsed"):
-        rehearsing.rehearse(prepared, one, rehearsing.Wish(), {}, print, Path())
+        rehearsing.rehearse(prepared, one, rehearsing.RehearsalOptions(), {}, print, Path())

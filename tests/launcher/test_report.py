@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from browser import contrast
-from cloudtrain.launcher import bundle, series
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.money import meter
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.planning import bundle
 from cloudtrain.launcher.report import config, facts
 from cloudtrain.launcher.report.data import chart_data, spend_curve, spent_at
 from cloudtrain.launcher.report.page import report_html
+from cloudtrain.launcher.store import series
+from cloudtrain.launcher.store.registry import Registry
 from doubles import reported
 
 if TYPE_CHECKING:
@@ -421,3 +422,11 @@ def test_report_as_json_is_what_the_charts_are_drawn_from(cli: Any, job: Job, tm
     assert told["job"]["job"] == "seeded"
     assert len(told["steps"]["loss"]) == 630
     assert not list(tmp_path.glob("*.html"))
+
+
+def test_mark_of_a_save_without_a_step_has_the_path() -> None:
+    """The step of a script's save is unknown."""
+    from cloudtrain.launcher.report import data
+    from cloudtrain.launcher.store.series import Point
+
+    assert data._checkpoint_text(Point(1, "checkpoint", 1.0, None, {"path": "out/ckpt.pt"})) == "saved out/ckpt.pt"

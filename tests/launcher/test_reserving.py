@@ -27,11 +27,13 @@ from pathlib import Path
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import BudgetError
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.money import ledger, reserving, teamledger, teams
-from cloudtrain.launcher.money.budgets import Budget
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.jobs import reserve as reserving
+from cloudtrain.launcher.money import teamledger, teams
+from cloudtrain.launcher.store.budgets import LedgerBudget
 from cloudtrain.launcher.money.cells import located, open_cell
-from cloudtrain.launcher.refresh import refresh
-from cloudtrain.launcher.registry import Registry, this_process
+from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.store.registry import Registry, this_process
 
 top, seed, count, crash, shared = Path(sys.argv[1]), *map(int, sys.argv[2:6])
 USD, LIMIT, WORST = 1_000_000, int(sys.argv[6]), int(sys.argv[7])
@@ -132,7 +134,7 @@ def forked(work):
 
 # -- the round
 
-budget = Budget("vision", "all", LIMIT * USD)
+budget = LedgerBudget("vision", "all", LIMIT * USD)
 for home in homes:
     home.mkdir()
     registry = Registry(home)

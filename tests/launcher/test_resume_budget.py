@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher import retry
-from cloudtrain.launcher.describe import unattended
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.money.earlier import metered_at_worst_micro, spent_at_worst_micro
+from cloudtrain.launcher.jobs import retry
+from cloudtrain.launcher.jobs.describe import unattended
+from cloudtrain.launcher.metering.spent import metered_at_worst_micro, spent_at_worst_micro
 from cloudtrain.launcher.money.onward import tariff
 from cloudtrain.launcher.money.outlook import limit_micro
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
 
 MONEY = "budget: {limit: 85 USD}\nlocal: {price_per_hour: 3600 USD, python: %s}\n"
 ENDLESS = "import os, time\nprint('deadline', os.environ.get('CLOUDTRAIN_DEADLINE'), flush=True)\ntime.sleep(100)\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
 from doubles import damage
 
 TASK = """

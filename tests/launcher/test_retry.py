@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher import retry
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs import retry
+from cloudtrain.launcher.store.registry import Registry
 
 ASKED = {"max_attempts": 3, "on": ["preempted", "node_failure"]}
 PREEMPTED = State("failed", "preempted", resumable=True)

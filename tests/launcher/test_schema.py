@@ -24,7 +24,7 @@ def validator() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(published)
 
 
-def every_field(model: type[BaseModel] = schema.Config, above: str = "") -> Iterator[tuple[str, Any]]:
+def every_field(model: type[BaseModel] = schema.JobConfig, above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every key of the schema with its field."""
     for key, field in model.model_fields.items():
         yield above + key, field
@@ -39,7 +39,7 @@ def test_every_key_has_help_and_valid_examples(path: str, field: Any) -> None:
     assert field.examples, path
     *above, key = path.split(".")
     parent = schema.field_at(tuple(above))
-    model = schema.section(parent) if parent is not None else schema.Config
+    model = schema.section(parent) if parent is not None else schema.JobConfig
     assert model is not None
     required = {name: (item.examples or [None])[0] for name, item in model.model_fields.items() if item.is_required()}
     for example in field.examples:
@@ -117,13 +117,13 @@ def test_defaults_stand_in_the_file_s_own_words() -> None:
 )
 def test_ssh_host_as_text(text: str, host: dict[str, Any]) -> None:
     """A host is a name, `user@host:port`, or a mapping of the same."""
-    short = schema.Config.model_validate({"name": "x", "ssh": {"hosts": [text]}})
-    assert short == schema.Config.model_validate({"name": "x", "ssh": {"hosts": [host]}})
+    short = schema.JobConfig.model_validate({"name": "x", "ssh": {"hosts": [text]}})
+    assert short == schema.JobConfig.model_validate({"name": "x", "ssh": {"hosts": [host]}})
 
 
 def test_every_built_in_backend_has_its_block() -> None:
     """Each built-in backend has a block of its name."""
     blocks = {
-        key for key, field in schema.Config.model_fields.items() if key in schema.BACKENDS and schema.section(field)
+        key for key, field in schema.JobConfig.model_fields.items() if key in schema.BACKENDS and schema.section(field)
     }
     assert blocks == set(schema.BACKENDS)

@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 from conftest import Cli
 
-from cloudtrain.launcher import secretfiles
 from cloudtrain.launcher.errors import Fault
+from cloudtrain.launcher.planning import secret_files
 
 # Files that an attack got past the bundle, and names of the same kind.
 SECRET_FILES = (
@@ -90,7 +90,7 @@ def faults(tmp_path: Path) -> Callable[..., list[Fault]]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         sizes = {PurePosixPath(name): len(text) for name, text in files.items()}
-        return list(secretfiles.faults_of(tmp_path / "tree", sizes, exclude))
+        return list(secret_files.faults_of(tmp_path / "tree", sizes, exclude))
 
     return look
 
@@ -117,7 +117,7 @@ def test_token_in_a_file_is_found_with_its_line_and_never_printed(
     assert fault.message == f"`src/train.py` holds {kind}"
     assert str(fault.place) == "src/train.py:3:6"
     assert not any(secret[at : at + 12] in str(fault) for at in range(4, len(secret) - 12))
-    assert secretfiles.token_in(f"--key={secret}") == kind
+    assert secret_files.token_in(f"--key={secret}") == kind
 
 
 def test_secret_after_many_marks_is_found(faults: Callable[..., list[Fault]]) -> None:
@@ -161,7 +161,7 @@ def test_line_with_the_files_name_permits_the_file(line: str, where: str, faults
 
 def test_search_is_bounded_in_bytes(faults: Callable[..., list[Fault]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a large folder the smallest files are searched, until the bound is reached; names are always looked at."""
-    monkeypatch.setattr(secretfiles, "FOLDER_BYTES", 200)
+    monkeypatch.setattr(secret_files, "FOLDER_BYTES", 200)
     token = TOKENS["a GitHub token"]
     found = faults({"small.py": token, "large.py": token + " " * 300, "tls.key": "x" * 500})
     assert [fault.message.split("`")[1] for fault in found] == ["small.py", "tls.key"]
@@ -195,10 +195,10 @@ def test_validate_reports_a_secret_file_beside_other_faults(cli: Cli, project: C
 @pytest.mark.parametrize("name", ["HF_TOKEN", "TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"])
 def test_variable_of_a_secret_is_known_by_its_name(name: str) -> None:
     """The usual names are known."""
-    assert secretfiles.secret_name(name)
+    assert secret_files.secret_name(name)
 
 
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "SORT_KEY", "AUTHOR", "PATH", "COMPAT"])
 def test_plain_variable_is_no_secret(name: str) -> None:
     """A name that merely contains `token` or `key` is plain."""
-    assert not secretfiles.secret_name(name)
+    assert not secret_files.secret_name(name)

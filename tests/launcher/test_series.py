@@ -15,10 +15,10 @@ import pytest
 
 from cloudtrain.entrypoints.events import format_line
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import series
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.refresh import refresh
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.store import series
+from cloudtrain.launcher.store.registry import Registry
 
 
 def step(number: int, **fields: Any) -> str:
@@ -135,8 +135,8 @@ def test_many_processes_store_each_event_once(running: Callable[[str], Path], ho
 import sys, time
 from cloudtrain.launcher import backend
 from cloudtrain.launcher.job import State
-from cloudtrain.launcher.refresh import refresh
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.store.registry import Registry
 backend.load("local").state = lambda ref: State("running", started_s=1000.0)
 registry = Registry()
 print("up", flush=True)

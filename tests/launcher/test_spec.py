@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher import plan as plans
 from cloudtrain.launcher.backend import Capacity
-from cloudtrain.launcher.spec import job_spec
+from cloudtrain.launcher.planning import planner as plans
+from cloudtrain.launcher.planning.job_spec import job_spec
 
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher import asking, overview
 from cloudtrain.launcher.commands import status as status_command
-from cloudtrain.launcher.describe import as_json, saved_step
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.money import curve
-from cloudtrain.launcher.overview import as_lines, lines_before
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs import overview, poller
+from cloudtrain.launcher.jobs.describe import as_json, saved_step
+from cloudtrain.launcher.jobs.overview import as_lines, lines_before
+from cloudtrain.launcher.store import curve
+from cloudtrain.launcher.store.registry import Registry
 
 NOW_S = time.time()
 CURVE = curve.dump(curve.added(curve.EMPTY, [(NOW_S - 100 + n, 10 * n, 2.0 / n) for n in range(1, 40)]))
@@ -86,7 +86,8 @@ def test_status_of_a_running_job_tells_how_far_and_how_fast(
     for words in (
         "39 %  step 390/1000, 2m 5s to go",
         "20.5k samples/s, mfu 41 %, 50 ms a step, 12 % of it waits for data",
-        "steps 10 to 390; now 0.0512",
+        "loss        smoothed ",
+        "steps 10 to 390; last 0.0512",
         "step 300, 30s ago; 90 steps since (30s) not yet saved",
         "cloudtrain watch digits-x",
     ):
@@ -119,9 +120,20 @@ def test_status_of_a_running_job_does_not_invent_what_was_not_told(screen: Calla
     shown = screen(State("running", started_s=NOW_S - 200), task=None, script="train.py")
     assert "no step reported yet\n              (how a script reports steps: docs/scripts.md, Curves)\n" in shown
     told = screen(State("running", started_s=NOW_S - 200), {"step": 3}, task=None, script="train.py")
-    assert "no checkpoint yet\n              (how a script keeps checkpoints: docs/scripts.md, Files)\n" in told
+    assert "no checkpoint yet\n              (how a script keeps checkpoints: docs/scripts.md, Files: keep)\n" in told
     assert "how a script" not in screen(State("running", started_s=NOW_S - 200))
     assert not any(word in shown for word in ("speed", "loss", "checkpoint  ", "outlook", "%"))
+
+
+def test_status_shows_the_age_of_a_save_without_a_step(screen: Callable[..., str]) -> None:
+    """While a script runs and after its success, also if an earlier attempt reported a step."""
+    progress = {"step": 3, "checkpoint_step": None, "saved_s": NOW_S - 4}
+    running = screen(State("running", started_s=NOW_S - 200), progress, earlier=1, task=None, script="train.py")
+    assert "  checkpoint  saved, step not reported, 4s ago\n" in running
+    done = State("succeeded", started_s=NOW_S - 200, ended_s=NOW_S)
+    ended = screen(done, progress, task=None, script="train.py")
+    assert "  checkpoint  saved, step not reported, 4s ago\n" in ended
+    assert ended.endswith("  next        cloudtrain report digits-x")
 
 
 def test_status_names_a_save_without_a_step_in_the_table_too(make_job: Callable[..., Job]) -> None:
@@ -297,7 +309,7 @@ def test_status_does_not_wait_for_a_backend_that_hangs(
         release.wait(60)
         return job
 
-    monkeypatch.setattr(asking, "refresh", refresh)
+    monkeypatch.setattr(poller, "refresh", refresh)
     monkeypatch.setattr(status_command, "PATIENCE_S", 1.0)
     status_command.command.main(["hangs", "ended"], standalone_mode=False)
     release.set()

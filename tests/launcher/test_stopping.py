@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import stopping
 from cloudtrain.launcher.commands.stop import command
 from cloudtrain.launcher.errors import NoSuchJobError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs import stopping
+from cloudtrain.launcher.store.registry import Registry
 
 
 class Platform:
@@ -44,10 +44,10 @@ def test_stop_of_a_script_promises_no_save(make_job: Callable[..., Job]) -> None
     """Only the script itself can save after SIGTERM; a kill lets nobody save."""
     made = make_job("j")
     script = replace(made, attempt=replace(made.attempt, plan={**made.attempt.plan, "saves": False}))
-    assert stopping.Asked(script, "asked").words == "stopping j with SIGTERM (only the script itself can save)"
+    assert stopping.StopResult(script, "asked").words == "stopping j with SIGTERM (only the script itself can save)"
     keeps = replace(made, attempt=replace(made.attempt, plan={**script.attempt.plan, "keeps": True}))
-    assert stopping.Asked(keeps, "asked").words == "stopping j with SIGTERM (the files of `keep` are saved)"
-    assert stopping.Asked(script, "asked", True, True).words == "stopping j at once, without saving"
+    assert stopping.StopResult(keeps, "asked").words == "stopping j with SIGTERM (the files of `keep` are saved)"
+    assert stopping.StopResult(script, "asked", True, True).words == "stopping j at once, without saving"
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_name_of_several_jobs_is_no_choice(
     for job_id in ("twin-aaaaa", "twin-bbbbb"):
         job, _ = registry.add(job_id, make_job, exclusive=True, key=None)
         registry.mark_sent(job.attempt, {"folder": "/x"})
-    with pytest.raises(NoSuchJobError, match="`twin` could be any of twin-bbbbb, twin-aaaaa"):
+    with pytest.raises(NoSuchJobError, match="`twin` is the name of 2 jobs: twin-bbbbb, twin-aaaaa"):
         stopping.ask(registry, "twin")
     registry.set_state(job.attempt, State("succeeded", started_s=1.0, ended_s=2.0), {})
     assert stopping.ask(registry, "twin").words.startswith("twin-bbbbb ended at 1970-01-01 00:00:02 UTC")
     assert platform.stops == [False]
     done = cli("rm", "-y", "twin")
-    assert (done.code, "could be any of twin-bbbbb, twin-aaaaa" in done.stderr) == (8, True), done.stderr
+    assert (done.code, "is the name of 2 jobs: twin-bbbbb, twin-aaaaa" in done.stderr) == (8, True), done.stderr
     assert cli("rm", "-y", "twin-bbbbb").code == 0
     assert [job.id for job in registry.jobs()] == ["twin-aaaaa"]
 

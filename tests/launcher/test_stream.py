@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.local import backend as local
-from cloudtrain.entrypoints import nodelogs
-from cloudtrain.launcher import agentlogs
+from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.launcher.backend import LogLine, Pace
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.logs import agent_pages
 from cloudtrain.launcher.logs.holdback import HoldBack
-from cloudtrain.launcher.logs.stream import Stream
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.logs.stream import LogStream
+from cloudtrain.launcher.store.registry import Registry
 
 RUNNING, DONE = State("running", started_s=1.0), State("succeeded", started_s=1.0, ended_s=2.0)
 
@@ -46,7 +46,7 @@ def texts(lines: list[LogLine]) -> list[str]:
     return [line.text for line in lines]
 
 
-def all_of(stream: Stream) -> list[LogLine]:
+def all_of(stream: LogStream) -> list[LogLine]:
     """Return everything up to the end."""
     found = []
     while not stream.is_over:
@@ -57,7 +57,7 @@ def all_of(stream: Stream) -> list[LogLine]:
 def test_stream_gives_lines_as_they_come(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
     """A running job's stream is empty when there is nothing new, and not over."""
     job = seed("going", RUNNING, {"0": "one\n", "1": ""})
-    stream = Stream(registry, job, job.attempt)
+    stream = LogStream(registry, job, job.attempt)
     assert (texts(stream.read()), stream.read(), stream.is_over) == (["one"], [], False)
     written(home, job, 1, ("two\n", 5.0))
     assert texts(stream.read()) == ["two"]
@@ -67,7 +67,7 @@ def test_stream_gives_lines_as_they_come(home: Path, seed: Callable[..., Job], r
 def test_stream_is_over_after_the_jobs_end_alone(seed: Callable[..., Job], registry: Registry) -> None:
     """Who reads on learns of the end by `update`; then the last line has been read, and reading on gives nothing."""
     job = seed("going", RUNNING)
-    stream = Stream(registry, job, job.attempt)
+    stream = LogStream(registry, job, job.attempt)
     stream.read()
     registry.set_state(job.attempt, DONE, {})
     stream.update(registry.find("going").attempt)
@@ -78,7 +78,7 @@ def test_stream_is_over_after_the_jobs_end_alone(seed: Callable[..., Job], regis
 def test_stream_tail_stands_behind_it(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
     """The last lines first; what follows comes by `read`."""
     job = seed("going", RUNNING, {"0": "".join(f"{number}\n" for number in range(50)), "1": ""})
-    stream = Stream(registry, job, job.attempt)
+    stream = LogStream(registry, job, job.attempt)
     assert texts(stream.tail(3)) == ["47", "48", "49"]
     written(home, job, 0, ("50\n", 5.0))
     assert texts(stream.read()) == ["50"]
@@ -89,7 +89,7 @@ def test_stream_tail_counts_what_is_wanted(seed: Callable[..., Job], registry: R
     """The last of those that match, however far back they are."""
     job = seed("ended", DONE, {"0": "".join(f"{number}\n" for number in range(500)), "1": ""})
     for _ in ("from the files", "from what is kept"):
-        stream = Stream(registry, job, job.attempt)
+        stream = LogStream(registry, job, job.attempt)
         assert texts(stream.tail(2, lambda line: line.text.endswith("77"))) == ["377", "477"]
         stream.close()
 
@@ -108,7 +108,7 @@ def test_stream_of_a_long_log_begins_its_tail_near_the_end(
         return page
 
     monkeypatch.setattr(local, "logs", counting)
-    stream = Stream(registry, job, job.attempt)
+    stream = LogStream(registry, job, job.attempt)
     found = texts(stream.tail(20))
     assert (len(found), sum(looks) < 50) == (20, True)
     assert {"899999", "other"} & set(found)
@@ -119,14 +119,14 @@ def test_stream_puts_the_ranks_lines_in_order_over_pages(
     home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank says ten times as much as the other: pages of equal size would run apart."""
-    monkeypatch.setattr(nodelogs, "FILE_BYTES", 1000)
-    monkeypatch.setattr(nodelogs, "PAGE_BYTES", 2000)
+    monkeypatch.setattr(node_logs, "FILE_BYTES", 1000)
+    monkeypatch.setattr(node_logs, "PAGE_BYTES", 2000)
     job = seed("ended", DONE, {"0": "", "1": ""})
     for rank, each in ((0, 1), (1, 10)):
         written(
             home, job, rank, *(("".join(f"{rank} {tenth} {i}\n" for i in range(each)), tenth) for tenth in range(400))
         )
-    stream = Stream(registry, job, job.attempt)
+    stream = LogStream(registry, job, job.attempt)
     found = all_of(stream)
     assert [line.time_s for line in found] == sorted(line.time_s for line in found)
     for rank, each in ((0, 1), (1, 10)):
@@ -149,7 +149,9 @@ def test_pages_keep_each_files_order_where_its_clock_goes_back(tmp_path: Path) -
     (tmp_path / "exit.json").write_text("{}")
     cursor: dict[str, int] = {}
     found: dict[int | None, list[int]] = {}
-    while (page := agentlogs.page(cursor, {0: nodelogs.read(tmp_path, agentlogs.offsets(cursor, 0), None, 1)})).lines:
+    while (
+        page := agent_pages.page(cursor, {0: node_logs.read(tmp_path, agent_pages.offsets(cursor, 0), None, 1)})
+    ).lines:
         cursor = json.loads(json.dumps(page.cursor))
         for line in page.lines:
             found.setdefault(line.rank, []).append(int(line.text))
@@ -158,7 +160,7 @@ def test_pages_keep_each_files_order_where_its_clock_goes_back(tmp_path: Path) -
 
 def test_pages_of_two_nodes_end_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node with much to say does not let the other one's younger lines go first."""
-    monkeypatch.setattr(nodelogs, "FILE_BYTES", 500)
+    monkeypatch.setattr(node_logs, "FILE_BYTES", 500)
     for node, each in ((0, 1), (1, 20)):
         folder = tmp_path / f"node-{node}" / "log"
         folder.mkdir(parents=True)
@@ -170,10 +172,10 @@ def test_pages_of_two_nodes_end_at_the_same_time(tmp_path: Path, monkeypatch: py
     times: list[float] = []
     while True:
         found = {
-            node: nodelogs.read(tmp_path / f"node-{node}", agentlogs.offsets(cursor, node), None, 500)
+            node: node_logs.read(tmp_path / f"node-{node}", agent_pages.offsets(cursor, node), None, 500)
             for node in (0, 1)
         }
-        page = agentlogs.page(cursor, found)
+        page = agent_pages.page(cursor, found)
         if not page.lines:
             break
         cursor, times = page.cursor, times + [line.time_s for line in page.lines]
@@ -186,23 +188,23 @@ def test_a_running_bar_comes_in_states(tmp_path: Path) -> None:
     folder.mkdir()
     log = folder / "rank-0.log"
     log.write_text("begin\n\r 10%\r 20%\r 3")
-    first = agentlogs.page({}, {0: nodelogs.read(tmp_path, {})})
+    first = agent_pages.page({}, {0: node_logs.read(tmp_path, {})})
     assert texts(first.lines) == ["begin", "\r 10%\r 20%\r"]
     with log.open("a") as file:
         file.write("0%\r100%\nafter\n")
-    second = agentlogs.page(first.cursor, {0: nodelogs.read(tmp_path, agentlogs.offsets(first.cursor, 0))})
+    second = agent_pages.page(first.cursor, {0: node_logs.read(tmp_path, agent_pages.offsets(first.cursor, 0))})
     assert texts(second.lines) == [" 30%\r100%", "after"]
 
 
 def test_a_line_without_end_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred megabytes without a newline must not be held in memory until one comes."""
-    monkeypatch.setattr(nodelogs, "LINE_BYTES", 1000)
-    monkeypatch.setattr(nodelogs, "FILE_BYTES", 100)
+    monkeypatch.setattr(node_logs, "LINE_BYTES", 1000)
+    monkeypatch.setattr(node_logs, "FILE_BYTES", 100)
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "rank-0.log").write_text("x" * 3500)
     cursor: dict[str, int] = {}
     sizes = []
-    while page := agentlogs.page(cursor, {0: nodelogs.read(tmp_path, agentlogs.offsets(cursor, 0), None, 1)}):
+    while page := agent_pages.page(cursor, {0: node_logs.read(tmp_path, agent_pages.offsets(cursor, 0), None, 1)}):
         if not page.lines:
             break
         cursor = page.cursor
@@ -217,7 +219,7 @@ def test_a_last_line_without_newline_waits_for_the_end(tmp_path: Path, ended: bo
     (tmp_path / "log" / "rank-0.log").write_text("a\r\nb")
     if ended:
         (tmp_path / "exit.json").write_text("{}")
-    assert texts(agentlogs.page({}, {0: nodelogs.read(tmp_path, {})}).lines) == shown
+    assert texts(agent_pages.page({}, {0: node_logs.read(tmp_path, {})}).lines) == shown
 
 
 @pytest.mark.parametrize(
@@ -231,7 +233,7 @@ def test_near_end_is_never_behind_what_is_asked_for(
     log = tmp_path / "log" / "rank-0.log"
     log.write_text("".join(f"{number}\n" for number in range(10)))
     log.with_suffix(".times").write_text("".join(f"{2 * (number + 1)} {number}.0\n" for number in range(10)))
-    offset = nodelogs.near_end(tmp_path, lines=lines, since_s=since_s)["rank-0.log"]
+    offset = node_logs.near_end(tmp_path, lines=lines, since_s=since_s)["rank-0.log"]
     found = log.read_text()[offset:].split()
     assert "".join(found).endswith(wanted)
     assert len(found) <= len(wanted) + 1
@@ -288,10 +290,10 @@ def test_hold_back_of_a_stream_is_asked_of_the_backend_or_of_the_user(
     """`--hold-back 0` shows a line at once, whatever the backend thinks best."""
     now_s = 1000.0
     monkeypatch.setattr("cloudtrain.launcher.logs.holdback.time.time", lambda: now_s)
-    monkeypatch.setattr("cloudtrain.launcher.agentlogs.time.time", lambda: now_s)
+    monkeypatch.setattr("cloudtrain.launcher.logs.agent_pages.time.time", lambda: now_s)
     monkeypatch.setattr(local, "pace", lambda ref: Pace(hold_back_s=60.0))
     job = seed("going", RUNNING)
-    waiting, at_once = Stream(registry, job, job.attempt), Stream(registry, job, job.attempt, hold_back_s=0.0)
+    waiting, at_once = LogStream(registry, job, job.attempt), LogStream(registry, job, job.attempt, hold_back_s=0.0)
     assert (waiting.read(), len(at_once.read())) == ([], 2)
     now_s += 61
     assert len(waiting.read()) == 2
@@ -312,13 +314,13 @@ def test_stream_of_what_is_kept_asks_nobody(
 ) -> None:
     """Credentials gone, machine gone: a finished job's lines are here."""
     job = seed("ended", DONE)
-    first = Stream(registry, job, job.attempt)
+    first = LogStream(registry, job, job.attempt)
     found = all_of(first)
     first.close()
     monkeypatch.setattr(local, "logs", unreachable)
     monkeypatch.setattr(local, "pace", unreachable)
     shutil.rmtree(home / "local")
-    again = Stream(registry, job, job.attempt)
+    again = LogStream(registry, job, job.attempt)
     assert all_of(again) == found
     again.close()
 
@@ -328,13 +330,13 @@ def test_stream_shows_what_is_kept_of_a_job_whose_backend_is_away(
 ) -> None:
     """Then it says so, and goes on when the backend is back: nothing is lost or there twice."""
     job = seed("going", RUNNING, {"0": "one\n", "1": ""})
-    first = Stream(registry, job, job.attempt)
+    first = LogStream(registry, job, job.attempt)
     first.read()
     first.close()
     written(home, job, 0, ("two\n", 5.0))
     with monkeypatch.context() as outage:
         outage.setattr(local, "logs", unreachable)
-        again = Stream(registry, job, job.attempt)
+        again = LogStream(registry, job, job.attempt)
         assert texts(again.read()) == ["one"]
         with pytest.raises(UnreachableError):
             again.read()
@@ -347,10 +349,10 @@ def test_stream_tail_of_a_backend_that_is_away_is_what_is_kept(
 ) -> None:
     """The last lines that are known are better than none."""
     job = seed("going", RUNNING, {"0": "one\ntwo\n", "1": ""})
-    first = Stream(registry, job, job.attempt)
+    first = LogStream(registry, job, job.attempt)
     first.read()
     first.close()
     monkeypatch.setattr(local, "logs", unreachable)
-    again = Stream(registry, job, job.attempt)
+    again = LogStream(registry, job, job.attempt)
     assert texts(again.tail(1)) == ["two"]
     again.close()

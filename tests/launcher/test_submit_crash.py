@@ -49,18 +49,18 @@ main()
 LOCAL = "cloudtrain.backends.local.backend"
 NOTHING, NEVER_SENT, RUNS, EITHER = "nothing", "never sent", "runs", "either"
 STEPS = {
-    "before packing": ("cloudtrain.launcher.bundle:pack", "before", NOTHING),
-    "after packing": ("cloudtrain.launcher.bundle:pack", "after", NOTHING),
-    "before the journal": ("cloudtrain.launcher.registry:Registry.add", "before", NOTHING),
-    "inside the journal": ("cloudtrain.launcher.registry:Registry._insert", "after", NOTHING),
-    "after the journal": ("cloudtrain.launcher.registry:Registry.add", "after", NEVER_SENT),
+    "before packing": ("cloudtrain.launcher.planning.bundle:pack", "before", NOTHING),
+    "after packing": ("cloudtrain.launcher.planning.bundle:pack", "after", NOTHING),
+    "before the journal": ("cloudtrain.launcher.store.registry:Registry.add", "before", NOTHING),
+    "inside the journal": ("cloudtrain.launcher.store.registry:Registry._insert", "after", NOTHING),
+    "after the journal": ("cloudtrain.launcher.store.registry:Registry.add", "after", NEVER_SENT),
     "before the send": (f"{LOCAL}:send", "before", NEVER_SENT),
     "before the starter": (f"{LOCAL}:_start_agents", "before", NEVER_SENT),
     "orders handed over": ("", "handed over", EITHER),
     "after the starter": (f"{LOCAL}:_start_agents", "after", RUNS),
     "after the send": (f"{LOCAL}:send", "after", RUNS),
-    "before the mark": ("cloudtrain.launcher.registry:Registry.mark_sent", "before", RUNS),
-    "after the mark": ("cloudtrain.launcher.registry:Registry.mark_sent", "after", RUNS),
+    "before the mark": ("cloudtrain.launcher.store.registry:Registry.mark_sent", "before", RUNS),
+    "after the mark": ("cloudtrain.launcher.store.registry:Registry.mark_sent", "after", RUNS),
 }
 
 

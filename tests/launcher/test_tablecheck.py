@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher.tablecheck import Table, meant, violations
+from cloudtrain.launcher.planning.request_rules import Table, meant, violations
 
 _KINDS = {kind: {"type": {"type": "string", "enum": [kind]}, "path": "string"} for kind in ("file", "model")}
 FILE, MODEL = ({"type": "object", "members": members, "required": ["path", "type"]} for members in _KINDS.values())

@@ -10,8 +10,8 @@ import pytest
 
 from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.money import teamledger
-from cloudtrain.launcher.money.budgets import Budget, Held
 from cloudtrain.launcher.money.cells import located
+from cloudtrain.launcher.store.budgets import Held, LedgerBudget
 
 DAY_S = 86_400.0
 NOW_S = 1_795_348_800.0  # 2026-11-22 12:00 UTC
@@ -47,7 +47,7 @@ class Memory:
 def cell() -> Memory:
     """Return a ledger with a budget of 100 over project vision."""
     made = Memory()
-    budget = Budget("vision", "all", 100)
+    budget = LedgerBudget("vision", "all", 100)
     teamledger.change(made, lambda book: book.budgets.update({("vision", "all"): budget}), may_make=True)
     return made
 
@@ -169,7 +169,7 @@ def test_machine_whose_clock_is_years_ahead_loses_no_money(cell: Memory) -> None
 
 def test_monthly_budget_of_a_team(cell: Memory) -> None:
     """What ended in an earlier month is not this month's."""
-    budget = Budget("", "month", 50)
+    budget = LedgerBudget("", "month", 50)
     teamledger.change(cell, lambda book: book.budgets.update({("", "month"): budget}))
     hold(cell, "a/job/1")
     close(cell, "a/job/1", 9, NOW_S - 40 * DAY_S)

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableError
-from cloudtrain.launcher.home import identity
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.money import ledger, reserving, teamledger, teams
-from cloudtrain.launcher.money.budgets import Budget
+from cloudtrain.launcher.jobs import reserve
+from cloudtrain.launcher.money import teamledger, teams
 from cloudtrain.launcher.money.cells import located, open_cell
 from cloudtrain.launcher.money.filecell import FileCell
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.budgets import LedgerBudget
+from cloudtrain.launcher.store.home import identity
+from cloudtrain.launcher.store.registry import Registry
 
 USD = 1_000_000
 BEGUN_S = float(int(time.time()) - 3600)
@@ -47,7 +49,7 @@ def journal(make_job: Callable[..., Job]) -> Callable[..., Job]:
             made = make_job(job_id, number)
             config = {"project": {"name": project, "ledger": uri}} if project else {}
             job = replace(made, attempt=replace(made.attempt, plan=PLAN), config=config)
-            reserving.reserve(registry, job.attempt, job.config)
+            reserve.reserve(registry, job.attempt, job.config)
             return job
 
         return registry.add(name, make, exclusive=True, key=None)[0]
@@ -68,9 +70,9 @@ def book(place: str) -> teamledger.Book:
     return found
 
 
-def vision(usd: int, project: str = "vision") -> Budget:
+def vision(usd: int, project: str = "vision") -> LedgerBudget:
     """Return a budget."""
-    return Budget(project, "all", usd * USD)
+    return LedgerBudget(project, "all", usd * USD)
 
 
 def test_what_runs_joins_a_ledger_that_is_made_later(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.launcher import terminal
+from cloudtrain.launcher.text import terminal
 
 HOSTILE = "a\x1b]0;title\x07b\x9b2Jc\x1b[2Kd\ud800\te\n  \x1b[31mred"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.launcher import times
+from cloudtrain.launcher.text import times
 
 
 @pytest.mark.parametrize(

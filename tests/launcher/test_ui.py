@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import retry
 from cloudtrain.launcher.errors import CapacityError, CredentialError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs import retry
+from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import actions, feeds, joblist, spendpage
 from cloudtrain.launcher.ui.pool import Pool
 from cloudtrain.launcher.ui.refresher import Refresher
@@ -114,7 +114,7 @@ def test_backend_that_hangs_delays_only_its_own_jobs(
     seed("near", RUNS)
     refresher()
     wait_until(lambda: state_of(home, "near") == "succeeded")
-    assert [job["state"] for job in joblist.listed(registry, joblist.Choice()).jobs] == ["succeeded", "running"]
+    assert [job["state"] for job in joblist.listed(registry, joblist.JobListQuery()).jobs] == ["succeeded", "running"]
     hangs.set()
     registry.close()
 
@@ -149,7 +149,7 @@ def test_pages_share_a_feed_and_each_gets_every_line_once(
     """By the number of the last one that it had."""
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\nb\nc\n", "1": "other\n"})
     found = feeds.Feeds(lambda feed: None, home)
-    wanted = feeds.Wanted("job", 1, ranks=frozenset({0}))
+    wanted = feeds.LogQuery("job", 1, ranks=frozenset({0}))
     one, two = found.enter(wanted), found.enter(wanted)
     assert one is two
     wait_until(lambda: one.is_over)
@@ -164,21 +164,21 @@ def test_feed_goes_on_after_a_login_has_expired(
     home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says what is wrong as long as it lasts; then all lines come, none of them lost."""
-    from cloudtrain.launcher.logs.stream import Stream
+    from cloudtrain.launcher.logs.stream import LogStream
 
-    expired, read = threading.Event(), Stream.tail
+    expired, read = threading.Event(), LogStream.tail
     expired.set()
 
-    def tail(stream: Stream, *args: Any) -> Any:
+    def tail(stream: LogStream, *args: Any) -> Any:
         if expired.is_set():
             raise CredentialError("the login has expired", hint="log in")
         return read(stream, *args)
 
-    monkeypatch.setattr(Stream, "tail", tail)
+    monkeypatch.setattr(LogStream, "tail", tail)
     monkeypatch.setattr(feeds, "BACK_OFF_S", 0.02)
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\nb\n", "1": ""})
     found = feeds.Feeds(lambda feed: None, home)
-    feed = found.enter(feeds.Wanted("job", 1))
+    feed = found.enter(feeds.LogQuery("job", 1))
     wait_until(lambda: feed.trouble)
     assert feed.trouble.endswith("the job is not touched: the login has expired; log in")
     assert not feed.is_ready
@@ -192,13 +192,13 @@ def test_feed_that_has_failed_is_begun_anew(
     home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By whoever asks next: a page that is loaded anew does not get the old trouble."""
-    monkeypatch.setattr(feeds.Feed, "_follow", lambda *args: 1 / 0)
+    monkeypatch.setattr(feeds.LogFeed, "_follow", lambda *args: 1 / 0)
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\n", "1": ""})
     found = feeds.Feeds(lambda feed: None, home)
-    first = found.enter(feeds.Wanted("job", 1))
+    first = found.enter(feeds.LogQuery("job", 1))
     wait_until(lambda: first.is_closed)
     assert "ZeroDivisionError" in first.trouble
-    assert found.enter(feeds.Wanted("job", 1)) is not first
+    assert found.enter(feeds.LogQuery("job", 1)) is not first
     found.close()
 
 
@@ -209,7 +209,7 @@ def test_feed_keeps_the_last_lines_and_no_more(
     monkeypatch.setattr(feeds, "KEPT_CHARS", 400)
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": f"{'x' * 100}\n" * 9, "1": ""})
     found = feeds.Feeds(lambda feed: None, home)
-    feed = found.enter(feeds.Wanted("job", 1))
+    feed = found.enter(feeds.LogQuery("job", 1))
     wait_until(lambda: feed.is_over)
     lines, last = feed.since(0)
     assert (len(lines), last) == (4, 9)
@@ -220,13 +220,13 @@ def test_feeds_are_bounded_and_idle_ones_make_room(home: Path, seed: Callable[..
     """So many filters at once, and not a thread more."""
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0))
     found = feeds.Feeds(lambda feed: None, home)
-    made = [found.enter(feeds.Wanted("job", 1, grep=f"x{number}")) for number in range(feeds.MOST_FEEDS)]
+    made = [found.enter(feeds.LogQuery("job", 1, grep=f"x{number}")) for number in range(feeds.MOST_FEEDS)]
     with pytest.raises(CapacityError, match="open already"):
-        found.enter(feeds.Wanted("job", 1))
+        found.enter(feeds.LogQuery("job", 1))
     found.leave(made[0])
-    assert found.enter(feeds.Wanted("job", 1)) is not made[0]
+    assert found.enter(feeds.LogQuery("job", 1)) is not made[0]
     with pytest.raises(UsageError, match="no regular expression"):
-        found.enter(feeds.Wanted("job", 1, grep="("))
+        found.enter(feeds.LogQuery("job", 1, grep="("))
     found.close()
 
 
@@ -239,11 +239,11 @@ def test_jobs_are_chosen_by_state_backend_tag_and_text(home: Path, make_job: Cal
         registry.add(f"job-{number}", lambda name, _, change=change: make_job(name, **change), exclusive=True, key=None)
 
     def ids(**words: Any) -> list[str]:
-        return [job["job"] for job in joblist.listed(registry, joblist.Choice(**words)).jobs]
+        return [job["job"] for job in joblist.listed(registry, joblist.JobListQuery(**words)).jobs]
 
     assert ids()[:2] == ["job-59", "job-58"]
     assert ids(page=2)[-1] == "job-0"
-    assert joblist.listed(registry, joblist.Choice()).pages == 2
+    assert joblist.listed(registry, joblist.JobListQuery()).pages == 2
     assert len(ids(backend="ssh")) == 12
     assert len(ids(backend="ssh", tag="team=vision")) == 6
     assert ids(tag="run=7") == ["job-7"]
@@ -258,7 +258,7 @@ def test_jobs_are_chosen_by_state_backend_tag_and_text(home: Path, make_job: Cal
 @pytest.mark.parametrize("query", [{"page": "-1"}, {"page": "x"}, {"page": "9" * 30}, {"state": "'; DROP TABLE jobs"}])
 def test_address_that_makes_no_sense_shows_all_jobs(query: dict[str, str]) -> None:
     """What it says that there is not is left out."""
-    assert joblist.Choice.of(query) == joblist.Choice()
+    assert joblist.JobListQuery.of(query) == joblist.JobListQuery()
 
 
 def test_spend_covers_twelve_months_and_knows_its_groups(home: Path, seed: Callable[..., Job]) -> None:
@@ -311,7 +311,7 @@ def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
     home: Path, seed: Callable[..., Job], is_resumable: bool, words: str
 ) -> None:
     """A job that can be resumed has a checkpoint, and `status` says the same."""
-    from cloudtrain.launcher import overview
+    from cloudtrain.launcher.jobs import overview
     from cloudtrain.launcher.ui import jobpage
     from cloudtrain.launcher.ui.words import Pages, assets
 
@@ -321,4 +321,8 @@ def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
     assert f"<dt>Checkpoint</dt><dd>{words}</dd>" in facts
     shown = "\n".join(overview.as_lines(job, registry.attempts(job)))
     assert ("checkpoint  saved, step not reported" in shown) == is_resumable
+    running = seed("other", State("running", started_s=1.0))
+    registry.set_state(running.attempt, running.attempt.state, {"saved_s": 2.0})
+    facts = jobpage.shown(Pages(assets(), csrf="", is_read_only=True), registry, "other", "").parts["facts"]
+    assert "<dt>Checkpoint</dt><dd>saved, step not reported</dd>" in facts
     registry.close()

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from uiserver import PATIENCE_S, Served, serving
 
-from cloudtrain.launcher.extras import install
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.registry import Registry, this_process
+from cloudtrain.launcher.store.registry import Registry, this_process
+from cloudtrain.launcher.text.extras import install
 from cloudtrain.launcher.ui import server
 
 PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 1.5, "cap_s": 3600}

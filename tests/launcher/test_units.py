@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudtrain.launcher import units
+from cloudtrain.launcher.text import units
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import pytest
 
 from cloudtrain.backends.local import backend as local
 from cloudtrain.launcher import cli as command_line
-from cloudtrain.launcher import stopping, submit
 from cloudtrain.launcher.backend import Sending
 from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.money import ledger
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.jobs import stopping, submit
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.registry import Registry
 
 UNSENT = State("failed", "error", detail="not sent: no network", ended_s=2000.0)
 DONE = State("succeeded", started_s=1000.0, ended_s=4600.0)
@@ -354,7 +354,7 @@ def test_stop_of_an_ended_local_job_on_a_full_disk(
 def test_stop_that_cannot_write_its_word_says_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
     """An agent that lives has to hear of it: the error says why it cannot, and what else there is."""
     (tmp_path / "node-0").write_text("")
-    monkeypatch.setattr(local.nodefolder, "agent_pid", lambda root: 1)
+    monkeypatch.setattr(local.node_folder, "agent_pid", lambda root: 1)
     with pytest.raises(ConfigError, match="cannot be asked to stop") as raised:
         local.stop({"folder": str(tmp_path), "nodes": 1, "checkpoint_dir": "/x"}, now=False)
     assert "--now" in raised.value.hint

@@ -22,14 +22,14 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher import retry, watchservice
-from cloudtrain.launcher import watch as watching
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.logkeeper import LogKeeper
+from cloudtrain.launcher.jobs import retry, watch_service
+from cloudtrain.launcher.jobs import watch as watching
+from cloudtrain.launcher.jobs.log_fetcher import LogKeeper
 from cloudtrain.launcher.logs import kept
-from cloudtrain.launcher.notices.herald import Herald
-from cloudtrain.launcher.registry import Registry
+from cloudtrain.launcher.notices.herald import Notifier
+from cloudtrain.launcher.store.registry import Registry
 
 
 def runs() -> State:
@@ -41,7 +41,7 @@ def runs() -> State:
 def look(home: Path) -> Callable[[Job], watching.Seen | None]:
     """Return a watcher's look at a job."""
     registry = Registry()
-    herald = Herald(registry)
+    herald = Notifier(registry)
 
     def seen(job: Job) -> watching.Seen | None:
         return watching.look(registry, herald, job)
@@ -126,7 +126,7 @@ def test_threads_of_one_watcher_exclude_each_other_and_no_other_job(
 
     def watch() -> None:
         registry = Registry()
-        watching.look(registry, Herald(registry), job)
+        watching.look(registry, Notifier(registry), job)
         registry.close()
 
     thread = threading.Thread(target=watch)
@@ -265,7 +265,7 @@ def test_unit_is_written_and_not_enabled(tmp_path: Path, monkeypatch: pytest.Mon
     odd = tmp_path / 'a folder %h "quoted" $HOME'
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "con fig"))
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(odd))
-    path = watchservice.install("30s")
+    path = watch_service.install("30s")
     assert path == tmp_path / "con fig" / "systemd" / "user" / "cloudtrain-watch.service"
     read = configparser.RawConfigParser(strict=False)
     read.read_string(path.read_text())
@@ -280,14 +280,14 @@ def test_unit_is_written_and_not_enabled(tmp_path: Path, monkeypatch: pytest.Mon
             ["systemd-analyze", "verify", "--user", path], env=told, capture_output=True, text=True, check=False
         )
         assert "cloudtrain-watch" not in checked.stderr
-    assert watchservice.uninstall() == path
-    assert watchservice.uninstall() is None
+    assert watch_service.uninstall() == path
+    assert watch_service.uninstall() is None
 
 
 def test_cron_line_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A % in it would be a line's end to cron."""
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "100% mine"))
-    line = watchservice.cron_line()
+    line = watch_service.cron_line()
     minute, command = line[:10], line[10:]
     assert minute == "* * * * * "
     assert r"100\% mine" in command

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.launcher import words
+from cloudtrain.launcher.text import remote
 
 
 def test_text_is_short_plain_and_lets_nobody_in() -> None:
     """Line ends go, and so do keys and signatures in an address."""
-    assert words.one_line("a\n  b https://x/?sig=abc&token=d&x=1 password=e") == (
+    assert remote.one_line("a\n  b https://x/?sig=abc&token=d&x=1 password=e") == (
         "a b https://x/?sig=...&token=...&x=1 password=..."
     )
-    assert words.one_line("x" * 20, 10) == f"{'x' * 10}..."
+    assert remote.one_line("x" * 20, 10) == f"{'x' * 10}..."
 
 
 def test_root_of_an_error_is_told() -> None:
@@ -26,10 +26,10 @@ def test_root_of_an_error_is_told() -> None:
 
     with pytest.raises(RuntimeError) as found:
         wrap(ConnectionResetError())
-    assert words.cause(found.value) == "ConnectionResetError"
+    assert remote.cause(found.value) == "ConnectionResetError"
 
 
 def test_missing_network_is_said_in_plain_words() -> None:
     """Not by its number; another fault of a socket keeps its words."""
-    assert words.cause(OSError(-2, "Name or service not known")) == words.NO_NAME
-    assert words.cause(ConnectionRefusedError(111, "Connection refused")) == "Connection refused"
+    assert remote.cause(OSError(-2, "Name or service not known")) == remote.NO_NAME
+    assert remote.cause(ConnectionRefusedError(111, "Connection refused")) == "Connection refused"

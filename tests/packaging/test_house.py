@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,18 +16,27 @@ import pytest
 from cloudtrain.launcher import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-# What the launcher's side may use.
-FROM_ENTRYPOINTS = {"events", "figures", "durable", "processes", "nodelogs", "notices"}
-FROM_ENTRYPOINTS |= {
-    "environments",
-    "host",
-    "lastlines",
-    "nodefolder",
-    "places",
-    "rehearsal",
-    "tracebacks",
-    "variables",
+# The parts of entrypoints that the launcher's side may use: modules at the top, folders, modules of other folders.
+FROM_ENTRYPOINTS = {"atomic_json", "errors", "events", "format", "job_files", "processes"}
+FROM_ENTRYPOINTS |= {"environments", "host", "notices"}
+FROM_ENTRYPOINTS |= {"agent.last_lines", "agent.node_folder", "agent.node_logs", "rank.rehearsal", "rank.tracebacks"}
+FROM_ENTRYPOINTS |= {"rank.variables"}
+# The rooms of a folder, from the top down: a room imports only rooms behind it, also inside functions, for types, and
+# by names in strings. A file at the top of the folder is a room of its own.
+ROOMS = {
+    "launcher": (
+        *("cli", "api", "commands", "checkup", "completion", "ui", "live", "report", "rehearsal", "jobs", "logs"),
+        *("notices", "money", "planning", "prices", "store", "backend", "lazily", "metering", "config", "text", "plan"),
+        *("job", "errors"),
+    ),
+    "entrypoints": (
+        *("train", "container", "host", "agent", "trainer", "scripts", "environments", "replication", "checkpoints"),
+        *("stores", "rank", "notices", "atomic_json", "bundle_file", "events", "format", "job_files", "processes"),
+        "errors",
+    ),
 }
+MOST_AT_THE_TOP = 8  # modules, without `__init__` and the stub of a public name
+STUBS = {"train"}
 SDKS = {"azure", "boto3", "botocore", "google"}  # what entrypoints may use besides, on its first use
 
 
@@ -47,9 +57,54 @@ def test_launcher_knows_no_concrete_backend() -> None:
 
 
 def test_launcher_uses_only_the_light_parts_of_entrypoints() -> None:
-    """The event grammar, figures and messages for people, and three small tools; nothing that runs a node."""
-    used = {name.split(".")[2] for _, name in imports("launcher") if name.startswith("cloudtrain.entrypoints.")}
-    assert used <= FROM_ENTRYPOINTS
+    """The event grammar, figures and messages for people, and small tools; nothing that runs a node."""
+    used = {name.split(".", 2)[2] for _, name in imports("launcher") if name.startswith("cloudtrain.entrypoints.")}
+    assert [name for name in used if not {name.split(".")[0], ".".join(name.split(".")[:2])} & FROM_ENTRYPOINTS] == []
+
+
+def modules_in_strings(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield (file, module) for every string of the folder's files that is the dotted name of a module of ours."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("cloudtrain."):
+                yield str(path.relative_to(ROOT)), node.value
+
+
+def room(name: str) -> str:
+    """Return the room of a dotted module name or of a file's path below a top folder."""
+    return re.split(r"[./]", name)[1]
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_imports_run_downwards(folder: str) -> None:
+    """A room imports only rooms behind it in the table: no circles, and a reader can begin at the bottom."""
+    order = {name: place for place, name in enumerate(ROOMS[folder])}
+    found = [*imports(folder), *modules_in_strings(folder)]
+    ours = [
+        (file, name.removeprefix("cloudtrain.")) for file, name in found if name.startswith(f"cloudtrain.{folder}.")
+    ]
+    arrows = [(file, name) for file, name in ours if room(name) in order]  # else a prefix of names
+    assert [(file, name) for file, name in arrows if order[room(file)] > order[room(name)]] == []
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_rooms_are_all_in_the_table(folder: str) -> None:
+    """Each folder and file has its place, and few modules lie at the top."""
+    entries = [path for path in (ROOT / folder).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    assert {path.stem for path in entries} - {"__init__"} == set(ROOMS[folder])
+    assert (
+        len([path for path in entries if path.is_file() and path.stem not in {"__init__", *STUBS}]) <= MOST_AT_THE_TOP
+    )
+
+
+def test_class_names_are_unique() -> None:
+    """A class name has one meaning in the product."""
+    places: dict[str, list[str]] = {}
+    for path in (path for folder in ("launcher", "backends", "entrypoints") for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.parse(path.read_bytes(), str(path)).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
 @pytest.mark.parametrize("folder", ["launcher", "backends"])
@@ -113,5 +168,5 @@ def test_command_has_a_module_of_its_name(name: str) -> None:
 
 def test_commands_are_all_in_the_table() -> None:
     """No file below commands/ is forgotten."""
-    files = {path.stem for path in (ROOT / "launcher" / "commands").glob("*.py")} - {"__init__"}
+    files = {path.stem for path in (ROOT / "launcher" / "commands").glob("*.py")} - {"__init__", "options"}
     assert files == set(cli.COMMANDS)

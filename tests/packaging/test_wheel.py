@@ -17,8 +17,8 @@ FOLDERS = ("launcher", "backends", "templates", "entrypoints")
 SIDE = ("pyproject.toml", "README.md", "LICENSE")
 # What boot and the agents need before anything is known of torch.
 STDLIB_ONLY = (
-    *("agent", "boot", "bundlefile", "coordinate", "durable", "elastic", "events", "logtimes", "node", "peers"),
-    *("processes", "worker"),
+    *("agent.agent", "agent.boot", "agent.coordinate", "agent.elastic", "agent.log_times", "agent.node"),
+    *("agent.transport", "agent.worker", "atomic_json", "bundle_file", "events", "processes"),
 )
 NEVER_IN_BASE = ("torch", "numpy", "boto3", "botocore", "sagemaker", "azure", "google")
 

@@ -21,7 +21,7 @@ import pytest
 
 from cloudtrain.backends.sagemaker import backend, check
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher import plan as plans
+from cloudtrain.launcher.planning import planner as plans
 
 HERE = Path(__file__).parent
 ROLE = "arn:aws:iam::123456789012:role/cloudtrain"

@@ -13,14 +13,14 @@ from typing import Any
 from cloudtrain.backends.ssh.preflight import gpucheck, hostcheck, pythoncheck
 from cloudtrain.backends.ssh.preflight.peercheck import dialled
 from cloudtrain.backends.ssh.preflight.reachcheck import reached
-from cloudtrain.backends.ssh.preflight.wish import Facts, Wish
+from cloudtrain.backends.ssh.preflight.wish import Facts, HostRequirements
 from cloudtrain.launcher.backend import Check
 
-__all__ = ["TAKEN", "Wish", "checks", "dialled", "short"]
+__all__ = ["TAKEN", "HostRequirements", "checks", "dialled", "short"]
 
 TAKEN = frozenset({gpucheck.FREE})  # names of checks that fail because a job or a user already has the GPUs
 
-_TOPICS: tuple[Callable[[Facts, Wish, int], Iterator[Check]], ...] = (
+_TOPICS: tuple[Callable[[Facts, HostRequirements, int], Iterator[Check]], ...] = (
     hostcheck.same_machine,
     pythoncheck.interpreter,
     pythoncheck.torch,
@@ -39,7 +39,7 @@ _TOPICS: tuple[Callable[[Facts, Wish, int], Iterator[Check]], ...] = (
 )
 
 
-def checks(facts: Mapping[str, Mapping[str, Any] | str], wish: Wish) -> list[Check]:
+def checks(facts: Mapping[str, Mapping[str, Any] | str], wish: HostRequirements) -> list[Check]:
     """Return the findings about the hosts; a host that could not be asked has a text, the reason, in place of facts.
 
     A host's facts may also hold `ahead_s`, its clock minus ours, and `address`, its address for its peers.

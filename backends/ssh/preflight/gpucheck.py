@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.backends.ssh.preflight.folding import fold, groups, numbers, ranges, remote, runs
-from cloudtrain.backends.ssh.preflight.wish import Facts, Wish
+from cloudtrain.backends.ssh.preflight.wish import Facts, HostRequirements
 from cloudtrain.launcher.backend import Check
 
 __all__ = ["FREE", "checks"]
@@ -42,7 +42,7 @@ class _Unit:
     gpu: Mapping[str, Any]
 
 
-def checks(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+def checks(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the findings about the GPUs of the hosts that answered; `of` counts all hosts."""
     yield from _faults(facts, wish)
     units = {host: _units(fact) for host, fact in facts.items()}
@@ -78,7 +78,7 @@ def _units(fact: Mapping[str, Any]) -> list[_Unit]:
     return [_Unit(uuid, gpu) for gpu in whole for uuid in (gpu["slices"] if gpu["mig"] else [gpu["uuid"]])]
 
 
-def _faults(facts: Facts, wish: Wish) -> Iterator[Check]:
+def _faults(facts: Facts, wish: HostRequirements) -> Iterator[Check]:
     """Yield the errors of nvidia-smi, and GPUs with an error in place of a value."""
     told = {host: fault for host, fact in facts.items() if (fault := (fact.get("gpus") or {}).get("fault"))}
     verdict = "fail" if wish.gpus else "warn"
@@ -98,7 +98,7 @@ def _faults(facts: Facts, wish: Wish) -> Iterator[Check]:
             yield Check("GPUs", "warn" if enough else "fail", f"{words}: {host}", remote([host], resets))
 
 
-def _unplanned(units: Mapping[str, list[_Unit]], wish: Wish) -> Iterator[Check]:
+def _unplanned(units: Mapping[str, list[_Unit]], wish: HostRequirements) -> Iterator[Check]:
     """Yield the setting for GPUs that the job would leave idle: idle GPUs cost as much."""
     if units:
         least = min(len(found) for found in units.values())
@@ -110,7 +110,7 @@ def _unplanned(units: Mapping[str, list[_Unit]], wish: Wish) -> Iterator[Check]:
         yield Check("GPUs", verdict, f"the job is planned without them: {fold(words, 0)}", cure)
 
 
-def _wanted_model(units: Mapping[str, list[_Unit]], wish: Wish) -> Iterator[Check]:
+def _wanted_model(units: Mapping[str, list[_Unit]], wish: HostRequirements) -> Iterator[Check]:
     wanted = (wish.gpu_model or "").lower().replace("_", "-")
     others = {
         host: str(found[0].gpu["name"])
@@ -122,7 +122,7 @@ def _wanted_model(units: Mapping[str, list[_Unit]], wish: Wish) -> Iterator[Chec
         yield Check("GPUs", "warn", f"the config says {wish.gpu_model}: {fold(others, 0)}", cure)
 
 
-def _slices(units: Mapping[str, list[_Unit]], wish: Wish) -> Iterator[Check]:
+def _slices(units: Mapping[str, list[_Unit]], wish: HostRequirements) -> Iterator[Check]:
     """Yield a warning: NCCL cannot join two slices of one GPU."""
     cut = [host for host, found in units.items() if any(unit.gpu["mig"] for unit in found)]
     if cut and wish.ranks > 1:
@@ -130,7 +130,7 @@ def _slices(units: Mapping[str, list[_Unit]], wish: Wish) -> Iterator[Check]:
         yield Check("GPUs", "warn", f"cut into MIG slices, which NCCL cannot join: {ranges(cut)}", cure)
 
 
-def _free(facts: Facts, units: Mapping[str, list[_Unit]], wish: Wish, of: int) -> Iterator[Check]:
+def _free(facts: Facts, units: Mapping[str, list[_Unit]], wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the users of GPUs: a lock always blocks, a stranger's process blocks unless `allow_busy` is set."""
     enough: dict[str, str] = {}
     for host, there in units.items():
@@ -201,7 +201,7 @@ def _ways_out(
     fact: Mapping[str, Any],
     locks: Mapping[str, Mapping[str, Any]],
     strangers: list[Mapping[str, Any]],
-    wish: Wish | None,
+    wish: HostRequirements | None,
 ) -> Iterator[str]:
     me = fact.get("user")
     holders = {str(holder.get("job")): holder for holder in locks.values()}

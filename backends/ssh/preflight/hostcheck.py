@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from cloudtrain.backends.ssh.preflight.folding import fold, graded, groups, local, most, numbers, ranges, remote
-from cloudtrain.backends.ssh.preflight.wish import Facts, Wish
+from cloudtrain.backends.ssh.preflight.wish import Facts, HostRequirements
 from cloudtrain.launcher.backend import Check
 
 __all__ = [
@@ -24,7 +24,7 @@ MIN_NOFILE = 65_536
 SKEW_WARN_S, SKEW_FAIL_S = 0.5, 30.0  # with a larger difference TLS and signed requests fail
 
 
-def same_machine(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+def same_machine(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield hosts that are one machine under two names; containers share a boot id, but neither name nor address."""
     seen = {
         host: repr((fact.get("boot_id"), fact.get("name"), sorted(_addresses(fact))))
@@ -37,7 +37,7 @@ def same_machine(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
             yield Check("hosts", "fail", f"one machine by {len(hosts)} names: {ranges(hosts)}", cure)
 
 
-def system(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+def system(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield whether processors and kernels are alike, and whether each host has a core for every rank."""
     machines = {host: str(fact["machine"]) for host, fact in facts.items() if fact.get("machine")}
     if len(set(machines.values())) > 1:
@@ -55,7 +55,7 @@ def system(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
         yield Check("cores", "warn", f"{wish.ranks} ranks a host on {fold(few, of)}", cure)
 
 
-def own_name(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+def own_name(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield names that resolve only to the machine itself: cloudtrain passes addresses, a script may use the name."""
     grades = {}
     for host, fact in facts.items():
@@ -82,7 +82,7 @@ def own_name(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
     yield from graded("own name", grades, of, cure)
 
 
-def disk(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+def disk(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the free space for jobs and for checkpoints."""
     for name, key, setting in (
         ("disk", "disk", "ssh.workdir"),
@@ -118,7 +118,7 @@ def _room(told: Mapping[str, Any]) -> str:
     return f"more than {steps[-1]} GB free in {told['path']}" if steps else f"{free_gb:.1f} GB free in {told['path']}"
 
 
-def write(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+def write(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield whether the job folder can be written."""
     failed = {host: why for host, fact in facts.items() if (why := (fact.get("write") or {}).get("error"))}
     grades = {host: ("fail", why) for host, why in failed.items()}
@@ -132,7 +132,7 @@ def write(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
     yield from graded("workdir", {**good, **grades}, of, cure)
 
 
-def shm(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+def shm(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the free space in /dev/shm, through which the loaders' workers pass batches."""
     wanted_mb = SHM_PER_RANK_MB * wish.ranks
     grades = {}
@@ -153,7 +153,7 @@ def shm(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
     yield from graded("/dev/shm", grades, of, cure)
 
 
-def limits(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+def limits(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the limits on open files and, with InfiniBand, on locked memory."""
     grades = {}
     for host, fact in facts.items():
@@ -182,7 +182,7 @@ def _limit_line(what: str, value: str) -> str:
     return f'echo "* - {what} {value}" | sudo tee /etc/security/limits.d/cloudtrain-{what}.conf'
 
 
-def clock(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+def clock(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield clocks that are off; if all hosts agree with each other, our clock is off."""
     ahead = {host: float(fact["ahead_s"]) for host, fact in facts.items() if fact.get("ahead_s") is not None}
     if not ahead:
@@ -202,7 +202,7 @@ def clock(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
     yield from graded("clock", grades, of, lambda verdict, hosts: remote(hosts, "sudo timedatectl set-ntp true"))
 
 
-def mtu(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+def mtu(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield whether all hosts have the same MTU: with different MTUs, large packets may be lost without an error."""
     used = {host: interface for host, fact in facts.items() if (interface := _interface(fact)) is not None}
     values = {host: str(interface["mtu"]) for host, interface in used.items()}
@@ -215,7 +215,7 @@ def mtu(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
     yield Check("MTU", "warn" if rest else "ok", fold(values, of), cure)
 
 
-def leftovers(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+def leftovers(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the processes that earlier jobs have left."""
     for host, fact in facts.items():
         if left := fact.get("leftovers"):
@@ -225,7 +225,7 @@ def leftovers(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
             yield Check("processes", "warn", found, remote([host], f"kill -9 {pids}"))
 
 
-def logind(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+def logind(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield hosts that end the job at logout; lingering alone does not keep a session's own processes."""
     grades = {}
     for host, fact in facts.items():
@@ -242,7 +242,7 @@ def logind(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
     yield from graded("logout", grades, of, cure)
 
 
-def unknown(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+def unknown(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the facts that could not be read; a fact that the job needs is a failure."""
     needed = {"write", "disk", "python", *(("gpus",) if wish.gpus else ())}
     by_probe: dict[str, dict[str, tuple[str, str]]] = {}

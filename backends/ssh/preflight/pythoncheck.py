@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from cloudtrain.backends.ssh.preflight.folding import fold, groups, most, numbers, ranges, remote
-from cloudtrain.backends.ssh.preflight.wish import Facts, Wish
+from cloudtrain.backends.ssh.preflight.wish import Facts, HostRequirements
 from cloudtrain.launcher.backend import Check
 
 __all__ = ["interpreter", "torch"]
@@ -18,7 +18,7 @@ _OLDEST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 _LOOK = "ls /usr/bin/python3* /opt/*/bin/python3"
 
 
-def interpreter(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+def interpreter(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield whether each host has a suitable interpreter, and whether the versions agree."""
     asked = {host: fact["python"] for host, fact in facts.items() if fact.get("python")}
     missing = {host: str(told["error"]) for host, told in asked.items() if "error" in told}
@@ -39,7 +39,7 @@ def interpreter(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
         yield Check("python", "ok" if same else "warn", fold(versions, of), "" if same else cure)
 
 
-def torch(facts: Facts, wish: Wish, of: int) -> Iterator[Check]:
+def torch(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the findings about torch, its NCCL, and the driver that both need."""
     asked = {host: fact["python"] for host, fact in facts.items() if "version" in (fact.get("python") or {})}
     if wish.has_own_torch or not asked:

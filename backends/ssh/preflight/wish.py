@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Facts", "Wish"]
+__all__ = ["Facts", "HostRequirements"]
 
 Facts = Mapping[str, Mapping[str, Any]]  # host -> the report of survey.facts
 
 
 @dataclass(frozen=True)
-class Wish:
+class HostRequirements:
     """The job's requirements for each host: `ranks`, and `gpus` (0: none).
 
     `ranks_are_chosen`: the config sets the number of ranks, so idle GPUs may be intended. `gpu_model`: the config's

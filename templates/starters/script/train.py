@@ -1,5 +1,7 @@
 """Fit a small network to a linear function with DDP. Runs as it is under `python`, `torchrun` and cloudtrain.
 
+Rank 0 saves `out/ckpt.pt` every few steps; with `--resume` the training continues from the last save.
+
 torchrun --nproc-per-node 2 train.py --steps 200
 """
 
@@ -15,10 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """Train, and let rank 0 write the model."""
+    """Train, and let rank 0 write checkpoints and the model."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--save-every", type=int, default=50)
+    parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
 
     cuda = torch.cuda.is_available()
@@ -35,7 +39,16 @@ def main() -> None:
     samples = torch.Generator().manual_seed(rank)
     truth = torch.arange(8.0, device=device)
 
-    for step in range(1, args.steps + 1):
+    saved, first = Path("out/ckpt.pt"), 1
+    saved.parent.mkdir(exist_ok=True)
+    if args.resume and saved.exists():  # every rank reads the same file
+        state = torch.load(saved, map_location=device)
+        net.load_state_dict(state["net"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"] + 1
+        samples.manual_seed(rank + 1000 * first)  # new samples, not those of the first steps again
+
+    for step in range(first, args.steps + 1):
         x = torch.randn(64, 8, generator=samples).to(device)
         loss = nn.functional.mse_loss(net(x).squeeze(1), x @ truth)
         optimizer.zero_grad()
@@ -43,6 +56,10 @@ def main() -> None:
         optimizer.step()
         if rank == 0 and step % 20 == 0:
             print(f"step {step}/{args.steps} loss {loss.item():.4f}", flush=True)
+        if rank == 0 and step % args.save_every == 0:
+            state = {"step": step, "net": net.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(state, "out/ckpt.tmp")
+            Path("out/ckpt.tmp").replace(saved)  # an incomplete save never replaces the last save
 
     if rank == 0:
         output = Path(os.environ.get("CLOUDTRAIN_OUTPUT_DIR", "."))

@@ -43,7 +43,7 @@ def age_s(pid):
     return float(Path("/proc/uptime").read_text().split()[0]) - started / os.sysconf("SC_CLK_TCK")
 
 import torch, torch.distributed as dist
-from cloudtrain.entrypoints import heartbeat
+from cloudtrain.entrypoints.rank import heartbeat
 
 torch_s, restart = age_s(os.getppid()), os.environ["CLOUDTRAIN_RESTART"]  # torchrun's import of torch, then its own
 print(f"imported {torch_s:.2f} restart {restart} ", flush=True)

@@ -13,7 +13,7 @@ PATH = "/opt/light/bin/python"  # on each host
 # Python runs this at its start. One process a node is all that there is of the job: its only rank.
 SITE = """\
 import sys
-if "cloudtrain.entrypoints.elastic" in sys.orig_argv:
+if "cloudtrain.entrypoints.agent.elastic" in sys.orig_argv:
     import os, pathlib, signal
     os.environ["RANK"] = os.environ["CLOUDTRAIN_NODE_RANK"]
     os.environ["WORLD_SIZE"] = os.environ["CLOUDTRAIN_NUM_NODES"]

@@ -1,0 +1,385 @@
+"""The first process on every node, on every platform: identifies the node, runs torchrun, and reports the end.
+
+Standard library only, so that a broken torch installation is still reported. Exit codes: 0 done, 75 saved and
+resumable, 64 bad config, 69 the nodes did not find each other, 70 the training failed, 143 stopped by a signal
+before the first save.
+
+Messages go to standard output; torchrun's own output goes to CLOUDTRAIN_LOG_DIR/torchrun.log if the variable is set.
+CLOUDTRAIN_RESULT_DIR/result.json holds the code and every known failure, the root cause first.
+
+Boot ends processes that do not end by themselves: ranks that make no more steps (heartbeat.py), a torchrun that stays
+after all work on the node is done, and a job long after its deadline, whose supervisor is stopped or stuck.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from cloudtrain.entrypoints import atomic_json, events, processes
+from cloudtrain.entrypoints.agent import last_lines
+from cloudtrain.entrypoints.agent import node as nodes
+from cloudtrain.entrypoints.rank import heartbeat, variables
+from cloudtrain.entrypoints.scripts import meeting
+
+__all__ = [
+    "EXIT_CONFIG",
+    "EXIT_DONE",
+    "EXIT_FAILED",
+    "EXIT_RENDEZVOUS",
+    "EXIT_SAVED",
+    "EXIT_STOPPED",
+    "main",
+    "root_cause_first",
+]
+
+EXIT_DONE, EXIT_CONFIG, EXIT_RENDEZVOUS, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED = 0, 64, 69, 70, 75, 143
+
+RESOLVE_PATIENCE_S = 300  # a cluster's DNS and its slowest node's image pull
+JOIN_TIMEOUT_S = 900
+SHUTDOWN_TIMEOUT_S = 120  # torchrun's default of 30 s kills a save under way; SageMaker gives 120 s
+LOOK_S = 1.0  # between two polls of the ranks' files
+EXIT_DEADLINE_S = 60.0  # from the end of the work to the end of torchrun, which takes about 1 s
+EXIT_BARRIER_S = 300.0  # torchrun's own wait for ranks on all nodes, at its end (torch 2.13)
+GRACE_S = 120.0  # for stopping, without CLOUDTRAIN_GRACE
+SLACK_S = 60.0  # the supervisor's time to end a job that does not stop within its grace
+HANG_ACCOUNTS_S = 5.0  # from a hang to the kill: ranks on remaining nodes would report the kill as a cause
+
+
+def main() -> int:
+    """Run this node's part of the job; return its exit code."""
+    processes.die_with_parent()
+    processes.become_subreaper()
+    variables.deadline_s(os.environ)  # before the wait for node 0's name
+    try:
+        spec = json.loads(Path(os.environ["CLOUDTRAIN_SPEC"]).read_text())
+        node = nodes.identify(os.environ)
+    except (OSError, KeyError, ValueError) as error:
+        return _refuse(f"boot: cannot tell what to run: {error!r}")
+    try:
+        head = nodes.resolve(node.head, RESOLVE_PATIENCE_S)
+    except TimeoutError as error:
+        return _finish(EXIT_RENDEZVOUS, [{"rank": None, "kind": "rendezvous", "message": str(error)}])
+    restart = os.environ.get("CLOUDTRAIN_RESTART", "0")
+    begun = f"restart {restart}: node" if restart != "0" else "node"
+    resume = (
+        f", newest checkpoint {os.environ['CLOUDTRAIN_RESUME_PATH']}" if "CLOUDTRAIN_RESUME_PATH" in os.environ else ""
+    )
+    where = f"at {node.address}, head {head} ({node.platform}: {node.evidence})"
+    events.emit(
+        "boot",
+        f"{begun} {node.rank} of {node.count} {where}{resume}",
+        node=node.rank,
+        nodes=node.count,
+        address=node.address,
+        head=head,
+        platform=node.platform,
+        python=sys.version.split()[0],
+    )
+    killed_before = processes.killed_for_memory()
+    with _result_folder() as folder:
+        command = torchrun_command(spec, node, head, folder)
+        ended = _run_torchrun(command, torchrun_environment(node), folder, spec)
+        stuck = processes.kill_descendants()
+        heartbeat.Supervisor(os.getppid()).wait()
+        if stuck:
+            print(f"boot: processes {stuck} could not be killed", file=sys.stderr)
+        code, failures = _outcome(folder, ended, spec["nproc_per_node"])
+        if code == EXIT_DONE and (alone := _alone(folder, spec, node.count)):
+            code, failures = EXIT_CONFIG, [alone]
+        return _finish(code, _with_memory(failures, processes.killed_for_memory() - killed_before))
+
+
+def torchrun_command(spec: dict[str, Any], node: nodes.Node, head: str, scratch: Path) -> list[str]:
+    """Return the command line of torchrun on this node; its own files go below `scratch`, not into the temp folder.
+
+    With cloudtrain's agent, which restarts the whole job and chooses the port: static rendezvous, ranks in node order.
+    Else c10d and torchrun's own restarts. `--` protects the script's flags: torchrun takes ambiguous prefixes of its
+    own options (`--log`, `--max`) even after the script's name.
+    """
+    count, nproc = node.count, str(spec["nproc_per_node"])
+    if node.platform == "agent":
+        meet = ["--rdzv-backend=static", f"--node-rank={node.rank}", f"--master-addr={head}"]
+        meet += [f"--master-port={node.port}", "--max-restarts=0", f"--rdzv-conf=timeout={JOIN_TIMEOUT_S}"]
+    elif count == 1:
+        meet = ["--standalone", f"--max-restarts={spec['max_restarts']}"]
+    else:
+        conf = f"is_host={int(node.rank == 0)},join_timeout={JOIN_TIMEOUT_S},read_timeout=120"
+        meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={head}:{node.port}", f"--rdzv-conf={conf}"]
+        meet += [f"--rdzv-id={spec['job']}-{spec['attempt']}", f"--max-restarts={spec['max_restarts']}"]
+    run = spec["run"]
+    # torchrun takes `$` in its arguments for macros (string.Template).
+    args = [*run.get("args", ()), *(run.get("resume_args", ()) if "CLOUDTRAIN_RESUME_PATH" in os.environ else ())]
+    words = [] if run["kind"] == "task" else [word.replace("$", "$$") for word in (run["target"], *args)]
+    what = [run["kind"], *words]
+    return [
+        *(sys.executable, "-u", "-m", "cloudtrain.entrypoints.agent.elastic"),
+        *(f"--nnodes={count}", f"--nproc-per-node={nproc}", *meet),
+        *(f"--local-addr={node.address}", f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}", f"--log-dir={scratch}/torchrun"),
+        *("-m", "cloudtrain.entrypoints.agent.worker", "--", *what),
+    ]
+
+
+def torchrun_environment(node: nodes.Node) -> dict[str, str]:
+    """Return the environment for torchrun: without the platform's misleading variables, with variables for torch."""
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in nodes.MISLEADING and not key.startswith(nodes.MISLEADING_PREFIXES)
+    }
+    env |= {"CLOUDTRAIN_NODE_RANK": str(node.rank), "CLOUDTRAIN_NUM_NODES": str(node.count)}
+    # A restarted rank would read the dead generation's addresses from the shared store (torch 2.13: half of all
+    # restarts in place failed; with the variable, 0 of 6).
+    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    interface = nodes.interface_of(node.address)
+    if interface:  # gloo falls back to loopback; on Debian the host name resolves to 127.0.1.1
+        env.setdefault("GLOO_SOCKET_IFNAME", interface)
+        env.setdefault("NCCL_SOCKET_IFNAME", interface)
+    return env
+
+
+def root_cause_first(failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sort failures: independent failures before failures caused by a lost peer, then by time."""
+    return sorted(failures, key=lambda f: (bool(f.get("peer_lost")), f.get("time_s", 0.0)))
+
+
+@contextlib.contextmanager
+def _result_folder() -> Iterator[Path]:
+    """Yield the folder for results: the supervisor's or, without a supervisor, a temporary folder."""
+    if "CLOUDTRAIN_RESULT_DIR" in os.environ:
+        yield Path(os.environ["CLOUDTRAIN_RESULT_DIR"])
+        return
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
+        os.environ["CLOUDTRAIN_RESULT_DIR"] = scratch
+        yield Path(scratch)
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How torchrun ended: exit code (None if boot ends torchrun), whether a stop request came, boot's reasons."""
+
+    code: int | None
+    was_stopped: bool = False
+    failures: tuple[dict[str, Any], ...] = ()
+
+
+def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: dict[str, Any]) -> _Ended:
+    """Run torchrun and relay signals, until torchrun ends or boot must end torchrun."""
+    asked_s: list[float] = []
+    with _torchrun_log() as log:
+        child = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT if log else None)
+
+        def relay(signum: int, frame: FrameType | None) -> None:
+            # Relay one signal only: after a second signal torchrun stops waiting for the workers' save.
+            if not asked_s:
+                processes.kill(child.pid, signal.SIGTERM)
+            asked_s.append(time.monotonic())
+
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+            signal.signal(signum, relay)
+        return _watch(child, asked_s, folder, spec)
+
+
+def _watch(child: subprocess.Popen[bytes], asked_s: list[float], folder: Path, spec: dict[str, Any]) -> _Ended:
+    """Return when torchrun has ended, stays after the work or the job's deadline is over, or when a rank hangs."""
+    supervisor = heartbeat.Supervisor(os.getppid())
+    beats = heartbeat.Watch(folder, spec.get("hang_timeout_s", math.inf), time.monotonic())
+    over_s: float | None = None
+    limit_s = _limit_s(os.environ, time.monotonic())
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return _Ended(child.wait(LOOK_S), bool(asked_s))
+        now_s = time.monotonic()
+        supervisor.look(now_s)
+        if asked_s and now_s - asked_s[0] > SHUTDOWN_TIMEOUT_S + EXIT_DEADLINE_S:
+            return _Ended(None, True)
+        if (patience_s := _patience_s(folder, spec["nproc_per_node"])) is not None:
+            over_s = now_s if over_s is None else over_s
+            if now_s - over_s > patience_s:
+                print(f"boot: the work is done, but torchrun stayed for {patience_s:.0f} s more: killed", flush=True)
+                return _Ended(None, bool(asked_s))
+        if now_s > limit_s:
+            return _Ended(None, bool(asked_s), (_overdue(),) if patience_s is None else ())
+        if hangs := beats.look(now_s):
+            failures = tuple(_hang(hang) for hang in hangs)
+            heartbeat.print_stacks(folder)
+            time.sleep(HANG_ACCOUNTS_S)
+            return _Ended(None, bool(asked_s), failures)
+
+
+def _limit_s(environ: Mapping[str, str], now_s: float) -> float:
+    """Return the time when boot itself ends the job, on the monotonic clock of `now_s`; infinity without a deadline.
+
+    A working supervisor has stopped the job long before, in good order, with a save.
+    """
+    deadline_s = variables.deadline_s(environ)
+    if deadline_s is None:
+        return math.inf
+    return max(now_s, deadline_s) + float(environ.get("CLOUDTRAIN_GRACE", GRACE_S)) + SLACK_S
+
+
+def _overdue() -> dict[str, Any]:
+    message = "the job's deadline is long over, and who supervises the node has not ended it"
+    return {"rank": None, "kind": "deadline", "message": message, "time_s": time.time()}
+
+
+def _patience_s(folder: Path, nproc: int) -> float | None:
+    """Return how long torchrun may stay after the work is over, None while ranks may still work.
+
+    The trainer's outcome is for all nodes. If only this node's ranks have left, torchrun waits for remote ranks.
+    """
+    if _trainer_code(folder) is not None:
+        return EXIT_DEADLINE_S
+    return EXIT_DEADLINE_S + EXIT_BARRIER_S if _left_code(folder, nproc) is not None else None
+
+
+def _trainer_code(folder: Path) -> int | None:
+    """Return the exit code for the outcome that the trainer has written, None without an outcome."""
+    told = atomic_json.read_json(folder / "outcome.json") or {}
+    return {"done": EXIT_DONE, "saved": EXIT_SAVED}.get(told.get("outcome", ""))
+
+
+def _left_code(folder: Path, nproc: int) -> int | None:
+    """Return the code of this node's ranks, done or saved, after all ranks have written their codes; else None.
+
+    After the code comes the interpreter's teardown, which hangs or aborts one time in nine (torch 2.13, gloo).
+    """
+    codes = [path.read_text() for path in folder.glob("left-*")]
+    if len(codes) < nproc:
+        return None
+    return EXIT_DONE if set(codes) == {str(EXIT_DONE)} else EXIT_SAVED
+
+
+def _hang(hang: heartbeat.Hang) -> dict[str, Any]:
+    """Return the failure, with the time of the last beat: if several ranks wait, the cause was silent first."""
+    where = "its stack is in the log"
+    if processes.waits_in_kernel(hang.pid):
+        where = "it waits for a disk or a network share, and cannot print its stack"
+    message = f"made no step for {hang.silent_s:.0f} s; {where}"
+    told = {"rank": hang.rank, "kind": "hang", "message": message, "time_s": hang.last_s}
+    return {**told, "lines": last_lines.of_rank(hang.rank)}
+
+
+def _torchrun_log() -> AbstractContextManager[TextIO | None]:
+    folder = os.environ.get("CLOUDTRAIN_LOG_DIR")
+    return (Path(folder) / "torchrun.log").open("a") if folder else nullcontext()
+
+
+def _outcome(folder: Path, ended: _Ended, nproc: int) -> tuple[int, list[dict[str, Any]]]:
+    """Return the node's exit code and failures, from what the ranks, torchrun and the trainer have written."""
+    if ended.code == 0:
+        return EXIT_DONE, []
+    if ended.failures:
+        return EXIT_FAILED, list(ended.failures)
+    left = _left_code(folder, nproc)
+    # After a stop request, a script that exits 0 has saved, or given up; the script is not done.
+    if left == EXIT_SAVED or (left == EXIT_DONE and not ended.was_stopped):
+        return left, []
+    if ended.code is None and (code := _trainer_code(folder)) is not None:
+        return code, []
+    by_rank = {f["rank"]: f for path in sorted(folder.glob("rank-*.json")) if (f := atomic_json.read_json(path))}
+    for failure in atomic_json.read_json(folder / "torchrun.json") or []:
+        if failure["rank"] not in by_rank:  # a rank's own record is more precise than its exit code
+            by_rank[failure["rank"]] = _with_lines(failure)
+    saved_ranks = [f for f in by_rank.values() if f.get("exit_code") == EXIT_SAVED]
+    outcome = atomic_json.read_json(folder / "outcome.json") or {}
+    failures = [f for f in by_rank.values() if f.get("exit_code") != EXIT_SAVED]
+    if ended.was_stopped:  # a rank that died of the stop signal has not failed
+        failures = [f for f in failures if f.get("signal") != "SIGTERM"]
+    if any(f.get("signal") != "SIGTERM" for f in failures):  # torchrun ends the remaining ranks with SIGTERM
+        failures = [{**f, "peer_lost": True} if f.get("signal") == "SIGTERM" else f for f in failures]
+    if failures:
+        failures = root_cause_first(failures)
+        codes = {"config": EXIT_CONFIG, "rendezvous": EXIT_RENDEZVOUS}
+        return codes.get(failures[0]["kind"], EXIT_FAILED), failures
+    if saved_ranks or outcome.get("outcome") == "saved":
+        return EXIT_SAVED, []
+    if ended.was_stopped:
+        return EXIT_STOPPED, []
+    kind = "signal" if ended.code is not None and ended.code < 0 else "exit"
+    return EXIT_FAILED, [
+        {"rank": None, "kind": kind, "message": f"torchrun ended with code {ended.code}{_last_words()}"}
+    ]
+
+
+def _alone(folder: Path, spec: dict[str, Any], nodes_count: int) -> dict[str, Any] | None:
+    """Return the failure of a script if the ranks have ended well but joined no common group."""
+    nproc, run = spec["nproc_per_node"], spec["run"]
+    if run["kind"] == "task" or run.get("allow_alone") or nproc * nodes_count == 1:
+        return None
+    return meeting.failure(folder, nproc, nproc * nodes_count)
+
+
+def _with_lines(failure: dict[str, Any]) -> dict[str, Any]:
+    """Return the failure of a rank without a record of its own, with the lines that the rank printed last.
+
+    An exit code alone has little information (argparse): the message names the last line too.
+    """
+    if failure["rank"] is None:
+        return failure
+    lines = last_lines.of_rank(failure["rank"])
+    if not lines or failure["kind"] != "exit":
+        return {**failure, "lines": lines}
+    return {**failure, "message": f"{failure['message']}; last line: {lines[-1]}", "lines": lines}
+
+
+def _with_memory(failures: list[dict[str, Any]], killed: int) -> list[dict[str, Any]]:
+    """Return the failures. Add a note to failures by SIGKILL if the kernel has killed processes for lack of memory."""
+    if killed < 1:
+        return failures
+    count = "a process" if killed == 1 else f"{killed} processes"
+    words = f"; meanwhile the kernel killed {count} of this machine for want of memory"
+    return [{**f, "message": f["message"] + words} if f.get("signal") == "SIGKILL" else f for f in failures]
+
+
+def _last_words() -> str:
+    """Return the last lines of torchrun's output, which may name the cause."""
+    folder = os.environ.get("CLOUDTRAIN_LOG_DIR")
+    try:
+        lines = (Path(folder) / "torchrun.log").read_text(errors="replace").splitlines() if folder else []
+    except OSError:
+        return ""
+    last = [line for line in lines if line.strip()][-3:]
+    return ": " + " | ".join(last) if last else ""
+
+
+def _finish(code: int, failures: list[dict[str, Any]]) -> int:
+    if failures:
+        first = failures[0]
+        who = f"rank {first['rank']}: " if first.get("rank") is not None else ""
+        kind = f"{first['type']}: " if first.get("type") else ""
+        events.emit(
+            "error",
+            f"{who}{kind}{first['message']}",
+            rank=first.get("rank"),
+            type=first.get("type"),
+            message=first["message"],
+            code=code,
+        )
+    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
+    if folder:
+        with contextlib.suppress(OSError):  # the exit code has the main fact
+            atomic_json.write_json(Path(folder) / "result.json", {"code": code, "failures": failures})
+    return code
+
+
+def _refuse(message: str) -> int:
+    print(message, file=sys.stderr)
+    return _finish(EXIT_CONFIG, [{"rank": None, "kind": "config", "message": message}])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

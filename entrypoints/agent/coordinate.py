@@ -1,0 +1,301 @@
+"""Node 0's decisions: the desired state of a job's nodes, from all nodes' reports. No clock, no socket, no process.
+
+Both directions carry states, not commands: each node sends its own state, node 0 sends the desired state, and a lost
+or repeated message changes no decision. A generation is one start of all nodes' torchrun. A restart is the next
+generation, on fewer nodes if a node was lost and the job may continue without the lost node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_SAVED, root_cause_first
+
+__all__ = ["WAIT", "Coordinator", "Desired", "Report", "Rules"]
+
+SOON_S = 300.0  # after a start: a repeated peer failure within this time is final
+COLLECT_S = 5.0  # from the first failure: time for other nodes' failures, which may hold the root cause
+FENCE_S = 5.0  # before a restart: a lost node that is alive fences itself only at about the same time
+
+
+@dataclass(frozen=True)
+class Report:
+    """A node's state. `phase`: preparing idle running exited; `stop`: the reason of a stop request to the node.
+
+    `address` and `ports` (membership connection, copies) are for connections from other nodes. `newest`: a script's
+    newest checkpoint on this node, as its path in the checkpoint folder, and its time in unix seconds. `gpus`: figures
+    of each local rank's GPU (gpumeter.py).
+    """
+
+    node: int
+    generation: int = 0
+    phase: str = "idle"
+    code: int | None = None
+    failures: tuple[dict[str, Any], ...] = ()
+    saved: dict[str, Any] | None = None
+    stop: str | None = None
+    address: str = ""
+    ports: tuple[int, int] = (0, 0)
+    newest: tuple[str, float] | None = None
+    gpus: tuple[tuple[float | None, ...], ...] = ()
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> Report:
+        """Return the report from the JSON of `dataclasses.asdict`."""
+        line, copies = data.get("ports", (0, 0))
+        newest = data.get("newest") and (data["newest"][0], data["newest"][1])
+        told = {"failures": tuple(data.get("failures", ())), "ports": (line, copies), "newest": newest}
+        told["gpus"] = tuple(tuple(each) for each in data.get("gpus", ()))
+        return cls(**{**data, **told})
+
+
+@dataclass(frozen=True)
+class Desired:
+    """The desired state of every node. `want`: wait run stop kill end; `verdict` is the job's end, with `end` only.
+
+    `nodes` run this generation; a node's position in `nodes` is its rank, and remaining nodes run no ranks. `note`
+    tells users why nodes are missing. `places`: each node's number, address, and ports as in its report. `resume`: the
+    checkpoint that a script resumes from, the same on all nodes, as its path in the checkpoint folder.
+    """
+
+    want: str = "wait"
+    generation: int = 0
+    port: int = 0
+    nodes: tuple[int, ...] = ()
+    note: str | None = None
+    reason: str | None = None
+    verdict: dict[str, Any] | None = None
+    places: tuple[tuple[int, str, int, int], ...] = ()
+    resume: str | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> Desired:
+        """Return the desired state from the JSON of `dump`."""
+        places = tuple((node, address, line, copies) for node, address, line, copies in data.get("places", ()))
+        return cls(**{**data, "nodes": tuple(data.get("nodes", ())), "places": places})
+
+
+WAIT = Desired()
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The job's limits. Times are seconds since the job's start; `limit_reason`: the deadline's cause, time or budget.
+
+    A restart needs at least `fewest` nodes (None: all), and a number in `sizes`: ranks must share the batch evenly.
+    """
+
+    nodes: int
+    max_restarts: int
+    limit_reason: str
+    soft_deadline_s: float
+    hard_deadline_s: float
+    grace_s: float
+    join_timeout_s: float
+    fewest: int | None = None
+    sizes: tuple[int, ...] | None = None
+
+    @property
+    def leaves_time(self) -> bool:
+        """Whether the job has time to save before its end. With `on_limit: stop` no time to save is planned."""
+        return self.soft_deadline_s < self.hard_deadline_s
+
+    def size(self, left: int) -> int:
+        """Return how many of the remaining nodes a restart uses, 0 if no restart is possible."""
+        fewest = self.nodes if self.fewest is None else self.fewest
+        allowed = range(1, self.nodes + 1) if self.sizes is None else self.sizes
+        return max((size for size in allowed if fewest <= size <= left), default=0)
+
+
+@dataclass
+class Coordinator:
+    """Node 0's memory: the desired state, and its time."""
+
+    rules: Rules
+    desired: Desired = WAIT
+    since_s: float = 0.0
+    started_s: float = 0.0  # the generation's start
+    first_failure_s: float | None = None
+    restarts: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    last_echo: set[tuple[Any, ...]] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)  # lost nodes, which the job gave up; they do not return
+    missed_s: float | None = None  # since when a node of this generation is lost
+
+    def decide(
+        self, reports: dict[int, Report], lost: set[int], now_s: float, fresh_port: Callable[[], int]
+    ) -> Desired:
+        """Return the desired state, from every node's last report and the silent nodes.
+
+        `now_s` counts from the job's start; `fresh_port` returns a free port on node 0, when a generation starts.
+        """
+        before = self.desired
+        if before.want != "end":
+            self.desired = self._next(reports, lost, now_s, fresh_port)
+        if self.desired != before:
+            self.since_s = now_s
+        if self.desired.generation != before.generation:
+            self.started_s = now_s
+            saved = [each.newest for node, each in reports.items() if node in self.desired.nodes and each.newest]
+            resume = max(saved, key=lambda newest: newest[1])[0] if saved else None
+            self.desired = replace(self.desired, resume=resume)
+        return self.desired
+
+    def _next(self, reports: dict[int, Report], lost: set[int], now_s: float, port: Callable[[], int]) -> Desired:
+        members = set(self.desired.nodes) or set(range(self.rules.nodes))
+        current = [r for r in reports.values() if r.node in members - lost and r.generation == self.desired.generation]
+        everyone = len(current) == len(members)
+        exited = [r for r in current if r.phase == "exited"]
+        waited_s = now_s - self.since_s
+        if not lost & members:
+            self.missed_s = None
+        elif self.missed_s is None:
+            self.missed_s = now_s
+        if self.desired.want == "wait":
+            return self._start(current, lost & members, now_s, port)
+        if self.desired.want == "stop":
+            return self._stopping(current, lost & members, waited_s, now_s)
+        if everyone and len(exited) == len(members) and all(r.code == EXIT_DONE for r in exited):
+            return self._end("succeeded", None)
+        reason = next((r.stop for r in current if r.stop), None)
+        if self.desired.want == "kill":
+            # A node that does not know this generation has none of its ranks.
+            idle = [r for r in reports.values() if r.node in members - lost and r.generation < self.desired.generation]
+            over = exited + [replace(r, failures=(), code=None) for r in idle if r.phase != "running"]
+            return self._after_kill(over, lost, now_s, port, reason)
+        lost = lost & members
+        if reason == "now":
+            return self._end("stopped", reason)
+        if reason or now_s >= self.rules.soft_deadline_s:
+            return replace(self.desired, want="stop", reason=reason or self.rules.limit_reason)
+        failed = [r for r in exited if r.code != EXIT_DONE]
+        if lost or failed:
+            return self._failing(failed, len(exited) + len(lost) == len(members), lost, now_s)
+        return self.desired
+
+    def _start(self, current: list[Report], lost: set[int], now_s: float, port: Callable[[], int]) -> Desired:
+        reason = next((r.stop for r in current if r.stop), None)
+        if reason:
+            return self._end("stopped", reason)
+        broken = [f for r in current if r.phase == "exited" for f in r.failures]
+        if broken:  # a node could not unpack the bundle or install the ranks' environment
+            return self._end("failed", "error", broken[0])
+        if now_s >= self.rules.soft_deadline_s:  # waiting machines are billed like training machines
+            return self._end("stopped", self.rules.limit_reason)
+        if len(current) == self.rules.nodes:
+            if any(r.phase == "preparing" for r in current):
+                return self.desired
+            return Desired("run", self.desired.generation + 1, port(), tuple(range(self.rules.nodes)))
+        if now_s > self.rules.join_timeout_s:
+            if lost:
+                return self._end("failed", "node_failure", self._loss(lost, len(current), can_go_on=False))
+            here = {r.node for r in current}
+            missing = ", ".join(str(n) for n in range(self.rules.nodes) if n not in here)
+            message = f"node {missing} did not join within {self.rules.join_timeout_s:.0f} s"
+            return self._end("failed", "node_failure", {"rank": None, "kind": "rendezvous", "message": message})
+        return self.desired
+
+    def _failing(self, failed: list[Report], all_over: bool, lost: set[int], now_s: float) -> Desired:
+        """Wait after the first failure for reports of the remaining nodes, then kill all ranks."""
+        if self.first_failure_s is None:
+            self.first_failure_s = now_s
+        if all_over and not lost and failed and all(r.code == EXIT_SAVED for r in failed):
+            saved = next((r.saved for r in failed if r.saved), None) or {}
+            reason = self.rules.limit_reason if saved.get("reason") == "deadline" else "preempted"
+            return self._end("stopped", reason)
+        broken = [r for r in failed if r.code != EXIT_SAVED]
+        # Ranks that wait for a stuck rank seem stuck too; the longest silent rank is known after all nodes' reports.
+        certain = any(not f.get("peer_lost") and f["kind"] != "hang" for r in broken for f in r.failures)
+        patience_s = COLLECT_S if broken else self.rules.grace_s  # saved nodes wait for nodes that are saving
+        if lost or certain or (all_over and broken) or now_s - self.first_failure_s > patience_s:
+            return replace(self.desired, want="kill")
+        return self.desired
+
+    def _after_kill(
+        self, exited: list[Report], lost: set[int], now_s: float, port: Callable[[], int], reason: str | None
+    ) -> Desired:
+        missing = lost & set(self.desired.nodes)
+        if len(exited) + len(missing) < len(self.desired.nodes) and now_s - self.since_s < self.rules.grace_s:
+            return self.desired
+        left = [node for node in range(self.rules.nodes) if node not in lost | self.gone]
+        size = self.rules.size(len(left))
+        if self.missed_s is not None and size and now_s - self.missed_s < FENCE_S:
+            return self.desired
+        failures = root_cause_first([{"node": r.node, **f} for r in exited for f in r.failures])
+        if missing:  # a lost node explains the failures of its peers, but no rank's own exception
+            causes = sum(not f.get("peer_lost") for f in failures)
+            failures.insert(causes, self._loss(missing, len(left), can_go_on=size > 0))
+        first = failures[0] if failures else {"rank": None, "kind": "exit", "message": "ended without a reason"}
+        # A restart may fix a killed or stuck worker, a lost peer, a failed rendezvous; code would fail the same way.
+        is_fault = first["kind"] in ("signal", "rendezvous", "hang", "lost") or bool(first.get("peer_lost"))
+        is_config = any(r.code == EXIT_CONFIG for r in exited)
+        # Only peer failures, soon, and the same as last time: a restart does not help ranks that cannot reach a peer.
+        echo = {(f.get("rank"), f.get("type"), f["message"][:80]) for f in failures if f.get("peer_lost")}
+        was_soon = (self.first_failure_s or 0.0) - self.started_s < SOON_S
+        is_again = bool(failures) and len(echo) == len(failures) and echo == self.last_echo and was_soon
+        self.last_echo = echo
+        if is_fault and not is_config and size and not is_again and self.restarts < self.rules.max_restarts:
+            if reason or now_s >= self.rules.soft_deadline_s:  # a job that must stop does not restart
+                return self._end("stopped", reason or self.rules.limit_reason, first)
+            return self._restart(first, left[:size], lost, port)
+        return self._end("failed", "node_failure" if first["kind"] in ("signal", "lost") else "error", first)
+
+    def _restart(self, cause: dict[str, Any], nodes: list[int], lost: set[int], port: Callable[[], int]) -> Desired:
+        on_fewer = f"going on with {len(nodes)} of {self.rules.nodes} nodes"
+        if lost & set(self.desired.nodes):
+            cause = {**cause, "message": f"{cause['message']}; {on_fewer}"}
+        self.restarts += 1
+        self.first_failure_s = self.missed_s = None
+        self.gone |= lost
+        self.history.append(cause)
+        note = f"{_named(self.gone)} lost; {on_fewer}" if self.gone else None
+        return Desired("run", self.desired.generation + 1, port(), tuple(nodes), note)
+
+    def _loss(self, missing: set[int], left: int, *, can_go_on: bool) -> dict[str, Any]:
+        """Return the failure of a lost node, and why the job cannot continue on fewer nodes."""
+        message = f"{_named(missing)} lost: its agent is silent"
+        fewest = self.rules.fewest or self.rules.nodes
+        if fewest < self.rules.nodes and not can_go_on:
+            sizes = " or ".join(str(size) for size in self.rules.sizes or () if size >= fewest)
+            message += f"; {left} of {self.rules.nodes} nodes are left, and "
+            message += f"min_instances is {fewest}" if left < fewest else f"the batch can be shared only by {sizes}"
+        return {"rank": None, "kind": "lost", "message": message}
+
+    def _stopping(self, current: list[Report], lost: set[int], waited_s: float, now_s: float) -> Desired:
+        exited = [r for r in current if r.phase == "exited"]
+        over = len(exited) + len(lost) == len(self.desired.nodes)
+        if over and not lost and all(r.code == EXIT_DONE for r in exited):
+            return self._end("succeeded", None)
+        if over:
+            failures = root_cause_first([{"node": r.node, **f} for r in exited for f in r.failures])
+            return self._end("stopped", self.desired.reason, failures[0] if failures else None)
+        if any(r.stop == "now" for r in current):
+            return self._end("stopped", self.desired.reason)
+        if waited_s > self.rules.grace_s or now_s > self.rules.hard_deadline_s:
+            if self.desired.reason == self.rules.limit_reason and not self.rules.leaves_time:
+                return self._end("stopped", self.desired.reason)
+            # The agents kill at `end`: a rank that has not saved by now has used its time.
+            message = f"did not leave within {waited_s:.0f} s, so it was killed"
+            return self._end("stopped", self.desired.reason, {"rank": None, "kind": "stop", "message": message})
+        return self.desired
+
+    def _end(self, state: str, reason: str | None, error: dict[str, Any] | None = None) -> Desired:
+        verdict = {
+            "state": state,
+            "reason": "user" if reason == "now" else reason,
+            "error": error,
+            "restarts": self.restarts,
+            "restarted_after": self.history,
+        }
+        return replace(self.desired, want="end", verdict=verdict)
+
+
+def _named(nodes: set[int]) -> str:
+    numbers = ", ".join(str(node) for node in sorted(nodes))
+    return f"node {numbers} was" if len(nodes) == 1 else f"nodes {numbers} were"

@@ -1,0 +1,67 @@
+"""torchrun, called as a library, so that the end of each rank is known as data.
+
+The command line is torchrun's own. Unlike `ChildFailedError`, torchrun's messages do not reliably name the signal that
+killed a rank, or the rank that failed first. The failures go to CLOUDTRAIN_RESULT_DIR/torchrun.json.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import atomic_json, processes
+
+__all__ = ["main"]
+
+
+def main(argv: list[str]) -> int:
+    """Run torchrun with the arguments; return 0, or 1 if a worker failed or a signal stopped torchrun."""
+    processes.die_with_parent()
+    # Not earlier: `-m` puts the current folder before the standard library, and the code may contain a platform.py.
+    if "CLOUDTRAIN_CODE_DIR" in os.environ:
+        os.chdir(os.environ["CLOUDTRAIN_CODE_DIR"])
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        run.run(run.parse_args(argv))  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        _write([_failure(rank, failure) for rank, failure in error.failures.items()])
+        print(error, file=sys.stderr)
+        return 1
+    except SignalException as stop:
+        print(f"torchrun: stopped by signal {int(stop.sigval)}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        # Only torchrun's own errors arrive in this branch: the nodes did not find each other, a port was in use.
+        message = f"{type(error).__name__}: {error}"
+        _write([{"rank": None, "kind": "rendezvous", "message": message, "time_s": time.time()}])
+        print(message, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _failure(rank: int, failure: Any) -> dict[str, Any]:
+    killed = failure.exitcode < 0
+    return {
+        "rank": rank,
+        "kind": "signal" if killed else "exit",
+        "signal": failure.signal_name() if killed else None,
+        "exit_code": failure.exitcode,
+        "message": f"killed by {failure.signal_name()}" if killed else f"exited with code {failure.exitcode}",
+        "time_s": float(failure.timestamp),
+    }
+
+
+def _write(failures: list[dict[str, Any]]) -> None:
+    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
+    if folder:
+        atomic_json.write_json(Path(folder) / "torchrun.json", failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,146 @@
+"""Starts agents, each detached from the calling process: all requested agents, or no agent.
+
+python -m cloudtrain.entrypoints.agent.starting < specs.json      answers when all agents run
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import processes
+from cloudtrain.entrypoints.agent import gpulocks, transport
+from cloudtrain.entrypoints.agent.agent import Agent
+from cloudtrain.entrypoints.job_files import NEVER_SENT, START_LOCK, STATE
+
+__all__ = ["main", "start"]
+
+MOST_WORDS = 400  # characters
+
+
+def main() -> int:
+    """Start the agents that standard input describes; print their pids as JSON."""
+    print(json.dumps(start(json.load(sys.stdin))))
+    return 0
+
+
+def start(request: dict[str, Any]) -> dict[str, Any]:
+    """Fork a detached agent for each of `request["nodes"]`; return when all agents have written their states.
+
+    All agents start, once, or no agent starts: `request["folder"]` holds a lock, and a mark if the start was given up
+    meanwhile. With the mark the answer is `{"started": false, "why": ...}`. `"busy": true` means that a different job
+    holds a lock of `request["locks"]`: a retry may succeed. If an agent cannot start (a full disk), `why` is the
+    agent's error, the start is marked as given up, and the earlier agents are killed.
+    """
+    umask = os.umask(0o077)
+    folder = Path(request["folder"])
+    with (folder / START_LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / NEVER_SENT).exists():
+            return {"started": False, "why": "given up before it started"}
+        if any((Path(spec["root"]) / STATE).exists() for spec in request["nodes"]):
+            return {"started": False, "why": "already started"}
+        try:
+            taken = _take(request.get("locks"))
+        except gpulocks.GpuBusy as error:
+            return {"started": False, "why": str(error), "busy": True}
+        server = None
+        for spec in request["nodes"]:
+            if spec["node"] == 0:
+                server = transport.on_free_port(spec, partial(transport.listen, spec["address"]))
+        for spec in request["nodes"]:
+            spec |= {"head_listens": True, **({"head": server.getsockname()[:2]} if server is not None else {})}
+        pids: list[int] = []
+        try:
+            for spec in request["nodes"]:
+                pids.append(_fork_agent(spec, server, umask, lock.fileno(), taken))
+        except (OSError, RuntimeError) as error:
+            for pid in pids:  # the agents wait for the missing agent, and have started no ranks
+                processes.kill(pid, signal.SIGKILL)
+            (folder / NEVER_SENT).touch()
+            return {"started": False, "why": str(error)}
+        if taken is not None:
+            taken.hand_over()
+        head = server.getsockname()[:2] if server else None
+        if server is not None:
+            server.close()
+        return {"started": True, "pids": pids, "head": head}
+
+
+def _take(locks: dict[str, Any] | None) -> gpulocks.HeldLocks | None:
+    """Take the locks that the nodes' agents hold until their end. Raises gpulocks.GpuBusy, gpulocks.Unusable."""
+    if locks is None:
+        return None
+    return gpulocks.take(gpulocks.folder(locks["folder"]), locks["names"], locks["about"])
+
+
+def _fork_agent(
+    spec: dict[str, Any], server: socket.socket | None, umask: int, lock: int, taken: gpulocks.HeldLocks | None
+) -> int:
+    """Fork twice, so that init is the agent's parent; return the agent's pid after its state is on disk."""
+    ready, announce = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(announce)
+        with os.fdopen(ready) as pipe:
+            line = pipe.readline()
+        os.waitpid(child, 0)
+        if not line.strip().isdigit():
+            why = line.strip() or f"see {spec['root']}/log/agent.txt"
+            raise RuntimeError(f"node {spec['node']}: {why}")
+        return int(line)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.close(ready)
+    os.close(lock)
+    if spec["node"] != 0 and server is not None:
+        server.close()
+    code, account = 1, os.dup(announce)
+    try:
+        _detach(Path(spec["root"]))
+        if taken is not None:
+            taken.tell()
+        Agent(spec, server if spec["node"] == 0 else None, umask, taken).run(announce)
+        code = 0
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # after the agent's start the pipe has no reader
+            os.write(account, f"{_words(error, spec)}\n".encode())
+        traceback.print_exc()
+    finally:
+        processes.kill_descendants()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _words(error: BaseException, spec: dict[str, Any]) -> str:
+    """Return the reason, in a line, why the agent could not start."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"no space is left on the disk of {spec['root']} ({error.strerror})"
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MOST_WORDS]
+
+
+def _detach(root: Path) -> None:
+    (root / "log").mkdir(parents=True, exist_ok=True)
+    os.chdir(root)
+    log = os.open(root / "log" / "agent.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    processes.become_subreaper()
+    for signum in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(signum, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""A rank: the thin shell between torchrun and the user's code.
+
+    torchrun ... worker.py task                     the shared trainer, with the task file that the spec names
+    torchrun ... worker.py script train.py --lr 1   any script, run like `python train.py --lr 1`
+    torchrun ... worker.py module pkg.train --lr 1  any module, run like `python -m pkg.train --lr 1`
+
+The shell gives the rank its own log file, ends the rank when torchrun ends, and records the exception that ends the
+rank: a plain script leaves torchrun only an exit code. The shell also records that all work is done, before the
+interpreter's teardown, which may hang or abort.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import errno
+import os
+import re
+import runpy
+import shutil
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+from cloudtrain.entrypoints import atomic_json, processes
+from cloudtrain.entrypoints.agent import last_lines
+from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
+from cloudtrain.entrypoints.rank import heartbeat, tracebacks, variables
+from cloudtrain.entrypoints.scripts import rank
+
+__all__ = ["EXIT_CONFIG", "EXIT_SAVED", "main"]
+
+EXIT_CONFIG = 64
+EXIT_SAVED = 75
+
+# Errors that a rank raises after a peer's death: never the root cause if a rank has a different failure. The first
+# pattern matches the transports' own messages; a script may raise messages of the second for unrelated reasons.
+_TRANSPORT = re.compile(
+    r"gloo/transport|closed by peer|NCCL communicator was aborted|NCCL error: remote", re.IGNORECASE
+)
+_PEER_LOST = re.compile(
+    r"gloo|nccl|connection (reset|closed|refused)|broken pipe|socket (timeout|closed|error)|timed out waiting"
+    r"|store.*timeout|recvValue failed|sendBytes failed",
+    re.IGNORECASE,
+)
+# Messages of torch.save and its streams on a full disk.
+_DISK = re.compile(r"unexpected pos|iostream error|No space left|PytorchStreamWriter failed")
+LITTLE_BYTES = 100_000_000
+TRACE_CHARACTERS = 16_000
+_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
+
+
+def main(argv: list[str]) -> int:
+    """Run the rank and return its exit code; a script's exception has been recorded and printed."""
+    processes.die_with_parent()
+    variables.deadline_s(os.environ)  # before the import of torch, which takes seconds
+    _open_log()
+    heartbeat.enable()
+    ending = _RankProcess(os.getpid(), _left_file())
+    if ending.file is not None:
+        ending.file.unlink(missing_ok=True)  # a predecessor's file, if torchrun restarts ranks in place
+    atexit.register(_say_left, ending)  # registered first, so that `_say_left` runs after the script's handlers
+    kind, *rest = argv
+    try:
+        if kind == "task":
+            _run_task(ending)
+        rank.begin(kind)
+        _run_user_code(kind, rest)
+    except SystemExit as leaving:
+        if isinstance(leaving.code, str):  # `sys.exit("no data")`: the message is the cause
+            return _record(leaving)
+        ending.code = leaving.code or 0
+        raise
+    except BaseException as error:
+        code = _record(error)
+        if kind == "task":
+            _leave(code)
+        return code
+    ending.code = 0
+    return 0
+
+
+@dataclass
+class _RankProcess:
+    """The rank's pid, the file that records its end, and its exit code after all work is done."""
+
+    pid: int
+    file: Path | None
+    code: int | None = None
+
+
+def _run_task(ending: _RankProcess) -> NoReturn:
+    from cloudtrain.entrypoints.trainer import train
+
+    ending.code = train.main()
+    _say_left(ending)
+    _leave(ending.code)
+
+
+def _left_file() -> Path | None:
+    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
+    return Path(folder) / f"left-{os.environ.get('RANK', '0')}" if folder else None
+
+
+def _say_left(ending: _RankProcess) -> None:
+    """Write for boot that all user code is done, threads and exit handlers too."""
+    if ending.file and ending.code in (0, EXIT_SAVED) and os.getpid() == ending.pid:  # not in a fork by the script
+        with contextlib.suppress(OSError):
+            ending.file.write_text(str(ending.code))
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit at once: all files are written, and gloo's teardown aborts or hangs one time in nine (torch 2.13)."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _run_user_code(kind: str, command: list[str]) -> None:
+    """Run the script or module like the interpreter itself, in the real `__main__`."""
+    target = command[0]
+    sys.argv = [target, *(variables.expanded(word, os.environ) for word in command[1:])]
+    if kind == "module":
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+        return
+    sys.path[0] = str(Path(target).resolve().parent)  # the value was the current folder, as under `python -m`
+    # In __main__ itself, not with runpy.run_path: pickled classes and spawned data-loader workers need __main__.
+    scope = sys.modules["__main__"].__dict__
+    for name in [name for name in scope if not name.startswith("__")]:
+        del scope[name]
+    scope.update(
+        __file__=str(Path(target).absolute()),
+        __package__=None,
+        __spec__=None,
+        __cached__=None,
+        __doc__=None,
+        __builtins__=builtins,
+    )
+    exec(compile(Path(target).read_bytes(), target, "exec", dont_inherit=True), scope)
+
+
+def _open_log() -> None:
+    """Redirect standard output and error to this rank's own file, if a supervisor reads the files."""
+    folder = os.environ.get("CLOUDTRAIN_LOG_DIR")
+    if not folder:
+        return
+    path = Path(folder) / f"rank-{os.environ.get('RANK', '0')}.log"
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def _record(error: BaseException) -> int:
+    """Record the exception for boot; print the traceback without cloudtrain's frames; return the exit code."""
+    lines = traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
+    is_config = type(error).__name__ == "TaskError"
+    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
+    if folder:
+        number = int(os.environ.get("RANK", "0"))
+        failure = {
+            "rank": number,
+            "kind": "config" if is_config else "exception",
+            "type": type(error).__name__,
+            "message": f"{str(error)[:4000]}{_full_disk(error)}",
+            "traceback": _traceback(error),
+            "lines": last_lines.of_rank(number),
+            "peer_lost": _is_echo(error),
+            "time_s": time.time(),
+        }
+        with contextlib.suppress(OSError):
+            atomic_json.write_json(Path(folder) / f"rank-{number}.json", failure)
+        _flush()  # after the cause is on disk: a stream of the script may fail or block
+        if (printed := last_lines.of_rank(number)) != failure["lines"]:
+            with contextlib.suppress(OSError):
+                atomic_json.write_json(Path(folder) / f"rank-{number}.json", {**failure, "lines": printed})
+        if failure["peer_lost"]:  # for example a collective's timeout: show which rank is stuck, and where
+            heartbeat.print_stacks(Path(folder), heartbeat.STALE_S)
+    else:
+        _flush()
+    if is_config or isinstance(error, CheckpointError):  # an error in the user's files: cloudtrain's frames do not help
+        lines = _without_ours(error)
+    shown = f"{error}\n" if isinstance(error, SystemExit) else "".join(lines)
+    with contextlib.suppress(OSError):  # a full disk: the record above is enough
+        os.write(2, shown.encode(errors="replace"))
+    return EXIT_CONFIG if is_config else 1
+
+
+def _flush() -> None:
+    """Flush the rank's output before the traceback; the streams may be any objects that a script has set."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _full_disk(error: BaseException) -> str:
+    """Return a note on a full disk if a full disk may be the cause: torch.save does not report the cause."""
+    is_no_space = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if not is_no_space and not _DISK.search(str(error)):
+        return ""
+    told = []
+    for name in ("CLOUDTRAIN_CHECKPOINT_DIR", "CLOUDTRAIN_OUTPUT_DIR"):
+        with contextlib.suppress(KeyError, OSError):
+            free = shutil.disk_usage(os.environ[name]).free
+            if free < LITTLE_BYTES:
+                told.append(f"the disk of {os.environ[name]} is full: {free / 1e6:.0f} MB free")
+    return f"; {'; '.join(told)}" if told else ""
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Return whether a rank raises the error because a peer is gone.
+
+    The loose pattern counts only while the process group exists: before the ranks have met, no peer can be lost. For
+    a script that destroys its group in a `finally`, only the transport's own messages count.
+    """
+    if type(error).__name__ in _PEER_TYPES or (isinstance(error, RuntimeError) and _TRANSPORT.search(str(error))):
+        return True
+    distributed = sys.modules.get("torch.distributed")
+    have_met = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return have_met and isinstance(error, (RuntimeError, OSError)) and bool(_PEER_LOST.search(str(error)))
+
+
+def _traceback(error: BaseException) -> str:
+    """Return the traceback, at most TRACE_CHARACTERS of its frames and of its message."""
+    text = "".join(_without_ours(error))
+    if len(text) <= TRACE_CHARACTERS:
+        return text
+    frames, end = tracebacks.frames_of(text)
+    kept = tracebacks.chosen(frames, lambda lines: len("\n".join(lines)) <= TRACE_CHARACTERS)
+    return "\n".join([*kept, "\n".join(end)[:TRACE_CHARACTERS]])
+
+
+def _without_ours(error: BaseException) -> list[str]:
+    """Return the traceback without cloudtrain's frames; files of the user's code have relative paths."""
+    ours = str(Path(__file__).parents[1])
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((ours, "<frozen"))]
+    frames = [f for f in frames if f.filename != runpy.__file__]
+    head = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
+    lines = [*head, *traceback.format_exception_only(type(error), error)]
+    code = os.environ.get("CLOUDTRAIN_CODE_DIR", "")
+    for folder in dict.fromkeys((code, os.path.realpath(code))) if code else ():  # the path known to the user
+        lines = [line.replace(f'  File "{folder}/', '  File "') for line in lines]
+    return lines
+
+
+def _user_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Skip this file's and runpy's frames at the top."""
+    ours = (__file__, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace
+
+
+if __name__ == "__main__":
+    from cloudtrain.entrypoints.agent import worker
+
+    # The script takes over `__main__`, so the shell must run from the module `worker`.
+    sys.exit(worker.main(sys.argv[1:]))

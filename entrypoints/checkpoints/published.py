@@ -1,0 +1,58 @@
+"""The checkpoints that a mirror has: the newest published step, and its copy into this machine's folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.stores.mirror import Mirror
+
+__all__ = ["LATEST", "fetch", "latest", "of_job"]
+
+LATEST = "latest.json"
+
+
+def of_job(uri: str | None, job: str) -> str | None:
+    """Return a job's own place below the configured place: the next submit of the same file is a new job."""
+    return None if uri is None else f"{uri.rstrip('/')}/{job}"
+
+
+def latest(source: Mirror, folder: Path) -> int | None:
+    """Return the published step, or None. `folder` is for a temporary file. Raises OSError."""
+    notice = folder / f".{LATEST}"
+    try:
+        source.get(LATEST, notice)
+    except FileNotFoundError:
+        return None
+    try:
+        return int(json.loads(notice.read_text())["step"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise OSError(f"the mirror's {LATEST} is damaged: {error!r}") from error
+    finally:
+        notice.unlink()
+
+
+def fetch(source: Mirror, folder: Path, *, replace: bool = False) -> Path | None:
+    """Copy the published checkpoint into the folder, unless present; return its path, None if none is published.
+
+    `replace`: a present checkpoint is damaged, and is set aside once the copy is complete. Raises OSError.
+    """
+    found = latest(source, folder)
+    if found is None:
+        return None
+    name = folders.step_name(found)
+    target = folder / name
+    if not replace and (target / folders.MANIFEST).exists():
+        return target
+    partial = folder / f"{name}.tmp"
+    items = source.names(f"{name}/")
+    if f"{name}/{folders.MANIFEST}" not in items:
+        raise FileNotFoundError(f"{LATEST} names {name}, which is not there")
+    for item in items:
+        source.get(item, partial / item.partition("/")[2])
+    if os.path.lexists(target):
+        folders.set_aside(target, "damaged")
+    partial.rename(target)
+    return target

@@ -1,0 +1,8 @@
+"""`python -m cloudtrain.entrypoints.container ROOT ORDER ...`: the command of a managed platform's container."""
+
+import sys
+
+from cloudtrain.entrypoints.container.container import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,297 @@
+"""The first process in a managed platform's container: identifies the node, and supervises the node.
+
+    python3 -m cloudtrain.entrypoints.container /opt/ml input/data/job/spec.json
+    python3 -m cloudtrain.entrypoints.container . env:CLOUDTRAIN_ORDER checkpoints=/mnt/a/b input.train=/mnt/c
+    python3 -m cloudtrain.entrypoints.container /tmp/cloudtrain gs://BUCKET/.../order.json fence=MARK
+
+The first argument is the platform's folder. The second argument locates the container order: a file in the folder, a
+variable in base64, or an object in a bucket (with the mark of its submission). The order has the platform's paths
+relative to the folder; further arguments override these paths. The supervisor is the agent of the ssh and local
+backends, so a job restarts, stops and fails in the same way on all backends. But logs go to standard output, the exit
+report goes to the platform's place for failures, and the archive is already in place.
+Exit codes: 0 done, 75 saved and stopped, 64 bad config, 70 failed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import events, processes
+from cloudtrain.entrypoints.agent import agent, transport
+from cloudtrain.entrypoints.agent import node as nodes
+from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED
+from cloudtrain.entrypoints.checkpoints.sweeper import Sweeper
+from cloudtrain.entrypoints.container import elapsed, secrets
+from cloudtrain.entrypoints.container import inputs as staging
+from cloudtrain.entrypoints.container.elapsed import Note
+from cloudtrain.entrypoints.container.folder_sync import Carrier
+from cloudtrain.entrypoints.container.log_relay import LogRelay
+from cloudtrain.entrypoints.rank import tracebacks
+
+__all__ = ["FAILURE_BYTES", "account", "main"]
+
+FAILURE_BYTES = 1000  # SageMaker passes on the first 1024 characters
+MESSAGE_BYTES, TYPE_BYTES, LINE_BYTES = (300, 200, 120, 60), 80, 100
+LEAST_S = 60.0  # for a job whose time is nearly used up: the platform will end the job
+WORKDIR = "/tmp/cloudtrain-work"  # the same path in every container: an environment cannot be moved
+CUDA_COMPAT = Path("/usr/local/bin/start_cuda_compat.sh")
+
+
+def main(argv: list[str]) -> int:
+    """Supervise this container's node to the job's end; return the container's exit code."""
+    root = Path(argv[0]).absolute()
+    stops: list[int] = []
+    # The kernel ignores signals without a handler for process 1.
+    signal.signal(signal.SIGTERM, lambda signum, frame: stops.append(signum))
+    processes.become_subreaper()
+    ending = _ExitTarget(codes=staging.EXIT_CODES if argv[1].startswith("gs://") else None)
+    try:
+        spec = _spec(root, argv[1], argv[2:])
+        spec.pop("record", None)  # the record is for launchers
+        ending = _ExitTarget.of(spec, root)
+        about = {"CLOUDTRAIN_PLATFORM_ROOT": str(root), "CLOUDTRAIN_NODES": str(spec["nodes"])}
+        node = nodes.identify({**os.environ, **about})
+        ending.begin(node.rank)
+        staging.bring_in(spec, root)
+        told = _agent_spec(spec, root, node)
+        (Path(told["root"]) / "log").mkdir(parents=True, exist_ok=True)
+        _prefer_newer_driver()
+        server = transport.listen(told["address"], told["head"][1]) if told["node"] == 0 else None
+    except (OSError, KeyError, ValueError, secrets.SecretError) as error:
+        is_told = isinstance(error, (secrets.SecretError, staging.StagingError))
+        words = str(error) if is_told else f"cannot tell what to run: {error!r}"
+        print(words, file=sys.stderr, flush=True)
+        cause = {"rank": None, "kind": "config", "message": words}
+        may_mend = isinstance(error, staging.StagingError) and error.may_mend
+        reason = "node_failure" if may_mend else "error"
+        return ending.tell({"state": "failed", "reason": reason, "error": cause, "resumable": False})
+    pump, helpers = LogRelay(Path(told["root"]) / "log", form=spec.get("log", "plain")), _helpers(spec, told, root)
+    for helper in (pump, *helpers):
+        helper.start()
+    try:
+        verdict = agent.supervise(told, server, stops)
+    except OSError as error:  # a full disk
+        cause = {"rank": None, "kind": "lost", "message": f"the node cannot be supervised: {error}"}
+        verdict = {"state": "failed", "reason": "node_failure", "error": cause, "resumable": False}
+    finally:
+        pump.finish()
+    code = ending.tell(verdict)  # before the last copies, which may exceed the platform's time
+    for helper in helpers:
+        helper.finish()
+    # The event tells log followers that the log is complete, if `final` is true.
+    is_final = verdict.get("reason") != "preempted" and not ending.asks_again(code)  # else the platform may start again
+    counted = {"node": told["node"], "final": is_final, "life": pump.life, "lines": pump.count}
+    events.emit("end", f"node {told['node']} has ended", **counted)
+    return code
+
+
+def _helpers(spec: dict[str, Any], told: dict[str, Any], root: Path) -> list[Sweeper | Note | Carrier]:
+    """Return the threads that run in addition to the agent and the log relay."""
+    found: list[Sweeper | Note | Carrier] = [
+        Carrier(root / each["place"], each["uri"], by=f"node-{told['node']}") for each in spec.get("carried", ())
+    ]
+    if told["node"] != 0:
+        return found
+    checkpoints, kept_in = Path(told["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"]), spec.get("kept_in")
+    if spec["run"]["kind"] == "task" or kept_in:  # a script's checkpoint folder belongs to the script
+        before_s = spec["max_duration_s"] - told["max_duration_s"]
+        found.append(Note(_note_folder(spec, root), spec["job"], spec["attempt"], before_s, kept_in))
+    if spec["run"]["kind"] == "task" and spec["places"].get("copied_to"):
+        found.append(Sweeper(checkpoints, spec["places"]["copied_to"]))
+    return found
+
+
+def _note_folder(spec: dict[str, Any], root: Path) -> Path:
+    """Return the folder for the note on used time: the checkpoint folder, unless a store keeps the note."""
+    return root / str(spec["places"]["own" if spec.get("kept_in") else "checkpoints"])
+
+
+def account(verdict: dict[str, Any]) -> str:
+    """Return the exit report: an event line of at most FAILURE_BYTES, which platforms pass on whole.
+
+    The frame of the user's code has priority, then the lines printed last, then more of the traceback. A long message
+    is cut further if the frame does not fit.
+    """
+    error = verdict.get("error") or {}
+    frames, end = tracebacks.frames_of(str(error.get("traceback") or ""))
+    frames = [[_short(line, LINE_BYTES * (1 if place else 2)) for place, line in enumerate(each)] for each in frames]
+    least = len(json.dumps("\n".join(tracebacks.chosen(frames, lambda lines: False))))
+    for size in MESSAGE_BYTES:
+        words, fields = _words(verdict, error, size)
+        room = FAILURE_BYTES - len(events.format_line("ended", words, {**fields, "lines": []}).encode())
+        if room >= least:
+            break
+    told = [_short(str(line), LINE_BYTES) for line in error.get("lines") or ()]
+    left = room - len(json.dumps(_last(told, min(2 * LINE_BYTES, room - least))))
+    end = _last(end, left - least, "\n".join)
+    found = tracebacks.chosen(frames, lambda lines: len(json.dumps("\n".join([*lines, *end]))) <= left)
+    text = "\n".join([*found, *end])
+    told = _last(told, room - len(json.dumps(text)))
+    return events.format_line("ended", words, {**fields, "traceback": text, **({"lines": told} if told else {})})
+
+
+def _words(verdict: dict[str, Any], error: dict[str, Any], message_bytes: int) -> tuple[str, dict[str, Any]]:
+    """Return the exit report's text, and its fields without the traceback and the lines printed last."""
+    who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
+    kind = f"{_short(str(error['type']), TYPE_BYTES)}: " if error.get("type") else ""
+    message = _short(str(error.get("message") or f"{verdict['state']} ({verdict['reason']})"), message_bytes)
+    fields = {key: verdict.get(key) for key in ("state", "reason", "resumable", "restarts")}
+    fields |= {"rank": error.get("rank"), "kind": error.get("kind"), "type": error.get("type") and kind[:-2]}
+    return f"{who}{kind}{message}", fields | {"message": message, "traceback": ""}
+
+
+def _last(parts: list[str], size: int, joined: Callable[[list[str]], Any] = list) -> list[str]:
+    """Return the longest tail of the parts whose JSON has at most `size` bytes."""
+    while parts and len(json.dumps(joined(parts))) > size:
+        parts = parts[1:]
+    return parts
+
+
+def _short(text: str, size: int) -> str:
+    """Return the beginning of the text as a single line whose JSON has at most `size` bytes."""
+    text = " ".join(text.split("\n"))[:size]
+    while len(json.dumps(text)) > size:
+        text = text[: len(text) * 9 // 10]
+    return text
+
+
+def _spec(root: Path, source: str, given: list[str]) -> dict[str, Any]:
+    """Return the container order, with the platform's paths from the command line. Raises ValueError."""
+    name = source.removeprefix("env:")
+    if source.startswith("gs://"):
+        return elapsed.with_lead_back(staging.order(source, root, given[0].removeprefix("fence=")), time.time())
+    text = (root / source).read_bytes() if name == source else base64.b64decode(os.environ[name])
+    spec: dict[str, Any] = json.loads(text)
+    if name != source:  # values known only at submission
+        sent = json.loads(base64.b64decode(os.environ.get("CLOUDTRAIN_SENT", "")) or b"{}")
+        spec["token"] = sent.get("token", spec["job"])
+        spec["sent_s"] = sent.get("sent_s")
+        if spec["secrets"] and "vault" in sent:
+            spec["secrets"]["vault"] = sent["vault"]
+    for each in given:
+        place, _, path = each.partition("=")
+        if place.startswith("input."):
+            spec["places"]["inputs"][place.partition(".")[2]] = path
+        else:
+            _link(root / spec["places"][place], Path(path))
+            spec["places"][place] = path
+    return elapsed.with_lead_back(spec, time.time())
+
+
+def _link(usual: Path, path: Path) -> None:
+    """Link the usual path to the platform's folder: rendered files refer to the usual path only."""
+    with contextlib.suppress(OSError):
+        usual.symlink_to(path, target_is_directory=True)
+
+
+def _agent_spec(spec: dict[str, Any], root: Path, node: nodes.Node) -> dict[str, Any]:
+    """Return the agent's spec for this node."""
+    places = spec["places"]
+    own = root / places["own"]
+    folders = {name: str(root / places[name]) for name in ("checkpoints", "output")}
+    for path in folders.values():
+        Path(path).mkdir(parents=True, exist_ok=True)
+    inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": str(root / path) for name, path in places["inputs"].items()}
+    environment = {
+        **spec["environment"],
+        **inputs,
+        "CLOUDTRAIN_CHECKPOINT_DIR": folders["checkpoints"],
+        "CLOUDTRAIN_OUTPUT_DIR": folders["output"],
+    }
+    used_s = elapsed.used_s(_note_folder(spec, root), spec["job"], spec["attempt"], spec.get("kept_in"))
+    left_s = max(spec["max_duration_s"] - used_s, LEAST_S)
+    return {
+        **{key: spec[key] for key in ("job", "attempt", "max_restarts", "grace_s")},
+        "max_duration_s": left_s,
+        "deadline_s": max(spec["deadline_s"] - used_s, left_s * spec["deadline_s"] / spec["max_duration_s"]),
+        **{key: spec[key] for key in ("limit_reason", "join_timeout_s", "token")},
+        "node": node.rank,
+        "address": node.address,
+        "head": [node.head, node.port],
+        "root": str(own),
+        "bundle": str(root / places["bundle"]),
+        "sha256": spec["bundle_sha256"],
+        "python": sys.executable,
+        "environment": environment,
+        "secrets": secrets.fetch(spec["secrets"]),
+        "colocated": 1,
+        # If the platform shares no folder between running nodes, a script's start gathers files from all nodes.
+        "copies": str(own / "fetched.json") if spec.get("gathers") else None,
+        "replicates": False,
+        "workdir": WORKDIR,
+        "store": spec.get("environments_in") or places.get("environments"),
+        "spec": spec,
+    }
+
+
+def _prefer_newer_driver() -> None:
+    """Apply the image's own start-up script: an image newer than the machine's driver contains a newer driver."""
+    bash = shutil.which("bash")
+    if bash is None or not CUDA_COMPAT.exists():
+        return
+    script = f'. {CUDA_COMPAT} >&2; printf %s "$LD_LIBRARY_PATH"'
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run([bash, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60, check=True).stdout
+        if found:
+            os.environ["LD_LIBRARY_PATH"] = found
+
+
+@dataclass
+class _ExitTarget:
+    """The place of the exit report for the platform or the launcher: a file, an object in a bucket, or the log.
+
+    `codes`: the exit codes that tell the platform whether a restart may help, None if the platform uses no such codes.
+    """
+
+    failure: Path | None = None
+    uri: str | None = None
+    codes: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, spec: dict[str, Any], root: Path) -> _ExitTarget:
+        """Return the places and codes that the container order names."""
+        place = spec["places"]["failure"]
+        return cls(root / place if place else None, spec.get("ended_uri"), spec.get("exit_codes"))
+
+    def begin(self, node: int) -> None:
+        """Add the node to the exit report's uri, and delete the report of an earlier container."""
+        if self.uri is not None:
+            self.uri = f"{self.uri}-{node}.json"
+            staging.retract(self.uri)
+
+    def asks_again(self, code: int) -> bool:
+        """Return whether the exit code asks the platform for a new start."""
+        return self.codes is not None and code == self.codes["again"]
+
+    def tell(self, verdict: dict[str, Any]) -> int:
+        """Write the exit report; return the container's exit code."""
+        if self.uri is not None and self.uri.endswith(".json"):
+            staging.report(self.uri, verdict)
+        if verdict["state"] == "succeeded":
+            return EXIT_DONE
+        with contextlib.suppress(OSError):  # a full disk: the log has the error
+            if self.failure is None:
+                print(account(verdict), flush=True)
+            else:
+                self.failure.parent.mkdir(parents=True, exist_ok=True)
+                self.failure.write_text(account(verdict))
+        if self.codes is not None:
+            kind = (verdict.get("error") or {}).get("kind")
+            is_mended = verdict["state"] == "failed" and kind in self.codes["mended_by_a_start"]
+            may_mend = is_mended or verdict["reason"] in ("preempted", "node_failure")
+            return int(self.codes["again" if may_mend else "permanent"])
+        if verdict["state"] == "stopped":
+            return EXIT_SAVED
+        return EXIT_CONFIG if (verdict.get("error") or {}).get("kind") == "config" else EXIT_FAILED

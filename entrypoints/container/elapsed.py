@@ -1,0 +1,96 @@
+"""How long a job has run on earlier machines: the job's time limit includes this time, and so must its deadline.
+
+The note is in the checkpoint folder, which the platform copies to the next machine; if not, a store has a copy too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.stores.mirror import Mirror, open_mirror
+
+__all__ = ["Note", "used_s", "with_lead_back"]
+
+NAME = ".used.json"
+EVERY_S = 30.0
+FINISH_S = 20.0  # wait for a slow store
+
+
+def with_lead_back(spec: dict[str, Any], now_s: float) -> dict[str, Any]:
+    """Return the spec with the unused part of the start-up allowance (`lead_s`) added to its limits.
+
+    The platform's clock starts after the submission, so the start-up used at most the time since the submission.
+    """
+    sent_s = spec.get("sent_s")
+    if sent_s is None or now_s < sent_s:  # unknown, or the sender's clock is ahead
+        return spec
+    back_s = max(0.0, spec.get("lead_s", 0) - (now_s - sent_s))
+    return {**spec, **{key: spec[key] + back_s for key in ("max_duration_s", "deadline_s")}}
+
+
+def used_s(folder: Path, job: str, attempt: int, kept_in: str | None = None) -> float:
+    """Return the seconds that the attempt has used on earlier machines, 0 at the first start.
+
+    `kept_in`: a store with a copy of the note, as gs://BUCKET/PREFIX. An unreadable store is reported and skipped.
+    """
+    path = folder / NAME
+    found = [_seconds(path, job, attempt)]
+    try:
+        store = open_mirror(kept_in)
+        if store is not None:
+            copy = folder / f"{NAME}.kept.tmp"
+            store.get(NAME, copy)
+            found.append(_seconds(copy, job, attempt))
+            copy.unlink()
+    except FileNotFoundError:
+        pass
+    except (OSError, TaskError) as error:
+        print(f"the earlier run time of the job is not known, so its time limit starts again: {error}", flush=True)
+    return max(found)
+
+
+def _seconds(path: Path, job: str, attempt: int) -> float:
+    told = atomic_json.read_json(path)
+    is_known = isinstance(told, dict) and (told.get("job"), told.get("attempt")) == (job, attempt)
+    return float(told["used_s"]) if is_known else 0.0
+
+
+class Note:
+    """A thread of node 0 that keeps the note up to date."""
+
+    def __init__(self, folder: Path, job: str, attempt: int, before_s: float, kept_in: str | None = None) -> None:
+        self._path = folder / NAME
+        self._kept_in = kept_in
+        self._store: Mirror | None = None
+        self._told: dict[str, Any] = {"job": job, "attempt": attempt}
+        self._begin_s = time.monotonic() - before_s
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="used time", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Write the note a last time, and end the thread."""
+        self._is_over.set()
+        self._thread.join(FINISH_S)
+
+    def _run(self) -> None:
+        while not self._is_over.wait(EVERY_S):
+            self._write()
+        self._write()
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError, TaskError):  # the next write may succeed
+            atomic_json.write_json(self._path, {**self._told, "used_s": time.monotonic() - self._begin_s})
+            if self._store is None:
+                self._store = open_mirror(self._kept_in)
+            if self._store is not None:
+                self._store.put(self._path, NAME)

@@ -1,0 +1,107 @@
+"""Copies files between a bucket and a node without a shared disk: inputs before the job, the exit report at the end.
+
+If a platform copies or mounts folders by itself, the container order names no folders to copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.container import folder_sync
+from cloudtrain.entrypoints.stores import google_storage
+
+__all__ = ["EXIT_CODES", "StagingError", "bring_in", "order", "report", "retract"]
+
+
+EXIT_CODES = {"permanent": 1, "again": 143}  # as in a container order, for a node that has no order yet
+
+
+class StagingError(OSError):
+    """A file of the job cannot be fetched; the message names the file and the cause. `may_mend`: a restart may help."""
+
+    def __init__(self, message: str, *, may_mend: bool) -> None:
+        super().__init__(message)
+        self.may_mend = may_mend
+
+
+def order(uri: str, root: Path, fence: str) -> dict[str, Any]:
+    """Return the container order, if the order is for this submission. Raises StagingError."""
+    bucket, key = google_storage.split(uri)
+    path = root / "order.json"
+    try:
+        google_storage.Bucket(bucket).get(key, path)
+        found: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise StagingError("the order was taken back: this job is not to run", may_mend=False) from error
+    except OSError as error:
+        lasts = isinstance(error, PermissionError)
+        raise StagingError(f"cannot read the job's order: {error}", may_mend=not lasts) from error
+    if found["fence"] != fence:
+        raise StagingError("another send of this job took its place: this one is not to run", may_mend=False)
+    return found
+
+
+def bring_in(spec: dict[str, Any], root: Path) -> None:
+    """Fetch the job's inputs, and the folders that continue from an earlier container; note the inputs' paths.
+
+    An input that the platform has mounted is not copied. Raises StagingError.
+    """
+    for name, told in sorted(spec.get("fetched", {}).items()):
+        place = Path(told["mounted"]) if told["mounted"] else None
+        if place is None or not place.exists():
+            place = root / "inputs" / name
+            if not _bring(f"the input {name}", told["uri"], place):
+                raise StagingError(f"the input {name}: there is nothing at {told['uri']}", may_mend=False)
+            place = _of_one_object(told["uri"], place)
+        spec["places"]["inputs"][name] = str(place)
+    for each in spec.get("carried", ()):
+        if each["back"]:
+            _bring(f"the folder {each['place']}", each["uri"], root / each["place"])
+
+
+def report(uri: str, verdict: dict[str, Any]) -> None:
+    """Write the exit report for the launcher; if the write fails, log the failure."""
+    error = verdict.get("error") or {}
+    fields = {key: verdict.get(key) for key in ("state", "reason", "resumable", "restarts")}
+    fields |= {key: error.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
+    fields |= {"lines": error["lines"]} if error.get("lines") else {}
+    bucket, key = google_storage.split(uri)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "ended.json")
+            path.write_text(json.dumps(fields, default=str))
+            google_storage.Bucket(bucket).put(path, key)
+    except OSError as failure:
+        print(f"cloudtrain: the account of the job's end cannot be written: {failure}", flush=True)
+
+
+def retract(uri: str) -> None:
+    """Delete the exit report of an earlier container; this container has not ended yet."""
+    bucket, key = google_storage.split(uri)
+    with contextlib.suppress(OSError):
+        google_storage.Bucket(bucket).delete(key)
+
+
+def _bring(what: str, uri: str, folder: Path) -> int:
+    begin_s = time.monotonic()
+    try:
+        count = folder_sync.bring(uri, folder)
+    except OSError as error:
+        lasts = isinstance(error, (PermissionError, FileNotFoundError))
+        raise StagingError(f"cannot bring {what}: {error}", may_mend=not lasts) from error
+    if count:
+        took_s = time.monotonic() - begin_s
+        events.emit("staged", f"brought {what}: {count} files in {took_s:.1f} s", uri=uri, files=count, seconds=took_s)
+    return count
+
+
+def _of_one_object(uri: str, folder: Path) -> Path:
+    """Return the file itself if the uri is of an object, else the folder."""
+    alone = folder / uri.rpartition("/")[2]
+    return alone if uri.rpartition("/")[2] and alone.is_file() else folder

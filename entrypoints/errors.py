@@ -1,0 +1,13 @@
+"""The errors of a node that a user can fix; each message says what, where, and how."""
+
+from __future__ import annotations
+
+__all__ = ["Refused", "TaskError"]
+
+
+class TaskError(Exception):
+    """The task file or the settings are wrong: a retry changes nothing, and the message says how to fix the error."""
+
+
+class Refused(RuntimeError):
+    """The request cannot be done on this host; the text has the reason, the place, and the cure."""

@@ -1,0 +1,214 @@
+"""A container of Azure blob storage as the second place for checkpoints, by the addresses that Azure itself shows.
+
+`https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX`, `abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX`, or
+`wasbs://CONTAINER@ACCOUNT.blob.core.windows.net/PREFIX`, of any of Azure's clouds. Only this module and azure_access.py
+import azure-storage-blob and azure-identity, and only if a config names such an address. The job's identity is given by
+AZURE_STORAGE_CONNECTION_STRING, _KEY or _SAS_TOKEN, else found by azure-identity: a service principal, a managed
+identity (also Azure ML's), or the login of `az`. Every write carries an MD5, and Azure compares the MD5 before it keeps
+the bytes; an MD5 comes with each range that is read, and is compared on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.stores import azure_access
+
+__all__ = ["AzureMirror", "mirror"]
+
+_BODY_ATTEMPTS = 3  # to read a range's bytes, after Azure has begun to send the bytes
+# Memory holds a block or a range for each thread, so memory does not grow with the file: measured with 64, 192 and 512
+# MiB, 34 MiB more for a put, and 35 MiB more for a get after the put.
+_BLOCK_BYTES = 8 << 20
+_MOST_BLOCKS = 50_000  # of a blob (documentation of Put Block List)
+_THREADS = 4  # of one rank, and a machine may have eight ranks
+
+_FORMS = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
+_HOST = r"[a-z0-9-]+(?:\.[a-z0-9-]+)*\.(?:{kind})(?:\.[a-z0-9-]+)+"
+_CONTAINER = r"[a-z0-9](?:[a-z0-9]|-(?=[a-z0-9])){2,62}"
+_HTTPS = re.compile(rf"(?i:https)://((?i:{_HOST.format(kind='blob')}))(?:/([^/]*))?(?:/(.*))?")
+_HADOOP = re.compile(rf"(?i:abfss|wasbs)://([^@/]*)@((?i:{_HOST.format(kind='blob|dfs')}))(?:/(.*))?")
+
+
+def mirror(uri: str) -> AzureMirror:
+    """Return the mirror; sends no request yet. Raises TaskError for a bad uri, or without Azure's packages."""
+    place = _place(uri)
+    try:
+        import azure.identity
+        import azure.storage.blob  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name not in ("azure", "azure.identity", "azure.storage", "azure.storage.blob"):  # present but broken
+            raise
+        raise TaskError(
+            f"checkpoint.mirror {uri!r} needs Azure's packages, which are not installed here; `pip install "
+            "azure-storage-blob azure-identity` on the machines of the job, or add them to the image"
+        ) from error
+    for name in ("azure", "msal"):  # this module reports failures and retries in a sentence of its own
+        if logging.getLogger(name).level == logging.NOTSET:  # otherwise the user's code wants the messages
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    return AzureMirror(place)
+
+
+class AzureMirror:
+    """The blobs of a container below `prefix/`; names in this class omit the prefix. See mirror.Mirror."""
+
+    def __init__(self, place: azure_access.BlobLocation) -> None:
+        self._place = place
+        self._above = f"{place.prefix}/" if place.prefix else ""
+        self._client: Any = None
+        self._who = ""
+
+    def put(self, path: Path, name: str) -> None:
+        """Upload the file; a large file in blocks, none visible until all have arrived."""
+        with self._asking() as client:
+            _upload(path, client.get_blob_client(self._above + name))
+
+    def get(self, name: str, path: Path) -> None:
+        """Download the blob to a partial file beside the path, then rename."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        with self._asking(name) as client:
+            try:
+                _download(client.get_blob_client(self._above + name), partial)
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names that begin with `prefix`, over all pages."""
+        with self._asking() as client:
+            blobs = list(client.list_blobs(name_starts_with=self._above + prefix, include=["metadata"]))
+        # An account with a hierarchical namespace lists folders too. A slash at the end marks a folder of other tools.
+        files = [blob.name for blob in blobs if (blob.metadata or {}).get("hdi_isfolder") != "true"]
+        return sorted(name.removeprefix(self._above) for name in files if not name.endswith("/"))
+
+    def remove(self, name: str) -> None:
+        """Remove the blob, if present, with its snapshots from backups: Azure removes no blob without its snapshots."""
+        with contextlib.suppress(FileNotFoundError), self._asking(name) as client:
+            client.delete_blob(self._above + name, delete_snapshots="include")
+
+    @contextlib.contextmanager
+    def _asking(self, name: str = "") -> Iterator[Any]:
+        """Yield the client, and turn every error into an OSError with a sentence. `name`: the requested blob."""
+        try:
+            if self._client is None:
+                self._client, self._who = azure_access.connect(self._place)
+            yield self._client
+        except Exception as error:  # any kind: some errors are not AzureErrors (azureaccess.is_broken_off)
+            failure = azure_access.failure(error, self._place, self._who, name)
+            if not isinstance(failure, FileNotFoundError) and self._client is not None:
+                self._client.close()  # the next request asks for credentials again
+                self._client = None
+            if failure is error:
+                raise
+            raise failure from error
+
+
+def _place(uri: str) -> azure_access.BlobLocation:
+    address, mark, _ = uri.partition("?")
+    if mark:
+        raise TaskError(
+            f"checkpoint.mirror {address!r} goes on with a `?`: leave that out; a SAS is a secret, and comes to the "
+            "job as AZURE_STORAGE_SAS_TOKEN (`secrets` in the config)"
+        )
+    # Not by urlsplit: a `#` would end the prefix.
+    if match := _HTTPS.fullmatch(uri):
+        host, container, prefix = match[1].lower(), match[2] or "", unquote(match[3] or "")
+    elif match := _HADOOP.fullmatch(uri):
+        host, container, prefix = match[2].lower().replace(".dfs.", ".blob.", 1), match[1], match[3] or ""
+    else:
+        raise TaskError(f"checkpoint.mirror {uri!r} is no address of Azure's blob storage; write it as in {_FORMS}")
+    if not re.fullmatch(_CONTAINER, container):
+        raise TaskError(f"checkpoint.mirror {uri!r} names no container; write it as in {_FORMS}")
+    return azure_access.BlobLocation(host, container, prefix.strip("/"))
+
+
+def _upload(path: Path, blob: Any) -> None:
+    from azure.storage.blob import BlobBlock
+
+    size = path.stat().st_size
+    if size <= _BLOCK_BYTES:
+        blob.upload_blob(path.read_bytes(), overwrite=True, validate_content="md5")
+        return
+    length = max(_BLOCK_BYTES, -(-size // _MOST_BLOCKS))
+    # The ids are unique to this call, so that a list never mixes the blocks of two writers. All ids have one length:
+    # Azure keeps the blocks of a killed process for a week, and refuses ids of another length beside them (the reason
+    # not to use upload_blob, whose ids' length differs between releases).
+    put = uuid.uuid4().hex
+    ids = [f"{put}{index:05}" for index in range(-(-size // length))]
+
+    def stage(index: int) -> None:
+        with path.open("rb") as file:
+            file.seek(index * length)
+            blob.stage_block(ids[index], file.read(length), validate_content="md5")
+
+    _each(stage, len(ids))
+    blob.commit_block_list([BlobBlock(one) for one in ids], validate_content="md5")
+
+
+def _download(blob: Any, path: Path) -> None:
+    from azure.core import MatchConditions
+
+    length = azure_access.RANGE_BYTES
+    first = _read(lambda: blob.download_blob(validate_content="md5"))  # the first range, and the size of the whole blob
+    path.write_bytes(first.read(length))
+    # All ranges must come from the same version of the blob.
+    settings = {
+        "validate_content": "md5",
+        "etag": first.properties.etag,
+        "match_condition": MatchConditions.IfNotModified,
+    }
+
+    def fetch(index: int) -> None:
+        begin = (index + 1) * length
+        found = _read(lambda: blob.download_blob(begin, min(length, first.size - begin), **settings))
+        with path.open("r+b") as file:
+            file.seek(begin)
+            file.write(found.readall())
+
+    _each(fetch, -(-first.size // length) - 1)
+
+
+def _read(ask: Callable[[], Any]) -> Any:
+    """Return the result of `ask`; ask again if the bytes break off or have a wrong MD5."""
+    from azure.core.exceptions import AzureError, ServiceRequestError, ServiceResponseError
+
+    for _ in range(_BODY_ATTEMPTS - 1):
+        try:
+            return ask()
+        except Exception as error:
+            # If Azure refuses or does not answer, the retry policy has already tried again.
+            is_final = getattr(error, "status_code", None) or isinstance(
+                error, (ServiceRequestError, ServiceResponseError)
+            )
+            if is_final or not (isinstance(error, AzureError) or azure_access.is_broken_off(error)):
+                raise
+    return ask()
+
+
+def _each(work: Callable[[int], None], count: int) -> None:
+    """Call `work` with each number below `count`, in a few threads; raise a thread's error, and start no more calls."""
+    todo = iter(range(count))
+
+    def run() -> None:
+        try:
+            for index in todo:
+                work(index)
+        except BaseException:
+            for _ in todo:  # leaves no work for the other threads
+                pass
+            raise
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for thread in [pool.submit(run) for _ in range(min(_THREADS, count))]:
+            thread.result()

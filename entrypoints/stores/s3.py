@@ -1,0 +1,195 @@
+"""A bucket as the second place for checkpoints: `s3://BUCKET/PREFIX`, on Amazon S3 or a store with its protocol.
+
+Only this module imports boto3, and only if a config names such a uri. Credentials come from boto3's own chain
+(variables, profile, the machine's role), which renews a role's credentials; AWS_ENDPOINT_URL_S3 selects another store.
+boto3 sends a CRC32 with every object and every part, and S3 compares the CRC32 before it keeps the bytes. boto3 also
+compares objects that are read whole. For an object in parts only the manifest (loader.check) is compared, at a resume.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints.errors import TaskError
+
+__all__ = ["S3Mirror", "mirror"]
+
+# A server that accepts connections and never answers is given up after just over _ATTEMPTS * _READ_S (385 s measured).
+# The pauses are drawn between 0 and 0.05 s, doubling to 20 s (botocore 1.44, `standard`): a server that refuses
+# connections or answers with errors has 33 s on average to recover; after a request to slow down, 75 s: pauses begin at
+# 1 s.
+_ATTEMPTS = 12
+_CONNECT_S, _READ_S = 10.0, 30.0
+_BODY_ATTEMPTS = 3  # to read an object's bytes, after S3 has begun to send the bytes
+# Parts are read from the file while they are sent, so memory does not grow with the file: measured with 512 MiB, 40 MiB
+# more for a put and 58 MiB for a get (boto3's queue of pieces to write).
+_PART_BYTES = 16 << 20
+_THREADS = 4  # of one rank, and a machine may have eight ranks
+_BUCKET = re.compile(r"[A-Za-z0-9._-]{3,255}")
+
+_NO_BUCKET = "there is no bucket {bucket}; make it, or name another one in checkpoint.mirror"
+_DENIED = (
+    "no access to {uri}; the credentials need s3:ListBucket on the bucket, and s3:GetObject, s3:PutObject, "
+    "s3:DeleteObject and s3:AbortMultipartUpload below it"
+)
+_REFUSED = "S3 does not take these AWS credentials for {uri}; are they complete, of this account, and not expired?"
+_CLOCK = "S3 refuses {uri}, because this machine's clock is wrong"
+_NOBODY = (
+    "there are no AWS credentials for {uri}; give the machine a role, or the job AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY (`secrets` in the config)"
+)
+# Error code -> the sentence for the user. A number is the answer to a HEAD, which has no body with a code.
+_SAID = {
+    "NoSuchBucket": _NO_BUCKET,
+    **dict.fromkeys(("AccessDenied", "AllAccessDisabled", "403"), _DENIED),
+    **dict.fromkeys(("InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthFailure"), _REFUSED),
+    **dict.fromkeys(("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidClientTokenId"), _REFUSED),
+    "RequestTimeTooSkewed": _CLOCK,
+}
+
+
+def mirror(uri: str) -> S3Mirror:
+    """Return the mirror for `s3://BUCKET/PREFIX`; sends no request. Raises TaskError for a bad uri or without boto3."""
+    try:
+        import boto3  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "boto3":  # boto3 is installed, and broken
+            raise
+        raise TaskError(
+            f"checkpoint.mirror {uri!r} needs boto3, which is not installed here; `pip install boto3` "
+            "on the machines of the job, or add it to the image"
+        ) from error
+    # Not by urlsplit: a `#` or a `?` would end the prefix.
+    bucket, _, prefix = uri.partition("://")[2].partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise TaskError(f"checkpoint.mirror {uri!r} names no bucket; write it as in s3://BUCKET/PREFIX")
+    return S3Mirror(bucket, prefix.strip("/"))
+
+
+class S3Mirror:
+    """The objects of a bucket below `prefix/`; names in this class omit the prefix. See mirror.Mirror."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self._bucket = bucket
+        self._above = f"{prefix}/" if prefix else ""
+        self._uri = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._client: Any = None
+
+    def put(self, path: Path, name: str) -> None:
+        """Upload the file; a large file in parts, not visible until the last part has arrived."""
+        with self._asking() as client:
+            client.upload_file(str(path), self._bucket, self._above + name, Config=_transfer())
+
+    def get(self, name: str, path: Path) -> None:
+        """Download the object to a partial file beside the path, then rename."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._asking(name) as client:
+            client.download_file(self._bucket, self._above + name, str(path), Config=_transfer())
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names that begin with `prefix`, over all pages."""
+        with self._asking() as client:
+            asked = client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._above + prefix)
+            keys = [item["Key"] for page in asked for item in page.get("Contents", ())]
+        # A key with a slash at the end is a folder made in the console.
+        return sorted(key.removeprefix(self._above) for key in keys if not key.endswith("/"))
+
+    def remove(self, name: str) -> None:
+        """Remove the object; no error if the object is absent."""
+        with self._asking() as client:
+            client.delete_object(Bucket=self._bucket, Key=self._above + name)
+
+    @contextlib.contextmanager
+    def _asking(self, name: str = "") -> Iterator[Any]:
+        """Yield the client, and turn every error into an OSError with a sentence. `name`: the requested object."""
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
+
+        try:
+            if self._client is None:
+                self._client = _connect()
+            yield self._client
+        except (Boto3Error, BotoCoreError, ClientError, ResponseParserError) as error:
+            failure = self._failure(_origin(error), name)
+            if not isinstance(failure, FileNotFoundError):
+                # Failures use up a client's retry quota; a client made without credentials never gets any.
+                self._client = None
+            raise failure from error
+
+    def _failure(self, error: Exception, name: str) -> OSError:
+        from botocore import exceptions as known
+
+        error = self._with_reason(error)
+        if isinstance(error, known.ClientError):
+            return self._refusal(error, name)
+        if isinstance(error, (known.NoCredentialsError, known.PartialCredentialsError, known.CredentialRetrievalError)):
+            return PermissionError(f"{self._told(_NOBODY)} ({error})")
+        if isinstance(error, (known.ConnectionError, known.HTTPClientError)):
+            return ConnectionError(f"{self._uri} does not answer ({error})")
+        return OSError(f"{self._uri}: {error}")
+
+    def _refusal(self, error: Any, name: str) -> OSError:
+        code, text = _code(error), error.response["Error"].get("Message", "")
+        if name and code in ("404", "NoSuchKey"):
+            return FileNotFoundError(f"{self._uri} has no {name}")
+        kind = PermissionError if _SAID.get(code) in (_DENIED, _REFUSED) else OSError
+        return kind(f"{self._told(_SAID[code])} ({code}: {text})" if code in _SAID else f"{self._uri}: {error}")
+
+    def _with_reason(self, error: Exception) -> Exception:
+        """Return a more precise error in place of an error to a HEAD: the error of a list at the same place.
+
+        A 404 may concern the object or the bucket, a 403 the credentials or their rights.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if isinstance(error, ClientError) and _code(error).isdigit():
+            try:
+                self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._above, MaxKeys=1)
+            except (BotoCoreError, ClientError) as told:
+                error = told
+        return error
+
+    def _told(self, text: str) -> str:
+        return text.format(bucket=self._bucket, uri=self._uri)
+
+
+def _connect() -> Any:
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=_CONNECT_S,
+        read_timeout=_READ_S,
+        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+        tcp_keepalive=True,
+    )
+    return boto3.session.Session().client("s3", config=config)
+
+
+def _transfer() -> Any:
+    from boto3.s3.transfer import TransferConfig
+
+    return TransferConfig(
+        multipart_threshold=_PART_BYTES,
+        multipart_chunksize=_PART_BYTES,
+        max_concurrency=_THREADS,
+        num_download_attempts=_BODY_ATTEMPTS,
+        preferred_transfer_client="classic",  # the alternative, the default on large machines, lacks these time limits
+    )
+
+
+def _origin(error: Exception) -> Exception:
+    """Return the original error inside boto3's own error."""
+    from boto3.exceptions import Boto3Error
+
+    inner = getattr(error, "last_exception", error.__context__ if isinstance(error, Boto3Error) else None)
+    return _origin(inner) if isinstance(inner, Exception) else error
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))

@@ -1,0 +1,176 @@
+"""Finds the bound of a step, network, data or compute, from three short runs of the job, and prints a sentence.
+
+    normal      as in training
+    silent      no gradient or weight is sent: the saved time is the network's share
+    synthetic   the first batches repeated, already loaded: the saved time is the data's share
+
+The normal run is repeated at the end: the difference is the accuracy of the figures.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints.events import emit
+from cloudtrain.entrypoints.rank.agree import Agreed, Agreement
+from cloudtrain.entrypoints.trainer import data
+from cloudtrain.entrypoints.trainer.job import RankContext, TrainingJob, TrainState, build
+from cloudtrain.entrypoints.trainer.settings import Spec
+from cloudtrain.entrypoints.trainer.task import Task
+
+__all__ = ["Diagnosis", "conclude", "diagnose"]
+
+Gradients = Callable[[TrainingJob, TrainState, Any], Agreed | None]
+
+EXIT_DONE, EXIT_SAVED = 0, 75
+WARM_UP = 5  # steps before the clock: caches, DDP's second bucket layout, the GPU's own tuning
+NOTABLE = 0.1  # of a step: less is not worth a change
+
+
+class Interrupted(Exception):
+    """The ranks received a stop request."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Seconds of a step, and each part's share of the step; `noise` is the share by which two equal runs differ."""
+
+    step_s: float
+    network: float
+    data: float
+    compute: float
+    noise: float
+    bound: str
+    sentence: str
+
+
+def diagnose(spec: Spec, task: Task, place: RankContext, agreement: Agreement, gradients: Gradients) -> int:
+    """Measure the three runs, report the bound, and return the exit code. No training, no saving."""
+    measured: dict[str, list[float]] = {}
+    try:
+        for name in ("normal", "silent", "synthetic", "normal"):
+            seconds = _measure(spec, task, place, agreement, gradients, name)
+            measured.setdefault(name, []).append(seconds)
+            if place.is_head:
+                emit("step", f"{name}: {_ms(seconds)} a step", run=name, seconds=seconds)
+    except Interrupted:
+        return EXIT_SAVED
+    found = conclude(measured["normal"], measured["silent"][0], measured["synthetic"][0], spec, place)
+    if place.is_head:
+        emit("done", found.sentence, diagnosis=asdict(found))
+        folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
+        if folder:
+            atomic_json.write_json(Path(folder) / "outcome.json", {"outcome": "done", "diagnosis": asdict(found)})
+    dist.barrier()
+    return EXIT_DONE
+
+
+def conclude(normal: list[float], silent: float, synthetic: float, spec: Spec, place: RankContext) -> Diagnosis:
+    """Return the diagnosis from the seconds of a step in each run."""
+    step_s = statistics.mean(normal)
+    noise = (max(normal) - min(normal)) / step_s
+    network = max(0.0, 1 - silent / step_s) if place.ranks > 1 else 0.0
+    loading = max(0.0, 1 - synthetic / step_s)
+    compute = max(0.0, 1 - network - loading)
+    shares = {"network": network, "data": loading, "compute": compute}
+    parts = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
+    measured = f"of {_ms(step_s)} a step, {parts} (two like runs differ by {100 * noise:.0f} %)"
+    bound = max(shares, key=lambda name: shares[name])
+    if noise > NOTABLE and noise > abs(shares[bound] - sorted(shares.values())[-2]):
+        sentence = f"unclear: {measured}; try again on a quieter machine, or with more --steps"
+        return Diagnosis(step_s, network, loading, compute, noise, "unclear", sentence)
+    sentence = f"bound by {bound}: {measured}; {_advice(bound, shares, spec, place)}"
+    return Diagnosis(step_s, network, loading, compute, noise, bound, sentence)
+
+
+def _advice(bound: str, shares: dict[str, float], spec: Spec, place: RankContext) -> str:
+    """Return the settings to try, except settings already in use."""
+    wanted = spec.training
+    if bound == "data":
+        more = max(2, 2 * wanted.num_workers)
+        return f"try num_workers: {more} (now {wanted.num_workers}), cheaper transforms, or data nearer to the machine"
+    if bound == "network":
+        tries = ["a larger micro_batch_size or global_batch_size, so that ranks send less often"]
+        if wanted.strategy == "ddp" and wanted.compression == "none":
+            tries.insert(0, "compression: bf16")
+        if wanted.strategy == "fsdp":
+            tries.insert(0, "strategy: hsdp, which sends shards within an instance only")
+        return "try " + ", or ".join(tries)
+    tries = []
+    if wanted.precision == "fp32" and place.device.type == "cuda":
+        tries.append("precision: bf16")
+    if not wanted.compile:
+        tries.append("compile: true")
+    tries.append("more ranks")
+    second = [name for name in ("network", "data") if shares[name] > NOTABLE]
+    rest = f"then look at {' and '.join(second)}" if second else "nothing else waits"
+    return f"try {', '.join(tries)}; {rest}"
+
+
+def _measure(
+    spec: Spec, task: Task, place: RankContext, agreement: Agreement, gradients: Gradients, name: str
+) -> float:
+    """Return the seconds of a step: the median over the steps, for the slowest rank."""
+    job = build(spec, task, place, agreement, silent=name == "silent")
+    count = spec.training.diagnose_steps or 1
+    progress = TrainState(max_steps=WARM_UP + count)
+    batches = _batches(job, WARM_UP + count, is_synthetic=name == "synthetic")
+    took = []
+    try:
+        for number in range(WARM_UP + count):
+            if number == WARM_UP:
+                _synchronize(place)
+                dist.barrier()
+            begin_s = time.perf_counter()
+            if gradients(job, progress, batches) is not None:
+                raise Interrupted
+            job.scaler.step(job.optimizer)
+            job.scaler.update()
+            job.optimizer.zero_grad()
+            progress.step += 1
+            job.meter.tick()
+            stop = agreement.finish().stop
+            _synchronize(place)
+            if stop is not None:
+                raise Interrupted
+            took.append(time.perf_counter() - begin_s)
+    finally:
+        if isinstance(batches, data.Batches):
+            batches.close()
+    slowest = torch.tensor(statistics.median(took[WARM_UP:]))
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    del job, batches
+    gc.collect()  # one model at a time
+    return slowest.item()
+
+
+def _batches(job: TrainingJob, steps: int, *, is_synthetic: bool) -> Iterator[Any]:
+    training, place = job.spec.training, job.place
+    keys = data.train_keys(training.seed, len(job.train_data), job.split, place.rank, 0, steps)
+    batches = job.batches(job.train_data, keys)
+    if not is_synthetic:
+        return batches
+    loaded = list(itertools.islice(batches, job.split.accumulation))
+    batches.close()
+    return itertools.cycle(loaded)
+
+
+def _synchronize(place: RankContext) -> None:
+    if place.device.type == "cuda":
+        torch.cuda.synchronize(place.device)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"

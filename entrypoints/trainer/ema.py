@@ -1,0 +1,108 @@
+"""An exponential moving average of the weights, on each rank's own shards: for ddp and fsdp alike.
+
+torch's AveragedModel copies the module, which FSDP2 forbids; the class here keeps only tensors, beside the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from cloudtrain.entrypoints.checkpoints.sharding import local_part
+
+__all__ = ["Ema"]
+
+# Prefixes that wrappers add to parameter names: torch.compile, activation checkpointing, DistributedDataParallel.
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+class Ema:
+    """The average of a module's trainable parameters, with the same shapes and shards; in fp32 for lower precisions.
+
+    Buffers are not averaged. Batch norm's running statistics are averages already, and counters cannot be averaged:
+    evaluation with the average uses the trained weights' buffers, as torch's AveragedModel does by default.
+    """
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        """Begin at the present weights. `module` is already sharded, and its parameters are the optimizer's.
+
+        Raises ValueError unless 0 < decay < 1.
+        """
+        if not 0.0 < decay < 1.0:
+            raise ValueError(f"ema decay is {decay}; it must lie between 0 and 1")
+        self._module = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+        self._decay = decay
+        self._reshard()
+        # The parameters are kept, not their local tensors, which FSDP2 may replace.
+        self._parameters = {_clean(n): p for n, p in self._module.named_parameters() if p.requires_grad}
+        self._averages = {name: _copy(parameter) for name, parameter in self._parameters.items()}
+
+    def decay(self, steps_done: int) -> float:
+        """Return the decay of an update: slow averages begin fast, or they would hold the first weights for long.
+
+        A function of the step alone, so nothing but the tensors need be saved.
+        Source: TensorFlow's ExponentialMovingAverage with num_updates: min(decay, (1 + t) / (10 + t)).
+        """
+        return min(self._decay, (1 + steps_done) / (10 + steps_done))
+
+    @torch.no_grad()
+    def update(self, steps_done: int) -> None:
+        """Move the average towards the weights; `steps_done` counts optimizer steps, including the present step."""
+        averages = [local_part(average) for average in self._averages.values()]
+        weights = [
+            local_part(parameter).to(average.dtype)
+            for parameter, average in zip(self._parameters.values(), averages, strict=True)
+        ]
+        torch._foreach_lerp_(averages, weights, 1.0 - self.decay(steps_done))
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Restart at the present weights: after loading a checkpoint without an average."""
+        for name, average in self._averages.items():
+            local_part(average).copy_(local_part(self._parameters[name]))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the averages by parameter name, DTensors like the parameters: for a save, or for a load by `copy_`."""
+        return dict(self._averages)
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Give the module the averaged weights, then restore the trained weights exactly; all ranks enter, or no rank.
+
+        Costs a temporary copy of this rank's shards. `tensors` returns the averages inside, too. No training inside.
+        """
+        with torch.no_grad():
+            self._reshard()
+            trained = [local_part(parameter).clone() for parameter in self._parameters.values()]
+            self._fill([local_part(average) for average in self._averages.values()])
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                self._reshard()
+                self._fill(trained)
+
+    def _fill(self, values: list[torch.Tensor]) -> None:
+        torch._foreach_copy_([local_part(parameter) for parameter in self._parameters.values()], values)
+
+    def _reshard(self) -> None:
+        # After a forward pass without a backward FSDP2 keeps the root's parameters gathered, and would use them again.
+        for module in self._module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def _clean(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _copy(parameter: torch.Tensor) -> torch.Tensor:
+    # A step of 1 - decay is lost in half precision: 0.001 of a difference is under bf16's 8 bits.
+    low = parameter.dtype in (torch.float16, torch.bfloat16)
+    return parameter.detach().to(torch.float32 if low else parameter.dtype, copy=True)

@@ -1,0 +1,133 @@
+"""Evaluation over all ranks: each sample once, for any number of ranks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.rank import heartbeat
+from cloudtrain.entrypoints.trainer import data, report
+from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
+
+__all__ = ["evaluate", "shares"]
+
+_EPOCH = -1  # evaluation samples draw the same random numbers each time, and no numbers that training draws
+
+
+def shares(length: int, micro: int, limit: int | None, rank: int, ranks: int) -> list[tuple[list[data.Key], int]]:
+    """Return the rank's batches with the weight of each: its number of samples.
+
+    Every rank gets the same number of batches, since under fsdp each forward pass takes all ranks: a rank without
+    further batches repeats the first batch with weight 0.
+    """
+    batches = [range(start, min(start + micro, length)) for start in range(0, length, micro)]
+    if limit is not None:
+        batches = batches[: limit * ranks]
+    rounds = -(-len(batches) // ranks)
+    own = [
+        (batches[i], len(batches[i])) if i < len(batches) else (batches[0], 0)
+        for i in range(rank, rounds * ranks, ranks)
+    ]
+    return [([(_EPOCH, index) for index in batch], weight) for batch, weight in own]
+
+
+def evaluate(job: TrainingJob, progress: TrainState) -> str | None:
+    """Evaluate the model; emit the result, the mean over samples. Return the reason to stop, or None.
+
+    Counts from before an interruption are dropped: the resumed job evaluates this step again.
+    """
+    begin_s = time.perf_counter()
+    module, place = job.strategy.module, job.place
+    job.strategy.sync_buffers()
+    limit, strict = job.spec.training.eval_batches, job.spec.training.reproducible == "strict"
+    if limit is not None and strict:  # the same samples for any number of ranks
+        limit = limit * job.split.virtual // place.ranks
+    plan = shares(len(job.eval_data or ()), job.split.micro, limit, place.rank, place.ranks)
+    modes = [(part, part.training) for part in module.modules()]  # parts may be frozen in eval mode
+    module.eval()
+    try:
+        stop, metrics = _run(job, plan)
+    finally:
+        for part, mode in modes:
+            part.training = mode
+        for part in module.modules():  # after a forward pass alone FSDP2 leaves the root gathered
+            if isinstance(part, FSDPModule):
+                part.reshard()
+    seconds = time.perf_counter() - begin_s
+    job.meter.skip(seconds)
+    if stop is not None:
+        return stop
+    progress.metrics, progress.evaluated_step = metrics, progress.step
+    text = " ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    fields = {"step": progress.step, **metrics, "metrics": metrics, "seconds": seconds}
+    report.say(job, "eval", f"eval step {progress.step} {text}", **fields)
+    return None
+
+
+@torch.no_grad()
+def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str | None, dict[str, float]]:
+    training = job.spec.training
+    keys: Iterator[list[data.Key]] = iter([keys for keys, _ in plan])
+    batches = job.batches(job.eval_data, keys)
+    found: list[dict[str, float]] = []
+    batch_s = 0.0
+    job.agreement.hurry()
+    try:
+        for number, _ in enumerate(plan):
+            begin_s = time.perf_counter()
+            batch = next(batches)
+            data.seed_all(data.mix(training.seed, data.EVAL, number * job.place.ranks + job.place.rank))
+            if job.agreement.is_due():
+                job.agreement.begin(batch_s)
+            with job.strategy.autocast():
+                found.append(_measure(job, batch))
+            heartbeat.beat()
+            stop = job.agreement.finish().stop
+            if stop is not None:
+                return stop, {}
+            batch_s = time.perf_counter() - begin_s
+    finally:
+        job.agreement.hurry()
+        batches.close()
+    return None, _mean(found, [weight for _, weight in plan])
+
+
+def _measure(job: TrainingJob, batch: Any) -> dict[str, float]:
+    if job.task.evaluate is None:
+        return {"loss": float(job.task.loss(job.strategy.module, batch))}
+    found = job.task.evaluate(job.strategy.module, batch)
+    if not isinstance(found, dict):
+        found = {"metric": found}
+    try:
+        return {str(name): float(value) for name, value in found.items()}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TaskError(
+            f"evaluate(model, batch) must return numbers, means over the batch, by name: {error}"
+        ) from error
+
+
+def _mean(found: list[dict[str, float]], weights: list[int]) -> dict[str, float]:
+    """Return the means over the samples of all ranks: the same bits for any distribution of the batches."""
+    names = sorted(found[0])
+    table = torch.tensor(
+        [[float(weight), *(values[name] for name in names)] for values, weight in zip(found, weights, strict=True)],
+        dtype=torch.float64,
+    )
+    tables = [torch.empty_like(table) for _ in range(dist.get_world_size())]
+    dist.all_gather(tables, table)
+    rows = [row for part in tables for row in part.tolist() if row[0]]
+    count = sum(row[0] for row in rows)
+    return {name: _sum(row[0] * row[1 + i] for row in rows) / count for i, name in enumerate(names)}
+
+
+def _sum(values: Iterable[float]) -> float:
+    """Return the exact sum, rounded once: independent of the order."""
+    listed = list(values)
+    return math.fsum(listed) if all(map(math.isfinite, listed)) else sum(listed)

@@ -1,0 +1,309 @@
+"""One training job in a rank's memory: device and process group, data, and progress."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cloudtrain.entrypoints.checkpoints import published
+from cloudtrain.entrypoints.checkpoints.saver import Saver
+from cloudtrain.entrypoints.checkpoints.uploader import Uploader
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.rank import exchange
+from cloudtrain.entrypoints.rank.agree import Agreement
+from cloudtrain.entrypoints.rank.rehearsal import RehearsalSteps
+from cloudtrain.entrypoints.stores import mirror
+from cloudtrain.entrypoints.trainer import data, flops, optim, strategies, tensorboard
+from cloudtrain.entrypoints.trainer.ema import Ema
+from cloudtrain.entrypoints.trainer.metrics import ThroughputMeter, ddp_communication
+from cloudtrain.entrypoints.trainer.settings import Spec, TrainingSettings
+from cloudtrain.entrypoints.trainer.task import Task
+
+__all__ = ["TrainingJob", "RankContext", "TrainState", "build", "connect"]
+
+ASK_FILE = "save-now"  # any user may create the file in the checkpoint folder: save, and continue
+_SAVE_BYTES_PER_S = 100e6  # for the deadline's margin until a save is timed: a slow disk or network share
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """This rank, the number of ranks, and the rank's device."""
+
+    rank: int
+    ranks: int
+    device: torch.device
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this is rank 0, which prints and writes for all."""
+        return self.rank == 0
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """The constant parts of a running job."""
+
+    spec: Spec
+    task: Task
+    place: RankContext
+    agreement: Agreement
+    split: data.Split
+    train_data: Any
+    eval_data: Any | None
+    strategy: strategies.Strategy
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler  # active only in fp16
+    ema: Ema | None
+    base_lrs: list[float]
+    warmup_start: float  # the factor on the rate at the start of the warm-up
+    identity: dict[str, Any]  # the job's description in every checkpoint, compared at a resume
+    meter: ThroughputMeter
+    saver: Saver
+    folder: Path  # of the checkpoints
+    mirror: mirror.Mirror | None
+    uploader: Uploader | None
+    owned: range  # the virtual ranks of this rank
+    board: tensorboard.Board | None
+
+    def batches(self, dataset: Any, keys: Iterator[list[data.Key]]) -> data.Batches:
+        """Return the batches of these samples, loaded according to the settings, on this rank's device."""
+        return data.Batches(
+            dataset,
+            keys,
+            seed=self.spec.training.seed,
+            collate=self.task.collate,
+            num_workers=self.spec.training.num_workers,
+            device=self.place.device,
+        )
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has its averaged weights, if the job keeps an average."""
+        return contextlib.nullcontext() if self.ema is None else self.ema.swapped()
+
+
+@dataclass
+class TrainState:
+    """The progress of the job, changed by the loop."""
+
+    step: int = 0
+    samples: int = 0  # the position in the sample stream
+    max_steps: int = 0
+    resumed_from: int | None = None
+    begun_step: int | None = None  # the newest step with a begun save
+    saved_step: int | None = None  # the newest step with a durable save
+    evaluated_step: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    save_s: float = 0.0  # duration of the newest save until durable
+    failed_saves: int = 0  # in a row
+    best: float | None = None  # of the monitored metric
+    best_of: str | None = None  # the metric's name, and whether less or more is better
+    best_step: int | None = None
+    stale: int = 0  # evaluations since the best
+    log_every: int = 10  # without a setting, until the duration of a step is known
+    skipped: int = 0  # steps left out because of a nonfinite loss or gradient
+    loss: float | None = None
+    path: Path | None = None  # of the newest checkpoint
+    rehearsal: RehearsalSteps | None = None
+
+    @property
+    def last_step(self) -> int:
+        """Return the step at which this run ends: the job's last step, except in a rehearsal."""
+        leave_at = self.rehearsal.leave_at if self.rehearsal else None
+        return self.max_steps if leave_at is None else min(leave_at, self.max_steps)
+
+
+def connect(timeout_s: float, is_strict: bool = False) -> RankContext:
+    """Join the process group that torchrun's variables describe; without the variables, be the only rank.
+
+    `is_strict`: sums on this rank's device have a fixed order too, if torch has one.
+    """
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    cuda = torch.cuda.is_available()
+    if is_strict:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise cuBLAS sums in any order
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    else:  # the thread count changes the order of sums, so the count is fixed, and recorded in the checkpoint
+        # Strict uses one thread: a changed number of ranks per machine would change the number of threads.
+        torch.set_num_threads(1 if is_strict else int(os.environ.get("OMP_NUM_THREADS") or 1))
+    alone: dict[str, Any] = {}
+    if "RANK" not in os.environ:
+        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
+    # Agreements are CPU tensors, over gloo even if gradients use NCCL: reading them never waits for the GPU.
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **alone)
+    device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    return RankContext(rank, ranks, device)
+
+
+def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, silent: bool = False) -> TrainingJob:
+    """Return the job, whose model still has the weights from `model(params)`. Raises TaskError.
+
+    `silent`: the ranks exchange no gradients; for measuring the cost of the exchange.
+    """
+    wanted = spec.training
+    split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, place.ranks)
+    optim.lr_factor(wanted.schedule, 0, 1)  # report an unknown schedule before reading the data
+    data.seed_all(data.mix(wanted.seed, data.INIT, 0))
+    train_data = task.make_dataset(spec.params, "train")
+    if train_data is None:
+        raise TaskError("dataset(params, 'train') returned None; the training split is needed")
+    fingerprint = data.fingerprint(train_data, wanted.seed)
+    _check_alike(len(train_data), fingerprint)
+    eval_data = _eval_split(spec, task, fingerprint, place)
+    data.seed_all(data.mix(wanted.seed, data.INIT, 1))
+    module = task.model(spec.params)
+    if not isinstance(module, torch.nn.Module):
+        raise TaskError(f"model(params) returned a {type(module).__name__}; it must return a torch.nn.Module")
+    if not module.training:  # as in pretrained models; parts frozen in eval mode stay frozen
+        module.train()
+    spread = strategies.wrap(wanted, module, place.device, split, blocks=task.blocks, silent=silent)
+    split = dataclasses.replace(split, is_strided=spread.strided)
+    optimizer, warmup_start = _optimizer(spec, task, spread, split)
+    parameters = sum(p.numel() for p in spread.module.parameters())
+    identity = {
+        **_settings(spec, task, split),
+        "optimizer": type(optimizer).__name__,
+        "parameters": parameters,
+        "dataset_length": len(train_data),
+        "dataset_fingerprint": fingerprint,
+    }
+    folder = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
+    second = mirror.open_mirror(published.of_job(spec.checkpoint.mirror, spec.job))
+    uploader = None if second is None else Uploader(second, spec.checkpoint.keep)
+    guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S
+    agreement.start(place.rank, spec.checkpoint.every_s, guess_s, folder / ASK_FILE, guess_s if uploader else 0.0)
+    return TrainingJob(
+        spec=spec,
+        task=task,
+        place=place,
+        agreement=agreement,
+        split=split,
+        train_data=train_data,
+        eval_data=eval_data,
+        strategy=spread,
+        optimizer=optimizer,
+        scaler=torch.amp.GradScaler(place.device.type, enabled=wanted.precision == "fp16"),
+        ema=None if wanted.ema_decay is None else Ema(spread.module, wanted.ema_decay),
+        base_lrs=[float(group["lr"]) for group in optimizer.param_groups],
+        warmup_start=warmup_start,
+        identity=identity,
+        meter=_meter(wanted, split, place, spread),
+        saver=Saver(folder, place.device, spec.checkpoint.keep, uploader),
+        folder=folder,
+        mirror=second,
+        uploader=uploader,
+        owned=split.owned(place.rank),
+        board=_board(spec, place),
+    )
+
+
+def _optimizer(
+    spec: Spec, task: Task, spread: strategies.Strategy, split: data.Split
+) -> tuple[torch.optim.Optimizer, float]:
+    """Return the optimizer, and the share of its rate at which the warm-up begins."""
+    wanted = spec.training
+    if task.optimizer is not None:
+        return task.optimizer(spread.module, spec.params), 0.0
+    # On CPUs, fused AdamW rounds a tensor's last elements differently, so shards would differ from the whole tensor.
+    fused = wanted.reproducible != "strict" or wanted.strategy == "ddp"
+    warmup_start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch)
+    return optim.build(wanted.optimizer, spread.module.parameters(), split.global_batch, fused=fused), warmup_start
+
+
+def _check_alike(length: int, fingerprint: str) -> None:
+    """Raise TaskError, on all ranks, if their datasets differ: the ranks might train different numbers of steps."""
+    found = exchange.gather([length, fingerprint])
+    other = next((rank for rank, one in enumerate(found) if one != found[0]), None)
+    if other is not None:
+        raise TaskError(
+            f"the ranks read different training data: rank 0 has {found[0][0]} items, rank {other} {found[other][0]}, "
+            "or their first or last item differs; is a local copy stale?"
+        )
+
+
+def _meter(
+    wanted: TrainingSettings, split: data.Split, place: RankContext, spread: strategies.Strategy
+) -> ThroughputMeter:
+    return ThroughputMeter(
+        split.global_batch,
+        tokens_per_sample=wanted.tokens_per_sample,
+        ranks=place.ranks,
+        peak_tflops=wanted.peak_tflops or flops.device_peak_tflops(place.device, wanted.precision),
+        communication=ddp_communication(spread.model, wanted.log_every or 10),
+        device=place.device,
+    )
+
+
+def _board(spec: Spec, place: RankContext) -> tensorboard.Board | None:
+    """Return rank 0's writer of event files, if requested and if an output folder exists."""
+    folder = os.environ.get("CLOUDTRAIN_OUTPUT_DIR")
+    if not spec.training.tensorboard or not place.is_head or not folder:
+        return None
+    return tensorboard.Board(Path(folder) / "tensorboard")
+
+
+def _settings(spec: Spec, task: Task, split: data.Split) -> dict[str, Any]:
+    """Return the settings and the code's hash for a checkpoint, compared at a resume."""
+    wanted = spec.training
+    return {
+        "format": 2,
+        "job": spec.job,
+        "seed": wanted.seed,
+        "world_size": split.ranks,
+        "virtual_ranks": split.virtual,
+        "global_batch_size": split.global_batch,
+        "micro_batch_size": split.micro,
+        "strategy": wanted.strategy,
+        "precision": wanted.precision,
+        "reproducible": wanted.reproducible,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "config_sha256": spec.config_sha256,
+        "code_sha256": task.code_sha256,
+    }
+
+
+def _eval_split(spec: Spec, task: Task, train_fingerprint: str, place: RankContext) -> Any | None:
+    """Return the split to evaluate on, or None if the task has no split. Collective: all ranks or no rank have a split.
+
+    A task that asked for evaluation must have a split. Otherwise a `dataset` that refuses the name "eval", or ignores
+    the name and returns the training split again, counts as having no split. Raises TaskError.
+    """
+    asked = task.evaluate is not None or spec.training.eval_every is not None
+    found = _own_eval_split(spec, task, train_fingerprint, asked, place)
+    having = torch.tensor(int(found is not None))
+    dist.all_reduce(having)
+    if 0 < int(having) < place.ranks:
+        raise TaskError(f"dataset(params, 'eval') gave {int(having)} of {place.ranks} ranks a split, the others none")
+    return found
+
+
+def _own_eval_split(spec: Spec, task: Task, train_fingerprint: str, asked: bool, place: RankContext) -> Any | None:
+    try:
+        found = task.make_dataset(spec.params, "eval")
+    except Exception as error:
+        if asked:
+            raise
+        # Evaluation is optional: a task without the split is valid, but a mistake is printed.
+        if place.is_head:
+            print(f"no evaluation: dataset(params, 'eval') raised {type(error).__name__}: {error}")
+        return None
+    if found is None and asked:
+        raise TaskError(
+            "evaluation is asked for, by `evaluate` or eval_every, but dataset(params, 'eval') returned None"
+        )
+    if found is not None and not asked and data.fingerprint(found, spec.training.seed) == train_fingerprint:
+        return None
+    return found

@@ -1,0 +1,223 @@
+"""Training speed, the parts of a step's time, and the time left; as numbers that people read at a glance."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from cloudtrain.entrypoints.format import quantity
+from cloudtrain.entrypoints.trainer.flops import mfu
+
+__all__ = ["ThroughputMeter", "Speed", "ddp_communication", "duration", "peak_memory"]
+
+Batch = TypeVar("Batch")
+_SLOW_DATA = 0.1  # of the step: above this share, a log line reports waiting for data
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Means over one window of optimizer steps, from one log line to the next; None is an unknown value.
+
+    The job's first step is left out, unless alone in the window: the first step compiles, and starts the data workers.
+    step_s = data_s + compute_s + communication_s; a checkpoint's time is extra. Times are from rank 0's clock, rates
+    cover all ranks. compute_s is the remainder, so the figure is right on a GPU too, where calls return before the work
+    is done: forward, backward, the optimizer, and the waiting for other ranks outside communication_s.
+    """
+
+    step_s: float
+    data_s: float  # the loop waited for a batch; on a GPU, which may still have had work, the maximum idle time
+    compute_s: float
+    communication_s: float | None  # a sampled step's wait for gradients after its computation: ddp_communication
+    checkpoint_s: float  # training paused for saving; per step, the window's saves spread over its steps
+    samples_per_s: float
+    tokens_per_s: float | None
+    mfu: float | None
+    memory_bytes: int  # peak of rank 0 so far: GPU memory of tensors, or the process's memory without a GPU
+
+    def fields(self) -> dict[str, float]:
+        """Return the known values by name: the step event's fields."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def text(self) -> str:
+        """Return the rates in words, `8.1k samples/s 16.6M tokens/s mfu 41%`, with the wait for data if large."""
+        parts = [f"{quantity(self.samples_per_s)} samples/s"]
+        if self.tokens_per_s is not None:
+            parts.append(f"{quantity(self.tokens_per_s)} tokens/s")
+        if self.mfu is not None:
+            parts.append(f"mfu {100 * self.mfu:.2g}%")
+        if self.data_s > _SLOW_DATA * self.step_s:
+            parts.append(f"waiting {100 * self.data_s / self.step_s:.0f}% for data")
+        return " ".join(parts)
+
+
+class ThroughputMeter:
+    """Counts optimizer steps between log lines. Saving and evaluating do not count as stepping.
+
+    A step costs one clock reading and two for each micro-batch, about a microsecond; the rest is done at log lines.
+    """
+
+    def __init__(
+        self,
+        samples_per_step: int,
+        *,
+        tokens_per_sample: int | None = None,
+        ranks: int = 1,
+        peak_tflops: float | None = None,
+        communication: Callable[[], float | None] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """`samples_per_step` covers all ranks; `peak_tflops` one rank; `communication` returns seconds a step."""
+        self._samples_per_step = samples_per_step
+        self._tokens_per_sample = tokens_per_sample
+        self._ranks = ranks
+        self._peak_tflops = peak_tflops
+        self._communication = communication or (lambda: None)
+        self._device = device or torch.device("cpu")
+        self._since_s = time.perf_counter()
+        self._steps = self._all_steps = 0
+        self._first_s = self._first_data_s = 0.0  # of the first step, which compiles, and starts data workers
+        self._data_s = self._checkpoint_s = self._paused_s = 0.0
+        self.step_s = 0.0  # of the last window; 0 until the first window ends
+        self._looked_s, self._peak_bytes = -math.inf, 0
+        self.flops_per_step: float | None = None  # over all ranks; set after the count, 0 if the count failed
+
+    @property
+    def knows_peak(self) -> bool:
+        """Whether MFU is known after the count of operations."""
+        return self._peak_tflops is not None
+
+    def wait_for(self, batches: Iterator[Batch]) -> Batch:
+        """Return the next batch, and count the wait."""
+        begin_s = time.perf_counter()
+        batch = next(batches)
+        self._data_s += time.perf_counter() - begin_s
+        return batch
+
+    def restart(self) -> None:
+        """Begin the first window now: earlier work, such as loading a checkpoint, was no step."""
+        self._since_s = time.perf_counter()
+
+    def tick(self) -> None:
+        """Count one optimizer step."""
+        self._steps += 1
+        if self.step_s == 0.0:  # a first figure at once: the deadline's margin needs a figure before the first log line
+            self.step_s = self._first_s = time.perf_counter() - self._since_s
+            self._first_data_s = self._data_s
+
+    def skip(self, seconds: float) -> None:
+        """Leave out time for work other than steps, such as evaluating."""
+        self._since_s += seconds
+        self._paused_s += seconds
+
+    def add(self, part: str, seconds: float) -> None:
+        """Leave out time in which training paused for a `checkpoint`, and report the pause. Raises ValueError."""
+        if part != "checkpoint":
+            raise ValueError(f"{part!r} is not a part of the time; there is checkpoint")
+        self._checkpoint_s += seconds
+        self.skip(seconds)
+
+    def read(self) -> float:
+        """Return samples per second since the last reading, over all ranks, and begin a new window."""
+        return self.measure().samples_per_s
+
+    def measure(self) -> Speed:
+        """Return the window's means and begin a new one. About 50 us, so not for every step of a tiny model."""
+        now_s, steps = time.perf_counter(), max(self._steps, 1)
+        checkpoint_s = self._checkpoint_s / steps
+        passed_s, data_s = now_s - self._since_s, self._data_s
+        if self._first_s and steps > 1:  # no mean includes the first step, so that the time left is right at once
+            steps, passed_s, data_s = steps - 1, passed_s - self._first_s, data_s - self._first_data_s
+        self._first_s = 0.0
+        if passed_s > 0.0:
+            self.step_s = passed_s / steps
+        data_s = min(data_s / steps, self.step_s)
+        communication_s = self._communication()
+        if communication_s is not None:  # a sample of one step may exceed the mean
+            communication_s = min(communication_s, self.step_s - data_s)
+        self._all_steps += self._steps
+        self._since_s, self._steps, self._data_s, self._checkpoint_s = now_s, 0, 0.0, 0.0
+        rate = self._samples_per_step / self.step_s
+        share = None
+        if self.flops_per_step and self._peak_tflops is not None:
+            share = mfu(self.flops_per_step, self.step_s, self._ranks, self._peak_tflops)
+        return Speed(
+            step_s=self.step_s,
+            data_s=data_s,
+            compute_s=self.step_s - data_s - (communication_s or 0.0),
+            communication_s=communication_s,
+            checkpoint_s=checkpoint_s,
+            samples_per_s=rate,
+            tokens_per_s=rate * self._tokens_per_sample if self._tokens_per_sample else None,
+            mfu=share,
+            memory_bytes=self._memory(now_s),
+        )
+
+    def _memory(self, now_s: float) -> int:
+        """Return the peak, read once a second: without a GPU the read of the kernel's file takes 150 us."""
+        if now_s - self._looked_s > 1.0:
+            self._looked_s, self._peak_bytes = now_s, peak_memory(self._device)
+        return self._peak_bytes
+
+    def eta_s(self, steps_left: int) -> float:
+        """Return the seconds for the remaining steps at the last window's pace, with pauses as frequent as so far."""
+        return steps_left * (self.step_s + self._paused_s / max(self._all_steps + self._steps, 1))
+
+
+def ddp_communication(model: Any, every: int) -> Callable[[], float | None]:
+    """Return a function for the seconds that the newest sampled step waited for gradients beyond computing its own.
+
+    From DistributedDataParallel's clocks, host clocks on CPU and CUDA events on a GPU: the time of its all-reduces less
+    the overlap with the backward pass; including the wait for slower ranks. DDP samples the first 10 steps and then one
+    of `every`. None without such a model (fsdp keeps no clocks), or if torch has changed its private names.
+    """
+    try:
+        # One of log_every: reading the clocks waits for the GPU, so sampling every step would stop it running ahead.
+        model._set_ddp_runtime_logging_sample_rate(every)
+        read: Callable[[], dict[str, Any]] = model._get_ddp_logging_data
+    except AttributeError:
+        return lambda: None
+
+    def newest() -> float | None:
+        found = read()  # 6 us
+        try:
+            ns = float(found["backward_comm_time"] - found["backward_compute_comm_overlap_time"])
+        except KeyError:  # before the second step
+            return None
+        return max(0.0, ns / 1e9)
+
+    return newest
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the peak of bytes in use: GPU memory of tensors; without a GPU, main memory of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        # getrusage inherits its peak from the parent process: after a launcher of 500 MB, 500 MB.
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def duration(seconds: float) -> str:
+    """Return the time in one or two units: 45s, 12m, 3h20m, 2d4h."""
+    minutes = round(seconds / 60)
+    if seconds < 60:
+        return f"{max(seconds, 0):.0f}s"
+    if minutes < 60:
+        return f"{minutes}m"
+    if minutes < 60 * 24:
+        return f"{minutes // 60}h{minutes % 60:02d}m"
+    return f"{minutes // 1440}d{minutes % 1440 // 60}h"

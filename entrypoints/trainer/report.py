@@ -1,0 +1,148 @@
+"""The trainer's reports: events on standard output, TensorBoard's files, and the task's own logger."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cloudtrain.entrypoints import atomic_json, events
+from cloudtrain.entrypoints.format import quantity
+from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
+from cloudtrain.entrypoints.trainer.metrics import duration
+
+__all__ = ["say", "say_done", "say_preempted", "say_skipped", "say_start", "say_step", "write_outcome"]
+
+
+_silenced: list[Exception] = []
+
+
+def say(job: TrainingJob, event: str, text: str, **fields: Any) -> None:
+    """Report an event, on rank 0 only. A failure of the task's logger is reported once."""
+    if not job.place.is_head:
+        return
+    events.emit(event, text, **fields)
+    if job.board is not None:
+        job.board.write(event, fields)
+    if job.task.on_event is not None and not _silenced:
+        try:
+            job.task.on_event(event, fields)
+        except Exception as error:  # an error of a service's client must not end training
+            _silenced.append(error)
+            print(f"on_event failed and is not called any more: {type(error).__name__}: {error}")
+
+
+def say_start(job: TrainingJob, progress: TrainState) -> None:
+    """Report the start: the job, the batch, and the device."""
+    split, known = job.split, job.identity
+    text = (
+        f"start {job.spec.job}: {split.ranks} ranks x {split.accumulation} accumulation x {split.micro} = "
+        f"{split.global_batch} samples a step, {known['strategy']} {known['precision']} on {job.place.device}, "
+        f"{quantity(known['parameters'])} parameters, step {progress.step} of {progress.max_steps}"
+    )
+    if len(job.train_data) < split.global_batch:
+        text += f"; the {len(job.train_data)} training samples are fewer than a step takes: each step repeats some"
+    say(
+        job,
+        "start",
+        text,
+        resumed_from=progress.resumed_from,
+        ranks=split.ranks,
+        accumulation=split.accumulation,
+        device=str(job.place.device),
+        step=progress.step,
+        max_steps=progress.max_steps,
+        **{k: v for k, v in known.items() if k not in ("format", "job", "world_size")},
+        **_machine(job.place.device),
+    )
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    """Return rank 0's versions, and its GPU's name and memory. Assumes that all nodes are alike."""
+    found: dict[str, Any] = {"python": platform.python_version(), "nodes": int(os.environ.get("GROUP_WORLD_SIZE") or 1)}
+    if device.type != "cuda":
+        return found
+    card = torch.cuda.get_device_properties(device)
+    found |= {"gpu": card.name, "memory_total_bytes": card.total_memory, "cuda": torch.version.cuda}
+    if dist.get_backend() == "nccl":
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return found
+
+
+def say_step(job: TrainingJob, progress: TrainState, loss: float, lr: float, norm: torch.Tensor | None) -> None:
+    """Report a step; all ranks call it, since the clocks of all ranks begin a new window."""
+    progress.loss = loss
+    speed = job.meter.measure()
+    if not job.place.is_head:
+        return
+    eta_s = job.meter.eta_s(progress.max_steps - progress.step)
+    clipped = {} if norm is None else {"grad_norm": norm.item()}
+    per_sample = job.spec.training.tokens_per_sample
+    tokens = {"tokens": progress.samples * per_sample} if per_sample else {}
+    scaled = {"scale": job.scaler.get_scale()} if job.scaler.is_enabled() else {}
+    say(
+        job,
+        "step",
+        f"step {progress.step}/{progress.max_steps} loss {loss:.4g} {speed.text()} eta {duration(eta_s)}",
+        step=progress.step,
+        max_steps=progress.max_steps,
+        loss=loss,
+        lr=lr,
+        **_rounded(speed.fields()),
+        eta_s=eta_s,
+        epoch=progress.samples / len(job.train_data),
+        samples=progress.samples,
+        **tokens,
+        **clipped,
+        **scaled,
+    )
+
+
+def _rounded(fields: dict[str, float]) -> dict[str, float]:
+    """Return the figures in four digits: more digits would only lengthen every log line."""
+    return {name: value if isinstance(value, int) else float(f"{value:.4g}") for name, value in fields.items()}
+
+
+def say_skipped(job: TrainingJob, progress: TrainState, loss: float) -> None:
+    """Report a skipped step."""
+    text = f"step {progress.step}/{progress.max_steps} left out: its loss ({loss:.4g}) or gradient is not finite"
+    say(job, "step", text, step=progress.step, max_steps=progress.max_steps, skipped=True)
+
+
+def say_preempted(job: TrainingJob, progress: TrainState, reason: str) -> None:
+    """Report that the job stops before its end, with all state saved."""
+    text = f"stopped at step {progress.step}/{progress.max_steps} ({reason}), saved; a new start goes on from here"
+    say(job, "preempt", text, step=progress.step, reason=reason, saved=True, path=str(progress.path))
+
+
+def say_done(job: TrainingJob, progress: TrainState, seconds: float, why: str | None) -> None:
+    """Report the end of the job."""
+    shown = " ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
+    early = f" ({why}: no better than at step {progress.best_step})" if why else ""
+    say(
+        job,
+        "done",
+        f"done at step {progress.step} in {duration(seconds)}{early} {shown}".rstrip(),
+        step=progress.step,
+        seconds=seconds,
+        loss=progress.loss,
+        metrics=progress.metrics,
+        best=progress.best,
+        best_step=progress.best_step,
+        checkpoint=str(progress.path),
+    )
+
+
+def write_outcome(job: TrainingJob, progress: TrainState, outcome: str, reason: str | None = None) -> None:
+    """Write the outcome for the supervisor, beyond torchrun's exit code. Ranks leave together, to cut off no rank."""
+    if job.board is not None:
+        job.board.close()
+    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
+    if folder and job.place.is_head:
+        found = {"outcome": outcome, "reason": reason, "step": progress.step, "checkpoint": str(progress.path)}
+        atomic_json.write_json(Path(folder) / "outcome.json", found)
+    dist.barrier()

@@ -1,0 +1,421 @@
+"""Resuming from a checkpoint: the choice of the checkpoint, and the changes since its save."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints import loader, published
+from cloudtrain.entrypoints.checkpoints.sharding import local_part
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.events import emit
+from cloudtrain.entrypoints.rank import exchange
+from cloudtrain.entrypoints.trainer import saving
+from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
+
+__all__ = ["choose", "differences", "resume"]
+
+# Settings that may change at a resume, and the effect of each change on the run.
+_COMPARED = {
+    "dataset_length": "the dataset had {then} items, now {now}: samples may repeat or be skipped in this epoch",
+    "dataset_fingerprint": "the dataset's first or last item is another one",
+    "global_batch_size": "the global batch was {then}, now {now}",
+    "micro_batch_size": "the micro-batch was {then}, now {now}: losses agree to rounding, not to the bit",
+    "seed": "the seed was {then}, now {now}: this epoch's order is another one, so samples may repeat or be skipped",
+    "world_size": "the ranks were {then}, now {now}: losses agree to rounding, not to the bit",
+    "strategy": "the strategy was {then}, now {now}: losses agree to rounding, not to the bit",
+    "precision": "the precision was {then}, now {now}",
+    "optimizer": "the optimizer was {then}, now {now}: it starts with fresh state",
+    "threads": "the threads of a rank were {then}, now {now}: losses agree to rounding, not to the bit",
+    "torch": "torch was {then}, now {now}",
+    "config_sha256": "training settings or params differ; the new ones hold",
+    "code_sha256": "the task file differs; the new one holds",
+}
+
+MOST_NAMED = 3  # damaged checkpoints in one message
+_PLAIN: dict[str, type] = {"groups": list, "state": dict, "scaler": dict, "extra": dict}  # the content of plain.pt
+_Intact = tuple[folders.FoundCheckpoint, loader.CheckpointReader]  # an intact, open checkpoint
+
+
+def resume(job: TrainingJob) -> TrainState:
+    """Load the checkpoint that the settings select, if present; report changes; return the job's progress."""
+    begin_s = time.perf_counter()
+    chosen, damaged = _agree(job)
+    found, reader = chosen or (None, None)
+    progress = TrainState()
+    if found is not None and reader is not None:
+        _load(job, found, reader)
+        progress.step = progress.resumed_from = found.step
+        progress.path = found.path
+        for name in saving.CARRIED:
+            if name in found.trainer:
+                setattr(progress, name, found.trainer[name])
+        if found.path.parent == job.folder:
+            progress.saved_step = progress.begun_step = found.step
+            _mark_best_again(job, progress)
+            _owe_the_mirror(job, found)
+        if progress.save_s:
+            job.agreement.saved(progress.save_s)
+    training = job.spec.training
+    if training.epochs is not None:  # from this step on, so that the count holds after a change of the global batch
+        left = math.ceil(training.epochs * len(job.train_data)) - progress.samples
+        progress.max_steps = progress.step + max(0, math.ceil(left / job.split.global_batch))
+    else:
+        progress.max_steps = training.max_steps or 0
+    if job.place.is_head:
+        _report(job, found, damaged, time.perf_counter() - begin_s)
+    return progress
+
+
+def choose(folder: Path, wanted: str, is_first: bool, job: str) -> list[Path]:
+    """Return the checkpoints to try, the best first; an empty list means a start from step 0.
+
+    `wanted` is auto, never, or a path; never and a path hold for the job's first start: afterwards the job's own are
+    newer. Checkpoints of later steps would outrank this run's, and are set aside. Raises TaskError.
+    """
+    own = folders.list_steps(folder)
+    if wanted != "auto" and not is_first:
+        # A platform that copies the folder restores, on new machines, checkpoints that were set aside here.
+        own = [(step, path) for step, path in own if _job_of(path) in (job, None)]
+    if wanted == "never" and is_first:
+        for _, path in own:
+            folders.set_aside(path, "old")
+        return []
+    if wanted in ("auto", "never") or (own and not is_first):
+        return [path for _, path in own]
+    return _at(Path(wanted))
+
+
+def _job_of(path: Path) -> str | None:
+    """Return the job of a checkpoint, None if unknown."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        return str(json.loads(folders.read(path / folders.TRAINER))["job"])
+    return None
+
+
+def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return in words the differences between a checkpoint's job and the present job."""
+    found = [
+        text.format(then=then[key], now=now[key])
+        for key, text in _COMPARED.items()
+        if key in then and then[key] != now[key]
+    ]
+    if then.get("reproducible") == now.get("reproducible") == "strict":  # strict allows any number of ranks
+        return [text for text in found if not text.startswith("the ranks were")]
+    return found
+
+
+def _mark_best_again(job: TrainingJob, progress: TrainState) -> None:
+    """Repair the note of the best step, if a kill came between the save and the note."""
+    wanted = job.spec.training.monitor.metric
+    if job.place.is_head and job.spec.checkpoint.keep_best and progress.best is not None and progress.best_step:
+        is_there = (job.folder / folders.step_name(progress.best_step)).is_dir()
+        if is_there and folders.best_step(job.folder) != progress.best_step:
+            with contextlib.suppress(OSError):
+                folders.mark_best(job.folder, progress.best_step, wanted, progress.best)
+
+
+def _owe_the_mirror(job: TrainingJob, found: folders.FoundCheckpoint) -> None:
+    """Have this checkpoint uploaded at the end, if the mirror lacks it and no newer checkpoint is uploaded first."""
+    if job.uploader is None or job.mirror is None:
+        return
+    lacks = False
+    if job.place.is_head:
+        with contextlib.suppress(OSError):
+            newest = published.latest(job.mirror, job.folder)
+            lacks = newest != found.step
+    if exchange.share(lacks):
+        job.uploader.owe(found.path, list(found.files) if job.place.is_head else [])
+
+
+def _at(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise TaskError(f"checkpoint.resume names {path}, which does not exist; auto takes the newest of this job")
+    path = path.absolute()
+    if (path / folders.MANIFEST).exists() or not folders.list_steps(path):
+        return [path]
+    return [found for _, found in folders.list_steps(path)]
+
+
+def _agree(job: TrainingJob) -> tuple[_Intact | None, list[tuple[Path, str]]]:
+    """Let rank 0 choose and all ranks check; return the first intact checkpoint, and the damaged ones before it."""
+    paths: list[str] = []
+    fault = None
+    wanted = job.spec.checkpoint.resume
+    if job.place.is_head:
+        try:
+            is_first = _is_first_start(job)
+            _fetch_newer(job)
+            paths = [str(path) for path in choose(job.folder, wanted, is_first, job.spec.job)]
+        except (TaskError, OSError) as error:
+            fault = str(error)
+    if job.mirror is not None:  # a download by rank 0 may take longer than a collective call may last
+        job.saver.meet()
+    fault, paths = exchange.share([fault, paths])
+    if fault:
+        raise TaskError(fault)
+    damaged: list[tuple[Path, str]] = []
+    for path in map(Path, paths):
+        found = _intact(job, path)
+        if not isinstance(found, str):
+            _set_aside(job, [each for each, _ in damaged])
+            if job.place.is_head:
+                _set_aside_later(job.folder, found[0].step)
+            return found, damaged
+        damaged.append((path, found))
+    if damaged and job.mirror is not None and (fetched := _from_mirror(job)) is not None:
+        _set_aside(job, [path for path, _ in damaged if path.name != fetched[0].path.name])  # its name is in use again
+        return fetched, damaged
+    if damaged and wanted not in ("auto", "never") and damaged[0][0].parent != job.folder:
+        path, wrong = damaged[0]
+        raise folders.CheckpointError(f"checkpoint {path} is damaged: {wrong}")
+    if damaged and job.spec.checkpoint.all_damaged != "start-over":
+        # The checkpoints keep their names: otherwise the next start would not know of any loss.
+        each = "; ".join(f"{path.name}: {wrong}" for path, wrong in damaged[:MOST_NAMED])
+        raise folders.AllDamagedError(
+            f"all checkpoints in {job.folder} are damaged ({each}); nothing starts from step 0 without your consent: "
+            "`cloudtrain resume` asks, or set checkpoint.all_damaged to start-over"
+        )
+    _set_aside(job, [path for path, _ in damaged])
+    return None, damaged
+
+
+def _intact(job: TrainingJob, path: Path) -> _Intact | str:
+    """Return the open checkpoint, or a description of the damage. All ranks call it. Raises Unreadable, TaskError."""
+    wrong = loader.check(path)
+    if wrong is not None:
+        return wrong
+    found = _opened(job, path)
+    if lacking := [name for name in ("job", "optimizer", "world_size") if name not in found.trainer]:
+        return f"{folders.TRAINER} has no {lacking[0]}"
+    _require_own(job, found)
+    try:
+        reader = loader.open_reader(found, whole=job.spec.training.strategy == "ddp")
+    except folders.CheckpointError as error:
+        return str(error)
+    plain = reader.plain if isinstance(reader.plain, dict) else {}
+    if wrong := next((name for name, kind in _PLAIN.items() if not isinstance(plain.get(name), kind)), None):
+        return f"{folders.PLAIN} has no {wrong}"
+    return found, reader
+
+
+def _from_mirror(job: TrainingJob) -> _Intact | None:
+    """Return the mirror's checkpoint in place of the damaged ones, None if the mirror has no intact checkpoint."""
+    fetched, fault = None, None
+    if job.place.is_head and job.mirror is not None:
+        try:
+            fetched = published.fetch(job.mirror, job.folder, replace=True)
+        except OSError as error:
+            fault = f"all checkpoints in {job.folder} are damaged, and the mirror cannot be asked: {error}"
+    job.saver.meet()
+    fetched, fault = exchange.share([str(fetched) if fetched else None, fault])
+    if fault:  # a start from step 0 would replace an intact remote checkpoint with earlier steps
+        raise folders.Unreadable(fault)
+    found = _intact(job, Path(fetched)) if fetched else None
+    return None if isinstance(found, str) else found
+
+
+def _set_aside(job: TrainingJob, damaged: list[Path]) -> None:
+    """Rename the damaged checkpoints of this job: under their names they would outrank later checkpoints."""
+    for path in damaged:
+        if job.place.is_head and path.parent == job.folder:
+            folders.set_aside(path, "damaged")
+
+
+def _opened(job: TrainingJob, path: Path) -> folders.FoundCheckpoint:
+    """Return the checkpoint as rank 0 sees it, on all ranks."""
+    told: Any = None
+    if job.place.is_head:
+        found = folders.open_found(path)
+        told = [found.step, found.trainer, found.files]
+    step, trainer, files = exchange.share(told)
+    return folders.FoundCheckpoint(path, step, trainer, files)
+
+
+def _require_own(job: TrainingJob, found: folders.FoundCheckpoint) -> None:
+    """Raise TaskError, on all ranks, if the checkpoint is from a different job and the user gave no consent."""
+    other = found.trainer["job"]
+    if job.spec.checkpoint.resume in ("auto", "never") and other != job.spec.job:
+        raise TaskError(
+            f"the checkpoints in {found.path.parent} are of the job {other}, this one is {job.spec.job}; set "
+            f"checkpoint.resume to {found.path} to go on from there, or give this job a place of its own"
+        )
+
+
+def _fetch_newer(job: TrainingJob) -> None:
+    """Fetch the mirror's checkpoint if newer. Raises OSError if the mirror fails and this machine has no checkpoint."""
+    if job.mirror is None:
+        return
+    own = folders.list_steps(job.folder)
+    try:
+        newest = published.latest(job.mirror, job.folder)
+        if newest is not None and (not own or newest > own[0][0]):
+            published.fetch(job.mirror, job.folder)
+    except OSError as error:
+        if not own:
+            raise
+        emit("checkpoint", f"the mirror cannot be asked: {error}; going on with this machine's own", step=own[0][0])
+
+
+def _is_first_start(job: TrainingJob) -> bool:
+    """Return whether the job has never run before: a platform may restart an attempt without notice."""
+    if job.spec.checkpoint.resume == "auto":  # auto is the same for every start
+        return False
+    mark = job.folder / "first-start.json"
+    now = {"job": job.spec.job, "attempt": job.spec.attempt, "resume": job.spec.checkpoint.resume}
+    is_known = False
+    with contextlib.suppress(OSError, ValueError):
+        is_known = json.loads(mark.read_text()) == now
+    if not is_known:
+        mark.write_text(json.dumps(now))
+    return job.spec.attempt == 1 and _restarts() == 0 and not is_known
+
+
+def _set_aside_later(folder: Path, step: int) -> None:
+    """Set aside the steps after a checkpoint that the user named: later steps would outrank new checkpoints."""
+    for later, path in folders.list_steps(folder):
+        if later > step:
+            folders.set_aside(path, "old")
+
+
+def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.CheckpointReader) -> None:
+    """Fill the live state from the checkpoint. Raises TaskError, on all ranks, for a different model's checkpoint."""
+    model = job.strategy.module.state_dict()
+    weights = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
+    fault = _difference(weights, {n: s for n, s in reader.shapes.items() if n.startswith("model.")})
+    if fault:
+        raise TaskError(
+            f"the checkpoint is another model's: {fault}; fix model(params), "
+            "or start from step 0 with checkpoint.resume: never"
+        )
+    with torch.no_grad():
+        for name, value in weights.items():
+            reader.fill(name, value)
+        _hand_over_copies(job, weights)
+        if reader.plain["extra"]:
+            job.strategy.module.load_state_dict(reader.plain["extra"], strict=False)
+        if job.ema is not None:
+            for name, value in job.ema.tensors().items():  # without a saved average, start at these weights
+                reader.fill(f"ema.{name}" if f"ema.{name}" in reader.shapes else f"model.{name}", value)
+        if found.trainer["optimizer"] == job.identity["optimizer"]:
+            _load_optimizer(job, reader)
+    if reader.plain["scaler"] and job.scaler.is_enabled():
+        job.scaler.load_state_dict(reader.plain["scaler"])
+    if found.trainer["world_size"] == job.place.ranks:
+        own = f"rank.{job.place.rank}."
+        mine = {name.removeprefix(own) for name in reader.shapes if name.startswith(own)}
+        there = {name.split(".")[1] for name in reader.shapes if name.startswith("rank.")}
+        if reader.is_seen_by_all and len(there) == job.place.ranks:  # all ranks' states, or no rank's state
+            job.strategy.load_rank_state({name: reader.read(own + name) for name in mine})
+
+
+def _hand_over_copies(job: TrainingJob, weights: dict[str, torch.Tensor]) -> None:
+    """Load the copies that hooks of `state_dict` may return: filling a copy changes nothing in the module."""
+    module = job.strategy.module
+    live = {local_part(tensor).data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+    copies = {
+        name.removeprefix("model."): value
+        for name, value in weights.items()
+        if value.numel() and local_part(value).data_ptr() not in live
+    }
+    if copies:
+        module.load_state_dict(copies, strict=False)
+
+
+def _load_optimizer(job: TrainingJob, reader: loader.CheckpointReader) -> None:
+    """Load the optimizer's state, in tensors sharded like the parameters; the present settings hold."""
+    settings = [{k: v for k, v in group.items() if k != "params"} for group in job.optimizer.param_groups]
+    groups = reader.plain["groups"]
+    if len(groups) != len(settings):
+        count = len(groups)
+        raise TaskError(f"the checkpoint's optimizer has {count} parameter groups, this one {len(settings)}")
+    by_parameter: dict[str, list[str]] = {}
+    for name in reader.shapes:
+        if name.startswith("optimizer."):
+            by_parameter.setdefault(name.removeprefix("optimizer.").rpartition(".")[0], []).append(name)
+    state: dict[int, dict[str, Any]] = {}
+    for position, (parameter, name) in enumerate(saving.optimizer_names(job).items()):
+        values: dict[str, Any] = dict(reader.plain["state"].get(name, {}))
+        for full in by_parameter.get(name, ()):
+            values[full.rpartition(".")[2]] = _read_like(reader, full, parameter)
+        if values:
+            state[position] = values
+    here = job.optimizer.state_dict()["param_groups"]
+    # load_state_dict pairs parameters by position in the groups' lists, so the lists must come from this optimizer.
+    packed = [{**then, "params": now["params"]} for then, now in zip(groups, here, strict=True)]
+    job.optimizer.load_state_dict({"state": state, "param_groups": packed})
+    # `load_state_dict` casts floating-point state to the parameter's type. State with a separate type, such as fp32
+    # averages of bf16 weights, is cast back; state with the weight's type follows a changed weight type.
+    for position, (parameter, name) in enumerate(saving.optimizer_names(job).items()):
+        loaded, weight_type = job.optimizer.state.get(parameter, {}), reader.dtypes[f"model.{name}"]
+        for key, value in state.get(position, {}).items():
+            is_own = isinstance(value, torch.Tensor) and value.dtype != weight_type
+            if is_own and key in loaded and loaded[key].dtype != value.dtype:
+                loaded[key] = value.to(loaded[key].device)
+    if job.task.optimizer is None:  # a user's optimizer may keep state among its settings
+        for group, setting in zip(job.optimizer.param_groups, settings, strict=True):
+            group.update(setting)
+
+
+def _read_like(reader: loader.CheckpointReader, name: str, parameter: torch.Tensor) -> torch.Tensor:
+    """Return the state tensor: sharded like the parameter if the shapes are equal, else whole (a step count)."""
+    if isinstance(parameter, DTensor) and reader.shapes[name] == tuple(parameter.shape):
+        tensor = torch.empty_like(parameter, dtype=reader.dtypes[name], requires_grad=False)
+    elif reader.shapes[name] == tuple(parameter.shape) and parameter.dim():
+        tensor = torch.empty(reader.shapes[name], dtype=reader.dtypes[name], device=parameter.device)
+    else:
+        tensor = torch.empty(reader.shapes[name], dtype=reader.dtypes[name])
+    reader.fill(name, tensor)
+    return tensor
+
+
+def _difference(here: dict[str, torch.Tensor], saved: dict[str, tuple[int, ...]]) -> str | None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in here.items()}
+    faults = {
+        "it lacks": [name for name in shapes if name not in saved],
+        "it has but this model lacks": [name for name in saved if name not in shapes],
+        "the shape differs of": [
+            f"{name} {saved[name]}, here {shape}" for name, shape in shapes.items() if saved.get(name, shape) != shape
+        ],
+    }
+    return "; ".join(f"{what} {_first(names)}" for what, names in faults.items() if names) or None
+
+
+def _first(names: list[str], count: int = 4) -> str:
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(name.removeprefix("model.") for name in names[:count]) + more
+
+
+def _report(
+    job: TrainingJob, found: folders.FoundCheckpoint | None, damaged: list[tuple[Path, str]], load_s: float
+) -> None:
+    step = found.step if found else 0
+    for path, fault in damaged:
+        instead = f"using the one of step {step}" if found else "none is left"
+        text = f"checkpoint {path.name} is damaged ({fault}); {instead}, and {path.name} is set aside"
+        emit("checkpoint", text, step=step, damaged=str(path), reason=fault)
+    if found is None and _restarts() == 0 and job.spec.attempt == 1:
+        return
+    changed = differences(found.trainer, job.identity) if found else []
+    if job.task.optimizer is not None:
+        but = "the new ones hold, but of your optimizer's groups only lr: the rest is the checkpoint's"
+        changed = [text.replace("the new ones hold", but) for text in changed]
+    origin = f"resuming from step {step} ({found.path})" if found else "there is no checkpoint: starting from step 0"
+    text = f"{origin}; changed since: {'; '.join(changed)}" if changed else origin
+    path_ = str(found.path) if found else None
+    emit("restart", text, step=step, path=path_, restarts=_restarts(), changed=changed, load_s=load_s)
+
+
+def _restarts() -> int:
+    """Return how often this attempt was restarted: by the agents, or by torchrun."""
+    names = ("CLOUDTRAIN_RESTART", "TORCHELASTIC_RESTART_COUNT")
+    return max(int(os.environ.get(name) or 0) for name in names)

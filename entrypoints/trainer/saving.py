@@ -1,0 +1,210 @@
+"""The data that the trainer saves: the job's state for a checkpoint, and the weights at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from cloudtrain.entrypoints.checkpoints import folder as folders
+from cloudtrain.entrypoints.checkpoints import weights
+from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
+from cloudtrain.entrypoints.checkpoints.saver import Snapshot
+from cloudtrain.entrypoints.checkpoints.uploader import Uploader
+from cloudtrain.entrypoints.format import quantity
+from cloudtrain.entrypoints.rank import heartbeat
+from cloudtrain.entrypoints.trainer import report
+from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
+
+__all__ = ["NonFiniteError", "begin", "collect", "export", "finish", "optimizer_names", "publish"]
+__all__ += ["retry_later", "tensors", "wait"]
+
+# The fields of the progress in a checkpoint; a resume continues with the saved values.
+CARRIED = (
+    *("step", "samples", "evaluated_step", "metrics", "loss", "save_s", "skipped"),
+    *("best", "best_of", "best_step", "stale"),
+)
+MAX_FAILED = 3  # background saves in a row: a share may fail briefly, but a job that cannot save must not continue
+
+
+class NonFiniteError(ArithmeticError):
+    """The loss or a parameter became nan or infinite; no checkpoint holds it."""
+
+
+def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None = None) -> None:
+    """Copy the state for this step's checkpoint, unless saved; a background thread writes. All ranks call it."""
+    if progress.begun_step == progress.step:
+        if best is not None and job.place.is_head:
+            job.saver.wait(heartbeat.beat)
+            with contextlib.suppress(OSError):
+                folders.mark_best(job.folder, progress.step, *best)
+        return
+    begin_s = time.perf_counter()
+    progress.begun_step = progress.step
+    carried = {name: getattr(progress, name) for name in CARRIED}
+    job.agreement.saving()
+    job.strategy.sync_buffers()  # every rank writes a part of the replicated state
+    job.saver.begin(
+        Snapshot(
+            step=progress.step,
+            tensors=tensors(job),
+            own=job.strategy.rank_state(),
+            plain=_plain(job),
+            trainer={**job.identity, **carried},
+            parameters=frozenset(f"model.{name}" for name, _ in job.strategy.module.named_parameters()),
+            best=best,
+        ),
+        heartbeat.beat,
+    )
+    if job.spec.checkpoint.blocking:
+        finish(job, progress)
+    job.meter.add("checkpoint", time.perf_counter() - begin_s)
+
+
+def collect(job: TrainingJob, progress: TrainState) -> None:
+    """Record finished saves and uploads to the mirror; report them on rank 0."""
+    for saved in job.saver.news():
+        progress.saved_step, progress.path, progress.save_s = saved.step, saved.path, saved.seconds
+        progress.failed_saves = 0
+        job.agreement.saved(saved.seconds)
+        still = f"training stood still for {1000 * saved.blocked_s:.0f} ms"
+        report.say(
+            job,
+            "checkpoint",
+            f"checkpoint step {saved.step} saved in {saved.seconds:.2f}s ({quantity(saved.size)}B, {still})",
+            step=saved.step,
+            path=str(saved.path),
+            seconds=saved.seconds,
+            blocked_s=saved.blocked_s,
+            bytes=saved.size,
+        )
+    if job.uploader is not None:
+        _collect_uploads(job, job.uploader)
+
+
+def _collect_uploads(job: TrainingJob, uploader: Uploader) -> None:
+    if uploader.is_busy:
+        job.agreement.uploading(uploader.seconds)
+    for sent in uploader.news():
+        if sent.fault is None:
+            job.agreement.uploaded(sent.seconds)
+            text = f"checkpoint step {sent.step} is in the mirror after {sent.seconds:.2f}s"
+        else:
+            text = f"the mirror has no copy of step {sent.step}: {sent.fault}; the next save tries again"
+        report.say(job, "checkpoint", text, step=sent.step, mirror_s=sent.seconds, mirror_fault=sent.fault)
+
+
+def publish(job: TrainingJob, progress: TrainState, limit_s: float = math.inf) -> None:
+    """Wait until the newest checkpoint is in the mirror, if the job has a mirror, for at most `limit_s`.
+
+    All ranks call it, with no save in progress.
+    """
+    if job.uploader is not None:
+        job.uploader.finish(heartbeat.beat, limit_s)
+        collect(job, progress)
+
+
+def retry_later(job: TrainingJob, progress: TrainState) -> None:
+    """Record a failed background save, on all ranks; the next save may succeed. Raises as `finish`."""
+    job.saver.wait(heartbeat.beat)
+    failure = job.saver.failure
+    progress.failed_saves += 1
+    if failure is None or failure.is_sick or progress.failed_saves >= MAX_FAILED:
+        finish(job, progress)
+        return
+    job.saver.failure = None
+    text = f"{failure.message}; the next save tries again ({progress.failed_saves} of {MAX_FAILED} failed)"
+    report.say(job, "checkpoint", text, step=failure.step, failed=failure.message)
+
+
+def finish(job: TrainingJob, progress: TrainState) -> None:
+    """Wait until the begun save is durable. Raises CheckpointError or NonFiniteError, on all ranks, after a failure."""
+    job.saver.wait(heartbeat.beat)
+    collect(job, progress)
+    failure = job.saver.failure
+    if failure is None:
+        return
+    if failure.is_sick:
+        fail(job, progress, failure.message)
+    raise CheckpointError(failure.message)
+
+
+def wait(job: TrainingJob, limit_s: float) -> None:
+    """Wait for saves and uploads in progress, for at most `limit_s`: this rank is about to fail."""
+    end_s = time.monotonic() + limit_s
+    job.saver.wait(heartbeat.beat, limit_s)
+    if job.uploader is not None:
+        job.uploader.wait(heartbeat.beat, end_s - time.monotonic())
+
+
+def fail(job: TrainingJob, progress: TrainState, what: str, **fields: Any) -> None:
+    """Raise NonFiniteError, on every rank alike, and report on rank 0 what to check."""
+    job.saver.wait(heartbeat.beat)
+    collect(job, progress)
+    kept = (
+        f"the checkpoint of step {progress.saved_step} is intact"
+        if progress.saved_step
+        else "no checkpoint was written"
+    )
+    message = f"{what}; {kept}; look at the data of this step, a lower lr, more warm-up, or clip_norm"
+    report.say(job, "error", message, step=progress.step, **fields)
+    raise NonFiniteError(message)
+
+
+def tensors(job: TrainingJob) -> dict[str, torch.Tensor]:
+    """Return the whole state's live tensors by name: a save reads the tensors, a load fills them."""
+    model = job.strategy.module.state_dict()
+    found = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
+    for parameter, name in optimizer_names(job).items():
+        for key, value in job.optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                found[f"optimizer.{name}.{key}"] = value
+    if job.ema is not None:
+        found |= {f"ema.{name}": value for name, value in job.ema.tensors().items()}
+    return found
+
+
+def optimizer_names(job: TrainingJob) -> dict[torch.Tensor, str]:
+    """Return the name of each parameter in the optimizer, in the optimizer's order."""
+    names = {parameter: name for name, parameter in job.strategy.module.named_parameters()}
+    return {p: names[p] for group in job.optimizer.param_groups for p in group["params"]}
+
+
+def export(job: TrainingJob) -> None:
+    """Write the plain weights to the output folder, for users of the model. All ranks call it."""
+    folder = os.environ.get("CLOUDTRAIN_OUTPUT_DIR")
+    if not folder:
+        return
+    with job.averaged():
+        found: dict[str, torch.Tensor] = {}
+        for name, value in job.strategy.module.state_dict().items():
+            if isinstance(value, torch.Tensor):
+                whole = value.full_tensor() if isinstance(value, DTensor) else value
+                if job.place.is_head:
+                    found[name] = whole.cpu()  # one tensor at a time: the device may lack room for all
+        if job.place.is_head:  # inside the block: on a CPU these are the weights themselves, no copies
+            ending = {"torch": "pt", "safetensors": "safetensors"}[job.spec.checkpoint.export]
+            weights.write(Path(folder) / f"model.{ending}", found)
+    job.saver.meet(heartbeat.beat)  # a slow disk may delay rank 0 longer than a collective call may last
+
+
+def _plain(job: TrainingJob) -> dict[str, Any]:
+    """Return the state without tensors: the optimizer's settings by parameter name, the scaler, extra state."""
+    names = optimizer_names(job)
+    groups = [
+        {**{k: v for k, v in group.items() if k != "params"}, "params": [names[p] for p in group["params"]]}
+        for group in job.optimizer.param_groups
+    ]
+    state = {
+        names[p]: {k: v for k, v in values.items() if not isinstance(v, torch.Tensor)}
+        for p, values in job.optimizer.state.items()
+        if isinstance(p, torch.Tensor) and p in names
+    }
+    extra = {n: v for n, v in job.strategy.module.state_dict().items() if not isinstance(v, torch.Tensor)}
+    return {"groups": groups, "state": state, "scaler": job.scaler.state_dict(), "extra": extra}

@@ -1,0 +1,227 @@
+"""The user's settings in numbers and names: the spec's fields, checked for name and range.
+
+The launcher has checked the same keys with their places in the file (launcher/config/schema.py); the trainer checks
+them again, because a spec may come from other sources. Sections are the sections of cloudtrain.yaml.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints.errors import TaskError
+
+__all__ = [
+    "CheckpointSettings",
+    "MonitorSettings",
+    "OptimizerSettings",
+    "ScheduleSettings",
+    "Spec",
+    "TrainingSettings",
+    "read_spec",
+    "shortened",
+    "suggest",
+]
+
+REHEARSAL_EVAL_BATCHES = 2  # per rank: a few batches show that evaluation works
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """The built-in optimizer's settings; fields that the named optimizer does not use are ignored.
+
+    `lr_scaling` linear or sqrt: `lr` is meant for `base_batch_size` samples a step, and is scaled to the global batch.
+    """
+
+    name: str = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    trust_coefficient: float = 1e-3
+    lr_scaling: str = "none"
+    base_batch_size: int = 256
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """The course of the learning rate: linear warm-up, then `name` down to `min_lr_ratio` of the full rate."""
+
+    name: str = "constant"
+    warmup_steps: int = 0
+    min_lr_ratio: float = 0.0
+
+
+@dataclass(frozen=True)
+class MonitorSettings:
+    """The metric that selects the best checkpoint, by min or max; stop after `patience` evaluations without gain."""
+
+    metric: str = "loss"
+    mode: str = "min"
+    patience: int | None = None
+    min_delta: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Section `training`. Batch sizes count samples; steps are optimizer steps."""
+
+    global_batch_size: int
+    micro_batch_size: int | None = None  # on one rank, one forward pass; None: no accumulation
+    strategy: str = "ddp"
+    shard_size: int | None = None  # hsdp: ranks that share one copy of the model; None: the ranks of one node
+    precision: str = "fp32"
+    reproducible: str = "standard"  # strict: the same bits on any number of ranks that divides the virtual ranks
+    compile: bool = False
+    compression: str = "none"  # of gradients between ranks, ddp: none fp16 bf16 powersgd
+    powersgd_rank: int = 2
+    activation_checkpointing: bool = False  # recompute the blocks' activations in the backward pass
+    cpu_offload: bool = False  # fsdp and hsdp: parameters, gradients and optimizer state stay in host memory
+    wrap_min_params: int | None = None  # fsdp: shard each submodule with this many parameters or more; None: the layers
+    max_steps: int | None = None
+    epochs: float | None = None
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    clip_norm: float | None = None
+    ema_decay: float | None = None
+    on_nan: str = "stop"  # or skip: leave out steps with a nonfinite loss or gradient
+    seed: int = 0
+    log_every: int | None = None  # steps between step events; None: the steps of about two seconds
+    eval_every: int | None = None
+    eval_batches: int | None = None  # per rank; None: the whole split
+    monitor: MonitorSettings = field(default_factory=MonitorSettings)
+    num_workers: int = 0
+    tokens_per_sample: int | None = None  # for tokens a second
+    peak_tflops: float | None = None  # of one rank's device, for MFU; None: from a table of GPUs
+    diagnose_steps: int | None = None  # measure the bound of a step, in place of training
+    tensorboard: bool = False
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """Section `checkpoint`: when to save, how many to keep, and where to resume (auto, never, or a path)."""
+
+    every_steps: int | None = None
+    every_s: float | None = None
+    keep: int = 3
+    keep_best: bool = False
+    blocking: bool = False  # True: training waits until a checkpoint is durable
+    mirror: str | None = None  # the uri of a second place, for copies of finished checkpoints
+    export: str = "torch"  # the form of the weights in the output folder: torch or safetensors
+    resume: str = "auto"
+    all_damaged: str = "stop"  # or start-over: train from step 0 if there are checkpoints and all are damaged
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One job's spec for the ranks; `config_sha256` covers training and params."""
+
+    job: str
+    attempt: int
+    target: str
+    params: dict[str, Any]
+    training: TrainingSettings
+    checkpoint: CheckpointSettings
+    timeout_s: float
+    config_sha256: str
+
+
+_POSITIVE = (
+    "max_steps",
+    "epochs",
+    "global_batch_size",
+    "micro_batch_size",
+    "shard_size",
+    "powersgd_rank",
+    "wrap_min_params",
+    "log_every",
+    "eval_every",
+    "eval_batches",
+    "clip_norm",
+    "tokens_per_sample",
+    "peak_tflops",
+)
+_CHOICES = {
+    "precision": ("fp32", "bf16", "fp16"),
+    "reproducible": ("standard", "strict"),
+    "compression": ("none", "fp16", "bf16", "powersgd"),
+    "on_nan": ("stop", "skip"),
+}
+
+
+def read_spec(path: str | Path) -> Spec:
+    """Return the spec with every field checked for name and range. Raises TaskError."""
+    raw = json.loads(Path(path).read_text())
+    run = raw.get("run", {})
+    if run.get("kind", "task") != "task":
+        raise TaskError(f"the shared trainer runs a task file; this spec's run.kind is {run['kind']!r}")
+    settings = dict(raw["training"])
+    betas = tuple((settings.get("optimizer") or {}).get("betas") or (0.9, 0.999))
+    settings["optimizer"] = _fill(
+        OptimizerSettings, "training.optimizer", {**(settings.get("optimizer") or {}), "betas": betas}
+    )
+    settings["schedule"] = _fill(ScheduleSettings, "training.schedule", settings.get("schedule") or {})
+    settings["monitor"] = _fill(MonitorSettings, "training.monitor", settings.get("monitor") or {})
+    training = _fill(TrainingSettings, "training", settings)
+    _check(training)
+    known = {f.name for f in dataclasses.fields(CheckpointSettings)}  # the other keys are for staging
+    checkpoint = {k: v for k, v in (raw.get("checkpoint") or {}).items() if k in known}
+    params = raw.get("params") or {}
+    config = json.dumps({"training": raw["training"], "params": params}, sort_keys=True)
+    return Spec(
+        job=str(raw.get("job", "job")),
+        attempt=int(raw.get("attempt", 1)),
+        target=run.get("target", "task.py"),
+        params=params,
+        training=training,
+        checkpoint=_fill(CheckpointSettings, "checkpoint", checkpoint),
+        timeout_s=float(raw.get("timeout_s") or 600),
+        config_sha256=hashlib.sha256(config.encode()).hexdigest(),
+    )
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean ...?` if a known word is close, else an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def _fill(kind: type[Any], where: str, values: dict[str, Any]) -> Any:
+    """Return `kind` filled from `values`; None stands for the default. Raises TaskError at an unknown key."""
+    names = [f.name for f in dataclasses.fields(kind)]
+    for key in values:
+        if key not in names:
+            raise TaskError(f"{where}.{key} is not a setting of this trainer{suggest(key, names)}")
+    try:
+        return kind(**{k: v for k, v in values.items() if v is not None})
+    except TypeError as error:
+        raise TaskError(f"{where}: {error}") from error
+
+
+def _check(training: TrainingSettings) -> None:
+    if (training.max_steps is None) == (training.epochs is None):
+        raise TaskError("training needs exactly one of max_steps and epochs")
+    for name in _POSITIVE:
+        value = getattr(training, name)
+        if value is not None and not value > 0:
+            raise TaskError(f"training.{name} is {value}; it must be positive")
+    for name, known in _CHOICES.items():
+        value = getattr(training, name)
+        if value not in known:
+            raise TaskError(f"training.{name} is {value!r}; there are {', '.join(known)}{suggest(str(value), known)}")
+    if training.monitor.mode not in ("min", "max"):
+        raise TaskError(f"training.monitor.mode is {training.monitor.mode!r}; there are min and max")
+
+
+def shortened(spec: Spec) -> Spec:
+    """Return the spec with an evaluation of a few batches; `config_sha256` stays the whole job's."""
+    wanted = spec.training
+    batches = min(wanted.eval_batches or REHEARSAL_EVAL_BATCHES, REHEARSAL_EVAL_BATCHES)
+    return replace(spec, training=replace(wanted, eval_batches=batches, log_every=1))

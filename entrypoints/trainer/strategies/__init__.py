@@ -1,0 +1,118 @@
+"""How a model is spread over the ranks: ddp (a copy each), fsdp (a shard each), hsdp (shards within, copies between).
+
+A strategy is a record of functions (strategy.py), created by one function for each strategy; the training loop uses
+only the record. A new strategy is a file beside ddp.py and a line in STRATEGIES.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.trainer import data
+from cloudtrain.entrypoints.trainer.settings import TrainingSettings
+from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
+from cloudtrain.entrypoints.trainer.strategies.ddp import ddp
+from cloudtrain.entrypoints.trainer.strategies.fsdp import fsdp, hsdp, shard_width
+from cloudtrain.entrypoints.trainer.strategies.strategy import LOW, Blocks, State, Strategy, finite
+
+__all__ = ["STRATEGIES", "Blocks", "State", "Strategy", "default_blocks", "finite", "wrap"]
+
+Maker = Callable[[TrainingSettings, nn.Module, torch.device, data.Split, Blocks | None, bool], Strategy]
+
+STRATEGIES: dict[str, Maker] = {"ddp": ddp, "fsdp": fsdp, "hsdp": hsdp}
+
+
+def wrap(
+    settings: TrainingSettings,
+    module: nn.Module,
+    device: torch.device,
+    split: data.Split,
+    *,
+    blocks: Blocks | None = None,
+    silent: bool = False,
+) -> Strategy:
+    """Return the module spread as the settings ask. Collective. Raises TaskError with all faults of the settings.
+
+    `silent`: no gradient or weight is sent, and the numbers are wrong: to measure the cost of communication.
+    """
+    faults = [*_faults(settings, split), *_faults_here(settings, module, device)]
+    if faults:
+        raise TaskError("; ".join(faults))
+    return STRATEGIES[settings.strategy](settings, module, device, split, blocks, silent)
+
+
+def _faults(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
+    """Yield the contradictions in the settings."""
+    name = settings.strategy
+    if name not in STRATEGIES:
+        close = difflib.get_close_matches(name, STRATEGIES, n=1)
+        yield f"strategy {name!r} is unknown; there are {', '.join(STRATEGIES)}" + (
+            f"; did you mean `{close[0]}`?" if close else ""
+        )
+    if settings.precision not in ("fp32", *LOW):
+        yield f"precision {settings.precision!r} is unknown; there are fp32, {', '.join(LOW)}"
+    if settings.compression != "none" and name != "ddp":
+        yield f"compression {settings.compression} is ddp's; {name} sends shards: leave it out, or set precision: bf16"
+    if settings.cpu_offload and name == "ddp":
+        yield "cpu_offload needs shards to offload, and ddp has none; set strategy: fsdp"
+    if settings.shard_size and name != "hsdp":
+        yield f"shard_size is hsdp's, and the strategy is {name}; leave it out, or set strategy: hsdp"
+    if name == "hsdp":
+        yield from _hsdp_faults(settings, split.ranks)
+    if settings.reproducible == "strict":
+        yield from _strict_faults(settings, split)
+
+
+def _hsdp_faults(settings: TrainingSettings, ranks: int) -> Iterator[str]:
+    width = shard_width(settings, ranks)
+    if ranks % width:
+        fits = ", ".join(str(n) for n in range(2, ranks + 1) if ranks % n == 0)
+        yield f"shard_size {width} does not divide the {ranks} ranks; set one of {fits}"
+    elif width == 1 and ranks > 1:
+        yield f"shard_size 1 shards nothing over {ranks} ranks; set strategy: ddp, or a larger shard_size"
+
+
+def _strict_faults(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
+    if split.virtual & (split.virtual - 1):
+        yield (
+            f"reproducible: strict sums over a binary tree, and {split.virtual} micro-batches a step are no power of "
+            f"two (global_batch_size {split.global_batch} / micro_batch_size {split.micro}); change one of the sizes"
+        )
+    if settings.strategy != "ddp" and not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+        yield f"reproducible: strict under {settings.strategy} needs a newer torch than {torch.__version__}; set ddp"
+    if settings.optimizer.name in ("lars", "lamb") and settings.strategy != "ddp":
+        yield (
+            f"reproducible: strict needs norms that do not depend on shards, and {settings.optimizer.name}'s do under "
+            f"{settings.strategy}; set strategy: ddp, or optimizer: adamw"
+        )
+    if settings.compression != "none":
+        yield (
+            f"reproducible: strict sums exactly, and compression {settings.compression} rounds by rank; set "
+            "compression: none, or reproducible: standard"
+        )
+
+
+def _faults_here(settings: TrainingSettings, module: nn.Module, device: torch.device) -> Iterator[str]:
+    """Yield the settings that this model or this machine does not allow."""
+    if not any(p.requires_grad for p in module.parameters()):
+        yield "model(params) returned a module without a parameter that needs gradients: nothing to train"
+    if any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
+        if device.type == "cpu":
+            yield "SyncBatchNorm needs GPUs, and this job runs on CPUs; use BatchNorm, or GroupNorm"
+        elif settings.reproducible == "strict":
+            yield "SyncBatchNorm's statistics depend on the number of ranks, and reproducible is strict; use BatchNorm"
+    if not settings.compile:
+        return
+    if device.type == "cpu" and not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++")):
+        yield "compile needs a C++ compiler on CPUs, and there is neither g++ nor clang++; install one, or set it false"
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        yield "compile needs the package triton on GPUs, which is not installed; install it, or set compile: false"

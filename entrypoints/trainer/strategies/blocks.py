@@ -1,0 +1,127 @@
+"""The blocks of a model: the units that fsdp shards, that are recomputed to save memory, and that are compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.trainer.settings import TrainingSettings
+from cloudtrain.entrypoints.trainer.strategies import buffers
+from cloudtrain.entrypoints.trainer.strategies.strategy import Blocks
+
+__all__ = ["default_blocks", "find", "prepare", "sized_blocks"]
+
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+def find(settings: TrainingSettings, module: nn.Module, blocks: Blocks | None) -> list[nn.Module]:
+    """Return the blocks, inner before outer: by `wrap_min_params`, else by the task, else the layers.
+
+    Raises TaskError if the task returns no valid blocks.
+    """
+    if settings.wrap_min_params:
+        return sized_blocks(module, settings.wrap_min_params)
+    if blocks is None:
+        return default_blocks(module)
+    found = list(blocks(module))
+    depth = {part: name.count(".") for name, part in module.named_modules()}
+    for block in found:
+        if not isinstance(block, nn.Module) or block not in depth:
+            raise TaskError(f"blocks(model) returned {block!r:.80}; it must return submodules of the model")
+        if isinstance(block, _WITHOUT_FORWARD):
+            kind = type(block).__name__
+            raise TaskError(f"blocks(model) returned a {kind}, which has no forward pass; return what is in it")
+    return sorted((block for block in found if block is not module), key=lambda block: -depth[block])
+
+
+def default_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the outermost children of a ModuleList or Sequential that have parameters.
+
+    A transformer's layers nearly always have this form. Parameters outside the blocks belong to the root.
+    """
+    found: list[nn.Module] = []
+    for child in model.children():
+        holder = isinstance(child, (nn.ModuleList, nn.ModuleDict))  # a holder has no forward pass: never a block
+        if isinstance(model, (nn.ModuleList, nn.Sequential)) and not holder:
+            found += [child] if any(True for _ in child.parameters()) else []
+        else:
+            found += default_blocks(child)
+    return found
+
+
+def sized_blocks(model: nn.Module, min_params: int) -> list[nn.Module]:
+    """Return every submodule with at least `min_params` parameters outside its inner blocks; inner first."""
+    found: list[nn.Module] = []
+    for child in model.children():
+        if not isinstance(child, nn.MultiheadAttention):  # the attention reads weights without calling its parts
+            found += sized_blocks(child, min_params)
+        taken = {id(p) for block in found for p in block.parameters()}
+        rest = sum(p.numel() for p in child.parameters() if id(p) not in taken)
+        if rest >= min_params and not isinstance(child, _WITHOUT_FORWARD):
+            found.append(child)
+    return found
+
+
+def prepare(settings: TrainingSettings, module: nn.Module, found: list[nn.Module], whole: bool) -> None:
+    """Compile the blocks, and recompute the blocks in the backward pass, if the settings ask for it.
+
+    `whole`: compile the module as a unit. Names in the state dict do not change: a block's forward is replaced, not the
+    block. Raises TaskError if no block can be recomputed.
+    """
+    if settings.activation_checkpointing and not found:
+        raise TaskError(
+            "activation_checkpointing found no block to compute again: the model has no ModuleList or Sequential; "
+            "write blocks(model) in the task, which returns the layers, or set wrap_min_params"
+        )
+    # The recomputed function must be compiled inside: the compiler does not follow buffers that are restored.
+    in_parts = settings.compile and bool(found) and (settings.activation_checkpointing or not whole)
+    for block in found:
+        forward: Callable[..., Any] = torch.compile(block.forward) if in_parts else block.forward
+        if settings.activation_checkpointing:
+            forward = _again(block, forward)
+        if forward is not block.forward:
+            block.forward = forward
+    if settings.compile and not in_parts:
+        module.compile()
+
+
+def _again(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward pass that keeps no activations; the recomputation begins with the same buffers."""
+    owned = buffers.places(block)
+    contexts = functools.partial(_contexts, owned) if owned else None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = functools.partial(forward, **kwargs) if kwargs else forward
+        if not torch.is_grad_enabled():
+            return bound(*args)
+        if contexts is None:
+            return checkpoint(bound, *args, use_reentrant=False)
+        return checkpoint(bound, *args, use_reentrant=False, context_fn=contexts)
+
+    return call
+
+
+def _contexts(owned: list[buffers.Place]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    before = [getattr(owner, name).detach().clone() for owner, name in owned]
+    return contextlib.nullcontext(), _set_back(owned, before)
+
+
+@contextlib.contextmanager
+def _set_back(owned: list[buffers.Place], before: list[torch.Tensor]) -> Iterator[None]:
+    """Lend the block copies of its old buffers: otherwise batch norm would count every batch twice."""
+    now = [getattr(owner, name) for owner, name in owned]
+    for (owner, name), value in zip(owned, before, strict=True):
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for (owner, name), tensor in zip(owned, now, strict=True):
+            setattr(owner, name, tensor)

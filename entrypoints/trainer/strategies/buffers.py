@@ -1,0 +1,101 @@
+"""Buffers, for example batch norm's running statistics: equal to virtual rank 0's, for any number of ranks.
+
+A step's first micro-batch begins with rank 0's persistent buffers on every rank; every later micro-batch begins with
+the same values, and its changes to the buffers are undone. So the buffers equal those of a job with one micro-batch a
+step. Rank 0 has the valid values; all ranks have them after `sync`. Buffers registered with persistent=False are not
+saved, so a resumed job could not rely on them, and are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from cloudtrain.entrypoints.trainer import data
+
+__all__ = ["Buffers", "places", "saved"]
+
+Place = tuple[nn.Module, str]  # a module and the name of a buffer: a module may replace the tensor itself
+
+
+def places(module: nn.Module) -> list[Place]:
+    """Return the places of all buffers of the module and its parts, persistent or not."""
+    return [(owner, name) for owner in module.modules() for name, _ in owner.named_buffers(recurse=False)]
+
+
+def saved(module: nn.Module) -> list[Place]:
+    """Return the places of the buffers in the state dict."""
+    names = set(module.state_dict(keep_vars=True))
+    return [
+        (owner, name)
+        for prefix, owner in module.named_modules()
+        for name, _ in owner.named_buffers(recurse=False)
+        if f"{prefix}.{name}".lstrip(".") in names
+    ]
+
+
+class Buffers:
+    """The persistent buffers of a module and, during a step of several micro-batches, their values at the start."""
+
+    def __init__(self, module: nn.Module, split: data.Split, first: int, silent: bool, *, keeps: bool = False) -> None:
+        # The widest elements come first: so each buffer is aligned to its element size in the bytes that are sent.
+        self._places = sorted(saved(module), key=lambda place: -getattr(*place).element_size())
+        self._rank, self._ranks = dist.get_rank(), split.ranks
+        self._accumulation = split.accumulation
+        self._first = first  # the first virtual rank that this rank owns
+        self._silent = silent
+        self._keeps = keeps or split.accumulation > 1  # whether to keep the values at the step's start
+        self._begin: list[torch.Tensor] = []
+        self._end: list[torch.Tensor] = []
+
+    def micro_batch(self, virtual: int, last: bool) -> AbstractContextManager[Any]:
+        """Return the context manager for one micro-batch; an empty context for a model without buffers."""
+        return self._around(virtual, last) if self._places else contextlib.nullcontext()
+
+    @torch.no_grad()
+    def sync(self) -> None:
+        """Copy rank 0's values to every rank, in one transfer."""
+        if not self._places or self._ranks == 1:
+            return
+        here = self._tensors()
+        sent = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in here])
+        dist.broadcast(sent, 0)
+        if self._rank:
+            sizes = [tensor.numel() * tensor.element_size() for tensor in here]
+            for tensor, part in zip(here, torch.split(sent, sizes), strict=True):
+                tensor.copy_(part.view(tensor.dtype).view_as(tensor))
+
+    def undo(self) -> None:
+        """Restore the values at the step's start, after a step that stopped between micro-batches or is left out."""
+        if self._begin:
+            self._write(self._begin)
+
+    @contextlib.contextmanager
+    def _around(self, virtual: int, last: bool) -> Iterator[None]:
+        if virtual != self._first:
+            self._write(self._begin)
+        elif not self._silent:
+            self.sync()
+        if virtual == self._first and self._keeps:
+            self._begin = [tensor.clone() for tensor in self._tensors()]
+        yield
+        if self._accumulation == 1:
+            return  # virtual rank 0's values count; the next step overwrites the values of all other ranks
+        if virtual == 0:
+            self._end = [tensor.clone() for tensor in self._tensors()]
+        if last and self._rank == 0:
+            self._write(self._end)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [getattr(owner, name).detach() for owner, name in self._places]
+
+    @torch.no_grad()
+    def _write(self, values: list[torch.Tensor]) -> None:
+        for tensor, value in zip(self._tensors(), values, strict=True):
+            tensor.copy_(value)

@@ -1,0 +1,277 @@
+"""Strategies fsdp and hsdp (torch's FSDP2): every rank holds a shard of each parameter and gathers a block at a time.
+
+hsdp shards over some ranks only, normally the ranks of one node, and keeps a copy of the model on every such group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.trainer import data
+from cloudtrain.entrypoints.trainer.settings import TrainingSettings
+from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
+from cloudtrain.entrypoints.trainer.strategies.buffers import Buffers
+from cloudtrain.entrypoints.trainer.strategies.strategy import (
+    LOW,
+    Blocks,
+    Strategy,
+    clip,
+    clip_whole,
+    finite_gradients,
+    no_state,
+    share_weights,
+    skip_state,
+)
+from cloudtrain.entrypoints.trainer.strategies.summation import PartialSums, TreeReduceScatter, ladder
+
+__all__ = ["fsdp", "hsdp", "shard_width"]
+
+
+def fsdp(
+    settings: TrainingSettings,
+    module: nn.Module,
+    device: torch.device,
+    split: data.Split,
+    blocks: Blocks | None,
+    silent: bool,
+) -> Strategy:
+    """Return the module sharded over all ranks. Raises TaskError."""
+    return _sharded(settings, module, device, split, blocks, silent, split.ranks)
+
+
+def hsdp(
+    settings: TrainingSettings,
+    module: nn.Module,
+    device: torch.device,
+    split: data.Split,
+    blocks: Blocks | None,
+    silent: bool,
+) -> Strategy:
+    """Return the module sharded over `shard_size` ranks, with a copy on every group of ranks. Raises TaskError."""
+    return _sharded(settings, module, device, split, blocks, silent, shard_width(settings, split.ranks))
+
+
+def shard_width(settings: TrainingSettings, ranks: int) -> int:
+    """Return how many ranks share one copy of the model under hsdp: by default the ranks of a node.
+
+    Fewer ranks than that are one group: a job that lost machines continues as fsdp.
+    """
+    return min(settings.shard_size or int(os.environ.get("LOCAL_WORLD_SIZE") or ranks), ranks)
+
+
+def _sharded(
+    settings: TrainingSettings,
+    module: nn.Module,
+    device: torch.device,
+    split: data.Split,
+    blocks: Blocks | None,
+    silent: bool,
+    width: int,
+) -> Strategy:
+    found = blocks_of.find(settings, module, blocks)
+    _check(module, found)
+    share_weights(module.parameters(), device)
+    blocks_of.prepare(settings, module, found, whole=False)
+    _shard(settings, module, found, _mesh(device, split.ranks, width, silent))
+    strict = settings.reproducible == "strict"
+    first = dist.get_rank() * (1 if strict else split.accumulation)
+    buffers = Buffers(module, split, first, silent, keeps=settings.on_nan == "skip")
+    buffers.sync()
+    if silent:
+        _silence(module)
+    elif strict and split.ranks > 1:
+        _sum_over_tree(module, width)
+    parameters = [p for p in module.parameters() if p.requires_grad]  # the shards: see _reshard_after_evaluation
+    around = _Strict(module, parameters, buffers) if strict else _Standard(module, split, buffers)
+    return Strategy(
+        module=module,
+        model=module,
+        divisor=split.virtual if strict else split.accumulation,
+        strided=strict,
+        micro_batch=around.micro_batch,
+        finish=lambda: None,
+        autocast=contextlib.nullcontext,  # the policy of _shard sets the precision
+        clip=lambda max_norm: (clip_whole if strict else clip)(parameters, max_norm),
+        finite_gradients=lambda: finite_gradients(parameters, agree=True),
+        rank_state=no_state,
+        load_rank_state=skip_state,
+        sync_buffers=buffers.sync,
+        undo_buffers=buffers.undo,
+    )
+
+
+def _check(module: nn.Module, found: list[nn.Module]) -> None:
+    """Raise TaskError where FSDP2 would raise an error about its internals."""
+    names = {part: name for name, part in module.named_modules()}
+    outer = sorted((names[block] for block in found), key=len, reverse=True)  # the innermost fitting block comes first
+    owners: dict[nn.Parameter, tuple[str, str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        owner = next((block for block in outer if name.startswith(f"{block}.")), "the root")
+        other, theirs = owners.setdefault(parameter, (name, owner))
+        if theirs != owner:
+            raise TaskError(
+                f"{other} and {name} are one parameter, but fsdp shards {theirs} and {owner} apart; write "
+                "blocks(model) in the task so that both lie in the same block, or in none"
+            )
+        if not parameter.dim():
+            raise TaskError(f"parameter {name} is a single number, which fsdp cannot shard; give it the shape (1,)")
+        if not parameter.is_contiguous():
+            raise TaskError(
+                f"parameter {name} is not contiguous, as fsdp needs it; call .contiguous() in model(params)"
+            )
+    for block, kinds in _kinds(owners).items():
+        if len(kinds) > 1:
+            listed = ", ".join(sorted(str(kind) for kind in kinds))
+            raise TaskError(f"the parameters of {block} are {listed}; fsdp shards those of one type together: use one")
+
+
+def _kinds(owners: dict[nn.Parameter, tuple[str, str]]) -> dict[str, set[torch.dtype]]:
+    kinds: dict[str, set[torch.dtype]] = {}
+    for parameter, (_, owner) in owners.items():
+        if parameter.requires_grad:
+            kinds.setdefault(owner, set()).add(parameter.dtype)
+    return kinds
+
+
+def _mesh(device: torch.device, ranks: int, width: int, silent: bool) -> DeviceMesh:
+    if width == ranks:
+        return init_device_mesh(device.type, (ranks,), mesh_dim_names=("shard",))
+    mesh = init_device_mesh(device.type, (ranks // width, width), mesh_dim_names=("replicate", "shard"))
+    return mesh["shard"] if silent else mesh  # without the other dimension the copies are not summed
+
+
+def _shard(settings: TrainingSettings, module: nn.Module, found: list[nn.Module], mesh: DeviceMesh) -> None:
+    low = LOW.get(settings.precision)
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if settings.cpu_offload else OffloadPolicy()
+    inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
+    # The root returns fp32, so that the loss is computed in fp32, as under autocast.
+    outer = MixedPrecisionPolicy(inner.param_dtype, inner.reduce_dtype, output_dtype=torch.float32 if low else None)
+    if low:  # running statistics stay fp32, and batch norm takes no mixture of types
+        exact = MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=low)
+        for norm in [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.affine]:
+            fully_shard(norm, mesh=mesh, mp_policy=exact, offload_policy=offload)
+    for block in found:
+        if not isinstance(block, FSDPModule):
+            fully_shard(block, mesh=mesh, mp_policy=inner, offload_policy=offload)
+    root = fully_shard(module, mesh=mesh, mp_policy=outer, offload_policy=offload)
+    # Ranks with different unused parameters would send gradients of different sizes; now an unused gradient is zero.
+    if hasattr(root, "set_reduce_scatter_unused_params"):  # new in torch 2.13
+        root.set_reduce_scatter_unused_params(True)
+    module.register_forward_hook(_reshard_after_evaluation)
+
+
+def _reshard_after_evaluation(module: nn.Module, _args: Any, _output: Any) -> None:
+    """Reshard the root: the root keeps its parameters gathered for a backward pass, and an evaluation has none."""
+    if not torch.is_grad_enabled():
+        assert isinstance(module, FSDPModule)
+        module.reshard()
+
+
+def _sum_over_tree(module: nn.Module, width: int) -> None:
+    comm = TreeReduceScatter(ladder(), width)
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_custom_reduce_scatter(comm)  # type: ignore[arg-type]  # it has the methods; the class is private
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+
+
+class _Standard:
+    """Micro-batches whose gradients stay on their rank, unsharded, until the step's last micro-batch."""
+
+    def __init__(self, module: nn.Module, split: data.Split, buffers: Buffers) -> None:
+        assert isinstance(module, FSDPModule)
+        self._module = module
+        self._accumulation = split.accumulation
+        self._buffers = buffers
+
+    @contextlib.contextmanager
+    def micro_batch(self, virtual: int, last: bool) -> Iterator[None]:
+        """Wrap the forward and the backward pass of one micro-batch."""
+        with self._buffers.micro_batch(virtual, last):
+            if self._accumulation > 1:
+                self._module.set_requires_gradient_sync(last)
+            yield
+
+
+class _Strict:
+    """Micro-batches that are summed over the ranks at once; the sharded sums are added in the tree's order."""
+
+    def __init__(self, module: nn.Module, parameters: list[nn.Parameter], buffers: Buffers) -> None:
+        self._parameters = parameters
+        self._buffers = buffers
+        self._counter: PartialSums[dict[nn.Parameter, Any]] = PartialSums(_add)
+
+    @contextlib.contextmanager
+    def micro_batch(self, virtual: int, last: bool) -> Iterator[None]:
+        """Wrap the forward and the backward pass of one micro-batch."""
+        with self._buffers.micro_batch(virtual, last):
+            yield
+            self._take(last)
+
+    @torch.no_grad()
+    def _take(self, last: bool) -> None:
+        gradients = {p: p.grad for p in self._parameters if p.grad is not None}
+        self._counter.push(gradients)
+        for parameter in self._parameters:
+            parameter.grad = gradients.get(parameter) if last else None
+        if last:
+            self._counter.end()
+            # Turns -0 into 0, as every sum over copies of the model does: otherwise hsdp and fsdp would differ in -0.
+            parts: list[Any] = list(gradients.values())
+            torch._foreach_add_([part.to_local() for part in parts], 0.0)
+
+
+def _add(into: dict[nn.Parameter, Any], other: dict[nn.Parameter, Any]) -> None:
+    both = [parameter for parameter in other if parameter in into]
+    if both:
+        torch._foreach_add_([into[p].to_local() for p in both], [other[p].to_local() for p in both])
+    into.update({parameter: gradient for parameter, gradient in other.items() if parameter not in into})
+
+
+def _silence(module: nn.Module) -> None:
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_custom_all_gather(_LocalGather())  # type: ignore[arg-type]  # as in _sum_over_tree
+            part.set_custom_reduce_scatter(_LocalScatter())  # type: ignore[arg-type]
+
+
+class _Local:
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return memory for a transfer."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _LocalGather(_Local):
+    """Uses this rank's shard for all ranks: nothing is sent, and the numbers are wrong."""
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
+        for rank, part in enumerate(output_tensor.view(group.size(), -1)):
+            if rank != group.rank():  # the input is already this rank's part of the output
+                part.copy_(input_tensor)
+
+
+class _LocalScatter(_Local):
+    """Uses this rank's gradients for the mean of all ranks: nothing is sent, and the numbers are wrong."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp,
+        async_op: bool = False,
+    ) -> None:
+        output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()])

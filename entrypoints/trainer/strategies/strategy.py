@@ -1,0 +1,118 @@
+"""The record that every strategy returns: one model, spread over the ranks, with functions for the training loop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from cloudtrain.entrypoints.checkpoints.sharding import local_part
+
+__all__ = ["LOW", "Blocks", "State", "Strategy", "autocaster", "clip", "clip_whole", "finite", "finite_gradients"]
+__all__ += ["no_state", "skip_state", "share_weights"]
+
+Blocks = Callable[[Any], Iterable[Any]]
+State = dict[str, torch.Tensor]
+
+# The type for computation by `training.precision`; the weights that the optimizer changes are always fp32.
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One model, spread over the ranks, with functions that all ranks call or no rank calls.
+
+    Only `autocast`, `undo_buffers`, `rank_state` and `load_rank_state` are local. A step is: for each virtual rank that
+    this rank owns, in order, the forward pass and the backward pass of loss / divisor inside `micro_batch`; then
+    `finish`; then the gradients are those of the mean over the global batch. Buffers follow virtual rank 0, see
+    buffers.py.
+    """
+
+    module: nn.Module  # the user's module: clean names, state_dict() that aliases the parameters, evaluation
+    model: nn.Module  # the module that `loss` calls in training
+    divisor: int  # divides each micro-batch's mean loss before the backward pass
+    strided: bool  # a rank r of W owns the virtual ranks r, r + W, ...; else the neighbours r * A ... r * A + A - 1
+    micro_batch: Callable[[int, bool], AbstractContextManager[Any]]  # (virtual rank, the step's last on this rank?)
+    finish: Callable[[], None]  # waits for the work that the last backward pass has started
+    autocast: Callable[[], AbstractContextManager[Any]]
+    clip: Callable[[float], torch.Tensor]  # scales the gradients down to the norm; the norm before, equal on all ranks
+    finite_gradients: Callable[[], bool]  # whether all gradients are free of nan and infinity, equal on all ranks
+    rank_state: Callable[[], State]  # this rank's own state, saved by rank: {} for most strategies
+    load_rank_state: Callable[[State], None]  # the same state, for the same number of ranks; {} begins without state
+    sync_buffers: Callable[[], None]  # to every rank, rank 0's: before evaluation, and before other ranks save them
+    undo_buffers: Callable[[], None]  # back to the values at the start of an unfinished step of several micro-batches
+
+
+def autocaster(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """Return a function that opens an autocast to the precision; a null context for fp32."""
+    low = LOW.get(precision)
+    return contextlib.nullcontext if low is None else lambda: torch.autocast(device.type, low)
+
+
+def clip(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Scale the gradients down to the norm; return the norm before, over all shards."""
+    norm = nn.utils.clip_grad_norm_(parameters, max_norm)
+    whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return whole
+
+
+@torch.no_grad()
+def clip_whole(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Clip like `clip`, with a norm whose bits do not depend on how the gradients are sharded.
+
+    Sums over shards would depend on it: each gradient is gathered, one at a time, for a norm of the whole gradient.
+    """
+    gradients: list[Any] = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return torch.zeros(())
+    whole = (g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients)
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in whole]))
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # as in torch's own function
+    for gradient in gradients:
+        local_part(gradient).mul_(factor)
+    return norm
+
+
+def finite(module: nn.Module) -> bool:
+    """Return whether this rank's part of every parameter is free of nan and infinity."""
+    return all(bool(torch.isfinite(local_part(p)).all()) for p in module.parameters())
+
+
+def finite_gradients(parameters: Sequence[nn.Parameter], agree: bool) -> bool:
+    """Return whether no gradient has nan or infinity; `agree`: on all ranks, because ranks hold different shards."""
+    found = [local_part(p.grad) for p in parameters if p.grad is not None]
+    found = [part for part in found if part.numel()]  # a shard may be empty, without a largest element
+    # The largest magnitude is finite exactly if all elements are: a sum of squares may overflow earlier.
+    flag = torch.zeros((), dtype=torch.int32, device=parameters[0].device)
+    if found:
+        flag += ~torch.isfinite(nn.utils.get_total_norm(found, float("inf")))
+    if agree:
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return not bool(flag.item())
+
+
+def no_state() -> State:
+    """Return the state of a strategy without a state for each rank."""
+    return {}
+
+
+def skip_state(state: State) -> None:
+    """Ignore the state: it was saved under a different setting."""
+
+
+@torch.no_grad()
+def share_weights(tensors: Iterable[torch.Tensor], device: torch.device) -> None:
+    """Copy rank 0's values to every rank, one tensor at a time: ranks may have drawn different values."""
+    if dist.get_world_size() == 1:
+        return
+    for tensor in tensors:
+        moved = tensor.detach().to(device).contiguous()
+        dist.broadcast(moved, 0)
+        if moved.data_ptr() != tensor.data_ptr():
+            tensor.copy_(moved)

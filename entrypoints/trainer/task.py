@@ -1,0 +1,115 @@
+"""The task file: plain functions that define the training.
+
+Required: `model(params)`; `dataset(params, split)`, split "train" or "eval" (None: the split does not exist);
+`loss(model, batch)`, the mean over the batch. Optional: `optimizer(model, params)`; `evaluate(model, batch)`, numbers
+by name, each a mean over the batch; `collate(samples)`; `blocks(model)`, the submodules that fsdp shards one by one;
+`on_event(event, fields)`, called on rank 0 with every printed event, for a custom logger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.trainer.settings import suggest
+
+__all__ = ["Task", "load_task"]
+
+REQUIRED = {"model": ("params",), "dataset": ("params", "split"), "loss": ("model", "batch")}
+OPTIONAL = {
+    "optimizer": ("model", "params"),
+    "evaluate": ("model", "batch"),
+    "collate": ("samples",),
+    "blocks": ("model",),
+    "on_event": ("event", "fields"),
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """The user's functions; `code_sha256` is the hash of the task file."""
+
+    model: Callable[..., Any]
+    dataset: Callable[..., Any]
+    loss: Callable[..., Any]
+    code_sha256: str
+    optimizer: Callable[..., Any] | None = None
+    evaluate: Callable[..., Any] | None = None
+    collate: Callable[..., Any] | None = None
+    blocks: Callable[..., Any] | None = None
+    on_event: Callable[..., Any] | None = None
+
+    def make_dataset(self, params: dict[str, Any], split: str) -> Any:
+        """Return the split, checked to be map-style and not empty, or None if the task lacks the split."""
+        data = self.dataset(params, split)
+        if data is None:
+            return None
+        is_stream = isinstance(data, IterableDataset)  # an IterableDataset inherits a __getitem__ that only raises
+        if is_stream or not isinstance(data, Sized) or not hasattr(data, "__getitem__"):
+            raise TaskError(
+                f"dataset(params, {split!r}) returned a {type(data).__name__}, which has no length or no items by "
+                "index, so no resume could be exact; return a map-style Dataset with __len__ and __getitem__"
+            )
+        if not len(data):
+            raise TaskError(f"dataset(params, {split!r}) is empty; look at the path it reads and at params")
+        return data
+
+
+def load_task(target: str | Path) -> Task:
+    """Return the functions of the task file; report all faults at once. Exceptions from the file propagate."""
+    path = Path(target).resolve()
+    if not path.is_file():
+        raise TaskError(f"task file {target} does not exist (looked for {path})")
+    source = path.read_bytes()
+    module = _import(path)
+    faults: list[str] = []
+    found = {name: getattr(module, name, None) for name in (*REQUIRED, *OPTIONAL)}
+    public = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+    for name, arguments in (REQUIRED | OPTIONAL).items():
+        call, signature = found[name], f"{name}({', '.join(arguments)})"
+        if call is None and name in REQUIRED:
+            faults.append(f"it has no function {signature}{suggest(name, public)}")
+        elif call is not None and not callable(call):
+            faults.append(f"`{name}` is a {type(call).__name__}; it must be a function {signature}")
+        elif call is not None and not _accepts(call, len(arguments)):
+            faults.append(f"{name}{inspect.signature(call)} does not take {len(arguments)} arguments: {signature}")
+    if faults:
+        raise TaskError(f"task file {path}: " + "; ".join(faults))
+    return Task(**found, code_sha256=hashlib.sha256(source).hexdigest())  # type: ignore[arg-type]
+
+
+def _import(path: Path) -> ModuleType:
+    # Imports work as beside a script, and classes pickle by the module's own name.
+    sys.path.insert(0, str(path.parent))
+    taken = path.stem in sys.modules or path.stem in sys.stdlib_module_names
+    name = f"cloudtrain_task_{path.stem}" if taken else path.stem
+    found = importlib.util.spec_from_file_location(name, path)
+    if found is None or found.loader is None:
+        raise TaskError(f"task file {path} is not a Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    try:
+        found.loader.exec_module(module)
+    except SyntaxError as error:
+        raise TaskError(f"{error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}") from error
+    return module
+
+
+def _accepts(call: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(call).bind(*range(count))
+    except ValueError:  # a builtin without a signature: the builtin's own error will do
+        return True
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,303 @@
+"""The shared trainer: the program of every rank, on every platform.
+
+    CLOUDTRAIN_SPEC=spec.json python -m torch.distributed.run --nproc-per-node 2 -m cloudtrain.entrypoints.train
+
+Read from top to bottom: `main` connects the ranks, builds the job and resumes it; `train` is the loop. The spec's
+fields are in settings.py, the parallel strategies in strategies/, the data of a step in data.py, the events in
+report.py. Exit codes: 0 done; 75 stopped early but saved, so that a new start continues.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.rank import heartbeat, rehearsal, variables
+from cloudtrain.entrypoints.rank.agree import NOTHING, Agreed, Agreement
+from cloudtrain.entrypoints.trainer import data, flops, optim, report, saving
+from cloudtrain.entrypoints.trainer.diagnose import diagnose
+from cloudtrain.entrypoints.trainer.evaluate import evaluate
+from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState, build, connect
+from cloudtrain.entrypoints.trainer.resume import resume
+from cloudtrain.entrypoints.trainer.saving import NonFiniteError
+from cloudtrain.entrypoints.trainer.settings import read_spec, shortened
+from cloudtrain.entrypoints.trainer.task import load_task
+
+__all__ = ["EXIT_DONE", "EXIT_SAVED", "NonFiniteError", "main"]
+
+EXIT_DONE, EXIT_SAVED = 0, 75
+EARLY = "early stop"  # by the monitored metric: the job is done, and reports it
+_AS_IT_IS = nullcontext()
+LAST_SAVE_S = 60.0  # the other ranks wait for this rank, or have died and their part of the save is lost
+MAX_SKIPPED = 100  # consecutive steps with on_nan: skip; then the model itself is broken
+
+
+def main() -> int:
+    """Train the job in CLOUDTRAIN_SPEC and return the exit code, with all state durable. Raises TaskError."""
+    agreement = Agreement(variables.deadline_s(os.environ))  # first: a signal may come while the data are read
+    spec, rehearsed = read_spec(os.environ["CLOUDTRAIN_SPEC"]), rehearsal.of_environment()
+    spec = spec if rehearsed is None else shortened(spec)
+    task = load_task(spec.target)
+    place = connect(spec.timeout_s, spec.training.reproducible == "strict")
+    if spec.training.diagnose_steps:
+        return diagnose(spec, task, place, agreement, gradients)
+    job = build(spec, task, place, agreement)
+    progress = resume(job)
+    progress.rehearsal = rehearsed
+    begin_s = time.perf_counter()
+    report.say_start(job, progress)
+    try:
+        stop = train(job, progress)
+        saving.begin(job, progress)
+        saving.finish(job, progress)
+    except NonFiniteError:  # on all ranks alike
+        saving.publish(job, progress, LAST_SAVE_S)
+        raise
+    except Exception:  # the save in progress becomes durable first
+        saving.wait(job, LAST_SAVE_S)
+        raise
+    if stop not in (None, EARLY):
+        # A deadline's margin includes the upload; after a signal the time is short, and the event must appear in time.
+        saving.publish(job, progress, math.inf if stop == "deadline" else LAST_SAVE_S)
+        report.say_preempted(job, progress, stop)
+        report.write_outcome(job, progress, "saved", stop)
+        return EXIT_SAVED
+    saving.export(job)
+    saving.publish(job, progress)
+    report.say_done(job, progress, time.perf_counter() - begin_s, stop)
+    report.write_outcome(job, progress, "done", stop)
+    return EXIT_DONE
+
+
+def train(job: TrainingJob, progress: TrainState) -> str | None:
+    """Train to the last step and evaluate. Return None, or the reason why the ranks agreed to stop earlier."""
+    every, patience = job.spec.checkpoint.every_steps, job.spec.training.monitor.patience
+    rehearsed = progress.rehearsal
+    if patience is not None and progress.stale >= patience:  # the job had stopped early, and failed after the stop
+        return EARLY
+    job.meter.restart()
+    with _batches(job, progress) as batches:
+        # Evaluate first, if the evaluation was interrupted.
+        stop = _evaluate(job, progress) if _evaluation_is_due(job, progress) else None
+        while stop is None and progress.step < progress.last_step:
+            verdict = _step(job, progress, batches)
+            stop = verdict.stop
+            if progress.step == progress.last_step:  # first: the training is safe even if the evaluation fails
+                saving.begin(job, progress)
+            if stop is None and _evaluation_is_due(job, progress):
+                stop = _evaluate(job, progress)
+            if verdict.save or (every and progress.step % every == 0):
+                saving.begin(job, progress)
+            saving.collect(job, progress)
+            if rehearsed is not None and rehearsed.hold_at == progress.step and stop is None:
+                _hold(job, progress)
+    return stop
+
+
+def _hold(job: TrainingJob, progress: TrainState) -> None:
+    """Wait, in a rehearsal, for the planned interruption at this step; saves in progress become durable."""
+    until_s = time.monotonic() + rehearsal.HOLD_S
+    while not job.agreement.is_told_to_stop and time.monotonic() < until_s:
+        saving.collect(job, progress)
+        heartbeat.beat()
+        time.sleep(0.02)
+    job.agreement.hurry()
+
+
+@contextmanager
+def _batches(job: TrainingJob, progress: TrainState) -> Iterator[data.Batches]:
+    """Open the stream of this rank's micro-batches at the job's position."""
+    training, place = job.spec.training, job.place
+    steps = progress.last_step - progress.step
+    keys = data.train_keys(training.seed, len(job.train_data), job.split, place.rank, progress.samples, steps)
+    batches = job.batches(job.train_data, keys)
+    try:
+        yield batches
+    finally:
+        batches.close()
+
+
+def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agreed:
+    """Take one optimizer step; return the ranks' agreement. After a stop request inside, take no step."""
+    training, spread = job.spec.training, job.strategy
+    factor = optim.lr_factor(training.schedule, progress.step, progress.max_steps, job.warmup_start)
+    lr = optim.set_lr(job.optimizer, job.base_lrs, factor)
+    is_logged = _is_logged(job, progress, progress.step + 1)
+    stopped = gradients(job, progress, batches, is_logged)
+    if stopped is not None:
+        return stopped
+    skips = training.on_nan == "skip"
+    verdict = job.agreement.finish() if skips else NOTHING  # all ranks must agree before any update
+    norm = None
+    if training.clip_norm or skips:
+        job.scaler.unscale_(job.optimizer)
+    if training.clip_norm:
+        norm = spread.clip(training.clip_norm)
+    is_left_out = skips and not _is_healthy(job, verdict)
+    if is_left_out:
+        spread.undo_buffers()
+    else:
+        job.scaler.step(job.optimizer)
+        if job.ema is not None:
+            job.ema.update(progress.step + 1)
+    job.scaler.update()
+    job.optimizer.zero_grad()
+    progress.step += 1
+    progress.samples += job.split.global_batch
+    job.meter.tick()
+    if not skips:
+        verdict = job.agreement.finish()
+    loss = verdict.loss / job.split.virtual
+    _count_skipped(job, progress, is_left_out, loss)
+    _look_at(job, progress, verdict, 0.0 if is_left_out else loss, lr)
+    if is_logged and not is_left_out:
+        report.say_step(job, progress, loss, lr, norm)
+    progress.log_every = verdict.log_every or progress.log_every
+    return verdict
+
+
+def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_logged: bool = False) -> Agreed | None:
+    """Sum the gradients of this rank's micro-batches. Return None, or the verdict with a stop request.
+
+    Each micro-batch's loss is a mean over m samples. Divided by the strategy's divisor in this function, and summed or
+    averaged over the ranks by the strategy, the gradient is the mean over the G samples of the global batch.
+    """
+    spread, owned = job.strategy, job.owned
+    must_agree = is_logged or job.spec.training.on_nan == "skip"
+    total: torch.Tensor | float = 0.0  # in float64, with room for float32 sums in any order
+    for virtual in owned:
+        is_last = virtual == owned[-1]
+        batch = job.meter.wait_for(batches)
+        data.seed_all(data.mix(job.spec.training.seed, data.FORWARD, progress.step, virtual))
+        with spread.micro_batch(virtual, is_last), _counted(job):
+            with spread.autocast():
+                loss = _checked(job.task.loss(spread.model, batch))
+            total += loss.item() if loss.device.type == "cpu" else loss.detach().double()
+            # The agreement travels while the gradients are computed.
+            if job.agreement.is_due(is_last and must_agree):
+                # On a GPU only for a step that needs the loss, since reading the loss waits for the GPU.
+                shared = float(total) if is_last and (must_agree or isinstance(total, float)) else 0.0
+                failed, saving_now = job.saver.failure is not None, job.saver.is_busy
+                job.agreement.begin(job.meter.step_s, len(owned), loss=shared, failed=failed, saving=saving_now)
+            share = loss if spread.divisor == 1 else loss / spread.divisor
+            job.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
+        heartbeat.beat()  # after the backward pass: a first pass compiles for as long as needed
+        if not is_last:
+            verdict = job.agreement.finish()
+            if verdict.failed:
+                saving.retry_later(job, progress)
+            if verdict.stop:
+                job.optimizer.zero_grad()
+                spread.undo_buffers()  # the save then holds the state after the last whole step
+                return verdict
+    spread.finish()
+    return None
+
+
+def _counted(job: TrainingJob) -> AbstractContextManager[None]:
+    """Return a context that counts the first micro-batch's arithmetic, if the device's peak is known."""
+    is_wanted = job.meter.flops_per_step is None and job.meter.knows_peak and not job.spec.training.compile
+    return _counting(job) if is_wanted else _AS_IT_IS
+
+
+@contextmanager
+def _counting(job: TrainingJob) -> Iterator[None]:
+    with flops.FlopCounter() as counter:
+        yield
+    job.meter.flops_per_step = float(counter.total or 0) * job.split.virtual
+
+
+def _checked(loss: object) -> torch.Tensor:
+    """Return the loss as a scalar. Raises TaskError if the loss is no scalar tensor, or has no gradient."""
+    if not isinstance(loss, torch.Tensor):
+        raise TaskError(f"loss(model, batch) must return a tensor; it returned {loss!r:.200}")
+    if loss.numel() != 1:
+        shape = "x".join(map(str, loss.shape))
+        raise TaskError(f"loss(model, batch) must return one number, the mean; it returned {shape}: call .mean() on it")
+    if not loss.requires_grad:
+        raise TaskError(
+            "loss(model, batch) returned a tensor without a gradient; was it detached, made under torch.no_grad(), or "
+            "taken from .item() or numpy?"
+        )
+    return loss.squeeze() if loss.dim() else loss
+
+
+def _is_logged(job: TrainingJob, progress: TrainState, step: int) -> bool:
+    return step % (job.spec.training.log_every or progress.log_every) == 0 or step == progress.last_step
+
+
+def _is_healthy(job: TrainingJob, verdict: Agreed) -> bool:
+    """Return whether loss and gradient are finite; in fp16 the scaler checks the gradient."""
+    return math.isfinite(verdict.loss) and (job.scaler.is_enabled() or job.strategy.finite_gradients())
+
+
+def _count_skipped(job: TrainingJob, progress: TrainState, is_left_out: bool, loss: float) -> None:
+    progress.skipped = progress.skipped + 1 if is_left_out else 0
+    if not is_left_out:
+        return
+    report.say_skipped(job, progress, loss)
+    if progress.skipped >= MAX_SKIPPED:
+        saving.fail(job, progress, f"{MAX_SKIPPED} steps in a row had a loss or gradient that was not finite")
+
+
+def _look_at(job: TrainingJob, progress: TrainState, verdict: Agreed, loss: float, lr: float) -> None:
+    """Raise, on all ranks alike, if a save has failed or the loss is not finite."""
+    if verdict.failed:
+        saving.retry_later(job, progress)
+    if not math.isfinite(loss):
+        what = f"loss is {loss} at step {progress.step}, learning rate {lr:g}"
+        saving.fail(job, progress, what, loss=loss, lr=lr)
+
+
+def _evaluation_is_due(job: TrainingJob, progress: TrainState) -> bool:
+    if job.eval_data is None or progress.evaluated_step == progress.step:
+        return False
+    every = job.spec.training.eval_every
+    return progress.step == progress.last_step or bool(every and progress.step and progress.step % every == 0)
+
+
+def _evaluate(job: TrainingJob, progress: TrainState) -> str | None:
+    """Evaluate; keep the best checkpoint, if requested; return the reason to stop, or None."""
+    with job.averaged():
+        stop = evaluate(job, progress)
+    monitor, keeps = job.spec.training.monitor, job.spec.checkpoint.keep_best
+    if stop is not None or (monitor.patience is None and not keeps):
+        return stop
+    if monitor.metric not in progress.metrics:
+        known = ", ".join(sorted(progress.metrics))
+        raise TaskError(f"training.monitor.metric is {monitor.metric!r}; the evaluation has {known}")
+    value, what = progress.metrics[monitor.metric], f"{monitor.mode} {monitor.metric}"
+    if progress.best_of != what:  # a different metric than before a resume cannot be compared
+        progress.best_of, progress.best, progress.stale = what, None, 0
+    gain = math.inf if progress.best is None else (value - progress.best) * (1 if monitor.mode == "max" else -1)
+    if math.isfinite(value) and gain > monitor.min_delta:
+        progress.best, progress.best_step, progress.stale = value, progress.step, 0
+        if keeps:
+            saving.begin(job, progress, best=(monitor.metric, value))
+        return None
+    progress.stale += 1
+    return EARLY if monitor.patience is not None and progress.stale >= monitor.patience else None
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except (TaskError, CheckpointError) as error:  # the user's error: the trainer's frames do not help
+        sys.stderr.writelines(traceback.format_exception_only(error))
+        code = 1
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    # Tearing gloo down aborts or hangs one time in nine (torch 2.13): all state is durable, so exit.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

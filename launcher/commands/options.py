@@ -1,0 +1,272 @@
+"""Options that several commands share, and the config from the options."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from cloudtrain.launcher.backend import ALL, CHEAPEST
+from cloudtrain.launcher.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from cloudtrain.launcher.config.schema import JobConfig
+
+__all__ = [
+    "DEFAULT_FILE",
+    "Overrides",
+    "completes",
+    "config_options",
+    "examples",
+    "file_option",
+    "job_argument",
+    "json_option",
+    "named_job_argument",
+    "price_option",
+    "price_setting",
+    "require_one_budget",
+    "set_option",
+    "yes_option",
+]
+
+DEFAULT_FILE = "cloudtrain.yaml"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _money(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Return an option's amount in micro-dollars."""
+    from cloudtrain.launcher.text.units import parse_money
+
+    try:
+        return None if value is None else parse_money(value)
+    except ValueError as error:
+        raise click.BadParameter(f"expected {error}", ctx, param) from None
+
+
+def completes(what: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Return the shell completion of an argument or option: the function `what` of `completion.candidates`.
+
+    The module is imported when a shell asks, and by no command.
+    """
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from cloudtrain.launcher.completion import candidates
+
+        found: list[CompletionItem] = getattr(candidates, what)(ctx, param, incomplete)
+        return found
+
+    return complete
+
+
+price_option = click.option(
+    "--price-per-hour",
+    "price_micro",
+    metavar="USD",
+    callback=_money,
+    help="What one instance costs an hour, in place of the price list.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+set_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    shell_complete=completes("settings"),
+    help="Override a key; the value is YAML; repeatable.",
+)
+yes_option = click.option("-y", "--yes", is_flag=True, help="Answer every question with yes.")
+
+
+def examples(*lines: str) -> str:
+    """Return a command's epilog: examples to type."""
+    return "Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def file_option(use: str) -> Callable[[F], F]:
+    """Return the option -f of a command that needs no config file; `use` says how the file is used."""
+    told = f"{use}  [default: {DEFAULT_FILE}, if there]"
+    return click.option("-f", "--file", type=click.Path(path_type=Path), help=told)
+
+
+def job_argument(command: F) -> F:
+    """Add the JOB argument, with live completion; the default is the newest job."""
+    return click.argument("job", default="last", shell_complete=completes("jobs"))(command)
+
+
+def named_job_argument(command: F) -> F:
+    """Add the JOB argument of a command without a default job."""
+    return click.argument("job", shell_complete=completes("jobs"))(command)
+
+
+def price_setting(backend: str, price_micro: int) -> str:
+    """Return the setting of the price of the backend's machines."""
+    from cloudtrain.launcher.text.units import format_money
+
+    return f"{backend}.price_per_hour={format_money(price_micro)}"
+
+
+def _budget_setting(budget_micro: int) -> str:
+    """Return the setting of the job's budget."""
+    from cloudtrain.launcher.text.units import format_money
+
+    return f"budget.limit={format_money(budget_micro)}"
+
+
+def require_one_budget(settings: Sequence[str]) -> None:
+    """Raise UsageError if a setting limits the cost of the job in addition to `--budget`."""
+    keys = [setting.partition("=")[0].strip() for setting in settings]
+    if beside := [key for key in keys if key in ("budget", "budget.limit")]:
+        raise UsageError(f"--budget and --set {beside[0]} both say what the job may cost", hint="give one of them")
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """The overrides of the file from the command line."""
+
+    file: Path
+    backend: str | None
+    settings: tuple[str, ...]
+    price_micro: int | None = None
+
+    def load(self, backend: str | None = None) -> JobConfig:
+        """Return the config for a single backend. Raises ConfigError with every fault, and if several are named."""
+        from cloudtrain.launcher import config
+        from cloudtrain.launcher.planning.prepare import refused
+
+        chosen = backend or self.backend
+        settings = self.settings
+        if self.price_micro is not None:
+            settings = (
+                *settings,
+                price_setting(chosen or config.backends_asked(self.file, settings)[0], self.price_micro),
+            )
+        return config.load(self.file, backend=chosen, overrides=settings, further=refused)
+
+    def compares(self) -> bool:
+        """Return whether the options name several backends, or can mean several. Raises ConfigError, UsageError."""
+        is_many = self.backend in (ALL, CHEAPEST) or len(self.backends()) > 1
+        if is_many and self.price_micro is not None:
+            hint = "add --backend NAME, or set each one's `price_per_hour` in the file"
+            raise UsageError("--price-per-hour is the price of one backend's machines", hint=hint)
+        return is_many
+
+    def backends(self) -> tuple[str, ...]:
+        """Return the chosen backends in the order of their names. Raises ConfigError; UsageError without a name.
+
+        `all`: each backend that the file configures; `cheapest`: the backends in the file's list, else all.
+        """
+        from cloudtrain.launcher import config
+
+        if self.backend is not None and self.backend not in (ALL, CHEAPEST):
+            names = tuple(dict.fromkeys(name.strip() for name in self.backend.split(",") if name.strip()))
+            if not names:
+                raise UsageError("--backend needs a name", hint="cloudtrain backends")
+            return _known(names)
+        listed = _known(config.backends_asked(self.file, self.settings))
+        is_all = self.backend == ALL or (self.backend == CHEAPEST and len(listed) == 1)
+        return config.backends_configured(self.file, self.settings) if is_all else listed
+
+    def placing(self) -> AbstractContextManager[None]:
+        """Add the place in the file to the errors of the block."""
+        from cloudtrain.launcher import config
+
+        return config.placing(self.file, self.settings)
+
+
+def _known(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names. An unknown name among several raises ConfigError: a table's row would hide the error."""
+    if len(names) == 1:
+        return names
+    from cloudtrain.launcher import backend
+
+    for name in names:
+        if name not in backend.BUILT_IN and name not in (known := backend.names()):  # plug-ins are looked for last
+            raise ConfigError(f"unknown backend `{name}`", hint=f"there are: {', '.join(known)}")
+    return names
+
+
+def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose and override a config file; the command gets an `Overrides` as its first argument."""
+
+    @functools.wraps(command)
+    def with_overrides(
+        file: Path,
+        given: Path | None,
+        backend: str | None,
+        instances: int | None,
+        instance_type: str | None,
+        spot: bool | None,
+        settings: tuple[str, ...],
+        price_micro: int | None,
+        budget_micro: int | None,
+        **rest: Any,
+    ) -> Any:
+        file = _one_file(file, given)
+        # The typed options become settings, and win over `--set`.
+        typed = [f"resources.instances={instances}"] if instances is not None else []
+        if budget_micro is not None:
+            require_one_budget(settings)
+            typed.append(_budget_setting(budget_micro))
+        if instance_type is not None:
+            typed += [f"resources.instance_type={json.dumps(instance_type)}", "resources.accelerators=null"]
+        if spot is not None:
+            typed.append(f"resources.spot={str(spot).lower()}")
+        if backend == "":
+            raise UsageError("--backend needs a name", hint="cloudtrain backends")
+        return command(Overrides(file, backend, (*settings, *typed), price_micro), **rest)
+
+    for option in reversed(_CONFIG_OPTIONS):
+        with_overrides = option(with_overrides)
+    return with_overrides
+
+
+def _one_file(file: Path, given: Path | None) -> Path:
+    """Return the config file of -f or of FILE. Raises UsageError for a script, or if both are given."""
+    if given is None:
+        return file
+    if click.get_current_context().get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE:
+        raise UsageError(f"`{given}` and `-f {file}` name two config files", hint="give one of them")
+    if given.suffix in (".py", ".sh"):
+        hint = f"`cloudtrain init --kind script` writes a config file; its key is `script: {given}`"
+        raise UsageError(f"`{given}` is a script, and a job is described by a config file", hint=hint)
+    return given
+
+
+_CONFIG_OPTIONS = (
+    click.argument("given", required=False, metavar="[FILE]", type=click.Path(path_type=Path)),
+    click.option(
+        "-f",
+        "--file",
+        default=DEFAULT_FILE,
+        type=click.Path(path_type=Path),
+        show_default=True,
+        help="The config file, as FILE does.",
+    ),
+    click.option(
+        "--backend",
+        metavar="NAME",
+        shell_complete=completes("backends_and_all"),
+        help="Override backend. Several: names with commas, `all` that the file has, or `cheapest`.",
+    ),
+    click.option("--instances", type=click.IntRange(min=1), metavar="N", help="Override resources.instances."),
+    click.option("--instance-type", metavar="NAME", help="Override resources.instance_type."),
+    click.option("--spot/--no-spot", default=None, help="Override resources.spot."),
+    set_option,
+    price_option,
+    click.option(
+        "--budget",
+        "budget_micro",
+        metavar="USD",
+        callback=_money,
+        help="Most the job may cost, all attempts together: budget.limit.",
+    ),
+)

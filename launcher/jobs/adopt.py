@@ -1,0 +1,107 @@
+"""Running jobs without a row in the registry: a backend finds the jobs, and the rows are added again.
+
+A registry may be deleted while jobs run. Each send leaves a record with the job itself (`Shipment.record`). Budgets
+hold the worst case of an adopted attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.backend import Check, FoundAttempt
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
+from cloudtrain.launcher.job import Attempt, Job, require_name
+from cloudtrain.launcher.jobs import reserve
+from cloudtrain.launcher.money import teams
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.home import where
+from cloudtrain.launcher.store.registry import PLANNED, Registry, this_process
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import JobConfig
+
+__all__ = ["adopt", "checks", "record_of", "row_of", "unknown"]
+
+
+def record_of(job: Job) -> dict[str, Any]:
+    """Return the fields of a registry row, without the config's alerts: an address of an alert may be a secret."""
+    attempt, config = job.attempt, {**job.config, "notify": []}
+    kept = {key: getattr(job, key) for key in ("name", "created_s", "config_file", "bundle")}
+    return {**kept, "config": config, "plan": attempt.plan, "request": attempt.request, "sent_s": attempt.created_s}
+
+
+def unknown(name: str, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
+    """Return the running attempts on the backend without a row; an empty list for a backend that lists no jobs.
+
+    No registry and no home is made. Errors of the backend pass through.
+    """
+    if (ask := getattr(backends.load(name), "jobs", None)) is None:
+        return []
+    known: set[tuple[str, int]] = set()
+    if (home / "registry.sqlite").exists():
+        registry = Registry(home)
+        rows = registry.database.execute("SELECT job_id, number FROM attempts")
+        known = {(row["job_id"], row["number"]) for row in rows}
+        registry.close()
+    return [found for found in ask(config, home) if (found.job_id, found.number) not in known]
+
+
+def checks(name: str, config: JobConfig | None) -> list[Check]:
+    """Return doctor's checks of the backend, with a line for jobs that the registry does not know."""
+    told = backends.load(name).doctor(config)
+    try:
+        found = unknown(name, config, where())
+    except CloudtrainError as error:
+        if any(check.verdict == "fail" for check in told):  # a line says why already
+            return told
+        return [*told, Check("jobs", "warn", f"cannot be listed: {error.message}", error.hint)]
+    own = sorted({each.job_id for each in found if each.is_own})
+    others = sorted({each.job_id for each in found if not each.is_own})
+    if own:
+        what = f"the registry does not know {len(own)} running: {', '.join(own)}"
+        told = [*told, Check("jobs", "warn", what, f"adopt them: cloudtrain adopt --backend {name}")]
+    if others:
+        what = f"{len(others)} running, sent from other homes: {', '.join(others)}"
+        told = [*told, Check("other jobs", "ok", what, "if one is yours: cloudtrain adopt JOB")]
+    return told
+
+
+def row_of(backend: str, found: FoundAttempt) -> Job:
+    """Return the job for the registry. Raises ConfigError for a record that is missing or damaged."""
+    try:
+        require_name(found.job_id)
+        record: Mapping[str, Any] = found.record or {}
+        plan, request = dict(record["plan"]), dict(record["request"])
+        if not all(isinstance(plan[key], int) for key in PLANNED):
+            raise ValueError("its plan is not whole")
+        reserve.amount_of(plan)
+        attempt = Attempt(found.job_id, found.number, "intent", plan, request, float(record["sent_s"]), this_process())
+        return Job(
+            id=found.job_id,
+            name=str(record["name"]),
+            backend=backend,
+            created_s=float(record["created_s"]),
+            config=dict(record["config"]),
+            config_file=str(record["config_file"]),
+            bundle=dict(record["bundle"]),
+            attempt=attempt,
+        )
+    except (KeyError, TypeError, ValueError, UsageError) as error:
+        message = f"{found.job_id} cannot be adopted: its record is missing or damaged"
+        hint = "an earlier version of cloudtrain kept none; on ssh give the config with all its hosts (-f); else stop"
+        hint += " the job with the platform's own tools"
+        raise ConfigError(message, where=backend, hint=hint) from error
+
+
+def adopt(registry: Registry, job: Job, found: FoundAttempt) -> None:
+    """Add the job's row, and reserve its worst case in all budgets, whether they have room or not."""
+    attempt, database = job.attempt, registry.database
+    places = reserve.ledgers_of(registry, job.config) if found.is_own else []
+    with database.transaction():
+        registry.adopt(job, dict(found.ref))
+        project, amount_micro = reserve.project_of(job.config), reserve.amount_of(attempt.plan)
+        ledger.adopt(database, job.id, attempt.number, project, amount_micro, attempt.created_s, ledgers=places)
+    teams.tell(database)

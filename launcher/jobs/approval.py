@@ -1,0 +1,64 @@
+"""The approval of a submit: show the plan, check the budgets, and ask the user about the worst case."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cloudtrain.entrypoints.format import dollars, up
+from cloudtrain.launcher.text.terminal import confirm, say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cloudtrain.launcher.planning.prepare import Prepared
+    from cloudtrain.launcher.store.registry import Registry
+
+__all__ = ["approved", "require_allowed"]
+
+
+def approved(prepared: Prepared, *, yes: bool, more: bool = False, check: Callable[[], None] = lambda: None) -> bool:
+    """Show the plan, call `check`, and return whether the user accepts the worst case, or an unknown price.
+
+    `more`: the cost comes on top of earlier costs. A cost of 0 needs no answer, nor does a budget that ends the job.
+    Raises the errors of `check`, before any question, and UsageError if the input is not a terminal.
+    """
+    for line in prepared.lines():
+        say(line)
+    check()
+    plan, budget = prepared.plan, prepared.config.budget
+    if plan.worst_case_usd == 0 or (budget is not None and budget.on_limit != "alert"):
+        return True
+    cost = (
+        "at a price that is not known"
+        if plan.worst_case_usd is None
+        else f"up to {dollars(up(round(plan.worst_case_usd * 1e6)))}"
+    )
+    if confirm(f"This may cost {cost}{', on top of what was spent' if more else ''}. Send it?", yes=yes):
+        return True
+    say("not sent")
+    return False
+
+
+def require_allowed(
+    registry: Registry, prepared: Prepared, *, key: str | None = None, force: bool = False
+) -> list[str]:
+    """Return lines about the budgets of a first submit; no lines for a known idempotency key, or a cost of 0.
+
+    A known `key` sends no job. Raises BudgetError if a budget has no room for the job, ConfigError for a typo in the
+    project's name, and for spot machines without a proven resume, unless `force`.
+    """
+    from cloudtrain.launcher.jobs import submit
+    from cloudtrain.launcher.money import foretold
+
+    if key is not None and registry.with_key(key) is not None:
+        return []
+    if prepared.config.resources.spot and not force:
+        from cloudtrain.launcher.planning import proofs
+
+        proofs.require(registry.database, prepared)
+    if prepared.plan.worst_case_micro == 0:
+        return []
+    books = foretold.books_of(prepared.config)
+    foretold.require_known_project(books)
+    submit.require_room(registry, prepared, is_first=True)
+    return books.lines(prepared.plan.worst_case_micro)

@@ -1,0 +1,131 @@
+"""Likely causes of a failure, with a remedy, from known error texts of torch, NCCL and the operating system.
+
+A cause is shown only if the failure's own text proves the cause, and always as likely. The texts in the tests were
+printed by real runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CAUSES", "Cause", "likely"]
+
+
+SIZED_DISKS = ("sagemaker", "vertex")  # backends whose requests have a field for the disk's size
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A pattern in a failure's text, the meaning, and the remedy.
+
+    `{name}` in the texts is a group of the pattern. `of_task` replaces `do` for a job with cloudtrain's trainer, which
+    has the named keys; `of_sized_disk` replaces the remedy on backends with `resources.disk_gb`. The pattern is
+    compiled only for a failure: most screens show no failure.
+    """
+
+    pattern: str
+    means: str
+    do: str
+    of_task: str = ""
+    of_sized_disk: str = ""
+
+    def found_in(self, text: str) -> re.Match[str] | None:
+        """Return the match of the pattern in the text, or None."""
+        return re.search(self.pattern, text, re.IGNORECASE)
+
+
+# The first match counts, so the more certain causes come first.
+CAUSES = (
+    Cause(
+        r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|HIP out of memory",
+        "the GPU's memory is full",
+        "try a smaller batch",
+        "try a smaller training.micro_batch_size, the steps stay the same; or training.activation_checkpointing: true, "
+        "precision: bf16, strategy: fsdp",
+    ),
+    Cause(
+        r"for want of memory|DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|\bMemoryError\b",
+        "the machine's memory is full",
+        "try fewer data loader workers, or a machine with more memory",
+        "try a smaller training.num_workers or micro_batch_size, or a machine with more memory",
+    ),
+    Cause(
+        r"unable to (?:open|allocate) shared memory|insufficient shared memory|Bus error.*shared memory",
+        "the container's shared memory (/dev/shm) is too small for the data loader's workers",
+        "use fewer workers, or give the container more",
+        "set training.num_workers: 0, or give the container more",
+    ),
+    Cause(
+        r"No space left on device|Disk quota exceeded|Errno 28|the disk of \S+ is full",
+        "a disk is full",
+        "free space there, or lower checkpoint.keep",
+        of_sized_disk="raise resources.disk_gb, or lower checkpoint.keep",
+    ),
+    Cause(
+        r"No module named '(?P<module>[^']+)'",
+        "the job's Python has no module `{module}`",
+        "install it where the job runs (image, or the backend's environment); if it is your own, see that code.dir "
+        "holds it and that no ignore file names it",
+    ),
+    Cause(
+        r"No such file or directory: '(?P<path>(?!/)[^']+)'",
+        "`{path}` was not sent with the code",
+        "see that code.dir holds it and that no ignore file names it; data comes by `inputs`",
+    ),
+    Cause(
+        r"Address already in use|EADDRINUSE",
+        "another program, or a job that is being ended, has the port",
+        "submit or resume it once more; a script must not choose ports of its own",
+    ),
+    Cause(
+        r"collective operation timeout|Timed out waiting \d+ms for (?:recv|send)",
+        "a rank waited in vain for the others in a collective: one was stuck, or took another path through the code",
+        "look at what the other ranks did last; distributed.timeout_s is how long they wait",
+    ),
+    Cause(
+        r"CUDA driver version is insufficient|driver on your system is too old",
+        "the machine's NVIDIA driver is older than what this torch was built for",
+        "use an image or a torch for an older CUDA, or a machine with a newer driver",
+    ),
+    Cause(
+        r"no kernel image is available for execution",
+        "this torch was not built for the machine's GPU",
+        "use a torch build that names its architecture, or another machine",
+    ),
+    Cause(
+        r"device-side assert triggered",
+        "an index on the GPU is out of range: a label beyond the classes, a token beyond the vocabulary",
+        "run it with env: {{CUDA_LAUNCH_BLOCKING: 1}}, or on the CPU, to see the very line",
+    ),
+    Cause(
+        r"NonFiniteError",
+        "the training diverges",
+        "lower the learning rate, or clip the gradient",
+        "lower training.optimizer.lr, set training.clip_norm: 1.0, or on_nan: skip, which leaves out single steps",
+    ),
+    Cause(
+        r"Expected to have finished reduction in the prior iteration",
+        "some parameters take no part in the loss, and DDP waits for their gradients",
+        "use all of them in forward, or freeze the others with requires_grad_(False)",
+    ),
+)
+
+
+def likely(error: Mapping[str, Any] | None, config: Mapping[str, Any]) -> str | None:
+    """Return the likely cause of the failure and a remedy, in a sentence; None if the text proves no cause."""
+    if not error:
+        return None
+    # The message is searched first: earlier lines may report errors from which the job recovered.
+    spoken = f"{error.get('type') or ''}: {error.get('message') or ''}"
+    for text in (spoken, "\n".join(error.get("lines") or ())):
+        for cause in CAUSES:
+            if found := cause.found_in(text):
+                do = cause.of_task if config.get("task") and cause.of_task else cause.do
+                do = cause.of_sized_disk if config.get("backend") in SIZED_DISKS and cause.of_sized_disk else do
+                return f"{cause.means}; {do}".format(**found.groupdict())
+    if error.get("signal") == "SIGKILL":
+        return "something killed it from outside; where the machine's memory was full, its kernel log says so (dmesg)"
+    return None

@@ -1,0 +1,193 @@
+"""The description of a job in `status` and `list`: an object with stable names for scripts, a few words for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher.job import Attempt, Job, exit_code
+from cloudtrain.launcher.jobs import causes
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.money.outlook import Forecast, limit_micro, outlook
+from cloudtrain.launcher.store import gpu_figures
+from cloudtrain.launcher.store.progress import data_share
+from cloudtrain.launcher.store.registry import submitter_lives
+from cloudtrain.launcher.text.money import as_usd
+from cloudtrain.launcher.text.visible import shown
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.money.onward import ResumeAdvice
+
+__all__ = [
+    "as_json",
+    "headline",
+    "limit_words",
+    "next_step",
+    "onward_of",
+    "outcome",
+    "pairs",
+    "project_of",
+    "saved_step",
+    "unattended",
+]
+
+
+def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """Return the job's state; money in US dollars, times in unix seconds. `attempts` are all attempts of the job."""
+    attempt, state, progress = job.attempt, job.attempt.state, job.attempt.progress
+    now_s = time.time()
+    money = outlook(job, attempts, now_s)
+    earlier = [each for each in attempts if each.number != attempt.number]
+    return {
+        "job": job.id,
+        "name": job.name,
+        "backend": job.backend,
+        "project": project_of(job),
+        "tags": job.config.get("tags") or {},
+        "state": state.state,
+        "phase": attempt.phase,
+        "reason": state.reason,
+        "resumable": state.resumable,
+        "attempt": attempt.number,
+        "restarts": state.restarts,
+        "platform_name": attempt.name,
+        "url": state.url,
+        "instances": attempt.plan["instances"],
+        "ranks": attempt.plan["ranks"],
+        "step": progress.get("step"),
+        "max_steps": progress.get("max_steps"),
+        "loss": progress.get("loss"),
+        "metrics": progress.get("metrics"),
+        "samples_per_s": progress.get("samples_per_s"),
+        "tokens_per_s": progress.get("tokens_per_s"),
+        "mfu": progress.get("mfu"),
+        "data_share": data_share(progress),
+        "gpus": gpu_figures.as_list(progress),
+        "gpu_words": gpu_figures.words(progress),
+        "gpu_warning": gpu_figures.warning(progress) if job.active else "",
+        "eta_s": None if money.finish_at_s is None else max(0.0, money.finish_at_s - now_s),
+        "checkpoint_step": money.checkpoint_step,
+        "checkpoint_at_s": progress.get("saved_s"),
+        "spend_usd": as_usd(money.spent_micro),
+        "limit_usd": as_usd(money.limit_micro),
+        "burn_usd_per_hour": as_usd(money.burn_micro_h),
+        "projected_usd": as_usd(money.total_micro),
+        "projected_finish_s": money.finish_at_s,
+        "cap_at_s": money.cap_at_s,
+        "deadline_at_s": money.deadline_at_s,
+        "hits_limit": money.hits_limit,
+        "stalled_s": money.stalled_s,
+        "idle_usd": attempt.idle_usd,
+        "error": state.error,
+        "likely": causes.likely(state.error, job.config),
+        "detail": state.detail,
+        "created_s": job.created_s,
+        "started_s": state.started_s,
+        "ended_s": state.ended_s,
+        "unreachable_since_s": attempt.unreachable_since_s,
+        "exit_code": None if job.active else exit_code(state),
+        "attempts": [_attempt(each, after, now_s) for each, after in pairs([*earlier, attempt])],
+    }
+
+
+def pairs(attempts: Sequence[Attempt]) -> list[tuple[Attempt, Attempt | None]]:
+    """Return each attempt with the next attempt, None after the last."""
+    return list(zip(attempts, [*attempts[1:], None], strict=True))
+
+
+def _attempt(attempt: Attempt, after: Attempt | None, now_s: float) -> dict[str, Any]:
+    state = attempt.state
+    return {
+        "number": attempt.number,
+        "state": state.state,
+        "phase": attempt.phase,
+        "reason": state.reason,
+        "created_s": attempt.created_s,
+        "started_s": state.started_s,
+        "ended_s": state.ended_s,
+        "spend_usd": as_usd(meter.spent_micro(meter.legs_of([attempt]), now_s)),
+        "step": attempt.progress.get("step"),
+        "checkpoint_step": saved_step(attempt, after),
+    }
+
+
+def headline(error: dict[str, Any]) -> str:
+    """Return the failure on a single line, without terminal control codes: `rank 1: ValueError: no batch`."""
+    who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
+    kind = f"{error['type']}: " if error.get("type") else ""
+    return shown(f"{who}{kind}{error['message']}".partition("\n")[0], colour=False)
+
+
+def saved_step(attempt: Attempt, after: Attempt | None) -> int | None:
+    """Return the step of an attempt's newest checkpoint; the next attempt, `after`, may have found a newer checkpoint.
+
+    An attempt that dies right after a save may not have reported the save.
+    """
+    found = [attempt.progress.get("checkpoint_step"), after and after.progress.get("resumed_step")]
+    return max((step for step in found if isinstance(step, int)), default=None)
+
+
+def project_of(job: Job) -> str | None:
+    """Return the name of the job's project, or None."""
+    project = job.config.get("project")
+    return project.get("name") if isinstance(project, dict) else project
+
+
+def outcome(job: Job) -> str:
+    """Return the state in words: `stopped (user), resumable`."""
+    state = job.attempt.state
+    if job.attempt.word != state.state:
+        return job.attempt.word
+    reason = f" ({state.reason})" if state.reason else ""
+    return f"{state.state}{reason}" + (", resumable" if state.resumable else "")
+
+
+def next_step(job: Job, attempts: Sequence[Attempt] = ()) -> list[str]:
+    """Return commands that the user may want to run next; `attempts`, all of the job, give the budget of a resume."""
+    if job.attempt.phase == "damaged":
+        return [f"cloudtrain rm {job.id}"]
+    if job.attempt.phase == "intent" and not submitter_lives(job.attempt):
+        return [f"cloudtrain status {job.id}", f"cloudtrain stop --forget {job.id}"]
+    if job.active:
+        return [f"cloudtrain watch {job.id}", f"cloudtrain logs -f {job.id}", f"cloudtrain stop {job.id}"]
+    if job.attempt.state.state == "succeeded":
+        return []
+    if job.attempt.phase == "never_sent":
+        return ["submit it again"]
+    rank = (job.attempt.state.error or {}).get("rank")
+    of_rank = "" if rank is None else f"--rank {rank} "
+    hint = [f"cloudtrain logs {of_rank}--tail 50 {job.id}"] if job.attempt.state.state == "failed" else []
+    resume = onward_of(job, attempts)
+    return [*hint, *([] if resume is None else [resume.command])]
+
+
+def onward_of(job: Job, attempts: Sequence[Attempt]) -> ResumeAdvice | None:
+    """Return the resume advice: how to continue the job, with the necessary money and time."""
+    from cloudtrain.launcher.money.onward import onward
+
+    return onward(job, outlook(job, attempts, time.time()))
+
+
+def unattended(job: Job) -> list[str]:
+    """Return how to follow and to stop the job, and how to get alerts if alerts need a follower."""
+    found = [f"  follow it   cloudtrain logs -f {job.id}", f"  stop it     cloudtrain stop {job.id}"]
+    places = job.config.get("notify") or []
+    others = [each for each in places if not each.get("from_job")]
+    if others:
+        told = "all that `notify` names" if len(others) == len(places) else "those of `notify` without `from_job`"
+        found.append(f"  get alerts  cloudtrain watch {job.id}")
+        found.append(f"              (while no command follows the job, {told} receive nothing;")
+        found.append("              `from_job: true` in an entry of `notify` makes the job itself send alerts)")
+    elif not places and limit_micro(job) is not None:
+        found.append(f"  get alerts  cloudtrain watch {job.id}   (of its budget; or set `notify`)")
+    return found
+
+
+def limit_words(job: Job, money: Forecast) -> str:
+    """Return in words the limit that comes before the finish."""
+    end_s = money.deadline_at_s or money.cap_at_s
+    if end_s is None or money.finish_at_s is None or money.finish_at_s <= end_s:
+        return "the budget is used up before the finish"
+    which = "budget's cap" if job.attempt.plan.get("cap_reason") == "budget" else "time limit"
+    return f"the {which} comes before the finish"

@@ -1,0 +1,51 @@
+"""The end of a job by its containers' exit report, the event `ended` of entrypoints/container/container.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from cloudtrain.entrypoints import events
+from cloudtrain.launcher.job import JobState, State
+from cloudtrain.launcher.store import sanitize
+
+__all__ = ["failed", "restarts", "told_in"]
+
+
+def told_in(words: str) -> dict[str, Any] | None:
+    """Return the exit report in a platform's message, which may add text around the report; None without a report."""
+    if events.MARK not in words:
+        return None
+    text = re.sub(r", exit code: -?\d+\s*$", "", words)
+    _, fields = events.parse(text[: text.rfind("}") + 1])
+    return fields if fields is not None and fields["e"] == "ended" else None
+
+
+def restarts(told: Mapping[str, Any] | None) -> int:
+    """Return the number of restarts in the exit report; 0 without a report."""
+    return sanitize.count((told or {}).get("restarts")) or 0
+
+
+def failed(
+    told: Mapping[str, Any] | None,
+    words: str,
+    *,
+    is_fault: bool,
+    is_resumable: bool,
+    kind: str = "platform",
+    **common: Any,
+) -> State:
+    """Return the end state by the exit report; without a report, by the platform's `words` and `kind`.
+
+    `is_fault`: the platform reports a failed machine or service. A report with the reason `preempted` is then ignored,
+    because the failure caused the preemption. `common` are state fields that depend on neither source.
+    """
+    if told and not (is_fault and told.get("reason") == "preempted"):
+        error = {key: told.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
+        error |= {"lines": told["lines"]} if told.get("lines") else {}
+        state: JobState = "stopped" if told.get("state") == "stopped" else "failed"
+        is_plain = state == "stopped" and told.get("kind") is None
+        return State(state, told.get("reason"), is_resumable, None if is_plain else error, **common)
+    error = {"rank": None, "kind": kind, "message": words}
+    return State("failed", "node_failure" if is_fault else "error", is_resumable, error, **common)

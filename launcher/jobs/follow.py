@@ -1,0 +1,290 @@
+"""Follows a job to the end: prints the lines as they come, then how the job ended."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.backend import LogLine
+from cloudtrain.launcher.errors import UnreachableError
+from cloudtrain.launcher.job import Attempt, Job, exit_code
+from cloudtrain.launcher.jobs import retry
+from cloudtrain.launcher.jobs.overview import as_lines
+from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.logs.printer import Printer
+from cloudtrain.launcher.logs.stream import LogStream
+from cloudtrain.launcher.logs.view import View
+from cloudtrain.launcher.notices.herald import Notifier
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text.terminal import aside, say
+
+__all__ = ["follow", "read", "show", "tails", "view_of", "wait"]
+
+BACK_OFF_S = 5.0
+SAY_S = 3.0  # before a wait is explained
+MANY = 200_000  # objects between two garbage collections
+REPLAY_S = 30.0  # most time for which alerts wait for earlier lines
+
+
+def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None) -> int:
+    """Print the job's lines until the end, then its state on standard error; return the exit code.
+
+    A retry that the config asks for is sent, and followed too. Notifications are sent meanwhile. Ctrl-C leaves the job
+    running, prints the commands that follow and stop the job, and returns 130.
+    """
+    herald = Notifier(registry)
+    try:
+        seen_active = job.active  # for a job that had already ended, no retry is sent
+        job = _follow(registry, job, view, tail, herald)
+        while seen_active and (again := retry.earned(registry, job)) is not None:
+            job = again
+            job = _follow(registry, job, replace(view, attempt=job.attempt.number), None, herald)
+    except KeyboardInterrupt:
+        herald.close(0.0)
+        if not job.active:
+            say(f"\ninterrupted: `cloudtrain status {job.id}` shows whether a retry was sent")
+            return 130
+        say(f"\nleft running: {job.id}")
+        say(f"  come back   cloudtrain logs -f {job.id}\n  stop it     cloudtrain stop {job.id}")
+        return 130
+    for line in as_lines(job, registry.attempts(job)):
+        say(line)
+    herald.close()
+    return exit_code(job.attempt.state)
+
+
+def show(registry: Registry, job: Job, attempt: Attempt, view: View, *, tail: int | None = None) -> None:
+    """Print the lines written so far, only the last `tail` lines if given.
+
+    For a running job, stop at the present moment: new lines may come faster than the reader. Raises UnreachableError.
+    """
+    stream, printer = _stream_of(registry, job, attempt, view, now=True), Printer(view, is_live=False)
+    gc.set_threshold(MANY)  # lines form no cycles, and the search for cycles takes a fifth of the time
+    try:
+        if tail is not None:
+            printer.print(stream.tail(tail, _wanted(view)))
+        for lines in stream.backlog():
+            printer.print(lines)
+        printer.finish()
+        if not stream.is_clean and not stream.came:
+            aside("some lines could not be read: the backend refuses them for now")
+    finally:
+        stream.close()
+
+
+def read(
+    registry: Registry, job: Job, view: View, *, tail: int | None = None, following: bool = False
+) -> Generator[tuple[int, list[LogLine]], None, None]:
+    """Yield the number of the attempt and the view's lines: up to now, or with `following` to the job's end.
+
+    Following sends retries and notifications, as `follow` does. Raises UnreachableError, unless following.
+    """
+    printer, herald, job_was_active = Printer(view, is_live=False), Notifier(registry), job.active
+
+    def chosen(lines: list[LogLine]) -> tuple[int, list[LogLine]]:
+        return job.attempt.number, view.chosen(printer.ended(lines))
+
+    try:
+        while True:
+            stream = _stream_of(registry, job, job.attempt, view, now=not following)
+            with contextlib.closing(stream):
+                if following:
+                    reader = _read_on(registry, job, stream, view, tail, aside, herald.look)
+                    for job_now, lines in reader:
+                        job = job_now
+                        yield chosen(lines)
+                else:
+                    yield chosen(stream.tail(tail, _wanted(view)) if tail is not None else [])
+                    for lines in stream.backlog():
+                        yield chosen(lines)
+            yield job.attempt.number, view.chosen(printer.bars())
+            again = retry.earned(registry, job) if following and job_was_active else None
+            if again is None:
+                break
+            job, tail = again, None
+    except BaseException:  # GeneratorExit too: the caller reads no further
+        herald.close(0.0)
+        raise
+    herald.close()
+
+
+def tails(registry: Registry, job: Job, attempts: list[Attempt], view: View, count: int) -> dict[int, int]:
+    """Return by attempt number how many of the last `count` lines of all attempts are in each attempt."""
+    found = {}
+    for attempt in reversed(attempts):
+        stream = _stream_of(registry, job, attempt, view, now=True)
+        try:
+            found[attempt.number] = len(stream.tail(count, _wanted(view))) if count else 0
+        finally:
+            stream.close()
+        count -= found[attempt.number]
+    return found
+
+
+def wait(
+    registry: Registry,
+    jobs: list[Job],
+    timeout_s: float | None,
+    tell: Callable[[Job], None],
+    *,
+    quiet: bool = False,
+    retrying: bool = True,
+) -> int:
+    """Wait for all jobs to end, and call `tell` for each; return the first bad exit code, 0, or 124 after the timeout.
+
+    A job that was seen active gets the retries of its config, which are waited for too. `retrying` is off if the user
+    has stopped the jobs.
+    """
+    herald = Notifier(registry)
+    try:
+        code = _wait(registry, jobs, timeout_s, tell, herald, quiet=quiet, retrying=retrying)
+    except BaseException:
+        herald.close(0.0)
+        raise
+    herald.close()
+    return code
+
+
+def _wait(
+    registry: Registry,
+    jobs: list[Job],
+    timeout_s: float | None,
+    tell: Callable[[Job], None],
+    herald: Notifier,
+    *,
+    quiet: bool,
+    retrying: bool,
+) -> int:
+    end = None if timeout_s is None else time.monotonic() + timeout_s
+    codes = {}
+    waiting, seen_active = list(jobs), set()
+    due = dict.fromkeys((job.id for job in jobs), 0.0)
+    while waiting:
+        for job in [job for job in waiting if due[job.id] <= time.monotonic()]:
+            job = refresh(registry, job)
+            herald.look(job)
+            due[job.id] = time.monotonic() + _pace(job).state_s
+            waiting = [job if other.id == job.id else other for other in waiting]
+            if job.active:
+                seen_active.add(job.id)
+            elif retrying and job.id in seen_active and (again := retry.earned(registry, job)) is not None:
+                waiting = [again if other.id == job.id else other for other in waiting]
+            else:
+                waiting.remove(job)
+                codes[job.id] = exit_code(job.attempt.state)
+                tell(job)
+        if waiting and end is not None and time.monotonic() >= end:
+            if not quiet:
+                say(f"still running: {', '.join(job.id for job in waiting)}")
+            return 124
+        if waiting:
+            time.sleep(max(0.0, min(min(due[job.id] for job in waiting), end or math.inf) - time.monotonic()))
+    return next((code for code in (codes[job.id] for job in jobs) if code), 0)
+
+
+def _follow(registry: Registry, job: Job, view: View, tail: int | None, herald: Notifier) -> Job:
+    """Print an attempt's lines to the end; return the job in its final state."""
+    stream, printer = _stream_of(registry, job, job.attempt, view), Printer(view, is_live=True)
+
+    def look(job: Job) -> None:
+        printer.clear()
+        herald.look(job)
+
+    try:
+        for job_now, lines in _read_on(registry, job, stream, view, tail, printer.tell, look):
+            job = job_now
+            printer.print(lines)
+        printer.finish()
+        herald.look(job)
+        return job
+    finally:
+        printer.clear()
+        stream.close()
+
+
+def _read_on(
+    registry: Registry,
+    job: Job,
+    stream: LogStream,
+    view: View,
+    tail: int | None,
+    tell: Callable[[str], None],
+    look: Callable[[Job], object],
+) -> Iterator[tuple[Job, list[LogLine]]]:
+    """Yield the job and the attempt's lines, to the end; `tell` gets messages, `look` the job after refreshes."""
+    begin_s, state_due = time.monotonic(), 0.0
+    told, outage = None, None
+    is_through = has_said = False  # `is_through`: all lines from before the start are read
+    while True:
+        # Read the state before the lines: the last page then has all lines written before the end.
+        if time.monotonic() >= state_due:
+            job = refresh(registry, job)
+            stream.update(job.attempt)
+            state_due = time.monotonic() + (BACK_OFF_S if job.attempt.unreachable_since_s else stream.pace.state_s)
+            if job.active and job.attempt.state.detail != told:
+                told = job.attempt.state.detail
+                tell(f"{job.attempt.state.state}: {told}" if told else job.attempt.state.state)
+            if is_through or time.monotonic() - begin_s > REPLAY_S:  # new alerts come below earlier lines
+                look(job)
+        try:
+            if tail is not None:
+                lines, tail = stream.tail(tail, _wanted(view)), None
+            else:
+                lines = stream.read()
+        except UnreachableError as error:
+            if outage != error.message:
+                outage = error.message
+                hint = f" ({error.hint})" if error.hint else ""
+                tell(f"the log cannot be read for now, the job is not touched: {outage}{hint}")
+            if stream.is_over:
+                yield job, []
+                return
+            time.sleep(BACK_OFF_S)
+            continue
+        if outage is not None:
+            outage = None
+            tell("the log can be read again")
+        yield job, lines
+        if stream.is_over:
+            return
+        if not has_said and stream.is_waiting_s > SAY_S:
+            has_said = True
+            tell("the job is over; looking for its last lines")
+        if not stream.is_behind:
+            if not is_through:
+                is_through, state_due = True, min(state_due, time.monotonic() + stream.pace.lines_s)
+            time.sleep(stream.pace.lines_s)
+
+
+def _stream_of(registry: Registry, job: Job, attempt: Attempt, view: View, *, now: bool = False) -> LogStream:
+    return LogStream(
+        registry,
+        job,
+        attempt,
+        ranks=view.ranks,
+        hold_back_s=view.hold_back_s,
+        now=now,
+        since_s=view.since_s,
+        find=view.grep,
+        tell=aside,
+    )
+
+
+def _wanted(view: View) -> Callable[[LogLine], bool] | None:
+    """Return a filter of the lines that a tail counts, None for all lines."""
+    is_narrow = view.node is not None or view.since_s is not None or view.grep is not None
+    return view.wants if is_narrow else None
+
+
+def _pace(job: Job) -> backends.Pace:
+    return backends.load(job.backend).pace(job.attempt.ref) if job.attempt.ref else backends.Pace()
+
+
+def view_of(job: Job, view: View) -> View:
+    """Return the view with the job's attempt, and with rank prefixes if the job has several ranks."""
+    return replace(view, attempt=job.attempt.number, prefix=job.attempt.plan["ranks"] > 1)

@@ -1,0 +1,359 @@
+"""A screen about a job: the output of `status`, and the last lines after following a job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.format import amount, dollars, span
+from cloudtrain.entrypoints.notices.message import at_deadline
+from cloudtrain.entrypoints.rank import tracebacks
+from cloudtrain.launcher.job import Attempt, Job
+from cloudtrain.launcher.jobs import causes
+from cloudtrain.launcher.jobs.describe import headline, limit_words, next_step, onward_of, outcome, pairs, saved_step
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.money.outlook import Forecast, outlook
+from cloudtrain.launcher.store import curve, gpu_figures
+from cloudtrain.launcher.store.progress import data_share
+from cloudtrain.launcher.store.progress import shown as progress_words
+from cloudtrain.launcher.store.registry import submitter_lives
+from cloudtrain.launcher.text import charts
+from cloudtrain.launcher.text.money import clock, of_limit
+from cloudtrain.launcher.text.quantities import percent, quantity, step_time
+from cloudtrain.launcher.text.quantities import size as bytes_of
+from cloudtrain.launcher.text.signs import signs_of
+from cloudtrain.launcher.text.tables import table, wrapped
+from cloudtrain.launcher.text.terminal import when
+from cloudtrain.launcher.text.visible import shown
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.store.registry import Registry
+
+__all__ = ["as_lines", "lines_before"]
+
+_BAR, _SPARK = 20, 12  # columns
+_ATTEMPTS = 5  # the newest attempts in the table
+# Lines of a traceback, and lines before the failure. The first pair that fits the screen counts.
+_MOST = ((6, 10), (6, 6), (4, 4), (2, 3))
+_STILL_S = 120.0  # without a step and without a forecast; after that time the pause is shown
+_HANG = " " * 14  # indent of a section's text
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = (  # how Python joins tracebacks
+    "\nThe above exception was the direct cause of the following exception:\n\n",
+    "\nDuring handling of the above exception, another exception occurred:\n\n",
+)
+
+
+def as_lines(
+    job: Job,
+    attempts: Sequence[Attempt],
+    before: Sequence[str] = (),
+    size: tuple[int | None, int | None] = (None, None),
+) -> list[str]:
+    """Return a screen about the job; `attempts` are all attempts of the job.
+
+    `before`: the last lines of the failing rank. `size`: columns and rows of the terminal; lines are broken at words,
+    and a long failure is cut to fit.
+    """
+    columns, rows = size
+    now_s = time.time()
+    money = outlook(job, attempts, now_s)
+    head = [
+        *_head(job, now_s),
+        *_pending(job, now_s),
+        *_progress_lines(job, money, now_s),
+        *_checkpoint_lines(job, money, now_s),
+    ]
+    head += _money_lines(job, attempts, money, now_s)
+    tail = [*_attempt_lines(job, attempts, columns, now_s), *_next_lines(job, attempts)]
+    found: list[str] = []
+    for frames, told in _MOST:
+        found = wrapped([*head, *_failure_lines(job, before[-told:], frames, columns), *tail], columns)
+        if rows is None or len(found) < rows:
+            break
+    return found
+
+
+def lines_before(registry: Registry, job: Job) -> list[str]:
+    """Return the last lines of the failing rank: from the exit report, else from the cached log.
+
+    A platform may pass on few lines of an exit report, or no lines. No backend is asked.
+    """
+    error = job.attempt.state.error or {}
+    # A rank that was restarted has printed the traceback of its first start.
+    repeated = {line.strip() for line in str(error.get("traceback") or "").splitlines()}
+    told: list[str] = [line for line in error.get("lines") or () if str(line).strip() not in repeated]
+    rank = error.get("rank")
+    if job.active or rank is None:
+        return told
+    from cloudtrain.entrypoints.agent import last_lines
+    from cloudtrain.launcher.logs import kept
+
+    if len(told) >= last_lines.MOST:
+        return told
+    place = kept.place(registry.database, job.id, job.attempt.number)
+    if place is None or not place.is_complete:
+        return told
+    from cloudtrain.launcher.logs.stream import LogStream
+
+    stream = LogStream(registry, job, job.attempt, ranks=frozenset({rank}))
+    try:
+        text = "\n".join(line.text for line in stream.tail(300))
+    finally:
+        stream.close()
+    before, mark, _ = text.rpartition(_TRACEBACK)
+    while before.endswith(_CHAINED) and _TRACEBACK in before:  # the exceptions that led to the last exception
+        before = before.rpartition(_TRACEBACK)[0]
+    found = [line for line in last_lines.of_text(before if mark else text) if line.strip() not in repeated]
+    return found if len(found) > len(told) else told
+
+
+def _head(job: Job, now_s: float) -> list[str]:
+    attempt, state, plan = job.attempt, job.attempt.state, job.attempt.plan
+    ranks = f"{plan['instances']} x {plan['nproc_per_node']} = {plan['ranks']} rank{'s' if plan['ranks'] != 1 else ''}"
+    again = f", {state.restarts} restart{'s' if state.restarts != 1 else ''}" if state.restarts else ""
+    lines = [
+        f"{job.id}  {outcome(job)}",
+        f"  backend     {job.backend}, {ranks}, attempt {attempt.number}{again}",
+    ]
+    if attempt.unreachable_since_s is not None:
+        since = when(attempt.unreachable_since_s, now_s)
+        lines.append(f"{_HANG}does not answer, first {since}; this is what it said last")
+    if job.backend != "local" and attempt.ref is not None:
+        lines.append(f"  there       {attempt.name}, as {job.backend} knows it{f': {state.url}' if state.url else ''}")
+    return lines
+
+
+def _pending(job: Job, now_s: float) -> list[str]:
+    """Return the reason, the time and the limit of a pending job's wait."""
+    attempt = job.attempt
+    if attempt.state.state != "pending":
+        return []
+    waited = f"for {span(now_s - attempt.created_s)}"
+    if attempt.phase == "intent":
+        who = attempt.submitter
+        if not submitter_lives(attempt):
+            return [f"  waiting     {waited}: {job.backend} has not said yet whether it was sent, as {attempt.name}"]
+        return [f"  waiting     {waited}, to be sent by process {who.get('pid')} on {who.get('host')}"]
+    most = (job.config.get("limits") or {}).get("max_wait")
+    detail = f": {attempt.state.detail}" if attempt.state.detail else " for its machines to start"
+    return [f"  waiting     {waited}{detail}{f'; given up after {most}' if most else ''}"]
+
+
+def _progress_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
+    progress, lines = job.attempt.progress, list[str]()
+    trend = _trend(progress)
+    if text := progress_words(progress | ({"loss": None} if trend else {})):
+        lines.append(f"  progress    {_done(progress)}{text}{_left(job, money, now_s)}")
+    elif job.attempt.state.state == "running":
+        lines += ["  progress    no step reported yet", *_script_hint(job, "reports steps: docs/scripts.md, Curves")]
+    if job.active and (speed := _speed(progress)):
+        lines.append(f"  speed       {speed}")
+    if gpus := gpu_figures.words(progress):
+        lines.append(f"  GPUs        {gpus}")
+    if job.active and (warning := gpu_figures.warning(progress)):
+        lines.append(f"{_HANG}warning: {warning}")
+    if trend:
+        lines.append(f"  loss        {trend}")
+    if metrics := progress.get("metrics"):
+        lines.append("  metrics     " + ", ".join(f"{key} {_number(value)}" for key, value in metrics.items()))
+    return lines
+
+
+def _script_hint(job: Job, words: str) -> list[str]:
+    return [] if job.config.get("task") else [f"{_HANG}(how a script {words})"]
+
+
+def _done(progress: dict[str, Any]) -> str:
+    """Return a bar and the percentage of the steps that are done; empty if the number of steps is unknown."""
+    step, most = progress.get("step"), progress.get("max_steps")
+    if not isinstance(step, int) or not isinstance(most, int) or most <= 0:
+        return ""
+    share = min(1.0, max(0.0, step / most))
+    return f"{charts.bar(share, _BAR, signs_of())} {percent(share)}  "
+
+
+def _left(job: Job, money: Forecast, now_s: float) -> str:
+    """Return the remaining time; for a job without progress, the time since its last step."""
+    if not job.active:
+        return ""
+    if money.finish_at_s is not None:
+        return f", {span(money.finish_at_s - now_s)} to go"
+    is_still = money.stalled_s is not None and money.stalled_s >= _STILL_S
+    return f", no step for {span(money.stalled_s or 0.0)}" if is_still else ""
+
+
+def _speed(progress: dict[str, Any]) -> str:
+    """Return the throughput, the used share of the machine, and the parts of a step."""
+    parts = []
+    for key, unit in (("samples_per_s", "samples/s"), ("tokens_per_s", "tokens/s")):
+        if isinstance(rate := progress.get(key), float | int):
+            parts.append(f"{quantity(rate)} {unit}")
+    if isinstance(used := progress.get("mfu"), float | int):
+        parts.append(f"mfu {100 * used:.2g} %")
+    if isinstance(step_s := progress.get("step_s"), float | int):
+        parts.append(f"{step_time(step_s)} a step")
+    if (share := data_share(progress)) is not None:
+        parts.append(f"{100 * share:.0f} % of it waits for data")
+    if isinstance(memory := progress.get("memory_bytes"), float | int):
+        parts.append(f"{bytes_of(memory)} of memory")
+    return ", ".join(parts)
+
+
+def _trend(progress: dict[str, Any]) -> str:
+    """Return the loss over this attempt: the first and the last mean, the curve between, and the last loss itself.
+
+    "" before there is a curve.
+    """
+    bins = curve.load(progress.get("curve")).bins
+    if len(bins) < 3:
+        return ""
+    picture = charts.chart([each.loss for each in bins], _SPARK, 1, signs_of())[0]
+    newest = progress.get("loss")
+    newest = f"{newest:.4g}" if isinstance(newest, float | int) else newest
+    last = f"{bins[-1].loss:.4g}"
+    words = f"{bins[0].loss:.4g} {picture} {last}, steps {bins[0].step} to {bins[-1].step}"
+    return words if newest in (None, last) else f"smoothed {words}; last {newest}"
+
+
+def _checkpoint_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
+    """Return the newest checkpoint, its age, and the amount of work that would be lost, or was lost."""
+    step, progress, state = money.checkpoint_step, job.attempt.progress, job.attempt.state
+    saved_s, at = progress.get("saved_s"), progress.get("step")
+    age = f", {when(saved_s, now_s)}" if isinstance(saved_s, float | int) else ""
+    if step is None:
+        if state.resumable or age:  # a script that reports no step with a save
+            return [f"  checkpoint  saved, step not reported{age}"]
+        is_running = state.state == "running" and "step" in progress
+        hint = _script_hint(job, "keeps checkpoints: docs/scripts.md, Files: keep")
+        return ["  checkpoint  no checkpoint yet", *hint] if is_running else []
+    risk = ""
+    if isinstance(at, int) and at > step:
+        steps = f"{at - step} step{'s' if at - step != 1 else ''}"
+        seen_s = now_s if job.active else (state.ended_s or now_s)
+        took = f" ({span(seen_s - saved_s)})" if isinstance(saved_s, float | int) and seen_s > saved_s else ""
+        risk = f"; {steps} since{took} {'not yet' if job.active else 'were not'} saved"
+    return [f"  checkpoint  step {step}{age}{risk}"]
+
+
+def _money_lines(job: Job, attempts: Sequence[Attempt], money: Forecast, now_s: float) -> list[str]:
+    """Return time and money: the used amounts and the expected amounts; after the end, the cost of the results."""
+    attempt, state = job.attempt, job.attempt.state
+    spent = of_limit(money.spent_micro, money.limit_micro)
+    lines = []
+    if state.started_s:
+        took_s = (state.ended_s or now_s) - state.started_s
+        ended = f", ended {when(state.ended_s, now_s)}" if state.ended_s else ""
+        which = f" in attempt {attempt.number}," if attempt.number > 1 else ""
+        lines.append(f"  time        {span(took_s)}{which} of at most {span(attempt.plan['cap_s'])}{ended}")
+    if job.active:
+        burn = f"; {dollars(money.burn_micro_h)}/h" if money.burn_micro_h else ""
+        lines.append(f"  spend       {spent}{burn}")
+        lines += _limit_lines(job, money, now_s) + _outlook_lines(job, money, now_s)
+    else:
+        from cloudtrain.launcher.money.achieved import achieved, in_words
+
+        bought = in_words(achieved([*attempts[:-1], attempt], now_s))
+        lines.append(f"  cost        {spent}{f' ({bought})' if bought else ''}")
+    if attempt.idle_usd:
+        lines.append(f"  idle        up to {attempt.idle_usd:.2f} USD more while its machines idle after it")
+    return lines
+
+
+def _limit_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
+    """Return when the job leaves, and when the platform ends the job, by the user's clock."""
+    if money.cap_at_s is None or money.deadline_at_s is None:
+        return []
+    leaves, ended = clock(money.deadline_at_s, now_s), clock(money.cap_at_s, now_s)
+    return [f"  limit       {at_deadline(saves=job.saves)} at {leaves}, is ended at {ended}"]
+
+
+def _outlook_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
+    if money.finish_at_s is None:
+        return []
+    cost = f" for {dollars(money.total_micro)}" if money.total_micro else ""
+    finish = f"done at {clock(money.finish_at_s, now_s)}, in {span(money.finish_at_s - now_s)},{cost}".rstrip(",")
+    if not money.hits_limit:
+        return [f"  outlook     {finish}"]
+    return [f"  outlook     {limit_words(job, money)}", f"{_HANG}it would be {finish}"]
+
+
+def _failure_lines(job: Job, before: Sequence[str], most_frames: int, columns: int | None) -> list[str]:
+    """Return the first failing rank's exception, its traceback, the lines before, and the likely cause.
+
+    Long lines of code and of the log are cut: a broken line would look like several lines.
+    """
+    state = job.attempt.state
+    lines = _error_lines(state.error, most_frames, columns)
+    if before and state.error:
+        lines += [
+            _cut(f"{_HANG if place else '  before it   '}{line}", columns)
+            for place, line in enumerate(map(_plain, before))
+        ]
+    if state.detail and state.state != "pending":
+        lines.append(f"  detail      {state.detail}")
+    if cause := causes.likely(state.error, job.config):
+        lines.append(f"  likely      {cause}")
+    return lines
+
+
+def _error_lines(error: dict[str, Any] | None, most_frames: int, columns: int | None) -> list[str]:
+    if not error:
+        return []
+    first, rest = headline(error), list(map(_plain, str(error["message"]).splitlines()[1:]))
+    trace = "" if error.get("kind") == "config" else error.get("traceback") or ""
+    frames = tracebacks.chosen(
+        tracebacks.frames_of(trace)[0], lambda lines: len(lines) - lines.count(tracebacks.GAP) <= most_frames
+    )
+    # The user's code may have written the message: the first of many lines are the most useful.
+    rest = rest if len(rest) <= most_frames else [*rest[:most_frames], "…"]
+    below = [*rest, *(_cut(f"{_HANG}{_plain(line)}", columns)[len(_HANG) :] for line in frames)]
+    return [f"  error       {first}", *(f"{_HANG}{line}" for line in below)]
+
+
+def _plain(line: str) -> str:
+    """Return a line written by the job, without terminal control codes."""
+    return shown(line, colour=False)
+
+
+def _cut(line: str, columns: int | None) -> str:
+    return line if columns is None or len(line) <= columns else f"{line[: columns - 1]}…"
+
+
+def _attempt_lines(job: Job, attempts: Sequence[Attempt], columns: int | None, now_s: float) -> list[str]:
+    """Return a table of several attempts: how each ended, its cost, and its last step."""
+    if len(attempts) < 2:
+        return []
+    rows = [_attempt_row(each, after, now_s) for each, after in pairs([*attempts[:-1], job.attempt])[-_ATTEMPTS:]]
+    head = ("ATTEMPT", "STATE", "TIME", "USD", "STEP", "SAVED")
+    room = None if columns is None else columns - 2
+    earlier = len(attempts) - len(rows)
+    told = table(head, rows, drop=("SAVED", "TIME"), shorten={"STATE": 12}, columns=room)
+    return [*(f"  {line}" for line in told), *([f"  and {earlier} before"] if earlier else [])]
+
+
+def _attempt_row(attempt: Attempt, after: Attempt | None, now_s: float) -> tuple[str, ...]:
+    state, progress, saved = attempt.state, attempt.progress, saved_step(attempt, after)
+    spent = meter.spent_micro(meter.legs_of([attempt]), now_s)
+    took = "-" if state.started_s is None else span((state.ended_s or now_s) - state.started_s)
+    reason = f" ({state.reason})" if state.reason else ""
+    return (
+        str(attempt.number),
+        attempt.word if attempt.word != state.state else f"{state.state}{reason}",
+        took,
+        "?" if spent is None else amount(spent),
+        str(progress.get("step", "-")),
+        ("yes" if state.resumable or "saved_s" in progress else "-") if saved is None else str(saved),
+    )
+
+
+def _next_lines(job: Job, attempts: Sequence[Attempt]) -> list[str]:
+    found = next_step(job, attempts) or [f"cloudtrain report {job.id}"] * (job.attempt.state.state == "succeeded")
+    lines = [f"{_HANG if place else '  next        '}{line}" for place, line in enumerate(found)]
+    resume = None if job.active else onward_of(job, attempts)
+    return [*lines, *([f"{_HANG}({resume.words})"] if resume and resume.words else [])]
+
+
+def _number(value: Any) -> str:
+    return quantity(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,148 @@
+"""Updates the registry from the backends, and settles interrupted submits.
+
+A failed poll says nothing about the job: the stored state stays, and the job is shown as unreachable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cloudtrain.entrypoints import events
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.errors import ConfigError, UnreachableError
+from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State
+from cloudtrain.launcher.logs.end_of_log import EndDetector
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.store import progress as progresses
+from cloudtrain.launcher.store import sanitize, series
+from cloudtrain.launcher.store.registry import Registry, submitter_lives
+
+__all__ = ["NEVER_SENT", "look_again", "refresh"]
+
+MOST_LATE_S = 5.0  # most time a command waits for the last lines of an ended job; the state is known by then
+NEVER_SENT = "the submit ended before the job was known to be sent, and the backend knows none; nothing runs"
+
+
+@dataclass(frozen=True)
+class _LogFacts:
+    """The result of reading rank 0's log: the progress with the log's cursor, and the points since the last poll."""
+
+    progress: dict[str, Any]
+    points: list[series.Point]
+
+
+def refresh(registry: Registry, job: Job) -> Job:
+    """Return the job as the backend describes it now, and store the state."""
+    attempt = job.attempt
+    if not job.active:
+        return job
+    backend = backends.load(job.backend)
+    try:
+        if attempt.phase == "intent":
+            attempt = registry.attempt(job, attempt.number)  # the attempt may have been sent since
+            job = replace(job, attempt=attempt)
+        if attempt.phase == "intent":
+            if submitter_lives(attempt):
+                return job
+            attempt = _settle(registry, attempt, backend)
+        if attempt.phase == "sent":
+            attempt = _update(registry, replace(job, attempt=attempt), backend)
+    except UnreachableError:
+        registry.set_unreachable(attempt)
+        attempt = replace(attempt, unreachable_since_s=attempt.unreachable_since_s or time.time())
+    if attempt.state.state not in ACTIVE:
+        from cloudtrain.launcher.money import teams
+
+        teams.tell(registry.database)  # the next command repeats a failed update
+    return replace(job, attempt=attempt)
+
+
+def look_again(registry: Registry, job: Job) -> Job:
+    """Return the job as it is now; for a job that counts as never sent, first search for the job at the backend.
+
+    Raises the errors of the backend's `find`.
+    """
+    if job.attempt.phase != "never_sent":
+        return refresh(registry, job)
+    return refresh(registry, replace(job, attempt=_settle(registry, job.attempt, backends.load(job.backend))))
+
+
+def _settle(registry: Registry, attempt: Attempt, backend: backends.Backend) -> Attempt:
+    """Adopt the job of the dead submitter, or close the attempt; never send again."""
+    ref = backend.find(backends.Request.load(attempt.name, attempt.request), registry.folder)
+    if ref is not None:
+        registry.mark_sent(attempt, ref)
+        return replace(attempt, phase="sent", ref=ref, state=State("pending"))
+    if attempt.phase == "never_sent":
+        return attempt
+    state = State("failed", "error", resumable=False, detail=NEVER_SENT, ended_s=time.time())
+    registry.mark_never_sent(attempt, state)
+    return replace(attempt, phase="never_sent", state=state, unreachable_since_s=None)
+
+
+def _update(registry: Registry, job: Job, backend: backends.Backend) -> Attempt:
+    attempt = job.attempt
+    assert attempt.ref is not None
+    # Read the state first: all lines written before the end can then be read.
+    state = sanitize.state_of(backend.state(attempt.ref))
+    if state.started_s is None and attempt.state.started_s is not None:  # the platform no longer knows the paid time
+        state = replace(state, started_s=attempt.state.started_s, billed_s=attempt.state.billed_s)
+    if state.state not in ACTIVE and state.started_s is not None and state.ended_s is None:
+        state = replace(state, ended_s=time.time())  # an ended job must not cost more
+    state = meter.steady(attempt.state, state, time.time())
+    known = attempt
+    while True:
+        told = _LogFacts(known.progress, [])
+        with contextlib.suppress(UnreachableError):  # an unreadable log must not hide the job's state
+            told = _follow_events(known, backend, state)
+        if (state, told.progress) == (attempt.state, attempt.progress) and attempt.unreachable_since_s is None:
+            return replace(attempt, state=state, progress=told.progress, unreachable_since_s=None)
+        try:
+            kept = _store(registry, job, known, state, told)
+        except ConfigError:  # a full disk under the registry must not hide the known state
+            return replace(attempt, state=state, progress=told.progress, unreachable_since_s=None)
+        if kept is not None:
+            return kept
+        known = registry.attempt(job, attempt.number)
+
+
+def _store(registry: Registry, job: Job, known: Attempt, state: State, told: _LogFacts) -> Attempt | None:
+    """Store the result of a poll, and return the attempt as stored; concurrent polls store each event only once.
+
+    If a concurrent poll has read further in the log, the stored progress stays, because this poll began earlier. If the
+    job has ended as well, return None: no later poll will come, so the caller reads the rest from the stored cursor.
+    """
+    with registry.database.transaction():
+        stored = registry.attempt(job, known.number)
+        if stored.state.state not in ACTIVE:  # a concurrent poll has stored the end
+            return stored
+        if stored.progress.get("cursor") != known.progress.get("cursor"):
+            if state.state not in ACTIVE:
+                return None
+            told = _LogFacts(stored.progress, [])
+        if not registry.set_state(known, state, told.progress):
+            return registry.attempt(job, known.number)
+        series.append(registry.database, job.id, told.points)
+    return replace(known, state=state, progress=told.progress, unreachable_since_s=None)
+
+
+def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) -> _LogFacts:
+    """Read rank 0's log from the stored cursor; after the job's end, to the end of the log."""
+    assert attempt.ref is not None
+    pace = backend.pace(attempt.ref)
+    late_s = min(pace.late_s, MOST_LATE_S)
+    last_word = None if state.state in ACTIVE else EndDetector(replace(pace, late_s=late_s), state)
+    progress, points = dict(attempt.progress), list[series.Point]()
+    while True:
+        page = backend.logs(attempt.ref, progress.get("cursor"), frozenset({0}))
+        lines = [(line.text, line.time_s) for line in page.lines if events.MARK in line.text]
+        progress = progresses.fold(progress, lines) | {"cursor": page.cursor}
+        points += series.gather(attempt.number, lines, points[-1].seq + 1 if points else 0)
+        points = series.thinned(points)
+        if last_word.has_come(page) if last_word else not (page.lines or page.left_out):
+            return _LogFacts(progress, points)
+        if not (page.lines or page.left_out):
+            time.sleep(pace.lines_s)

@@ -1,0 +1,60 @@
+"""Removing ended jobs: rows of the registry, folders on this machine, cached logs. The ledger keeps all costs."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.store import ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.store.registry import Registry
+
+__all__ = ["remove", "require_over", "size_of"]
+
+FOLDERS = ("local", "ssh", "logs")  # below the home, each with a folder for each job
+
+
+def require_over(jobs: list[Job]) -> None:
+    """Raise UsageError for a job that may still run."""
+    for job in jobs:
+        if job.active:
+            raise UsageError(f"{job.id} may still be running", hint=f"cloudtrain stop {job.id}")
+
+
+def size_of(registry: Registry, job: Job) -> int:
+    """Return how many bytes the job's folders take here."""
+    files = (path for folder in _folders(registry, job) for path in folder.rglob("*"))
+    return sum(path.lstat().st_size for path in files if not path.is_dir())
+
+
+def remove(registry: Registry, job: Job) -> None:
+    """Remove the job. The cost stays in the budgets; a damaged job counts at the worst case.
+
+    Raises ConfigError for a folder that cannot be removed; then the job stays in the list.
+    """
+    for folder in _folders(registry, job):
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise ConfigError(
+                f"{job.id} cannot be removed: {error.strerror}", where=error.filename or folder
+            ) from error
+    with registry.database.transaction():
+        for attempt in registry.attempts(job):
+            held = ledger.reservation(registry.database, job.id, attempt.number)
+            if held is not None and held["state"] == "held":
+                ledger.settle(registry.database, job.id, attempt.number, None, time.time())
+        registry.remove(job.id)
+
+
+def _folders(registry: Registry, job: Job) -> Iterator[Path]:
+    names = FOLDERS if job.id == Path(job.id).name else ()  # a damaged row may name any place
+    found = (registry.folder / name / job.id for name in names)
+    return (folder for folder in found if folder.is_dir() and not folder.is_symlink())

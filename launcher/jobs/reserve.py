@@ -1,0 +1,111 @@
+"""Reserve a job's worst case before the send: in the installation's ledger with the journal, then in shared ledgers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.format import down, up, usd
+from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.job import ACTIVE
+from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.money import teams
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.budgets import MOST_MICRO, OVERALL, Standing
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Attempt
+    from cloudtrain.launcher.store.registry import Registry
+
+__all__ = ["adopt", "amount_of", "ledgers_of", "project_of", "reconcile", "reserve", "words"]
+
+
+def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> None:
+    """Reserve the attempt's worst case; call it in the transaction that journals the intent to send.
+
+    Raises BudgetError if a budget of this installation has no room, or the price is unknown.
+    """
+    database, project = registry.database, project_of(config)
+    places = ledgers_of(registry, config)
+    amount_micro = amount_of(attempt.plan)
+    ledger.reserve(database, attempt.job_id, attempt.number, project, amount_micro, time.time(), ledgers=places)
+
+
+def reconcile(registry: Registry) -> list[str]:
+    """Poll active jobs and write ended attempts to the shared ledgers; return an error line for each failure.
+
+    Jobs from before the ledger existed get reservations.
+    """
+    adopt(registry)
+    failures = []
+    for job in registry.jobs(active=True):
+        try:
+            found = refresh(registry, job)
+        except CloudtrainError as error:  # a removed plug-in, an expired login: continue with the next job
+            failures.append(f"{job.id}: {error.message}; its worst case stays reserved")
+            continue
+        if found.active and found.attempt.unreachable_since_s is not None:
+            failures.append(f"{job.id}: {job.backend} does not answer; its worst case stays reserved")
+    return failures + teams.tell(registry.database, patient=True)
+
+
+def adopt(registry: Registry) -> None:
+    """Give each attempt from before the ledger existed a row: its worst case if active, its cost if ended."""
+    database = registry.database
+    missing = (
+        "SELECT a.job_id FROM attempts a LEFT JOIN reservations r ON r.job_id = a.job_id AND r.attempt = a.number"
+        " WHERE r.job_id IS NULL"
+    )
+    if not database.execute(f"{missing} LIMIT 1"):
+        return
+    with database.transaction():
+        for job_id in sorted({row["job_id"] for row in database.execute(missing)}):
+            job = registry.find(job_id)
+            for attempt in registry.attempts(job):
+                ledger.adopt(
+                    database,
+                    attempt.job_id,
+                    attempt.number,
+                    project_of(job.config),
+                    amount_of(attempt.plan),
+                    attempt.created_s,
+                )
+                if attempt.phase == "never_sent":
+                    ledger.release(database, attempt.job_id, attempt.number, attempt.created_s)
+                elif attempt.state.state not in ACTIVE:
+                    registry.settle(attempt)
+
+
+def words(amount_micro: int | None, standings: Sequence[Standing]) -> Iterator[str]:
+    """Yield the lines after a reservation: `reserved 12.30 USD of project vision's 100 USD (41.20 left)`."""
+    for standing in standings if amount_micro else ():
+        left = usd(down(standing.left_micro)).removesuffix(" USD")
+        yield f"reserved {usd(up(amount_micro or 0))} of {standing.budget.title} ({left} left)"
+
+
+def project_of(config: Mapping[str, Any]) -> str:
+    """Return the project of a stored config, or OVERALL."""
+    project = config.get("project") or {}
+    return str(project.get("name") or OVERALL)
+
+
+def ledgers_of(registry: Registry, config: Mapping[str, Any]) -> list[str]:
+    """Return the shared ledgers that count a job, without duplicates: its project's, then the overall budget's.
+
+    The project's ledger is the config's, else the one given to `budget set` on this machine.
+    """
+    from cloudtrain.launcher.money.cells import located
+
+    given = (config.get("project") or {}).get("ledger")
+    known = ledger.ledgers(registry.database)
+    own = known.get(project_of(config)) if given is None else located(given)
+    return list(dict.fromkeys(uri for uri in (own, known.get(OVERALL)) if uri is not None))
+
+
+def amount_of(plan: Mapping[str, Any]) -> int | None:
+    """Return the plan's worst case over all attempts that the platform may make; None at an unknown price."""
+    if (micro := plan.get("worst_case_micro")) is not None:
+        return min(int(micro), MOST_MICRO)
+    worst_usd = plan.get("worst_case_usd")  # from an earlier version
+    return None if worst_usd is None else min(round(worst_usd * 1_000_000), MOST_MICRO)

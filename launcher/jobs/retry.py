@@ -1,0 +1,137 @@
+"""The next attempt of a job: requested by `resume`, or due by the config's `retry` while a process follows the job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
+from cloudtrain.launcher.text.terminal import say
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.planning.prepare import Prepared
+    from cloudtrain.launcher.store.registry import Registry
+
+__all__ = ["ALL_DAMAGED", "budget_setting", "earned", "is_earned", "prepare_next", "require_ended"]
+
+ALL_DAMAGED = "all checkpoints were damaged at the last start: without an intact one, the job trains from step 0 again"
+OTHERS_S = 10.0  # most delay of a concurrent follower with the same poll interval
+
+
+def prepare_next(registry: Registry, job: Job, settings: Sequence[str] = (), *, update_code: bool = False) -> Prepared:
+    """Return the prepared next attempt, with the submitted code and config, except for `settings`.
+
+    Raises ConfigError if the code or the config is unusable, BudgetError if the money is used up.
+    """
+    from cloudtrain.launcher import config as configs
+    from cloudtrain.launcher.backend import Bundle
+    from cloudtrain.launcher.planning.prepare import prepare
+
+    stored = configs.stored(job.config, overrides=settings)
+    shipped = None if update_code else Bundle.load(job.bundle)
+    if shipped is not None and not shipped.path.exists():
+        raise ConfigError(
+            "the code as it was submitted is no longer here",
+            where=shipped.path,
+            hint="cloudtrain resume --update-code takes the code folder as it is now",
+        )
+    file, spent_micro = Path(job.config_file), _spent_micro(registry, job, stored)
+    return prepare(stored, file, registry.folder / "bundles", dry=False, shipped=shipped, spent_micro=spent_micro)
+
+
+def require_ended(registry: Registry, job: Job) -> None:
+    """Raise UsageError if the job runs, is done or was never sent, ConfigError if the job's folder is gone."""
+    if job.active:
+        raise UsageError(f"{job.id} has not ended", hint=f"cloudtrain logs -f {job.id}")
+    if job.attempt.state.state == "succeeded":
+        raise UsageError(f"{job.id} is done", hint="submit a new job, with more steps")
+    if not Path(job.config_file).parent.is_dir():
+        raise ConfigError("the job's folder is gone", where=Path(job.config_file).parent, hint="submit it again")
+    if registry.never_ran(job):
+        raise UsageError(f"{job.id} was never sent", hint="submit it again")
+
+
+def budget_setting(job: Job, text: str) -> str:
+    """Return the setting that raises or sets the job's budget. Raises UsageError."""
+    from cloudtrain.launcher.money.outlook import budget_micro
+    from cloudtrain.launcher.text.units import format_money, parse_money
+
+    wanted, before = text.strip(), budget_micro(job)
+    try:
+        micro = parse_money(wanted.removeprefix("+"))
+    except ValueError as error:
+        raise UsageError(f"--budget: expected {error}", hint="+50USD adds to the budget, 200USD sets it") from None
+    if wanted.startswith("+"):
+        if before is None:
+            raise UsageError(f"{job.id} has no budget to add to", hint=f"--budget {wanted[1:]} sets one")
+        micro += before
+    return f"budget.limit={format_money(micro)}"
+
+
+def _spent_micro(registry: Registry, job: Job, config: JobConfig) -> int:
+    """Return the worst-case cost of all attempts so far. Raises ConfigError if a budget needs an unknown cost.
+
+    A price given now also counts for attempts without a price.
+    """
+    from cloudtrain.launcher.metering.spent import spent_at_worst_micro
+
+    typed: int | None = getattr(getattr(config, config.backend, None), "price_per_hour", None)
+    spent_micro = spent_at_worst_micro(registry.attempts(job), time.time(), typed)
+    if spent_micro is None and config.budget is not None:
+        message = "what the job has cost so far is not known: an earlier attempt had no price"
+        hint = "add --price-per-hour USD: one instance's, for an hour"
+        raise ConfigError([Fault(message, key="budget.limit", hint=hint)])
+    return spent_micro or 0
+
+
+def is_earned(job: Job) -> bool:
+    """Return whether a retry is due by the config's `retry`, and the platform makes no retries by itself."""
+    attempt, asked = job.attempt, job.config.get("retry") or {}
+    state = attempt.state
+    # A preemption may leave a job the time to save and stop.
+    is_fault = state.state == "failed" or (state.state == "stopped" and state.reason == "preempted")
+    if not is_fault or attempt.ref is None or state.reason not in asked.get("on", ()):
+        return False
+    return attempt.number < asked.get("max_attempts", 1) and not backends.load(job.backend).pace(attempt.ref).retries
+
+
+def earned(registry: Registry, job: Job) -> Job | None:
+    """Send a retry if the config's `retry` asks for it; return the job with the retry, or None.
+
+    A concurrent follower may be faster, or may know a secret that is missing here: then the follower's attempt is
+    returned. The reason for not sending is printed.
+    """
+    from cloudtrain.launcher.jobs import submit
+
+    if not is_earned(job):
+        return None
+    number, most = job.attempt.number + 1, job.config["retry"]["max_attempts"]
+    say(f"{job.id}: {job.attempt.state.reason}; attempt {number} of at most {most} begins")
+    try:
+        return submit.resend(registry, job, prepare_next(registry, job))
+    except (CloudtrainError, OSError) as error:
+        known = registry.find(job.id)
+        if isinstance(error, UnreachableError) and known.attempt.number == number and known.active:
+            say(f"whether attempt {number} was sent is not known yet: {error}")
+            return known
+        found = _of_another(registry, job)
+        if found is None:
+            say(f"no retry: {error}")
+        return found
+
+
+def _of_another(registry: Registry, job: Job) -> Job | None:
+    """Return the job with a retry that a concurrent follower has sent, or sends within OTHERS_S; else None."""
+    end = time.monotonic() + OTHERS_S
+    while True:
+        found = registry.find(job.id)
+        if found.attempt.number > job.attempt.number and found.attempt.phase != "never_sent":
+            return found
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.5)

@@ -1,0 +1,137 @@
+"""Sends the stop request of `cloudtrain stop`, the live view and the page, and does not wait for the stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.errors import CloudtrainError, UsageError
+from cloudtrain.launcher.jobs.refresh import look_again, refresh
+from cloudtrain.launcher.money import teams
+from cloudtrain.launcher.store.registry import submitter_lives
+from cloudtrain.launcher.text.money import moment
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.store.registry import Registry
+
+__all__ = ["StopResult", "ask", "forget", "where_to_look"]
+
+
+@dataclass(frozen=True)
+class StopResult:
+    """The job as found, and the result of the stop request.
+
+    `verdict`: `asked`; `ended` before; `unsent`: the submit is in progress; `doubtful`: the backend does not answer,
+    and the job may have been sent or not; `forgotten`; or `kept`: the user has not agreed. `kills`: the job ends at
+    once, because the user wants a kill and the backend is able to kill.
+    """
+
+    job: Job
+    verdict: Literal["asked", "ended", "unsent", "doubtful", "forgotten", "kept"]
+    wants_kill: bool = False
+    kills: bool = False
+
+    @property
+    def how(self) -> str:
+        """How the job is stopped."""
+        if self.kills:
+            return "at once, without saving"
+        keeps = self.job.attempt.plan.get("keeps")
+        saved = "the files of `keep` are saved" if keeps else "only the script itself can save"
+        return "after saving" if self.job.saves else f"with SIGTERM ({saved})"
+
+    @property
+    def note(self) -> str:
+        """Why the job is not killed as the user wants; empty otherwise."""
+        is_otherwise = self.wants_kill and not self.kills and self.verdict == "asked"
+        return f"{self.job.backend} always lets a job leave by itself first" if is_otherwise else ""
+
+    @property
+    def words(self) -> str:
+        """The message for the user."""
+        if self.verdict == "ended":
+            state, at = self.job.attempt.state, moment(self.job.attempt.state.ended_s)
+            return f"{self.job.id} ended at {at} UTC with state {state.state}; there is nothing to stop"
+        if self.verdict == "unsent":
+            return f"{self.job.id} is just being submitted; try again in a moment"
+        if self.verdict == "kept":
+            return "not stopped"
+        if self.verdict == "doubtful":
+            return f"{self.job.backend} does not answer: {self.job.id} may exist there as {self.job.attempt.name}"
+        if self.verdict == "forgotten":
+            return f"{self.job.id} is forgotten: nothing is reserved for it any more"
+        return f"stopping {self.job.id} {self.how}{f': {self.note}' if self.note else ''}"
+
+
+def ask(
+    registry: Registry, name: str, *, now: bool = False, agrees: Callable[[StopResult], bool] = lambda _: True
+) -> StopResult:
+    """Ask the job to stop; `now` kills the job, if the backend can. Returns before the job has stopped.
+
+    `agrees` gets the planned request, and returns whether to send it. Raises NoSuchJobError, also for a name of several
+    active jobs, UnreachableError, CredentialError, ConfigError.
+    """
+    job = registry.find(name, sole=_is_active)
+    if job.attempt.phase == "never_sent":
+        with suppress(CloudtrainError):  # the job may exist all the same
+            job = look_again(registry, job)
+    else:
+        job = refresh(registry, job)
+    ref = job.attempt.ref
+    if ref is None and job.active:
+        return StopResult(job, "unsent" if submitter_lives(job.attempt) else "doubtful")
+    if ref is None:
+        return StopResult(job, "ended")
+    backend = backends.load(job.backend)
+    kills = now and job.active and backend.pace(ref).can_kill
+    asked = StopResult(job, "asked" if job.active else "ended", now, kills)
+    if job.active and not agrees(asked):
+        return replace(asked, verdict="kept")
+    backend.stop(ref, now=now)  # also after the job's end: killed agents may have left processes
+    return asked
+
+
+def forget(registry: Registry, name: str, agrees: Callable[[StopResult], bool]) -> StopResult:
+    """Give up a job whose backend does not answer, and free its money; a job that runs there is not stopped.
+
+    An attempt that may never have been sent frees all its money; a sent attempt keeps the cost until now. Raises
+    NoSuchJobError; UsageError for a job that can be stopped.
+    """
+    job = registry.find(name, sole=_is_active)
+    with suppress(CloudtrainError):  # a missing plug-in counts as a backend that does not answer
+        job = refresh(registry, job)
+    attempt = job.attempt
+    if not job.active:
+        return StopResult(job, "ended")
+    if attempt.phase == "intent" and submitter_lives(attempt):
+        return StopResult(job, "unsent")
+    if attempt.phase == "sent" and attempt.unreachable_since_s is None:
+        raise UsageError(f"{job.backend} answers: {job.id} need not be forgotten", hint=f"cloudtrain stop {job.id}")
+    if not agrees(StopResult(job, "doubtful")):
+        return StopResult(job, "kept")
+    state = replace(attempt.state, state="failed", reason="error", ended_s=time.time(), resumable=False)
+    state = replace(state, detail=f"forgotten by its user while {job.backend} did not answer")
+    if attempt.phase == "intent":
+        registry.mark_never_sent(attempt, state)
+    else:
+        registry.set_state(attempt, state, attempt.progress)
+    teams.tell(registry.database)
+    return StopResult(registry.find(job.id), "forgotten")
+
+
+def _is_active(job: Job) -> bool:
+    return job.active
+
+
+def where_to_look(job: Job) -> str:
+    """Return how to search for the job without cloudtrain: the backend's command, else the job's name there."""
+    name, seek = job.attempt.name, None
+    with suppress(CloudtrainError):
+        seek = getattr(backends.load(job.backend), "where_to_look", None)
+    request = backends.Request.load(name, job.attempt.request)
+    return seek(request) if seek else f"look for {name} where {job.backend} lists its jobs"

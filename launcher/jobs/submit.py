@@ -1,0 +1,259 @@
+"""Sends a prepared job: reserve the worst case and journal the intent, send, mark as sent.
+
+The journal fixes the platform's name of the job, so a process that dies at any point leaves at most one job, and
+`refresh` finds the job by name.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.errors import NOTHING, BudgetError, CloudtrainError, ConfigError, Fault, UnreachableError
+from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.jobs import adopt, reserve
+from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.money import foretold, teamledger, teams
+from cloudtrain.launcher.money.cells import open_cell
+from cloudtrain.launcher.store import budgets, ledger
+from cloudtrain.launcher.store.registry import Registry, this_process
+from cloudtrain.launcher.text.terminal import say
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.planning.prepare import Prepared
+
+__all__ = ["require_room", "resend", "send"]
+
+T = TypeVar("T")
+
+
+def send(
+    registry: Registry,
+    prepared: Prepared,
+    *,
+    name: str | None = None,
+    key: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[Job, bool]:
+    """Journal and send the job; return the job, and False if the idempotency key named an existing job.
+
+    Raises UsageError if `name` is taken, ConfigError for a secret that is not set, BudgetError if a budget has no room
+    for the worst case, and the errors of the backend.
+    """
+    secrets = _secrets(prepared.config, environ)
+    config = prepared.config
+    known = None if key is None else registry.with_key(key)
+    if known is not None:
+        refresh(registry, known)  # frees the key of a submit that died before the send
+    else:
+        _require_ready(registry, prepared)
+
+    def make(job_id: str, number: int) -> Job:
+        request = prepared.backend.request(prepared.plan, config, job_id, number, prepared.bundle.sha256)
+        job = Job(
+            id=job_id,
+            name=config.name,
+            backend=config.backend,
+            created_s=time.time(),
+            config=config.model_dump(mode="json"),
+            config_file=str(prepared.config_file.absolute()),
+            bundle=prepared.bundle.dump(),
+            attempt=_intent(job_id, number, prepared, request),
+            idempotency_key=key,
+        )
+        reserve.reserve(registry, job.attempt, job.config)
+        return job
+
+    def add() -> tuple[Job, bool]:
+        return registry.add(name or config.name, make, exclusive=name is not None, key=key)
+
+    job, is_new = _with_room(registry, add)
+    if not is_new:
+        return job, False
+    return _send(registry, job, prepared, secrets), True
+
+
+def resend(
+    registry: Registry,
+    job: Job,
+    prepared: Prepared,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    start_over: bool = False,
+) -> Job:
+    """Journal and send the job's next attempt, which resumes from the newest checkpoint.
+
+    `start_over`: the attempt, and no later attempt, may train from step 0 if all checkpoints are damaged. An unset
+    address that only notifications need (`from_job`) is no error: a follower sends the notifications instead.
+    """
+    sent = _without_unknown_addresses(prepared.config, environ)
+    if start_over:
+        checkpoint = sent.checkpoint.model_copy(update={"all_damaged": "start-over"})
+        sent = sent.model_copy(update={"checkpoint": checkpoint})
+    secrets = _secrets(sent, environ)
+    _require_ready(registry, prepared)
+    number = job.attempt.number + 1
+    request = prepared.backend.request(prepared.plan, sent, job.id, number, prepared.bundle.sha256)
+    attempt = _intent(job.id, number, prepared, request)
+    config, bundle = prepared.config.model_dump(mode="json"), prepared.bundle.dump()
+
+    def add() -> None:
+        with registry.database.transaction():
+            registry.add_attempt(attempt, config, bundle)
+            reserve.reserve(registry, attempt, config)
+
+    _with_room(registry, add)
+    return _send(registry, replace(job, attempt=attempt, config=config, bundle=bundle), prepared, secrets)
+
+
+def _require_ready(registry: Registry, prepared: Prepared) -> None:
+    """Raise the error of a send for a missing library or for missing credentials, before the job is journalled."""
+    if (ready := getattr(prepared.backend, "ready", None)) is not None:
+        base = prepared.config_file.absolute().parent
+        try:
+            ready(prepared.request, backends.Shipment(prepared.bundle, registry.folder, base))
+        except UnreachableError as error:
+            error.message += f"; {NOTHING}"
+            raise
+
+
+def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> None:
+    """Raise BudgetError if a budget has no room for the worst case; checked before any question, without a reservation.
+
+    `is_first`: also raise ConfigError for a likely typo of a project's name in a shared ledger. Raises the errors of a
+    shared ledger: if the ledger cannot be read, no job is sent.
+    """
+    config, amount_micro = prepared.config.model_dump(mode="json", include={"project"}), prepared.plan.worst_case_micro
+    project = reserve.project_of(config)
+
+    def look() -> None:
+        now_s = time.time()
+        own = ledger.standings(registry.database, now_s, project)
+        budgets.require_room(own, amount_micro)
+        places = reserve.ledgers_of(registry, config)
+        is_budgeted = any(standing.budget.project == project for standing in own)
+        for uri in places:
+            book = teamledger.read(open_cell(uri))
+            if book is None:  # `_hold` reports a missing ledger
+                continue
+            if uri == places[0] and not is_budgeted:  # the ledger for the project's own budget
+                others = foretold.budgeted_in(registry.database) - {project}  # a known address alone is no budget
+                names = {name for name, _ in book.budgets} - {budgets.OVERALL}
+                _say_unknown(project, names | others, is_first=is_first)
+            if uri == places[0] and (config["project"] or {}).get("ledger") is not None:
+                ledger.remember_ledger(registry.database, project, uri)  # for `budget show`
+            budgets.require_room(teamledger.standings(book, now_s, project), amount_micro, uri)
+
+    if amount_micro != 0:
+        _with_room(registry, look)
+
+
+def _say_unknown(project: str, names: set[str], *, is_first: bool) -> None:
+    """Print a note if further projects have a budget, but not this project. Raises ConfigError for a typo."""
+    books = foretold.ApplicableBudgets(project, budgeted=tuple(sorted(names)))
+    if is_first:
+        foretold.require_known_project(books)
+    for line in books.unknown():
+        say(line)
+
+
+def _with_room(registry: Registry, add: Callable[[], T]) -> T:
+    """Return the result of `add`; if a budget is full, update the jobs that have ended, and try once more."""
+    reserve.adopt(registry)
+    try:
+        return add()
+    except BudgetError:
+        before = ledger.held(registry.database)
+        reserve.reconcile(registry)
+        if ledger.held(registry.database) == before:
+            raise
+        return add()
+
+
+def _hold(registry: Registry, attempt: Attempt) -> None:
+    """Hold the worst case in the shared ledger too, and print the reservations. Without a hold, no job is sent."""
+    try:
+        try:
+            shared = teams.hold(registry.database, attempt.job_id, attempt.number, time.time())
+        except BudgetError:
+            reserve.reconcile(registry)  # ended jobs of this home may still hold their worst case in the ledger
+            shared = teams.hold(registry.database, attempt.job_id, attempt.number, time.time())
+    except BaseException as error:
+        # A ledger that does not answer cannot be updated now either.
+        _close(registry, attempt, error, tells=not isinstance(error, UnreachableError))
+        raise
+    held = ledger.reservation(registry.database, attempt.job_id, attempt.number)
+    own = [] if held is None else ledger.standings(registry.database, time.time(), held["project"])
+    for line in reserve.words(reserve.amount_of(attempt.plan), [*own, *shared]):
+        say(line)
+
+
+def _close(registry: Registry, attempt: Attempt, error: BaseException, *, tells: bool = True) -> None:
+    """Store that no job was sent, and free the money here and in the shared ledger; Ctrl-C leaves no new job behind."""
+    why = error.message if isinstance(error, CloudtrainError) else repr(error)
+    registry.mark_never_sent(attempt, State("failed", "error", detail=f"not sent: {why}", ended_s=time.time()))
+    if tells:
+        teams.tell(registry.database)
+    if isinstance(error, KeyboardInterrupt):
+        if registry.never_ran(registry.find(attempt.job_id)):
+            registry.remove(attempt.job_id)
+        raise KeyboardInterrupt(NOTHING) from None
+
+
+def _intent(job_id: str, number: int, prepared: Prepared, request: backends.Request) -> Attempt:
+    return Attempt(job_id, number, "intent", prepared.plan.dump(), request.dump(), time.time(), this_process())
+
+
+def _send(registry: Registry, job: Job, prepared: Prepared, secrets: Mapping[str, str]) -> Job:
+    attempt = job.attempt
+    request = backends.Request.load(attempt.name, attempt.request)
+    base, record = Path(job.config_file).parent, adopt.record_of(job)
+    shipment = backends.Shipment(prepared.bundle, registry.folder, base, secrets, record=record)
+    _hold(registry, attempt)
+    try:
+        ref = prepared.backend.send(request, shipment)
+        shipment.sending.creates()
+        registry.mark_sent(attempt, ref)
+    except BaseException as error:
+        if shipment.sending.is_nothing_sent(error):
+            _close(registry, attempt, error)
+            if isinstance(error, UnreachableError):
+                error.message += f"; {NOTHING}"
+            raise
+        registry.release(attempt)  # this process may continue as a follower; any command may settle the attempt
+        where = f"{job.id} may have been sent, as {attempt.name}: cloudtrain status {job.id} looks for it"
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(f"{where}, cloudtrain stop {job.id} stops it") from None
+        if isinstance(error, UnreachableError):
+            error.message += f"; {where}"
+        raise
+    return replace(job, attempt=replace(attempt, phase="sent", ref=ref))
+
+
+def _without_unknown_addresses(config: JobConfig, environ: Mapping[str, str]) -> JobConfig:
+    """Return the config without secrets for notifications that are not set here; print a note for each."""
+    from cloudtrain.launcher.config.schema import carried_by
+
+    addresses = {name for entry in config.notify for name in carried_by(entry)}
+    unknown = [name for name in config.secrets if name in addresses and name not in environ]
+    for name in unknown:
+        say(f"notify: {name} is not set here, so this attempt does not tell by itself (from_job)")
+    return config.model_copy(update={"secrets": tuple(name for name in config.secrets if name not in unknown)})
+
+
+def _secrets(config: JobConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    missing = [name for name in config.secrets if name not in environ]
+    if missing:
+        raise ConfigError(
+            [
+                Fault(f"the secret `{name}` is not set in your environment", key="secrets", hint=f"export {name}=...")
+                for name in missing
+            ]
+        )
+    return {name: environ[name] for name in config.secrets}

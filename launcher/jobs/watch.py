@@ -1,0 +1,147 @@
+"""Watches jobs without following their lines: a poll of each job, by a single watcher at a time, with its effects."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import struct
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudtrain.entrypoints.format import dollars, span
+from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.job import Attempt, Job
+from cloudtrain.launcher.jobs import retry
+from cloudtrain.launcher.jobs.describe import outcome
+from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.logs import keeping
+from cloudtrain.launcher.money.outlook import Forecast
+from cloudtrain.launcher.notices import claims
+from cloudtrain.launcher.notices.herald import RECENT_S, Notifier
+from cloudtrain.launcher.store.progress import shown
+from cloudtrain.launcher.store.registry import Registry
+
+__all__ = ["Seen", "chosen", "keep", "line", "look"]
+
+RETRY_S = 3600.0  # no retry for a job that ended longer ago
+LOCK = "watch.lock"
+MOST_JOBS = 500  # the newest; ended jobs among them are polled once
+KEEP_S = 30.0  # most time for fetching a log, at each poll
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The result of a poll. `fault`: the reason for a failed or partial poll.
+
+    `ended` is the attempt that has ended, even if the job continues with a retry.
+    """
+
+    job: Job
+    outlook: Forecast | None = None
+    notices: tuple[Notice, ...] = ()
+    is_again: bool = False
+    fault: str = ""
+    ended: Attempt | None = None
+
+
+def chosen(registry: Registry, names: Sequence[str], now_s: float) -> list[Job]:
+    """Return the named jobs; without names, the jobs that are active, ended recently, or have notifications to send."""
+    if names:
+        return list({job.id: job for job in map(registry.find, names)}.values())
+    waiting = set(claims.pending(registry.database, now_s - RECENT_S))
+    jobs = [*registry.jobs(active=True), *registry.jobs(limit=MOST_JOBS)]
+    return [job for job in {job.id: job for job in jobs}.values() if _is_of_late(job, now_s) or job.id in waiting]
+
+
+def look(registry: Registry, herald: Notifier, job: Job) -> Seen | None:
+    """Refresh the job, send due notifications and a due retry; None if a concurrent watcher handles the job.
+
+    An error is returned as `fault`, so that the polls of further jobs continue.
+    """
+    try:
+        with _alone(registry.folder, job.id) as is_mine:
+            return _look(registry, herald, job) if is_mine else None
+    except (CloudtrainError, OSError) as error:
+        return Seen(job, fault=str(error))
+    except Exception as error:
+        return Seen(job, fault=f"cloudtrain itself failed: {type(error).__name__}: {error}")
+
+
+def keep(registry: Registry, seen: Seen, within_s: float = KEEP_S) -> None:
+    """Fetch the log of an attempt that ended recently, while its machines, or the platform, still have the log.
+
+    To be called after the report of the end, because a fetch may take long. Errors are ignored: the end stays known.
+    """
+    attempt = seen.ended
+    if attempt is None or (attempt.state.ended_s or 0.0) < time.time() - RECENT_S:
+        return
+    with suppress(CloudtrainError, OSError):
+        keeping.keep(registry, seen.job, attempt, within_s=within_s)
+
+
+def line(seen: Seen) -> str:
+    """Return the result for people, on a single line."""
+    job, clock = seen.job, time.strftime("%H:%M:%S")
+    parts = [f"{clock} {job.id}  {outcome(job)}", shown(job.attempt.progress)]
+    if (found := seen.outlook) is not None:
+        limit = f" of {dollars(found.limit_micro)}" if found.limit_micro else ""
+        parts.append(f"{dollars(found.spent_micro)}{limit}")
+        if job.active and found.burn_micro_h:
+            parts.append(f"{dollars(found.burn_micro_h)} an hour")
+        if job.active and found.finish_at_s is not None:
+            parts.append(f"done in {span(found.finish_at_s - time.time())}")
+        if job.active and found.cap_at_s is not None:
+            parts.append(f"{span(found.cap_at_s - time.time())} left")
+    if job.attempt.unreachable_since_s is not None:
+        parts.append(f"{job.backend} does not answer")
+    return ", ".join(part for part in parts if part)
+
+
+def _look(registry: Registry, herald: Notifier, job: Job) -> Seen:
+    was_active = job.active
+    job = refresh(registry, registry.find(job.id))
+    notices, again = herald.look(job), None
+    if not job.active and (was_active or _is_of_late(job, time.time(), RETRY_S)):
+        again = retry.earned(registry, job)
+    money = herald.outlook(again or job, time.time())
+    return Seen(again or job, money, tuple(notices), again is not None, ended=None if job.active else job.attempt)
+
+
+def _is_of_late(job: Job, now_s: float, within_s: float = RECENT_S) -> bool:
+    ended_s = job.attempt.state.ended_s
+    return job.active or (ended_s is not None and now_s - ended_s <= within_s)
+
+
+@contextmanager
+def _alone(folder: Path, job_id: str) -> Iterator[bool]:
+    """Lock the job's byte of the lock file, and yield whether the lock was free; the kernel frees it with the process.
+
+    Two jobs with the same byte exclude each other. Raises OSError, for example on a file system without locks.
+    """
+    with (folder / LOCK).open("a") as lock:
+        try:
+            _lock(lock.fileno(), zlib.crc32(job_id.encode()))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def _lock(file: int, byte: int) -> None:
+    """Lock the byte for the open file. Raises BlockingIOError.
+
+    A lock of the process would not exclude its threads, and the first closed file would release all locks.
+    """
+    if (of_file := getattr(fcntl, "F_OFD_SETLK", None)) is not None:
+        try:
+            fcntl.fcntl(file, of_file, struct.pack("hhqqi", fcntl.F_WRLCK, 0, byte, 1, 0))  # struct flock
+            return
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # EINVAL: the kernel has no locks of open files
+                raise
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)

@@ -1,0 +1,67 @@
+"""The worst-case cost of a job's earlier attempts; budgets are checked against this figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.metering.limit import PARTS, CostRate, Terms, parts, worst_case_micro
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Attempt
+
+__all__ = ["metered_at_worst_micro", "spent_at_worst_micro"]
+
+
+def spent_at_worst_micro(attempts: Sequence[Attempt], now_s: float, price_micro: int | None = None) -> int | None:
+    """Return the most that the attempts may have cost, at the price's uncertainty; None at an unknown price.
+
+    Seconds are rounded up to billing units, and the idle time of machines after the end is added. `price_micro`, for
+    one instance and one hour, is used for an attempt without a price.
+    """
+    costs = [_at_worst(attempt, now_s, price_micro) for attempt in attempts]
+    return None if None in costs else sum(cost or 0 for cost in costs)
+
+
+def metered_at_worst_micro(plan: Mapping[str, Any], attempt: int, spent_micro: int) -> int:
+    """Return the most that may have been billed if the meter counts `spent_micro`: one billing unit more per attempt.
+
+    The last attempt's plan gives the unit and the uncertainty. A stored plan without a price gives the meter's sum.
+    """
+    price_micro = plan.get("price_micro")
+    if not price_micro:
+        return spent_micro
+    rate = CostRate(plan["instances"], price_micro, plan.get("uncertainty", 1.0))
+    rounding_micro = worst_case_micro(plan.get("unit_s", 1) + plan.get("minimum_bill_s", 0), rate, Terms()) * attempt
+    return -(-spent_micro * parts(rate.uncertainty) // PARTS) + rounding_micro
+
+
+def _at_worst(attempt: Attempt, now_s: float, price_micro: int | None) -> int | None:
+    plan, idle_s = attempt.plan, attempt.state.idle_s or 0.0
+    unit_s, least_s = plan.get("unit_s", 1), plan.get("minimum_bill_s", 0)
+    scale = parts(plan.get("uncertainty", 1.0))
+    return _sum(_billed(meter.legs_of([attempt]), now_s, unit_s, least_s, idle_s, price_micro), scale)
+
+
+def _billed(
+    legs: Iterable[meter.Leg], now_s: float, unit_s: int, least_s: int, idle_s: float, price_micro: int | None
+) -> list[int | None]:
+    """Return the cost of each leg by its price and its billed seconds."""
+    found: list[int | None] = []
+    for leg in legs:
+        seconds = leg.seconds(now_s)
+        if seconds <= 0:
+            found.append(0)
+            continue
+        billed_s = max(least_s, -(-ceil(seconds + idle_s) // unit_s) * unit_s)
+        price = price_micro if leg.price_micro is None else leg.price_micro
+        whole = replace(leg, price_micro=price, billed_s=float(billed_s), ended_s=leg.ended_s or now_s, most_s=None)
+        found.append(meter.cost_micro(whole, now_s))
+    return found
+
+
+def _sum(costs: Sequence[int | None], scale: int) -> int | None:
+    return None if None in costs else -(-sum(cost or 0 for cost in costs) * scale // PARTS)

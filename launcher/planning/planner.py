@@ -1,0 +1,153 @@
+"""The plan of a job before anything is sent: ranks, batch split, limit and worst-case bill."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault
+from cloudtrain.launcher.metering import limit as caps
+from cloudtrain.launcher.plan import Batch, Plan
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.backend import Capacity
+    from cloudtrain.launcher.config.schema import Budget, JobConfig
+
+__all__ = ["STOP_TAIL_S", "make"]
+
+STOP_TAIL_S = caps.STOP_MARGIN_S
+
+
+def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
+    """Return the plan of the next attempt, after earlier attempts have cost `spent_micro` at worst.
+
+    Raises ConfigError if the batch cannot be split over the ranks or a budget has no price; BudgetError if the
+    remaining money buys no useful run.
+    """
+    instances, terms = config.resources.instances, capacity.terms
+    wanted = config.distributed.nproc_per_node
+    nproc = max(1, capacity.gpus) if wanted == "auto" else int(wanted)
+    if capacity.gpus and nproc > capacity.gpus:
+        message = f"{nproc} ranks on an instance with {capacity.gpus} GPUs: each needs one of its own"
+        raise ConfigError([Fault(message, key="distributed.nproc_per_node", hint="leave it at `auto`")])
+    price_micro = None if capacity.hourly_usd is None else ceil(round(capacity.hourly_usd * 1e6, 3))
+    rate = None if price_micro is None else caps.CostRate(instances, price_micro, capacity.uncertainty)
+    is_unpriced = capacity.is_own and not capacity.hourly_usd
+    budget = None if is_unpriced else config.budget
+    cap = _cap(config, budget, capacity, rate, spent_micro)
+    is_hard = cap.reason == "budget" and budget is not None and budget.on_limit == "stop"
+    own_limit_s = cap.cap_s if is_hard else caps.own_limit_s(cap.cap_s, terms)
+    worst_micro = None if rate is None else cap.worst_case_micro
+    return Plan(
+        instances=instances,
+        nproc_per_node=nproc,
+        ranks=instances * nproc,
+        gpus_per_instance=capacity.gpus,
+        hourly_usd=None if price_micro is None else price_micro * instances / 1e6,
+        price_source=capacity.price_source,
+        cap_s=cap.cap_s,
+        cap_reason=cap.reason,
+        deadline_s=own_limit_s if is_hard else caps.deadline_s(own_limit_s),
+        worst_case_usd=None if worst_micro is None else worst_micro / 1e6,
+        batch=_split(config, instances * nproc) if config.task else None,
+        machine=capacity.machine,
+        price_micro=price_micro,
+        uncertainty=capacity.uncertainty,
+        price_as_of=capacity.price_as_of,
+        own_limit_s=own_limit_s,
+        tail_s=terms.tail_s,
+        useful_s=caps.least_useful_s(terms),
+        unit_s=terms.unit_s,
+        minimum_bill_s=terms.minimum_bill_s,
+        attempts=terms.lives,
+        worst_case_micro=worst_micro,
+        budget_micro=budget.limit if budget else None,
+        spent_micro=spent_micro,
+        on_limit=budget.on_limit if budget else None,
+        alert_micro=_thresholds(budget),
+        unpriced_budget_micro=config.budget.limit if config.budget and is_unpriced else None,
+        saves=config.task is not None or config.on_stop == "save",
+        keeps=any(not name.startswith("!") for name in config.keep),
+        is_spot_price=capacity.is_spot_price,
+    )
+
+
+def _thresholds(budget: Budget | None) -> tuple[int, ...]:
+    """Return the sums at which alerts are sent, each sum once."""
+    return tuple(sorted({-(-budget.limit * percent // 100) for percent in budget.alert_at})) if budget else ()
+
+
+def _cap(
+    config: JobConfig, budget: Budget | None, capacity: Capacity, rate: caps.CostRate | None, spent_micro: int
+) -> caps.Cap:
+    """Return the seconds that the job may run, and whether the time limit or the budget sets them."""
+    longest_s = config.limits.max_duration
+    if budget is not None:
+        _require_price(config, capacity)
+    if rate is None or budget is None or budget.on_limit == "alert":
+        worst_micro = 0 if rate is None else caps.worst_case_micro(longest_s, rate, capacity.terms)
+        return caps.Cap(longest_s, "time_limit", worst_micro)
+    found = caps.choose(budget.limit, spent_micro, rate, capacity.terms, longest_s)
+    if isinstance(found, caps.Cap):
+        return found
+    raise _refused(found, budget.limit, rate, capacity)
+
+
+def _require_price(config: JobConfig, capacity: Capacity) -> None:
+    """Raise ConfigError if the budget has no price above 0: an unknown price is not 0."""
+    if capacity.hourly_usd is not None and capacity.hourly_usd > 0:
+        return
+    key = f"{config.backend}.price_per_hour"
+    if capacity.hourly_usd == 0:
+        message, hint = "a budget cannot limit what costs nothing", f"set {key} to what an hour costs, or leave it out"
+    else:
+        what, refreshes, _ = capacity.price_source.partition(": cloudtrain prices refresh")
+        message = f"a budget needs a price: {what}"
+        first = "cloudtrain prices refresh, " if refreshes else ""
+        hint = f"{first}set {key}, or add --price-per-hour USD: one instance's, for an hour"
+    raise ConfigError([Fault(message, key="budget.limit", hint=hint)])
+
+
+def _refused(found: caps.LimitRefusal, limit_micro: int, rate: caps.CostRate, capacity: Capacity) -> BudgetError:
+    from cloudtrain.entrypoints.format import down, span, up
+    from cloudtrain.launcher.text.units import format_money
+
+    spent_micro = limit_micro - found.left_micro
+    left = f"the {format_money(down(max(found.left_micro, 0)))} left of {format_money(limit_micro)}"
+    hourly = f"{rate.instances * rate.price_micro / 1e6:.2f} USD an hour"
+    if capacity.uncertainty > 1:
+        hourly += f" and up to {capacity.uncertainty:g} times that"
+    what = left if spent_micro else f"the budget of {format_money(limit_micro)}"
+    buys = f"{'buy' if spent_micro else 'buys'} {span(found.affordable_s) if found.affordable_s else 'no run'}"
+    tail = f" and {span(capacity.terms.tail_s)} of stopping" if capacity.terms.tail_s else ""
+    needs = f"{span(found.least_s)}{tail} need a budget of {format_money(up(found.enough_micro))}"
+    billed = f"; {format_money(up(spent_micro))} may have been billed so far, at worst" if spent_micro else ""
+    error = BudgetError(
+        f"{what} {buys} at {hourly}{billed}",
+        where="budget.limit",
+        hint=f"{needs}; or take fewer or cheaper instances",
+    )
+    error.enough_micro = found.enough_micro
+    return error
+
+
+def _split(config: JobConfig, ranks: int) -> Batch | None:
+    training = config.training
+    if training is None:
+        return None
+    size = training.global_batch_size
+    micro = training.micro_batch_size or max(1, size // ranks)
+    if size % (micro * ranks):
+        step = micro * ranks
+        below, above = size // step * step, (size // step + 1) * step
+        near = f"{below} or {above}" if below else f"{above}"
+        raise ConfigError(
+            [
+                Fault(
+                    f"a global batch of {size} cannot be split over {ranks} ranks in micro-batches of {micro}",
+                    key="training.global_batch_size",
+                    hint=f"use {near}, or another micro_batch_size: global = micro x ranks x accumulation",
+                )
+            ]
+        )
+    return Batch(size, micro, size // (micro * ranks))

@@ -1,0 +1,138 @@
+"""Prepares a submit from a config: plan, pack, render, check. Changes nothing outside the local machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.errors import BudgetError, ConfigError, require_all
+from cloudtrain.launcher.planning import bundle as bundles
+from cloudtrain.launcher.planning import plan_text
+from cloudtrain.launcher.planning import planner as plans
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.errors import Fault
+    from cloudtrain.launcher.plan import Plan
+
+__all__ = ["DRY_SUFFIX", "Prepared", "prepare", "refused", "require_a_plan"]
+
+DRY_SUFFIX = "00000"  # in place of the random part of a submit's id
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared submit, before any change. `request` is for the id `NAME-00000`."""
+
+    config: JobConfig
+    config_file: Path
+    backend: backends.Backend
+    plan: Plan
+    bundle: backends.Bundle
+    request: backends.Request
+    warnings: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Return lines for people: the plan, the code, and warnings."""
+        first, *rest = plan_text.lines(self.plan, self.config.backend)
+        return [f"{self.config.backend}: {first}", *rest, f"code: {bundles.summary(self.bundle)}", *self.warnings]
+
+
+def prepare(
+    config: JobConfig,
+    config_file: Path,
+    cache: Path,
+    *,
+    dry: bool,
+    shipped: backends.Bundle | None = None,
+    spent_micro: int = 0,
+) -> Prepared:
+    """Plan, pack, render and check. Raises ConfigError with all faults for which the backend would refuse the job.
+
+    A dry run writes no archive. `shipped` is an archive to send instead of the folder's present code. `spent_micro` is
+    the worst-case cost of earlier attempts, in micro-dollars, which the budget covers too.
+    """
+    from cloudtrain.launcher.config.codenotes import notes_of
+    from cloudtrain.launcher.planning import clear_values
+
+    backend = backends.load(config.backend)
+    plan = plans.make(config, backend.capacity(config), spent_micro)
+    folder = config_file.parent / config.code.dir
+    max_bytes = config.code.max_size_mb * bundles.MB
+    exclude = config.code.exclude
+    bundle = shipped or bundles.pack(folder, exclude, max_bytes, cache, scratch=dry, config_file=config_file)
+    request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
+    found = backend.check(request)
+    if faults := [fault for fault in found if not fault.is_warning]:
+        raise ConfigError(faults)
+    doubts = [f"warning: {fault.message} ({fault.key})" for fault in found]
+    noticed = () if shipped else (*clear_values.notes_of(config, config_file), *notes_of(config, folder))
+    warnings = (*request.notes, *doubts, *noticed, *_warnings(config, request, plan))
+    prepared = Prepared(config, config_file, backend, plan, bundle, request, warnings)
+    if dry and shipped is None and config.resources.spot:  # a submit refuses, with the same text
+        from cloudtrain.launcher.planning import proofs
+
+        prepared = replace(prepared, warnings=(*warnings, *proofs.notes(prepared)))
+    return prepared
+
+
+def require_a_plan(config: JobConfig, config_file: Path) -> None:
+    """Raise ConfigError with all faults for which a plan and a dry run would refuse the config or the code folder."""
+    folder, max_bytes = config_file.parent / config.code.dir, config.code.max_size_mb * bundles.MB
+    require_all(lambda: bundles.check(folder, config.code.exclude, max_bytes), lambda: _require_request(config))
+
+
+def _require_request(config: JobConfig) -> None:
+    backend = backends.load(config.backend)
+    plan = plans.make(config, backend.capacity(config))
+    request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
+    if faults := [fault for fault in backend.check(request) if not fault.is_warning]:
+        raise ConfigError(faults)
+
+
+def refused(config: JobConfig, config_file: Path) -> Sequence[Fault]:
+    """Return the faults of the code folder and of the backend's checks, for a config that already has faults."""
+    try:
+        require_a_plan(config, config_file)
+    except ConfigError as error:
+        return error.faults
+    except BudgetError:  # the user learns about money after the faults are fixed
+        pass
+    return ()
+
+
+def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Iterator[str]:
+    """Yield the config keys that the backend ignores, and further facts to know before a submit."""
+    asked = {
+        "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),
+        "limits.max_wait": config.limits.max_wait is not None,
+        "resources.spot": config.resources.spot,
+        "resources.disk_gb": config.resources.disk_gb is not None and config.backend != "local",
+    }
+    if plan.price_micro:
+        from cloudtrain.launcher.metering.rate import stale
+
+        if old := stale(plan.price_as_of):
+            yield old
+    if config.retry.max_attempts > 1 and "retry" not in request.carried:
+        always = "to have them always: cloudtrain watch --install"
+        yield f"retries happen only while a cloudtrain command follows the job; {always}"
+    if config.requirements:
+        stays = "torch stays as it is there"
+        yield f"{config.requirements}: installed on each node before the ranks start; {stays}"
+    if config.setup:
+        yield f"setup: {len(config.setup)} command{'s' * (len(config.setup) > 1)} on each node before the ranks start"
+    if config.notify:
+        from cloudtrain.launcher.store.channels import doubts
+
+        yield from doubts(config.model_dump(mode="json", include={"notify"}))
+    wanted = config.resources.accelerators if config.backend == "local" else None
+    if wanted and int(wanted.rpartition(":")[2]) != plan.gpus_per_instance:
+        there = plan.gpus_per_instance
+        gpus = f"{there} GPU{'s' * (there > 1)}" if there else "no GPU"
+        yield f"ignored on local: resources.accelerators ({wanted}); this machine has {gpus} for each instance"
+    if names := [name for name, is_set in asked.items() if is_set and name not in request.carried]:
+        yield f"ignored on {config.backend}: {', '.join(names)}"

@@ -1,0 +1,164 @@
+"""Stored proofs that a job, with the same code and config, saves when interrupted, and resumes.
+
+A proof belongs to a backend, to the shipped code, and to the config except keys that do not affect saving and resuming:
+name, money, notices, the number and kind of machines, and the place of the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher.backend import BUILT_IN
+from cloudtrain.launcher.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.planning.prepare import Prepared
+    from cloudtrain.launcher.store.database import Database
+
+__all__ = ["Proof", "find", "notes", "require", "store"]
+
+_APART = {"name", "backend", "code", "resources", "limits", "budget", "project", "notify", "retry", "tags", *BUILT_IN}
+_APART_IN = {"distributed": ("nproc_per_node",), "checkpoint": ("uri", "export")}
+_NAMES_OF = ("inputs", "outputs")  # names only, not addresses
+DEFAULT_FILE = "cloudtrain.yaml"
+PREEMPT_AT = 3  # in the suggested command: early, so that the proof is quick
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The time of the proof, the verdict in a sentence, and the hash of each key of the config."""
+
+    ended_s: float
+    words: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def store(database: Database, code_sha256: str, config: JobConfig, words: str) -> None:
+    """Store the proof for the config's backend; replace an earlier proof of the same code and config."""
+    verdict = {"words": words, "settings": {name: _hash(told) for name, told in _settings(config).items()}}
+    values = (_key(code_sha256, config), time.time(), json.dumps(verdict))
+    with database.transaction():
+        database.execute("INSERT OR REPLACE INTO rehearsals (key, ended_s, verdict) VALUES (?, ?, ?)", values)
+
+
+def find(database: Database, code_sha256: str, config: JobConfig) -> Proof | None:
+    """Return the proof for exactly the same code and config, or None."""
+    return _newest(database, _key(code_sha256, config))
+
+
+def require(database: Database, prepared: Prepared) -> None:
+    """Raise ConfigError if the job requests spot machines and its resume was never proven."""
+    why = _missing(database, prepared)
+    if why is None:
+        return
+    hint = f"`{_command(prepared)}` proves it here, in seconds and for nothing; --force sends it as it is"
+    raise ConfigError([Fault(f"spot machines, and {why}", key="resources.spot", hint=hint)])
+
+
+def notes(prepared: Prepared) -> Iterator[str]:
+    """Yield the notes of a dry run, which sends no request and creates no file."""
+    if not _is_spot(prepared):
+        return
+    database = _there()
+    why = _missing(database, prepared)
+    if why is not None:
+        yield f"resources.spot: {why}; submit wants `{_command(prepared)}` before, or --force"
+        return
+    assert database is not None
+    proof = find(database, prepared.bundle.code_sha256, prepared.config)
+    assert proof is not None
+    yield f"resources.spot: its resume was rehearsed on {_day(proof)}: {proof.words}"
+
+
+def _there() -> Database | None:
+    """Return the installation's database, or None before the first use."""
+    from cloudtrain.launcher.store.database import Database
+    from cloudtrain.launcher.store.home import where
+
+    folder = where()
+    return Database(folder) if (folder / "registry.sqlite").exists() else None
+
+
+def _day(proof: Proof) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(proof.ended_s))
+
+
+def _missing(database: Database | None, prepared: Prepared) -> str | None:
+    """Return why the job's resume is not proven; None if proven, or if the job does not run on spot machines."""
+    config, sha256 = prepared.config, prepared.bundle.code_sha256
+    never = f"nothing has proven that this job saves and goes on when {config.backend} takes them away"
+    if not _is_spot(prepared):
+        return None
+    if database is None:
+        return never
+    if find(database, sha256, config) is not None:
+        return None
+    older = _newest(database, f"{config.backend}:{_config_hash(config)}:%")
+    if older is not None:
+        return f"the code, or cloudtrain's own on the nodes, has changed since its resume was proven ({_day(older)})"
+    older = _newest(database, f"{config.backend}:%:{sha256}")
+    if older is not None:
+        return f"other settings than today's were proven ({_day(older)}): {_apart(older, config)} has changed since"
+    return never
+
+
+def _is_spot(prepared: Prepared) -> bool:
+    return prepared.config.resources.spot and "resources.spot" in prepared.request.carried
+
+
+def _command(prepared: Prepared) -> str:
+    from shlex import quote
+
+    config, file = prepared.config, str(prepared.config_file)
+    most = config.training.max_steps if config.task is not None else None
+    at = PREEMPT_AT if most is None else max(1, min(PREEMPT_AT, most - 2))
+    named = "" if file == DEFAULT_FILE else f" -f {quote(file)}"
+    return f"cloudtrain rehearse{named} --backend {config.backend} --preempt-at {at}"
+
+
+def _key(code_sha256: str, config: JobConfig) -> str:
+    return f"{config.backend}:{_config_hash(config)}:{code_sha256}"
+
+
+def _config_hash(config: JobConfig) -> str:
+    return _hash(_settings(config))
+
+
+def _settings(config: JobConfig) -> dict[str, Any]:
+    """Return the config's values that a proof depends on: all except values known to have no effect."""
+    told = config.model_dump(mode="json", exclude=_APART)
+    for name, keys in _APART_IN.items():
+        told[name] = {key: value for key, value in told[name].items() if key not in keys}
+    told["checkpoint"]["mirror"] = told["checkpoint"]["mirror"] is not None
+    told |= {name: sorted(told[name]) for name in _NAMES_OF}
+    own = getattr(config, config.backend, None)
+    if own is not None:
+        told[config.backend] = own.model_dump(mode="json", exclude={"price_per_hour"})
+    return told
+
+
+def _apart(proof: Proof, config: JobConfig) -> str:
+    """Return the config's keys that have changed since the proof."""
+    told = _settings(config)
+    names = [name for name, value in told.items() if proof.settings.get(name) != _hash(value)]
+    return ", ".join([*names, *(name for name in proof.settings if name not in told)]) or "something"
+
+
+def _hash(told: Any) -> str:
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _newest(database: Database, pattern: str) -> Proof | None:
+    sql = "SELECT ended_s, verdict FROM rehearsals WHERE key LIKE ? ORDER BY ended_s DESC LIMIT 1"
+    rows = database.execute(sql, (pattern,))
+    if not rows:
+        return None
+    told = json.loads(rows[0]["verdict"])
+    return Proof(rows[0]["ended_s"], str(told.get("words", "")), told.get("settings", {}))

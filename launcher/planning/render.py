@@ -1,0 +1,139 @@
+"""Renders templates into requests: Python decides, Jinja fills in data, and the result is parsed before use."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher.errors import Fault
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+__all__ = ["as_json", "as_yaml", "at", "changed", "overlaid", "render_json", "render_yaml"]
+
+# Characters that YAML accepts only escaped, or reads as an end of a line (YAML 1.1, "c-printable" and "b-char").
+_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+YAML_WIDTH = 120
+_TEXT = "tag:yaml.org,2002:str"
+
+
+def render_json(template: str, **values: Any) -> dict[str, Any]:
+    """Return the JSON object of the rendered text. The template contains `{{ value | json }}` for every value.
+
+    Raises jinja2.UndefinedError if the caller leaves out a value of the template: an error in cloudtrain.
+    """
+    body: dict[str, Any] = json.loads(_rendered(template, values))
+    return body
+
+
+def render_yaml(template: str, **values: Any) -> dict[str, Any]:
+    """Return the YAML mapping of the rendered text. The template contains `{{ value | yaml }}` for every value."""
+    import yaml
+
+    body: dict[str, Any] = yaml.load(_rendered(template, values), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return body
+
+
+def as_json(body: dict[str, Any]) -> str:
+    """Return the object as JSON for a dry run."""
+    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+
+
+def as_yaml(body: dict[str, Any]) -> str:
+    """Return the mapping as YAML for a dry run, with the keys in order."""
+    import yaml
+
+    class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+        """Writes texts of several lines as literal blocks."""
+
+    def shown(dumper: Any, text: str) -> Any:
+        return dumper.represent_scalar(_TEXT, text, "|" if "\n" in text else None)
+
+    Dumper.add_representer(str, shown)
+    text: str = yaml.dump(body, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=YAML_WIDTH)
+    return text
+
+
+def overlaid(body: dict[str, Any], raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the request with the user's `raw` merged in, and a line for each change.
+
+    Mappings are merged key by key; any different value replaces the old value, and None removes the key.
+    """
+    changes: list[str] = []
+    return _overlaid(body, raw, "", changes), changes
+
+
+def _overlaid(body: dict[str, Any], raw: dict[str, Any], path: str, changes: list[str]) -> dict[str, Any]:
+    merged = dict(body)
+    for key, value in raw.items():
+        here, before = f"{path}{key}", merged.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            merged[key] = _overlaid(before, value, f"{here}.", changes)
+        elif value is None:
+            merged.pop(key, None)
+            if before is not None:
+                changes.append(f"raw: {here} removed, was {_json(before)}")
+        elif value != before:
+            merged[key] = value
+            changes.append(f"raw: {here} {_json(value)}, {'new' if key not in body else f'was {_json(before)}'}")
+    return merged
+
+
+def changed(
+    planned: dict[str, Any], body: dict[str, Any], paths: Mapping[tuple[str, ...], str], raw: str
+) -> Iterator[Fault]:
+    """Yield a fault for each planned value that the user's `raw` has changed.
+
+    `paths` maps places in the request to the config's keys; `raw` is the config key of the user's changes.
+    """
+    for path, key in paths.items():
+        if at(planned, path) != at(body, path):
+            message = f"`raw` changes {'.'.join(path)}, and with it what was planned"
+            yield Fault(message, key=raw, hint=f"set {key} instead")
+
+
+def at(body: Any, path: tuple[str, ...]) -> Any:
+    """Return the value at a path in the request, None if absent."""
+    for name in path:
+        body = body.get(name) if isinstance(body, dict) else None
+    return body
+
+
+def _rendered(template: str, values: dict[str, Any]) -> str:
+    return str(_environment().get_template(template).render(**values))
+
+
+@functools.cache
+def _environment() -> Environment:
+    """Return the Jinja environment with its compiled templates: a comparison of backends renders several."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FunctionLoader(_source),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["json"] = _json
+    environment.filters["yaml"] = _yaml
+    return environment
+
+
+def _source(name: str) -> str:
+    return files("cloudtrain.templates").joinpath(*name.split("/")).read_text(encoding="utf-8")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _yaml(value: Any) -> str:
+    """Return the value as JSON with YAML's unprintable characters escaped, which is valid YAML."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", _json(value))

@@ -1,0 +1,193 @@
+"""The rules of a vendor's request, as a table, and a check of a request against the table.
+
+The tables are the backends' rules.json, written by tools/*_table.py from the vendors' own packages. Each table has
+`shapes`, rules by name, and the name of the `root`. A rule is a mapping, the name of a shape, or only a type.
+
+    type                           object choice either map list string integer int64 number boolean any
+    members, required, read_only   of an object: rules by name; names; names
+    by, cases                      of a choice: the field that names the kind; rules by kind
+    of, key                        rules of a list's items, or of a map's values and names; of `either`: a list of rules
+    min, max                       of a number, or of the length of a text or a list
+    pattern, said                  of a whole text; the pattern's meaning in words
+    enum, fold                     words; `lower` or `snake`: the conversion of a word before the lookup
+    nullable                       null is valid, too
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.resources import files
+from typing import Any
+
+__all__ = ["Found", "Table", "meant", "read", "violations"]
+
+Found = tuple[str, str, bool]  # path in the request, message, whether only a warning
+Rule = str | dict[str, Any]
+
+# The name of each type in messages, and its Python types after JSON; protobuf's JSON has int64 as text or a number.
+_TYPES: dict[str, tuple[str, Any]] = {
+    "object": ("a mapping", Mapping),
+    "choice": ("a mapping", Mapping),
+    "map": ("a mapping", Mapping),
+    "list": ("a list", list),
+    "string": ("a string", str),
+    "boolean": ("true or false", bool),
+    "integer": ("an integer", int),
+    "int64": ("an integer", (int, str)),
+    "number": ("a number", (int, float)),
+    "any": ("anything", object),
+}
+_NUMBERS = ("integer", "int64", "number")
+_SHOWN = 80  # characters of a wrong value
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rules with words for messages: `thing` is the name of a request, `vendor` the name of the vendor.
+
+    `growing` names the enumerations that the vendor extends: an unknown word may be newer than the table.
+    """
+
+    root: str
+    shapes: Mapping[str, dict[str, Any]]
+    thing: str
+    vendor: str
+    growing: tuple[str, ...] = ()
+
+
+@functools.lru_cache(maxsize=8)
+def read(backend: str, thing: str, vendor: str, *growing: str) -> Table:
+    """Return the table in the backend's folder."""
+    told = json.loads(files("cloudtrain.backends").joinpath(backend).joinpath("rules.json").read_text())
+    return Table(told["root"], told["shapes"], thing, vendor, growing)
+
+
+def violations(table: Table, value: Any, shape: str = "") -> Iterator[Found]:
+    """Yield each breach of the table by a request, or by a value with the shape `shape`."""
+    yield from _value(table, shape or table.root, value, "")
+
+
+def meant(word: Any, known: Iterable[Any]) -> str:
+    """Return `; did you mean ...?` if a known word has a similar spelling, else ""."""
+    names = [str(each) for each in known]
+    same = [name for name in names if _letters(name) == _letters(str(word))]
+    close = same or get_close_matches(str(word), names, 1)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def _value(table: Table, rule: Rule, value: Any, path: str) -> Iterator[Found]:
+    name, rule = rule if isinstance(rule, str) else "", _spelt_out(table, rule)
+    kind = rule["type"]
+    if value is None and rule.get("nullable"):
+        return
+    if kind == "either":
+        yield from _either(table, rule["of"], value, path)
+        return
+    if not _is_of(kind, value) or (isinstance(value, bool) and kind in _NUMBERS):
+        yield path, f"expected {_TYPES[kind][0]}, found {_shown(value)}", False
+        return
+    yield from ((path, message, False) for message in _limits(rule, value))
+    if kind == "object":
+        yield from _members(table, rule, value, path)
+    elif kind == "choice":
+        yield from _case(table, rule, value, path)
+    elif kind == "list":
+        for index, item in enumerate(value):
+            yield from _value(table, rule["of"], item, f"{path}[{index}]")
+    elif kind == "map":
+        for key, item in value.items():
+            yield from _value(table, rule.get("key", "string"), key, f"{path}.{key}")
+            yield from _value(table, rule["of"], item, f"{path}.{key}")
+    elif "enum" in rule and _folded(value, rule.get("fold")) not in rule["enum"]:
+        if name in table.growing:
+            yield path, f"`{value}` is not in our table of {len(rule['enum'])}; {table.vendor} may know it", True
+        else:
+            yield path, f"`{value}` is none of {', '.join(rule['enum'])}{meant(value, rule['enum'])}", False
+
+
+def _members(table: Table, rule: dict[str, Any], value: Mapping[Any, Any], path: str) -> Iterator[Found]:
+    prefix = f"{path}." if path else ""
+    for name in rule["required"]:
+        if name not in value:
+            yield f"{prefix}{name}", "is required", False
+    for name, item in value.items():
+        if name in rule["members"]:
+            yield from _value(table, rule["members"][name], item, f"{prefix}{name}")
+        elif name in rule.get("read_only", ()):
+            yield f"{prefix}{name}", f"is {table.vendor}'s to say; what is sent has it not", False
+        else:
+            yield f"{prefix}{name}", f"is no field of {table.thing}{meant(name, rule['members'])}", False
+
+
+def _either(table: Table, rules: list[Rule], value: Any, path: str) -> Iterator[Found]:
+    """Yield the fewest breaches by any of the rules; a field `type` in the value chooses the rule."""
+    spelt_out = [_spelt_out(table, rule) for rule in rules]
+    fitting = [rule for rule in spelt_out if _is_of(rule["type"], value)]
+    if not fitting:
+        said = " or ".join(dict.fromkeys(_TYPES[rule["type"]][0] for rule in spelt_out))
+        yield path, f"expected {said}, found {_shown(value)}", False
+        return
+    tried = []
+    for rule in fitting:
+        found = list(_value(table, rule, value, path))
+        tried.append((any(each[0] == f"{path}.type" for each in found), len(found), found))
+    is_other_type, _, best = min(tried, key=lambda each: each[:2])
+    kinds = [_spelt_out(table, rule.get("members", {}).get("type", "any")) for rule in fitting]
+    words = [word for kind in kinds for word in kind.get("enum", ())]
+    if is_other_type and words:
+        said = f"`{value['type']}` is none of" if "type" in value else "is required: one of"
+        yield f"{path}.type", f"{said} {', '.join(words)}", False
+    else:
+        yield from best
+
+
+def _case(table: Table, rule: dict[str, Any], value: Mapping[Any, Any], path: str) -> Iterator[Found]:
+    """Yield the breaches by a value of several kinds, under the rule of the kind that the value names."""
+    word = value.get(rule["by"])
+    if word is None:
+        yield f"{path}.{rule['by']}", "is required", False
+    elif not isinstance(word, str) or word not in rule["cases"]:
+        yield f"{path}.{rule['by']}", f"`{word}` is none of {', '.join(rule['cases'])}", False
+    else:
+        yield from _value(table, rule["cases"][word], value, path)
+
+
+def _limits(rule: dict[str, Any], value: Any) -> Iterator[str]:
+    if "min" in rule or "max" in rule:
+        is_number = isinstance(value, (int, float))
+        unit = "" if is_number else " characters" if isinstance(value, str) else " entries"
+        size = value if is_number else len(value)
+        if size < rule.get("min", size):
+            yield f"{size}{unit} is less than {rule['min']}"
+        if size > rule.get("max", size):
+            yield f"{size}{unit} is more than {rule['max']}"
+    if "pattern" in rule and isinstance(value, str) and not re.fullmatch(rule["pattern"], value):
+        yield f"`{value}` {'is no ' + rule['said'] if 'said' in rule else 'does not match ' + rule['pattern']}"
+
+
+def _spelt_out(table: Table, rule: Rule) -> dict[str, Any]:
+    return table.shapes.get(rule) or {"type": rule} if isinstance(rule, str) else rule
+
+
+def _is_of(kind: str, value: Any) -> bool:
+    return isinstance(value, _TYPES[kind][1])
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _folded(word: str, fold: str | None) -> str:
+    if fold == "snake":
+        word = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", word)
+    return word.lower() if fold else word
+
+
+def _letters(word: str) -> str:
+    return "".join(each for each in word.lower() if each.isalnum())

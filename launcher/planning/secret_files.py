@@ -1,0 +1,168 @@
+"""Secret files in the code folder: found by name, and by the shape of tokens in their text.
+
+The names follow the documentation of the tools that write the files; gitrob's and GitHub's lists served as a check.
+The shapes of tokens follow gitleaks 8 (config/gitleaks.toml, MIT licence). A scanner as a dependency was no choice:
+detect-secrets 1.5 knows no file names and read 0.2 MB a second of trl's code, gitleaks is a Go program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+from cloudtrain.launcher.errors import Fault, Place
+
+__all__ = ["faults_of", "secret_name", "token_in"]
+
+# Most bytes searched of a file, and of a folder, smallest files first. The bounds count bytes, not seconds: two submits
+# of one folder end alike. 16 MB take 0.3 s of processor time; gzip takes 0.8 s for the same bytes.
+FILE_BYTES, FOLDER_BYTES = 1_000_000, 16_000_000
+
+_FOLDERS = {".aws", ".azure", ".ssh", ".kube", ".gnupg", ".oci", ".kaggle", ".password-store"}
+_PATHS = (
+    *(".config/gcloud/", ".config/gh/hosts.yml", ".docker/config.json", ".gem/credentials"),
+    *(".huggingface/token", ".huggingface/stored_tokens", "huggingface/token", "huggingface/stored_tokens"),
+)
+_NAMES = {
+    *(".env", ".envrc", ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".htpasswd", ".boto", ".s3cfg"),
+    *(".pgpass", "pgpass.conf", ".my.cnf", ".mylogin.cnf", "pip.conf", "pip.ini", "rclone.conf", ".vault-token"),
+    *(".dockercfg", ".dockerconfigjson", ".databrickscfg", ".passwd-s3fs", ".terraformrc", "terraform.rc"),
+    *("kubeconfig", "kaggle.json", "credentials", ".credentials", "credentials.toml", "credentials.csv"),
+    *("credentials.json", "credentials.yaml", "credentials.yml", "token.json", "application_default_credentials.json"),
+    *("secrets.yaml", "secrets.yml", "secrets.json", "secrets.toml", "secrets.ini", "rootkey.csv", "accesskeys.csv"),
+    *("msal_token_cache.json", "accesstokens.json", ".bash_history", ".zsh_history", ".python_history"),
+}
+_PATTERN = re.compile(
+    r"\.env\..*|.*\.env|id_(rsa|dsa|ecdsa|ed25519)([_.-].*)?|.*_(rsa|dsa|ecdsa|ed25519)|"
+    r"service[-_]account.*|client_secret.*\.json|.*-firebase-adminsdk-.*\.json|.*_(accesskeys|credentials)\.csv|"
+    r"((gcp|gcloud|google|aws|azure|sa|svc|service|api|access|private|secret)[-_])+keys?\.json|"
+    r".*\.(pem|key|ppk|p8|p12|pfx|pkcs12|keytab|kdbx?|jks|keystore|ovpn|publishsettings)|.*\.tfstate|.*\.tfvars(\.json)?"
+)
+_COPY = re.compile(r"(~|\.(bak|backup|old|orig|save|swp|copy))+$")
+_HARMLESS = re.compile(r".*\.(example|sample|template|tmpl|dist|defaults|pub|py|md)|(example|sample|template)\.env")
+
+
+# A kind of secret, a fixed part of its text, and its regular expression.
+_SHAPES = (
+    ("a private key", "PRIVATE KEY", r"-----BEGIN[ A-Z0-9]{0,40}PRIVATE KEY(?: BLOCK)?-----[\s\w\\+/=:,-]{64}"),
+    *(("an AWS access key", mark, rf"{mark}[A-Z2-7]{{16}}\b") for mark in ("AKIA", "ASIA")),
+    ("an AWS secret key", "ecret_access_key", r"(?i:aws_secret_access_key)\W{1,6}[\w/+]{40}(?![\w/+])"),
+    ("an AWS secret key", "SECRET_ACCESS_KEY", r"AWS_SECRET_ACCESS_KEY\W{1,6}[\w/+]{40}(?![\w/+])"),
+    ("an Azure storage key", "AccountKey=", r"AccountKey=[\w/+]{86}=="),
+    ("an Azure client secret", "Q~", r"[\w~.]{3}\dQ~[\w~.-]{31,34}(?![\w~.-])"),
+    ("a Google API key", "AIza", r"AIza[\w-]{35}(?![\w-])"),
+    *(("a GitHub token", mark, rf"{mark}[0-9A-Za-z]{{36}}") for mark in ("ghp_", "gho_")),
+    ("a GitHub token", "github_pat_", r"github_pat_\w{82}"),
+    ("a GitLab token", "glpat-", r"glpat-[\w-]{20}"),
+    ("a Hugging Face token", "hf_", r"hf_[A-Za-z0-9]{34}(?!\w)"),
+    ("a Weights & Biases key", "WANDB_API_KEY", r"WANDB_API_KEY\W{1,6}[0-9a-f]{40}\b"),
+    ("a Weights & Biases key", "wandb.login", r"wandb\.login\([^)]{0,40}[0-9a-f]{40}\b"),
+    ("an OpenAI key", "T3BlbkFJ", r"sk-[\w-]{20,}T3BlbkFJ[\w-]{20}"),
+    ("an Anthropic key", "sk-ant-", r"sk-ant-[a-z0-9]+-[\w-]{80}"),
+    *(("a Slack token", mark, rf"{mark}\d{{10,13}}-[\w-]{{20}}") for mark in ("xoxb-", "xoxp-")),
+    (
+        "a Slack webhook",
+        "hooks.slack.com",
+        r"(?:https://)?hooks\.slack\.com/(?:services|workflows|triggers)/[\w+/]{43}",
+    ),
+    ("a Stripe key", "sk_live_", r"sk_live_\w{20}"),
+    ("a Databricks token", "dapi", r"dapi[0-9a-f]{32}(?![0-9a-z])"),
+    ("an npm token", "npm_", r"npm_[0-9A-Za-z]{36}(?!\w)"),
+    ("a PyPI token", "pypi-AgEIcHlwaS5vcmc", r"pypi-AgEIcHlwaS5vcmc[\w-]{50}"),
+    ("a SendGrid key", "SG.", r"SG\.[\w-]{20,24}\.[\w-]{39,50}(?![\w-])"),
+    ("a Vault token", "hvs.", r"hvs\.[\w-]{90}"),
+    ("a Terraform token", ".atlasv1.", r"[a-zA-Z0-9]{14}\.atlasv1\.[\w=-]{60}"),
+    ("an age key", "AGE-SECRET-KEY-1", r"AGE-SECRET-KEY-1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58}"),
+)
+# Bytes around a mark: a secret that begins less than _STEP bytes behind the mark ends before _AFTER.
+_BEFORE, _STEP, _AFTER = 80, 150, 400
+_PLACEHOLDER = re.compile(rb"example|placeholder|x{4}|\*{4}|\.{4}|abcdefg|1234567|dummy|fake|your", re.IGNORECASE)
+_FEWEST = 9  # fewest different characters; below 9 a text has under 3 bits a character (gitleaks' bound): `hf_aaaa...`
+_SECRET_VARIABLE = re.compile(
+    r"(?:^|_)(?:(?:API|ACCESS|SECRET|PRIVATE|ACCOUNT|AUTH)_?KEY|SECRET|TOKEN|PASSWORD|PASSWD|PAT|WEBHOOK(?:_URL)?)$",
+    re.IGNORECASE,
+)
+
+
+def faults_of(folder: Path, sizes: Mapping[PurePosixPath, int], exclude: Iterable[str] = ()) -> Iterator[Fault]:
+    """Yield a fault for each file with a secret's name or with a token in its text; no fault prints the secret.
+
+    `sizes` are the files to ship, links among them. A line `!FILE` in `exclude` or .cloudtrainignore permits a file.
+    """
+    left, found = FOLDER_BYTES, dict[PurePosixPath, list[Fault]]()
+    for name, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
+        if _looks_secret(name):
+            hint = f"add `{name}` to .cloudtrainignore or to code.exclude; pass values through `secrets:`"
+            message = f"`{name}` looks like a secret, and would be uploaded with the code"
+            found[name] = [Fault(message, hint=f"{hint}; {_permit(name)}")]
+        elif (searched := min(size, FILE_BYTES)) <= left and not (folder / name).is_symlink():
+            left -= searched
+            found[name] = list(_tokens(folder, name))
+    names = {name for name, faults in found.items() if faults}
+    for name in sorted(names - _permitted(folder, names, exclude)):
+        yield from found[name]
+
+
+def token_in(text: str) -> str | None:
+    """Return the kind of the first secret in the text (`a GitHub token`), or None."""
+    return next((name for name, _ in _found(text.encode(errors="replace"))), None)
+
+
+def secret_name(variable: str) -> bool:
+    """Return whether the name is a secret variable's: HF_TOKEN is, TOKENIZERS_PARALLELISM is not."""
+    return _SECRET_VARIABLE.search(variable) is not None
+
+
+def _looks_secret(path: PurePosixPath) -> bool:
+    whole, name = f"/{path}".lower(), _COPY.sub("", path.name.lower())
+    if not _FOLDERS.isdisjoint(whole.split("/")[:-1]):
+        return True
+    if any(f"/{part}" in whole if part.endswith("/") else whole.endswith(f"/{part}") for part in _PATHS):
+        return True
+    return _HARMLESS.fullmatch(name) is None and (name in _NAMES or _PATTERN.fullmatch(name) is not None)
+
+
+def _tokens(folder: Path, name: PurePosixPath) -> Iterator[Fault]:
+    try:
+        with (folder / name).open("rb") as file:
+            data = file.read(FILE_BYTES)
+    except OSError:  # the bundle reports unreadable files
+        return
+    for kind, start in _found(data) if b"\0" not in data[:4096] else ():
+        line, column = data.count(b"\n", 0, start) + 1, start - data.rfind(b"\n", 0, start)
+        hint = f"pass it through `secrets:` and read the variable, or exclude the file; {_permit(name)}"
+        yield Fault(f"`{name}` holds {kind}", place=Place(str(name), line, column, ""), hint=hint)
+
+
+def _found(data: bytes) -> Iterator[tuple[str, int]]:
+    """Yield each kind of secret in the data, and the offset of the first match."""
+    for kind, mark, pattern in _SHAPES:
+        if (start := _first(data, mark.encode(), pattern.encode())) is not None:
+            yield kind, start
+
+
+def _first(data: bytes, mark: bytes, pattern: bytes) -> int | None:
+    at = data.find(mark)
+    while at >= 0:
+        whole = re.compile(rb"(?<![\w+-])" + pattern)  # cached by re
+        for match in whole.finditer(data, max(0, at - _BEFORE), at + _AFTER):
+            if len(set(match[0].replace(mark, b""))) >= _FEWEST and not _PLACEHOLDER.search(match[0]):
+                return match.start()
+        at = data.find(mark, at + _STEP)
+    return None
+
+
+def _permit(name: PurePosixPath) -> str:
+    return f"`!{name}` in .cloudtrainignore ships it all the same"
+
+
+def _permitted(folder: Path, names: Iterable[PurePosixPath], exclude: Iterable[str]) -> set[PurePosixPath]:
+    """Return the files that a `!` line names exactly; a pattern such as `!*.py` permits no file."""
+    lines = [(PurePosixPath(), line) for line in exclude]
+    for parent in {parent for name in names for parent in name.parents}:
+        with suppress(OSError):
+            text = (folder / parent / ".cloudtrainignore").read_text(errors="replace")
+            lines += [(parent, line) for line in text.splitlines()]
+    return {parent / line[1:].strip().lstrip("/") for parent, line in lines if line.startswith("!")}

@@ -1,0 +1,237 @@
+"""Budgets: limit, remaining money, and whether a job's worst case fits; pure functions, the same for every ledger.
+
+Money is in whole micro-dollars. A budget limits the costs of a project, or of all projects together, in total or in a
+calendar month (UTC). An active job counts at its worst case, in the current month: a job that runs into the next month
+had its worst case reserved before, so earlier jobs never push a month over its limit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cloudtrain.entrypoints.format import down, up, usd
+from cloudtrain.launcher.errors import BudgetError
+from cloudtrain.launcher.text.units import format_money
+
+__all__ = [
+    "MOST_MICRO",
+    "MOST_OVERCOMMIT_PERCENT",
+    "OVERALL",
+    "LedgerBudget",
+    "Held",
+    "Period",
+    "Standing",
+    "by_month",
+    "month_of",
+    "refusal",
+    "require_room",
+]
+
+OVERALL = ""  # the project of the overall budget, and of a job without a project
+MOST_MICRO = 10**16  # ten billion USD: above any budget, and sums still fit into SQLite's integers
+MOST_OVERCOMMIT_PERCENT = 1000
+Period = Literal["all", "month"]
+LEAST_KNOWN = 3  # the number of ended jobs needed for a mean
+_LATEST_S = 253_402_300_799.0  # the last second of the year 9999
+_NAMED = 3  # jobs that a refusal names
+
+
+@dataclass(frozen=True)
+class LedgerBudget:
+    """A limit. An `overcommit_percent` over 100 lets the worst cases add up to so much more than the unspent money."""
+
+    project: str
+    period: Period
+    limit_micro: int
+    overcommit_percent: int = 100
+    set_s: float = 0.0
+    set_by: str = ""
+
+    @property
+    def title(self) -> str:
+        """Return the owner and the limit: `project vision's monthly 100 USD`."""
+        monthly = "monthly " if self.period == "month" else ""
+        whose = f"project {self.project}'s" if self.project else "the overall"
+        more = f" (overcommitted {self.overcommit_percent / 100:g} times)" if self.overcommit_percent != 100 else ""
+        return f"{whose} {monthly}{usd(self.limit_micro)}{more}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """An attempt that may still cost money; `amount_micro` is its worst case, None at an unknown price."""
+
+    job_id: str
+    attempt: int
+    project: str
+    amount_micro: int | None
+    created_s: float
+    by: str = ""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A budget's state. `settled_micro` and `expected_micro`: cost and worst cases of ended jobs."""
+
+    budget: LedgerBudget
+    month: str
+    spent_micro: int
+    held: tuple[Held, ...] = ()
+    settled_micro: int = 0
+    expected_micro: int = 0
+    settled_count: int = 0
+
+    @property
+    def reserved_micro(self) -> int:
+        """The sum of all worst cases; attempts without a known price are in `unknown`."""
+        return sum(each.amount_micro or 0 for each in self.held)
+
+    @property
+    def unknown(self) -> tuple[Held, ...]:
+        """Active attempts at an unknown price."""
+        return tuple(each for each in self.held if each.amount_micro is None)
+
+    @property
+    def left_micro(self) -> int:
+        """The limit minus spent and reserved money; negative if the sum is over the limit."""
+        return self.budget.limit_micro - self.spent_micro - self.reserved_micro
+
+    @property
+    def room_micro(self) -> int:
+        """The worst case that still fits: what remains, or more with an overcommitment; negative if over the limit."""
+        unspent = self.budget.limit_micro - self.spent_micro
+        more = unspent * self.budget.overcommit_percent // 100 if unspent > 0 else unspent
+        return more - self.reserved_micro
+
+    @property
+    def mean_percent(self) -> int | None:
+        """The cost of ended jobs in percent of their worst cases, rounded up; None below LEAST_KNOWN jobs."""
+        if self.settled_count < LEAST_KNOWN or self.expected_micro <= 0:
+            return None
+        return -(-self.settled_micro * 100 // self.expected_micro)
+
+    def overcommit_for(self, amount_micro: int) -> int:
+        """Return the least `overcommit_percent` at which the amount fits."""
+        unspent = max(1, self.budget.limit_micro - self.spent_micro)
+        return -(-(self.reserved_micro + amount_micro) * 100 // unspent)
+
+    def mean_left_micro(self, amount_micro: int = 0) -> int | None:
+        """Return the remaining money if all reservations and this amount cost as much as jobs do on average."""
+        if self.mean_percent is None:
+            return None
+        expected = -(-(self.reserved_micro + amount_micro) * self.mean_percent // 100)
+        return self.budget.limit_micro - self.spent_micro - expected
+
+
+def require_room(standings: Sequence[Standing], amount_micro: int | None, where: str = "") -> None:
+    """Raise BudgetError if a budget has no room for the amount; None, an unknown price, fits into no budget."""
+    refused = [text for standing in standings for text in refusal(standing, amount_micro)]
+    if not refused:
+        return
+    raise BudgetError("\n".join(refused), where=where, hint=_hint(standings, amount_micro))
+
+
+def refusal(standing: Standing, amount_micro: int | None) -> Iterator[str]:
+    """Yield the reason if the budget has no room: limit, spent, reserved (with the holders), left and needed money."""
+    title = standing.budget.title
+    if amount_micro is None:
+        yield f"nobody knows this job's price, so {title} cannot hold its worst case"
+        return
+    if amount_micro == 0:
+        return
+    if standing.unknown:
+        yield f"{title} cannot be kept: nobody knows the price of {_names(standing.unknown)}, not over yet"
+        return
+    unspent_micro = standing.budget.limit_micro - standing.spent_micro
+    if amount_micro <= standing.room_micro:
+        if amount_micro > unspent_micro:  # overcommitment is for many jobs together, not for a single job
+            yield (
+                f"{title} does not hold this job's worst case of {usd(up(amount_micro))}: alone it may exceed the"
+                f" {usd(down(max(0, unspent_micro)))} that are not spent, and no overcommitment is for that"
+            )
+        return
+    held = f", reserved {usd(up(standing.reserved_micro))} by {_names(standing.held)}" if standing.held else ""
+    when = f" in {standing.month}" if standing.budget.period == "month" else ""
+    room = "left" if standing.budget.overcommit_percent == 100 else "may still be promised"
+    yield (
+        f"{title} does not hold this job's worst case of {usd(up(amount_micro))}: spent {usd(standing.spent_micro)}"
+        f"{when}{held}, {room} {usd(down(max(0, standing.room_micro)))}"
+    )
+
+
+def month_of(time_s: float) -> str:
+    """Return the calendar month, UTC: `2026-11`."""
+    return time.strftime("%Y-%m", time.gmtime(max(0.0, min(time_s, _LATEST_S))))
+
+
+def by_month(total_micro: int, start_s: float | None, end_s: float) -> dict[str, int]:
+    """Return the sum split over calendar months in proportion to time; the parts add up to the sum exactly."""
+    end_s = max(0.0, min(end_s, _LATEST_S))
+    start_s = end_s if start_s is None else max(0.0, start_s)
+    if total_micro <= 0 or start_s >= end_s or month_of(start_s) == month_of(end_s):
+        return {month_of(end_s): total_micro} if total_micro else {}
+    parts: dict[str, int] = {}
+    done = 0
+    for border_s in (*_borders(start_s, end_s), end_s):
+        until = round(total_micro * ((border_s - start_s) / (end_s - start_s)))
+        parts[month_of(border_s - 0.001)] = until - done
+        done = until
+    return {month: micro for month, micro in parts.items() if micro}
+
+
+def _borders(start_s: float, end_s: float) -> Iterator[float]:
+    """Yield the start times of the months that begin between the two times."""
+    import calendar
+
+    year, month = time.gmtime(start_s)[:2]
+    while True:
+        year, month = (year + 1, 1) if month == 12 else (year, month + 1)
+        border_s = float(calendar.timegm((year, month, 1, 0, 0, 0)))
+        if border_s >= end_s:
+            return
+        yield border_s
+
+
+def _names(held: Iterable[Held]) -> str:
+    jobs = [f"{each.job_id}{f' of {each.by}' if each.by else ''}" for each in held]
+    return ", ".join(jobs[:_NAMED]) + (f" and {len(jobs) - _NAMED} more" if len(jobs) > _NAMED else "")
+
+
+def _hint(standings: Sequence[Standing], amount_micro: int | None) -> str:
+    if amount_micro is None:
+        return "say what an instance costs: `price_per_hour` in the backend's block of the config"
+    short = [standing for standing in standings if any(refusal(standing, amount_micro))]
+    if any(standing.unknown for standing in short):
+        return "wait for its end, or stop it: cloudtrain budget show"
+    wait = ", wait for a job's end" if any(standing.held for standing in short) else ""
+    raised = " && ".join(_raising(standing, amount_micro) for standing in short)
+    shorter = f"take a shorter limits.max_duration or fewer instances{wait}, or raise the budget: {raised}"
+    means = [(standing.mean_percent, standing.mean_left_micro(amount_micro)) for standing in short]
+    more = max(standing.overcommit_for(amount_micro) for standing in short)
+    alone = any(amount_micro > standing.budget.limit_micro - standing.spent_micro for standing in short)
+    if not alone and more <= MOST_OVERCOMMIT_PERCENT and all(left is not None and left >= 0 for _, left in means):
+        percent = max(percent or 0 for percent, _ in means)
+        let_in = " && ".join(
+            _setting(each.budget, each.budget.limit_micro, each.overcommit_for(amount_micro)) for each in short
+        )
+        return (
+            f"ended jobs have cost {percent} % of their worst cases on average, and so counted it would fit; "
+            f"this lets it in: {let_in}\n  hint: or {shorter}"
+        )
+    return shorter
+
+
+def _raising(standing: Standing, amount_micro: int) -> str:
+    """Return the command that raises the limit by just enough, rounded up to whole cents."""
+    percent = standing.budget.overcommit_percent
+    unspent_micro = max(amount_micro, -(-(standing.reserved_micro + amount_micro) * 100 // percent))
+    return _setting(standing.budget, -(-(standing.spent_micro + unspent_micro) // 10_000) * 10_000, percent)
+
+
+def _setting(budget: LedgerBudget, limit_micro: int, overcommit_percent: int) -> str:
+    words = ["cloudtrain budget set", budget.project, format_money(limit_micro).replace(" ", "")]
+    words += ["--month"] if budget.period == "month" else []
+    words += [f"--overcommit {overcommit_percent / 100:g}"] if overcommit_percent != 100 else []
+    return " ".join(word for word in words if word)

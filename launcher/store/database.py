@@ -1,0 +1,296 @@
+"""The SQLite file with all state of a user's cloudtrain: safe for many processes, consistent after any crash.
+
+`registry` stores jobs, `money` stores budgets and reservations, `notices` stores notifications, each in separate
+tables, which the migrations below create. A single file allows a transaction over several of the tables.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sqlite3
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.store.home import home
+from cloudtrain.launcher.store.quiesce import QuiesceLock
+
+__all__ = ["WRITING", "Database"]
+
+WRITING = QuiesceLock()  # closed before the process is suspended, so that open transactions finish
+
+BUSY_TIMEOUT_S = 60.0
+RESERVE, RESERVE_BYTES = "registry.reserve", 1 << 18  # room for SQLite's own files when the disk is full
+
+_JOBS = """
+CREATE TABLE jobs (
+    id TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    backend TEXT NOT NULL,
+    created_s REAL NOT NULL,
+    config TEXT NOT NULL,
+    config_file TEXT NOT NULL,
+    bundle TEXT NOT NULL,
+    idempotency_key TEXT UNIQUE,
+    seq INTEGER NOT NULL UNIQUE
+);
+CREATE TABLE attempts (
+    job_id TEXT NOT NULL REFERENCES jobs(id),
+    number INTEGER NOT NULL,
+    phase TEXT NOT NULL,
+    plan TEXT NOT NULL,
+    request TEXT NOT NULL,
+    created_s REAL NOT NULL,
+    submitter TEXT NOT NULL,
+    ref TEXT,
+    state TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    progress TEXT NOT NULL DEFAULT '{}',
+    unreachable_since_s REAL,
+    PRIMARY KEY (job_id, number)
+);
+CREATE INDEX active ON attempts(state) WHERE state IN ('pending', 'running', 'stopping');
+CREATE INDEX by_name ON jobs(name);
+"""
+
+# A row for each notification of a job to a channel: written when first due, claimed by one of many followers until
+# `lease_s`, with `told_s` after the receiver has accepted the notification.
+_NOTICES = """
+CREATE TABLE notices (
+    job_id TEXT NOT NULL REFERENCES jobs(id),
+    channel TEXT NOT NULL,
+    key TEXT NOT NULL,
+    due_s REAL NOT NULL,
+    tries INTEGER NOT NULL DEFAULT 0,
+    next_s REAL NOT NULL DEFAULT 0,
+    lease_s REAL NOT NULL DEFAULT 0,
+    claimer TEXT NOT NULL DEFAULT '',
+    told_s REAL,
+    error TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (job_id, channel, key)
+);
+CREATE INDEX untold ON notices(job_id) WHERE told_s IS NULL;
+"""
+
+_MONEY = """
+CREATE TABLE budgets (
+    project TEXT NOT NULL,
+    period TEXT NOT NULL,
+    limit_micro INTEGER NOT NULL,
+    overcommit_percent INTEGER NOT NULL,
+    set_s REAL NOT NULL,
+    PRIMARY KEY (project, period)
+);
+CREATE TABLE reservations (
+    job_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    project TEXT NOT NULL,
+    amount_micro INTEGER,
+    created_s REAL NOT NULL,
+    state TEXT NOT NULL,
+    spent_micro INTEGER,
+    ended_s REAL,
+    PRIMARY KEY (job_id, attempt)
+);
+CREATE INDEX reservations_held ON reservations(state) WHERE state = 'held';
+CREATE TABLE spends (
+    job_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    month TEXT NOT NULL,
+    project TEXT NOT NULL,
+    spent_micro INTEGER NOT NULL,
+    PRIMARY KEY (job_id, attempt, month)
+);
+CREATE TABLE ledgers (project TEXT PRIMARY KEY, uri TEXT NOT NULL);
+-- An attempt may count in several shared ledgers, each of which hears of it by itself.
+CREATE TABLE tellings (
+    job_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    ledger TEXT NOT NULL,
+    told TEXT NOT NULL,
+    PRIMARY KEY (job_id, attempt, ledger)
+);
+CREATE INDEX tellings_to_do ON tellings(told) WHERE told IN ('joining', 'closing');
+"""
+
+# Data for display: the events of rank 0 (`series`), the extent of the cached log (`logs`), and the rehearsed code and
+# config (`rehearsal`).
+_SHOWN = """
+CREATE TABLE points (
+    job_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    time_s REAL NOT NULL,
+    step INTEGER,
+    fields TEXT NOT NULL,
+    weight INTEGER NOT NULL,
+    PRIMARY KEY (job_id, attempt, seq)
+);
+CREATE TABLE kept_logs (
+    job_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    cursor TEXT,
+    bytes INTEGER NOT NULL,
+    lines INTEGER NOT NULL,
+    is_complete INTEGER NOT NULL,
+    used_s REAL NOT NULL,
+    PRIMARY KEY (job_id, attempt)
+);
+CREATE TABLE rehearsals (
+    key TEXT PRIMARY KEY,
+    ended_s REAL NOT NULL,
+    verdict TEXT NOT NULL
+);
+-- What a list says of a job that has ended, made when it is first listed; whatever changes the job drops it.
+CREATE TABLE listed (
+    seq INTEGER PRIMARY KEY,
+    job_id TEXT NOT NULL,
+    backend TEXT NOT NULL,
+    state TEXT NOT NULL,
+    ranks TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    progress TEXT NOT NULL,
+    money TEXT NOT NULL,
+    created_s REAL NOT NULL,
+    described TEXT NOT NULL,
+    form INTEGER NOT NULL,
+    project TEXT,
+    tags TEXT NOT NULL
+);
+CREATE INDEX listed_form ON listed(form, seq);
+CREATE TRIGGER job_changed AFTER UPDATE ON jobs BEGIN
+    DELETE FROM listed WHERE seq = OLD.seq;
+END;
+CREATE TRIGGER attempt_added AFTER INSERT ON attempts BEGIN
+    DELETE FROM listed WHERE seq = (SELECT seq FROM jobs WHERE id = NEW.job_id);
+END;
+CREATE TRIGGER attempt_changed AFTER UPDATE ON attempts BEGIN
+    DELETE FROM listed WHERE seq = (SELECT seq FROM jobs WHERE id = NEW.job_id);
+END;
+"""
+
+# Migration n takes a file from version n to n + 1. A released migration is never changed.
+_MIGRATIONS = (_JOBS, _NOTICES, _MONEY, _SHOWN)
+
+
+class Database:
+    """The open file, `registry.sqlite` in the home folder. Raises ConfigError if the file cannot be used."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or home()
+        self.path = self.folder / "registry.sqlite"
+        try:
+            self._open()
+        except (sqlite3.Error, OSError) as error:
+            # SQLite writes files even for a read: on a full disk, only the reserve's room lets users see and stop jobs.
+            if shutil.disk_usage(self.folder).free > RESERVE_BYTES or not _give_back(self.folder):
+                raise self._unusable(error) from error
+            try:
+                self._open()
+            except (sqlite3.Error, OSError) as again:
+                raise self._unusable(again) from again
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        """Return the statement's rows. Raises ConfigError if the file is damaged or the disk is full."""
+        try:
+            with WRITING.passing():
+                return self._db.execute(sql, values).fetchall()
+        except sqlite3.Error as error:  # a damaged page or a full disk shows only on access
+            raise self._unusable(error) from error
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """In the block, fail at once instead of waiting for a concurrent writer: for writes that may be skipped."""
+        self.execute("PRAGMA busy_timeout = 0")
+        try:
+            yield
+        finally:
+            self.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Make all reads in the block see the same state, despite concurrent writers; no writer is blocked."""
+        if self._db.in_transaction:
+            yield
+            return
+        self.execute("BEGIN")
+        try:
+            yield
+        finally:
+            if self._db.in_transaction:
+                self.execute("ROLLBACK")
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Run the block as the only writer. Keep all changes, or none after an exception; nested blocks join."""
+        if self._db.in_transaction:
+            yield
+            return
+        with WRITING.passing():
+            self.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                if self._db.in_transaction:  # on a full disk, SQLite itself rolls the transaction back
+                    self.execute("ROLLBACK")
+                raise
+            self.execute("COMMIT")
+
+    def _open(self) -> None:
+        # Configs may hold secret addresses as plain text. SQLite's additional files get the mode of the file.
+        with suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        # A single thread uses the connection, but the garbage collector may close it in a different thread.
+        self._db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        self._db.row_factory = sqlite3.Row
+        closing = weakref.finalize(self, self._db.close)
+        # At exit, a second thread may still be using its connection; closing a connection in use crashes SQLite.
+        closing.atexit = threading.current_thread() is threading.main_thread()
+        if self._version() < len(_MIGRATIONS):
+            self._migrate()
+        if (version := self._version()) > len(_MIGRATIONS):
+            raise sqlite3.DatabaseError(f"it was written by a newer version of cloudtrain (schema {version})")
+        # WAL with NORMAL survives a killed process but not a power cut; an intent must survive both.
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("PRAGMA foreign_keys = ON")
+
+    def _migrate(self) -> None:
+        # SQLite's busy handler does not cover the switch to WAL, so the first of many processes switches alone.
+        with (self.folder / "registry.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            version = self._version()
+            if version == 0:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                (self.folder / RESERVE).write_bytes(os.urandom(RESERVE_BYTES))
+            for number, script in enumerate(_MIGRATIONS[version:], version + 1):
+                self._db.executescript(f"BEGIN IMMEDIATE;{script}PRAGMA user_version = {number};COMMIT;")
+
+    def _version(self) -> int:
+        version: int = self._db.execute("PRAGMA user_version").fetchone()[0]
+        return version
+
+    def _unusable(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"the job registry cannot be used: {error}",
+            where=self.path,
+            hint="free some room, move the file away if it is damaged, or set CLOUDTRAIN_HOME to another folder",
+        )
+
+
+def _give_back(folder: Path) -> bool:
+    try:
+        (folder / RESERVE).unlink()
+    except OSError:
+        return False
+    return True

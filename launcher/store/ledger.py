@@ -1,0 +1,407 @@
+"""The installation's own ledger: budgets, reservations (worst cases of attempts that have not ended), and real costs.
+
+`submit.py` writes a reservation once for each attempt, in the transaction that journals the intent to send. The state
+is `held` until the attempt ends, then `settled` to the cost, split by month; `released` only if nothing was ever sent.
+The table `tellings` records the state of each shared ledger (teams.py): `wanted` (the write may have arrived),
+`joining` (began before the ledger was shared), `held`, `closing` (must still learn of the end) or `closed`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cloudtrain.launcher.store.budgets import (
+    MOST_MICRO,
+    OVERALL,
+    Held,
+    LedgerBudget,
+    Period,
+    Standing,
+    by_month,
+    month_of,
+    require_room,
+)
+from cloudtrain.launcher.store.database import Database
+
+__all__ = [
+    "Closing",
+    "adopt",
+    "budgets",
+    "closing",
+    "held",
+    "join",
+    "joining",
+    "leave",
+    "ledgers",
+    "mark_closed",
+    "mark_held",
+    "months",
+    "never_asked",
+    "projects",
+    "release",
+    "remember_ledger",
+    "remove_budget",
+    "reservation",
+    "reserve",
+    "revive",
+    "set_budget",
+    "settle",
+    "spent",
+    "standing_of",
+    "standings",
+    "told_of",
+    "unpriced",
+    "untold",
+]
+
+_TOLD = (
+    "SELECT r.*, t.ledger, t.told FROM tellings t JOIN reservations r ON r.job_id = t.job_id AND r.attempt = t.attempt"
+)
+
+
+@dataclass(frozen=True)
+class Closing:
+    """The end of an attempt for a shared ledger. `months`: the cost in each month; empty if the cost is zero."""
+
+    job_id: str
+    attempt: int
+    project: str
+    amount_micro: int | None
+    created_s: float
+    spent_micro: int | None
+    ended_s: float
+    months: Mapping[str, int]
+
+
+# -- budgets --------------------------------------------------------------------------------------------------------
+
+
+def set_budget(database: Database, budget: LedgerBudget) -> None:
+    """Store the limit; replace an earlier limit of the same project and period."""
+    database.execute(
+        "INSERT OR REPLACE INTO budgets (project, period, limit_micro, overcommit_percent, set_s)"
+        " VALUES (?, ?, ?, ?, ?)",
+        (budget.project, budget.period, budget.limit_micro, budget.overcommit_percent, budget.set_s),
+    )
+
+
+def remove_budget(database: Database, project: str, period: Period) -> bool:
+    """Remove the limit; return whether a limit existed."""
+    values = (project, period)
+    with database.transaction():
+        found = database.execute("SELECT 1 FROM budgets WHERE project = ? AND period = ?", values)
+        database.execute("DELETE FROM budgets WHERE project = ? AND period = ?", values)
+    return bool(found)
+
+
+def budgets(database: Database, project: str | None = None) -> list[LedgerBudget]:
+    """Return all budgets, or the budgets that apply to the project's jobs: its own and the overall ones."""
+    only, values = ("", ()) if project is None else ("WHERE project IN ('', ?) ", (project,))
+    rows = database.execute(f"SELECT * FROM budgets {only}ORDER BY project, period", values)
+    return [
+        LedgerBudget(row["project"], row["period"], row["limit_micro"], row["overcommit_percent"], row["set_s"])
+        for row in rows
+    ]
+
+
+def standings(database: Database, now_s: float, project: str | None = None) -> list[Standing]:
+    """Return the state of each budget, or of each budget that applies to the project's jobs."""
+    return [standing_of(database, budget, now_s) for budget in budgets(database, project)]
+
+
+def standing_of(database: Database, budget: LedgerBudget, now_s: float) -> Standing:
+    """Return the state of the budget: its reservations and the cost of its ended jobs (this month's, if monthly)."""
+    project = None if budget.project == OVERALL else budget.project
+    month = month_of(now_s)
+    means = database.execute(
+        "SELECT COUNT(*) AS count, COALESCE(SUM(spent_micro), 0) AS spent, COALESCE(SUM(amount_micro), 0) AS amount"
+        " FROM reservations WHERE state = 'settled' AND amount_micro > 0 AND (?1 IS NULL OR project = ?1)",
+        (project,),
+    )[0]
+    return Standing(
+        budget,
+        month,
+        spent(database, project, month if budget.period == "month" else None),
+        tuple(held(database, project)),
+        means["spent"],
+        means["amount"],
+        means["count"],
+    )
+
+
+# -- reservations ---------------------------------------------------------------------------------------------------
+
+
+def reserve(
+    database: Database,
+    job_id: str,
+    attempt: int,
+    project: str,
+    amount_micro: int | None,
+    now_s: float,
+    *,
+    ledgers: Iterable[str] = (),
+) -> list[Standing]:
+    """Reserve the attempt's worst case in every budget that applies; return the budgets' states afterwards.
+
+    Call the function in the transaction that journals the intent. A second call for an attempt changes no row.
+    `ledgers`: shared ledgers to ask before the send. Raises BudgetError.
+    """
+    with database.transaction():
+        if not database.execute("SELECT 1 FROM reservations WHERE job_id = ? AND attempt = ?", (job_id, attempt)):
+            require_room(standings(database, now_s, project), amount_micro)
+            database.execute(
+                "INSERT INTO reservations (job_id, attempt, project, amount_micro, created_s, state)"
+                " VALUES (?, ?, ?, ?, ?, 'held')",
+                (job_id, attempt, project, amount_micro, now_s),
+            )
+            for uri in ledgers:
+                database.execute("INSERT INTO tellings VALUES (?, ?, ?, 'wanted')", (job_id, attempt, uri))
+        return standings(database, now_s, project)
+
+
+def settle(
+    database: Database,
+    job_id: str,
+    attempt: int,
+    spent_micro: int | None,
+    ended_s: float,
+    *,
+    started_s: float | None = None,
+) -> None:
+    """Replace the attempt's reservation by its cost, split over the months from start to end; the attempt has ended.
+
+    If `spent_micro` is None, the cost is unknown and the worst case stays: an unknown cost never counts as zero. A
+    later call may give a better figure. An attempt from before the ledger existed gets a reservation here.
+    """
+    with database.transaction():
+        adopt(database, job_id, attempt, OVERALL, None, ended_s)
+        row = reservation(database, job_id, attempt)
+        if row is None or row["state"] == "released":
+            return
+        total = row["amount_micro"] if spent_micro is None else min(max(0, spent_micro), MOST_MICRO)
+        if (row["state"], row["spent_micro"], row["ended_s"]) == ("settled", total, ended_s):
+            return
+        _close(database, row, "settled", total, ended_s)
+        for month, micro in by_month(total or 0, started_s, ended_s).items():
+            database.execute(
+                "INSERT INTO spends (job_id, attempt, month, project, spent_micro) VALUES (?, ?, ?, ?, ?)",
+                (job_id, attempt, month, row["project"], micro),
+            )
+
+
+def release(database: Database, job_id: str, attempt: int, now_s: float) -> None:
+    """Free the reservation of an attempt that was never sent and never will be, as its backend has confirmed."""
+    with database.transaction():
+        row = reservation(database, job_id, attempt)
+        if row is not None and row["state"] == "held":
+            _close(database, row, "released", 0, now_s)
+
+
+def adopt(
+    database: Database,
+    job_id: str,
+    attempt: int,
+    project: str,
+    amount_micro: int | None,
+    created_s: float,
+    *,
+    ledgers: Iterable[str] = (),
+) -> None:
+    """Reserve for an attempt from before the ledger existed, without a budget check; an existing row stays.
+
+    `ledgers`: the shared ledgers that must record the attempt.
+    """
+    database.execute(
+        "INSERT OR IGNORE INTO reservations (job_id, attempt, project, amount_micro, created_s, state)"
+        " VALUES (?, ?, ?, ?, ?, 'held')",
+        (job_id, attempt, project, amount_micro, created_s),
+    )
+    for uri in ledgers:
+        database.execute("INSERT OR IGNORE INTO tellings VALUES (?, ?, ?, 'joining')", (job_id, attempt, uri))
+
+
+def revive(database: Database, job_id: str, attempt: int) -> None:
+    """Hold a released reservation again, if the attempt was sent after all, and queue the change for shared ledgers."""
+    with database.transaction():
+        row = reservation(database, job_id, attempt)
+        if row is None or row["state"] != "released":
+            return
+        database.execute(
+            "UPDATE reservations SET state = 'held', spent_micro = NULL, ended_s = NULL"
+            " WHERE job_id = ? AND attempt = ?",
+            (job_id, attempt),
+        )
+        database.execute("UPDATE tellings SET told = 'joining' WHERE job_id = ? AND attempt = ?", (job_id, attempt))
+
+
+def held(database: Database, project: str | None = None) -> list[Held]:
+    """Return the attempts that may still cost money, of the project or of all projects, the earliest first."""
+    rows = database.execute(
+        "SELECT * FROM reservations WHERE state = 'held' AND (?1 IS NULL OR project = ?1) ORDER BY created_s, job_id",
+        (project,),
+    )
+    return [_held(row) for row in rows]
+
+
+def unpriced(database: Database) -> list[str]:
+    """Return the jobs that have ended at an unknown cost."""
+    rows = database.execute(
+        "SELECT DISTINCT job_id FROM reservations WHERE state = 'settled' AND spent_micro IS NULL ORDER BY job_id"
+    )
+    return [row["job_id"] for row in rows]
+
+
+def spent(database: Database, project: str | None, month: str | None) -> int:
+    """Return the cost of ended attempts, of the project or of all, from the month's start on, or of all time.
+
+    Later months count: if a clock was put back, money spent under the later date still counts.
+    """
+    rows = database.execute(
+        "SELECT COALESCE(SUM(spent_micro), 0) FROM spends WHERE (?1 IS NULL OR project = ?1)"
+        " AND (?2 IS NULL OR month >= ?2)",
+        (project, month),
+    )
+    total: int = rows[0][0]
+    return total
+
+
+def months(database: Database) -> dict[str, dict[str, int]]:
+    """Return project -> month -> cost of ended attempts; jobs without a project are under OVERALL."""
+    found: dict[str, dict[str, int]] = {}
+    rows = database.execute(
+        "SELECT project, month, SUM(spent_micro) AS spent FROM spends GROUP BY project, month ORDER BY project, month"
+    )
+    for row in rows:
+        found.setdefault(row["project"], {})[row["month"]] = row["spent"]
+    return found
+
+
+def projects(database: Database) -> list[str]:
+    """Return all projects with costs or reservations, by name."""
+    rows = database.execute(
+        "SELECT DISTINCT project FROM reservations WHERE project != '' AND state != 'released' ORDER BY project"
+    )
+    return [row["project"] for row in rows]
+
+
+# -- what shared ledgers know ---------------------------------------------------------------------------------------
+
+
+def remember_ledger(database: Database, project: str, uri: str | None) -> None:
+    """Store the address of the project's shared ledger and queue held attempts for it; None deletes the address."""
+    if uri is None:
+        database.execute("DELETE FROM ledgers WHERE project = ?", (project,))
+    elif ledgers(database).get(project) != uri:
+        with database.transaction():
+            join(database, project, uri)
+            database.execute("INSERT OR REPLACE INTO ledgers (project, uri) VALUES (?, ?)", (project, uri))
+
+
+def ledgers(database: Database) -> dict[str, str]:
+    """Return project -> address of its shared ledger."""
+    return {row["project"]: row["uri"] for row in database.execute("SELECT * FROM ledgers ORDER BY project")}
+
+
+def join(database: Database, project: str, uri: str) -> None:
+    """Queue the project's held attempts for the shared ledger: they began before the project was shared there."""
+    database.execute(
+        "INSERT OR IGNORE INTO tellings SELECT job_id, attempt, ?2, 'joining' FROM reservations"
+        " WHERE state = 'held' AND (project = ?1 OR ?1 = '')",
+        (project, uri),
+    )
+
+
+def joining(database: Database, uri: str) -> list[Held]:
+    """Return the running attempts that the shared ledger must record, without a budget check."""
+    rows = database.execute(f"{_TOLD} WHERE t.told = 'joining' AND t.ledger = ? AND r.state = 'held'", (uri,))
+    return [_held(row) for row in rows]
+
+
+def told_of(database: Database, job_id: str, attempt: int) -> list[str]:
+    """Return the shared ledgers that count the attempt."""
+    rows = database.execute(
+        "SELECT ledger FROM tellings WHERE job_id = ? AND attempt = ? ORDER BY ledger", (job_id, attempt)
+    )
+    return [row["ledger"] for row in rows]
+
+
+def reservation(database: Database, job_id: str, attempt: int) -> sqlite3.Row | None:
+    """Return the attempt's row, or None."""
+    rows = database.execute("SELECT * FROM reservations WHERE job_id = ? AND attempt = ?", (job_id, attempt))
+    return rows[0] if rows else None
+
+
+def never_asked(database: Database, job_id: str, attempt: int, uri: str) -> None:
+    """Remove the queue entry for a shared ledger that never received a write about the attempt."""
+    database.execute(
+        "DELETE FROM tellings WHERE job_id = ? AND attempt = ? AND ledger = ? AND told = 'wanted'",
+        (job_id, attempt, uri),
+    )
+
+
+def mark_held(database: Database, job_id: str, attempt: int, uri: str) -> None:
+    """Store that the shared ledger holds the attempt."""
+    database.execute(
+        "UPDATE tellings SET told = 'held'"
+        " WHERE job_id = ? AND attempt = ? AND ledger = ? AND told IN ('wanted', 'joining')",
+        (job_id, attempt, uri),
+    )
+
+
+def mark_closed(database: Database, end: Closing, uri: str) -> None:
+    """Store that the shared ledger has recorded this end; a later, different end stays queued."""
+    database.execute(
+        "UPDATE tellings SET told = 'closed' WHERE job_id = ?1 AND attempt = ?2 AND ledger = ?3 AND told = 'closing'"
+        " AND EXISTS (SELECT 1 FROM reservations WHERE job_id = ?1 AND attempt = ?2 AND ended_s = ?4"
+        " AND spent_micro IS ?5)",
+        (end.job_id, end.attempt, uri, end.ended_s, end.spent_micro),
+    )
+
+
+def leave(database: Database, uri: str) -> None:
+    """Remove all queue entries for a shared ledger that was deleted."""
+    database.execute("DELETE FROM tellings WHERE ledger = ?", (uri,))
+
+
+def untold(database: Database) -> list[str]:
+    """Return the shared ledgers with queued changes."""
+    rows = database.execute("SELECT DISTINCT ledger FROM tellings WHERE told IN ('closing', 'joining') ORDER BY ledger")
+    return [row["ledger"] for row in rows]
+
+
+def closing(database: Database) -> dict[str, list[Closing]]:
+    """Return ledger -> the ends that the ledger must still record."""
+    found: dict[str, list[Closing]] = {}
+    for row in database.execute(f"{_TOLD} WHERE t.told = 'closing' AND r.state != 'held' ORDER BY r.ended_s, r.job_id"):
+        months = database.execute(
+            "SELECT month, spent_micro FROM spends WHERE job_id = ? AND attempt = ?", (row["job_id"], row["attempt"])
+        )
+        amount = None if row["state"] == "released" else row["amount_micro"]  # keep it out of the mean cost
+        end = Closing(
+            *(row["job_id"], row["attempt"], row["project"], amount, row["created_s"]),
+            *(row["spent_micro"], row["ended_s"]),
+            {each["month"]: each["spent_micro"] for each in months},
+        )
+        found.setdefault(row["ledger"], []).append(end)
+    return found
+
+
+# -- inside ---------------------------------------------------------------------------------------------------------
+
+
+def _held(row: sqlite3.Row) -> Held:
+    return Held(row["job_id"], row["attempt"], row["project"], row["amount_micro"], row["created_s"])
+
+
+def _close(database: Database, row: sqlite3.Row, state: str, spent_micro: int | None, ended_s: float) -> None:
+    """Store the end, and queue the end for each shared ledger that counts the attempt."""
+    key = (row["job_id"], row["attempt"])
+    database.execute(
+        "UPDATE reservations SET state = ?, spent_micro = ?, ended_s = ? WHERE job_id = ? AND attempt = ?",
+        (state, spent_micro, ended_s, *key),
+    )
+    database.execute("UPDATE tellings SET told = 'closing' WHERE job_id = ? AND attempt = ?", key)
+    database.execute("DELETE FROM spends WHERE job_id = ? AND attempt = ?", key)

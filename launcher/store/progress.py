@@ -1,0 +1,107 @@
+"""The progress of a job, folded from the event lines of any backend's log; scripts may print event lines, too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from cloudtrain.entrypoints import events
+from cloudtrain.launcher.store import curve, gpu_figures, sanitize
+
+__all__ = ["data_share", "finite", "fold", "shown"]
+
+_COUNTS = ("step", "max_steps", "samples", "tokens")
+_FIGURES = ("loss", "lr", "samples_per_s", "tokens_per_s", "epoch", "mfu", "step_s", "data_s", "memory_bytes")
+_MOST_TOLD = 1000  # notifications by the job itself that are remembered
+
+
+def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> dict[str, Any]:
+    """Return the progress after these lines of rank 0, each with the time at which it was written where that is known.
+
+    JSON, of which every value is what its name promises (`sanitize`), whatever was printed: a loss that is not finite
+    becomes text. `stepped_s` is the time of the last step, `saved_s` of the last save, `resumed_step` where the attempt
+    went on from, `forecast` the step and the end that were told of first, `curve` the loss over time (`store.curve`),
+    `gpus` the GPUs' figures by rank (`gpu_figures`).
+    """
+    now = dict(progress)
+    points: list[tuple[float, int, float]] = []
+    for entry in lines:
+        line, time_s = (entry, None) if isinstance(entry, str) else entry
+        if events.MARK not in line:
+            continue
+        _, event = events.parse(line)
+        if event is None:
+            continue
+        kind, step = event["e"], sanitize.count(event.get("step"))
+        if kind in ("start", "step", "done"):
+            told = _figures(event)
+            now = {key: value for key, value in now.items() if key not in told} | {
+                key: value for key, value in told.items() if value is not None
+            }
+            if kind == "step" and time_s is not None:
+                now["stepped_s"] = time_s
+                if told.get("eta_s") is not None:  # keep the first forecast, to compare with the result
+                    now.setdefault("forecast", [step, time_s + told["eta_s"]])
+                if step is not None and isinstance(told.get("loss"), float | int):
+                    points.append((time_s, step, float(told["loss"])))
+        elif kind in ("checkpoint", "restart") and event.get("path"):  # saved, or resumed
+            if kind == "restart" and step != now.get("checkpoint_step"):
+                now.pop("saved_s", None)  # an older checkpoint of unknown age
+            if kind == "restart":
+                now.setdefault("resumed_step", step)
+            name = (sanitize.text(event["path"]) or "").rpartition("/")[2]
+            if step is not None or name != now.get("checkpoint"):  # else the agent reports a save, whose step is known
+                now["checkpoint_step"] = step
+            now["checkpoint"] = name
+            if kind == "checkpoint" and time_s is not None:
+                now["saved_s"] = time_s
+        elif kind == "gpu" and time_s is not None:
+            now["gpus"] = gpu_figures.fold(now.get("gpus") or {}, event.get("gpus"), time_s)
+        if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
+            now["metrics"] = sanitize.numbers(event["metrics"])
+        elif kind == "notice" and (key := sanitize.text(event.get("key"))):  # sent by the job itself
+            now["told"] = [*now.get("told", ()), [sanitize.text(event.get("channel")), key]][-_MOST_TOLD:]
+        if isinstance(event.get("diagnosis"), dict):
+            now["diagnosis"] = sanitize.tree(event["diagnosis"])
+    if points:
+        now["curve"] = curve.dump(curve.added(curve.load(now.get("curve")), points))
+    return now
+
+
+def _figures(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the step's figures in the event; None for an invalid value."""
+    found: dict[str, Any] = {key: sanitize.count(event[key]) for key in _COUNTS if key in event}
+    found |= {key: sanitize.value(event[key]) for key in _FIGURES if key in event}
+    return found | ({"eta_s": sanitize.seconds(event["eta_s"])} if "eta_s" in event else {})
+
+
+def shown(progress: dict[str, Any]) -> str:
+    """Return the progress in a few words: `step 120/2000 loss 1.234`."""
+    if "step" not in progress:
+        return ""
+    of = f"/{progress['max_steps']}" if progress.get("max_steps") else ""
+    loss = progress.get("loss")
+    text = f"step {progress['step']}{of}"
+    if loss is None:
+        return text
+    return f"{text} loss {loss:.4g}" if isinstance(loss, float | int) else f"{text} loss {loss}"
+
+
+def data_share(progress: dict[str, Any]) -> float | None:
+    """Return the share of a step, 0 to 1, that was spent waiting for data, at the last reported step."""
+    step_s, data_s = progress.get("step_s"), progress.get("data_s")
+    if not isinstance(step_s, float | int) or not isinstance(data_s, float | int) or step_s <= 0:
+        return None
+    return min(1.0, max(0.0, data_s / step_s))
+
+
+def finite(value: Any, depth: int = 20) -> Any:
+    """Return the value with numbers that JSON cannot hold as text (`nan`, `inf`); None below `depth` levels."""
+    if isinstance(value, dict | list) and depth == 0:
+        return None
+    if isinstance(value, dict):
+        return {key: finite(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item, depth - 1) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,398 @@
+"""The jobs of this user on this machine, in the database that money and notices share.
+
+An attempt is journalled as an intent before the send, and marked as sent after the backend's answer. A process that
+dies in between leaves an intent without a live submitter; `refresh` asks the backend, and settles the intent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from cloudtrain.entrypoints import processes
+from cloudtrain.launcher.errors import NoSuchJobError, UsageError
+from cloudtrain.launcher.job import ACTIVE, Attempt, Job, JobState, State, new_id
+from cloudtrain.launcher.store import sanitize
+from cloudtrain.launcher.store.database import Database
+from cloudtrain.launcher.text.units import parse_money
+
+__all__ = ["PLANNED", "RAN", "Registry", "attempt_of", "submitter_lives", "this_process"]
+
+_JOB_WITH_LAST_ATTEMPT = """
+SELECT jobs.*, a.number, a.phase, a.plan, a.request, a.created_s AS sent_s, a.submitter, a.ref, a.outcome, a.progress,
+       a.unreachable_since_s
+FROM jobs JOIN attempts a ON a.job_id = jobs.id
+WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
+"""
+RAN = "SELECT job_id FROM attempts WHERE phase != 'never_sent'"
+_FIGURES = ("_s", "_usd", "_micro")  # ends of a plan's keys with numbers, or None
+_NEVER_NONE = ("attempts", "uncertainty", "unit_s", "minimum_bill_s")  # keys that a plan of an earlier version may lack
+PLANNED = ("instances", "nproc_per_node", "ranks", "cap_s")  # keys of every plan
+_UNLESS_OVER = "AND state IN ('pending', 'running', 'stopping')"
+
+
+class Registry:
+    """Jobs and attempts in the open file. Raises ConfigError if the file cannot be used."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.database = Database(folder)
+        self.folder = self.database.folder
+        self.path = self.database.path
+
+    def close(self) -> None:
+        """Close the file."""
+        self.database.close()
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def add(self, name: str, make: Callable[[str, int], Job], *, exclusive: bool, key: str | None) -> tuple[Job, bool]:
+        """Journal a job and the intent to send the job; return the job, and whether the job is new.
+
+        `make` gets the job's id and the attempt's number, and returns the job. With `exclusive` (the user chose the
+        name; UsageError if the name is taken) the id is the name itself, else a new id. A known idempotency key returns
+        the existing job. A job that never ran keeps neither its key nor its name: under the same name the new job
+        replaces the old job, with the next attempt number, because a name that a platform may know is never reused.
+        """
+        with self.database.transaction():
+            if key is not None and (known := self._select("AND jobs.idempotency_key = ?", key)):
+                if not self.never_ran(known[0]):
+                    return known[0], False
+                self.database.execute("UPDATE jobs SET idempotency_key = NULL WHERE id = ?", (known[0].id,))
+            if exclusive and (known := self._select("AND jobs.id = ?", name)) and self.never_ran(known[0]):
+                job = make(name, known[0].attempt.number + 1)
+                self._insert_job(job, key)
+                return job, True
+            if exclusive and self._select("AND (jobs.id = ?1 OR jobs.name = ?1) LIMIT 1", name):
+                raise UsageError(
+                    f"a job named `{name}` exists already",
+                    hint=f"choose another --name, or look at it: cloudtrain status {name}",
+                )
+            job_id = name if exclusive else new_id(name)
+            while not exclusive and self._booked(job_id):
+                job_id = new_id(name)
+            booked = self._booked(job_id)
+            if any(row["state"] != "released" for row in booked):
+                raise UsageError(
+                    f"a job named `{name}` was removed here; its backend may still have its files under that name",
+                    hint="choose another --name",
+                )
+            job = make(job_id, max((row["attempt"] for row in booked), default=0) + 1)
+            self._insert_job(job, key)
+        return job, True
+
+    def remove(self, job_id: str) -> None:
+        """Remove the job from all tables except the ledger, which keeps the cost; the name is not used again."""
+        with self.database.transaction():
+            for table in ("notices", "points", "kept_logs", "attempts"):
+                self.database.execute(f"DELETE FROM {table} WHERE job_id = ?", (job_id,))
+            self.database.execute("DELETE FROM listed WHERE job_id = ?", (job_id,))
+            self.database.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+
+    def add_attempt(self, attempt: Attempt, config: dict[str, Any], bundle: dict[str, Any]) -> None:
+        """Journal the intent to send the next attempt; later attempts start from the config and bundle given here.
+
+        Raises UsageError if the last attempt is still active, or if a concurrent process has added the attempt.
+        """
+        with self.database.transaction():
+            row = self.database.execute(
+                "SELECT number, state FROM attempts WHERE job_id = ? ORDER BY number DESC LIMIT 1", (attempt.job_id,)
+            )[0]
+            if row["state"] in ACTIVE or row["number"] + 1 != attempt.number:
+                raise UsageError(
+                    f"`{attempt.job_id}` is being resumed already",
+                    hint=f"cloudtrain logs -f {attempt.job_id}",
+                )
+            self.database.execute(
+                "UPDATE jobs SET config = ?, bundle = ? WHERE id = ?",
+                (json.dumps(config), json.dumps(bundle), attempt.job_id),
+            )
+            self._insert(attempt)
+
+    def adopt(self, job: Job, ref: dict[str, Any]) -> None:
+        """Add a running attempt without a row, and its job if missing; existing rows stay unchanged."""
+        attempt = job.attempt
+        with self.database.transaction():
+            known = self.database.execute("SELECT number FROM attempts WHERE job_id = ?", (job.id,))
+            if attempt.number in [row["number"] for row in known]:
+                return
+            if known:
+                self._insert(attempt)
+            else:
+                self._insert_job(job, None)
+            self.mark_sent(attempt, ref)
+
+    def mark_sent(self, attempt: Attempt, ref: dict[str, Any]) -> None:
+        """Store the backend's handle: the attempt exists, even if its submitter was taken for dead.
+
+        Only the first call stores a handle: a late call must not undo a newer state.
+        """
+        from cloudtrain.launcher.store import ledger
+
+        state = State("pending")
+        with self.database.transaction():
+            self._update(
+                attempt,
+                "AND phase != 'sent'",
+                phase="sent",
+                ref=json.dumps(ref),
+                state=state.state,
+                outcome=json.dumps(asdict(state)),
+            )
+            ledger.revive(self.database, attempt.job_id, attempt.number)
+
+    def release(self, attempt: Attempt) -> None:
+        """Store that no process sends the attempt any more; the attempt may exist, and any command may settle it."""
+        self._update(attempt, submitter=json.dumps({**attempt.submitter, "stamp": None}))
+
+    def mark_never_sent(self, attempt: Attempt, state: State) -> None:
+        """Store that the attempt was and will never be sent, and free its worst case; unless sent meanwhile."""
+        from cloudtrain.launcher.store import ledger
+
+        with self.database.transaction():
+            if self._update(
+                attempt,
+                "AND phase = 'intent'",
+                phase="never_sent",
+                state=state.state,
+                outcome=json.dumps(asdict(state)),
+                unreachable_since_s=None,
+            ):
+                ledger.release(self.database, attempt.job_id, attempt.number, time.time())
+
+    def set_state(self, attempt: Attempt, state: State, progress: dict[str, Any]) -> bool:
+        """Store the backend's state; at the end, the cost replaces the worst case in the ledger.
+
+        Returns False, and stores no state, if a slow poll reports an active job whose end is already known.
+        """
+        is_active = state.state in ACTIVE
+        with self.database.transaction():
+            stored = self._update(
+                attempt,
+                _UNLESS_OVER if is_active else "",
+                state=state.state,
+                outcome=json.dumps(asdict(state)),
+                progress=json.dumps(progress),
+                unreachable_since_s=None,
+            )
+            if not is_active:
+                self.settle(replace(attempt, state=state))
+        return stored
+
+    def settle(self, attempt: Attempt) -> None:
+        """Replace the worst case of the ended attempt by its possible cost, with the same uncertainty of the price."""
+        from cloudtrain.launcher.metering.spent import spent_at_worst_micro
+        from cloudtrain.launcher.store import ledger
+
+        state, now_s = attempt.state, time.time()
+        spent_micro = spent_at_worst_micro([attempt], now_s)
+        ended_s = min(now_s, state.ended_s or now_s)
+        ledger.settle(self.database, attempt.job_id, attempt.number, spent_micro, ended_s, started_s=state.started_s)
+
+    def set_unreachable(self, attempt: Attempt) -> None:
+        """Store the time since which the backend has not answered; the job's state stays unchanged."""
+        if attempt.unreachable_since_s is None:
+            self._update(attempt, _UNLESS_OVER, unreachable_since_s=time.time())
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def find(self, key: str, *, sole: Callable[[Job], bool] | None = None) -> Job:
+        """Return the job by its id, its name (the newest job), a unique prefix, or `last`.
+
+        Raises NoSuchJobError, also for a name of several jobs for which `sole` is true.
+        """
+        if key in ("last", "-"):
+            rows = self._select(f"AND jobs.id IN ({RAN}) ORDER BY jobs.seq DESC LIMIT 1")
+            if not rows:
+                raise NoSuchJobError("there are no jobs yet", hint="cloudtrain submit")
+            return rows[0]
+        rows = self._select("AND jobs.id = ?", key) or self._select(
+            "AND jobs.name = ? ORDER BY jobs.seq DESC LIMIT 1", key
+        )
+        if not rows:
+            rows = self._select("AND substr(jobs.id, 1, length(?1)) = ?1 ORDER BY jobs.seq DESC LIMIT 10", key)
+        elif sole and rows[0].id != key:
+            named = self._select("AND jobs.name = ? ORDER BY jobs.seq DESC", key)
+            if len(several := [job for job in named if sole(job)]) > 1:
+                raise _ambiguous(key, several)
+        if len(rows) == 1 and key:
+            return rows[0]
+        if not rows or not key:
+            raise NoSuchJobError(f"no job `{key}`", hint="cloudtrain list --all shows every job")
+        raise _ambiguous(key, rows)
+
+    def jobs(self, *, active: bool = False, limit: int | None = None) -> list[Job]:
+        """Return jobs, the newest first."""
+        only = "AND a.state IN ('pending', 'running', 'stopping') " if active else ""
+        found = self._select(only + "ORDER BY jobs.seq DESC LIMIT ?", -1 if limit is None else limit)
+        return [job for job in found if job.active or not active]  # a damaged row has no reliable state
+
+    def numbered(self, seqs: Sequence[int]) -> list[Job]:
+        """Return the jobs with the submit numbers, the newest first."""
+        return self._select(f"AND jobs.seq IN ({', '.join('?' * len(seqs))}) ORDER BY jobs.seq DESC", *seqs)
+
+    def with_key(self, key: str) -> Job | None:
+        """Return the job with the idempotency key, or None."""
+        return next(iter(self._select("AND jobs.idempotency_key = ?", key)), None)
+
+    def attempt(self, job: Job, number: int) -> Attempt:
+        """Return the attempt with the number. Raises NoSuchJobError."""
+        rows = self.database.execute(
+            "SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ? AND number = ?", (job.id, number)
+        )
+        if not rows:
+            last = job.attempt.number
+            raise NoSuchJobError(f"`{job.id}` has no attempt {number}", hint=f"it has attempts 1 to {last}")
+        return attempt_of(rows[0], job.id)
+
+    def attempts(self, job: Job) -> list[Attempt]:
+        """Return all attempts in order."""
+        rows = self.database.execute(
+            "SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ? ORDER BY number", (job.id,)
+        )
+        return [attempt_of(row, job.id) for row in rows]
+
+    def never_ran(self, job: Job) -> bool:
+        """Return whether no attempt was ever sent."""
+        return not self.database.execute("SELECT 1 FROM attempts WHERE job_id = ? AND phase != 'never_sent'", (job.id,))
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _booked(self, job_id: str) -> list[sqlite3.Row]:
+        """Return the ledger's rows of the attempts with the job id, also for a removed job."""
+        return self.database.execute("SELECT attempt, state FROM reservations WHERE job_id = ?", (job_id,))
+
+    def _insert_job(self, job: Job, key: str | None) -> None:
+        """Write the job and its attempt as the newest; replace a row of a job with the same id that never ran."""
+        seq = self.database.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM jobs")[0][0]
+        columns = ["name", "backend", "created_s", "config", "config_file", "bundle", "idempotency_key", "seq"]
+        self.database.execute(
+            f"INSERT INTO jobs (id, {', '.join(columns)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            f" ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in columns)}",
+            (
+                *(job.id, job.name, job.backend, job.created_s, json.dumps(job.config), job.config_file),
+                *(json.dumps(job.bundle), key, seq),
+            ),
+        )
+        self._insert(job.attempt)
+
+    def _insert(self, attempt: Attempt) -> None:
+        self.database.execute(
+            "INSERT INTO attempts (job_id, number, phase, plan, request, created_s, submitter, state, outcome)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(attempt.job_id, attempt.number, attempt.phase),
+                *(json.dumps(attempt.plan), json.dumps(attempt.request), attempt.created_s),
+                *(json.dumps(attempt.submitter), attempt.state.state, json.dumps(asdict(attempt.state))),
+            ),
+        )
+
+    def _update(self, attempt: Attempt, only: str = "", **columns: Any) -> bool:
+        """Write the columns if the SQL condition `only` holds; return whether a row changed. Needs a transaction."""
+        names = ", ".join(f"{name} = ?" for name in columns)
+        self.database.execute(
+            f"UPDATE attempts SET {names} WHERE job_id = ? AND number = ? {only}",
+            (*columns.values(), attempt.job_id, attempt.number),
+        )
+        return bool(self.database.execute("SELECT changes()")[0][0])
+
+    def _select(self, rest: str, *values: Any) -> list[Job]:
+        return [_job(row) for row in self.database.execute(f"{_JOB_WITH_LAST_ATTEMPT} {rest}", values)]
+
+
+def _ambiguous(key: str, jobs: Sequence[Job]) -> NoSuchJobError:
+    names = ", ".join(job.id for job in jobs)
+    if all(job.name == key for job in jobs):
+        return NoSuchJobError(f"`{key}` is the name of {len(jobs)} jobs: {names}", hint="give the id of a job")
+    return NoSuchJobError(f"`{key}` could be any of {names}", hint="give more of the id")
+
+
+def this_process() -> dict[str, Any]:
+    """Return the identity of this process for a later process, on this or a different machine."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "stamp": processes.stamp(os.getpid())}
+
+
+def submitter_lives(attempt: Attempt) -> bool:
+    """Return whether the process that journalled the attempt may still be sending the attempt.
+
+    A process on a different machine (a home folder on a network) counts as alive for ten minutes.
+    """
+    who = attempt.submitter
+    if who.get("host") != socket.gethostname():
+        return time.time() - attempt.created_s < 600
+    return processes.alive(who["pid"], who["stamp"])
+
+
+def _job(row: sqlite3.Row) -> Job:
+    attempt = attempt_of(row, row["id"])
+    try:
+        config, bundle, created_s = _object(row["config"]), _object(row["bundle"]), float(row["created_s"])
+        if (limit := (config.get("budget") or {}).get("limit")) is not None:
+            parse_money(limit)
+    except (ValueError, TypeError, AttributeError) as error:
+        config, bundle, created_s, attempt = {}, {}, attempt.created_s, _damaged(row, row["id"], error)
+    return Job(
+        id=row["id"],
+        name=row["name"],
+        backend=row["backend"],
+        created_s=created_s,
+        config=config,
+        config_file=row["config_file"],
+        bundle=bundle,
+        idempotency_key=row["idempotency_key"],
+        seq=row["seq"],
+        attempt=attempt,
+    )
+
+
+def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
+    """Return the attempt; for a damaged row a placeholder with the readable fields, so that lists still work."""
+    try:
+        state = State(**_object(row["outcome"]))
+        found = Attempt(
+            job_id=job_id,
+            number=row["number"],
+            phase=row["phase"],
+            plan=_object(row["plan"]),
+            request=_object(row["request"]),
+            created_s=float(row["sent_s"]),
+            submitter=_object(row["submitter"]),
+            ref=_object(row["ref"]) if row["ref"] else None,
+            state=sanitize.state_of(state),
+            progress=_object(row["progress"]),
+            unreachable_since_s=row["unreachable_since_s"],
+        )
+        figures = [value for key, value in found.plan.items() if key.endswith(_FIGURES) and key != "alert_micro"]
+        parts = [found.progress.get(key) or {} for key in ("metrics", "cursor", "gpus")]
+        figures += [figure for rank in parts[2].values() for figure in rank.values()]
+        times = (state.started_s, state.ended_s, found.unreachable_since_s, *figures)
+        if not all(isinstance(part, dict) for part in parts):
+            raise ValueError("its progress is not whole")
+        if state.state not in get_args(JobState) or not all(isinstance(each, float | int | None) for each in times):
+            raise ValueError(f"its state is {state.state!r}")
+        is_whole = all(isinstance(found.plan.get(key, 1), float | int) for key in _NEVER_NONE)
+        if not is_whole or not all(isinstance(found.plan.get(key), int) for key in PLANNED):
+            raise ValueError("its plan is not whole")
+    except (ValueError, TypeError, AttributeError) as error:
+        return _damaged(row, job_id, error)
+    return found
+
+
+def _damaged(row: sqlite3.Row, job_id: str, error: Exception) -> Attempt:
+    detail = f"its row in the registry is damaged, so whether it runs is not known here: {error}"
+    created_s = row["sent_s"] if isinstance(row["sent_s"], float | int) else 0.0
+    plan = {**dict.fromkeys(PLANNED, 0), "hourly_usd": None}
+    return Attempt(job_id, row["number"], "damaged", plan, {}, created_s, {}, None, State("failed", detail=detail))
+
+
+def _object(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("expected a JSON object")
+    return found

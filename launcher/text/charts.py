@@ -1,0 +1,71 @@
+"""Figures as rows of characters: sparklines, charts of a few rows, bars. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from cloudtrain.launcher.text.signs import Signs
+
+__all__ = ["bar", "chart", "joined", "stacked"]
+
+
+def chart(values: Sequence[float | None], width: int, height: int, signs: Signs) -> list[str]:
+    """Return `height` rows of `width` characters, the top row first, from the least to the greatest value.
+
+    An unknown value is a blank. Equal values are drawn at half the height.
+    """
+    bins = joined(values, width)
+    bins = [None if value is None or not math.isfinite(value) else value for value in bins]
+    known = [value for value in bins if value is not None]
+    if not known or width < 1:
+        return [""] * height
+    low, high = min(known), max(known)
+    is_flat = not 0 < high - low < math.inf
+    steps = len(signs.levels) * height
+    rows = [[" "] * len(bins) for _ in range(height)]
+    for place, value in enumerate(bins):
+        if value is None:
+            continue
+        share = 0.5 if is_flat else (value - low) / (high - low)
+        level = min(steps, 1 + int(share * steps))  # from 1, so that the least value is visible
+        for row in range(height):
+            here = level - row * len(signs.levels)
+            if here > 0:
+                rows[height - 1 - row][place] = signs.levels[min(here, len(signs.levels)) - 1]
+    return ["".join(row) for row in rows]
+
+
+def joined(values: Sequence[float | None], count: int) -> list[float | None]:
+    """Return at most `count` values, each the mean of the known values in its section; fewer values stay unchanged."""
+    if len(values) <= count:
+        return list(values)
+    found: list[float | None] = []
+    for place in range(count):
+        part = values[place * len(values) // count : (place + 1) * len(values) // count]
+        known = [each for each in part if each is not None]
+        found.append(sum(known) / len(known) if known else None)
+    return found
+
+
+def bar(share: float, width: int, signs: Signs) -> str:
+    """Return a bar filled to the share, 0 to 1: completely only at 1, and not empty above 0."""
+    if width < 1:
+        return ""
+    full = min(width, math.floor(max(0.0, share) * width))
+    if share > 0 and full == 0:
+        full = 1
+    return signs.full * full + signs.empty * (width - full)
+
+
+def stacked(shares: Sequence[float], width: int, signs: Signs) -> list[str]:
+    """Return a run of signs for each share of the whole, `width` together; the largest remainders round up."""
+    total = sum(shares)
+    if total <= 0 or width < 1:
+        return [""] * len(shares)
+    exact = [share / total * width for share in shares]
+    cells = [math.floor(each) for each in exact]
+    order = sorted(range(len(shares)), key=lambda place: cells[place] - exact[place])
+    for place in order[: width - sum(cells)]:
+        cells[place] += 1
+    return [signs.parts[place % len(signs.parts)] * count for place, count in enumerate(cells)]

@@ -1,0 +1,181 @@
+"""Data on standard output, everything else on standard error; colour only on a terminal, and never with NO_COLOR."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import click
+
+from cloudtrain.launcher.text import tables
+
+__all__ = [
+    "RANK_COLOURS",
+    "ReaderGoneError",
+    "aside",
+    "coloured",
+    "confirm",
+    "escaped",
+    "is_terminal",
+    "json_line",
+    "print_json",
+    "print_lines",
+    "print_text",
+    "reported",
+    "reporting",
+    "say",
+    "when",
+    "write",
+]
+
+_MARK = "cloudtrain: "
+# Control characters of a terminal, line separators, direction marks and lone surrogates; all but tab and newline.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_LINE_END = re.compile("[\r\u2028\u2029]")
+RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
+
+
+_reporter: ContextVar[Callable[[str], None] | None] = ContextVar("reporter", default=None)
+
+
+@contextmanager
+def reporting(to: Callable[[str], None]) -> Iterator[None]:
+    """In the block, pass messages for people to the function `to`, in this thread or task, instead of printing them."""
+    token = _reporter.set(to)
+    try:
+        yield
+    finally:
+        _reporter.reset(token)
+
+
+def reported(message: str) -> bool:
+    """Pass the message to the function of `reporting`; return False outside a block of `reporting`."""
+    if (to := _reporter.get()) is not None:
+        to(escaped(message).strip("\n"))
+    return to is not None
+
+
+def say(message: str) -> None:
+    """Print a message on standard error; on a terminal, break long lines at words."""
+    if reported(message):
+        return
+    click.echo("\n".join(tables.wrapped([escaped(message)], tables.width(sys.stderr))), err=True)
+
+
+def escaped(text: str) -> str:
+    """Return the text with each control character and line separator as its escape (`\\r`, `\\u2028`).
+
+    Newlines and tabs stay: messages have lines. Every message is printed through this function.
+    """
+    return text if text.isprintable() else _CONTROL.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return ascii(found[0])[1:-1]
+
+
+def aside(message: str) -> None:
+    """Print a message between a job's lines: with the prefix `cloudtrain:`, and dim on a terminal."""
+    if reported(message):
+        return
+    lines = tables.wrapped([escaped(message)], _beside(len(_MARK)))
+    dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    marked = [f"{_MARK}{line}" for line in lines]
+    click.echo("\n".join([click.style(line, dim=True) for line in marked] if dim else marked), err=True)
+
+
+def _beside(room: int) -> int | None:
+    width = tables.width(sys.stderr)
+    return None if width is None else width - room
+
+
+def print_json(value: Any) -> None:
+    """Print a JSON object on a single line."""
+    write(json_line(value) + "\n")
+
+
+def json_line(value: Any) -> str:
+    """Return the value as JSON on a single line, with control characters and lone surrogates escaped."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if text.isprintable():
+        return text
+    return re.sub("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def print_lines(lines: Sequence[str]) -> None:
+    """Print data in a single write, without terminal control codes except colours."""
+    if lines:
+        write("\n".join(_tame(lines)) + "\n")
+
+
+def print_text(lines: Sequence[str]) -> None:
+    """Print sentences: on a terminal, break long lines at words."""
+    print_lines(tables.wrapped(lines, tables.width()))
+
+
+def _tame(lines: Sequence[str]) -> Sequence[str]:
+    """Return the lines without terminal control codes: the last check, for text from outside cloudtrain."""
+    if all(map(str.isprintable, lines)):
+        return lines
+    from cloudtrain.launcher.text.visible import tame
+
+    return [_LINE_END.sub(_escape, "\n".join(map(tame, line.split("\n")))) for line in lines]
+
+
+class ReaderGoneError(Exception):
+    """The reader of standard output has closed the pipe (`cloudtrain logs | head`)."""
+
+
+def write(text: str) -> None:
+    """Write the text to standard output unchanged. Raises ReaderGoneError."""
+    try:
+        try:
+            sys.stdout.write(text)
+        except UnicodeEncodeError:  # the encoding lacks a character, or a platform has sent a lone surrogate
+            encoding = sys.stdout.encoding or "utf-8"
+            sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        raise ReaderGoneError from error
+
+
+def is_terminal() -> bool:
+    """Return whether the user can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def coloured(text: str, number: int) -> str:
+    """Return the text in the colour of the number; unchanged without a terminal, or with NO_COLOR."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return click.style(text, fg=RANK_COLOURS[number % len(RANK_COLOURS)])
+
+
+def confirm(question: str, *, yes: bool) -> bool:
+    """Return the user's answer, True with --yes. Raises UsageError if the input is not a terminal."""
+    if yes:
+        return True
+    if not is_terminal():
+        from cloudtrain.launcher.errors import UsageError
+
+        hint = f"add -y to answer with yes: {question}"
+        raise UsageError("cannot ask for confirmation: the input is not a terminal", hint=hint)
+    return click.confirm(escaped(question), err=True)
+
+
+def when(time_s: float | None, now_s: float | None = None) -> str:
+    """Return the time since `time_s` in the largest whole unit."""
+    if time_s is None:
+        return "-"
+    ago = max(0, int((time.time() if now_s is None else now_s) - time_s))
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if ago >= 2 * size:
+            return f"{ago // size}{unit} ago"
+    return f"{ago}s ago"

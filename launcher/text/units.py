@@ -1,0 +1,149 @@
+"""Durations, money, percents and sizes: read from text, written back as text.
+
+Values are whole numbers, so that sums are exact: seconds, micro-dollars, percent, gigabytes. Every `parse_*` raises
+ValueError with the expected form, never with the given text, which may be a secret. Every `format_*` can be read back
+as the same number.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+__all__ = [
+    "DURATION_PATTERN",
+    "MONEY_PATTERN",
+    "PERCENT_PATTERN",
+    "SIZE_PATTERN",
+    "format_duration",
+    "format_money",
+    "format_percent",
+    "parse_duration",
+    "parse_money",
+    "parse_percent",
+    "parse_size_gb",
+]
+
+# Patterns an editor checks with, too: JavaScript's dialect, so no named groups and no flags.
+DURATION_PATTERN = r"^[0-9]+(\.[0-9]+)? ?[smhd]( ?[0-9]+(\.[0-9]+)? ?[smhd])*$"
+MONEY_PATTERN = r"^\$?[0-9]+(\.[0-9]{1,6})?( ?[Uu][Ss][Dd])?$"
+PERCENT_PATTERN = r"^[0-9]+ ?%$"
+SIZE_PATTERN = r"^[0-9]+( ?([Gg]|[Tt])[Bb]?)?$"
+
+_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_MICRO = 1_000_000
+_TEN_YEARS_S = 3_650 * 86_400  # a longer duration is a typing error, and would overflow the platforms' fields
+_MOST_USD = 1_000_000_000
+_ODD_MONEY = (
+    (r"^-", "not below 0"),
+    (r"€|£|¥|\b(eur|euros?|gbp|chf|jpy|cny|inr|cad|aud)\b", "in US dollars alone: convert it first"),
+    (r"[0-9] ?(k|m|mio|thousand|million)\b", "with all its digits, such as `5000 USD`"),
+    (r"[0-9]e[+-]?[0-9]", "without an exponent, such as `1000 USD`"),
+    (r"[0-9][,_' ][0-9]", "without commas or gaps, and cents after a point: `1000 USD`, `0.50 USD`"),
+    (r"\.[0-9]{7}", "with at most six decimals"),
+    (r"dollars?|bucks", "the unit is `USD`"),
+)
+
+
+def parse_duration(value: object) -> int:
+    """Return whole seconds from `90s`, `10m`, `12h`, `2d` or `1h30m`; of bare numbers only 0 needs no unit."""
+    wanted = "a duration with a unit, such as `30s`, `30m` or `30h`"
+    if value in (0, "0") and not isinstance(value, bool):
+        return 0
+    if isinstance(value, str) and re.match(DURATION_PATTERN, value.strip()):
+        parts = re.findall(r"([0-9]+(?:\.[0-9]+)?) ?([smhd])", value)
+        units = [unit for _, unit in parts]
+        if sorted(set(units), key="dhms".index) != units:
+            raise ValueError("a duration such as `1h30m`, each unit once, the largest first")
+        total = sum((Decimal(number) * _SECONDS[unit] for number, unit in parts), Decimal(0))
+    else:
+        raise ValueError(wanted)
+    if total != int(total):
+        raise ValueError("a duration of whole seconds")
+    if total > _TEN_YEARS_S:
+        raise ValueError("a duration of at most ten years")
+    return int(total)
+
+
+def format_duration(seconds: int) -> str:
+    """Return the seconds in the largest unit that divides them, days from two up: `24h`, `90m`, `2d`, `61s`."""
+    for unit, size in _SECONDS.items():
+        least = 2 * size if unit == "d" else size
+        if seconds >= least and seconds % size == 0:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def parse_money(value: object) -> int:
+    """Return micro-dollars from `150 USD`, `$150`, `0.25 USD`, or from a bare number of dollars."""
+    wanted = "an amount in US dollars such as `150 USD`"
+    if isinstance(value, str):
+        text = value.strip()
+        if not re.match(MONEY_PATTERN, text):
+            raise ValueError(wanted + _odd_money(text))
+        amount = Decimal(text.strip("$").upper().removesuffix("USD").strip())
+    else:
+        amount = _number(value, wanted)
+    micro = amount * _MICRO
+    if micro != int(micro):
+        raise ValueError(f"{wanted}, with at most six decimals")
+    if not 0 <= amount <= _MOST_USD:
+        raise ValueError(f"{wanted}, at most a billion")
+    return int(micro)
+
+
+def format_money(micro_usd: int) -> str:
+    """Return `150 USD`, `0.25 USD`: no digit more than needed."""
+    whole, rest = divmod(micro_usd, _MICRO)
+    decimals = f".{rest:06d}".rstrip("0") if rest else ""
+    if len(decimals) == 2:
+        decimals += "0"  # 2.5 dollars is written 2.50
+    return f"{whole}{decimals} USD"
+
+
+def parse_percent(value: object) -> int:
+    """Return 50 from `50%`. A bare number is refused: 0.5 and 50 would both be guesses."""
+    if isinstance(value, str) and re.match(PERCENT_PATTERN, value.strip()):
+        percent = int(value.strip().rstrip("%"))
+        if 1 <= percent <= 1000:
+            return percent
+    raise ValueError("a whole percentage with its sign, such as `50%`, from `1%` to `1000%`")
+
+
+def format_percent(percent: int) -> str:
+    """Return `50%`."""
+    return f"{percent}%"
+
+
+def parse_size_gb(value: object) -> int:
+    """Return gigabytes from `200`, `200 GB` or `2 TB`."""
+    wanted = "a whole number of gigabytes such as `200`"
+    if isinstance(value, str) and re.match(SIZE_PATTERN, value.strip()):
+        number = re.sub(r"\D", "", value)
+        size = Decimal(number) * (1000 if "t" in value.lower() else 1)
+    else:
+        size = _number(value, wanted)
+    if size != int(size) or not 1 <= size <= 1_000_000:
+        raise ValueError(f"{wanted}, at least 1")
+    return int(size)
+
+
+def _odd_money(text: str) -> str:
+    """Return the fault of an invalid amount, without the amount itself."""
+    for pattern, words in _ODD_MONEY:
+        if re.search(pattern, text, re.IGNORECASE):
+            return f" ({words})"
+    return ""
+
+
+def _number(value: object, wanted: str) -> Decimal:
+    """Return a YAML number exactly as it was written; True is not 1 here."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(wanted)
+    try:
+        number = Decimal(str(value))
+    except (InvalidOperation, ValueError):
+        raise ValueError(wanted) from None
+    if not number.is_finite():
+        raise ValueError(wanted)
+    return number

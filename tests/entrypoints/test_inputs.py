@@ -1,0 +1,168 @@
+"""What a node without a shared disk brings from the bucket before the job, and leaves there at its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints.container import inputs
+from cloudtrain.entrypoints.container.inputs import StagingError
+from cloudtrain.entrypoints.stores import google_http
+from doubles.google.handle import BUCKET, Google
+
+ORDER, ENDED = f"gs://{BUCKET}/jobs/j/order.json", f"gs://{BUCKET}/jobs/j/ended-0.json"
+
+
+@pytest.fixture
+def store(google_store: Google, metadata: Any, monkeypatch: pytest.MonkeyPatch) -> Google:
+    """Return a bucket, for a machine with a metadata server; patience is short."""
+    monkeypatch.setattr(google_http, "PAUSE_S", 0.01)
+    monkeypatch.setattr(google_http, "LONGEST_PAUSE_S", 0.02)
+    return google_store
+
+
+def spec(*, back: bool = True, **fetched: Any) -> dict[str, Any]:
+    """Return an order's part that is read here."""
+    carried = [{"place": "checkpoints", "uri": f"gs://{BUCKET}/ckpt/j", "back": back}]
+    return {"fetched": fetched, "carried": carried, "places": {"inputs": {}}}
+
+
+def refused(*args: Any) -> StagingError:
+    """Return what reading the order, or bringing what a spec names, raises."""
+    with pytest.raises(StagingError) as raised:
+        inputs.order(*args) if isinstance(args[0], str) else inputs.bring_in(*args)
+    return raised.value
+
+
+def test_order_of_this_send(store: Google, tmp_path: Path) -> None:
+    """It is read, and whole."""
+    told = {"fence": "mark-1", "job": "j", "x": "é"}
+    store.put_object("jobs/j/order.json", json.dumps(told))
+    assert inputs.order(ORDER, tmp_path, "mark-1") == told
+
+
+def test_order_of_another_send(store: Google, tmp_path: Path) -> None:
+    """The job came late, or twice: another start would not mend it."""
+    store.put_object("jobs/j/order.json", json.dumps({"fence": "mark-2"}))
+    error = refused(ORDER, tmp_path, "mark-1")
+    assert (str(error), error.may_mend) == ("another send of this job took its place: this one is not to run", False)
+
+
+def test_order_that_was_taken_back(store: Google, tmp_path: Path) -> None:
+    """Who sent it knows by now that nothing runs."""
+    error = refused(ORDER, tmp_path, "mark-1")
+    assert (str(error), error.may_mend) == ("the order was taken back: this job is not to run", False)
+
+
+@pytest.mark.parametrize(("kind", "may_mend"), [("403", False), ("503", True), ("drop", True), ("401", False)])
+def test_order_that_cannot_be_read(store: Google, tmp_path: Path, kind: str, may_mend: bool) -> None:
+    """A network may come back at another start; a role does not by itself."""
+    store.put_object("jobs/j/order.json", json.dumps({"fence": "mark-1"}))
+    store.fault("storage.*", kind, containers=True)
+    error = refused(ORDER, tmp_path, "mark-1")
+    assert (str(error).startswith("cannot read the job's order: "), error.may_mend) == (True, may_mend)
+
+
+def test_input_is_a_folder_or_a_file(store: Google, tmp_path: Path) -> None:
+    """As the bucket has it, empty files and odd names too."""
+    for name in ("data/a", "data/b c/é.txt", "data/empty", "database/x"):
+        store.put_object(name, "" if name.endswith("empty") else name)
+    told = spec(
+        train={"uri": f"gs://{BUCKET}/data", "mounted": None},
+        one={"uri": f"gs://{BUCKET}/data/b c/é.txt", "mounted": None},
+        slash={"uri": f"gs://{BUCKET}/data/", "mounted": None},
+    )
+    inputs.bring_in(told, tmp_path)
+    places = {name: Path(place) for name, place in told["places"]["inputs"].items()}
+    for name in ("train", "slash"):
+        found = {path.relative_to(places[name]).as_posix(): path.read_text() for path in places[name].rglob("*.*")}
+        assert found == {"b c/é.txt": "data/b c/é.txt"}
+        assert ((places[name] / "a").read_text(), (places[name] / "empty").read_text()) == ("data/a", "")
+        assert not (places[name] / "x").exists()
+    assert places["one"].read_text() == "data/b c/é.txt"
+
+
+def test_mounted_input_is_read_where_it_is(store: Google, tmp_path: Path) -> None:
+    """And copied where the machine has no such mount."""
+    mount = tmp_path / "gcs"
+    mount.mkdir()
+    store.put_object("data/a", "x")
+    told = spec(
+        here={"uri": f"gs://{BUCKET}/data", "mounted": str(mount)},
+        there={"uri": f"gs://{BUCKET}/data", "mounted": "/gcs-that-is-not-there/x"},
+    )
+    inputs.bring_in(told, tmp_path)
+    assert told["places"]["inputs"] == {"here": str(mount), "there": str(tmp_path / "inputs" / "there")}
+    assert (tmp_path / "inputs" / "there" / "a").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "may_mend"),
+    [
+        (None, "the input train: there is nothing at gs://", False),
+        ("403", "cannot bring the input train: ", False),
+        ("503", "cannot bring the input train: ", True),
+    ],
+)
+def test_input_that_cannot_be_had(store: Google, tmp_path: Path, kind: str | None, words: str, may_mend: bool) -> None:
+    """Named, with whether another start may find it."""
+    if kind is not None:
+        store.put_object("data/a", "x")
+        store.fault("storage.*", kind, containers=True)
+    error = refused(spec(train={"uri": f"gs://{BUCKET}/data", "mounted": None}), tmp_path)
+    assert (str(error).startswith(words), error.may_mend) == (True, may_mend), error
+
+
+def test_folder_goes_on_from_where_it_was(store: Google, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Where it is to; a first start has nothing to bring, and says nothing."""
+    inputs.bring_in(spec(), tmp_path)
+    assert capfd.readouterr().out == ""
+    store.put_object("ckpt/j/step-5/model", "weights")
+    inputs.bring_in(spec(back=False), tmp_path)
+    assert not (tmp_path / "checkpoints" / "step-5").exists()
+    inputs.bring_in(spec(), tmp_path)
+    assert (tmp_path / "checkpoints" / "step-5" / "model").read_text() == "weights"
+    assert "brought the folder checkpoints: 1 files" in capfd.readouterr().out
+
+
+VERDICT = {
+    "state": "failed",
+    "reason": "error",
+    "resumable": True,
+    "restarts": 2,
+    "error": {"rank": 1, "kind": "error", "type": "ValueError", "message": "é" * 5000, "traceback": "t", "secret": "s"},
+}
+
+
+def test_account_is_what_the_launcher_reads(store: Google) -> None:
+    """All of it, however long; and nothing else of the verdict."""
+    inputs.report(ENDED, VERDICT)
+    told = json.loads(store.object("jobs/j/ended-0.json") or "")
+    assert told == {
+        **{key: VERDICT[key] for key in ("state", "reason", "resumable", "restarts")},
+        "rank": 1,
+        "kind": "error",
+        "type": "ValueError",
+        "message": "é" * 5000,
+        "traceback": "t",
+    }
+
+
+def test_account_of_a_life_before_is_taken_back(store: Google) -> None:
+    """Whether there was one or not; and where nobody answers, the life begins all the same."""
+    inputs.report(ENDED, {"state": "stopped", "reason": "preempted"})
+    inputs.retract(ENDED)
+    assert store.object("jobs/j/ended-0.json") is None
+    inputs.retract(ENDED)
+    store.fault("storage.*", "403", containers=True)
+    inputs.retract(ENDED)
+
+
+def test_account_that_cannot_be_written_is_said(store: Google, capfd: pytest.CaptureFixture[str]) -> None:
+    """And the container ends as it would."""
+    store.fault("storage.*", "403", containers=True)
+    inputs.report(ENDED, VERDICT)
+    assert "the account of the job's end cannot be written" in capfd.readouterr().out

@@ -1,0 +1,269 @@
+"""Who decides: node 0, and after it the next one that most of the nodes reach. Real sockets, no processes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints.agent import transport
+from cloudtrain.entrypoints.agent.coordinate import Desired, Report
+from cloudtrain.entrypoints.agent.membership import Fenced, Membership
+
+SILENCE_S = 0.5
+HOST = "127.0.0.1"
+
+
+@dataclass
+class Node:
+    """One agent without processes: its ranks run and end as they are told."""
+
+    line: Membership
+    report: Report
+    wants: list[str] = field(default_factory=list)
+    desired: Desired = field(default_factory=Desired)
+    cut: str = ""
+
+    def turn(self) -> None:
+        """Say and hear once; obey."""
+        try:
+            self.desired = self.line.exchange(self.report)
+        except Fenced as cut:
+            self.cut = str(cut)
+            return
+        self.wants.append(self.desired.want)
+        if self.desired.want == "kill" and self.report.phase == "running":
+            self.report = replace(self.report, phase="exited", code=70)
+        elif self.desired.want == "run" and self.desired.generation > self.report.generation:
+            self.report = replace(self.report, generation=self.desired.generation, phase="running", code=None)
+        self.line.listen(0.01)
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """The nodes that it trains with."""
+        return self.desired.nodes if self.desired.want == "run" and not self.cut else ()
+
+    def vanish(self) -> None:
+        """Go without a word, as a machine without power."""
+        self.line._is_open = False
+        for end in (self.line._head, self.line._member):
+            if end is not None:
+                end.release()
+
+
+Start = Callable[..., list[Node]]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Return a function that starts the lines of so many nodes, and waits until all run."""
+    monkeypatch.setattr(transport, "BEAT_S", 0.05)
+    monkeypatch.setattr(transport, "CLOSED_S", SILENCE_S)
+    monkeypatch.setattr("cloudtrain.entrypoints.agent.coordinate.FENCE_S", 0.1)
+    made: list[Node] = []
+
+    def begin(count: int, fewest: int) -> list[Node]:
+        server, nodes = transport.listen(HOST), []
+        for number in range(count):
+            spec = _spec(number, count, fewest, server.getsockname()[:2])
+            line = Membership(
+                spec, server if number == 0 else None, lambda: 0, transport.listen(HOST) if number else None
+            )
+            nodes.append(Node(line, Report(number, address=HOST, ports=(line.port, 0))))
+        made.extend(nodes)
+        until(nodes, lambda: all(len(node.runs) == count for node in nodes))
+        return nodes
+
+    yield begin
+    for node in made:
+        node.vanish()
+        if node.line._door is not None:
+            node.line._door.close()
+
+
+def _spec(number: int, count: int, fewest: int, head: Any) -> dict[str, Any]:
+    job = {"nodes": count, "min_nodes": fewest, "node_counts": list(range(1, count + 1))}
+    limits = {"limit_reason": "time_limit", "deadline_s": 600, "max_duration_s": 600, "grace_s": 10, "max_restarts": 3}
+    own = {"node": number, "address": HOST, "head": head, "token": "token", "silence_s": SILENCE_S}
+    return {**own, **limits, "spec": job, "succeeds": count > 2, "join_timeout_s": 10.0}
+
+
+def until(nodes: list[Node], condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+    """Let the nodes have their turns until it holds."""
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s, [(n.report.node, n.desired, n.cut, n.wants[-3:]) for n in nodes]
+        for node in nodes:
+            if not node.cut:
+                node.turn()
+
+
+def test_next_node_takes_over(start: Start) -> None:
+    """The others kill their ranks, find it, and go on without the lost one, in a new generation."""
+    zero, one, two = start(3, 2)
+    zero.vanish()
+    until([one, two], lambda: one.runs == two.runs == (1, 2))
+    assert (one.desired.generation, two.desired.generation) == (2, 2)
+    assert "kill" in two.wants
+    assert (one.line.head_address, two.line.head_address) == (HOST, HOST)
+    assert "node 0 was lost" in (one.desired.note or "")
+    assert set(one.line.gone_s()) == {"0"}
+    assert 0 < one.line.gone_s()["0"] <= one.line.now_s()
+
+
+def test_next_but_one_takes_over_where_two_are_lost(start: Start) -> None:
+    """Three of five are most of them."""
+    nodes = start(5, 3)
+    for node in nodes[:2]:
+        node.vanish()
+    until(nodes[2:], lambda: all(node.runs == (2, 3, 4) for node in nodes[2:]))
+
+
+def test_node_that_takes_over_knows_when_the_others_left(start: Start) -> None:
+    """One lost before the node that decided is not held until that one is."""
+    nodes = start(4, 2)
+    nodes[3].vanish()
+    until(nodes[:3], lambda: all(node.runs == (0, 1, 2) for node in nodes[:3]))
+    seen_s = nodes[1].line.now_s()
+    until(nodes[:3], lambda: nodes[1].line.now_s() > seen_s + 0.3)
+    nodes[0].vanish()
+    until(nodes[1:3], lambda: all(node.runs == (1, 2) for node in nodes[1:3]))
+    gone_s = nodes[1].line.gone_s()
+    assert gone_s["3"] <= seen_s < gone_s["0"]
+
+
+def test_job_that_needs_all_ends_with_a_verdict(start: Start) -> None:
+    """All the others hear it from the one that took over: no one is left to guess."""
+    zero, one, two = start(3, 3)
+    zero.vanish()
+    until([one, two], lambda: one.desired.want == two.desired.want == "end")
+    assert one.desired.verdict is not None
+    assert (one.desired.verdict["state"], one.desired.verdict["reason"]) == ("failed", "node_failure")
+    assert one.desired.verdict == two.desired.verdict
+
+
+def test_second_of_two_never_takes_over(start: Start) -> None:
+    """It cannot tell a lost machine from a cut cable; the first one goes on, as it always could."""
+    zero, one = start(2, 1)
+    one.vanish()
+    until([zero], lambda: zero.runs == (0,))
+    zero, one = start(2, 1)
+    zero.vanish()
+    until([one], lambda: bool(one.cut))
+    assert "lost contact with node 0" in one.cut
+
+
+def test_less_than_half_never_go_on(start: Start) -> None:
+    """Neither the node that decided, nor one that finds nobody to follow: each ends for itself."""
+    zero, one, two = start(3, 1)
+    one.vanish()
+    two.vanish()
+    until([zero], lambda: bool(zero.cut))
+    assert "lost contact with most of the nodes" in zero.cut
+
+
+def test_node_that_alone_has_lost_the_first_ends(start: Start) -> None:
+    """The next one still hears node 0, and leads nobody."""
+    zero, one, two = start(3, 2)
+    assert two.line._member is not None
+    two.line._member.head = (HOST, 1)  # the cable between the two is cut
+    two.line._member.release()
+    until([zero, one, two], lambda: bool(two.cut) and one.runs == (0, 1) == zero.runs)
+
+
+def test_stop_goes_on_under_the_next_node(start: Start) -> None:
+    """What a user has asked for is not taken back by a lost machine."""
+    zero, one, two = start(3, 1)
+    two.report = replace(two.report, stop="user")
+    until([zero, one, two], lambda: one.desired.want == two.desired.want == "stop")
+    zero.vanish()
+    for node in (one, two):
+        node.report = replace(node.report, phase="exited", code=75)
+    until([one, two], lambda: one.desired.want == two.desired.want == "end")
+    assert one.desired.verdict is not None
+    assert (one.desired.verdict["state"], one.desired.verdict["reason"]) == ("stopped", "user")
+
+
+# -- a node that never hears node 0 --------------------------------------------------------------------------------
+
+
+class Deaf:
+    """The second of two nodes, whose way to node 0 leads to `address`."""
+
+    def __init__(self, address: Any, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
+        self.passed_s = 0.0  # beyond the real time
+        self.line = Membership({**_spec(1, 2, 2, address), **more}, None, lambda: 0)
+        monkeypatch.setattr(self.line, "now_s", lambda: time.monotonic() - self.line.zero_s + self.passed_s)
+        self.report = Report(1)
+
+    def ends(self, limit_s: float = 20.0) -> dict[str, Any]:
+        """Return the verdict with which the node ends, at the latest when the limit is over."""
+        end_s = time.monotonic() + limit_s
+        while (desired := self.line.exchange(self.report)).want != "end":
+            assert time.monotonic() < end_s, "the node still waits"
+            self.line.listen(0.01)
+        assert desired.verdict is not None
+        return desired.verdict
+
+
+@pytest.fixture(params=["closed", "silent", "full"])
+def nowhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Yield an address: a closed port, one that never answers, or one whose packets are dropped."""
+    monkeypatch.setattr(transport, "CLOSED_S", 0.3)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server((HOST, 0), backlog=0))
+        if request.param == "full":  # as behind a firewall: no connection, and no refusal
+            for _ in range(2):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(server.getsockname())
+        address = server.getsockname()
+        if request.param == "closed":
+            server.close()
+        yield address
+
+
+@pytest.mark.parametrize(("asked", "reason"), [("user", "user"), ("now", "user"), ("preempted", "preempted")])
+def test_node_without_node_0_ends_at_once_when_asked(
+    nowhere: Any, monkeypatch: pytest.MonkeyPatch, asked: str, reason: str
+) -> None:
+    """The node has nothing to save, so no join timeout counts; the reason is the given one."""
+    node = Deaf(nowhere, monkeypatch, join_timeout_s=1800.0)
+    assert node.line.exchange(node.report).want == "wait"
+    node.report = replace(node.report, stop=asked)
+    verdict = node.ends()
+    assert (verdict["state"], verdict["reason"], verdict["fenced"]) == ("stopped", reason, True)
+
+
+def test_node_without_node_0_ends_at_its_deadline(nowhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiting machine costs money: the budget ends the wait before the join timeout does."""
+    node = Deaf(nowhere, monkeypatch, join_timeout_s=1800.0, limit_reason="budget")
+    node.passed_s = 500.0
+    assert node.line.exchange(node.report).want == "wait"
+    node.passed_s = 600.0
+    verdict = node.ends()
+    assert (verdict["state"], verdict["reason"]) == ("stopped", "budget")
+
+
+def test_node_without_node_0_ends_at_the_join_timeout(nowhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses of the node's own, as for a connection that nobody takes, do not prolong the wait."""
+    monkeypatch.setattr(transport, "STALLED_S", 0.0)
+    node = Deaf(nowhere, monkeypatch, join_timeout_s=1.0)
+    with pytest.raises(Fenced, match="node 0 was not reached within"):
+        node.ends()
+
+
+def test_node_does_not_wait_for_a_node_0_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The starter begins with node 0's agent, so a refused connection means that node 0 has ended."""
+    monkeypatch.setattr(transport, "CLOSED_S", 0.1)
+    monkeypatch.setattr(transport, "BEAT_S", 0.1)
+    with socket.create_server((HOST, 0)) as server:
+        address = server.getsockname()
+    node = Deaf(address, monkeypatch, join_timeout_s=1800.0, head_listens=True)
+    with pytest.raises(Fenced, match="node 0 was not reached"):
+        node.ends()

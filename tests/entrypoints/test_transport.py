@@ -1,0 +1,113 @@
+"""The line between agents, over real sockets on loopback."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cloudtrain.entrypoints.agent import transport
+from cloudtrain.entrypoints.agent.coordinate import Desired, Report
+
+Connect = Callable[[str], transport.FollowerEnd]
+
+
+@pytest.fixture
+def head() -> Iterator[transport.LeaderEnd]:
+    """Node 0's end, listening."""
+    head = transport.LeaderEnd(transport.listen("127.0.0.1"), "token")
+    yield head
+    head.release()
+
+
+@pytest.fixture
+def connect(head: transport.LeaderEnd) -> Iterator[Connect]:
+    """Make members that find the head."""
+    made: list[transport.FollowerEnd] = []
+
+    def connect(token: str = "token") -> transport.FollowerEnd:
+        made.append(transport.FollowerEnd(head.address, token))
+        return made[-1]
+
+    yield connect
+    for member in made:
+        member.release()
+
+
+def exchange(
+    head: transport.LeaderEnd, member: transport.FollowerEnd, report: Report, desired: Desired, turns: int = 20
+) -> None:
+    """Let both ends take some turns."""
+    for _ in range(turns):
+        member.listen(0.01)
+        member.tell(report)
+        head.listen(0.01)
+        head.tell(desired)
+
+
+def test_states_cross_the_line(head: transport.LeaderEnd, connect: Connect) -> None:
+    """Each end learns what the other says."""
+    member = connect("token")
+    report = Report(1, 2, "exited", 70, ({"kind": "signal", "message": "é\n"},), None, "user")
+    exchange(head, member, report, Desired("kill", 2, nodes=(0, 1), note="é"))
+    assert head.reports == {1: report}
+    assert member.desired == Desired("kill", 2, nodes=(0, 1), note="é")
+
+
+def test_stranger_is_not_heard(head: transport.LeaderEnd, connect: Connect) -> None:
+    """A wrong token's reports do not count, and it is told nothing."""
+    member = connect("guess")
+    exchange(head, member, Report(1), Desired("run", 1))
+    assert head.reports == {}
+    assert member.desired is None
+
+
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"1\n", b'{"token": "token", "x": 1}\n', b"\xff\n"])
+def test_garbage_does_not_end_the_head(head: transport.LeaderEnd, connect: Connect, garbage: bytes) -> None:
+    """What is no report of ours is passed over, and others are still heard."""
+    with socket.create_connection(head.address) as stranger:
+        stranger.sendall(garbage)
+        for _ in range(5):
+            head.listen(0.01)
+    member = connect("token")
+    exchange(head, member, Report(1), Desired("run", 1))
+    assert set(head.reports) == {1}
+
+
+def test_closed_line_is_a_lost_node(
+    head: transport.LeaderEnd, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node whose agent died is lost soon, without waiting for the silence of a cut link."""
+    monkeypatch.setattr(transport, "BEAT_S", 0.0)
+    monkeypatch.setattr(transport, "CLOSED_S", 0.0)
+    member = connect("token")
+    exchange(head, member, Report(1), Desired("run", 1))
+    assert head.lost() == set()
+    member.release()
+    for _ in range(5):
+        head.listen(0.01)
+    assert head.lost() == {1}
+
+
+def test_silent_head_is_lost_to_its_members(head: transport.LeaderEnd) -> None:
+    """A member that hears nothing for long fences itself."""
+    patient, hasty = (transport.FollowerEnd(head.address, "token", silence_s) for silence_s in (60.0, 0.0))
+    for member in (patient, hasty):
+        exchange(head, member, Report(1), Desired("run", 1))
+    assert (patient.lost(), hasty.lost()) == (False, True)
+    for member in (patient, hasty):
+        member.release()
+
+
+def test_last_word_arrives_before_the_close(head: transport.LeaderEnd, connect: Connect) -> None:
+    """Closing does not reset a line that still holds the verdict."""
+    member = connect("token")
+    exchange(head, member, Report(1), Desired("run", 1))
+    member.tell(Report(1, phase="exited"))
+    head.tell(Desired("end", 1, verdict={"state": "succeeded"}))
+    head.close(patience_s=0.2)
+    for _ in range(5):
+        member.listen(0.05)
+    assert member.desired is not None
+    assert member.desired.want == "end"

@@ -1,0 +1,24 @@
+"""A job's figures in few signs."""
+
+from __future__ import annotations
+
+import pytest
+
+from cloudtrain.launcher.text.quantities import percent, quantity, size, step_time
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ([percent(share) for share in (0.0, 0.004, 0.126, 0.999, 1.0)], ["0 %", "<1 %", "13 %", "99 %", "100 %"]),
+        (
+            [quantity(value) for value in (0.0, 2.31e-4, 0.12345, 20480.0, -3e6)],
+            ["0", "2.31e-04", "0.1235", "20.5k", "-3M"],
+        ),
+        ([step_time(seconds) for seconds in (0.05, 1.254)], ["50 ms", "1.25 s"]),
+        ([size(count) for count in (4.24e8, 13.2e9)], ["404 MiB", "12.3 GiB"]),
+    ],
+)
+def test_figures_are_short_and_never_say_more_than_is_so(text: list[str], wanted: list[str]) -> None:
+    """Nothing is whole before it is, and something is not nothing."""
+    assert text == wanted
