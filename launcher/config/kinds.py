@@ -94,8 +94,7 @@ def argv(value: Any) -> Any:
     """Return a mapping of options, or a command line as text, as an argument list; a list is returned unchanged.
 
     `{epochs: 10, flag: true, off: false, x: [1, 2], -v: true}` becomes `--epochs 10 --flag --x 1 2 -v`: true gives the
-    option alone, false and null omit the option, a list gives the option and then each item. shlex splits text.
-    Raises ValueError for a value of the wrong type.
+    option alone, false and null omit the option, a list follows its option. Text is split by shlex. Raises ValueError.
     """
     if isinstance(value, str):
         try:
