@@ -1,1 +1,1 @@
-"""What stands in the way of a job: of this installation itself, and of each backend."""
+"""The checks of `doctor`: of this installation, and of each backend."""

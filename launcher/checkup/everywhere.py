@@ -1,4 +1,4 @@
-"""Asks several backends what stands in the way, all at once: a slow cloud holds up no other's answer."""
+"""Runs the checks of several backends at once: a slow cloud does not delay the answers of the remaining backends."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from cloudtrain.launcher.errors import CloudtrainError
 
 __all__ = ["LIMIT_S", "Ask", "answers"]
 
-LIMIT_S = 60.0  # for a backend's checks together; ssh and the clouds' clients give up on a call long before
+LIMIT_S = 60.0  # for all checks of a backend; ssh and the clouds' clients give up on a single call earlier
 
-_AGAIN = re.compile(r"^cannot look( at the [\w ]+)?: ")  # the check's name and its verdict say so already
+_AGAIN = re.compile(r"^cannot look( at the [\w ]+)?: ")  # the name and verdict of a check already imply these words
 
 Ask = Callable[[], list[Check]]
 
 
 def answers(asks: Mapping[str, Ask], limit_s: float = LIMIT_S) -> Iterator[tuple[str, list[Check]]]:
-    """Yield each backend with its checks, in the order given, as soon as it and those before it have answered.
+    """Yield each backend with its checks, in the given order, as soon as the backend and all earlier backends answered.
 
-    What a backend raises is a failed check of its own; one that has not answered within `limit_s` is told as such, and
-    its thread is left behind, for the process to take with it.
+    An exception becomes a failed check of the backend. A backend without an answer after `limit_s` seconds in all gets
+    a failed check `answer`; the backend's daemon thread ends with the process.
     """
     found: dict[str, list[Check]] = {}
     threads = {
@@ -45,6 +45,6 @@ def _asked(name: str, ask: Ask, found: dict[str, list[Check]]) -> None:
         found[name] = [replace(check, found=_AGAIN.sub("", check.found)) for check in ask()]
     except CloudtrainError as error:
         found[name] = [Check("answer", "fail", error.message, error.hint)]
-    except Exception as error:  # a fault of ours, or of a plug-in, in one backend says nothing of the others
+    except Exception as error:  # a bug of cloudtrain or a plug-in in a backend must not stop the remaining backends
         cure = f"report it, with what `cloudtrain doctor {name} --debug` prints"
         found[name] = [Check("answer", "fail", f"{type(error).__name__}: {error}", cure)]

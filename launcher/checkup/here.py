@@ -1,4 +1,4 @@
-"""What `doctor` finds of this installation: versions, the home and its registry, the tools that are called."""
+"""The checks of this installation for `doctor`: versions, the home folder, the registry, tools, clock, completion."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from cloudtrain.launcher.store.home import where
 
 __all__ = ["checks"]
 
-FREE_GB, LEAST_FREE_GB = 5.0, 0.1  # below the first a job's checkpoints may not fit, below the second nothing does
-READ_WHOLE_BYTES = 64_000_000  # a registry up to this is read from end to end, in half a second
+FREE_GB, LEAST_FREE_GB = 5.0, 0.1  # warn: checkpoints may not fit; fail: no file fits
+READ_WHOLE_BYTES = 64_000_000  # a registry up to this size is checked whole, in half a second
 TOOL_LIMIT_S = 5.0
 
 
 def checks() -> list[Check]:
-    """Return the checks, none of which changes anything or asks the network."""
+    """Return the checks. The checks change no file and use no network."""
     return [
         Check("cloudtrain", "ok", f"{version('cloudtrain')}, no telemetry"),
         Check("python", "ok", f"{platform.python_version()}, {sys.executable}"),
@@ -40,7 +40,7 @@ def checks() -> list[Check]:
 def _home() -> Iterator[Check]:
     try:
         path = where()
-    except RuntimeError as error:  # `~nobody` has no home
+    except RuntimeError as error:  # the user `~nobody` has no home folder
         yield Check("home", "fail", str(error), "set CLOUDTRAIN_HOME to a folder that you can write")
         return
     except ConfigError as error:
@@ -65,7 +65,7 @@ def _disk(folder: Path) -> Check:
 
 
 def _registry(path: Path) -> Check:
-    """Read the file without changing it: not even a newer version's tables are made."""
+    """Check the registry read-only: the tables of a newer version are not created."""
     if not path.exists():
         return Check("registry", "ok", "no job yet")
     unlike = f"move it away: mv {path} {path}.damaged; or take an older one from a backup"
@@ -100,7 +100,7 @@ def _tool(name: str, program: str, flag: str, without: str) -> Check:
 
 
 def _clock() -> Iterator[Check]:
-    """Say whether something sets the clock, where systemd knows; clouds refuse calls from one that is minutes off."""
+    """Check by systemd whether the clock is synchronized; clouds refuse calls if the clock is wrong by minutes."""
     command = shutil.which("timedatectl")
     if command is None:
         return

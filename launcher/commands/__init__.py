@@ -1,1 +1,1 @@
-"""One file a command; `cloudtrain.launcher.cli` imports a command's module when the command is called."""
+"""One module for each command; `cloudtrain.launcher.cli` imports the module when the command is called."""

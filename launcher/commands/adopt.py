@@ -1,4 +1,4 @@
-"""`cloudtrain adopt`: take in running jobs that the registry does not know."""
+"""`cloudtrain adopt`: add unknown running jobs to the registry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["command"]
 
 
 @click.command("adopt", epilog=examples("cloudtrain adopt", "cloudtrain adopt --backend sagemaker digits-x4k2p"))
-@click.argument("wanted", nargs=-1, metavar="[JOB]...")  # unknown here, so nothing completes a name
+@click.argument("wanted", nargs=-1, metavar="[JOB]...")  # without completion: the registry does not know the names
 @click.option("--backend", metavar="NAME", shell_complete=completes("backends"), help="Ask this backend alone.")
 @file_option("Look where its jobs run.")
 @yes_option

@@ -1,4 +1,4 @@
-"""`cloudtrain artifacts`: the files that a job has left."""
+"""`cloudtrain artifacts`: the output files of a job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def command(job: str, output: Path | None, as_json: bool) -> int:
     folder = output or Path(f"{found.id}-output")
     is_new = not folder.exists()
     files = _fetched(found, folder)
-    if is_new:  # it may lie in the code folder, and is no code
+    if is_new:  # the folder may be inside the code folder, and must not be shipped
         with contextlib.suppress(OSError):
             (folder / ".gitignore").write_text("*\n")
     if as_json:
@@ -49,7 +49,7 @@ def command(job: str, output: Path | None, as_json: bool) -> int:
 
 
 def _fetched(job: Job, folder: Path) -> list[Path]:
-    """Return the files, now in the folder. Raises CloudtrainError if the job has left none."""
+    """Copy the job's files to the folder and return their paths. Raises CloudtrainError if the job has no files."""
     from cloudtrain.launcher import backend as backends
 
     backend, ref = backends.load(job.backend), job.attempt.ref

@@ -1,4 +1,4 @@
-"""`cloudtrain backends`: what can be used."""
+"""`cloudtrain backends`: the backends of this installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cloudtrain budget`: what all jobs together, or a project's, may cost: ever, or in a month."""
+"""`cloudtrain budget`: limits on the cost of all jobs or of a project, in total or for each month."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _here = click.option("--here", is_flag=True, help="On this machine alone, though
 
 
 class _Budget(click.Group):
-    """Knows other words for `remove`: the closest by letters to `unset` is its opposite."""
+    """Accepts synonyms of `remove`: without them a typed `unset` would get the suggestion `set`, the opposite."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, "remove" if cmd_name in ("unset", "rm", "delete") else cmd_name)
@@ -120,7 +120,7 @@ def show(project: str | None, as_json: bool) -> None:
             rows += _shared_rows(place, project)
         except CloudtrainError as error:
             failures.append(teams.failure(place, error))
-    failures = list(dict.fromkeys(failures))  # what cannot be told may not be read either
+    failures = list(dict.fromkeys(failures))  # a ledger may fail twice, at a write and at the read above
     if project is not None and not failures:
         _require_known(database, project, rows)
     months = {name: each for name, each in ledgers.months(database).items() if project in (None, name)}
@@ -183,7 +183,7 @@ def _say_others(database: Database, place: str | None, project: str, period: Per
 
 
 def _others(database: Database, place: str | None, project: str, period: Period) -> list[LedgerBudget]:
-    """Return the other budgets at the same place, those of the project first."""
+    """Return the remaining budgets at the same place, budgets of the project first."""
     from cloudtrain.launcher.store import ledger as ledgers
 
     found = [row.standing.budget for row in _shared_rows(place, project)] if place else ledgers.budgets(database)
@@ -230,7 +230,7 @@ def close(job: str, spent: str, yes: bool) -> None:
 
 
 def _overcommit(text: str) -> float:
-    """Return by how much worst cases may exceed what is left, from `1.2` or `120%`."""
+    """Return the overcommit factor from `1.2` or `120%`. Raises UsageError for text outside 1 to the largest factor."""
     from cloudtrain.launcher.store.budgets import MOST_OVERCOMMIT_PERCENT
 
     most = MOST_OVERCOMMIT_PERCENT / 100
@@ -238,13 +238,13 @@ def _overcommit(text: str) -> float:
         factor = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         factor = math.nan
-    if not 1 <= factor <= most:  # nor what is no number
+    if not 1 <= factor <= most:  # NaN fails too
         raise UsageError(f"--overcommit is a number from 1 to {most:g}, such as 1.2 or 120%")
     return factor
 
 
 def _what(words: tuple[str, ...]) -> tuple[str, int]:
-    """Return the project, and the limit in micro-dollars, which may be written with a space: `vision 5000 USD`."""
+    """Return the project ("" for all jobs) and the limit in micro-dollars, typed as `5000USD` or `5000 USD`."""
     given = list(words)
     if len(given) > 1 and given[-1].upper() == "USD":
         given[-2:] = [" ".join(given[-2:])]
@@ -273,7 +273,7 @@ def _require_name(project: str) -> None:
 
 
 def _require_known(database: Database, project: str, rows: list[BudgetRow]) -> None:
-    """Raise UsageError for a project without a budget that has spent nothing and runs nothing."""
+    """Raise UsageError for an unknown project: no budget, no spending and no running job."""
     from difflib import get_close_matches
 
     from cloudtrain.launcher.store import ledger as ledgers
@@ -297,7 +297,7 @@ def _database() -> Database:
 
 
 def _place(database: Database, project: str, given: str | None) -> str | None:
-    """Return where the project's budget is shared: as given, else as this machine knows; None where it is not."""
+    """Return the place of the project's shared ledger: the given place, else the known place; None if not shared."""
     from cloudtrain.launcher.money.cells import located
     from cloudtrain.launcher.store import ledger as ledgers
 
@@ -305,7 +305,7 @@ def _place(database: Database, project: str, given: str | None) -> str | None:
 
 
 def _own_rows(database: Database, project: str | None) -> list[BudgetRow]:
-    """Return this machine's budgets, and what is spent and reserved where there is none."""
+    """Return this machine's budgets; for a project without a budget, a row of the spent and reserved sums."""
     from cloudtrain.launcher.money.shown import BudgetRow
     from cloudtrain.launcher.store import ledger as ledgers
     from cloudtrain.launcher.store.budgets import OVERALL, LedgerBudget

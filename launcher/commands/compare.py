@@ -1,4 +1,4 @@
-"""`cloudtrain compare`: jobs side by side, on the terminal or in one file with their curves laid over each other."""
+"""`cloudtrain compare`: several jobs side by side, on the terminal or on a page with all curves in one chart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-MOST = 8  # colours that a reader can distinguish
+MOST = 8  # the colours that a reader can distinguish
 CURVE_COLUMNS = 30
 _TYPED = (
     "cloudtrain compare digits digits-lr",
@@ -95,7 +95,7 @@ def _print(found: Comparison) -> None:
 
 
 def _curve(losses: list[float]) -> str:
-    """Return the first loss, the curve between, and the last loss."""
+    """Return the first loss, the curve as text, and the last loss."""
     from cloudtrain.launcher.text import charts
     from cloudtrain.launcher.text.signs import signs_of
 

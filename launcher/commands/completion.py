@@ -1,4 +1,4 @@
-"""`cloudtrain completion`: the script that a shell sources."""
+"""`cloudtrain completion`: the completion script of a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cloudtrain cost`: what one job has cost, leg by leg, or what all have in a month or since a day."""
+"""`cloudtrain cost`: the cost of a job, leg by leg, or the cost of all jobs in a month or since a day."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def command(
 
 
 def _one(registry: Registry, key: str, *, with_invoice: bool, as_csv: bool, as_json: bool) -> None:
-    """Print one job's bill."""
+    """Print the bill of a single job."""
     from cloudtrain.launcher.jobs.describe import outcome
     from cloudtrain.launcher.jobs.refresh import refresh
     from cloudtrain.launcher.money import bill, billwords
@@ -87,7 +87,7 @@ def _one(registry: Registry, key: str, *, with_invoice: bool, as_csv: bool, as_j
 
 
 def _legs(found: Bill) -> list[str]:
-    """Return the table of the legs, without its less needed columns where the terminal is narrow."""
+    """Return the table of the legs; on a narrow terminal without the less important columns."""
     from cloudtrain.launcher.money import billwords
 
     columns, drop = width(), ("COUNTED BY", "TO", "USD/H", "NODES", "FROM (UTC)")
@@ -96,7 +96,7 @@ def _legs(found: Bill) -> list[str]:
 
 
 def _invoice(job: Job, attempts: list[Attempt], found: Bill) -> Invoice:
-    """Return what the vendor has billed for the job. Raises UsageError where there is nobody to ask."""
+    """Return the vendor's invoice for the job. Raises UsageError if the backend has no billing or the job never ran."""
     from cloudtrain.launcher import backend as backends
 
     backend = backends.load(job.backend)
@@ -112,14 +112,14 @@ def _invoice(job: Job, attempts: list[Attempt], found: Bill) -> Invoice:
 
 
 def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:
-    """Print what jobs have cost in a span, one by one or in groups."""
+    """Print the cost of the jobs between two times, in groups if `by` is given."""
     from cloudtrain.launcher.jobs.refresh import refresh
     from cloudtrain.launcher.money import billwords, period
 
     for job in registry.jobs(active=True):
         try:
             refresh(registry, job)
-        except CloudtrainError as error:  # the others' money is no less worth knowing
+        except CloudtrainError as error:  # still show the cost of the remaining jobs
             say(f"{job.id} is counted as it was last seen: {error.message}")
     labels = bool(as_csv or as_json or (by and by not in ("backend", "name")))
     spent = period.spent_between(registry.database, from_s, to_s, time.time(), labels=labels)
@@ -141,13 +141,13 @@ def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_
 
 
 def _meant(by: str) -> str:
-    """Return what was meant by a word that is none of --by's: a slip, or a tag."""
+    """Return the hint for an invalid --by: the closest valid word, else the word as a tag."""
     close = get_close_matches(by, ["project", "backend", "name"], 1)
     return f"did you mean `{close[0]}`?" if close else f"did you mean `tag:{by}`?"
 
 
 def _span(month: str | None, since: str | None) -> tuple[float, float]:
-    """Return from when to when. Raises UsageError."""
+    """Return the begin and the end of the span, in seconds since 1970. Raises UsageError for an invalid time."""
     from cloudtrain.launcher.money import period
     from cloudtrain.launcher.store.budgets import month_of
     from cloudtrain.launcher.text.times import seconds

@@ -1,4 +1,4 @@
-"""`cloudtrain diagnose`: what bounds a step of this job, and what to try."""
+"""`cloudtrain diagnose`: the bottleneck of a training step, and the advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cloudtrain doctor`: what stands in the way of a job."""
+"""`cloudtrain doctor`: the problems that would stop a job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-HERE = "cloudtrain"  # what is said of this installation
+HERE = "cloudtrain"  # the heading of the checks of this installation
 
 
 @click.command(
@@ -56,7 +56,7 @@ def command(backend: str | None, named: str | None, file: Path | None, as_json: 
 
 
 def _groups(backend: str | None, path: Path | None) -> Iterator[tuple[str, list[Check]]]:
-    """Yield what is said of this installation, unless a backend is named, then of each backend. Raises ConfigError."""
+    """Yield the checks of this installation, unless a backend is named, then of each backend. Raises ConfigError."""
     from cloudtrain.launcher.checkup import everywhere, here
 
     asks = {backend: _of_one(backend, path)} if backend not in (None, ALL) else _of_all(path, backend == ALL)
@@ -66,7 +66,7 @@ def _groups(backend: str | None, path: Path | None) -> Iterator[tuple[str, list[
 
 
 def _of_one(name: str, path: Path | None) -> Ask:
-    """Return how to ask one backend. Raises ConfigError for a job that its file does not describe."""
+    """Return the call for a backend's checks. Raises ConfigError for an unknown backend or a faulty config."""
     from cloudtrain.launcher.jobs import adopt
 
     backends.load(name)
@@ -74,9 +74,9 @@ def _of_one(name: str, path: Path | None) -> Ask:
 
 
 def _of_all(path: Path | None, with_others: bool) -> dict[str, Ask]:
-    """Return how to ask the local backend, each that the file configures, and the others if they are wanted too.
+    """Return the calls for the local backend, the backends in the file, and with `with_others` the remaining backends.
 
-    A fault of the whole file is raised; one that only one of several backends finds is that one's check.
+    A faulty config raises ConfigError if the file names a single backend; else the faults become that backend's checks.
     """
     others = {name: _of_one(name, None) for name in backends.names()} if with_others else {}
     if path is None:

@@ -1,4 +1,4 @@
-"""`cloudtrain exec`: a command, or a shell, on one of a job's machines."""
+"""`cloudtrain exec`: a command or a shell on a machine of a job."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "default_words", "every_key", "facts_of", "type_name"]
 
-_MOST = 100  # columns, in which a sentence is read with ease
+_MOST = 100  # columns; longer lines are hard to read
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 
 
@@ -69,13 +69,13 @@ def type_name(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
         return f"list of {type_name(args[0])}"
     if origin is dict:
         return f"mapping of {type_name(args[0])} to {type_name(args[1])}"
-    if args:  # a union: the only ones in the schema are with None
+    if args:  # a union; the schema has only unions with None
         return type_name(next(arg for arg in args if arg is not type(None)))
     return "any value" if annotation is Any else _PLAIN.get(annotation, "mapping")
 
 
 def facts_of(field: FieldInfo) -> dict[str, Any]:
-    """Return what is told of a key: type, required or default, help, examples."""
+    """Return the facts about a key: type, required or default, help, examples."""
     from cloudtrain.launcher.config.schema import written_default
 
     facts: dict[str, Any] = {
@@ -114,7 +114,7 @@ def _columns() -> int:
 
 
 def default_words(facts: dict[str, Any]) -> str:
-    """Return a key's default as it stands behind its type: `, default 3`; nothing where it is empty."""
+    """Return the text of the default after the type, such as `, default 3`; empty text for an empty default."""
     if facts["required"]:
         return ", required"
     from cloudtrain.launcher.config.schema import as_yaml
@@ -138,7 +138,7 @@ def _closest(path: str) -> str:
 
 
 def every_key(model: type[BaseModel], above: str = "") -> list[str]:
-    """Return every key below the model, those of sections with the section's name in front."""
+    """Return the dotted path of every key below the model, sections included."""
     from cloudtrain.launcher.config.schema import section
 
     keys = []

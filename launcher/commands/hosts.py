@@ -1,4 +1,4 @@
-"""`cloudtrain hosts`: who uses which GPU of the user's own machines."""
+"""`cloudtrain hosts`: the users of each GPU on the user's own machines."""
 
 from __future__ import annotations
 

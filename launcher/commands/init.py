@@ -1,4 +1,4 @@
-"""`cloudtrain init`: a small project that trains as it is."""
+"""`cloudtrain init`: a small project, ready to train."""
 
 from __future__ import annotations
 

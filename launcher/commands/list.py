@@ -23,7 +23,7 @@ SHOWN = 20
 STATES = ("pending", "running", "stopping", "succeeded", "failed", "stopped")
 HEAD = ("JOB", "BACKEND", "RANKS", "STATE", "PROGRESS", "USD", "SUBMITTED")
 CUT = {"PROGRESS": 8}
-DROPPED = ("USD", "BACKEND", "SUBMITTED", "PROGRESS", "RANKS")  # where the terminal is narrow
+DROPPED = ("USD", "BACKEND", "SUBMITTED", "PROGRESS", "RANKS")  # on a narrow terminal, in this order
 
 
 @click.command(
@@ -98,7 +98,7 @@ def command(
 
 
 def _print_json(registry: Registry, found: Listing, faults: dict[str, CloudtrainError]) -> None:
-    """Print one object; most jobs' JSON is kept as text, and is passed on as such."""
+    """Print one JSON object; each job's JSON is text already, most texts come from the cache."""
     from cloudtrain.launcher.jobs.list_cache import attempts_of
     from cloudtrain.launcher.money.outlook import outlook
     from cloudtrain.launcher.text.money import as_usd
@@ -113,7 +113,7 @@ def _print_json(registry: Registry, found: Listing, faults: dict[str, Cloudtrain
 
 
 def _print(registry: Registry, found: Listing) -> None:
-    """Print the table; below it, on standard error, what the running ones cost an hour, and whose limit is near."""
+    """Print the table; then, on standard error, the cost of the running jobs per hour, and the jobs near a limit."""
     now_s = time.time()
     rows = [
         (line.job_id, line.backend, line.ranks, line.outcome, line.progress, line.money, when(line.created_s, now_s))
@@ -147,7 +147,7 @@ def _print_notes(registry: Registry, jobs: list[Job], now_s: float) -> None:
 
 
 def _see_that_they_exist(registry: Registry, backends: frozenset[str]) -> None:
-    """Raise UsageError for a backend that nobody knows: one that is installed, or was when a job was sent to it."""
+    """Raise UsageError for an unknown backend: neither installed nor the backend of any job in the registry."""
     from cloudtrain.launcher.backend import names
 
     known = {*names(), *(job.backend for job in registry.jobs())}
@@ -156,7 +156,7 @@ def _see_that_they_exist(registry: Registry, backends: frozenset[str]) -> None:
 
 
 def _none(registry: Registry, choice: JobFilter, *, active: bool) -> str:
-    """Return why there is nothing to list."""
+    """Return the reason for an empty list."""
     if active and not (choice.backends or choice.project or choice.tags or choice.since_s):
         return "no jobs are active"
     if choice.is_narrow and registry.jobs(limit=1):
@@ -165,7 +165,7 @@ def _none(registry: Registry, choice: JobFilter, *, active: bool) -> str:
 
 
 def _tag(text: str) -> tuple[str, str | None]:
-    """Return a tag's name and value, None for any value."""
+    """Return a tag's name and value; the value None matches any value."""
     key, sign, value = text.partition("=")
     if not key:
         raise UsageError(f"--tag {text}: expected KEY or KEY=VALUE")

@@ -110,7 +110,7 @@ def command(
 
 
 def _show_all(registry: Registry, job: Job, view: View, tail: int | None, *, following: bool) -> int:
-    """Print the lines of all attempts in order, each below a heading of ours; follow the last one if asked."""
+    """Print the lines of all attempts in order, each below a heading; with `following`, follow the last attempt."""
     from cloudtrain.launcher.jobs.describe import outcome
     from cloudtrain.launcher.jobs.follow import follow, show, tails
     from cloudtrain.launcher.text.terminal import aside
@@ -130,7 +130,7 @@ def _show_all(registry: Registry, job: Job, view: View, tail: int | None, *, fol
 
 
 def _require_there(attempts: list[Attempt], view: View) -> None:
-    """Raise UsageError where no attempt has the ranks or the node asked for."""
+    """Raise UsageError if no attempt has the wanted ranks or the wanted node."""
     ranks, nodes = (max(each.plan[name] for each in attempts) for name in ("ranks", "instances"))
     job_id = attempts[0].job_id
     if view.ranks and min(view.ranks) >= ranks:

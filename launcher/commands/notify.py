@@ -1,4 +1,4 @@
-"""`cloudtrain notify`: try the channels that a config names."""
+"""`cloudtrain notify`: test the channels of a config."""
 
 from __future__ import annotations
 

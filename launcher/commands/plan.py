@@ -1,4 +1,4 @@
-"""`cloudtrain plan`: what a job will be, before anything is sent."""
+"""`cloudtrain plan`: the plan of a job, without a submit."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
 
 
 def _below(first: BackendOffer | None, found: list[BackendOffer]) -> str:
-    """Return the line below the table: how to take one of them."""
+    """Return the line below the table: how to choose a backend, or the reason that no choice is possible."""
     if len(found) == 1 and found[0].prepared:
         return f"only `{found[0].backend}` is configured: add another backend's block to compare"
     if first is not None:

@@ -1,4 +1,4 @@
-"""`cloudtrain prices`: what machines cost, how old that is, and reading it anew."""
+"""`cloudtrain prices`: the prices of machines, the age of each price, and `refresh` to read the prices again."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["command"]
 
 PLAIN = ("BACKEND", "TYPE", "HAS", "REGION", "HOW", "USD/H", "AT MOST", "AGE")
 HEAD = ("COUNTED", "PER GPU", "TYPE", "HAS", "REGION", "HOW", "LISTED", "AGE", "OFF BY", "ORIGIN", "AS OF", "BACKEND")
-DROPPED = ("AS OF", "BACKEND", "AGE", "ORIGIN", "OFF BY", "LISTED", "PER GPU", "HAS")  # where the terminal is narrow
+DROPPED = ("AS OF", "BACKEND", "AGE", "ORIGIN", "OFF BY", "LISTED", "PER GPU", "HAS")  # if the terminal is narrow
 CHANGES = ("BACKEND", "TYPE", "REGION", "HOW", "WAS", "IS", "CHANGE", "SOURCE, OR WHY NOT")
-MANY = 40  # new prices from which on they are counted, not listed
-PERCENT = 0.0005  # as a share, from which on a price is another one
+MANY = 40  # more new prices than this are counted, not listed
+PERCENT = 0.0005  # a share; a smaller difference is no change of the price
 
 
 @click.group("prices", invoke_without_command=True)
@@ -94,18 +94,18 @@ def _has_a_list(file: Path) -> bool:
 
     try:
         return any(priced(name) is not None for name in configs.backends_configured(file))
-    except ConfigError:  # a faulty file hides no price
+    except ConfigError:  # with a faulty file, show all prices
         return False
 
 
 def _of_config(file: Path, wanted: PriceQuery) -> list[PriceLine]:
-    """Return the prices of the config's machines, and say which machine has no price."""
+    """Return the prices of the config's machines; print a line for each backend without a price."""
     from cloudtrain.launcher import backend as backends
     from cloudtrain.launcher.errors import CloudtrainError
     from cloudtrain.launcher.prices import refreshing
     from cloudtrain.launcher.prices.listing import lines
 
-    lines(wanted)  # raises ConfigError for damaged own prices, which no single backend is to blame for
+    lines(wanted)  # raises ConfigError for a damaged prices.csv, once instead of for each backend
     found: list[PriceLine] = []
     for target in refreshing.targets(file, None):
         cloud = refreshing.priced(target.name)
@@ -125,7 +125,7 @@ def _of_config(file: Path, wanted: PriceQuery) -> list[PriceLine]:
 
 
 def _require(backend: str | None, accelerator: str | None) -> None:
-    """Raise ConfigError for a backend that there is not, UsageError for a count that is none."""
+    """Raise ConfigError for an unknown backend, UsageError for faulty accelerators such as `A100:x`."""
     from cloudtrain.launcher import backend as backends
     from cloudtrain.launcher.errors import ConfigError, UsageError
 
@@ -233,7 +233,7 @@ def _show(changes: list[Change]) -> None:
 
 
 def _not_read(change: Change) -> str:
-    """Return why the prices of a region were not read, and what that means."""
+    """Return the reason that the prices of a region were not read, and the consequence."""
     key = change.quote.key
     where = f"{key.backend}, {key.region}" if key.region else key.backend
     return f"{where}: nothing was read: {change.quote.reason}; the prices known here stay in use"

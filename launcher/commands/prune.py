@@ -1,4 +1,4 @@
-"""`cloudtrain prune`: remove the jobs that ended long ago."""
+"""`cloudtrain prune`: remove old ended jobs."""
 
 from __future__ import annotations
 

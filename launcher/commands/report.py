@@ -1,4 +1,4 @@
-"""`cloudtrain report`: one file about one job, to look at and to send around."""
+"""`cloudtrain report`: a file about a job, to read and to send to people."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bo
 
 
 def seen(registry: Registry, key: str) -> Job:
-    """Return the job as it is now, or as it was last seen where it cannot be asked."""
+    """Return the job in its present state; the last known state, with a message, if the backend cannot be asked."""
     from cloudtrain.launcher.errors import CloudtrainError
     from cloudtrain.launcher.jobs.refresh import refresh
 

@@ -97,21 +97,21 @@ def command(
 def _as_typed(
     instances: int | None, settings: tuple[str, ...], price_micro: int | None, *, update_code: bool
 ) -> list[str]:
-    """Return the options that say what is to be sent, as a shell takes them."""
+    """Return the options that change the next attempt, quoted for a shell; without a `--set budget.limit=`."""
     from cloudtrain.launcher.text.units import format_money
 
     return [
         *([f"--instances {instances}"] if instances is not None else []),
         *(
             f"--set {quote(each)}" for each in settings if not each.strip().startswith("budget.limit=")
-        ),  # --budget is it
+        ),  # given as --budget
         *([f"--price-per-hour {format_money(price_micro).replace(' ', '')}"] if price_micro is not None else []),
         *(["--update-code"] if update_code else []),
     ]
 
 
 def _with_command(error: BudgetError, job: Job, given: list[str]) -> BudgetError:
-    """Return the refusal with the command that would be accepted: its smallest sum, and the options as given."""
+    """Return the refusal with an acceptable command as hint: the smallest sufficient budget and the given options."""
     from cloudtrain.entrypoints.format import up
     from cloudtrain.launcher.money.outlook import budget_micro
     from cloudtrain.launcher.text.units import format_money

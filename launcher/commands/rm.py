@@ -36,7 +36,7 @@ def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
 
 
 def removed(registry: Registry, jobs: list[Job], *, yes: bool, as_json: bool) -> int:
-    """Ask, remove the jobs and say how many bytes are free again; return the exit code. Raises UsageError."""
+    """Ask, remove the jobs and print the freed bytes; return the exit code. Raises UsageError for an active job."""
     from cloudtrain.launcher.jobs import remove
     from cloudtrain.launcher.text.quantities import size
 

@@ -20,13 +20,13 @@ def command() -> None:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the schema. It accepts what validation accepts, rules that span keys apart."""
+    """Return the schema. The schema and the validation accept the same files, except for rules that span keys."""
     from pydantic.json_schema import GenerateJsonSchema
 
     from cloudtrain.launcher.config.schema import JobConfig, sections, written_default
 
     class WithoutTitles(GenerateJsonSchema):
-        """A title that repeats the key is noise in an editor's pop-up."""
+        """Omits titles: a title that repeats the key is noise in the pop-up of an editor."""
 
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
@@ -35,7 +35,7 @@ def json_schema() -> dict[str, Any]:
     for model in sections(JobConfig):
         properties = (published if model is JobConfig else published["$defs"][model.__name__])["properties"]
         for key, field in model.model_fields.items():
-            # pydantic's default is our seconds and micro-dollars; an editor inserts what the file says.
+            # pydantic's default is in seconds or micro-dollars; an editor needs the default in the form of the file.
             properties[key].pop("default", None)
             if not field.is_required() and (default := written_default(field)) not in (None, [], {}):
                 properties[key]["default"] = default

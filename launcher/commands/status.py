@@ -1,4 +1,4 @@
-"""`cloudtrain status`: one screen about each job."""
+"""`cloudtrain status`: a screen about each job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "show"]
 
-PATIENCE_S = 60.0  # longer than `list` has: a cloud's look at a job that has just ended may take half a minute
+PATIENCE_S = 60.0  # longer than in `list`: after the end of a job a cloud may need half a minute to answer
 
 
 @click.command("status", epilog=examples("cloudtrain status last", "cloudtrain status digits --json"))
@@ -50,7 +50,7 @@ def command(jobs: tuple[str, ...], as_json: bool) -> None:
 
 
 def show(registry: Registry, job: Job, *, as_json: bool) -> None:
-    """Print one screen about the job, or its JSON."""
+    """Print a screen about the job, or the job's JSON."""
     from cloudtrain.launcher.jobs.describe import as_json as describe
     from cloudtrain.launcher.jobs.overview import as_lines, lines_before
 

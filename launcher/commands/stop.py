@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-PATIENCE_S = 5.0  # before the wait is explained
+PATIENCE_S = 5.0  # before an explanation of the wait
 
 
 @click.command("stop")
@@ -68,7 +68,7 @@ def command(job: str, now: bool, detach: bool, forget: bool, yes: bool, as_json:
 
 
 def _see_it_stop(registry: Registry, job: Job) -> bool:
-    """Wait for the end, explaining a long wait; return False where the user no longer wants to."""
+    """Wait for the end of the job, and explain a long wait; return False if the user presses Ctrl-C."""
     from cloudtrain.launcher import backend as backends
     from cloudtrain.launcher.jobs.follow import wait
 

@@ -1,4 +1,4 @@
-"""`cloudtrain submit`: plan, send, follow. With --dry-run, print the request and touch nothing."""
+"""`cloudtrain submit`: plan, send, follow. With --dry-run, print the request and send nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "render"]
 
-_ARGS = "cloudtrain.args"  # of click's context: the words after `--`
+_ARGS = "cloudtrain.args"  # key in the meta of click's context: the words after `--`
 
 
 class _Submit(click.Command):
@@ -158,9 +158,9 @@ def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json
 
 
 def _chosen(overrides: Overrides) -> Overrides:
-    """Return the overrides with one backend of several: the cheapest where that was asked for.
+    """Return the overrides with the cheapest backend, for `--backend cheapest`.
 
-    Raises UsageError where nobody has chosen, ConfigError where no price is known to choose by.
+    Raises UsageError for several backends without a choice, ConfigError if no backend's price is known.
     """
     from cloudtrain.launcher.money import compare
 
@@ -196,7 +196,7 @@ def _dry_run(overrides: Overrides, output: Path | None, as_json: bool) -> int:
 
 
 def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool) -> int:
-    """Show each backend's request, and all plans side by side; one that cannot be is told with its reason."""
+    """Print each backend's request, all plans side by side, and for each impossible plan the reason."""
     from cloudtrain.launcher.money import compare
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file, packs=True)
@@ -219,7 +219,7 @@ def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool
 def _show(
     prepared: Prepared, overrides: Overrides, output: Path | None, backend: str, *, as_json: bool
 ) -> dict[str, Any]:
-    """Print a request and its plan, write its files; return it for JSON. `backend` is named where there are several."""
+    """Print a request and the plan, write the files; return the JSON. `backend` is "" for a single backend."""
     from cloudtrain.launcher.money.foretold import books_of
 
     request, config = prepared.request, prepared.config
@@ -233,7 +233,7 @@ def _show(
         click.echo(request.text, nl=False)
         for name in request.decoded if output is None else ():
             say(f"{f'{backend}: ' if backend else ''}{name} in the request is encoded; `-o DIR` writes it as text")
-    for line in [*prepared.lines(), *books.lines(worst_micro)]:  # below the request, which may fill many screens
+    for line in [*prepared.lines(), *books.lines(worst_micro)]:  # after the request: a request may fill many screens
         say(f"{backend}: {line.removeprefix(f'{backend}: ')}" if backend else line)
     say("dry run: nothing was sent")
     job_id = request.name.rpartition("-")[0]
@@ -243,7 +243,7 @@ def _show(
 
 
 def _pack(config: JobConfig, config_file: Path, target: Path) -> None:
-    """Write the code's archive, which a vendor's CLI uploads by itself."""
+    """Write the archive of the code; a vendor's CLI uploads the archive by itself."""
     from tempfile import TemporaryDirectory
 
     from cloudtrain.launcher.planning import bundle as bundles
@@ -263,7 +263,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
     try:
         is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        if is_new:  # it may lie in the code folder, and is no code
+        if is_new:  # the folder may be inside the code folder, and must not be shipped
             (folder / ".gitignore").write_text("*\n", encoding="utf-8")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")

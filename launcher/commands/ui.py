@@ -1,4 +1,4 @@
-"""`cloudtrain ui`: jobs, their lines and curves, and what they cost, on a page in the browser."""
+"""`cloudtrain ui`: a page in the browser with jobs, log lines, curves and costs."""
 
 from __future__ import annotations
 

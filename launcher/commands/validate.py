@@ -1,4 +1,4 @@
-"""`cloudtrain validate`: is the config file right?"""
+"""`cloudtrain validate`: the faults of the config file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _require_a_plan(overrides: Overrides, name: str | None) -> None:
 
 
 def _as_json(fault: Fault) -> dict[str, Any]:
-    """Return one object; line and column are null for what has no place in a file."""
+    """Return the JSON of a fault; line and column are null for a fault without a place in a file."""
     place = fault.place
     return {
         "message": fault.message,

@@ -1,4 +1,4 @@
-"""`cloudtrain wait`: until jobs have ended."""
+"""`cloudtrain wait`: wait for the end of jobs."""
 
 from __future__ import annotations
 

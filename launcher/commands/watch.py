@@ -1,4 +1,4 @@
-"""`cloudtrain watch`: look at jobs again and again, show them live, and tell people what is due."""
+"""`cloudtrain watch`: poll jobs, show the jobs live, and send the alerts and retries that are due."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _every_s(text: str) -> float:
 
 
 def _is_live() -> bool:
-    """Return whether there is a terminal that can show a picture, and a person at its keys."""
+    """Return whether input and output are a terminal that can show the live view."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     return os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
@@ -109,7 +109,7 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
 
         what = ", ".join(names) or "all jobs"
         say(f"watching {what}, every {format_duration(int(every_s))}; Ctrl-C ends the watch, and no job")
-    over: dict[str, tuple[int, int]] = {}  # the attempt that has ended, and its exit code
+    over: dict[str, tuple[int, int]] = {}  # job id -> the ended attempt and the exit code
     while True:
         jobs = watching.chosen(registry, names, time.time())
         faults = 0
@@ -123,7 +123,7 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
                 faults += 1
                 say(f"{job.id}: {seen.fault}")
                 continue
-            if names or job.active or seen.job.active:  # what ended before is only looked through
+            if names or job.active or seen.job.active:  # print no line for a job that ended before
                 _print(registry, seen, as_json=as_json)
             if not seen.job.active:
                 over[job.id] = (seen.job.attempt.number, exit_code(seen.job.attempt.state))

@@ -11,7 +11,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def installed_at(shell: str) -> Path:
-    """Return the file in which the shell, or its package of completions, looks for cloudtrain's."""
+    """Return the file in which the shell, or the shell's completion package, looks for cloudtrain's completion."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return {

@@ -1,10 +1,10 @@
-"""The answer to a shell that asks what could come next.
+"""Answers a shell's completion request with the possible next words.
 
-The shell's function (templates/completion) runs `_CLOUDTRAIN_COMPLETE=SHELL cloudtrain WORDS...`, the last word being
-the one under the cursor; bash hands over its line instead, because its own words are cut at `=` and `:`. Each line of
-the answer is `KIND<TAB>WORD<TAB>HELP`: `plain` is a whole word, `part` one that goes on (no space follows), `file` and
-`dir` ask the shell for its own completion of paths. Whatever goes wrong, nothing is printed: an error would land in the
-middle of what somebody types.
+The shell's function (templates/completion) runs `_CLOUDTRAIN_COMPLETE=SHELL cloudtrain WORDS...`; the last word is the
+word under the cursor. bash passes the whole line instead, because bash splits words at `=` and `:`. Each line of the
+answer is `KIND<TAB>WORD<TAB>HELP`: `plain` is a whole word, `part` an unfinished word (no space follows), `file` and
+`dir` ask the shell to complete paths. After any error nothing is printed: a message would appear in the middle of the
+user's command line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS = ("plain", "part", "file", "dir")
 
 
 def answer(cli: click.Command, words: list[str]) -> None:
-    """Print what could come next, or nothing at all."""
+    """Print the possible next words; after any error print nothing."""
     is_bash = os.environ[VARIABLE] == "bash"
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - open to the end of the process
     try:
@@ -46,14 +46,14 @@ def answer(cli: click.Command, words: list[str]) -> None:
 
 
 class _Asked(ShellComplete):
-    """Click's walk to the parameter under the cursor; how words come and go is ours."""
+    """Uses click only to find the parameter under the cursor; this module reads the words and prints the answer."""
 
     name = "cloudtrain"
     source_template = ""
 
 
 def _words_of_line() -> list[str]:
-    """Return the words up to bash's cursor without the command's name, the last one as far as it is typed."""
+    """Return the words before bash's cursor, without the command's name; the last word is cut at the cursor."""
     point = int(os.environ.get("COMP_POINT", "-1"))
     line = os.fsencode(os.environ["COMP_LINE"])
     typed = os.fsdecode(line[:point] if point >= 0 else line)  # bash counts bytes
@@ -62,7 +62,7 @@ def _words_of_line() -> list[str]:
 
 
 def _broken_off(word: str) -> int:
-    """Return how many characters of the word bash takes for words before it."""
+    """Return the number of leading characters of the word that bash treats as separate, earlier words."""
     breaks = os.environ.get("COMP_WORDBREAKS", "=:")
     return max((word.rfind(mark) + 1 for mark in "=:" if mark in breaks), default=0)
 

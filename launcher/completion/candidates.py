@@ -1,6 +1,6 @@
-"""What may stand in an argument or an option: jobs and attempts as the registry has them, backends, keys of the config.
+"""Candidates for arguments and options: jobs and attempts in the registry, projects, backends, keys of the config.
 
-The registry is read as it lies there: it is never made, brought up to date or waited for, and no backend is asked.
+The registry file is only read: never created, never updated, without a wait for a lock and without calls to a backend.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["KEYS", "attempts", "backends", "backends_and_all", "jobs", "keys", "projects", "settings"]
 
-KEYS = "keys.tsv"  # beside this module: written by tools/cli_pages.py, for the schema takes 0.2 s to import
-SHOWN = 200  # jobs, the newest
-PATIENCE_S = 0.1  # with a registry that somebody has locked
-ACTIVE_ONLY, ENDED_ONLY = ("stop",), ("resume",)  # commands that take no other job
+KEYS = "keys.tsv"  # in this folder, written by tools/cli_pages.py: the import of the schema takes 0.2 s
+SHOWN = 200  # the newest jobs
+PATIENCE_S = 0.1  # for a locked registry
+ACTIVE_ONLY, ENDED_ONLY = ("stop",), ("resume",)  # commands for active jobs only, for ended jobs only
 
 Items = list[CompletionItem]
 
@@ -46,9 +46,9 @@ ORDER BY number DESC
 
 
 def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """Return jobs' ids, the newest first, then names that several have; state, backend and age beside each.
+    """Return the ids of jobs, the newest first, then names of several jobs; the help shows state, backend and age.
 
-    As the registry last knew them. `stop` is offered what may still run, `resume` what has ended.
+    The state is the last state in the registry. `stop` gets only active jobs, `resume` only ended jobs.
     """
     rows = _read(_JOBS, incomplete, SHOWN)
     command = ctx.command.name
@@ -57,7 +57,7 @@ def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     found = {row[0]: f"{row[3]} on {row[2]}, sent {_ago(row[5])}" for row in rows}
     names = [row[1] for row in rows]
     for row in rows:
-        if row[1] not in found and names.count(row[1]) > 1:  # of one job, the id says it all
+        if row[1] not in found and names.count(row[1]) > 1:  # for a single job the id is enough
             found[row[1]] = f"the newest of this name: {row[0]}"
     if rows and "last".startswith(incomplete):
         found["last"] = f"the newest job: {rows[0][0]}" if not incomplete else "the newest job"
@@ -66,8 +66,8 @@ def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
 
 
 def attempts(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """Return the numbers of the named job's attempts, the newest first, and the word for all."""
-    # Before an option that still lacks its value, click leaves the words behind which it has not sorted yet.
+    """Return the numbers of the named job's attempts, the newest first, and `all` if the job has several attempts."""
+    # If the last option has no value yet, click leaves the arguments in `ctx.args`.
     job = ctx.params.get("job") or next((word for word in ctx.args if not word.startswith("-")), None)
     if not isinstance(job, str):
         return []
@@ -90,7 +90,7 @@ def backends(ctx: click.Context, param: click.Parameter, incomplete: str) -> Ite
 
 
 def backends_and_all(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """Return the backends and the words for several, behind the names that stand there with commas."""
+    """Return the backends after the typed names and commas; without a comma also `all` and `cheapest`."""
     from cloudtrain.launcher.backend import ALL, CHEAPEST
 
     before, comma, begun = incomplete.rpartition(",")
@@ -112,7 +112,7 @@ def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
 
 
 def settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
-    """Return settings `KEY=`, one level of keys at a time, and values where the key has a fixed choice."""
+    """Return settings `KEY=`, one level of keys at a time; after `=` the values of a key with fixed choices."""
     key, has_value, begun = incomplete.partition("=")
     if has_value:
         kind = next((kind for name, kind, _ in _keys() if name == key), "")
@@ -125,7 +125,7 @@ def settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> Ite
 
 
 def _level(begun: str) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield key, type, help, and whether it has keys of its own, of those that the begun key may become."""
+    """Yield key, type, help and "is a section" of each key that begins with the typed text, on the same level."""
     depth = begun.count(".")
     names = [name for name, _, _ in _keys()]
     for name, kind, told in _keys():
@@ -141,7 +141,7 @@ def _keys() -> tuple[tuple[str, str, str], ...]:
 
 
 def _read(sql: str, *values: Any) -> list[tuple[Any, ...]]:
-    """Return the rows, none where there is no registry, or none that can be read at once."""
+    """Return the rows of a query; an empty list if the registry is missing or locked, or if the query fails."""
     from cloudtrain.launcher.store.home import where
 
     path = where() / "registry.sqlite"
@@ -155,7 +155,7 @@ def _read(sql: str, *values: Any) -> list[tuple[Any, ...]]:
 
 
 def _given(ctx: click.Context, param: click.Parameter) -> tuple[str, ...]:
-    """Return the words that the same argument has already: `wait a b`."""
+    """Return the words that the same argument already has, as in `wait a b`."""
     value = ctx.params.get(param.name or "")
     return tuple(value) if isinstance(value, (tuple, list)) else ()
 

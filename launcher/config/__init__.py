@@ -1,4 +1,4 @@
-"""Load `cloudtrain.yaml`: text -> tree -> overrides -> validated Config, or all that is wrong with it at once."""
+"""Loads `cloudtrain.yaml`: text -> tree -> overrides -> validated Config. One ConfigError reports all faults."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def load(
 ) -> JobConfig:
     """Return the config with every default filled in.
 
-    `overrides` are `a.b=value`, later ones winning; `backend` wins over them all. Files that the config names are
-    looked for beside it. Raises ConfigError with every fault, in the file's order, the command line's last; `further`
-    returns the faults that the backend and the code folder add.
+    `overrides` are `a.b=value`; a later override wins, and `backend` wins over all overrides. Paths in the config are
+    relative to the config file. `further` returns the faults that the backend and the code folder add. Raises
+    ConfigError with every fault: first the faults in the file, in the file's order, then those of the command line.
     """
     environ = os.environ if environ is None else environ
     parsed = yamlfile.parse(_text(path), os.fspath(path), environ)
@@ -64,9 +64,9 @@ def from_data(
     overrides: Sequence[str] = (),
     further: Callable[[JobConfig, Path], Sequence[Fault]] | None = None,
 ) -> JobConfig:
-    """Return the config of a Python mapping, checked like a file at `path`, which need not exist.
+    """Return the config of a Python mapping, checked like a file at `path`; the file need not exist.
 
-    Text is taken literally: `${NAME}` is not filled in. Raises ConfigError with every fault.
+    Text is literal: `${NAME}` is not filled in. Raises ConfigError with every fault.
     """
     root = yamlfile.from_data(data, given_values.Given(path.name, 0, 0, ""))
     return _checked(root, (), path, _assignments(backend, overrides), os.environ, further)
@@ -97,21 +97,21 @@ def _checked(
 
 
 def backends_asked(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the backends that the file names: one, or the several that its job may run on. Raises ConfigError."""
+    """Return the backends under `backend`: one name, or the list to choose from. Raises ConfigError."""
     return choices.asked(path, _text(path), overrides)
 
 
 def backends_configured(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the backends that the file has a block for or names, and `local`. Raises ConfigError."""
+    """Return `local`, the backends with a block in the file, and the backends under `backend`. Raises ConfigError."""
     return choices.configured(path, _text(path), overrides)
 
 
 def stored(data: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> JobConfig:
-    """Return a config that was stored as JSON, with overrides; its variables were filled in when it was loaded.
+    """Return a config that was stored as JSON, with overrides; `${NAME}` was filled in before the config was stored.
 
-    Raises ConfigError for what is wrong with the overrides.
+    Raises ConfigError for the faults that the overrides cause.
     """
-    # Without what nobody asked for: rules that span keys would find a default misplaced.
+    # Without the defaults: the rules that span keys would report a default as a misplaced key.
     asked = JobConfig.model_validate(data).model_dump(mode="json", exclude_defaults=True)
     root = yamlfile.from_data(asked, given_values.Given("the stored config", 0, 0, ""))
     faults: list[Fault] = []
@@ -126,7 +126,7 @@ def stored(data: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> JobConf
 
 
 def placed(error: ConfigError, path: Path, overrides: Sequence[str] = ()) -> ConfigError:
-    """Return the error with the places in the file of the keys it is about; a key that an override gives has none."""
+    """Return the error with the place of each faulty key in the file; a key that an override sets has no place."""
     try:
         root = yamlfile.parse(_text(path), os.fspath(path), os.environ).root
     except ConfigError:
@@ -137,12 +137,12 @@ def placed(error: ConfigError, path: Path, overrides: Sequence[str] = ()) -> Con
 
 @contextmanager
 def placing(path: Path, overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Give faults that the block raises their place in the config file, if there is a file."""
+    """Add the place in the config file to the faults that the block raises, if the file can be read."""
     try:
         yield
     except ConfigError as error:
         raise (placed(error, path, overrides) if not error.where else error) from error
-    except BudgetError as error:  # its `where` is a key of the config
+    except BudgetError as error:  # `where` of the error is a key of the config
         fault = placed(ConfigError([Fault("", error.where)]), path, overrides).faults[0]
         error.where = f"{fault.place}, {fault.key}" if fault.place is not None else fault.key
         raise
@@ -199,7 +199,7 @@ def _validated(root: YamlNode) -> tuple[JobConfig | None, list[Fault]]:
         return JobConfig.model_validate(data), []
     except ValidationError as exc:
         first = exc
-    # Where text is wanted, a plain scalar is text as it was written: a tag `1.10` is not 1.1, nor an env `true` True.
+    # A text key takes a plain scalar as written: the tag `1.10` does not become 1.1, nor the env value `true` True.
     changed = False
     for error in first.errors(include_url=False, include_input=False):
         node = yamlfile.find(root, tuple(error["loc"]))
@@ -214,7 +214,7 @@ def _validated(root: YamlNode) -> tuple[JobConfig | None, list[Fault]]:
 
 
 def _sound(root: YamlNode, faults: Sequence[Fault]) -> JobConfig | None:
-    """Return the config without the faulty keys, None if the other keys make no config."""
+    """Return the config without the faulty keys; None if the remaining keys are not a valid config."""
     data = _without_nothing(root, JobConfig)
     _write_numbers_out(data, root)
     for fault in faults:
@@ -231,7 +231,7 @@ def _sound(root: YamlNode, faults: Sequence[Fault]) -> JobConfig | None:
 
 
 def _follows(fault: Fault, faults: Sequence[Fault], root: YamlNode) -> bool:
-    """Return whether a backend's fault follows from another: it is about a faulty key, or a faulty section lacks it."""
+    """Return whether an earlier fault explains a backend's fault: a faulty key or section, or an unknown sibling."""
     section = fault.key.rpartition(".")[0]
     is_written = yamlfile.find(root, tuple(fault.key.split("."))) is not None
     return any(
@@ -244,7 +244,7 @@ def _follows(fault: Fault, faults: Sequence[Fault], root: YamlNode) -> bool:
 
 
 def _without_nothing(node: YamlNode, model: type[BaseModel] | None) -> Any:
-    """Return plain data, without the keys of ours that have no value: `resources:` with all below it commented out."""
+    """Return plain data without config keys that have no value: `resources:` with every line below commented out."""
     if model is None:
         return node.data()
     if isinstance(node.value, tuple):
@@ -260,7 +260,7 @@ def _without_nothing(node: YamlNode, model: type[BaseModel] | None) -> Any:
 
 
 def _write_numbers_out(data: dict[str, Any], root: YamlNode) -> None:
-    """Replace the numbers of an `args` mapping by their text, so that `lr: 3e-4` arrives as `--lr 3e-4`."""
+    """Replace the numbers of an `args` mapping by the text in the file, so that `lr: 3e-4` becomes `--lr 3e-4`."""
     args = yamlfile.find(root, ("args",))
     for name, member in args.value.items() if args is not None and isinstance(args.value, dict) else ():
         items = member.node.value if isinstance(member.node.value, tuple) else (member.node,)
@@ -277,7 +277,7 @@ def _is_number(node: YamlNode) -> bool:
 
 
 def _put(data: Any, path: KeyPath, value: str) -> bool:
-    """Set a value deep inside; say whether there was a place for it."""
+    """Set the value at the path; return False if the path does not exist."""
     try:
         for step in path[:-1]:
             data = data[step]
@@ -288,10 +288,10 @@ def _put(data: Any, path: KeyPath, value: str) -> bool:
 
 
 def _order(fault: Fault, file: str) -> tuple[int, int, int]:
-    """Sort by the file's order; then what another file says, then the command line, then what has no place."""
+    """Sort by the place in the config file; then faults of the command line; then faults without a place."""
     if fault.place is None:
         return (3, 0, 0)
     if isinstance(fault.place, given_values.Given):
         return (2, 0, 0)
-    place = fault.place if fault.place.file == file else (*fault.also, fault.place)[0]
+    place = fault.place if fault.place.file == file else (*fault.also, fault.place)[0]  # code: the key of the file
     return (0, place.line, place.column)

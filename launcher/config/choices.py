@@ -1,4 +1,4 @@
-"""Which backends a file is for: the one or the several under `backend`, and those that it has a block for."""
+"""Reads from a config file which backends the job may run on: the names under `backend`, and the backends' blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT = "local"
 
 
 def asked(path: Path, text: str, overrides: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return what stands under `backend`: names in the file's order. Raises ConfigError for a list that is none."""
+    """Return the names under `backend`, in the file's order, or `local`. Raises ConfigError for a faulty list."""
     root = _root(path, text, overrides, environ)
     node = yamlfile.find(root, ("backend",)) if root is not None else None
     if node is None or node.value is None:
@@ -41,7 +41,7 @@ def asked(path: Path, text: str, overrides: Sequence[str], environ: Mapping[str,
 def configured(
     path: Path, text: str, overrides: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> tuple[str, ...]:
-    """Return the backends that can be planned by this file: local, those with a block, and what `backend` names."""
+    """Return the backends that this file configures: `local`, those with a block, and the names under `backend`."""
     root = _root(path, text, overrides, environ)
     members = root.value if root is not None and isinstance(root.value, dict) else {}
     blocks = [name for name in schema.BACKENDS if name in members and members[name].node.value is not None]
@@ -49,7 +49,7 @@ def configured(
 
 
 def _root(path: Path, text: str, overrides: Sequence[str], environ: Mapping[str, str]) -> YamlNode | None:
-    """Return the tree with the overrides in it; what is wrong with it, loading tells."""
+    """Return the tree with the overrides applied; faults are ignored, because loading the config reports the faults."""
     root = yamlfile.parse(text, os.fspath(path), environ).root
     for assignment in overrides:
         if root is not None and isinstance(root.value, dict):

@@ -1,6 +1,6 @@
-"""The files that a config names: are they there, are they Python, and does a task hold its functions.
+"""Checks the files that a config names: each file exists, is Python, and a task file defines its functions.
 
-Files are read and compiled, never imported: their imports need torch, and may do anything.
+Files are read and compiled, never imported: the imports of a file need torch, and may have any effect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cloudtrain.launcher.errors import Fault, Place
 
 __all__ = ["TASK_FUNCTIONS", "faults_of", "is_in_code", "is_installed"]
 
-# What a task file must hold, and the arguments each function is called with.
+# The functions that a task file must define, with the arguments that the trainer passes to each function.
 TASK_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "model": ("params",),
     "dataset": ("params", "split"),
@@ -34,7 +34,7 @@ _LARGEST_SOURCE = 2_000_000  # bytes
 
 
 def faults_of(root: YamlNode, folder: Path) -> list[Fault]:
-    """Return what is wrong with the files that the config in `folder` names."""
+    """Return the faults of the files that the config in `folder` names."""
     node = given(root, "code", "dir")
     code_dir = folder / (node.value if node and isinstance(node.value, str) else ".")
     if node and isinstance(node.value, str) and _what(code_dir) != "folder":
@@ -49,7 +49,7 @@ def _file_faults(root: YamlNode, key: str, folder: Path, code_dir: Path) -> Iter
     node = _named_by(root, key)
     if node is None:
         return
-    # `pyproject.toml[extra]` names a file and what of it.
+    # `pyproject.toml[extra]` names a file and an extra of the project.
     file = code_dir / (node.value.partition("[")[0] if ".toml[" in node.value else node.value)
     inside = os.path.relpath(os.path.normpath(file), os.path.normpath(code_dir))
     if PurePath(inside).parts[:1] == ("..",) or PurePath(node.value).is_absolute():
@@ -73,14 +73,14 @@ def _file_faults(root: YamlNode, key: str, folder: Path, code_dir: Path) -> Iter
 
 
 def _named_by(root: YamlNode, key: str) -> YamlNode | None:
-    """Return the node of a key that names a file, None where it names none or has another fault."""
+    """Return the node of a key that names a file; None if the key is missing, empty or already faulty."""
     node = given(root, *key.split("."))
     is_named = node is not None and not node.broken and isinstance(node.value, str) and node.value.strip()
     return node if is_named else None
 
 
 def _requirements_faults(node: YamlNode, code_dir: Path) -> Iterator[Fault]:
-    """Yield faults of a file that names packages, and of the files that it names."""
+    """Yield the faults of a requirements file, and of the files that the requirements file includes."""
     from cloudtrain.entrypoints.environments import requirements, venvs
     from cloudtrain.entrypoints.errors import Refused
 
@@ -93,7 +93,7 @@ def _requirements_faults(node: YamlNode, code_dir: Path) -> Iterator[Fault]:
 
 
 def _what(path: Path) -> str:
-    """Return "file", "folder", or nothing: also for a name that no file system takes."""
+    """Return "file" or "folder"; empty text if the path does not exist, or if no file system accepts the name."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -117,7 +117,7 @@ def _missing_hint(node: YamlNode, folder: Path, code_dir: Path) -> str:
 
 
 def _names_in(folder: Path, suffix: str) -> list[str]:
-    """Return the names of the files with the suffix in the folder, none where the folder cannot be read."""
+    """Return the names in the folder that have the suffix, sorted; an empty list if the folder cannot be read."""
     try:
         return sorted(entry.name for entry in folder.iterdir() if entry.suffix == suffix)
     except OSError:
@@ -125,7 +125,7 @@ def _names_in(folder: Path, suffix: str) -> list[str]:
 
 
 def _module_faults(root: YamlNode, code_dir: Path) -> Iterator[Fault]:
-    """Yield faults of a module that the code folder should hold; a module elsewhere may be installed on the nodes."""
+    """Yield the faults of `module` if the code folder has the top-level package; the nodes may have other packages."""
     node = _named_by(root, "module")
     if node is None:
         return
@@ -160,14 +160,14 @@ def _module_faults(root: YamlNode, code_dir: Path) -> Iterator[Fault]:
 
 
 def is_in_code(code_dir: Path, name: str) -> bool:
-    """Return whether Python would look for this top-level module in the code folder."""
+    """Return whether Python finds this module in the code folder; an installed module hides a bare folder."""
     if "file" in (_what(code_dir / f"{name}.py"), _what(code_dir / name / "__init__.py")):
         return True
     return _what(code_dir / name) == "folder" and not is_installed(name)
 
 
 def is_installed(name: str) -> bool:
-    """Return whether this Python has the top-level module; nothing is imported. A bare folder counts as none."""
+    """Return whether this Python has the top-level module; nothing is imported. A bare folder does not count."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -185,7 +185,7 @@ def _source_faults(file: Path, key: str, node: YamlNode) -> Iterator[Fault]:
         return
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an odd escape in the user's text is no fault of the config
+            warnings.simplefilter("ignore")  # an invalid escape in the user's code is not a fault of the config
             tree = ast.parse(source, os.fspath(file))
             compile(tree, os.fspath(file), "exec", dont_inherit=True)
     except SyntaxError as exc:
@@ -200,7 +200,7 @@ def _source_faults(file: Path, key: str, node: YamlNode) -> Iterator[Fault]:
 
 
 def _relative_faults(tree: ast.Module, source: bytes, file: Path, node: YamlNode) -> Iterator[Fault]:
-    """Yield the first import with a leading dot at the top of a script, which Python runs outside any package."""
+    """Yield a fault for the first top-level relative import of a script: Python runs a script outside any package."""
     found = next((each for each in tree.body if isinstance(each, ast.ImportFrom) and each.level), None)
     if found is None:
         return
@@ -224,7 +224,7 @@ def _syntax_fault(exc: SyntaxError, file: Path, key: str, node: YamlNode) -> Fau
 def _task_faults(tree: ast.Module, file: Path, node: YamlNode) -> Iterator[Fault]:
     names = dict(_top_level(tree.body))
     if "*" in names:
-        return  # an import of everything may bring them in
+        return  # `from x import *` may define the functions
     missing = [name for name in TASK_FUNCTIONS if name not in names]
     if missing:
         calls = [f"{name}({', '.join(TASK_FUNCTIONS[name])})" for name in missing]
@@ -246,7 +246,7 @@ def _task_faults(tree: ast.Module, file: Path, node: YamlNode) -> Iterator[Fault
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """Yield the names that a module defines, in `if` and `try` too, with the statement that does it."""
+    """Yield each name that a module defines, with the defining statement; `if`, `try` and `with` are searched too."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement.name, statement
@@ -265,7 +265,7 @@ def _top_level(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def _takes(function: ast.FunctionDef, count: int) -> bool:
-    """Say whether the function can be called with `count` positional arguments."""
+    """Return whether the function can be called with `count` positional arguments."""
     spec = function.args
     most = len(spec.posonlyargs) + len(spec.args)
     fewest = most - len(spec.defaults)

@@ -1,4 +1,4 @@
-"""What the plan says of the code folder: files that look meant, and that the config does not use."""
+"""Notes of the plan on the code folder: missing modules, empty git submodules, and unused lists of packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEADER = re.compile(r"^# /// script\s*$.*?^# dependencies\s*=.*?^# ///\s*$", re
 
 
 def notes_of(config: JobConfig, folder: Path) -> Iterator[str]:
-    """Yield what to know of the code in `folder` before it is shipped."""
+    """Yield the notes on the code in `folder`, before the code is shipped."""
     yield from _submodules(folder)
     yield from _packages(config, folder)
     first = (config.module or "").partition(".")[0]
@@ -28,7 +28,7 @@ def notes_of(config: JobConfig, folder: Path) -> Iterator[str]:
 
 
 def _submodules(folder: Path) -> Iterator[str]:
-    """Yield the git submodules in the folder that nobody has fetched: they are empty folders."""
+    """Yield a note for each git submodule in the folder that was not fetched: an empty folder."""
     top = next((each for each in (folder, *folder.resolve().parents) if (each / ".git").exists()), folder).resolve()
     for path in _SUBMODULE.findall(_text(top / ".gitmodules")):
         place = top / path
@@ -37,7 +37,7 @@ def _submodules(folder: Path) -> Iterator[str]:
 
 
 def _packages(config: JobConfig, folder: Path) -> Iterator[str]:
-    """Yield a list of packages that stands beside the job or in its script, and that no node installs."""
+    """Yield a note for each list of packages, in a file or in the header of the script, that no node installs."""
     own = getattr(config, config.backend, None)
     if config.requirements or getattr(own, "requirements", None) or any("install" in line for line in config.setup):
         return

@@ -1,6 +1,6 @@
-"""The kinds of value a config key can hold beyond YAML's own: durations, money, names.
+"""The kinds of value beyond YAML's own that a config key can hold: durations, money, names.
 
-A kind says what it expects once, for the error message, for `explain` and for an editor's schema.
+Each kind defines its expected form once, for the error message, for `explain` and for the JSON schema of editors.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-# Strict models refuse a list for a tuple, and YAML knows only lists.
+# A strict model refuses a list in place of a tuple, and YAML has only lists.
 Many = Annotated[tuple[T, ...], Strict(False)]
 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """A scalar read by a function of ours, which raises ValueError with what it expected."""
+    """A scalar with its own reader: `read` returns the value, or raises ValueError with the expected form."""
 
     name: str
     read: Callable[[Any], Any]
@@ -75,7 +75,7 @@ class Kind:
 
 @dataclass(frozen=True, eq=False)
 class Shorthand:
-    """A second, shorter way to write a value: `expand` turns it into the long one and leaves other values alone."""
+    """A shorter form of a value: `expand` replaces the short form by the long form and keeps other values."""
 
     name: str
     expand: Callable[[Any], Any]
@@ -91,10 +91,10 @@ class Shorthand:
 
 
 def argv(value: Any) -> Any:
-    """Return a mapping of options, or a command line as text, as an argument list; a list stays as it is.
+    """Return a mapping of options, or a command line as text, as an argument list; a list is returned unchanged.
 
-    `{epochs: 10, flag: true, off: false, x: [1, 2], -v: true}` becomes `--epochs 10 --flag --x 1 2 -v`: true is the
-    option alone, false and nothing leave it out, a list follows its option item by item. Text is split by shlex.
+    `{epochs: 10, flag: true, off: false, x: [1, 2], -v: true}` becomes `--epochs 10 --flag --x 1 2 -v`: true gives the
+    option alone, false and null omit the option, a list follows its option. Text is split by shlex. Raises ValueError.
     """
     if isinstance(value, str):
         try:
@@ -207,7 +207,7 @@ Accelerators = Annotated[
 RelativePath = Annotated[str, Kind("path", _relative_path, {"type": "string", "minLength": 1})]
 KeptPath = Annotated[str, Kind("path", _kept_path, {"type": "string", "minLength": 1})]
 Pattern = Annotated[str, Kind("regular expression", _pattern, {"type": "string", "format": "regex"})]
-# Text that an unquoted number or true may stand for: it arrives as it was written.
+# Text that may be written as an unquoted number or boolean: the value is the text as written.
 Written = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 Text = Annotated[str, Kind("text", _text, {"type": "string", "minLength": 1})]
 Arguments = Annotated[
@@ -222,7 +222,7 @@ Arguments = Annotated[
 _NAME = "[a-z0-9][a-z0-9-]{0,40}"
 JobName = Annotated[
     str,
-    # `last` stands for the newest job wherever a job is named.
+    # As the argument JOB of a command, `last` means the newest job.
     _matching(
         "name", f"a name of small letters, digits and hyphens, at most 41 (`{_NAME}`), not `last`", f"(?!last$){_NAME}"
     ),
@@ -251,7 +251,7 @@ BackendName = Annotated[
 
 
 def _the_one(value: object) -> object:
-    """Return the backend of a list of one; which of several it is, the command line says before."""
+    """Return the backend in a list of length 1. `--backend` replaces a longer list before; else raise ValueError."""
     if not isinstance(value, list | tuple):
         return value
     if len(value) == 1:
@@ -259,13 +259,13 @@ def _the_one(value: object) -> object:
     raise ValueError("one backend, chosen by `--backend NAME` where the file lists several")
 
 
-# Several are what `plan` compares and a submit chooses from (config/choices.py); a job has one.
+# `plan` compares several backends, and `submit` chooses from several (config/choices.py); a job has one backend.
 BackendChoice = Annotated[
     BackendName,
     Shorthand("list of them", _the_one, {"type": "array", "items": {"type": "string"}, "minItems": 1}),
 ]
 EnvName = Annotated[str, _matching("variable's name", "a variable's name: letters, digits and `_`", _WORD)]
-# 128 is AWS's limit, the largest of the three clouds; the smaller ones stand in the backends' own checks.
+# 128 is the limit of AWS, the largest of the three clouds; the backends check the smaller limits themselves.
 _TAG = r"[^\x00-\x1f\x7f\u2028\u2029]{1,128}"
 TagName = Annotated[str, _matching("tag's name", "a tag's name: 1 to 128 characters on one line", _TAG)]
 InputName = Annotated[

@@ -1,4 +1,4 @@
-"""`--set a.b=value`: values from the command line, put into the tree in place of the file's."""
+"""Applies `--set a.b=value`: values from the command line replace values in the tree of the file."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["Given", "apply"]
 
 @dataclass(frozen=True)
 class Given(Place):
-    """The place of what the command line gave: the option itself, with line and column 0."""
+    """The place of a value from the command line: the option itself, with line and column 0."""
 
     def __str__(self) -> str:
         return self.file
 
 
 def apply(root: YamlNode, option: str, assignment: str, environ: Mapping[str, str]) -> tuple[YamlNode, list[Fault]]:
-    """Return the tree with one `a.b=value` in it. The value is YAML; mappings on the way are made.
+    """Return the tree with the value of `a.b=value`, and the faults. The value is YAML; missing mappings are added.
 
-    `option` is how the command line says it: `--set`, or `--backend` for an assignment to the key `backend`.
+    `option` is the option on the command line: `--set`, or `--backend` for an assignment to the key `backend`.
     """
     key, equals, text = assignment.partition("=")
     key = key.strip()
@@ -48,7 +48,7 @@ def apply(root: YamlNode, option: str, assignment: str, environ: Mapping[str, st
 
 
 def _grafted(node: YamlNode | None, above: KeyPath, steps: KeyPath, value: YamlNode, place: Place) -> YamlNode:
-    """Return `node` with `value` at the end of `steps`. Raises IndexError with the path of an item out of reach."""
+    """Return `node` with `value` at the end of `steps`. Raises IndexError with the path if an item cannot be added."""
     if not steps:
         return value
     step, *rest = steps

@@ -1,10 +1,10 @@
-"""Keys that people bring along from other launchers and trainers, and what to write instead."""
+"""Keys of foreign launchers and trainers, with the key of cloudtrain to write instead."""
 
 from __future__ import annotations
 
 __all__ = ["RUNNABLE", "advice", "sibling"]
 
-# Our key, then what others call the same thing.
+# A key of cloudtrain: the foreign names of the same setting.
 _CALLED = """
 resources.instances: num_nodes nodes nnodes instance_count num_instances num_machines machines replicas
         replica_count node_count numNodes InstanceCount
@@ -67,7 +67,7 @@ ssh.hosts: hosts hostfile host_list nodes_list
 ssh.ssh_config: config_file ssh_config_file
 """
 
-# What others call it, then what to do: no single key of ours says it.
+# Foreign names without a single equivalent in cloudtrain, then the advice.
 _SAID: tuple[tuple[str, str], ...] = (
     (
         "gpus num_gpus gpus_per_node gpu accelerator accelerator_type accelerator_count gpu_type slots_per_trial",
@@ -148,7 +148,7 @@ _SAID: tuple[tuple[str, str], ...] = (
 )
 
 
-# A cloud's block, then a name that is another's for one of its own keys.
+# A backend's block: the name that a sibling block uses -> the name of the key in this block.
 _SIBLINGS = {
     "vertex": {**dict.fromkeys(("region", "zone"), "location"), "bucket": "staging_bucket"},
     "sagemaker": {"location": "region", "staging_bucket": "bucket"},
@@ -157,7 +157,7 @@ _SIBLINGS = {
 
 
 def _ours() -> dict[str, str]:
-    """Return their name -> our key. A line that is indented goes on with the key above."""
+    """Return a mapping from each foreign name to the key of cloudtrain. An indented line continues the line above."""
     names: dict[str, str] = {}
     for entry in _CALLED.strip().replace("\n ", " ").splitlines():
         ours, _, theirs = entry.partition(":")
@@ -168,15 +168,15 @@ def _ours() -> dict[str, str]:
 _OURS = _ours()
 _ADVICE = {name: advice for names, advice in _SAID for name in names.split()}
 
-# Theirs for `task`, `script` and `module`: a file that has one names something to run, if in other words.
+# Foreign names of `task`, `script` and `module`: a config with such a key does name a program to run.
 RUNNABLE = frozenset(name for name, advice in _ADVICE.items() if "`script: train.py`" in advice)
 
 
 def advice(name: str) -> str:
-    """Return what to write for a key of another tool, or nothing where the name is not known."""
+    """Return the advice for a key of a foreign tool; empty text if the name is not known."""
     return f"it is `{_OURS[name]}` here" if name in _OURS else _ADVICE.get(name, "")
 
 
 def sibling(section: str, name: str) -> str:
-    """Return what a section itself calls that, or nothing."""
+    """Return the key that a backend's section uses in place of a sibling section's key; empty text if unknown."""
     return _SIBLINGS.get(section, {}).get(name, "")

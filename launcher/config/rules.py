@@ -1,7 +1,7 @@
-"""Rules that span keys of the config, each pointing at all the keys it is about.
+"""Rules that span several keys of the config; each fault points at all the keys of the broken rule.
 
-They read the file's tree and not the finished Config: only the tree knows what was written and what is a default.
-A value of the wrong type is somebody else's fault, and passes here.
+The rules read the tree of the file, not the finished Config: only the tree distinguishes a written value from a
+default. A value of the wrong type breaks no rule, because the validation of the schema reports the type.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cloudtrain.launcher.errors import Fault, Place
 
 __all__ = ["STORES", "faults_of", "given"]
 
-# What the trainer can copy checkpoints to besides a path: the schemes of entrypoints/stores/mirror.py.
+# The trainer copies checkpoints to a path or to these schemes, defined in entrypoints/stores/mirror.py.
 STORES = ("file", "s3", "gs", "https", "abfss", "wasbs")
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _AZURE = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
@@ -31,20 +31,20 @@ _LAUNCHERS = (
     "accelerate.commands.accelerate_cli",
     "deepspeed.launcher.runner",
 )
-# What torchrun and boot set for every rank. Setting it in the config would only be believed by accident.
+# torchrun and boot set these variables for every rank, so a value in the config would have no effect.
 _SET_BY_TORCHRUN = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
 
 
 def given(root: YamlNode, *path: str | int) -> YamlNode | None:
-    """Return the node at the path, unless it holds nothing."""
+    """Return the node at the path; None if the key is missing or has no value."""
     node = find(root, path)
     return node if node is not None and (node.value is not None or node.broken) else None
 
 
 def faults_of(root: YamlNode) -> list[Fault]:
-    """Return every rule broken."""
+    """Return a fault for every broken rule."""
     return [
         *_one_to_run(root),
         *_only_where_they_count(root),
@@ -102,7 +102,7 @@ def _exclusive(root: YamlNode) -> Iterator[Fault]:
 
 
 def _launchers(root: YamlNode) -> Iterator[Fault]:
-    """Yield a launcher in the place of the program: each rank would start further ranks."""
+    """Yield a fault if `module` is a launcher: each rank would start more ranks."""
     module = _text(root, "module")
     if module not in _LAUNCHERS:
         return
@@ -141,7 +141,7 @@ def _numbers(root: YamlNode) -> Iterator[Fault]:
 
 
 def _spreading(root: YamlNode) -> Iterator[Fault]:
-    """Yield what the trainer's strategies would refuse on the nodes (entrypoints/strategies)."""
+    """Yield the faults that the trainer's strategies would find on the nodes (entrypoints/strategies)."""
     strategy = _text(root, "training", "strategy") or "ddp"
     is_ddp = strategy == "ddp"
     offload = given(root, "training", "cpu_offload")
@@ -177,7 +177,7 @@ def _spreading(root: YamlNode) -> Iterator[Fault]:
 
 
 def _strict(root: YamlNode) -> Iterator[Fault]:
-    """Yield what cannot be the same on any number of ranks."""
+    """Yield a fault for each setting whose results depend on the number of ranks under `reproducible: strict`."""
     if _text(root, "training", "reproducible") != "strict":
         return
     strategy = _text(root, "training", "strategy") or "ddp"
@@ -198,7 +198,7 @@ def _strict(root: YamlNode) -> Iterator[Fault]:
         yield _in_training(root, message, "change one of the sizes", *sizes)
 
 
-# The optimizers that pay heed to a setting; the others would leave it out without a word.
+# The optimizers that use a setting; the remaining optimizers would silently ignore the setting.
 _HEEDED_BY = {
     "momentum": ("sgd", "lars"),
     "betas": ("adamw", "radam", "lamb"),
@@ -208,9 +208,9 @@ _HEEDED_BY = {
 
 
 def _optimizing(root: YamlNode) -> Iterator[Fault]:
-    """Yield settings of the optimizer, the schedule and the evaluation that would have no effect."""
+    """Yield a fault for each optimizer setting without effect, and for a warm-up longer than the training."""
     name = _text(root, "training", "optimizer", "name") or "adamw"
-    known = {one for optimizers in _HEEDED_BY.values() for one in optimizers}  # another is a fault by itself
+    known = {one for optimizers in _HEEDED_BY.values() for one in optimizers}  # an unknown name is already a fault
     for setting, optimizers in _HEEDED_BY.items():
         if given(root, "training", "optimizer", setting) and name in known - set(optimizers):
             message = f"`{setting}` goes with {' or '.join(f'`{one}`' for one in optimizers)}, not `{name}`"
@@ -228,7 +228,7 @@ def _in_training(root: YamlNode, message: str, hint: str, *keys: KeyPath) -> Fau
 
 
 def _mirror(root: YamlNode) -> Iterator[Fault]:
-    """Yield what the trainer would refuse on the nodes (entrypoints/stores/mirror.py)."""
+    """Yield the fault that the trainer would find in `checkpoint.mirror` on a node (entrypoints/stores/mirror.py)."""
     node = given(root, "checkpoint", "mirror")
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", _text(root, "checkpoint", "mirror"))
     if node is None or scheme is None:
@@ -252,8 +252,8 @@ def _mirror(root: YamlNode) -> Iterator[Fault]:
 
 
 def _at_azure(store: str, rest: str) -> tuple[str, str]:
-    """Return what is wrong with an address of Azure's blob storage and how to mend it, two empty texts if nothing."""
-    if "?" in rest:  # not said back: it may hold a signature
+    """Return a message and a hint about a faulty address of Azure Blob Storage; empty texts if the address is right."""
+    if "?" in rest:  # do not print the query: the query may hold a signature
         return "the address goes on with a `?`", "leave that out; give a SAS as AZURE_STORAGE_SAS_TOKEN in `secrets`"
     first, _, path = rest.removeprefix("//").partition("/")
     container, at, host = (path.partition("/")[0], "@", first) if store == "https" else first.partition("@")
@@ -298,7 +298,7 @@ def _notify(root: YamlNode) -> Iterator[Fault]:
 
 
 def _entry(root: YamlNode, index: int, way: str) -> Iterator[Fault]:
-    """Yield what does not go with the one way that an entry of `notify` tells by."""
+    """Yield a fault for each key that does not fit the channel (`way`) of an entry of `notify`."""
     place = ("notify", index)
     for key in ("smtp", "sender"):
         if way != "email" and given(root, *place, key):
@@ -332,7 +332,7 @@ def _environment(root: YamlNode) -> Iterator[Fault]:
 
 
 def _references(root: YamlNode) -> Iterator[Fault]:
-    """Yield a fault for each variable of the job that no node sets."""
+    """Yield a fault for each reference to a variable of the job that no node sets."""
     inputs = given(root, "inputs")
     names = inputs.value if inputs and isinstance(inputs.value, dict) else {}
     known = [*variables.NAMES, *(f"{variables.PREFIX}INPUT_{str(name).upper()}" for name in names)]
@@ -349,7 +349,7 @@ def _references(root: YamlNode) -> Iterator[Fault]:
 
 
 def _scalars(node: YamlNode | None, path: str) -> Iterator[tuple[str, YamlNode]]:
-    """Yield the texts below a node, each with its key."""
+    """Yield each scalar below a node, with the dotted key of the scalar."""
     if node is None:
         return
     if isinstance(node.value, dict):
@@ -363,7 +363,7 @@ def _scalars(node: YamlNode | None, path: str) -> Iterator[tuple[str, YamlNode]]
 
 
 def _backend(root: YamlNode) -> Iterator[Fault]:
-    """Catch a misspelt built-in. Whether a plug-in of another name is there, is asked when it is needed."""
+    """Yield a fault for a misspelt built-in backend. A missing plug-in is reported when the plug-in is loaded."""
     node = given(root, "backend")
     if node is None or not isinstance(node.value, str) or node.value in schema.BACKENDS:
         return
@@ -374,7 +374,7 @@ def _backend(root: YamlNode) -> Iterator[Fault]:
 
 
 def _is_plugin(name: str) -> bool:
-    from importlib.metadata import entry_points  # reads every installed package's files: only for an odd name
+    from importlib.metadata import entry_points  # slow, reads the files of every package: for odd names
 
     return any(point.name == name for point in entry_points(group="cloudtrain.backends"))
 
@@ -395,6 +395,6 @@ def _whole(root: YamlNode, *path: str) -> int:
 
 
 def _between(root: YamlNode, message: str, hint: str, *paths: KeyPath) -> Fault:
-    """Return a fault at the first path that points at the others, too."""
+    """Return a fault at the first path; the fault also points at the remaining paths."""
     places: list[Place] = [place for path in paths if (place := key_place(root, path))]
     return Fault(message, dotted(paths[0]), places[0], hint, tuple(places[1:]))

@@ -1,7 +1,7 @@
 """The config file's keys: their types, defaults, bounds and help.
 
-One source for four readers: validation, `cloudtrain explain`, the editors' JSON schema and the docs. Rules that span
-keys are in `rules.py`, so that a Config can be stored as JSON with its defaults filled in and be read back.
+The single source for validation, `cloudtrain explain`, the JSON schema of editors and the docs. Rules that span several
+keys are in `rules.py`, so that a Config can be stored as JSON with defaults filled in and be read back.
 """
 
 import re
@@ -208,7 +208,7 @@ class Project(Section):
 
 
 def _project(value: Any) -> Any:
-    """Return a project's name alone as a mapping. Raises ValueError here for a bad one: the mapping has no place."""
+    """Return a bare project name as a mapping. Raises ValueError for a bad name: a mapping would have no place."""
     if isinstance(value, dict | BaseModel | None):
         return value
     if not isinstance(value, str) or not re.fullmatch(PROJECT_PATTERN, value):
@@ -404,7 +404,7 @@ class JobConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _carried_addresses(cls, given: Any) -> Any:
-        """Add the variables that the job itself sends notices with to its secrets."""
+        """Add the variables with addresses for the job's own notifications to `secrets`."""
         if not isinstance(given, dict) or not isinstance(given.get("notify"), list | tuple):
             return given
         secrets = given.get("secrets") or ()
@@ -415,7 +415,7 @@ class JobConfig(Section):
 
 
 def carried_by(entry: Any) -> list[str]:
-    """Return the variables whose values a job needs to tell by itself what this entry of `notify` asks for."""
+    """Return the variables that the job needs for the notifications of a `notify` entry; empty without `from_job`."""
     if isinstance(entry, Notify):
         entry = entry.model_dump()
     if not isinstance(entry, dict) or entry.get("from_job") is not True:
@@ -433,7 +433,7 @@ def section(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """Yield a model and all the models below it."""
+    """Yield a model and all models below, depth first."""
     yield model
     for field in model.model_fields.values():
         if inner := section(field):
@@ -441,12 +441,12 @@ def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 
 def is_list(field: FieldInfo) -> bool:
-    """Say whether the field holds a list."""
+    """Return whether the field holds a list."""
     return any(get_origin(part) is tuple for part in _parts(field.annotation))
 
 
 def field_at(path: tuple[str | int, ...]) -> FieldInfo | None:
-    """Return the field at `("resources", "spot")`; numbers, which point into a list, are passed over."""
+    """Return the field at `("resources", "spot")`; numbers, the indexes of list items, are skipped."""
     model: type[BaseModel] | None = JobConfig
     field = None
     for name in path:
@@ -460,7 +460,7 @@ def field_at(path: tuple[str | int, ...]) -> FieldInfo | None:
 
 
 def written_default(field: FieldInfo) -> Any:
-    """Return a default as it would stand in the file: `24h`; {} for a section, whose keys have their own."""
+    """Return a default in the form of the file, such as `24h`; {} for a section, because its keys have the defaults."""
     value = field.get_default()
     if isinstance(value, BaseModel):
         return {}
@@ -480,12 +480,12 @@ def as_yaml(value: Any) -> str:
         return "[" + ", ".join(as_yaml(item) for item in value) + "]"
     if isinstance(value, bool):
         return str(value).lower()
-    # Text that YAML would read as a number keeps its quotes, or the example would not be one.
+    # Quote text that YAML would read as a number, so that the example stays valid.
     return f'"{value}"' if isinstance(value, str) and value.isdigit() else str(value)
 
 
 def keys_named(name: str, model: type[BaseModel] = JobConfig, above: str = "") -> Iterator[str]:
-    """Yield every place a key of this name has: `training.optimizer.lr` for `lr`."""
+    """Yield the dotted path of every key with this name: `training.optimizer.lr` for `lr`."""
     for key, field in model.model_fields.items():
         if key == name:
             yield above + key

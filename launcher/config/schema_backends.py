@@ -1,6 +1,6 @@
-"""The config's blocks for the backends. A block says where; what runs and on how much is the same for all.
+"""The config's blocks for the backends. A block describes the platform; all backends share the remaining keys.
 
-Nothing here is required: which keys a backend cannot do without is that backend's own check to say.
+No key of a block is required by the schema: each backend checks its own required keys.
 """
 
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ _ENDPOINTS = "Addresses in place of the vendor's own, by service; for private en
 
 
 class Section(BaseModel):
-    """One mapping of the config: unknown keys refused, no type guessed from another."""
+    """A mapping of the config: unknown keys are refused, and no value is converted to the wanted type."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, defer_build=True, allow_inf_nan=False, protected_namespaces=()

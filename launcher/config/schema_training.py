@@ -1,4 +1,4 @@
-"""The config's keys below `training` and `checkpoint`: the trainer's, as entrypoints/trainer/settings.py reads them."""
+"""The config's keys below `training` and `checkpoint`; entrypoints/trainer/settings.py reads the same keys."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,7 +9,7 @@ from cloudtrain.launcher.config.schema_backends import Section
 
 __all__ = ["Checkpoint", "Monitor", "Optimizer", "Schedule", "Strategy", "Training"]
 
-Strategy = Literal["ddp", "fsdp", "hsdp"]  # the trainer's list; a strategy is added there and here
+Strategy = Literal["ddp", "fsdp", "hsdp"]  # as in the trainer: add a strategy in both lists
 
 
 class Optimizer(Section):

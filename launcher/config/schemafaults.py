@@ -1,4 +1,4 @@
-"""Pydantic's complaints about a config, said for people and pointing into the file."""
+"""Translates pydantic's validation errors into readable faults with places in the config file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WANTED = {
 
 
 def faults_of(exc: ValidationError, root: YamlNode) -> list[Fault]:
-    """Return a fault for each complaint, but for what a fault reported earlier explains."""
+    """Return a fault for each validation error, except at values with an earlier fault (`Node.broken`)."""
     faults = []
     for error in exc.errors(include_url=False, include_input=False):
         path: KeyPath = tuple(error["loc"])
@@ -44,7 +44,7 @@ def faults_of(exc: ValidationError, root: YamlNode) -> list[Fault]:
 
 
 def dotted(path: KeyPath) -> str:
-    """Return `notify.0.slack`."""
+    """Return a path in the form `notify.0.slack`."""
     return ".".join(str(step) for step in path)
 
 
@@ -54,13 +54,13 @@ def quoted(names: Any) -> str:
 
 
 def named(node: YamlNode) -> str:
-    """Return a text value for a message: what the file says, where a secret variable gave it."""
+    """Return a text value for a message, cut to 60 characters; a value from a secret variable as `${NAME}`."""
     text = node.shown or str(node.value)
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
 
 
 def found(node: YamlNode | None) -> str:
-    """Return what stands there, in words."""
+    """Return a description of the value in words, such as "the number 3"."""
     if node is None or node.value is None:
         return "nothing"
     if isinstance(node.value, dict):
@@ -112,7 +112,7 @@ def _choices(ctx: dict[str, Any]) -> list[str]:
 
 
 def _hint(kind: str, ctx: dict[str, Any], node: YamlNode | None, path: KeyPath) -> str:
-    """Return how to mend a value, where that is plain."""
+    """Return how to fix a value; empty text if the fix is not obvious."""
     text = node.value if node is not None and isinstance(node.value, str) else ""
     if kind == "literal_error":
         choices = _choices(ctx)
@@ -137,7 +137,7 @@ def _hint(kind: str, ctx: dict[str, Any], node: YamlNode | None, path: KeyPath) 
 
 
 def _shape_hint(node: YamlNode | None, path: KeyPath) -> str:
-    """Return how a list or mapping of this key looks."""
+    """Return a hint on the form of the list or mapping that this key expects."""
     field = schema.field_at(path)
     if field is None:
         return ""
@@ -200,7 +200,7 @@ def _missing_key(path: KeyPath, root: YamlNode) -> Fault:
 
 
 def _secret_fault(path: KeyPath, place: Place | None) -> Fault:
-    """Return the fault of something in `secrets`, which must not show what it is: it may be the secret."""
+    """Return the fault of a value in `secrets`; the fault hides the value, which may be the secret."""
     if place is not None and place.excerpt:
         place = replace(place, excerpt=place.excerpt[: place.column - 1] + "...")
     message = "expected a list of names: a secret's value never stands in the file"

@@ -1,4 +1,4 @@
-"""The YAML parser's complaints, said for people who know YAML by sight."""
+"""Translates the errors of the YAML parser into messages for readers without knowledge of the YAML grammar."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cloudtrain.launcher.errors import Fault, Place
 
 __all__ = ["human_fault"]
 
-# What the parser says (libyaml's and PyYAML's words differ a little) -> what happened, how to mend it.
+# A part of the parser's message (libyaml's and PyYAML's words differ a little) -> the problem, the fix.
 _SAID: tuple[tuple[str, str, str], ...] = (
     ("'\\t'", "a tab cannot indent YAML", "use spaces"),
     ("violates indentation", "a tab cannot indent YAML", "use spaces"),
@@ -56,7 +56,7 @@ _SAID: tuple[tuple[str, str, str], ...] = (
 
 
 def human_fault(exc: yaml.YAMLError, place_at: Callable[[int, int], Place]) -> Fault:
-    """Return the parser's complaint as a fault; `place_at` takes a line and a column that count from 0."""
+    """Return the parser's error as a fault; `place_at` takes a line and a column, both counted from 0."""
     if not isinstance(exc, yaml.MarkedYAMLError):
         return Fault(f"not YAML: {exc}")
     said = f"{exc.context or ''}: {exc.problem or ''}"
@@ -84,7 +84,7 @@ def human_fault(exc: yaml.YAMLError, place_at: Callable[[int, int], Place]) -> F
 
 
 def _colon_hint(place: Place, above: str) -> str:
-    """Return the likely one of the three reasons for a `:` out of place."""
+    """Return the hint for the likely reason of a misplaced `:`: unquoted text, a missing `:` above, or the indent."""
     if ": " in place.excerpt[: place.column - 1]:
         return "put quotes around text that holds `: `"
     if above.strip() and ":" not in above:

@@ -1,9 +1,9 @@
-"""YAML text -> a tree of values that know where they were written.
+"""Parses YAML text into a tree of values, each with its place in the text.
 
-Scalars follow YAML 1.2's core schema, not 1.1's: `on` and `no` are words, `3e-4` is a number, `12:30` is text. The
-tree is built from the parser's events rather than its composed nodes, because only an event says whether a tag was
-written or guessed. `${VAR}` is filled in inside single scalars, after the structure is known, so a variable's
-value can never add a key.
+Scalars follow the core schema of YAML 1.2, not of 1.1: `on` and `no` are words, `3e-4` is a number, `12:30` is text.
+The tree is built from the parser's events, not from composed nodes, because only an event shows whether a tag was
+written or guessed. `${VAR}` is filled in inside single scalars, after the structure is known, so the value of a
+variable can never add a key.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ __all__ = [
 
 KeyPath = tuple[str | int, ...]
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is ten times quicker, where it was built
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser, if built, is ten times faster
 _MAX_DEPTH = 50
-_MAX_VALUES = 50_000  # counted with every alias spelt out: a few lines of aliases can stand for billions
+_MAX_VALUES = 50_000  # with every alias expanded: a few lines of aliases can expand to billions of values
 
 _LONGEST_EXCERPT = 500  # columns
-_EXCERPT_TAIL = 160  # columns shown behind the place
+_EXCERPT_TAIL = 160  # columns shown after the place
 
 # Source: YAML 1.2.2, section 7.4.2: a plain or quoted key ends within 1,024 characters.
 _LONG_KEY = re.compile(r"(?:^|[{,]) *([^\s:{},#][^:{},\n]{1024,}):(?:\s|$)", re.MULTILINE)
-_LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")  # what YAML counts as one, so that lines match the parser's
+_LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")  # YAML's line ends, to count lines as the parser does
 _NULLS = {"", "~", "null", "Null", "NULL"}
 _TRUE = {"true", "True", "TRUE"}
 _FALSE = {"false", "False", "FALSE"}
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_LONGEST_INT = 100  # digits; Python itself refuses 4300, and nobody means it
-_NOT_TEXT = re.compile("[\x00\ud800-\udfff]")  # what double-quoted escapes and odd environments can still bring in
+_LONGEST_INT = 100  # digits; a longer integer stays text (Python itself refuses more than 4,300 digits)
+_NOT_TEXT = re.compile("[\x00\ud800-\udfff]")  # double-quoted escapes and environment variables can still add these
 _CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 _JOB_VARIABLE = re.compile(r"\$\{CLOUDTRAIN_\w*\}", re.ASCII)
@@ -63,16 +63,16 @@ SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|private|webhoo
 
 @dataclass(frozen=True)
 class YamlNode:
-    """A value and the place it begins at. `value` is a scalar, a tuple of nodes, or a dict of members."""
+    """A value and the place where the value begins. `value` is a scalar, a tuple of nodes, or a dict of members."""
 
     value: Any
     place: Place
-    text: str = ""  # a plain scalar as it was written: `1.10` is a number, but as a tag's value it is `1.10`
+    text: str = ""  # the scalar as written: `1.10` is the number 1.1, but `1.10` as the value of a tag
     plain: bool = False
-    shown: str = ""  # what a message may print in place of the value, where that came from a secret variable
+    shown: str = ""  # the text for messages in place of a value from a secret variable
     size: int = 1
     depth: int = 1
-    broken: bool = False  # a fault of this value is reported already; what follows from it is not news
+    broken: bool = False  # a fault of the value is already reported: do not report more
 
     def data(self) -> Any:
         """Return the value as plain Python: dicts, lists and scalars."""
@@ -85,7 +85,7 @@ class YamlNode:
 
 @dataclass(frozen=True)
 class MappingEntry:
-    """One `key: value` of a mapping; `place` is the key's."""
+    """A `key: value` of a mapping; `place` is the place of the key."""
 
     place: Place
     node: YamlNode
@@ -93,16 +93,16 @@ class MappingEntry:
 
 @dataclass(frozen=True)
 class ParsedYaml:
-    """The root, or None where the text has no value (empty, or not YAML at all), and the faults found."""
+    """The root (None if the text is empty or not YAML) and the faults found."""
 
     root: YamlNode | None
     faults: tuple[Fault, ...]
 
 
 def parse(text: str, file: str, environ: Mapping[str, str], fixed: Place | None = None) -> ParsedYaml:
-    """Return the tree of the one document in `text`. A fault in the syntax ends the reading; others do not.
+    """Return the tree of the only document in `text`. A syntax fault ends the reading, other faults do not.
 
-    `fixed` is the place of everything where the text is no file's: an override on the command line.
+    `fixed` is the place of every value if the text is not from a file but an override on the command line.
     """
     builder = _Builder(_SourceText(text, file, fixed), environ)
     if control := _CONTROL.search(text):
@@ -119,7 +119,7 @@ def parse(text: str, file: str, environ: Mapping[str, str], fixed: Place | None 
 
 
 def from_data(data: Any, place: Place) -> YamlNode:
-    """Return the tree of plain data from storage or Python: all values at one place, variables not filled in."""
+    """Return the tree of plain data from storage or Python: all values at `place`, variables not filled in."""
     if isinstance(data, Mapping):
         return YamlNode({str(key): MappingEntry(place, from_data(value, place)) for key, value in data.items()}, place)
     if isinstance(data, list | tuple):
@@ -130,7 +130,7 @@ def from_data(data: Any, place: Place) -> YamlNode:
 
 
 def scalar(text: str) -> Any:
-    """Return what an unquoted YAML scalar means. Raises ValueError for an infinite number."""
+    """Return the value of an unquoted YAML scalar. Raises ValueError for infinity and NaN."""
     if text in _NULLS:
         return None
     if text in _TRUE or text in _FALSE:
@@ -150,7 +150,7 @@ def scalar(text: str) -> Any:
 
 
 def find(root: YamlNode, path: KeyPath) -> YamlNode | None:
-    """Return the node at `("notify", 0, "slack")`."""
+    """Return the node at a path such as `("notify", 0, "slack")`, None if the tree has no such node."""
     node = root
     for step in path:
         if isinstance(node.value, dict) and str(step) in node.value:
@@ -163,7 +163,7 @@ def find(root: YamlNode, path: KeyPath) -> YamlNode | None:
 
 
 def key_place(root: YamlNode, path: KeyPath) -> Place | None:
-    """Return the place of the key that ends the path; of the value, for an item of a list."""
+    """Return the place of the last key of the path; for an item of a list, the place of the value."""
     parent = find(root, path[:-1]) if path else None
     if parent is not None and isinstance(parent.value, dict) and path[-1] in parent.value:
         member: MappingEntry = parent.value[str(path[-1])]
@@ -173,7 +173,7 @@ def key_place(root: YamlNode, path: KeyPath) -> Place | None:
 
 
 def _long_key(exc: yaml.YAMLError, source: _SourceText) -> Fault | None:
-    """Return the fault of a key that is too long, if the parser stopped at its line, with another reason."""
+    """Return the fault of a too long key on the line of the parser's error: the parser names a misleading reason."""
     for mark in (getattr(exc, "context_mark", None), getattr(exc, "problem_mark", None)):
         ends = [] if mark is None else [*source.starts, len(source.text)][mark.line :][:2]
         if len(ends) == 2 and (found := _LONG_KEY.search(source.text, *ends)):
@@ -184,7 +184,7 @@ def _long_key(exc: yaml.YAMLError, source: _SourceText) -> Fault | None:
 
 
 class _StopReadingError(Exception):
-    """The text cannot be read on; carries the fault to report alone."""
+    """Ends the reading of the text; `fault` is then the only fault to report."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.message)
@@ -203,7 +203,7 @@ class _SourceText:
         object.__setattr__(self, "starts", starts)
 
     def place(self, line: int, column: int) -> Place:
-        """Return the place of a parser's mark, which counts from 0."""
+        """Return the place of a parser's mark; the mark counts from 0."""
         if self.fixed is not None:
             return self.fixed
         line = min(line, len(self.starts) - 1)
@@ -215,14 +215,14 @@ class _SourceText:
         return Place(self.file, line + 1, column + 1, _CONTROL.sub("\N{REPLACEMENT CHARACTER}", excerpt))
 
     def at(self, offset: int) -> Place:
-        """Return the place of a character."""
+        """Return the place of the character at the offset in the text."""
         line = bisect_right(self.starts, offset) - 1
         return self.place(line, offset - self.starts[line])
 
 
 @dataclass
 class _Open:
-    """A list or mapping whose end has not come yet."""
+    """A list or mapping before its end event."""
 
     event: Any
     items: list[YamlNode]
@@ -231,7 +231,7 @@ class _Open:
 
 
 class _Builder:
-    """Turns the parser's events into nodes. Keeps its own stack, so that deep text cannot exhaust Python's."""
+    """Turns the parser's events into nodes. An explicit stack: deep nesting cannot exhaust Python's call stack."""
 
     def __init__(self, source: _SourceText, environ: Mapping[str, str]) -> None:
         self.source = source
@@ -266,7 +266,7 @@ class _Builder:
         return root
 
     def _closed(self, event: Any) -> YamlNode | None:
-        """Return the node this event completes."""
+        """Return the node that the event completes, None if the event completes no node."""
         if isinstance(event, yaml.ScalarEvent):
             self._refuse_tag(event)
             return self._scalar(event)
@@ -304,7 +304,7 @@ class _Builder:
                 parent.members[key] = MappingEntry(place, node)
 
     def _open_key(self, parent: _Open, node: YamlNode) -> None:
-        """Take `node` as the key of the member to come. Any scalar is taken as it was written."""
+        """Use `node` as the key of the next member. A plain scalar such as `1.10` is a key as written."""
         key = node.text if node.plain else node.value
         if not isinstance(key, str) or isinstance(node.value, tuple | dict):
             raise _StopReadingError(Fault("a key must be a word", place=node.place))
@@ -318,7 +318,7 @@ class _Builder:
         plain = event.style in (None, "")
         faults_before = len(self.faults)
         text, shown = event.value, ""
-        # The whole of a plain scalar being one reference is what lets its value be a number.
+        # Only a plain scalar that is a single `${NAME}` can become a number.
         reread = plain and _REFERENCE.fullmatch(text) is not None and not text.startswith("$$")
         if "${" in text and not self._at_key():
             text, shown = self._filled(event)
@@ -336,8 +336,8 @@ class _Builder:
         return YamlNode(value, place, text=text, plain=plain, shown=shown, broken=broken)
 
     def _filled(self, event: Any) -> tuple[str, str]:
-        """Return the scalar with its variables filled in, and what to show where one of them looks secret."""
-        # The search for each `${` goes through the file's own text, where quotes and escapes make offsets differ.
+        """Return the scalar with variables filled in, and the text for messages if a variable looks secret, else ""."""
+        # Search each `${` in the text of the file: quotes and escapes make offsets in the scalar differ.
         cursor = self.source.starts[min(event.start_mark.line, len(self.source.starts) - 1)] + event.start_mark.column
         secret = False
         key = self.stack[0].key[0] if self.stack and self.stack[0].key else ""
@@ -391,7 +391,7 @@ class _Builder:
             self._stop(f"a {'mapping' if curly else 'list'} cannot be a key", event, hint)
 
     def _at_key(self) -> bool:
-        """Say whether what comes next is a mapping's key. A key is never filled in from a variable."""
+        """Return whether the next scalar is a key of a mapping. Variables are never filled in inside a key."""
         parent = self.stack[-1] if self.stack else None
         return parent is not None and isinstance(parent.event, yaml.MappingStartEvent) and parent.key is None
 

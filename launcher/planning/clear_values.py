@@ -1,4 +1,4 @@
-"""Secrets under `env` and arguments of the config: requests, dry runs and platforms show their values in clear."""
+"""Warns of secrets under `env` and in arguments: requests, dry runs and platforms show such values in clear."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def notes_of(config: JobConfig, file: Path) -> Iterator[str]:
     """Yield a warning with file and line for each secret value under `env`, `args` or `resume_args`."""
     root = _root(file) if config.env or config.args or config.resume_args else None
     for key, values in (("env", config.env), ("args", config.args), ("resume_args", config.resume_args)):
-        # The config holds arguments as a list, whatever their form in the file: an argument is found by its text.
+        # The config holds arguments as a list, the file perhaps as a mapping or text: find an argument by its text.
         is_env = key == "env"
         leaves = _leaves((key,), root)
         written = {(path[-1] if is_env else "", leaf.text): (path, leaf) for path, leaf in leaves}
@@ -52,7 +52,7 @@ def _leaves(path: KeyPath, root: YamlNode | None) -> Iterator[tuple[KeyPath, Yam
 
 
 def _root(file: Path) -> YamlNode | None:
-    """Return the file's tree, None for a config without a file."""
+    """Return the tree of the file; None if the file cannot be read."""
     try:
         return yamlfile.parse(file.read_text(encoding="utf-8-sig"), os.fspath(file), os.environ).root
     except (OSError, UnicodeDecodeError):
