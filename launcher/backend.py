@@ -453,7 +453,7 @@ def load(name: str) -> Backend:
     """Import and return a backend. Raises ConfigError for an unknown name."""
     path = BUILT_IN.get(name) or _plugins().get(name)
     if path is None:
-        raise ConfigError(f"unknown backend `{name}`", hint=f"there are: {', '.join(names())}")
+        raise ConfigError([Fault(f"unknown backend `{name}`", "backend", hint=f"there are: {', '.join(names())}")])
     return cast("Backend", importlib.import_module(path))
 
 

@@ -124,8 +124,8 @@ def cli() -> None:
     A job's exit code is the command's: 0 done, 1 failed, 2 usage, 3 config, 4 credentials, 5 capacity, 6 budget,
     7 backend unreachable, 8 no such job, 9 stopped by a user, 124 wait timed out, 130 interrupted (the job runs on).
 
-    JOB is an id, the beginning of an id, a name (its newest job), or `last`: the newest job of all projects on this
-    machine.
+    JOB is an id, the beginning of an id, a name (its newest job; `rm` and `stop` take ids if several jobs have the
+    name), or `last`: the newest job of all projects on this machine.
 
     --debug, anywhere, shows the traceback of an error.
     """

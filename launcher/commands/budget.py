@@ -93,7 +93,7 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
     if standing.unknown:
         jobs = ", ".join(held.job_id for held in standing.unknown)
         say(f"nobody knows the price of {jobs}: nothing is sent under this budget until their end")
-    _say_others(database, place, budget, whose)
+    _say_others(database, place, project, period)
 
 
 @command.command("show", short_help="Show limits, what is spent, reserved, left.")
@@ -148,7 +148,6 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
     """Remove a limit; what was spent and what is reserved stays known."""
     from cloudtrain.launcher.money import teams
     from cloudtrain.launcher.store import ledger as ledgers
-    from cloudtrain.launcher.store.budgets import LedgerBudget
 
     if project is not None:
         _require_name(project)
@@ -169,26 +168,27 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
         is_gone = teams.remove_budget(database, place, name, period)
     where = f" at {place}" if place else ""
     if not is_gone:
-        others = _others(database, place, name, LedgerBudget(name, period, 0))
+        others = _others(database, place, name, period)
         hint = "; ".join(map(_removal, others)) or "cloudtrain budget show lists all budgets"
         raise UsageError(f"there is no {'monthly ' if monthly else ''}budget of {whose}{where}", hint=hint)
     say(f"removed the {'monthly ' if monthly else ''}budget of {whose}{where}")
-    _say_others(database, place, LedgerBudget(name, period, 0), whose)
+    _say_others(database, place, name, period)
 
 
-def _others(database: Database, place: str | None, project: str, budget: LedgerBudget) -> list[LedgerBudget]:
+def _say_others(database: Database, place: str | None, project: str, period: Period) -> None:
+    whose = f"project {project}" if project else "all jobs together"
+    for other in _others(database, place, project, period):
+        if other.project == project:
+            say(f"the budget of {_limit(other)} of {whose} also applies")
+
+
+def _others(database: Database, place: str | None, project: str, period: Period) -> list[LedgerBudget]:
     """Return the remaining budgets at the same place, budgets of the project first."""
     from cloudtrain.launcher.store import ledger as ledgers
 
     found = [row.standing.budget for row in _shared_rows(place, project)] if place else ledgers.budgets(database)
-    others = [each for each in found if (each.project, each.period) != (project, budget.period)]
+    others = [each for each in found if (each.project, each.period) != (project, period)]
     return sorted(others, key=lambda each: (each.project != project, each.project, each.period))
-
-
-def _say_others(database: Database, place: str | None, budget: LedgerBudget, whose: str) -> None:
-    for other in _others(database, place, budget.project, budget):
-        if other.project == budget.project:
-            say(f"the budget of {_limit(other)} of {whose} also applies")
 
 
 def _limit(budget: LedgerBudget) -> str:

@@ -22,8 +22,8 @@ __all__ = ["command"]
 SHOWN = 20
 STATES = ("pending", "running", "stopping", "succeeded", "failed", "stopped")
 HEAD = ("JOB", "BACKEND", "RANKS", "STATE", "PROGRESS", "USD", "SUBMITTED")
-CUT = {"STATE": 17, "PROGRESS": 13}
-DROPPED = ("RANKS", "BACKEND", "SUBMITTED", "PROGRESS")  # on a narrow terminal, in this order
+CUT = {"PROGRESS": 8}
+DROPPED = ("USD", "BACKEND", "SUBMITTED", "PROGRESS", "RANKS")  # if the terminal is narrow
 
 
 @click.command(
@@ -161,7 +161,7 @@ def _none(registry: Registry, choice: JobFilter, *, active: bool) -> str:
         return "no jobs are active"
     if choice.is_narrow and registry.jobs(limit=1):
         return "no job is like that: cloudtrain list --all shows every job"
-    return "no jobs yet: cloudtrain submit"
+    return "no jobs: cloudtrain submit"
 
 
 def _tag(text: str) -> tuple[str, str | None]:

@@ -70,12 +70,12 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
 
 def _below(first: BackendOffer | None, found: list[BackendOffer]) -> str:
     """Return the line below the table: how to choose a backend, or the reason that no choice is possible."""
+    if len(found) == 1 and found[0].prepared:
+        return f"only `{found[0].backend}` is configured: add another backend's block to compare"
     if first is not None:
         return f"cheapest by the hour, of the known prices: cloudtrain submit --backend {first.backend}"
     if any(offer.lacks for offer in found):
         return "no backend with the accelerators has a known price: `cloudtrain plan --backend NAME` shows the problem"
     if any(offer.prepared for offer in found):
-        if len(found) == 1:
-            return f"only `{found[0].backend}` is configured: add the block of another backend to compare"
         return "no price is known: set BACKEND.price_per_hour, or choose by `cloudtrain submit --backend NAME`"
     return "no backend can be planned: `cloudtrain plan --backend NAME` shows all problems"

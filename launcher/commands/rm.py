@@ -21,10 +21,10 @@ __all__ = ["command", "removed"]
 @yes_option
 @json_option
 def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
-    """Remove ended jobs: rows of the registry, folders on this machine with checkpoints, cached logs.
+    """Remove ended jobs: rows of the registry, folders on this machine with checkpoints, cached logs, unused code.
 
     Files in the cloud and on other machines stay. Budgets still count the cost. No new job gets the name of a removed
-    job that has run.
+    job that has run. JOB is an id if several jobs have the name.
     """
     from cloudtrain.launcher.jobs.refresh import refresh
     from cloudtrain.launcher.store.registry import Registry
@@ -44,12 +44,17 @@ def removed(registry: Registry, jobs: list[Job], *, yes: bool, as_json: bool) ->
     sizes = {job.id: remove.size_of(registry, job) for job in jobs}
     for job in jobs:
         say(f"{job.id}  {size(sizes[job.id])}")
-    total = f"{len(jobs)} job{'' if len(jobs) == 1 else 's'}, {size(sum(sizes.values()))}"
+    freed = sum(sizes.values()) + (code := sum(remove.unused_bundles(registry, jobs).values()))
+    if code:
+        say(f"code that no other job uses  {size(code)}")
+    total = f"{len(jobs)} job{'' if len(jobs) == 1 else 's'}, {size(freed)}"
     if jobs and not confirm(f"Remove {total}?", yes=yes):
         return 1
     for job in jobs:
         remove.remove(registry, job)
+    for path in remove.unused_bundles(registry, []):  # again: a submit may have packed the same code meanwhile
+        path.unlink(missing_ok=True)
     say(f"removed {total}")
     if as_json:
-        print_json({"removed": list(sizes), "freed_bytes": sum(sizes.values())})
+        print_json({"removed": list(sizes), "freed_bytes": freed})
     return 0

@@ -231,10 +231,8 @@ def _show(
             _pack(config, overrides.file, folder / request.archive)
     if not as_json:
         click.echo(request.text, nl=False)
-        # Standard output has only the request; with a folder, the decoded text is a file in the folder.
-        for name, text in request.decoded.items() if output is None else ():
-            say(f"{f'{backend}: ' if backend else ''}{name} in the request, decoded:")
-            click.echo(text, nl=False, err=True)
+        for name in request.decoded if output is None else ():
+            say(f"{f'{backend}: ' if backend else ''}{name} in the request is encoded; `-o DIR` writes it as text")
     for line in [*prepared.lines(), *books.lines(worst_micro)]:  # after the request: a request may fill many screens
         say(f"{backend}: {line.removeprefix(f'{backend}: ')}" if backend else line)
     say("dry run: nothing was sent")

@@ -1,9 +1,13 @@
-"""Removing ended jobs: rows of the registry, folders on this machine, cached logs. The ledger keeps all costs."""
+"""Removing ended jobs: rows of the registry, folders on this machine, cached logs, unused bundles.
+
+The ledger keeps all costs.
+"""
 
 from __future__ import annotations
 
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +20,10 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["remove", "require_over", "size_of"]
+__all__ = ["remove", "require_over", "size_of", "unused_bundles"]
 
 FOLDERS = ("local", "ssh", "logs")  # below the home, each with a folder for each job
+UNSENT_S = 3600.0  # a submit packs the code, asks, and journals the job: a younger bundle may be for a job to come
 
 
 def require_over(jobs: list[Job]) -> None:
@@ -32,6 +37,19 @@ def size_of(registry: Registry, job: Job) -> int:
     """Return how many bytes the job's folders take here."""
     files = (path for folder in _folders(registry, job) for path in folder.rglob("*"))
     return sum(path.lstat().st_size for path in files if not path.is_dir())
+
+
+def unused_bundles(registry: Registry, without: list[Job]) -> dict[Path, int]:
+    """Return the bundles that no job but the jobs of `without` refers to, and no submit may need, with their sizes."""
+    gone = {job.id for job in without}
+    used = {f"{job.bundle.get('sha256')}.tar.gz" for job in registry.jobs() if job.id not in gone}
+    found: dict[Path, int] = {}
+    for path in (registry.folder / "bundles").glob("*.tar.gz"):
+        with suppress(FileNotFoundError):  # another command removes the same bundles
+            info = path.stat()
+            if info.st_mtime < time.time() - UNSENT_S and path.name not in used:
+                found[path] = info.st_size
+    return found
 
 
 def remove(registry: Registry, job: Job) -> None:

@@ -73,8 +73,8 @@ def ask(
 ) -> StopResult:
     """Ask the job to stop; `now` kills the job, if the backend can. Returns before the job has stopped.
 
-    `agrees` gets the planned request, and returns whether to send it. Raises NoSuchJobError, also for a name of several
-    active jobs, UnreachableError, CredentialError, ConfigError.
+    `agrees` gets the planned request, and returns whether to send it. Raises NoSuchJobError, UsageError for a name of
+    several active jobs, UnreachableError, CredentialError, ConfigError.
     """
     job = registry.find(name, sole=_is_active)
     if job.attempt.phase == "never_sent":

@@ -24,7 +24,7 @@ __all__ = ["BackendOffer", "cheapest", "lines", "offers", "refused", "unlike"]
 
 T = TypeVar("T")
 HEAD = ("backend", "machine", "ranks", "USD/h", "up to", "for", "cap", "worst case", "price")
-DROPPED = ("ranks", "cap", "machine", "for")  # where the terminal is narrow
+DROPPED = ("for", "up to", "machine", "cap", "ranks")  # where the terminal is narrow
 ON_DEMAND_FOR_SPOT = "spot, at most"  # the bill of a spot machine is never above the price on demand
 COLUMNS = 100  # of the table where the output is no terminal
 

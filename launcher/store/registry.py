@@ -205,7 +205,7 @@ class Registry:
     def find(self, key: str, *, sole: Callable[[Job], bool] | None = None) -> Job:
         """Return the job by its id, its name (the newest job), a unique prefix, or `last`.
 
-        Raises NoSuchJobError, also for a name of several jobs for which `sole` is true.
+        Raises NoSuchJobError; UsageError for a name of several jobs for which `sole` is true.
         """
         if key in ("last", "-"):
             rows = self._select(f"AND jobs.id IN ({RAN}) ORDER BY jobs.seq DESC LIMIT 1")
@@ -220,7 +220,9 @@ class Registry:
         elif sole and rows[0].id != key:
             named = self._select("AND jobs.name = ? ORDER BY jobs.seq DESC", key)
             if len(several := [job for job in named if sole(job)]) > 1:
-                raise _ambiguous(key, several)
+                ids = ", ".join(job.id for job in several)
+                hint = "`rm` and `stop` take ids here"
+                raise UsageError(f"`{key}` is the name of {len(several)} jobs: {ids}", hint=hint)
         if len(rows) == 1 and key:
             return rows[0]
         if not rows or not key:
@@ -308,8 +310,6 @@ class Registry:
 
 def _ambiguous(key: str, jobs: Sequence[Job]) -> NoSuchJobError:
     names = ", ".join(job.id for job in jobs)
-    if all(job.name == key for job in jobs):
-        return NoSuchJobError(f"`{key}` is the name of {len(jobs)} jobs: {names}", hint="give the id of a job")
     return NoSuchJobError(f"`{key}` could be any of {names}", hint="give more of the id")
 
 

@@ -29,5 +29,7 @@ def step_time(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Return bytes in GiB, or in MiB below 1 GiB: `12.3 GiB`, `404 MiB`."""
+    """Return bytes as memory is sold: `12.3 GiB`, `404 MiB`, `12 KiB`."""
+    if 0 < count < 2**20:
+        return f"{count / 2**10:.0f} KiB" if count >= 2**10 else f"{count:.0f} B"
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

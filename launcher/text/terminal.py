@@ -167,7 +167,7 @@ def confirm(question: str, *, yes: bool) -> bool:
 
         hint = f"add -y to answer with yes: {question}"
         raise UsageError("cannot ask for confirmation: the input is not a terminal", hint=hint)
-    return click.confirm(escaped(question), err=True)
+    return click.confirm("\n".join(tables.wrapped([escaped(question)], _beside(len(" [y/N]: ")))), err=True)
 
 
 def when(time_s: float | None, now_s: float | None = None) -> str:

@@ -78,7 +78,7 @@ def test_remove_names_the_budget_of_the_other_period(quick: Any) -> None:
 
 
 def test_set_and_remove_name_the_other_budgets(quick: Any) -> None:
-    """`set` names the project's budget of the other period, and a refused `remove` the command for each budget."""
+    """Both name the project's budget of the other period; a refused `remove` names the command for each budget."""
     assert "also applies" not in quick("budget", "set", "vision", "100USD").stderr
     done = quick("budget", "set", "vision", "30USD", "--month")
     assert "set the budget of project vision to 30 USD in each month (UTC)" in done.stderr
@@ -89,6 +89,9 @@ def test_set_and_remove_name_the_other_budgets(quick: Any) -> None:
         " the budget of 30 USD in each month (UTC): cloudtrain budget remove vision --month"
     )
     assert done.code == 2
+    done = quick("budget", "remove", "vision", "--month")
+    assert done.stderr.splitlines()[-1] == "the budget of 100 USD for ever of project vision also applies"
+    assert "also applies" not in quick("budget", "remove", "vision").stderr
 
 
 def test_table_of_large_sums_and_long_names_stays_in_80_columns(quick: Any) -> None:
@@ -205,10 +208,9 @@ setattr(owner, name, wrapped)
 from cloudtrain.launcher.cli import main
 main()
 """
-MONEY = "cloudtrain.launcher.money"
 KILLED = {
-    "before the team's hold": (f"{MONEY}.teams:hold", "before", False),
-    "between the team's hold and its note": (f"{MONEY}.ledger:mark_held", "before", False),
+    "before the team's hold": ("cloudtrain.launcher.money.teams:hold", "before", False),
+    "between the team's hold and its note": ("cloudtrain.launcher.store.ledger:mark_held", "before", False),
     "after the send": ("cloudtrain.backends.local.backend:send", "after", True),
 }
 

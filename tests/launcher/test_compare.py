@@ -142,6 +142,29 @@ def test_list_that_is_none_is_refused(line: str, words: str, asked: Callable[...
     assert caught.value.faults[0].place is not None
 
 
+def test_table_in_80_columns_keeps_ranks_price_and_cap(asked: Callable[..., Overrides]) -> None:
+    """The README promises ranks, price, limit and worst case: the upper bound and the kind of the price go first."""
+    head = compare.lines(offers(asked("all", BUDGET)), 80)[0]
+    assert all(name in head for name in ("backend", "ranks", "USD/h", "cap", "worst case")), head
+
+
+def test_plan_of_the_only_backend_names_what_to_add(cli: Any, tmp_path: Path) -> None:
+    """`--backend all` with no block but local's says how to compare, and does not ask for a price."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "cloudtrain.yaml").write_text("name: x\nscript: train.py\n")
+    done = cli("plan", "--backend", "all", cwd=tmp_path)
+    assert (done.code, done.stderr) == (0, "only `local` is configured: add another backend's block to compare\n")
+
+
+def test_misspelt_backend_is_one_fault(cli: Any, tmp_path: Path) -> None:
+    """The hint has the near name; no second fault says the same."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "cloudtrain.yaml").write_text("name: x\nscript: train.py\n")
+    for command in ("plan", "validate"):
+        done = cli(command, "--backend", "vertx", cwd=tmp_path)
+        assert (done.code, done.stderr.count("error: "), "did you mean `vertex`?" in done.stderr) == (3, 1, True)
+
+
 def test_job_has_one_backend(asked: Callable[..., Overrides]) -> None:
     """Who asks for a config and does not choose is told how."""
     with pytest.raises(ConfigError, match="chosen by `--backend NAME`"):

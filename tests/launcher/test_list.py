@@ -63,9 +63,9 @@ def test_list_is_json_without_any_job(home: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ((), "no jobs yet: cloudtrain submit"),
+        ((), "no jobs: cloudtrain submit"),
         (("--active",), "no jobs are active"),
-        (("--tag", "team=vision"), "no jobs yet"),
+        (("--tag", "team=vision"), "no jobs: "),
     ],
 )
 def test_list_says_that_there_is_none(
@@ -93,7 +93,22 @@ def test_list_on_a_narrow_terminal_names_the_missing_columns(
     monkeypatch.setenv("COLUMNS", "60")
     run()
     told = capsys.readouterr().err
-    assert "not shown for lack of room: BACKEND, RANKS, PROGRESS, SUBMITTED; --json shows all" in told
+    assert "not shown for lack of room: BACKEND, PROGRESS, USD, SUBMITTED; --json shows all" in told
+
+
+def test_list_in_80_columns_shows_ranks_and_resumable(
+    seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PROGRESS becomes shorter first: the state is whole, and the ranks are there."""
+    job = seed("digits-x4k2p", State("stopped", "user", resumable=True))
+    progress = {"step": 123456, "max_steps": 2000000, "loss": 1.2345}
+    Registry().database.execute("UPDATE attempts SET progress = ? WHERE job_id = ?", (json.dumps(progress), job.id))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    run()
+    head, row = capsys.readouterr().out.splitlines()
+    assert ("RANKS" in head, "PROGRESS" in head, "BACKEND" in head) == (True, True, True)
+    assert ("stopped (user), resumable " in row, "…" in row, len(row) <= 80) == (True, True, True)
 
 
 def test_list_refuses_a_backend_that_nobody_knows(seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:

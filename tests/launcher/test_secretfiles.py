@@ -174,6 +174,7 @@ def test_submit_refuses_a_token_in_the_code(cli: Cli, project: Callable[..., Pat
     (folder / "prod.env").write_text("A=1\n")
     done = cli("submit", "--dry-run", cwd=folder)
     assert (done.code, "prod.env" in done.stderr, "push.py:1:8" in done.stderr) == (3, True, True)
+    assert "at code.exclude" not in done.stderr  # the file has no such key
     assert TOKENS["a Hugging Face token"][3:20] not in done.stderr + done.stdout
     (folder / ".cloudtrainignore").write_text("prod.env\n!push.py\n")
     assert cli("submit", "--dry-run", cwd=folder).code == 0

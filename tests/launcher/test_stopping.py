@@ -11,7 +11,7 @@ import pytest
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.commands.stop import command
-from cloudtrain.launcher.errors import NoSuchJobError, UsageError
+from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import stopping
 from cloudtrain.launcher.store.registry import Registry
@@ -109,13 +109,16 @@ def test_name_of_several_jobs_is_no_choice(
     for job_id in ("twin-aaaaa", "twin-bbbbb"):
         job, _ = registry.add(job_id, make_job, exclusive=True, key=None)
         registry.mark_sent(job.attempt, {"folder": "/x"})
-    with pytest.raises(NoSuchJobError, match="`twin` is the name of 2 jobs: twin-bbbbb, twin-aaaaa"):
+    with pytest.raises(UsageError, match="`twin` is the name of 2 jobs: twin-bbbbb, twin-aaaaa"):
         stopping.ask(registry, "twin")
     registry.set_state(job.attempt, State("succeeded", started_s=1.0, ended_s=2.0), {})
     assert stopping.ask(registry, "twin").words.startswith("twin-bbbbb ended at 1970-01-01 00:00:02 UTC")
     assert platform.stops == [False]
     done = cli("rm", "-y", "twin")
-    assert (done.code, "is the name of 2 jobs: twin-bbbbb, twin-aaaaa" in done.stderr) == (8, True), done.stderr
+    assert done.stderr == (
+        "error: `twin` is the name of 2 jobs: twin-bbbbb, twin-aaaaa\n  hint: `rm` and `stop` take ids here\n"
+    )
+    assert done.code == 2
     assert cli("rm", "-y", "twin-bbbbb").code == 0
     assert [job.id for job in registry.jobs()] == ["twin-aaaaa"]
 

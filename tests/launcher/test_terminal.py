@@ -25,6 +25,17 @@ def test_lines_and_notes_drive_no_terminal(capsys: pytest.CaptureFixture[str]) -
     assert told.out.startswith("plain\nabcd\ufffd\te\n  \x1b[31mred")
 
 
+def test_question_is_wrapped_as_messages_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line of a question is longer than the terminal, the choice behind the last line included."""
+    asked: list[str] = []
+    monkeypatch.setattr(terminal, "is_terminal", lambda: True)
+    monkeypatch.setattr(terminal.tables, "width", lambda stream: 80)
+    monkeypatch.setattr(terminal.click, "confirm", lambda text, *, err: asked.append(text) or err)
+    assert terminal.confirm(f"Stop {'word ' * 20}after saving?", yes=False)
+    lines = f"{asked[0]} [y/N]: ".splitlines()
+    assert (len(lines), max(map(len, lines)) <= 80) == (2, True)
+
+
 def test_messages_show_controls_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     """A message shows all characters of a name or path, and no character moves the cursor or ends a line."""
     hostile = f"{HOSTILE}\r\u2028\u2029\x85\u202e é 漢"

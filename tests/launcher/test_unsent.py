@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -261,6 +262,26 @@ def test_removed_job_leaves_its_cost_and_frees_its_folder(
     assert ledger.spent(registry.database, None, None) == spent
     with pytest.raises(UsageError, match="removed"):
         add("done")
+
+
+def test_bundle_without_a_job_is_removed(
+    registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]]
+) -> None:
+    """Its size counts; a bundle of another job stays, and a young bundle, which a submit may have just packed."""
+    add("done", bundle={"sha256": "used-by-one"})
+    add("also", bundle={"sha256": "shared"})
+    add("other", bundle={"sha256": "shared"})
+    folder = registry.folder / "bundles"
+    folder.mkdir()
+    for name in ("used-by-one", "shared", "young"):
+        (folder / f"{name}.tar.gz").write_bytes(bytes(3 << 10))
+        if name != "young":
+            os.utime(folder / f"{name}.tar.gz", (1000.0, 1000.0))
+    code, shown = command("rm", "-y", "done", "also")
+    assert (code, "removed 2 jobs, 3 KiB" in shown) == (0, True), shown
+    assert sorted(path.name for path in folder.iterdir()) == ["shared.tar.gz", "young.tar.gz"]
+    assert "removed 1 job, 3 KiB" in command("rm", "-y", "other")[1]
+    assert [path.name for path in folder.iterdir()] == ["young.tar.gz"]
 
 
 def test_name_of_a_removed_unsent_job_is_free(registry: Registry, add: Callable[..., Job]) -> None:
