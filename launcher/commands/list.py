@@ -23,7 +23,7 @@ SHOWN = 20
 STATES = ("pending", "running", "stopping", "succeeded", "failed", "stopped")
 HEAD = ("JOB", "BACKEND", "RANKS", "STATE", "PROGRESS", "USD", "SUBMITTED")
 CUT = {"PROGRESS": 8}
-DROPPED = ("USD", "BACKEND", "SUBMITTED", "PROGRESS", "RANKS")  # if the terminal is narrow
+DROPPED = ("USD", "BACKEND", "SUBMITTED", "PROGRESS", "RANKS")  # on a narrow terminal, in this order
 
 
 @click.command(

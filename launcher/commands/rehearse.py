@@ -100,9 +100,9 @@ def command(
 ) -> int:
     """Run a job here as its backend would, for a few steps; no network, no account.
 
-    It unpacks the very bundle and starts every node's rendered command in a place of its own, with that platform's
-    environment and folders. --preempt-at interrupts it as the platform does, starts it again and compares the losses
-    with those of a run without interruption. The exit code is 1 where anything is not as it should be.
+    The same bundle is unpacked, and every node's rendered command starts in a sandbox with the platform's environment
+    and folders. --preempt-at interrupts the job as the platform does, starts the job again and compares the losses
+    with the losses of a run without interruption. The exit code is 1 if a check fails.
     """
     from cloudtrain.launcher.rehearsal.rehearsing import RehearsalOptions, require_torch
 

@@ -53,11 +53,12 @@ def command(
     uninstall: bool,
     as_json: bool,
 ) -> int:
-    """Watch jobs: bring them up to date, send alerts and the retries of `retry`.
+    """Watch jobs: update their state, send alerts and the retries of `retry`.
 
-    On a terminal it shows them live, one with its curves and its log, many in a table; the keys are on the screen. Else
-    it prints a line a job and look. It ends when the JOBS that are named have, with the first exit code of theirs that
-    is not 0; without any never. With --json it prints one object a job and look.
+    A terminal shows the jobs live: a single job with its curves and its log, many jobs in a table; the keys are on the
+    screen. Without a terminal each poll prints a line per job. The command ends when the named JOBS have ended, with
+    their first exit code other than 0; without JOBS the command never ends. With --json each poll prints an object per
+    job.
     """
     every_s = _every_s(every or EVERY)
     if jobs and everything:

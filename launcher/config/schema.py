@@ -77,7 +77,7 @@ NotifyEvent = Literal[
 
 
 class Code(Section):
-    """What is shipped to the nodes."""
+    """The code that is shipped to the nodes."""
 
     dir: RelativePath = Field(
         ".",
@@ -196,7 +196,7 @@ class Budget(Section):
 
 
 class Project(Section):
-    """Whose money it is: `cloudtrain budget` limits what all jobs of a project may cost together."""
+    """The payer of the jobs: `cloudtrain budget` limits the total cost of all jobs of a project."""
 
     name: ProjectName = Field(description="The project that the job counts against.", examples=["vision"])
     ledger: LedgerUri | None = Field(
@@ -217,7 +217,7 @@ def _project(value: Any) -> Any:
 
 
 class Notify(Section):
-    """One receiver of alerts: exactly one of webhook, slack, email and apprise."""
+    """A receiver of alerts, with exactly one of webhook, slack, email and apprise."""
 
     webhook: Channel | None = Field(
         None,

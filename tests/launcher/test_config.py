@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from cloudtrain.entrypoints.stores import mirror
 from cloudtrain.launcher import config
 from cloudtrain.launcher.commands.validate import command
-from cloudtrain.launcher.config import Config, rules
+from cloudtrain.launcher.config import JobConfig, rules
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
-Load = Callable[..., Config]
+Load = Callable[..., JobConfig]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,7 +44,7 @@ def load(tmp_path: Path) -> Load:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
 
-    def load(text: str, *overrides: str, backend: str | None = None, **environ: str) -> Config:
+    def load(text: str, *overrides: str, backend: str | None = None, **environ: str) -> JobConfig:
         file = tmp_path / "cloudtrain.yaml"
         file.write_bytes(text.encode())
         return config.load(file, backend=backend, overrides=overrides, environ=environ)
@@ -120,7 +120,7 @@ def test_load_reads_every_key(load: Load) -> None:
 def test_config_survives_json(load: Load, text: str) -> None:
     """A config written as JSON and read back is the same config."""
     job = load(text)
-    assert Config.model_validate(json.loads(json.dumps(job.model_dump(mode="json")))) == job
+    assert JobConfig.model_validate(json.loads(json.dumps(job.model_dump(mode="json")))) == job
 
 
 def test_defaults_are_filled_in(load: Load) -> None:
@@ -667,7 +667,7 @@ YAMLISH = st.text(alphabet="name:xtskrc -[]{}'\"\n$&*!0.é#,=%\t", max_size=60)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=YAMLISH, override=YAMLISH, value=YAMLISH, key=st.sampled_from(sorted(Config.model_fields)))
+@given(text=YAMLISH, override=YAMLISH, value=YAMLISH, key=st.sampled_from(sorted(JobConfig.model_fields)))
 def test_any_text_gives_a_config_or_a_config_error(load: Load, text: str, override: str, value: str, key: str) -> None:
     """No file and no override ends in a traceback."""
     try:
@@ -684,7 +684,7 @@ VALUES = st.recursive(
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(key=st.sampled_from(sorted(Config.model_fields)), value=VALUES)
+@given(key=st.sampled_from(sorted(JobConfig.model_fields)), value=VALUES)
 def test_any_value_of_any_key_gives_a_config_or_a_config_error(load: Load, key: str, value: Any) -> None:
     """A value of any shape at any key is taken, and survives JSON, or is refused in words."""
     try:
@@ -692,7 +692,7 @@ def test_any_value_of_any_key_gives_a_config_or_a_config_error(load: Load, key: 
     except ConfigError as exc:
         said = str(exc)
     else:
-        said = "ok" * (Config.model_validate(job.model_dump(mode="json")) == job)
+        said = "ok" * (JobConfig.model_validate(job.model_dump(mode="json")) == job)
     assert said
 
 
