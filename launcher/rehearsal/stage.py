@@ -39,7 +39,7 @@ class Stage:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def with_own_mirror(self, spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
-        """Return the job's spec with a local kept folder in place of a mirror in a store, and the place of the folder."""
+        """Return the job's spec with a local kept folder in place of a mirror in a store, and its place."""
         checkpoint = spec["checkpoint"]
         if "://" not in (checkpoint.get("mirror") or ""):
             return spec, {}
