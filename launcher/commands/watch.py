@@ -1,4 +1,4 @@
-"""`cloudtrain watch`: poll jobs, show the jobs live, and send the alerts and retries that are due."""
+"""`cloudtrain watch`: poll jobs, show the jobs live, and send due alerts and retries."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _every_s(text: str) -> float:
 
 
 def _is_live() -> bool:
-    """Return whether input and output are a terminal that can show the live view."""
+    """Return whether input and output are a terminal able to show the live view."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     return os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
@@ -124,7 +124,7 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
                 faults += 1
                 say(f"{job.id}: {seen.fault}")
                 continue
-            if names or job.active or seen.job.active:  # print no line for a job that ended before
+            if names or job.active or seen.job.active:  # print no line for a job ended earlier
                 _print(registry, seen, as_json=as_json)
             if not seen.job.active:
                 over[job.id] = (seen.job.attempt.number, exit_code(seen.job.attempt.state))
