@@ -192,7 +192,15 @@ def _start(
     hidden = (prepared.config_file.parent / prepared.config.code.dir).resolve()
     is_last = hold_at is None and wish.preempt_at is not None  # then no second save is needed
     at_once = wish.kills if hold_at is not None else is_last
-    return starts.run(work.laid_out, folder, until=until, at_once=at_once, timeout_s=wish.timeout_s, hidden=hidden)
+    return starts.run(
+        work.laid_out,
+        folder,
+        until=until,
+        ranks=work.scale.ranks,
+        at_once=at_once,
+        timeout_s=wish.timeout_s,
+        hidden=hidden,
+    )
 
 
 def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[Account, float], bool]:

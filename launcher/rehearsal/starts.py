@@ -62,14 +62,17 @@ def run(
     folder: Path,
     *,
     until: Callable[[Account, float], bool],
+    ranks: int,
     at_once: bool,
     timeout_s: float,
     hidden: Path,
 ) -> StartResult:
     """Start all nodes; interrupt them when `until` (given the account and the seconds since the first rank) is true.
 
-    `at_once` kills them without a stop request. Returns when no process is left; if `until` stays false, the job runs
-    to its own end. A job that takes longer than `timeout_s` is killed.
+    The interruption waits until all `ranks` have started: rank 0 of a script without collectives may reach the step
+    before a busy machine has started the last rank. `at_once` kills the nodes without a stop request. Returns when no
+    process is left; if `until` stays false, the job runs to its own end. A job that takes longer than `timeout_s` is
+    killed.
     """
     agents = tuple(agent for node in laid_out.nodes for agent in node.agents)
     found = StartResult(Account(agents))
@@ -93,7 +96,9 @@ def run(
             if now_s > late_s:
                 found.is_late = True
                 break
-            if interrupted_s is None and ranks_s is not None and until(found.account, now_s - ranks_s):
+            if interrupted_s is not None or ranks_s is None or len(found.account.ranks) < ranks:
+                continue
+            if until(found.account, now_s - ranks_s):
                 interrupted_s, late_s, found.is_killed = now_s, now_s + laid_out.grace_s, at_once
                 found.quiet_s = None if found.account.steps else now_s - ranks_s
                 if at_once:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -313,6 +314,39 @@ def test_leaving_with_another_exit_code_is_wrong() -> None:
     verdict = Verdict("vertex", is_asked_to_prove=True)
     assert not judging.interrupted(verdict, laid_out, start, 1, rehearsing.RehearsalOptions(preempt_at=1), is_task=True)
     assert "where the platform needs 143" in verdict.headline()
+
+
+def test_interruption_waits_for_the_last_rank(tmp_path: Path) -> None:
+    """Rank 0 comes to the step before rank 1 has started: the interruption finds both ranks."""
+    (tmp_path / "code").mkdir()
+    agents = [tmp_path / "agent-0", tmp_path / "agent-1"]
+    for agent in agents:
+        (agent / "log").mkdir(parents=True)
+    late = "while ! test -e /job/agent-0/log/rank-0.log; do sleep 0.05; done; sleep 1; "
+    commands = (
+        "echo > /job/agent-0/log/rank-0.log; exec sleep 60",
+        f"{late}echo > /job/agent-1/log/rank-1.log; exec sleep 60",
+    )
+    nodes = tuple(
+        NodeRun(f"node{number}", ("sh", "-c", command), {"PATH": os.environ["PATH"]}, (agent,), {"/job": tmp_path})
+        for number, (command, agent) in enumerate(zip(commands, agents, strict=True))
+    )
+    looks = []
+
+    def until(account: lines.Account, seconds: float) -> bool:
+        looks.append(set(account.ranks))
+        return True
+
+    found = starts.run(
+        Rehearsal(nodes, "SIGTERM", 30.0, tmp_path),
+        tmp_path,
+        until=until,
+        ranks=2,
+        at_once=True,
+        timeout_s=60.0,
+        hidden=tmp_path / "code",
+    )
+    assert (found.account.ranks, looks) == ({0, 1}, [{0, 1}])
 
 
 def test_leaving_too_late_is_wrong() -> None:
