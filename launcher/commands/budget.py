@@ -198,7 +198,7 @@ def _limit(budget: LedgerBudget) -> str:
 
 
 def _removal(budget: LedgerBudget) -> str:
-    """Return the budget's amount and the command that removes the budget."""
+    """Return the budget's amount and the command to remove the budget."""
     words = ["cloudtrain budget remove", budget.project, "--month" if budget.period == "month" else ""]
     return f"the budget of {_limit(budget)}: {' '.join(filter(None, words))}"
 
@@ -305,7 +305,7 @@ def _place(database: Database, project: str, given: str | None) -> str | None:
 
 
 def _own_rows(database: Database, project: str | None) -> list[BudgetRow]:
-    """Return this machine's budgets; for a project without a budget, a row of the spent and reserved sums."""
+    """Return the local machine's budgets; for a project without a budget, a row of the spent and reserved sums."""
     from cloudtrain.launcher.money.shown import BudgetRow
     from cloudtrain.launcher.store import ledger as ledgers
     from cloudtrain.launcher.store.budgets import OVERALL, LedgerBudget

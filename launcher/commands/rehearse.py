@@ -1,4 +1,4 @@
-"""`cloudtrain rehearse`: run the job of a submit on this machine for a few steps, interrupt and resume the job."""
+"""`cloudtrain rehearse`: run the job of a submit locally for a few steps, interrupt and resume the job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-MOST_TOLERANCE = 0.1  # a share of the loss; a larger tolerance would prove nothing
+MOST_TOLERANCE = 0.1  # a share of the loss; a larger tolerance would be no proof
 
 
 def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
@@ -43,7 +43,7 @@ def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 
 
 def _tolerance(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    if math.isnan(value):  # click's range accepts NaN, and so would every comparison with NaN
+    if math.isnan(value):  # click's range and every comparison accept NaN
         raise click.BadParameter("expected a number", ctx, param)
     return value
 
@@ -100,9 +100,9 @@ def command(
 ) -> int:
     """Run a job here as its backend would, for a few steps; no network, no account.
 
-    It unpacks the very bundle and starts every node's rendered command in a place of its own, with that platform's
-    environment and folders. --preempt-at interrupts it as the platform does, starts it again and compares the losses
-    with those of a run without interruption. The exit code is 1 where anything is not as it should be.
+    The same bundle is unpacked, and every node's rendered command starts in a sandbox with the platform's environment
+    and folders. --preempt-at interrupts the job as the platform does, starts the job again and compares the losses
+    with the losses of a run without interruption. The exit code is 1 if a check fails.
     """
     from cloudtrain.launcher.rehearsal.rehearsing import RehearsalOptions, require_torch
 
@@ -136,7 +136,7 @@ def command(
 
 
 def _rehearse(overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: int | None) -> Verdict:
-    """Prepare the job as a submit does, reduce the job to the size that this machine supports, and rehearse the job."""
+    """Prepare the job as a submit does, reduce the job to a size for this machine, and rehearse the job."""
     from cloudtrain.launcher.planning import proofs
     from cloudtrain.launcher.planning.prepare import prepare
     from cloudtrain.launcher.rehearsal import rehearsing, scale

@@ -27,9 +27,9 @@ __all__ = ["command"]
 @click.option("--force", is_flag=True, help="Replace a file that is no report of ours without asking.")
 @json_option
 def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bool) -> None:
-    """Write a job's report: curves, attempts, costs, code, environment, in one file that needs no network.
+    """Write a job's report: curves, attempts, costs, code, environment, in a single file without network requests.
 
-    Of a job that runs it tells how it is now. A report that is there already is replaced. With --json the job and
+    The report of a running job shows the present state. An existing report is replaced. With --json the job and
     its series are printed, and no file is written.
     """
     import time

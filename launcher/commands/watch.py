@@ -1,4 +1,4 @@
-"""`cloudtrain watch`: poll jobs, show the jobs live, and send the alerts and retries that are due."""
+"""`cloudtrain watch`: poll jobs, show the jobs live, and send due alerts and retries."""
 
 from __future__ import annotations
 
@@ -53,11 +53,12 @@ def command(
     uninstall: bool,
     as_json: bool,
 ) -> int:
-    """Watch jobs: bring them up to date, send alerts and the retries of `retry`.
+    """Watch jobs: update their state, send alerts and the retries of `retry`.
 
-    On a terminal it shows them live, one with its curves and its log, many in a table; the keys are on the screen. Else
-    it prints a line a job and look. It ends when the JOBS that are named have, with the first exit code of theirs that
-    is not 0; without any never. With --json it prints one object a job and look.
+    A terminal shows the jobs live: a single job with its curves and its log, many jobs in a table; the keys are on the
+    screen. Without a terminal each poll prints a line per job. The command ends when the named JOBS have ended, with
+    their first exit code other than 0; without JOBS the command never ends. With --json each poll prints an object per
+    job.
     """
     every_s = _every_s(every or EVERY)
     if jobs and everything:
@@ -90,7 +91,7 @@ def _every_s(text: str) -> float:
 
 
 def _is_live() -> bool:
-    """Return whether input and output are a terminal that can show the live view."""
+    """Return whether input and output are a terminal able to show the live view."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return False
     return os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
@@ -123,7 +124,7 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
                 faults += 1
                 say(f"{job.id}: {seen.fault}")
                 continue
-            if names or job.active or seen.job.active:  # print no line for a job that ended before
+            if names or job.active or seen.job.active:  # print no line for a job ended earlier
                 _print(registry, seen, as_json=as_json)
             if not seen.job.active:
                 over[job.id] = (seen.job.attempt.number, exit_code(seen.job.attempt.state))

@@ -1,7 +1,7 @@
 """The config file's keys: their types, defaults, bounds and help.
 
 The single source for validation, `cloudtrain explain`, the JSON schema of editors and the docs. Rules that span several
-keys are in `rules.py`, so that a Config can be stored as JSON with defaults filled in and be read back.
+keys are in `rules.py`: a config stored as JSON with defaults filled in must stay readable.
 """
 
 import re
@@ -77,7 +77,7 @@ NotifyEvent = Literal[
 
 
 class Code(Section):
-    """What is shipped to the nodes."""
+    """The code that is shipped to the nodes."""
 
     dir: RelativePath = Field(
         ".",
@@ -196,7 +196,7 @@ class Budget(Section):
 
 
 class Project(Section):
-    """Whose money it is: `cloudtrain budget` limits what all jobs of a project may cost together."""
+    """The payer of the jobs: `cloudtrain budget` limits the total cost of all jobs of a project."""
 
     name: ProjectName = Field(description="The project that the job counts against.", examples=["vision"])
     ledger: LedgerUri | None = Field(
@@ -217,7 +217,7 @@ def _project(value: Any) -> Any:
 
 
 class Notify(Section):
-    """One receiver of alerts: exactly one of webhook, slack, email and apprise."""
+    """A receiver of alerts, with exactly one of webhook, slack, email and apprise."""
 
     webhook: Channel | None = Field(
         None,
@@ -427,7 +427,7 @@ def carried_by(entry: Any) -> list[str]:
 
 
 def section(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the model of a field that holds a mapping of keys, or a list of such mappings."""
+    """Return the model of a field with a mapping of keys or a list of mappings; else None."""
     parts = (part for part in _parts(field.annotation) if isinstance(part, type) and issubclass(part, Section))
     return next(parts, None)
 
@@ -460,7 +460,7 @@ def field_at(path: tuple[str | int, ...]) -> FieldInfo | None:
 
 
 def written_default(field: FieldInfo) -> Any:
-    """Return a default in the form of the file, such as `24h`; {} for a section, because its keys have the defaults."""
+    """Return a default in the form of the file, as in `24h`; {} for a section, because the keys have the defaults."""
     value = field.get_default()
     if isinstance(value, BaseModel):
         return {}
@@ -473,19 +473,19 @@ def written_default(field: FieldInfo) -> Any:
 
 
 def as_yaml(value: Any) -> str:
-    """Return a value on one line, as YAML for people: `{hidden: 128}`, `[50%, 80%]`."""
+    """Return a value as YAML on a single line: `{hidden: 128}`, `[50%, 80%]`."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {as_yaml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(as_yaml(item) for item in value) + "]"
     if isinstance(value, bool):
         return str(value).lower()
-    # Quote text that YAML would read as a number, so that the example stays valid.
+    # Quote digits: YAML would read the text as a number, and the example would be invalid.
     return f'"{value}"' if isinstance(value, str) and value.isdigit() else str(value)
 
 
 def keys_named(name: str, model: type[BaseModel] = JobConfig, above: str = "") -> Iterator[str]:
-    """Yield the dotted path of every key with this name: `training.optimizer.lr` for `lr`."""
+    """Yield the dotted path of every key with the name: `training.optimizer.lr` for `lr`."""
     for key, field in model.model_fields.items():
         if key == name:
             yield above + key

@@ -17,11 +17,11 @@ STRAGGLER_S = 30.0  # after node 0's exit record; from then on the record decide
 def fold(
     looks: Mapping[int, dict[str, Any]], nodes: int, *, can_shrink: bool = True, limit_s: float | None = None
 ) -> State | None:
-    """Return the job's state from what was seen of its nodes, as `node_folder.look` returns it.
+    """Return the job's state from the agents' reports by node; None if the unseen nodes may know more.
 
-    None: the nodes that were not seen may know better. A node whose agent is gone without a word is lost.
-    `can_shrink`: whether a restart may go on with fewer nodes, so that one which was cut off knows only its own end.
-    `limit_s`: after how long an agent ends its node by itself, so that those which are not seen are over, too.
+    `looks` are results of `node_folder.look`. A node whose agent ended without an exit record is lost. `can_shrink`: a
+    restart may continue with fewer nodes, so a fenced node knows only its own end. `limit_s`: the seconds after which
+    each agent ends its node by itself, so that unseen nodes have ended by then, too.
     """
     looks = {node: look for node, look in looks.items() if not look.get("elsewhere")}
     seen = [looks[node] for node in sorted(looks)]

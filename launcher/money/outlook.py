@@ -73,7 +73,7 @@ def _checkpoint_step(attempts: Sequence[Attempt]) -> int | None:
     for attempt in sorted(attempts, key=lambda each: -each.number):
         step = attempt.progress.get("checkpoint_step")
         if isinstance(step, int) or "saved_s" in attempt.progress:
-            return step
+            return step if isinstance(step, int) else None  # a stored row may be damaged
     return None
 
 

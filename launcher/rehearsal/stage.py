@@ -1,4 +1,4 @@
-"""What a rehearsed start gets on this machine, and how a backend lays the start out."""
+"""The input of a rehearsed start on this machine, and the layout of the start by a backend."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["NodeRun", "Rehearsal", "Rehearsed", "Stage", "Stored"]
 
 @dataclass(frozen=True)
 class Stage:
-    """What one start of a rehearsed job gets on this machine.
+    """The input of a start of a rehearsed job on this machine.
 
-    `folder`, empty and this start's own, is for the nodes' disks; `kept` is what outlives a start, as the platform's
-    storage does; `number` counts the starts from 1. `addresses` are loopback ones, one a node. `inputs` have the place
-    here of those that were given one. `gpus` are each node's, by CUDA's numbers. `service` is what `Stored` gave, else
-    nothing. `has_own_places`: a node sees its own folders at the platform's paths; else paths in its command and
-    variables are rewritten. `base` is the config file's folder. `variables` come last into every node's environment.
+    `folder`: an empty folder for the nodes' disks, new for each start; `kept`: the folder that outlives a start, like
+    the platform's storage; `number` counts the starts from 1. `addresses`: a loopback address per node. `inputs`:
+    local places of the inputs, if given. `gpus`: CUDA numbers for each node. `service`: the result of `Stored`, or "".
+    `has_own_places`: a node sees its folders at the platform's paths; if not, paths in the command and the variables
+    are rewritten. `base`: the config file's folder. `variables`: the last entries of every node's environment.
     """
 
     bundle: Bundle
@@ -39,7 +39,7 @@ class Stage:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def with_own_mirror(self, spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
-        """Return the job's spec with a mirror in a store replaced by a folder that is kept, and that folder's place."""
+        """Return the job's spec with a local kept folder in place of a mirror in a store, and its place."""
         checkpoint = spec["checkpoint"]
         if "://" not in (checkpoint.get("mirror") or ""):
             return spec, {}
@@ -50,13 +50,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class NodeRun:
-    """A machine of a rehearsed start: the command as the platform would start it, and all that it finds there.
+    """A machine of a rehearsed start: the platform's command, and the environment of the command.
 
-    `places` leads from absolute paths in it to folders or files here; a later one may lie inside an earlier one.
-    `agents` are the folders, here, of the agents that will run on it. `copied` are pairs of a folder of the machine's
-    own disk and what the platform keeps of it: brought before the start, taken after its end. `stdin` is handed to the
-    command, or what it returns for the first machine's answer; `detaches`: it returns while its agents go on, and these
-    are asked to stop by their folders.
+    `places` maps absolute paths on the machine to local folders or files; a later path may lie inside an earlier path.
+    `agents`: the local folders of the machine's agents. `copied`: pairs of a folder on the machine's disk and the copy
+    that the platform keeps: copied in before the start, copied out after the end. `stdin`: the command's input, or a
+    function from the first machine's answer to the input; `detaches`: the command returns while the agents continue,
+    and the agents get stop requests in their folders.
     """
 
     hostname: str
@@ -73,12 +73,12 @@ class NodeRun:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """One start of a job as this machine can rehearse it.
+    """A start of a job that this machine can rehearse.
 
-    `notice` says how the platform interrupts a job, which has `grace_s` then until it is killed. `codes` are the exit
-    codes of a node that is done and of one that was interrupted, where the platform goes by them. `checkpoints` is
-    where what was saved is found here after the end. `replaced` names what stands in for the platform's own.
-    `sends_again`: an interrupted job goes on as a new attempt of ours, not as another start of the platform's.
+    `notice`: the signal or file by which the platform interrupts a job; `grace_s`: the seconds until the kill. `codes`:
+    the exit codes of a finished node and of an interrupted node, if the platform uses exit codes. `checkpoints`: the
+    local place of the saved files after the end. `replaced`: the local substitutes for the platform's services.
+    `sends_again`: an interrupted job continues as a new attempt of cloudtrain, not as a further start by the platform.
     """
 
     nodes: tuple[NodeRun, ...]
@@ -91,14 +91,14 @@ class Rehearsal:
 
 
 class Rehearsed(Protocol):
-    """What a backend can do whose jobs can be rehearsed on this machine: without a network, without an account."""
+    """A backend whose jobs can be rehearsed on this machine: without a network, without an account."""
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
-        """Lay out a start of the very request below the stage's folder. Raises ConfigError where that cannot be."""
+        """Lay out a start of the same request below the stage's folder. Raises ConfigError if impossible."""
 
 
 class Stored(Protocol):
-    """What a rehearsed backend can do whose nodes ask its storage by themselves."""
+    """A rehearsed backend whose nodes use the platform's storage directly."""
 
     def rehearsal_service(self, kept: Path) -> AbstractContextManager[str]:
-        """Stand in for the storage on loopback, with `kept` as its disk; give its address."""
+        """Serve the storage on loopback, with `kept` as the disk; yield the address."""

@@ -17,12 +17,12 @@ _MOST_TOLD = 1000  # notifications by the job itself that are remembered
 
 
 def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> dict[str, Any]:
-    """Return the progress after these lines of rank 0, each with the time at which it was written where that is known.
+    """Return the progress after further lines of rank 0, each with its write time if known.
 
-    JSON, of which every value is what its name promises (`sanitize`), whatever was printed: a loss that is not finite
-    becomes text. `stepped_s` is the time of the last step, `saved_s` of the last save, `resumed_step` where the attempt
-    went on from, `forecast` the step and the end that were told of first, `curve` the loss over time (`store.curve`),
-    `gpus` the GPUs' figures by rank (`gpu_figures`).
+    The result is JSON with valid values (`sanitize`), for any input: an infinite loss becomes text. `stepped_s` is the
+    time of the last step, `saved_s` of the last save, `resumed_step` the step from which the attempt resumed,
+    `forecast` the step and the end in the first forecast, `curve` the loss over time (`store.curve`), `gpus` the GPUs'
+    figures by rank (`gpu_figures`).
     """
     now = dict(progress)
     points: list[tuple[float, int, float]] = []

@@ -1,9 +1,9 @@
-/* The charts of one job, or of several laid over each other: plain SVG, drawn from what `chart_data` returns.
+/* The charts of a job, or of several jobs in the same axes: plain SVG, drawn from the result of `chart_data`.
  *
  *   CloudtrainCharts.draw(element, [data, ...], {x: "step" | "time" | "money"})
  *
- * Called again with newer data it draws anew in place: the reader's choice of axis, the hover and the focus stay.
- * Nothing is loaded, and every text goes in as text: whatever a job has printed, it is not read as HTML.
+ * A call with newer data draws again in place: the reader's choice of axis, the hover and the focus stay.
+ * The script loads no resource, and inserts every text as text: the output of a job is never parsed as HTML.
  */
 (function () {
   "use strict";
@@ -24,7 +24,7 @@
   const EXAMPLE = 'print(f\'step {step}  ::ct {{"e":"step","step":{step},"max_steps":{total},"loss":{loss}}}\', flush=True)';
   const views = new WeakMap();
 
-  /* ---- what is shown: one view an element, which outlives its data ---- */
+  /* ---- the view of an element: a view stays when the data change ---- */
 
   function draw(element, datas, options) {
     let view = views.get(element);
@@ -111,13 +111,13 @@
     ]);
   }
 
-  /* ---- the data of a job, made ready ---- */
+  /* ---- the data of a job, prepared for drawing ---- */
 
   function prepared(data, index) {
     const steps = data.steps, count = steps.step ? steps.step.length : 0;
     const began = data.attempts.map((attempt) => attempt.began_s).find((time) => time != null);
     const first = Math.min(...[began, steps.time_s && steps.time_s[0], data.evals[0] && data.evals[0].time_s].filter((time) => time != null));
-    // How many events a row stands for: one, or in a long job those of a stretch; at 0 it only stands out.
+    // The number of events in a row: 1, in a long job the events of a stretch; 0 for a row that only marks an extreme value.
     const weights = steps.weight || new Array(count).fill(1);
     const job = {data, index, count, weights, begin: Number.isFinite(first) ? first : 0, name: data.job.job};
     job.hasSteps = count === 0 || steps.step.some((step) => step != null);
@@ -142,7 +142,7 @@
     return {step: rows.map((row) => row.step), time_s: rows.map((row) => row.time_s), usd: rows.map((row) => row.usd)};
   }
 
-  /* Where a line is broken: before each row that begins an attempt, or goes back to an earlier step. */
+  /* The breaks of a line: before each row that begins an attempt, or returns to an earlier step. */
   function cutsOf(steps, count) {
     const cuts = new Set();
     for (let i = 1; i < count; i++) {
@@ -152,7 +152,7 @@
     return cuts;
   }
 
-  /* Steps that were lost and done again later: drawn, but faint, where the x axis is the step. */
+  /* The steps that were lost and repeated later: drawn faintly if the x axis is the step. */
   function staleOf(steps, count) {
     const stale = new Array(count).fill(false);
     for (let i = count - 1, least = Infinity; i >= 0; i--) {
@@ -183,7 +183,7 @@
     return [low, high];
   }
 
-  /* ---- which charts there are ---- */
+  /* ---- the list of charts ---- */
 
   function specsOf(view) {
     const has = (key) => view.jobs.some((job) => (job.data.steps[key] || []).some((value) => value != null));
@@ -205,7 +205,7 @@
     const spend = spendSpec(view);
     if (spend) specs.push(spend);
     if (specs.length) specs[0].marks = true;
-    if (specs.length) specs[0].unit = [AXES[view.axis].over, specs[0].unit].filter(Boolean).join(" · "); // on paper there is no switch to tell it
+    if (specs.length) specs[0].unit = [AXES[view.axis].over, specs[0].unit].filter(Boolean).join(" · "); // paper has no switch that shows the axis
     return specs;
   }
 
@@ -274,7 +274,7 @@
     return {id: "spend", title: "Spend", unit: "all attempts, USD", format: usd, tick: number, zero: true, series, limit};
   }
 
-  /* ---- one chart ---- */
+  /* ---- a chart ---- */
 
   function figureOf(view, spec) {
     let figure = view.figures.get(spec.id);
@@ -359,7 +359,7 @@
     }
   }
 
-  /* Attempts and restarts as upright lines, the time between attempts shaded, checkpoints as ticks on the base. */
+  /* Attempts and restarts as vertical lines, the time between attempts shaded, checkpoints as ticks on the base. */
   function drawMarks(view, chart, into, job) {
     const {height, x, spec} = chart, bottom = height - BOTTOM, attempts = job.data.attempts;
     for (let i = 1; i < attempts.length && view.axis === "time"; i++) {
@@ -412,7 +412,7 @@
       if (mark.kind === "restart") seen.set(mark.attempt, count);
       const value = placeOf(view, job, mark);
       if (value == null) continue;
-      // A further attempt's first restart is its beginning, which has its own line.
+      // From the second attempt on, the first restart is the begin of the attempt, and already has a line.
       if (mark.kind === "restart" && (mark.attempt === attempts[0].number || count > 1)) found.push({x: value, kind: "restart", text: `restart, ${mark.text}`});
       if (mark.kind === "error") found.push({x: value, kind: "error", text: mark.text.length > 60 ? `${mark.text.slice(0, 59)}…` : mark.text});
     }
@@ -438,11 +438,11 @@
       const raw = thin(chart, series, run, series.y);
       if (raw.length === 1 && !series.dots) into.append(dot(series, raw[0], `ct-dot${faint}`));
       if (!isSmooth) into.append(path(series, raw, `ct-line${faint}`));
-      else if (view.jobs.length <= 3) into.append(path({...series, dash: ""}, raw, `ct-line ct-raw${faint}`)); // of more, noise alone
+      else if (view.jobs.length <= 3) into.append(path({...series, dash: ""}, raw, `ct-line ct-raw${faint}`)); // with more jobs the raw lines are only noise
       if (isSmooth) into.append(path(series, thin(chart, series, run, smoothed(series, run)), `ct-line${faint}`));
       if (series.dots) thin(chart, series, run, series.y).slice(0, 400).forEach((point) => into.append(dot(series, point, "ct-dot")));
     }
-    let free = -Infinity; // of many beside each other one cross is enough
+    let free = -Infinity; // for many neighbouring values a single cross is enough
     for (let i = 0; i < series.rows; i++) {
       if (typeof series.y[i] !== "string" || series.x[i] == null) continue;
       const at = round(chart.x(series.x[i]));
@@ -457,9 +457,9 @@
 
   function drawArea(chart, into, series) {
     for (const run of runsOf(series)) {
-      if (run.stale) continue; // a stack over another one would be read as a sum
+      if (run.stale) continue; // two overlapping stacks would look like a sum
       const tops = [], bottoms = [];
-      for (let i = run.from, to; i < run.to; i = to) { // the mean of the rows that fall on one column of pixels
+      for (let i = run.from, to; i < run.to; i = to) { // the mean of the rows in the same column of pixels
         const at = Math.round(chart.x(series.x[i]));
         let base = 0, sum = 0, weight = 0;
         for (to = i; to < run.to && Math.round(chart.x(series.x[to])) === at; to++) {
@@ -475,7 +475,7 @@
     }
   }
 
-  /* The stretches that are drawn as one line: without cut, hole or change between valid and lost steps. */
+  /* The stretches drawn as a single line: without cut, hole or change between valid and lost steps. */
   function runsOf(series) {
     const runs = [];
     let from = null;
@@ -492,7 +492,7 @@
     return runs;
   }
 
-  /* Of all points that fall on one column of pixels the first, the least, the greatest and the last. */
+  /* The first, least, greatest and last of all points in the same column of pixels. */
   function thin(chart, series, run, ys) {
     const found = [];
     let pixel = null, group = [];
@@ -514,9 +514,9 @@
     return found;
   }
 
-  /* The mean over as many events on either side, so that the line does not lag behind. It begins where the job began;
-     at the end there are only those before it, so that one last step does not look like a turn. Rows count by the events
-     that they stand for; `compare` reckons so too. */
+  /* The mean over the same number of events on either side, so that the line does not lag. Near the begin of a line both
+     sides are narrower; near the end only the later side, so that a last outlier does not look like a turn. Rows are
+     weighted by their number of events; `compare` computes the same mean. */
   function smoothed(series, run) {
     const found = new Array(series.rows).fill(null), places = [0], sums = [0];
     for (let i = run.from; i < run.to; i++) {
@@ -528,7 +528,7 @@
     const all = series.weights.reduce((sum, weight) => sum + weight, 0), end = places[places.length - 1];
     const most = Math.max(2, Math.round(all / 60)) + 0.5;
     let row = 0, low = 0, high = 0;
-    const until = (place, from) => { // the sum of all events before a place
+    const until = (place, from) => { // the sum of all events before the place
       let at = from;
       while (at + 2 < places.length && places[at + 1] <= place) at++;
       return [sums[at] + (sums[at + 1] - sums[at]) * (place - places[at]) / (places[at + 1] - places[at]), at];
@@ -566,7 +566,7 @@
     }).join("; ");
   }
 
-  /* ---- hover: one x for all charts ---- */
+  /* ---- hover: the same x for all charts ---- */
 
   function hoverAt(view, id, event) {
     const chart = view.charts.find((each) => each.spec.id === id), box = chart.figure.svg.getBoundingClientRect();
@@ -669,7 +669,7 @@
     return parts.filter(Boolean).join(" · ");
   }
 
-  /* ---- the values as a table, made when it is opened ---- */
+  /* ---- the values as a table, created when the reader opens the table ---- */
 
   function fillTable(view) {
     if (!view.table.open || view.table.hidden) return;
@@ -697,16 +697,16 @@
   function scale([low, high], [from, to], isLog) {
     const warp = isLog ? Math.log10 : (value) => value, begin = warp(low), width = warp(high) - begin || 1;
     const at = (value) => from + (warp(value) - begin) / width * (to - from);
-    at.back = (pixel) => begin + (pixel - from) / (to - from) * width; // of a linear one
+    at.back = (pixel) => begin + (pixel - from) / (to - from) * width; // for a linear scale
     return at;
   }
 
-  /* Round numbers between the two; of `base` 1024 round in its powers. */
+  /* Round numbers between low and high; with `base` 1024, multiples of its powers. */
   function ticks(low, high, count, base) {
     const unit = base ? base ** Math.floor(Math.log(Math.max(high, 1)) / Math.log(base)) : 1;
     const rough = (high - low) / Math.max(1, count) / unit, size = 10 ** Math.floor(Math.log10(rough)) * unit;
     const width = size * [1, 2, 2.5, 5, 10].find((each) => each * size >= rough * unit * 0.8), found = [];
-    const first = Math.ceil(low / width - 1e-9); // which may be so large that one more makes no other number
+    const first = Math.ceil(low / width - 1e-9); // may be too large for first + 1 to be a different number
     for (let i = 0; i < 50 && (first + i) * width <= high + width * 1e-9; i++) found.push(Number(((first + i) * width).toPrecision(12)));
     return [...new Set(found)];
   }
@@ -785,7 +785,7 @@
   }
 
   function set(made, key, value) {
-    if (key === "style") made.style.cssText = value; // as an attribute a page's CSP may forbid it
+    if (key === "style") made.style.cssText = value; // the CSP of a page may forbid a style attribute
     else made.setAttribute(key, value);
   }
 

@@ -1,4 +1,4 @@
-/* A page of charts: draws what lies in it, and lets its reader choose light or dark. */
+/* A page of charts: draws the data in the page, and lets the reader choose light or dark. */
 (function () {
   "use strict";
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -8,7 +8,7 @@
   const say = () => { button.textContent = isDark() ? "Light" : "Dark"; };
   button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; say(); });
   say();
-  // On paper there is nothing to open: all that is folded is opened, and closed again.
+  // A reader of paper cannot open a section: open all folded sections before the print, close them after.
   const folded = [];
   addEventListener("beforeprint", () => document.querySelectorAll("details.printed:not([open])").forEach((each) => { each.open = true; folded.push(each); }));
   addEventListener("afterprint", () => folded.splice(0).forEach((each) => { each.open = false; }));

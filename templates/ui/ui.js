@@ -1,16 +1,16 @@
-/* What moves on the page. The server makes all HTML of it; a job's lines go in as text alone. */
+/* The live parts of the page. The server renders all HTML; the log lines of a job are inserted as text only. */
 (function () {
   "use strict";
 
   const MOST_LINES = 5000;
-  const CURVES_MS = 1500; // between two readings of the curves, at least
-  const AWAY_MS = 5000; // that a page is hidden before its connection goes
+  const CURVES_MS = 1500; // the least time between two reads of the curves
+  const AWAY_MS = 5000; // a page hidden for longer closes its connection
   const body = document.body;
   const one = (id) => document.getElementById(id);
 
-  /* ---- parts that the server has made anew ---- */
+  /* ---- parts rendered again by the server ---- */
 
-  const waiting = new Map(); // parts that came while somebody was choosing text in them, or a button
+  const waiting = new Map(); // parts received while the reader was selecting text in the part, or had a dialog open
 
   function show(name, html) {
     const place = one(`part-${name}`);
@@ -25,7 +25,7 @@
     const focused = place.contains(document.activeElement) ? document.activeElement.id : "";
     const ticked = new Set([...place.querySelectorAll("input[type=checkbox]:checked")].map((box) => box.id));
     const open = place.querySelector("details[open]") !== null, had = place.querySelector("details") !== null;
-    place.innerHTML = html; // of our own templates, which escape what is not ours
+    place.innerHTML = html; // from our own templates: the templates escape foreign text
     for (const id of ticked) if (one(id)) one(id).checked = true;
     if (had) for (const each of place.querySelectorAll("details")) each.open = open;
     if (focused && one(focused)) one(focused).focus({preventScroll: true});
@@ -40,7 +40,7 @@
   document.addEventListener("selectionchange", showWaiting);
   for (const dialog of document.querySelectorAll("dialog")) dialog.addEventListener("close", showWaiting);
 
-  /* The server writes its own clock's time; over ssh the reader's may be another. */
+  /* The server writes times in its own time zone; over ssh the reader's time zone may differ. */
   function localTimes(place) {
     for (const each of place.querySelectorAll("time[datetime]")) {
       const when = new Date(each.dateTime);
@@ -62,7 +62,7 @@
     place.hidden = !text;
   }
 
-  /* ---- the connection: one a page, none while it is hidden ---- */
+  /* ---- the connection: one for each page, closed while the page is hidden ---- */
 
   let source = null, address = null, after = "", awayTimer = 0, on = {};
 
@@ -75,7 +75,7 @@
     source.onopen = () => { one("link").textContent = ""; };
     source.onerror = () => {
       one("link").textContent = "not connected";
-      // A refusal ends an EventSource for good: the server was begun anew, or is gone.
+      // A refusal closes an EventSource permanently: the server was restarted, or has ended.
       if (source && source.readyState === EventSource.CLOSED) { const now = source; setTimeout(() => { if (source === now) connect(); }, 3000); whyNot(); }
     };
     for (const [kind, act] of Object.entries(on)) {
@@ -86,15 +86,15 @@
     }
   }
 
-  /* What an EventSource does not tell: a server that was begun anew has another address, which its terminal says. */
+  /* Show the reason, which an EventSource does not report: a restarted server has a new address, printed on its terminal. */
   async function whyNot() {
     try {
       const answer = await fetch("/static/icon.svg", {cache: "no-store"});
       if (answer.status === 403) trouble(await answer.text());
-    } catch (error) { /* there is no server: "not connected" says so */ }
+    } catch (error) { /* no server: the page shows "not connected" */ }
   }
 
-  /* What was answered; a refusal may come as plain text. */
+  /* Return the answer as an object; a refusal may be plain text. */
   async function wordsOf(answer) {
     const text = await answer.text();
     try { return JSON.parse(text); } catch (error) { return {error: text || answer.statusText}; }
@@ -142,7 +142,7 @@
       CloudtrainCharts.draw(curves, datas, {x: "step"});
       if (body.dataset.page === "compare" && datas.some((data) => data.job.exit_code === null)) setTimeout(readCurves, 5000);
     } catch (error) {
-      if (!(error instanceof TypeError)) trouble(`The curves cannot be drawn: ${error.message}`); // else the server is gone, which is said
+      if (!(error instanceof TypeError)) trouble(`The curves cannot be drawn: ${error.message}`); // else the server has ended, and the page shows that
     }
     readingCurves = false;
     if (curvesDue && !document.hidden) readCurves();
@@ -154,7 +154,7 @@
 
   const log = one("log"), form = one("log-form"), state = one("log-state");
   let paused = [], isPaused = false, isOver = false, count = 0, logTrouble = "";
-  const bars = new Map(); // of each rank the progress bar that still runs
+  const bars = new Map(); // for each rank the running progress bar
 
   function lineOf([rank, node, time, text, runs]) {
     const line = document.createElement("div");
@@ -170,7 +170,7 @@
     return line;
   }
 
-  /* A job may print faster than a browser lays out: lines wait for each other, the longer the more that takes. */
+  /* A job may print faster than the browser can lay out: collect lines, for longer if the layout takes longer. */
   let queue = [], flushTimer = 0, pauseMs = 16;
 
   function add(lines) {
@@ -197,7 +197,7 @@
     const removed = follows ? 0 : before - log.scrollHeight;
     log.append(batch);
     if (follows) log.scrollTop = log.scrollHeight;
-    else if (removed > 0) log.scrollTop -= removed; // what is read stays where it is
+    else if (removed > 0) log.scrollTop -= removed; // the visible lines stay in place
     count = log.childElementCount;
     tell();
     pauseMs = Math.min(2000, Math.max(16, 4 * (performance.now() - began)));
@@ -227,7 +227,7 @@
     connect();
   }
 
-  /* A further attempt is followed, unless somebody reads an earlier one. */
+  /* Follow a new attempt, unless the reader has chosen an earlier attempt. */
   function newAttempt() {
     if (!form) return;
     const rows = document.querySelectorAll("#part-attempts tbody tr").length;
@@ -264,7 +264,7 @@
       if (!isPaused) { const lines = paused; paused = []; add(lines); }
       tell();
     });
-    // Whoever scrolls up reads; at the end it follows again.
+    // Scrolling up stops following; scrolling to the end follows again.
     log.addEventListener("wheel", scrolled, {passive: true});
     log.addEventListener("touchmove", scrolled, {passive: true});
     log.addEventListener("keydown", scrolled);
@@ -283,7 +283,7 @@
     if (event.target.closest("[data-close]")) event.target.closest("dialog").close();
   });
 
-  /* A form goes by fetch: a page that passes no address on sends its forms without saying whose they are. */
+  /* Send forms by fetch: under the policy `no-referrer` a browser sends a plain form with `Origin: null`. */
   document.addEventListener("submit", async (event) => {
     const form = event.target, then = form.dataset.then, dialog = form.closest("dialog");
     if (form.method !== "post") return;
@@ -303,7 +303,7 @@
     } catch (error) {
       say(`That was not sent: ${error.message}`, true);
     }
-    if (event.submitter) event.submitter.disabled = false; // it may be tried again
+    if (event.submitter) event.submitter.disabled = false; // the reader may try again
   });
 
   function say(words, isBad) {
@@ -329,7 +329,7 @@
   });
 
   localTimes(document);
-  const month = document.querySelector(".month[aria-current]"); // where a year is wider than the screen
+  const month = document.querySelector(".month[aria-current]"); // a year may be wider than the screen
   if (month) month.parentElement.scrollLeft = month.offsetLeft - month.parentElement.clientWidth / 2;
   if (body.dataset.page === "jobs") { address = body.dataset.stream; connect(); countTicked(); }
   if (body.dataset.page === "job") { setUpLog(); readCurves(); }

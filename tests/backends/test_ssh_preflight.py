@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.ssh import preflight
-from cloudtrain.backends.ssh.preflight import Wish
+from cloudtrain.backends.ssh.preflight import HostRequirements
 from cloudtrain.backends.ssh.preflight.folding import fold, local, ranges, remote
 from cloudtrain.entrypoints.host import survey
 from cloudtrain.launcher.backend import Check
 
-WISH = Wish(ranks=8, gpus=8)
+WISH = HostRequirements(ranks=8, gpus=8)
 Fact = dict[str, Any]
 
 
@@ -75,7 +75,7 @@ def with_one(count: int = 16, bad: int = 15, **changes: Any) -> dict[str, Fact |
     return {f"h{number}": fit(number, **(changes if number == bad else {})) for number in range(count)}
 
 
-def told(facts: Mapping[str, Fact | str], wish: Wish = WISH) -> list[Check]:
+def told(facts: Mapping[str, Fact | str], wish: HostRequirements = WISH) -> list[Check]:
     """Return what a submit would say."""
     return preflight.short(preflight.checks(facts, wish))
 
@@ -351,13 +351,13 @@ def test_sixty_four_hosts_fit_on_a_screen() -> None:
 def test_gpus_without_a_plan_are_refused() -> None:
     """The line to add is said; who has chosen the ranks is only told."""
     facts = with_one(2)
-    line = next(check for check in told(facts, Wish(1, 0)) if check.name == "GPUs")
+    line = next(check for check in told(facts, HostRequirements(1, 0)) if check.name == "GPUs")
     assert line.verdict == "fail"
     assert line.found == "the job is planned without them: 8 x NVIDIA A100-SXM4-80GB: h0, h1"
     assert "resources: {accelerators: A100:8}" in line.cure
-    assert [check.verdict for check in told(facts, Wish(1, 0, ranks_are_chosen=True)) if check.name == "GPUs"] == [
-        "warn"
-    ]
+    assert [
+        check.verdict for check in told(facts, HostRequirements(1, 0, ranks_are_chosen=True)) if check.name == "GPUs"
+    ] == ["warn"]
 
 
 def test_hosts_without_gpus_train_on_the_cpu() -> None:
@@ -366,21 +366,21 @@ def test_hosts_without_gpus_train_on_the_cpu() -> None:
         f"h{number}": fit(number, gpus={"gpus": [], "fault": None}, python=python(cuda=None)["python"])
         for number in (0, 1)
     }
-    assert told(bare, Wish(2, 0)) == []
+    assert told(bare, HostRequirements(2, 0)) == []
 
 
 def test_locked_gpus_name_the_job_and_who_may_end_it() -> None:
     """One's own job is stopped, another's holder is asked; allow_busy does not share with our own jobs."""
     mine = {"user": "alice", "owner": "alice", "job": "x-abcde", "pid": 5, "since_s": time.time() - 7300}
     locks = [{**mine, "name": f"GPU-h1-{index}"} for index in range(4)]
-    line = told(with_one(2, 1, holders=locks), Wish(8, 8, allow_busy=True))[0]
+    line = told(with_one(2, 1, holders=locks), HostRequirements(8, 8, allow_busy=True))[0]
     assert line.verdict == "fail"
     assert line.name in preflight.TAKEN
     assert line.found == "4 of 8 GPUs are free, 8 wanted: h1: GPU 0-3: alice's job x-abcde, since 2 h"
     assert line.cure == "cloudtrain stop x-abcde"
     theirs = [{**lock, "user": "bob", "owner": "bob"} for lock in locks]
     assert told(with_one(2, 1, holders=theirs))[0].cure == "ask bob: cloudtrain hosts"
-    assert told(with_one(2, 1, holders=locks), Wish(4, 4)) == []  # the others are enough
+    assert told(with_one(2, 1, holders=locks), HostRequirements(4, 4)) == []  # the others are enough
 
 
 def test_busy_gpus_are_shared_when_told_to() -> None:
@@ -391,14 +391,16 @@ def test_busy_gpus_are_shared_when_told_to() -> None:
         "fail",
         "ssh h15 'kill 4321'; to share all the same: --set ssh.allow_busy=true",
     )
-    assert [check.verdict for check in told(with_one(gpu_processes=BUSY), Wish(8, 8, allow_busy=True))] == ["warn"]
+    assert [check.verdict for check in told(with_one(gpu_processes=BUSY), HostRequirements(8, 8, allow_busy=True))] == [
+        "warn"
+    ]
 
 
 def test_machine_that_a_job_holds_is_taken() -> None:
     """Jobs without GPUs take the machine as a whole."""
     lock = {"name": "machine", "user": "bob", "owner": "bob", "job": "y-1", "since_s": time.time() - 60}
     bare = fit(1, gpus={"gpus": [], "fault": None}, holders=[lock])
-    line = told({"h1": bare}, Wish(2, 0))[0]
+    line = told({"h1": bare}, HostRequirements(2, 0))[0]
     assert (line.name, line.verdict, line.found) == ("free", "fail", "bob's job y-1, since 1 min holds the machine: h1")
 
 
@@ -406,14 +408,14 @@ def test_slices_of_a_gpu_count_and_are_told() -> None:
     """A rank can take one, but NCCL joins no two."""
     cut = gpu(0, mig=True, slices=["MIG-a", "MIG-b"])
     facts = {"h0": fit(0, gpus={"gpus": [cut], "fault": None})}
-    assert told(facts, Wish(1, 1)) == []
-    assert ["cut into MIG slices" in check.found for check in told(facts, Wish(2, 2))] == [True]
+    assert told(facts, HostRequirements(1, 1)) == []
+    assert ["cut into MIG slices" in check.found for check in told(facts, HostRequirements(2, 2))] == [True]
 
 
 def test_other_gpus_than_the_config_says_are_told() -> None:
     """The price and the plan are for others."""
-    assert told(with_one(2), Wish(8, 8, gpu_model="a100")) == []
-    line = told(with_one(2), Wish(8, 8, gpu_model="H100"))[0]
+    assert told(with_one(2), HostRequirements(8, 8, gpu_model="a100")) == []
+    line = told(with_one(2), HostRequirements(8, 8, gpu_model="H100"))[0]
     assert "the config says H100: NVIDIA A100-SXM4-80GB: h0, h1" in line.found
     assert line.cure.endswith("--set resources.accelerators=A100:8")
 
@@ -506,6 +508,6 @@ def test_names_fold_and_commands_unfold() -> None:
 def test_this_very_machine_can_be_judged(tmp_path: Path) -> None:
     """What the survey tells is what the checks read."""
     facts = json.loads(json.dumps(survey.facts({"workdir": str(tmp_path), "python": "python3"})))
-    found = preflight.checks({"here": facts}, Wish(1, 0, ranks_are_chosen=True))
+    found = preflight.checks({"here": facts}, HostRequirements(1, 0, ranks_are_chosen=True))
     assert {"reachable", "python", "kernel", "workdir", "/dev/shm", "open files"} <= {check.name for check in found}
     assert all(check.cure for check in found if check.verdict != "ok")
