@@ -27,7 +27,7 @@ def unpack(archive: Path, sha256: str, folder: Path) -> None:
     try:
         extract(archive, folder)
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise BundleError(f"{archive.name} is no archive that can be unpacked: {error}") from error
+        raise BundleError(f"{archive.name} cannot be unpacked: {error}") from error
 
 
 def extract(archive: Path, folder: Path, left_out: list[str] | None = None) -> list[Path]:

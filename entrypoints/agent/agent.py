@@ -312,7 +312,7 @@ class Agent:
         result, resume = self._result(), self._resume_path(desired)
         fault = self.keeper.fault if self.keeper is not None else None
         if resume is not None and not resume.exists():
-            fault = f"{desired.resume}, from which the job resumes, is on another node's disk alone"
+            fault = f"{desired.resume}, from which the job resumes, is only on another node's disk"
         if fault is not None:
             message = f"node {self.spec['node']}: {fault}"
             self._set(phase="exited", code=EXIT_FAILED, failures=(_failure(message, "lost"),))

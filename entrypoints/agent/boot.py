@@ -68,7 +68,7 @@ def main() -> int:
         spec = json.loads(Path(os.environ["CLOUDTRAIN_SPEC"]).read_text())
         node = nodes.identify(os.environ)
     except (OSError, KeyError, ValueError) as error:
-        return _refuse(f"boot: cannot tell what to run: {error!r}")
+        return _refuse(f"boot: cannot read the job's spec: {error!r}")
     try:
         head = nodes.resolve(node.head, RESOLVE_PATIENCE_S)
     except TimeoutError as error:
@@ -232,7 +232,7 @@ def _limit_s(environ: Mapping[str, str], now_s: float) -> float:
 
 
 def _overdue() -> dict[str, Any]:
-    message = "the job's deadline is long over, and who supervises the node has not ended it"
+    message = "the job's deadline passed long ago, and the node's supervisor has not ended the job"
     return {"rank": None, "kind": "deadline", "message": message, "time_s": time.time()}
 
 

@@ -108,7 +108,7 @@ def folder(wanted: str | None = None, *, make: bool = True) -> Path:
         if _is_open_to_all(place.parent) or place.is_dir():
             place = place.parent.resolve() / place.name
             return _checked(place, is_shared=True) if make or place.exists() else place
-    raise Unusable(f"there is no place for GPU locks that all users may write to: sudo install -d -m 1777 {PLACES[0]}")
+    raise Unusable(f"all users need write access to a folder for GPU locks: sudo install -d -m 1777 {PLACES[0]}")
 
 
 def take(folder: Path, names: Iterable[str], about: dict[str, Any]) -> HeldLocks:
@@ -145,7 +145,7 @@ def holders(folder: Path) -> list[dict[str, Any]]:
 def _lock(folder: Path, name: str, label: str | None) -> int:
     """Return the descriptor that holds the lock."""
     if not _NAME.fullmatch(name):
-        raise Unusable(f"`{name}` is no name for a lock: letters, digits and dashes")
+        raise Unusable(f"`{name}` is not a valid lock name: use letters, digits and dashes")
     for _ in range(TRIES):
         lock = _open(folder / f"{name}.lock")
         try:
@@ -180,7 +180,7 @@ def _open(path: Path) -> int:
             os.fchmod(lock, 0o666)  # regardless of the umask
             return lock
     if path.is_symlink():
-        raise Unusable(f"{path} is a link of {_owner(path)}, which no lock is: sudo rm {path}")
+        raise Unusable(f"{path} is a link of {_owner(path)}; a lock must be a regular file: sudo rm {path}")
     raise Unusable(f"{path} of {_owner(path)} cannot be opened by all: sudo chmod 666 {path}")
 
 
@@ -189,7 +189,7 @@ def _regular(path: Path, lock: int) -> int:
     if stat.S_ISREG(found.st_mode):
         return lock
     os.close(lock)
-    raise Unusable(f"{path} of {_user(found.st_uid)} is no ordinary file, which a lock is: sudo rm {path}")
+    raise Unusable(f"{path} of {_user(found.st_uid)} is not a regular file: sudo rm {path}")
 
 
 def _is_still(path: Path, lock: int) -> bool:
@@ -303,7 +303,7 @@ def _fault(place: Path, opened: int, *, is_shared: bool) -> str:
     if is_shared:
         return f"{place} of {who} is mode {mode:o}: not all users can lock there; sudo chmod 1777 {place}"
     if mode & stat.S_IWOTH:
-        return f"{place} is mode {mode:o}: anybody can remove another one's locks there; chmod 1777 {place}"
+        return f"{place} is mode {mode:o}: any user can remove other users' locks there; chmod 1777 {place}"
     if not is_ours and found.st_uid != 0:
         return f"{place} belongs to {who}, and is not open to all: chmod 1777 {place}, or choose another folder"
     if not os.access(place, os.W_OK | os.X_OK):
@@ -325,7 +325,7 @@ def _label(name: str) -> str:
 
 def _who(holder: dict[str, Any] | None) -> str:
     if holder is None:
-        return "a process holds it that does not say who it is"
+        return "held by an unidentified process"
     user, owner = str(holder.get("user") or holder["owner"]), holder["owner"]
     login = "" if user == owner else f" (login {owner})"
     return f"{user}'s job {holder.get('job', '?')}{login} holds it, since {_span(time.time() - holder['since_s'])}"

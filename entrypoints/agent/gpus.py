@@ -161,7 +161,7 @@ def _kind(text: str) -> str:
 
 
 def _fault(kind: str, text: str) -> dict[str, Any]:
-    return {"kind": kind, "text": text[:500] or "nvidia-smi failed without a word"}
+    return {"kind": kind, "text": text[:500] or "nvidia-smi failed without a message"}
 
 
 def _process(line: str) -> dict[str, Any] | None:

@@ -166,7 +166,8 @@ class Membership:
             newest = max(each.generation for each in reports.values())
             coordinator.desired = replace(coordinator.desired, generation=max(newest, coordinator.desired.generation))
             if 2 * len(nodes - lost) <= len(nodes):
-                raise Fenced(f"lost contact with node {self._named(self._lost_heads)}, and with most of the others")
+                heads = self._named(self._lost_heads)
+                raise Fenced(f"lost contact with node {heads}, and with most of the remaining nodes")
         elif self._may_succeed and 2 * len(nodes - lost) < len(nodes):
             raise Fenced(f"lost contact with most of the nodes: {self._named(nodes & lost)}")
         desired = coordinator.decide(reports, lost, now_s, self._fresh_port)
@@ -178,7 +179,7 @@ class Membership:
         if desired.want == "wait" and now_s >= self._tell_missing_s:
             self._tell_missing_s = now_s + WAITING_AGAIN_S
             missing = self._named(set(range(self._spec["spec"]["nodes"])) - reports.keys())
-            print(f"waiting for node {missing} to start, for {now_s:.0f} s by now", flush=True)
+            print(f"waiting for node {missing} to start, for {now_s:.0f} s so far", flush=True)
         return desired
 
     def _alone(self, member: transport.FollowerEnd, report: Report) -> Desired | None:
@@ -221,7 +222,7 @@ class Membership:
 
     def _take_over(self, last: Desired) -> None:
         assert self._door is not None
-        print(f"node {self._named(self._lost_heads)} is lost: node {self.node} decides from here on", flush=True)
+        print(f"node {self._named(self._lost_heads)} is lost: node {self.node} is the leader now", flush=True)
         self._member, self._took_over_s = None, self.now_s()
         self._head = transport.LeaderEnd(self._door, self._spec["token"], self._silence_s)
         coordinator = self._coordinator

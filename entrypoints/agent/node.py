@@ -55,7 +55,7 @@ def identify(environ: Mapping[str, str]) -> Node:
         node = detect(environ)
         if node is not None:
             if not 0 <= node.rank < node.count:
-                raise ValueError(f"{node.evidence}: node {node.rank} of {node.count} makes no sense")
+                raise ValueError(f"{node.evidence}: node {node.rank} of {node.count} is out of range")
             return node
     return Node("single machine", 0, 1, "127.0.0.1", 0, "127.0.0.1", "no platform's variables")
 
@@ -130,7 +130,7 @@ def _from_azureml(environ: Mapping[str, str]) -> Node | None:
         raise ValueError("neither NODE_RANK nor AZUREML_CR_NODE_RANK says which of the nodes this is")
     rank, head = int(told or 0), environ.get("MASTER_ADDR") or "127.0.0.1"
     if ":" in head:
-        raise ValueError(f"MASTER_ADDR {head} is no name and no IPv4 address, which torchrun's nodes would need here")
+        raise ValueError(f"MASTER_ADDR {head} must be a host name or an IPv4 address")
     found = resolve(head, OWN_NAME_S)
     if rank == 0 and count > 1 and found.startswith("127.0."):  # a name that only this machine resolves
         found = _towards(ELSEWHERE)
@@ -153,10 +153,10 @@ def _from_vertex(environ: Mapping[str, str]) -> Node | None:
     if not names and count == 1:
         return Node("Vertex AI", 0, 1, "127.0.0.1", HEAD_PORT, "127.0.0.1", "one replica, no CLUSTER_SPEC")
     if not names:
-        raise ValueError(f"CLUSTER_SPEC names no replicas, and there should be {count}")
+        raise ValueError(f"CLUSTER_SPEC names no replicas, but {count} are expected")
     rank = 0 if task.get("type") in ("workerpool0", "chief") else int(task.get("index", 0)) + 1
     if task.get("type") not in ("workerpool0", "chief", "workerpool1"):
-        raise ValueError(f"CLUSTER_SPEC makes this a `{task.get('type')}`, which trains nothing")
+        raise ValueError(f"CLUSTER_SPEC gives this replica the type `{task.get('type')}`, which does not train")
     host, _, port = names[0].partition(":")
     own = names[rank].partition(":")[0] if rank < len(names) else socket.gethostname()
     evidence = f"CLUSTER_SPEC: {task.get('type')}-{task.get('index', 0)}"

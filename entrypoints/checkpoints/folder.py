@@ -156,11 +156,11 @@ def read_manifest(path: Path) -> dict[str, dict[str, Any]]:
     """Return the files that the checkpoint must have. Raises OSError, ValueError if the manifest is damaged."""
     text, _, checksum = read(path / MANIFEST).decode().partition("\n")
     if checksum != f"{zlib.crc32(text.encode()):08x}\n":
-        raise ValueError(f"{MANIFEST} is not readable: another checksum than when it was written")
+        raise ValueError(f"{MANIFEST} is not readable: its checksum differs from the stored checksum")
     try:
         manifest = json.loads(text)
         if manifest["format"] != FORMAT:
-            here = f"this trainer's is {FORMAT}: it is another version's"
+            here = f"this trainer reads format {FORMAT}: another version wrote the checkpoint"
             raise Unreadable(f"{path} has format {manifest['format']}, {here}")
         files: dict[str, dict[str, Any]] = {
             name: {"size": entry["size"], "crc32": entry["crc32"]} for name, entry in manifest["files"].items()
@@ -218,7 +218,7 @@ def verify(path: Path, only: Iterable[str] | None = None) -> str | None:
                 return f"{name} has {size} bytes of {entry['size']}"
         for name in files if only is None else only:
             if _crc32(path / name) != files[name]["crc32"]:
-                return f"{name} has another checksum than when it was written"
+                return f"the checksum of {name} differs from the manifest"
         read_trainer(path)
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"

@@ -53,9 +53,9 @@ def fetch(uri: str, endpoint: str) -> bytes:
         if status == 403:
             end(f"the job's service account needs storage.objects.get for {uri}: {fault}")
         if status == 404:
-            end(f"send the job again: there is no {uri} any more: {fault}")
+            end(f"{uri} no longer exists: submit the job again: {fault}")
         if time.monotonic() > until:
-            end(f"{uri} cannot be read for {PATIENCE_S:.0f} s now: is there a way to {endpoint}? {fault!r}", 143)
+            end(f"cannot read {uri} for {PATIENCE_S:.0f} s: check the network route to {endpoint}: {fault!r}", 143)
         time.sleep(min(5.0, PATIENCE_S / 50))
 
 
@@ -64,11 +64,11 @@ def main(argv: list[str]) -> None:
     # The first process of a container has no default for signals.
     signal.signal(signal.SIGTERM, lambda *_: end("stopped before the start", 143))
     if sys.version_info < (3, 10):  # noqa: UP036 - any image may be told to run this
-        end(f"take an image with Python 3.10 or newer: this one has {sys.version.split()[0]}")
+        end(f"use an image with Python 3.10 or newer: this image has {sys.version.split()[0]}")
     code, order, fence, endpoint = [*argv, "https://storage.googleapis.com"][:4]
     data = fetch(code, endpoint)
     if hashlib.sha256(data).hexdigest() not in code:
-        end(f"send the job again: {code} is not the code that was sent")
+        end(f"submit the job again: {code} is not the code that was sent")
     root = Path(tempfile.gettempdir(), "cloudtrain")
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         for member in tar:

@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
         server = transport.listen(told["address"], told["head"][1]) if told["node"] == 0 else None
     except (OSError, KeyError, ValueError, secrets.SecretError) as error:
         is_told = isinstance(error, (secrets.SecretError, staging.StagingError))
-        words = str(error) if is_told else f"cannot tell what to run: {error!r}"
+        words = str(error) if is_told else f"cannot read the job's spec: {error!r}"
         print(words, file=sys.stderr, flush=True)
         cause = {"rank": None, "kind": "config", "message": words}
         may_mend = isinstance(error, staging.StagingError) and error.may_mend

@@ -76,7 +76,7 @@ def bring(uri: str, folder: Path) -> int:
         need, free = sum(item.size for item in wanted), shutil.disk_usage(folder).free
         if need > free:
             sizes = f"{need / 1e9:.1f} GB are in {uri}, and the disk here has {free / 1e9:.1f} GB left"
-            raise OSError(f"{sizes}: ask for a larger one, or clear that place")
+            raise OSError(f"{sizes}: use a larger disk, or delete files in {uri}")
         _each(fetch, wanted)
     finally:
         bucket.close()
@@ -131,7 +131,7 @@ class Carrier:
         if failures and is_last:
             self._say("end", f"not all of {self._folder} is in {self._uri}: {failures[0]}")
         elif failures:
-            self._say("fault", f"{self._folder} is not carried to {self._uri} for now: {failures[0]}")
+            self._say("fault", f"sync of {self._folder} to {self._uri} failed, retrying: {failures[0]}")
 
     def _carry(self, failures: list[str], *, is_last: bool) -> None:
         """Upload new files, then delete the uploads of deleted files; append to the failures."""
@@ -210,7 +210,7 @@ class Carrier:
                     if _is_sayable(self._prefix + name):
                         found[name] = _look_at(path)
                     else:
-                        self._say("name", f"not carried to {self._uri}, for no object can be called so: {name!a}")
+                        self._say("name", f"not uploaded to {self._uri}: invalid object name: {name!a}")
         return found
 
     def _say(self, kind: str, words: str) -> None:

@@ -38,12 +38,12 @@ def order(uri: str, root: Path, fence: str) -> dict[str, Any]:
         google_storage.Bucket(bucket).get(key, path)
         found: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError as error:
-        raise StagingError("the order was taken back: this job is not to run", may_mend=False) from error
+        raise StagingError("the container order was withdrawn: this job must not run", may_mend=False) from error
     except OSError as error:
         lasts = isinstance(error, PermissionError)
         raise StagingError(f"cannot read the job's order: {error}", may_mend=not lasts) from error
     if found["fence"] != fence:
-        raise StagingError("another send of this job took its place: this one is not to run", may_mend=False)
+        raise StagingError("a later submit of this job replaced this one, which must not run", may_mend=False)
     return found
 
 
@@ -78,7 +78,7 @@ def report(uri: str, verdict: dict[str, Any]) -> None:
             path.write_text(json.dumps(fields, default=str))
             google_storage.Bucket(bucket).put(path, key)
     except OSError as failure:
-        print(f"cloudtrain: the account of the job's end cannot be written: {failure}", flush=True)
+        print(f"cloudtrain: the exit report cannot be written: {failure}", flush=True)
 
 
 def retract(uri: str) -> None:
@@ -94,10 +94,10 @@ def _bring(what: str, uri: str, folder: Path) -> int:
         count = folder_sync.bring(uri, folder)
     except OSError as error:
         lasts = isinstance(error, (PermissionError, FileNotFoundError))
-        raise StagingError(f"cannot bring {what}: {error}", may_mend=not lasts) from error
+        raise StagingError(f"cannot fetch {what}: {error}", may_mend=not lasts) from error
     if count:
         took_s = time.monotonic() - begin_s
-        events.emit("staged", f"brought {what}: {count} files in {took_s:.1f} s", uri=uri, files=count, seconds=took_s)
+        events.emit("staged", f"fetched {what}: {count} files in {took_s:.1f} s", uri=uri, files=count, seconds=took_s)
     return count
 
 

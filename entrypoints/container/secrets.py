@@ -39,10 +39,10 @@ def fetch(where: dict[str, Any] | None) -> dict[str, str]:
     elif "secret" in where:
         found, place = _from_secret_manager(where["secret"], where.get("endpoint") or _GOOGLE), str(where["secret"])
     else:
-        raise SecretError("who sent this job has not stored its secrets: send it with `cloudtrain submit`")
+        raise SecretError("the secrets of this job were not stored: submit it with `cloudtrain submit`")
     missing = sorted(set(where["names"]) - set(found))
     if missing:
-        raise SecretError(f"the secrets {', '.join(missing)} are not below {place} any more")
+        raise SecretError(f"the secrets {', '.join(missing)} are no longer below {place}")
     return {name: found[name] for name in where["names"]}
 
 
@@ -79,7 +79,7 @@ def _from_vault(url: str, *, is_user: bool) -> dict[str, str]:
         found: dict[str, str] = json.loads(answer["value"])
     except (OSError, ValueError, KeyError) as error:
         raise SecretError(
-            f"the job's secrets cannot be read: whoever it acts as (azureml.identity) needs the role Key Vault Secrets "
+            f"the job's secrets cannot be read: the job's identity (azureml.identity) needs the role Key Vault Secrets "
             f"User on {host}: {error}"
         ) from error
     return found

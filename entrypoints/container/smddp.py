@@ -27,7 +27,7 @@ def main() -> None:
         importlib.import_module(LIBRARY)
     except ImportError as error:
         sys.exit(
-            f"this image has no SMDDP library ({error}): take an image that has it, up to PyTorch 2.4.1, or write "
+            f"this image has no SMDDP library ({error}): use an image with the library, up to PyTorch 2.4.1, or write "
             "`distribution: torchrun`"
         )
     runpy.run_path(str(script), run_name="__main__")

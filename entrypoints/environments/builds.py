@@ -45,7 +45,8 @@ def lock(path: Path, limit_s: float, doing: str, done: Callable[[], bool]) -> It
         if (held := try_lock(path, fcntl.LOCK_EX)) is not None:
             break
         if time.monotonic() > end_s:
-            raise Refused(f"{doing}: {_holder(path)} is at it, for over {limit_s:.0f} s; stop that, or ask again later")
+            since = f"has been working on it for over {limit_s:.0f} s"
+            raise Refused(f"{doing}: {_holder(path)} {since}; stop that process, or try again later")
         time.sleep(POLL_S)
     try:
         os.truncate(held, 0)

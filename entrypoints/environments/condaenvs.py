@@ -30,13 +30,13 @@ def find(wanted: str) -> dict[str, Any]:
     prefix = _named(wanted) if "/" not in wanted and wanted != "~" else _at(wanted)
     python = prefix / "bin" / "python"
     if not os.access(python, os.X_OK):
-        raise Refused(f"the conda environment {prefix} has no Python; `conda install -p {prefix} python` gives it one")
+        raise Refused(f"the conda environment {prefix} has no Python; `conda install -p {prefix} python` installs it")
     found = interpreter.probe(str(python))
     path = os.pathsep.join([str(prefix / "bin"), os.environ.get("PATH", os.defpath)])
     name = "base" if _is_root(prefix) else prefix.name if prefix.parent.name == "envs" else str(prefix)
     environment = {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": name, "CONDA_SHLVL": "1", "PATH": path}
     scripts = sorted(entry.name for entry in (prefix / "etc/conda/activate.d").glob("*.sh"))
-    skipped = f"; not run, because no shell is: activate.d/{', '.join(scripts)}" if scripts else ""
+    skipped = f"; not run, because no shell is used: activate.d/{', '.join(scripts)}" if scripts else ""
     return {
         "python": found.path,
         "environment": {**_variables(prefix), **environment},

@@ -211,7 +211,7 @@ def remove(container: Container, *names: str) -> str | None:
             said = str(error)
         time.sleep(0.2)
     tool = Path(container.client).name
-    return f"{tool} does not remove {', '.join(names)}: {said}; do it by hand: {tool} rm --force {' '.join(names)}"
+    return f"{tool} does not remove {', '.join(names)}: {said}; remove by hand: {tool} rm --force {' '.join(names)}"
 
 
 def note(container: Container, start: Start) -> None:

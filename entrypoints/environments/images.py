@@ -76,7 +76,7 @@ def digest_fault(image: str | None) -> str | None:
         return f"`{image}` does not end in a whole digest: `@sha256:` and 64 hexadecimal digits"
     shown = image if re.fullmatch(r"[\w.:/-]+", image) else "IMAGE"
     return (
-        f"`{image}` names an image by a tag, which may be another image on each host and on each day; name it by its"
+        f"`{image}` names an image by a tag, which may mean different images on different hosts or days; name it by its"
         f" digest, as `docker inspect --format '{{{{index .RepoDigests 0}}}}' {shown}` prints it"
     )
 
@@ -208,7 +208,7 @@ def _try(container: Container, gpus: tuple[str, ...]) -> interpreter.Interpreter
         ) from error
     except FileNotFoundError as error:
         raise Refused(
-            f"what {tool} writes to {container.home} is not seen here; set `workdir` to a local folder"
+            f"files that {tool} writes to {container.home} are not visible here; set `workdir` to a local folder"
         ) from error
     finally:
         witness.unlink(missing_ok=True)

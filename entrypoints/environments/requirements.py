@@ -55,7 +55,7 @@ def read(wanted: str, code: Path) -> Requirements:
     except UnicodeDecodeError as error:
         raise Refused(f"`{name}` is not UTF-8 text; save the file as UTF-8") from error
     except (OSError, ValueError) as error:
-        raise Refused(f"the code holds no file `{name}`; is the file left out of what is shipped?") from error
+        raise Refused(f"the code holds no file `{name}`; is the file excluded from the shipped code?") from error
     if path.suffix == ".toml":
         project = _table(text, name).get("project")
         if not isinstance(project, dict):

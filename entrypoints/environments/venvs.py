@@ -39,7 +39,7 @@ _LOCAL = re.compile(
 CURES = (
     (
         r"\(constraint\) (torch|triton|pytorch-triton|nvidia)",
-        "torch stays as it is here: loosen that requirement, or choose another image or interpreter",
+        "the installed torch is not replaced: loosen that requirement, or choose another image or interpreter",
     ),
     (
         r"ensurepip is not|No module named '?(venv|ensurepip)",
@@ -76,7 +76,7 @@ def build(ask: dict[str, Any]) -> dict[str, Any]:
     took = "found as built before"
     with builds.lock(lock, limit_s, f"building the environment {place.name}", lambda: _use(place, lock)) as held:
         if held is not None and not _is_whole(place):
-            began_s, store, how = time.monotonic(), ask.get("store"), "brought from the store"
+            began_s, store, how = time.monotonic(), ask.get("store"), "fetched from the store"
             if store:
                 stored.bring(store, place)
             if not _is_whole(place):
@@ -291,7 +291,7 @@ def _local(name: str, folder: Path | None, line: str) -> Path:
         raise Refused(f"the requirements say `{line}`, a path in the code's folder, but no code is shipped")
     found = ((folder or Path("/")) / path).resolve()
     if not found.exists():
-        raise Refused(f"the requirements say `{line}`, but there is no {found}; is it left out of what is shipped?")
+        raise Refused(f"the requirements say `{line}`, but there is no {found}; is it excluded from the shipped code?")
     return found
 
 

@@ -227,7 +227,7 @@ def _no_room(folder: Path, needed: int) -> Refused:
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
     where = f"{folder} has {free / 1e6:.0f} MB left"
-    return Refused(f"the code does not fit: {where}, {needed / 1e6:.0f} MB are to come; make room, or set ssh.workdir")
+    return Refused(f"the code does not fit: {where}, {needed / 1e6:.0f} MB are needed; make room, or set ssh.workdir")
 
 
 def _running(workdir: Path, now_s: float) -> Iterator[float]:

@@ -108,7 +108,7 @@ def address(ask: dict[str, Any]) -> dict[str, Any]:
             found = str(probe.getsockname()[0])
     except OSError as error:
         words = error.strerror or str(error)
-        raise Refused(f"no way leads from here to {towards}: {words}; set the host's `address`") from error
+        raise Refused(f"this host cannot reach {towards}: {words}; set the host's `address`") from error
     return {"address": found, "interface": node.interface_of(found)}
 
 

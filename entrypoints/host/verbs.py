@@ -75,9 +75,10 @@ def make(ask: dict[str, Any]) -> dict[str, Any]:
     job.mkdir(parents=True, exist_ok=True)
     owner = _owner(job, ask["owner"])
     if owner != ask["owner"]:
-        raise Refused(f"{job} is of another job of that name, which your registry does not know: choose another --name")
+        other = "belongs to a different job of the same name, unknown to your registry"
+        raise Refused(f"{job} {other}: choose another --name")
     if (root / STATE).exists():
-        raise Refused(f"{root} is of a job of that name, which has run already: choose another --name")
+        raise Refused(f"{root} belongs to a job of the same name that has already run: choose another --name")
     root.mkdir(parents=True, exist_ok=True)
     atomic_json.write_json(root / RECORD, ask["record"])
     os.umask(ask["here"]["umask"])  # the user's own umask, for folders that the job's ranks may share with other users

@@ -53,7 +53,7 @@ class ExtraBudget:
     def words(self) -> str:
         """How the sum is composed."""
         if self.finish_micro is None:
-            return "as much again: nobody knows how much is left to do"
+            return "the same amount again: the number of remaining steps is unknown"
         reserve_micro = self.micro + self.left_micro - self.finish_micro
         left = (
             f"less {_plain(self.left_micro)} left" if self.left_micro >= 0 else f"and {_plain(-self.left_micro)} over"

@@ -56,12 +56,13 @@ def post(smtp: str, mail: EmailMessage, timeout_s: float) -> None:
             try:
                 server.send_message(mail)
             except smtplib.SMTPServerDisconnected:  # smtplib raises the same error if no answer came in time
-                raise DeliveryError(f"{where} may have taken it, and does not answer", may_have_arrived=True) from None
+                words = f"{where} may have accepted the message, and does not answer"
+                raise DeliveryError(words, may_have_arrived=True) from None
     except smtplib.SMTPAuthenticationError as error:
-        cure = "check user and password in its URL; many providers want a password of its own for programs"
+        cure = "check user and password in its URL; many providers want a separate app password"
         raise DeliveryError(f"{where} refuses the login ({error.smtp_code})", cure) from None
     except (smtplib.SMTPRecipientsRefused, smtplib.SMTPSenderRefused, smtplib.SMTPNotSupportedError) as error:
-        cure = "check `email` and `sender`: the server may send only from addresses of its own"
+        cure = "check `email` and `sender`: the server may send only from its own addresses"
         raise DeliveryError(f"{where} refuses an address of the mail ({type(error).__name__})", cure) from None
     except smtplib.SMTPResponseException as error:
         raise DeliveryError(f"{where} answers with SMTP {error.smtp_code}") from None
@@ -83,7 +84,7 @@ def _talk(server: smtplib.SMTP, user: str, password: str, *, is_tls: bool, is_he
         is_tls = True
     if user:
         if not is_tls and not is_here:
-            raise DeliveryError("the mail server offers no encryption, and a password goes nowhere in clear", _FORM)
+            raise DeliveryError("the mail server offers no encryption; passwords are never sent in clear text", _FORM)
         try:
             server.login(user, password)
         except smtplib.SMTPServerDisconnected:  # some servers close the connection after a wrong password

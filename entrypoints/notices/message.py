@@ -148,8 +148,8 @@ def threshold(
     reached = [each for each in percents if spent_micro * 100 >= limit_micro * each]
     last = max((each for each in percents if each <= 100), default=None)
     if is_its_end and last is not None and last not in reached:
-        of = f"{dollars(spent_micro)} of {dollars(limit_micro)}"
-        return last, f"ended at its budget, {of} spent: the rest is the reserve for prices and bills at their worst"
+        rest = "the rest is the reserve for the highest possible prices and bills"
+        return last, f"ended at its budget, {dollars(spent_micro)} of {dollars(limit_micro)} spent: {rest}"
     if not reached:
         return None
     return max(reached), f"{max(reached)} % of the budget is spent: {dollars(spent_micro)} of {dollars(limit_micro)}"
@@ -172,8 +172,8 @@ def budget_words(facts: Facts, at_s: float, now_s: float) -> str:
     """Return the budget and its reserve: the part that the job will not have spent at `at_s`, when the job leaves."""
     limit, spent, burn = facts.limit_micro, facts.spent_micro, facts.burn_micro_h
     kept = 0 if limit is None or spent is None else limit - spent - round((burn or 0) * max(0.0, at_s - now_s) / 3600)
-    reserve = f", of which {dollars(kept)} is the reserve for the save and for bills at their worst" if kept > 0 else ""
-    return f"its budget of {dollars(limit)}{reserve}"
+    reserve = f", of which {dollars(kept)} is the reserve for the save and for the highest possible bills"
+    return f"its budget of {dollars(limit)}{reserve if kept > 0 else ''}"
 
 
 def at_deadline(*, saves: bool) -> str:
@@ -209,7 +209,7 @@ def _lines(facts: Facts, now_s: float) -> list[str]:
         lines.append(f"stop it     {facts.stop}")
     if facts.resume:
         is_over = facts.state in ("succeeded", "failed", "stopped")
-        lines.append(f"go on with  {facts.resume}" if is_over else f"go on       after it has stopped: {facts.resume}")
+        lines.append(f"resume with {facts.resume}" if is_over else f"resume      after it has stopped: {facts.resume}")
     if facts.resume_words:
         lines.append(f"            ({facts.resume_words})")
     return lines

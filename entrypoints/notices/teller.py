@@ -88,7 +88,7 @@ def standing(run: Run, progress: Mapping[str, Any], now_s: float, reason: str | 
     if reached := threshold(run.order["alert_at"], facts.spent_micro, limit, is_its_end=reason == "budget"):
         percent, headline = reached
         if percent >= 100 and run.order["on_limit"] == "alert":
-            headline += "; it runs on (on_limit: alert)"
+            headline += "; it continues (on_limit: alert)"
         notices.append(_notice(budget_key(percent, limit), "budget", headline, facts, now_s))
     at_s, is_money, is_hard = run.began_s + run.deadline_s, run.limit_reason == "budget", run.deadline_s >= run.limit_s
     if soon := leaving(facts, at_s, run.began_s, now_s, is_money=is_money, is_hard=is_hard):

@@ -49,7 +49,8 @@ def post(url: str, what: dict[str, Any], key: str, timeout_s: float) -> None:
         if isinstance(error, http.client.InvalidURL):
             raise DeliveryError("the address is no http(s) address", "check it for spaces and line ends") from None
         if isinstance(error, TimeoutError):  # urllib wraps all errors before the answer in URLError
-            raise DeliveryError(f"{masked(url)} has taken it and does not answer", may_have_arrived=True) from None
+            words = f"{masked(url)} has accepted the message and does not answer"
+            raise DeliveryError(words, may_have_arrived=True) from None
         raise _unreachable(url, error) from None
     except ValueError:
         raise DeliveryError("the address is no http(s) address", "it begins with https://") from None
@@ -61,8 +62,8 @@ def _refused(url: str, code: int, after: str | None) -> DeliveryError:
         after_s = float(after) if after is not None and after.strip().isdigit() else None
         return DeliveryError(f"{where} answers with HTTP {code}", after_s=after_s)
     if 300 <= code < 400:
-        return DeliveryError(f"{where} sends on to another address (HTTP {code})", "use the address that it leads to")
-    cure = "its receiver knows it no longer, or never did: make a new webhook there, and use its address"
+        return DeliveryError(f"{where} redirects to another address (HTTP {code})", "use the target address")
+    cure = "the receiver does not know this webhook: make a new webhook there, and use its address"
     return DeliveryError(f"{where} refuses it: HTTP {code}", cure)
 
 

@@ -220,7 +220,7 @@ def fetch(
         wire.send({"want": "get", "name": name})
         entry = _entry(_next(wire, "entry")["entry"])
         if entry.name != name:
-            raise WireError(f"it offers {entry.name!r}, which was not asked for")
+            raise WireError(f"the server offers {entry.name!r}, which was not requested")
         here, noted = listing.look(into, name), fetchednote.read(note) if note else {}
         if fetchednote.has(here, entry, noted):
             return Fetched(entry, 0, time.monotonic() - begin_s)
@@ -316,7 +316,7 @@ def _receive(wire: Wire, entry: StoredEntry, partial: Path) -> list[Path]:
             file = _file(_next(wire, "file")["file"])
             left -= file.size
             if left < 0 or file.path in files or not (listing.is_path(file.path) if entry.is_folder else not file.path):
-                raise WireError(f"it sends {file.path[:200]!r}, which has no place in {entry.name}")
+                raise WireError(f"the server sends {file.path[:200]!r}, which is not a valid file of {entry.name}")
             path = partial / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
             with FileIO(path, "x") as target:
@@ -324,12 +324,12 @@ def _receive(wire: Wire, entry: StoredEntry, partial: Path) -> list[Path]:
                 os.utime(target.fileno(), ns=(file.written_ns, file.written_ns))
             sha256, crcs[file.path] = sums.take()
             if _next(wire, "sha256")["sha256"] != sha256:
-                raise WireError(f"{file.path or entry.name} was altered on the way: its SHA-256 is another")
+                raise WireError(f"{file.path or entry.name} was altered in transit: its SHA-256 differs")
             files[file.path] = file
     manifest = (partial / checkpoints.MANIFEST).read_bytes() if entry.is_ours else None
     made = listing.fingerprint_of(files.values(), manifest)
     if left or not made == entry.fingerprint == _next(wire, "end")["end"]:
-        raise WireError("what it sent is not what it announced")
+        raise WireError("the data differs from the announcement")
     if manifest is not None:
         _check_sums(partial, entry.name, files, crcs)
     return [partial / path for path in files]
@@ -359,9 +359,9 @@ def _check_sums(partial: Path, name: str, files: dict[str, File], crcs: dict[str
             whole = {path: (file.size, crcs[path]) for path, file in files.items()}
             damaged = [path for path, each in told.items() if whole.get(path) != (each["size"], each["crc32"])]
         except (OSError, ValueError) as error:
-            raise WireError(f"it is damaged there: {error}") from error
+            raise WireError(f"the source's copy is damaged: {error}") from error
         if damaged:
-            raise WireError(f"it is damaged there: {damaged[0]} is not as it was when it was saved")
+            raise WireError(f"the source's copy is damaged: {damaged[0]} differs from its manifest")
 
 
 @contextlib.contextmanager
@@ -409,21 +409,21 @@ def _next(wire: Wire, *keys: str) -> dict[str, Any]:
     if "fault" in told:
         raise WireError(str(told["fault"])[:300])
     if not any(key in told for key in keys):
-        raise WireError("it speaks another version's language")
+        raise WireError("the peer uses a different protocol version")
     return told
 
 
 def _entry(told: Any) -> StoredEntry:
     made = _made(StoredEntry, told)
     if not listing.is_name(made.name) or made.bytes < 0 or made.files < 0 or made.step != listing.step_of(made.name):
-        raise WireError(f"it offers {made.name[:200]!r}, which no entry can be")
+        raise WireError(f"the server offers {made.name[:200]!r}, which is not a valid entry")
     return made
 
 
 def _file(told: Any) -> File:
     made = _made(File, told)
     if made.size < 0:
-        raise WireError("it speaks another version's language")
+        raise WireError("the peer uses a different protocol version")
     return made
 
 
@@ -432,7 +432,7 @@ def _made(kind: type[_T], told: Any) -> _T:
     types: dict[str, Any] = {"str": str, "int": int, "bool": bool, "int | None": (int, type(None))}
     named = {field.name: types[str(field.type)] for field in fields(kind)}
     if not isinstance(told, dict) or told.keys() != named.keys():
-        raise WireError("it speaks another version's language")
+        raise WireError("the peer uses a different protocol version")
     if not all(isinstance(told[name], each) for name, each in named.items()):
-        raise WireError("it speaks another version's language")
+        raise WireError("the peer uses a different protocol version")
     return kind(**told)

@@ -71,19 +71,19 @@ class Wire:
         """Return the next message."""
         (size,) = struct.unpack(">I", self._exactly(4))
         if size > (_HELLO_BYTES if self._keys is None else _MESSAGE_BYTES):
-            raise WireError("something else than cloudtrain talks there")
+            raise WireError("the peer is not cloudtrain")
         body = self._exactly(size)
         if self._keys is not None:
             code = self._exactly(hashlib.sha256().digest_size)
             if not hmac.compare_digest(code, _code(self._keys[1], self._received, body)):
-                raise WireError("a message was altered on the way")
+                raise WireError("a message was altered in transit")
         self._received += 1
         try:
             message = json.loads(body)
         except (ValueError, RecursionError):  # 1 kB of brackets is nested too deeply
             message = None
         if not isinstance(message, dict):
-            raise WireError("something else than cloudtrain talks there")
+            raise WireError("the peer is not cloudtrain")
         return message
 
     def write(self, block: memoryview) -> None:
@@ -98,7 +98,7 @@ class Wire:
         while block:
             count = self._patiently(lambda: self._sock.recv_into(block), end_s)  # noqa: B023  # called at once
             if not count:
-                raise ConnectionResetError("the other end closed the connection in the middle")
+                raise ConnectionResetError("the peer closed the connection during a transfer")
             block = block[count:]
 
     def _exactly(self, count: int) -> bytes:
@@ -115,7 +115,7 @@ class Wire:
                     return once()
             except TimeoutError:
                 continue
-            raise TimeoutError(f"the other end stands still for {self.stall_s:.0f} s")
+            raise TimeoutError(f"the transfer has stalled for {self.stall_s:.0f} s")
 
 
 class Sums:
@@ -183,7 +183,7 @@ def greet(wire: Wire, token: str) -> None:
     nonces = f"{ours} {_nonce(told)}"
     if not hmac.compare_digest(str(told.get("proof")).encode(), _proof(token, "client", nonces).encode()):
         wire.send({"refused": "token"})
-        raise WireError("it does not know the token")
+        raise WireError("the client does not know the token")
     wire.send({"proof": _proof(token, "server", nonces)})
     _seal(wire, token, nonces, is_server=True)
 
@@ -198,22 +198,22 @@ def introduce(wire: Wire, token: str) -> None:
     """Run the client's part of the authentication. Raises WireError if the server does not know the token; Busy."""
     hello = wire.receive()
     if hello.get("refused") == _BUSY:
-        raise ServerBusy("it has as many connections as it takes")
+        raise ServerBusy("the server has its maximum number of connections")
     ours = secrets.token_hex(16)
     nonces = f"{_nonce(hello)} {ours}"
     wire.send({"nonce": ours, "proof": _proof(token, "client", nonces)})
     told = wire.receive()
     if "refused" in told:
-        raise WireError("it does not take this token: the token is another job's, or the job was started again")
+        raise WireError("the server rejects this token: the token belongs to another job, or the job was started again")
     if not hmac.compare_digest(str(told.get("proof")).encode(), _proof(token, "server", nonces).encode()):
-        raise WireError("it does not know the token: it is not the server that this job has started")
+        raise WireError("the server does not know the token: this job did not start the server")
     _seal(wire, token, nonces, is_server=False)
 
 
 def _nonce(told: dict[str, Any]) -> str:
     nonce = told.get("nonce")
     if not isinstance(nonce, str) or not re.fullmatch("[0-9a-f]{32}", nonce):
-        raise WireError("something else than cloudtrain talks there")
+        raise WireError("the peer is not cloudtrain")
     return nonce
 
 

@@ -178,7 +178,7 @@ def open_file(root: int, name: str, path: str) -> int:
             os.close(each)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise FileNotFoundError(f"{name}/{path} is no file any more")
+        raise FileNotFoundError(f"{name}/{path} is no longer a file")
     return file
 
 

@@ -101,7 +101,8 @@ class Gathering:
             if not self._needs(entry):
                 return True
             if source in self._lost:
-                self._faults.setdefault(entry.name, f"{entry.name} of {source[0]}:{source[1]}, which was lost")
+                words = f"cannot copy {entry.name}: no connection to {source[0]}:{source[1]}"
+                self._faults.setdefault(entry.name, words)
                 return False
             # No process writes here before a start: an own entry of that name is damaged, or it would not be needed.
             fetched = copies.fetch(
@@ -121,7 +122,7 @@ class Gathering:
             self._fail(entry.name, source, error)
             return False
         if fetched.bytes:
-            print(f"gather: {entry.name} has come from {source[0]}", flush=True)
+            print(f"gather: {entry.name} was copied from {source[0]}", flush=True)
         return True
 
     def _merge(self, source: Source, entry: StoredEntry) -> None:
@@ -138,7 +139,7 @@ class Gathering:
                 if not target.exists() or target.stat().st_mtime_ns < path.stat().st_mtime_ns:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     path.replace(target)
-            print(f"gather: {entry.name} of {source[0]} is merged here", flush=True)
+            print(f"gather: {entry.name} of {source[0]} was merged", flush=True)
         except (copies.CopyError, OSError) as error:
             self._fail(entry.name, source, error)
         finally:

@@ -39,7 +39,7 @@ class NameTaken(OSError):
     """Another entry has the copy's name, and keeps the name."""
 
     def __init__(self) -> None:
-        super().__init__("something else has that name here, and is left as it is")
+        super().__init__("a different entry has that name here, and stays unchanged")
 
 
 @contextlib.contextmanager

@@ -123,7 +123,7 @@ class Replicas:
         if not (self._may_try(name) and self._may_try(_ROOM)):
             return False
         if here is not None and not is_own(here, note):
-            self._fail(name, f"{self._folder / name} differs from node 0's, and was not copied: it is left as it is")
+            self._fail(name, f"{self._folder / name} differs from node 0's, and was not copied: it stays unchanged")
             return False
         try:
             copies.fetch(
@@ -172,8 +172,8 @@ class Replicas:
         pause_s = min(self._pause_s * 2 ** min(count - 1, 10), LONGEST_PAUSE_S)
         self._faults[what] = count, time.monotonic() + pause_s
         if count == 1:
-            print(f"replicas: {words}; to be tried again", flush=True)
+            print(f"replicas: {words}; will retry", flush=True)
 
     def _recover(self, what: str) -> None:
         if self._faults.pop(what, None):
-            print(f"replicas: {what.strip('/') or 'source'}: all is well again", flush=True)
+            print(f"replicas: {what.strip('/') or 'source'}: recovered", flush=True)

@@ -124,7 +124,7 @@ class FileKeeper:
             self._bring()
             self.newest = newest(self._kept)
         except Exception as error:
-            self.fault = f"the files that `keep` names cannot be brought: {error}"
+            self.fault = f"the files that `keep` names cannot be copied to the working directory: {error}"
         finally:
             self._is_open.set()
         wait_s = EVERY_S
@@ -200,7 +200,7 @@ class FileKeeper:
                 is_emptied = not stamp[0] and (_stamp(self._kept / name) or stamp)[0] > 0
                 if is_emptied or is_torn(path) or not _copy(path, self._kept / name):
                     if is_last:
-                        self._say(f"keep: {name} is cut off; the last whole one stays")
+                        self._say(f"keep: {name} is incomplete; the last complete copy stays")
                     continue
                 self._here[name] = stamp
                 self._there[name] = _stamp(self._kept / name) or stamp

@@ -62,8 +62,8 @@ def alone(ranks: int) -> str | None:
         return None
     if {"lightning", "pytorch_lightning"} & sys.modules.keys():
         return (
-            f"Lightning was given fewer: leave num_nodes and devices of the Trainer out, or set them ({ranks} ranks "
-            f"on {os.environ.get('CLOUDTRAIN_NUM_NODES', '1')} nodes)"
+            f"Lightning is set to fewer ranks: leave num_nodes and devices of the Trainer out, or set them ({ranks} "
+            f"ranks on {os.environ.get('CLOUDTRAIN_NUM_NODES', '1')} nodes)"
         )
     return _GENERAL
 

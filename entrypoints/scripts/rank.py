@@ -70,7 +70,5 @@ def _warn(ranks: int, stopping: Stopping) -> None:
         words = f"this rank has joined no process group of {ranks} ranks after {wait_s:.0f} s"
         streams.say(f"cloudtrain: warning: {words}; {why}\n")
     if stopping.is_wanted and not stopping.has_trainer:
-        words = (
-            "on_stop: save has found no Trainer of Hugging Face or Lightning: nothing of cloudtrain's saves at a stop"
-        )
+        words = "on_stop: save has found no Trainer of Hugging Face or Lightning: cloudtrain cannot save at a stop"
         streams.say(f"cloudtrain: warning: {words}\n")

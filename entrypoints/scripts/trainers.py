@@ -75,7 +75,7 @@ class Stopping:
             dist.barrier(self._group)
         if os.environ.get("RANK", "0") == "0":
             saved = events.format_line("checkpoint", f"saved {path}", {"step": step, "path": path})
-            text = f"stopped at step {step} ({reason}), saved; a new start goes on from there"
+            text = f"stopped at step {step} ({reason}), saved; a new start resumes from this checkpoint"
             told = events.format_line("preempt", text, {"step": step, "reason": reason, "saved": True, "path": path})
             streams.say(f"{saved}\n{told}\n")
         raise SystemExit(EXIT_SAVED)

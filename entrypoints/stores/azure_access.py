@@ -29,11 +29,11 @@ _DENIED = (
     "or to read, write, delete and list there"
 )
 _WALLED = (
-    "no access to {uri}; the account's network rules shut this machine out, or {who} lacks the right to read, write, "
+    "no access to {uri}; the account's network rules block this machine, or {who} lacks the right to read, write, "
     "delete and list there"
 )
-_REFUSED = "Azure does not take {who} for {uri}; is it complete, of this account, and not expired?"
-_NO_KEYS = "{host} takes no keys; give the job an identity with the role Storage Blob Data Contributor, not {who}"
+_REFUSED = "Azure rejects {who} for {uri}; is it complete, of this account, and not expired?"
+_NO_KEYS = "{host} rejects keys; give the job an identity with the role Storage Blob Data Contributor, not {who}"
 _CHANGED = "{uri}: another process has written the same object meanwhile"
 _NO_TOKEN = "Azure gives {who} no token for {uri}; is it complete, and not expired?"
 _NOBODY = (

@@ -118,8 +118,8 @@ def _place(uri: str) -> azure_access.BlobLocation:
     address, mark, _ = uri.partition("?")
     if mark:
         raise TaskError(
-            f"checkpoint.mirror {address!r} goes on with a `?`: leave that out; a SAS is a secret, and comes to the "
-            "job as AZURE_STORAGE_SAS_TOKEN (`secrets` in the config)"
+            f"checkpoint.mirror {address!r} contains a `?`: remove the query; a SAS is a secret, which the job gets "
+            "as AZURE_STORAGE_SAS_TOKEN (`secrets` in the config)"
         )
     # Not by urlsplit: a `#` would end the prefix.
     if match := _HTTPS.fullmatch(uri):

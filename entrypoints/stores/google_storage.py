@@ -31,15 +31,15 @@ BODY_ATTEMPTS = 3  # for uploads or downloads with damaged bytes
 _FIELDS = "name,size,md5Hash,generation,updated,metadata"
 _NO_BUCKET = "there is no bucket {bucket}; make it, or name another one"
 _DENIED = "no access to {uri}; {who} needs the role Storage Object User (roles/storage.objectUser) on the bucket"
-_SCOPES = "no access to {uri}; the machine's access scopes leave Cloud Storage out: give it the scope cloud-platform"
+_SCOPES = "no access to {uri}; the machine's access scopes lack Cloud Storage: add the scope cloud-platform"
 _BILLING = "Google refuses {uri}, because billing is disabled for the bucket's project"
-_REFUSED = "Google does not take the token of {who} for {uri}; is the account still there and enabled?"
-_QUOTA = "{host} asks to slow down for {uri}, and keeps on: too many requests at once, or a quota of the project's"
+_REFUSED = "Google rejects the token of {who} for {uri}; is the account still there and enabled?"
+_QUOTA = "{host} repeatedly asks to slow down for {uri}: too many requests at once, or a quota of the project"
 _SILENT = "gs://{bucket} does not answer; does this machine reach {host}?"
 _CLOCK = "{host} is not trusted, because this machine's clock is wrong"
 _UNTRUSTED = "{host} is not trusted: add the package ca-certificates to the image, or set SSL_CERT_FILE"
 _CHANGED = "{uri}: another process has written the same object meanwhile"
-_DAMAGED = "{uri} arrives damaged, {count} times by now: its MD5 is another's"
+_DAMAGED = "{uri} arrived damaged {count} times: the MD5 differs"
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class Bucket:
                             patience.got_on()
                     if offset == item.size:
                         return item, _base64(digest)
-                    raise Lost(f"{offset} of {item.size} bytes have come")
+                    raise Lost(f"{offset} of {item.size} bytes were received")
                 except (ServiceError, Lost) as error:
                     if isinstance(error, ServiceError) and error.status == 404 and item is not None:
                         raise OSError(_CHANGED.format(uri=self._uri(key))) from error
@@ -234,13 +234,13 @@ class Bucket:
             is_time = "not yet valid" in str(error) or "has expired" in str(error)
             raise OSError(f"{self._told(_CLOCK if is_time else _UNTRUSTED, key)} ({error})") from error
         except (ValueError, KeyError) as error:  # invalid JSON, or JSON without a required field
-            raise OSError(f"{self._uri(key)}: {self._told('{host}', key)} answers what is not understood") from error
+            raise OSError(f"{self._uri(key)}: the answer of {self._told('{host}', key)} cannot be read") from error
 
     def _refusal(self, error: ServiceError, key: str) -> OSError:
         if error.status == 404:
             return self._absence(error, key)
         if error.status == 412:
-            return FileExistsError(f"{self._uri(key)} is there already")
+            return FileExistsError(f"{self._uri(key)} exists already")
         if error.status == 401:
             return PermissionError(f"{self._told(_REFUSED, key)} ({error})")
         if error.status == 429 or (error.status == 403 and (error.is_passing or error.reason == "quotaExceeded")):
@@ -296,7 +296,7 @@ class _Resumable:
                 offset, is_sure = found, True
             except (ServiceError, Lost) as error:
                 if session and isinstance(error, ServiceError) and error.status in (404, 410):
-                    session, error = "", Lost("the service has forgotten the upload")  # restart the upload
+                    session, error = "", Lost("the service no longer knows the upload")  # restart the upload
                 patience.failed(error)
                 is_sure = False
 

@@ -36,7 +36,7 @@ _DENIED = (
     "no access to {uri}; the credentials need s3:ListBucket on the bucket, and s3:GetObject, s3:PutObject, "
     "s3:DeleteObject and s3:AbortMultipartUpload below it"
 )
-_REFUSED = "S3 does not take these AWS credentials for {uri}; are they complete, of this account, and not expired?"
+_REFUSED = "S3 rejects these AWS credentials for {uri}; are they complete, of this account, and not expired?"
 _CLOCK = "S3 refuses {uri}, because this machine's clock is wrong"
 _NOBODY = (
     "there are no AWS credentials for {uri}; give the machine a role, or the job AWS_ACCESS_KEY_ID and "

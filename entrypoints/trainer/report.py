@@ -115,7 +115,8 @@ def say_skipped(job: TrainingJob, progress: TrainState, loss: float) -> None:
 
 def say_preempted(job: TrainingJob, progress: TrainState, reason: str) -> None:
     """Report that the job stops before its end, with all state saved."""
-    text = f"stopped at step {progress.step}/{progress.max_steps} ({reason}), saved; a new start goes on from here"
+    at = f"{progress.step}/{progress.max_steps}"
+    text = f"stopped at step {at} ({reason}), saved; the next start continues from this step"
     say(job, "preempt", text, step=progress.step, reason=reason, saved=True, path=str(progress.path))
 
 

@@ -27,10 +27,10 @@ __all__ = ["choose", "differences", "resume"]
 # Settings that may change at a resume, and the effect of each change on the run.
 _COMPARED = {
     "dataset_length": "the dataset had {then} items, now {now}: samples may repeat or be skipped in this epoch",
-    "dataset_fingerprint": "the dataset's first or last item is another one",
+    "dataset_fingerprint": "the dataset's first or last item differs",
     "global_batch_size": "the global batch was {then}, now {now}",
     "micro_batch_size": "the micro-batch was {then}, now {now}: losses agree to rounding, not to the bit",
-    "seed": "the seed was {then}, now {now}: this epoch's order is another one, so samples may repeat or be skipped",
+    "seed": "the seed was {then}, now {now}: this epoch's order differs, so samples may repeat or be skipped",
     "world_size": "the ranks were {then}, now {now}: losses agree to rounding, not to the bit",
     "strategy": "the strategy was {then}, now {now}: losses agree to rounding, not to the bit",
     "precision": "the precision was {then}, now {now}",
@@ -139,7 +139,7 @@ def _owe_the_mirror(job: TrainingJob, found: folders.FoundCheckpoint) -> None:
 
 def _at(path: Path) -> list[Path]:
     if not path.is_dir():
-        raise TaskError(f"checkpoint.resume names {path}, which does not exist; auto takes the newest of this job")
+        raise TaskError(f"checkpoint.resume names {path}, which does not exist; auto selects this job's newest")
     path = path.absolute()
     if (path / folders.MANIFEST).exists() or not folders.list_steps(path):
         return [path]
@@ -215,7 +215,7 @@ def _from_mirror(job: TrainingJob) -> _Intact | None:
         try:
             fetched = published.fetch(job.mirror, job.folder, replace=True)
         except OSError as error:
-            fault = f"all checkpoints in {job.folder} are damaged, and the mirror cannot be asked: {error}"
+            fault = f"all checkpoints in {job.folder} are damaged, and the mirror cannot be read: {error}"
     job.saver.meet()
     fetched, fault = exchange.share([str(fetched) if fetched else None, fault])
     if fault:  # a start from step 0 would replace an intact remote checkpoint with earlier steps
@@ -247,7 +247,7 @@ def _require_own(job: TrainingJob, found: folders.FoundCheckpoint) -> None:
     if job.spec.checkpoint.resume in ("auto", "never") and other != job.spec.job:
         raise TaskError(
             f"the checkpoints in {found.path.parent} are of the job {other}, this one is {job.spec.job}; set "
-            f"checkpoint.resume to {found.path} to go on from there, or give this job a place of its own"
+            f"checkpoint.resume to {found.path} to resume from there, or give this job a separate folder"
         )
 
 
@@ -263,7 +263,8 @@ def _fetch_newer(job: TrainingJob) -> None:
     except OSError as error:
         if not own:
             raise
-        emit("checkpoint", f"the mirror cannot be asked: {error}; going on with this machine's own", step=own[0][0])
+        text = f"the mirror cannot be read: {error}; continuing with this machine's checkpoint"
+        emit("checkpoint", text, step=own[0][0])
 
 
 def _is_first_start(job: TrainingJob) -> bool:
@@ -294,7 +295,7 @@ def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.Check
     fault = _difference(weights, {n: s for n, s in reader.shapes.items() if n.startswith("model.")})
     if fault:
         raise TaskError(
-            f"the checkpoint is another model's: {fault}; fix model(params), "
+            f"the checkpoint belongs to a different model: {fault}; fix model(params), "
             "or start from step 0 with checkpoint.resume: never"
         )
     with torch.no_grad():
@@ -400,7 +401,7 @@ def _report(
 ) -> None:
     step = found.step if found else 0
     for path, fault in damaged:
-        instead = f"using the one of step {step}" if found else "none is left"
+        instead = f"using the checkpoint of step {step}" if found else "no checkpoint is left"
         text = f"checkpoint {path.name} is damaged ({fault}); {instead}, and {path.name} is set aside"
         emit("checkpoint", text, step=step, damaged=str(path), reason=fault)
     if found is None and _restarts() == 0 and job.spec.attempt == 1:

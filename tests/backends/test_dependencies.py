@@ -144,7 +144,7 @@ def test_packages_are_there_and_the_second_job_finds_them(cli: Any, job: Any, ba
     assert [(each["tiny"], each["own"]) for each in told(texts)] == [("1.0", False)] * 2
     how = [text for text in texts if text.startswith("setup: venv ")]
     assert len(how) == 2
-    assert all(("brought from the store" if backend in CLOUDS else "found as built before") in text for text in how)
+    assert all(("fetched from the store" if backend in CLOUDS else "found as built before") in text for text in how)
 
 
 @pytest.mark.slow
@@ -159,10 +159,10 @@ def test_packages_that_cannot_be_installed_end_the_job(cli: Any, job: Any, backe
     assert "the requirements could not be installed: ERROR: Cannot install" in message
     texts = lines(cli)
     assert any("The user requested (constraint) torch" in text for text in texts)
-    assert any("torch stays as it is here: loosen that requirement" in text for text in texts)
+    assert any("the installed torch is not replaced: loosen that requirement" in text for text in texts)
     if backend == "local":
         assert any("ResolutionImpossible" in line for line in status["error"]["lines"])
-        assert "torch stays as it is here" in cli("status", "last").stdout
+        assert "the installed torch is not replaced" in cli("status", "last").stdout
 
 
 @pytest.mark.slow

@@ -145,7 +145,7 @@ def test_job_that_comes_late_finds_its_place_taken(vertex: Any, folder: Path, go
     wait_until(lambda: len(google.jobs()) == 2)
     first, late = (job["id"] for job in google.jobs())
     google.wait(late, "FAILED")
-    assert "another send of this job took its place: this one is not to run" in google.log(late)
+    assert "a later submit of this job replaced this one, which must not run" in google.log(late)
     assert google.job(late)["replicas"][0]["codes"] == [1]
     google.wait(first, "SUCCEEDED")
     assert (f"ran {digest()}" in google.log(first), "ran" in google.log(late).split()) == (True, False)
@@ -167,6 +167,6 @@ def test_job_that_comes_when_nobody_waits_runs_nothing(
     wait_until(lambda: len(google.jobs()) == 3)
     for job in google.jobs():
         google.wait(job["id"], "FAILED")
-        assert "the order was taken back: this job is not to run" in google.log(job["id"])
+        assert "the container order was withdrawn: this job must not run" in google.log(job["id"])
         assert google.job(job["id"])["replicas"][0]["codes"] == [1]
     assert google.secrets() == []

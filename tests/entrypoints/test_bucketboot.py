@@ -118,10 +118,10 @@ REFUSED: list[tuple[str, Callable[[Google], Any], str]] = [
     (
         "gone",
         lambda store: store.remove_object(KEY),
-        f"send the job again: there is no {CODE} any more: HTTP Error 404",
+        f"{CODE} no longer exists: submit the job again: HTTP Error 404",
     ),
-    ("damaged", lambda store: store.put_object(KEY, DATA[:-1]), f"send the job again: {CODE} is not the code that was"),
-    ("empty", lambda store: store.put_object(KEY, b""), f"send the job again: {CODE} is not the code that was sent"),
+    ("damaged", lambda store: store.put_object(KEY, DATA[:-1]), f"submit the job again: {CODE} is not the code"),
+    ("empty", lambda store: store.put_object(KEY, b""), f"submit the job again: {CODE} is not the code that was sent"),
     (
         "denied",
         lambda store: store.settings(denied=["storage.download", "storage.get"]),
@@ -176,7 +176,7 @@ def test_network_that_stays_away_may_be_tried_again(away: str, store: Google, tm
     env = {"GCE_METADATA_HOST": "127.0.0.1:9"} if away == "metadata" else {"NO_PROXY": "127.0.0.1"}
     code, said = ended(boot(tmp_path, *more, CLOUDTRAIN_BOOT_PATIENCE_S="0.2", **env))
     assert (code, said.count("\n")) == (143, 1), said
-    assert said.startswith(f"cloudtrain: {CODE} cannot be read for 0 s now: is there a way to http")
+    assert said.startswith(f"cloudtrain: cannot read {CODE} for 0 s: check the network route to http")
     assert "refused" in said
 
 

@@ -498,7 +498,7 @@ def test_share_that_stumbles_damages_nothing(tmp_path: Path, monkeypatch: pytest
         loader.check(path, patience_s=0.0)
     monkeypatch.undo()
     monkeypatch.setattr(folders, "FORMAT", 3)
-    with pytest.raises(folders.Unreadable, match="has format 2, this trainer's is 3"):
+    with pytest.raises(folders.Unreadable, match="has format 2, this trainer reads format 3"):
         loader.check(path, patience_s=0.0)
 
 

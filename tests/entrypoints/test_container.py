@@ -127,7 +127,7 @@ def test_vertex_says_nothing_of_a_single_replica(spec: dict[str, str]) -> None:
 
 def test_vertex_reduction_servers_train_nothing() -> None:
     """Pools beyond the second have no rank."""
-    with pytest.raises(ValueError, match="trains nothing"):
+    with pytest.raises(ValueError, match="does not train"):
         identify(cluster(0, "workerpool2"))
 
 
@@ -347,8 +347,8 @@ def test_order_that_cannot_be_read_is_told_where_the_platform_looks(tmp_path: Pa
     resource_config(tmp_path, ["127.0.0.1"], "127.0.0.1")
     command = [sys.executable, "-m", "cloudtrain.entrypoints.container", str(tmp_path), "spec.json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (64, "cannot tell what to run: KeyError('token')\n")
-    assert "cannot tell what to run" in (tmp_path / "output/failure").read_text()
+    assert (done.returncode, done.stderr) == (64, "cannot read the job's spec: KeyError('token')\n")
+    assert "cannot read the job's spec" in (tmp_path / "output/failure").read_text()
 
 
 def test_script_runs_under_smddp_only_where_it_is(tmp_path: Path) -> None:

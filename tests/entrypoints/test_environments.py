@@ -179,7 +179,7 @@ def test_key_takes_remote_requirements_as_text(ask: dict[str, Any], line: str) -
 
 
 @pytest.mark.parametrize(
-    ("line", "words"), [("-e .", "outlives its folder"), ("-r gone.txt", "left out"), ("./gone.whl", "left out")]
+    ("line", "words"), [("-e .", "outlives its folder"), ("-r gone.txt", "excluded"), ("./gone.whl", "excluded")]
 )
 def test_key_refuses_what_cannot_be(ask: dict[str, Any], line: str, words: str) -> None:
     """An editable install and a missing file are refused with the line."""
@@ -247,7 +247,7 @@ def test_venv_built_by_another_for_too_long_is_refused(ask: dict[str, Any], tmp_
     lock.write_text("process 7 on gpu3")
     held = builds.try_lock(lock, fcntl.LOCK_EX)
     assert held is not None
-    with pytest.raises(Refused, match="process 7 on gpu3 is at it, for over 0 s"):
+    with pytest.raises(Refused, match="process 7 on gpu3 has been working on it for over 0 s"):
         prepare.prepare({**ask, "limit_s": 0.2})
     os.close(held)
 
@@ -390,4 +390,4 @@ def test_conda_scripts_that_do_not_run_are_told(conda: Path) -> None:
     scripts = conda / "envs" / "train" / "etc" / "conda" / "activate.d"
     scripts.mkdir(parents=True)
     (scripts / "cuda-nvcc.sh").touch()
-    assert "not run, because no shell is: activate.d/cuda-nvcc.sh" in find("train")["detail"]
+    assert "not run, because no shell is used: activate.d/cuda-nvcc.sh" in find("train")["detail"]

@@ -269,9 +269,9 @@ def test_bytes_that_change_on_the_way_are_found(
     (file.parent / "small").write_bytes(b"some bytes")
     monkeypatch.setattr(google_storage, "_base64", lambda digest: "AAAAAAAAAAAAAAAAAAAAAA==")
     for path in (file, file.parent / "small"):
-        with pytest.raises(OSError, match=r"x/other arrives damaged, 3 times by now"):
+        with pytest.raises(OSError, match=r"x/other arrived damaged 3 times"):
             place.put(path, "other")
-    with pytest.raises(OSError, match=r"x/file arrives damaged, 3 times by now"):
+    with pytest.raises(OSError, match=r"x/file arrived damaged 3 times"):
         place.get("file", file.with_name("back"))
     assert place.names("") == ["file"]
     assert not file.with_name("back").exists()
@@ -441,7 +441,7 @@ def test_bucket_that_falls_silent_is_not_empty(brisk: None, store: Google, tmp_p
 def test_haste_is_said(brisk: None, store: Google) -> None:
     """Where Google asks to slow down, and keeps on."""
     store.fault("storage.*", "429")
-    with pytest.raises(OSError, match=r"storage.googleapis.com asks to slow down for gs://.*HTTP 429"):
+    with pytest.raises(OSError, match=r"storage.googleapis.com repeatedly asks to slow down for gs://.*HTTP 429"):
         opened().names("")
 
 
@@ -491,7 +491,7 @@ def test_token_that_expires_is_renewed(source: str, store: Google, request: pyte
     store.expire_tokens()
     place.put(file, "name")
     store.fault("storage.*", "401")
-    with pytest.raises(PermissionError, match=r"Google does not take the token of .*trainer@.* for gs://.*HTTP 401"):
+    with pytest.raises(PermissionError, match=r"Google rejects the token of .*trainer@.* for gs://.*HTTP 401"):
         place.names("")
 
 
@@ -622,7 +622,7 @@ def test_first_writer_wins_where_it_should(brisk: None, store: Google, file: Pat
     store.fault("storage.insert", "lost", count=1)
     bucket.put(file.parent / "mine", "claim", if_absent=True)
     for path in (file.parent / "theirs", file):
-        with pytest.raises(FileExistsError, match=rf"gs://{BUCKET}/claim is there already"):
+        with pytest.raises(FileExistsError, match=rf"gs://{BUCKET}/claim exists already"):
             bucket.put(path, "claim", if_absent=True)
     assert store.object("claim") == b"mine"
 

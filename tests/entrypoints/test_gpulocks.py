@@ -155,7 +155,7 @@ def test_note_of_a_reused_pid_names_nobody(open_folder: Path, hold: Hold) -> Non
     with pytest.raises(gpulocks.GpuBusy) as caught:
         gpulocks.take(open_folder, [GPU], {})
     assert caught.value.holder is None
-    assert "does not say who it is" in str(caught.value)
+    assert "held by an unidentified process" in str(caught.value)
     assert gpulocks.holders(open_folder) == [{"name": GPU, "label": GPU}]
     assert holder.poll() is None
 
@@ -242,7 +242,7 @@ def test_touch_keeps_the_files_young(open_folder: Path) -> None:
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "-x", "a" * 200])
 def test_name_that_is_none_is_refused(open_folder: Path, name: str) -> None:
     """A lock's name never leaves its folder."""
-    with pytest.raises(gpulocks.Unusable, match="no name for a lock"):
+    with pytest.raises(gpulocks.Unusable, match="not a valid lock name"):
         gpulocks.take(open_folder, [name], {})
 
 
@@ -270,7 +270,7 @@ def test_link_in_place_of_a_lock_is_refused(open_folder: Path, tmp_path: Path) -
 def test_pipe_in_place_of_a_lock_is_refused(open_folder: Path) -> None:
     """It would keep whoever opens it waiting."""
     os.mkfifo(open_folder / f"{GPU}.lock")
-    with pytest.raises(gpulocks.Unusable, match="no ordinary file"):
+    with pytest.raises(gpulocks.Unusable, match="is not a regular file"):
         gpulocks.take(open_folder, [GPU], {})
 
 
@@ -331,7 +331,7 @@ def test_folder_that_is_open_but_not_sticky_is_refused(tmp_path: Path) -> None:
     """There anybody could remove a lock and make it again."""
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks").chmod(0o777)
-    with pytest.raises(gpulocks.Unusable, match=r"anybody can remove .*chmod 1777"):
+    with pytest.raises(gpulocks.Unusable, match=r"any user can remove .*chmod 1777"):
         gpulocks.folder(str(tmp_path / "locks"))
 
 

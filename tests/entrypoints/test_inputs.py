@@ -48,13 +48,13 @@ def test_order_of_another_send(store: Google, tmp_path: Path) -> None:
     """The job came late, or twice: another start would not mend it."""
     store.put_object("jobs/j/order.json", json.dumps({"fence": "mark-2"}))
     error = refused(ORDER, tmp_path, "mark-1")
-    assert (str(error), error.may_mend) == ("another send of this job took its place: this one is not to run", False)
+    assert (str(error), error.may_mend) == ("a later submit of this job replaced this one, which must not run", False)
 
 
 def test_order_that_was_taken_back(store: Google, tmp_path: Path) -> None:
     """Who sent it knows by now that nothing runs."""
     error = refused(ORDER, tmp_path, "mark-1")
-    assert (str(error), error.may_mend) == ("the order was taken back: this job is not to run", False)
+    assert (str(error), error.may_mend) == ("the container order was withdrawn: this job must not run", False)
 
 
 @pytest.mark.parametrize(("kind", "may_mend"), [("403", False), ("503", True), ("drop", True), ("401", False)])
@@ -103,8 +103,8 @@ def test_mounted_input_is_read_where_it_is(store: Google, tmp_path: Path) -> Non
     ("kind", "words", "may_mend"),
     [
         (None, "the input train: there is nothing at gs://", False),
-        ("403", "cannot bring the input train: ", False),
-        ("503", "cannot bring the input train: ", True),
+        ("403", "cannot fetch the input train: ", False),
+        ("503", "cannot fetch the input train: ", True),
     ],
 )
 def test_input_that_cannot_be_had(store: Google, tmp_path: Path, kind: str | None, words: str, may_mend: bool) -> None:
@@ -125,7 +125,7 @@ def test_folder_goes_on_from_where_it_was(store: Google, tmp_path: Path, capfd: 
     assert not (tmp_path / "checkpoints" / "step-5").exists()
     inputs.bring_in(spec(), tmp_path)
     assert (tmp_path / "checkpoints" / "step-5" / "model").read_text() == "weights"
-    assert "brought the folder checkpoints: 1 files" in capfd.readouterr().out
+    assert "fetched the folder checkpoints: 1 files" in capfd.readouterr().out
 
 
 VERDICT = {
@@ -165,4 +165,4 @@ def test_account_that_cannot_be_written_is_said(store: Google, capfd: pytest.Cap
     """And the container ends as it would."""
     store.fault("storage.*", "403", containers=True)
     inputs.report(ENDED, VERDICT)
-    assert "the account of the job's end cannot be written" in capfd.readouterr().out
+    assert "the exit report cannot be written" in capfd.readouterr().out

@@ -71,7 +71,7 @@ def test_receiver_says_how_long_to_wait() -> None:
     assert (fault.after_s, back_off_s(1, fault), back_off_s(1)) == (7.0, 7.0, 0.5)
 
 
-@pytest.mark.parametrize(("status", "cure"), [(404, "make a new webhook"), (302, "the address that it leads to")])
+@pytest.mark.parametrize(("status", "cure"), [(404, "make a new webhook"), (302, "use the target address")])
 def test_refusal_names_its_cure(status: int, cure: str) -> None:
     """A redirected POST would arrive as a GET: it is not followed."""
     with receivers.hooks([status]) as told:
@@ -157,7 +157,7 @@ def test_mail_with_a_password_needs_tls_but_here(tmp_path: Path, monkeypatch: py
         url = f"smtp://me%40here:p%40ss%3Aw%2Frd@127.0.0.1:{post.port}"
         send(Channel("email", "team@example.org", url), notice())
         monkeypatch.setattr(mail, "_is_here", lambda host: False)
-        assert "goes nowhere in clear" in why(Channel("email", "team@example.org", url)).message
+        assert "never sent in clear text" in why(Channel("email", "team@example.org", url)).message
     assert (post.logins, post.got[0][0]) == (["me@here"], "me@here")
 
 

@@ -306,7 +306,7 @@ def test_another_model_is_a_task_error(whole: Callable[[str], Run], tmp_path: Pa
     resume_from(whole("ddp"), tmp_path, 10)
     wrong = run(tmp_path, ranks=1, params={"width": 8})
     assert wrong.code == 1
-    assert "TaskError: the checkpoint is another model's: the shape differs of first.weight (16, 6)" in wrong.errors
+    assert "the checkpoint belongs to a different model: the shape differs of first.weight (16, 6)" in wrong.errors
     assert wrong.values("step", "loss") == {}
 
 
@@ -752,7 +752,7 @@ def test_damaged_folder_waits_for_the_bucket(bucket: Any, tmp_path: Path) -> Non
     bucket.fate = lambda method, path: ("403 Forbidden", "AccessDenied")
     failed = run(tmp_path, **settings)
     assert failed.code != 0
-    assert "are damaged, and the mirror cannot be asked: no access to s3://" in failed.errors
+    assert "are damaged, and the mirror cannot be read: no access to s3://" in failed.errors
     assert failed.values("step", "loss") == {}
     bucket.fate = lambda method, path: None
     assert run(tmp_path, **settings).only("restart")["step"] == 10

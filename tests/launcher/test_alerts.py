@@ -117,8 +117,8 @@ def test_limit_before_the_finish_is_told_with_what_it_takes() -> None:
     notice = due(slow, look, {"started:1"}, NOW)[0]
     assert notice.key == "projected:1@100000000"
     assert (
-        "will not finish within its budget of 100.00 USD, of which 14.00 USD is the reserve for the save and for bills "
-        "at their worst: done in 3h 53m, for 150.00 USD in all" in notice.text
+        "will not finish within its budget of 100.00 USD, of which 14.00 USD is the reserve for the save and for the "
+        "highest possible bills: done in 3h 53m, for 150.00 USD in all" in notice.text
     )
     assert "cloudtrain resume j-x1 --budget +" in notice.text
 
@@ -161,7 +161,7 @@ def test_job_that_runs_is_not_resumed_now() -> None:
     slow.attempt.progress["eta_s"] = 14_000.0
     lines = "\n".join(due(slow, look, {"started:1"}, NOW)[0].lines)
     assert "stop it     cloudtrain stop j-x1\n" in lines
-    assert "go on       after it has stopped: cloudtrain resume j-x1 --budget +" in lines
+    assert "resume      after it has stopped: cloudtrain resume j-x1 --budget +" in lines
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_end_by_money_names_the_money_to_go_on() -> None:
     # 1000 s and 200 s again, a tenth, half a minute's start, two minutes' save, and 500 s before its own clock begins.
     assert notice.fields["resume"] == "cloudtrain resume j-x1 --budget +9.70USD"
     assert notice.lines[-2:] == (
-        "go on with  cloudtrain resume j-x1 --budget +9.70USD",
+        "resume with cloudtrain resume j-x1 --budget +9.70USD",
         "            (12 to finish, 7.70 in reserve for start and end, less 10 left)",
     )
 

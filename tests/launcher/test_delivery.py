@@ -118,7 +118,7 @@ def test_receiver_that_takes_and_never_answers_is_told_thrice(
         another.offer([Delivery(job.id, entry(stuck.url), notice())])
         another.close(5.0)
         assert len(stuck.asked) == 3
-    assert "has taken it and does not answer" in said[0]
+    assert "has accepted the message and does not answer" in said[0]
     assert all(words.startswith("given up: webhook http://127.0.0.1") for words in said[1:])
 
 

@@ -120,7 +120,7 @@ def _check(module: nn.Module, found: list[nn.Module]) -> None:
         other, theirs = owners.setdefault(parameter, (name, owner))
         if theirs != owner:
             raise TaskError(
-                f"{other} and {name} are one parameter, but fsdp shards {theirs} and {owner} apart; write "
+                f"{other} and {name} are one parameter, but fsdp shards {theirs} and {owner} separately; write "
                 "blocks(model) in the task so that both lie in the same block, or in none"
             )
         if not parameter.dim():
