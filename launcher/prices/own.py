@@ -139,7 +139,7 @@ def _meant(fields: list[str], last: datetime.date) -> tuple[Key, Rate]:
     if not (backend and instance_type and region and source):
         raise ValueError("no backend, type, region or source")
     if kind not in KINDS:
-        raise ValueError(f"`{kind}` is none of {', '.join(KINDS)}")
+        raise ValueError(f"`{kind}` is not one of {', '.join(KINDS)}")
     if derived not in ("yes", "no"):
         raise ValueError(f"derived is `{derived}`, neither yes nor no")
     hourly, more = _number(usd, "usd_per_hour"), _number(factor, "uncertainty")

@@ -560,8 +560,12 @@ def test_secret_variables_are_never_echoed(load: Load) -> None:
         ("name: x\nmodule: pkg.sbu.deep", "holds no `pkg/sbu/`", "did you mean `pkg.sub.deep`?"),
         ("name: x\nmodule: pkg", "is a package without `__main__.py`", "`pkg.broken`, `pkg.relative`, `pkg.train`"),
         ("name: x\nmodule: bare.nope", "holds no `bare/nope.py`", ""),
-        ("name: x\nmodule: pkg/train.py", "is no module's name", "`script: pkg/train.py`, or `module: pkg.train`"),
-        ("name: x\nmodule: train.py", "is no module's name", "`script: train.py`, or `module: train`"),
+        (
+            "name: x\nmodule: pkg/train.py",
+            "is not a valid module name",
+            "`script: pkg/train.py`, or `module: pkg.train`",
+        ),
+        ("name: x\nmodule: train.py", "is not a valid module name", "`script: train.py`, or `module: train`"),
         ("name: x\nmodule: train.fit", "holds no `train/`", ""),
         ("name: x\nscript: pkg/relative.py", "a relative import works in a module", "write `module: pkg.relative`"),
         ("name: x\nscript: relative.py", "a relative import works in a module", "import without the dot"),
@@ -706,10 +710,10 @@ def test_validate_says_ok(load: Load, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hosts", "what", "place"),
     [
-        ("[fine, 'bad name', fine2]", "`bad name` is no host", (4, 16)),
-        ("[fine, {host: 'bad name'}]", "`bad name` is no host", (4, 16)),
-        ("\n    - fine\n    - bad name", "`bad name` is no host", (6, 7)),
-        ("['b!d@fine']", "`b!d` is no login name", (4, 10)),
+        ("[fine, 'bad name', fine2]", "`bad name` is not a valid host name", (4, 16)),
+        ("[fine, {host: 'bad name'}]", "`bad name` is not a valid host name", (4, 16)),
+        ("\n    - fine\n    - bad name", "`bad name` is not a valid host name", (6, 7)),
+        ("['b!d@fine']", "`b!d` is not a valid login name", (4, 10)),
     ],
 )
 def test_fault_of_a_list_item_has_its_line(

@@ -103,7 +103,7 @@ def test_what_is_written_is_read(home: Path, usd: float, factor: float, source: 
         (GOOD.replace("0.115", ""), "is ``, no number"),
         (GOOD.replace("2026-11-20", "2999-01-01"), "still to come"),
         (GOOD.replace("2026-11-20", "lately"), "`lately` is no day"),
-        (GOOD.replace("on_demand", "weekly"), "`weekly` is none of on_demand"),
+        (GOOD.replace("on_demand", "weekly"), "`weekly` is not one of on_demand"),
         (GOOD.replace(",no,1,", ",no,0.5,"), "1 or more"),
         (GOOD.replace(",no,1,", ",perhaps,1,"), "neither yes nor no"),
         (GOOD[:30], "3 fields, not 9"),
