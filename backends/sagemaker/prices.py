@@ -200,7 +200,7 @@ def _download(url: str) -> Any:
         except (OSError, http.client.HTTPException, EOFError) as error:
             words, is_busy = f"{getattr(error, 'reason', None) or error}", True
         except ValueError as error:
-            words, is_busy = f"no whole JSON: {error}", False
+            words, is_busy = f"not complete JSON: {error}", False
         if not is_busy or number == TRIES:
             break
         time.sleep(PAUSE_S * 2**number)

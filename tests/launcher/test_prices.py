@@ -90,7 +90,7 @@ def test_prices_are_filtered(cli: Any) -> None:
         (("--accelerator", "Z9"), 0, "no accelerator `Z9` is known here; there are "),
         (("--backend", "local"), 0, "write local.price_per_hour"),
         (("--accelerator", "H100:7"), 0, "leave a filter out"),
-        (("refresh",), 2, "no region is known"),
+        (("refresh",), 2, "no region with usable prices"),
         (("refresh", "--backend", "local"), 2, "write local.price_per_hour"),
         (("refresh", "--backend", "azureml"), 3, ""),
         (("refresh", "-f", "nowhere.yaml"), 3, "nowhere.yaml"),
@@ -141,7 +141,7 @@ def test_vendor_that_does_not_answer_changes_nothing(aws_cli: Any, aws: Aws, hom
     before = (home / "prices.csv").read_text()
     aws.settings(price_damage="truncated")
     done = aws_cli("prices", "refresh", "--backend", "sagemaker")
-    assert (done.code, "no whole JSON" in done.stdout) == (7, True)
+    assert (done.code, "not complete JSON" in done.stdout) == (7, True)
     assert (home / "prices.csv").read_text() == before
 
 
