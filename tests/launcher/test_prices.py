@@ -203,7 +203,7 @@ def test_each_backend_of_the_file_is_a_matter_of_its_own(aws_cli: Any, project: 
     rows = done.json["prices"]
     assert done.code == 4
     assert [row["region"] for row in rows if row["backend"] == "vertex"] == ["us-central1"]
-    assert "no Google credentials" in next(row["reason"] for row in rows if row["backend"] == "vertex")
+    assert "no valid Google credentials" in next(row["reason"] for row in rows if row["backend"] == "vertex")
     assert catalog.rates("sagemaker", "ml.m5.xlarge", "us-east-1")["on_demand"].usd == 0.23
     asked = aws_cli("prices", "refresh", "--type", "ml.m5.large", cwd=folder)
     assert (asked.code, "--backend: sagemaker, vertex" in asked.stderr) == (2, True)
