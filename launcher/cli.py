@@ -44,7 +44,7 @@ COMMANDS = {
     "adopt": "Take in running jobs that the registry does not know.",
     "rm": "Remove jobs that have ended, and their files here.",
     "prune": "Remove the jobs that ended long ago.",
-    "resume": "Go on from a job's newest checkpoint.",
+    "resume": "Resume from a job's newest checkpoint.",
     "budget": "Limit the cost of all jobs together, or of a project.",
     "diagnose": "Find the bound of a step: network, data or compute.",
     "exec": "Run a command, or a shell, where a node's ranks run.",

@@ -85,8 +85,8 @@ _HINTS = {
     "inputs": "a value, or {type: uri_folder, path: azureml://..., mode: ro_mount}",
     "outputs": "{type: uri_folder, path: azureml://..., mode: rw_mount}",
     "checkpoint.uri": "{type: uri_folder, path: azureml://..., mode: rw_mount}",
-    "env": "text alone: quote numbers, true and false",
-    "tags": "text alone: quote numbers, true and false",
+    "env": "only text: quote numbers, true and false",
+    "tags": "only text: quote numbers, true and false",
     "azureml.raw": "cloudtrain renders this part by itself: look at what azureml.raw changes",
 }
 
@@ -122,10 +122,10 @@ def _naming(job: Job) -> Iterator[Fault]:
         message = "without experiment_name the SDK takes the name of the folder that submits"
         yield _at("experiment_name", message, "set azureml.experiment")
     if job.get("type") != "command":
-        yield _at("type", f"`{job.get('type')}` is no command job", "leave `type: command`")
+        yield _at("type", f"`{job.get('type')}` is not a command job", "leave `type: command`")
     code = job.get("code")
     if code is None:
-        yield _at("code", "without `code` nothing of ours reaches the job", "leave `code` as it is")
+        yield _at("code", "without `code` cloudtrain's code does not reach the job", "leave `code` as it is")
     elif isinstance(code, str) and code.startswith("git+"):
         yield _at("code", "the SDK takes no git path", "leave `code` as it is")
 
@@ -159,12 +159,12 @@ def _command(job: Job) -> Iterator[Fault]:
             hint = "a command job knows inputs.NAME and outputs.NAME"
             yield _at("command", f"command: ${{{{{expression}}}}} belongs to other kinds of job", hint)
         elif name not in _part(job, kind):
-            message = f"command: ${{{{{expression}}}}} leads nowhere{request_rules.meant(name, _part(job, kind))}"
+            message = f"command: ${{{{{expression}}}}} is not defined{request_rules.meant(name, _part(job, kind))}"
             yield _at(kind, message, f"add `{name}` to {kind}")
     for kind in ("inputs", "outputs"):
         for name in _part(job, kind):
             if (kind, name) not in seen:
-                message = f"{kind}.{name}: the command does not speak of it"
+                message = f"{kind}.{name}: the command does not use it"
                 yield _at(f"{kind}.{name}", message, f"${{{{{kind}.{name}}}}} in the command", is_warning=True)
 
 
@@ -176,7 +176,7 @@ def _machines(job: Job) -> Iterator[Fault]:
         yield _at("resources.instance_type", "neither a cluster nor an instance type says what to run on", hint)
     if compute is None and isinstance(kind, str) and not kind.lower().startswith("standard_"):
         hint = f"did you mean `Standard_{kind}`?"
-        yield _at("resources.instance_type", f"`{kind}` is no size of Azure's machines: Standard_...", hint)
+        yield _at("resources.instance_type", f"`{kind}` is not an Azure machine size: Standard_...", hint)
     if isinstance(count, int) and count < 1:
         yield _at("resources.instance_count", f"{count} instances run nothing", "at least 1")
     if isinstance(compute, str):
@@ -193,7 +193,7 @@ def _machines(job: Job) -> Iterator[Fault]:
             yield _at("queue_settings.job_tier", message, "leave out azureml.compute, or resources.spot")
     shm = resources.get("shm_size")
     if isinstance(shm, str) and re.fullmatch(r"0+[bkmgBKMG]", shm):
-        yield _at("resources.shm_size", f"shared memory of `{shm}` is none", "leave shm_gb out for Azure's 2g")
+        yield _at("resources.shm_size", f"shared memory of `{shm}` is zero", "leave shm_gb out for Azure's 2g")
     arguments = resources.get("docker_args")
     words = " ".join(map(str, arguments)) if isinstance(arguments, list) else str(arguments or "")
     if re.search(r"--shm-size\b", words):
@@ -233,7 +233,7 @@ def _environment(job: Job) -> Iterator[Fault]:
     if isinstance(environment, str) and not _ENVIRONMENT.fullmatch(environment):
         if environment.startswith("azureml:"):
             hint = "azureml:NAME:VERSION, azureml:NAME@latest, or azureml://registries/.../environments/NAME/versions/V"
-            yield _at("environment", f"`{environment}` says no version of an environment", hint)
+            yield _at("environment", f"`{environment}` names no version of an environment", hint)
         elif "/" in environment:
             yield _at("environment", f"`{environment}` is an image, not an environment", "set `image` instead")
         else:
@@ -246,17 +246,17 @@ def _environment(job: Job) -> Iterator[Fault]:
         said = "both an image and a build" if image else "no image"
         yield _at("environment.image", f"the environment has {said}", "set image, or azureml.environment")
     if isinstance(image, str) and not _IMAGE.fullmatch(image):
-        yield _at("environment.image", f"`{image}` is no image's name", "such as mcr.microsoft.com/azureml/x:1")
+        yield _at("environment.image", f"`{image}` is not a valid image name", "such as mcr.microsoft.com/azureml/x:1")
     for key in ("name", "version"):
         if key in environment:
-            message = f"environment.{key}: the SDK drops it from an environment that stands in the job"
+            message = f"environment.{key}: the SDK drops it from an environment defined in the job"
             yield _at("environment", message, f"leave {key} out", is_warning=True)
 
 
 def _variables(job: Job) -> Iterator[Fault]:
     for name, value in _part(job, "environment_variables").items():
         if not _NAME.fullmatch(str(name)):
-            yield _at("environment_variables", f"`{name}` is no variable's name", "letters, digits and `_`")
+            yield _at("environment_variables", f"`{name}` is not a valid variable name", "letters, digits and `_`")
         elif name in _AZURES_OWN:
             yield _at("environment_variables", f"Azure sets {name} itself, on each node its own", "leave it out")
         size = len(f"{name}={value}".encode(errors="replace")) + 1
@@ -264,7 +264,7 @@ def _variables(job: Job) -> Iterator[Fault]:
             message = f"{name} has {size} bytes, and Linux starts nothing with more than {MAX_VARIABLE_BYTES}"
             yield _at("environment_variables", message, "put it into a file of the code folder")
         if isinstance(value, str) and _EXPRESSION.search(value):
-            message = f"{name}: Azure is known to fill in expressions in the command alone"
+            message = f"{name}: Azure is known to fill in expressions only in the command"
             yield _at("environment_variables", message, "", is_warning=True)
 
 
@@ -283,7 +283,7 @@ def _mounts(job: Job) -> Iterator[Fault]:
                 if places.setdefault(path.rstrip("/"), full) != full:
                     yield _at(full, f"{full} and {places[path.rstrip('/')]} are one place", "give each its own")
                 if not _CLOUD_PATH.match(path):
-                    yield _at(full, f"`{path}` is nowhere in Azure", "azureml://datastores/NAME/paths/...")
+                    yield _at(full, f"`{path}` is not a URI of Azure storage", "azureml://datastores/NAME/paths/...")
             elif kind == "inputs" and isinstance(value, Mapping) and "value" not in value:
                 yield from _input(full, path)
     if "checkpoints" in _part(job, "outputs"):
@@ -298,7 +298,7 @@ def _input(full: str, path: Any) -> Iterator[Fault]:
         # load_job removes `azureml:` before a text that looks like NAME:VERSION, and then looks for a local folder.
         yield _at(full, f"{full}: the SDK takes what follows `:` or `@` in `{path}` for a version", "rename the folder")
     elif isinstance(path, str) and not _CLOUD_PATH.match(path) and not _ASSET_PATH.fullmatch(path):
-        yield _at(full, f"{full}: `{path}` is nowhere in Azure", hint)
+        yield _at(full, f"{full}: `{path}` is not a URI of Azure storage", hint)
 
 
 def _checkpoints(outputs: Job) -> Iterator[Fault]:
@@ -306,7 +306,7 @@ def _checkpoints(outputs: Job) -> Iterator[Fault]:
     output, hint = _part(outputs, "checkpoints"), "a place of the job's own, the same for each attempt"
     path = output.get("path")
     if not path:
-        yield _at("outputs.checkpoints", "without a path each run's checkpoints lie elsewhere", hint)
+        yield _at("outputs.checkpoints", "without a path each run stores its checkpoints in another place", hint)
     elif "name" in _EXPRESSION.findall(str(path)):
         yield _at("outputs.checkpoints", f"`{path}` is another place in each run", hint)
     mode, kind = (str(output.get(*each)).lower() for each in (("mode", "rw_mount"), ("type", "uri_folder")))
@@ -322,7 +322,7 @@ def _rest(job: Job) -> Iterator[Fault]:
     for name, service in _part(job, "services").items():
         kind, nodes = service.get("type") if isinstance(service, Mapping) else None, "nodes"
         if str(kind).lower() not in _SERVICES:
-            yield _at("services", f"services.{name}: `{kind}` is none of {', '.join(_SERVICES)}", "name one of them")
+            yield _at("services", f"services.{name}: `{kind}` is not one of {', '.join(_SERVICES)}", "name one of them")
         if isinstance(service, Mapping) and service.get(nodes, "all") != "all":
             yield _at("services", f"services.{name}.nodes is `all` or left out", "left out means node 0")
     if "msi_resource_id" in _part(job, "identity"):

@@ -50,7 +50,7 @@ def fitting(workspace: Workspace, name: str, instance_type: str | None, instance
         raise ConfigError([Fault(message, key="resources.instance_type", hint=f"write {size}, or another compute")])
     most = most if isinstance(most, int) else None
     if most is not None and most < instances:
-        message = f"`{name}` grows to {most} machines, and the job wants {instances}"
+        message = f"`{name}` grows to {most} machines, and the job needs {instances}"
         raise ConfigError([Fault(message, key="resources.instances", hint="fewer instances, or let the cluster grow")])
     priority, state = str(own.get("vmPriority") or "dedicated").lower(), str(there.get("provisioningState") or "?")
     return Cluster(size, most, priority, state, _idle_of(own, instances), str(there.get("computeLocation") or ""))
@@ -71,7 +71,7 @@ def require(workspace: Workspace, request: Request) -> float:
     if counted_s is not None and found.idle_s > counted_s:
         told, counted = span(found.idle_s), span(counted_s)
         message = f"`{beside['compute']}` keeps idle machines for {told}, and the plan counts {counted} of it"
-        hint = f"write `idle: {format_duration(int(found.idle_s))}`, or have the cluster let them go sooner"
+        hint = f"write `idle: {format_duration(int(found.idle_s))}`, or set the cluster to release them sooner"
         raise ConfigError([Fault(message, key="azureml.idle", hint=hint)])
     return found.idle_s
 

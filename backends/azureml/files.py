@@ -48,7 +48,7 @@ def download(workspace: Workspace, uri: str, folder: Path) -> list[Path]:
         sizes = {item.name: item for item in container.list_blobs(name_starts_with=prefix)}
         names = [name for name in sizes if not _is_folder(sizes[name]) and _is_inside(name.removeprefix(prefix))]
         if not names:
-            raise CloudtrainError("there is no output", where=uri, hint="it is there once the job has left anything")
+            raise CloudtrainError("there is no output", where=uri, hint="the job has not written any output yet")
 
         def one(name: str) -> Path:
             target = folder / name.removeprefix(prefix)

@@ -64,7 +64,7 @@ def details(workspace: Workspace, root: str, name: str, *, fresh_s: float = 0.0)
     try:
         told = Details(str(data["status"]), data, dict(data.get("logFiles") or {}), time.monotonic())
     except (ValueError, KeyError, TypeError) as error:
-        raise UnreachableError(f"cannot ask for {name}: the run history's answer makes no sense") from error
+        raise UnreachableError(f"cannot ask for {name}: the run history's answer cannot be parsed") from error
     _known[name] = told
     return told
 

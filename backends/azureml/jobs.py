@@ -289,7 +289,7 @@ def _create(request: Request, shipment: Shipment, job: dict[str, Any], owner: st
 def _services_of_ours(request: Request, there: dict[str, Any], owner: str) -> dict[str, Any]:
     """Return the services of the existing job of the request's name. Raises UsageError for a job of another owner."""
     if not _is_ours(there, owner):
-        message = f"there is a job {request.name} of another machine's, or of somebody else's, in this workspace"
+        message = f"there is a job {request.name} of another user or machine in this workspace"
         raise UsageError(message, hint="choose another --name")
     return _services(there)
 

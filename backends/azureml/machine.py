@@ -72,7 +72,7 @@ def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
     key = "resources.instance_type"
     if not _TYPE.fullmatch(instance_type):
         hint = f"did you mean `Standard_{instance_type}`?" if _TYPE.fullmatch(f"Standard_{instance_type}") else ""
-        raise ConfigError([Fault(f"`{instance_type}` is no Azure machine size", key=key, hint=hint)])
+        raise ConfigError([Fault(f"`{instance_type}` is not an Azure machine size", key=key, hint=hint)])
     known = catalog.by_type("azureml", instance_type, region)
     if known is not None:
         return known
@@ -99,7 +99,7 @@ def workspace_of(block: AzureML, environ: Mapping[str, str] = os.environ) -> Wor
     }
     faults = [Fault(words[key], key=f"azureml.{key}", hint=hint) for key, (value, hint) in parts.items() if not value]
     faults += [
-        Fault(f"`{value}` cannot be part of an Azure id", key=f"azureml.{key}", hint="the name alone, without a path")
+        Fault(f"`{value}` cannot be part of an Azure id", key=f"azureml.{key}", hint="only the name, without a path")
         for key, (value, _) in parts.items()
         if value and re.search(r"[/?#\s]", value)
     ]

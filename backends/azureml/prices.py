@@ -45,7 +45,9 @@ def quotes(config: JobConfig | None, region: str, types: tuple[str, ...]) -> lis
     Raises UnreachableError if Azure's list cannot be read.
     """
     named = types or tuple(dict.fromkeys([*catalog.types("azureml"), *_own(config)]))
-    with rest.answers("read Azure's price list", needs="none of Azure's: it is open to all, so ask who runs the proxy"):
+    with rest.answers(
+        "read Azure's price list", needs="no role, because the list is public; ask the operator of the proxy"
+    ):
         first = of_machine(named[0], region)  # alone: if the service does not answer, one wait is enough
         with ThreadPoolExecutor(WORKERS) as pool:
             asked = [pool.submit(of_machine, size, region) for size in named[1:]]
@@ -126,7 +128,7 @@ def _quote(key: Key, meters: Sequence[Meter]) -> Quote:
     today = rating.today().isoformat()
     now = [meter for meter in meters if _since(meter) <= today]
     if not now:
-        return Quote(key, None, f"Azure lists {words} from {min(map(_since, meters))} on alone")
+        return Quote(key, None, f"Azure lists {words} only from {min(map(_since, meters))} on")
     since = max(map(_since, now))
     held = {float(meter["retailPrice"]) for meter in now if _since(meter) == since}
     if len(held) > 1:

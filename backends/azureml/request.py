@@ -239,7 +239,7 @@ def _require_reachable(config: JobConfig) -> None:
         faults.append(Fault("a mirror on Azure ML would end with the container", key="checkpoint.mirror", hint=hint))
     if config.checkpoint.resume not in ("auto", "never"):
         hint = "leave `resume: auto`; another job's weights can come in by `inputs`, for model(params) to load"
-        message = "on Azure ML a job goes on from its own checkpoints alone"
+        message = "on Azure ML a job resumes only from its own checkpoints"
         faults.append(Fault(message, key="checkpoint.resume", hint=hint))
     if config.resources.spot and block_of(config).compute:
         message = "whether a cluster's machines are low priority is the cluster's own, not a job's"
@@ -248,7 +248,7 @@ def _require_reachable(config: JobConfig) -> None:
         )
         faults.append(Fault(message, key="resources.spot", hint=hint))
     if config.secrets and block_of(config).identity not in ("managed", "user"):
-        message = "to read its secrets from the key vault the job must act as somebody"
+        message = "to read its secrets from the key vault the job needs an identity"
         faults.append(Fault(message, key="azureml.identity", hint="write `identity: managed` or `identity: user`"))
     if faults:
         raise ConfigError(faults)

@@ -128,7 +128,7 @@ def call(
     session, errors = _session()
     host, is_renewed = urlsplit(url).netloc, False
     if _not_before_s.get(host, 0.0) > time.monotonic():
-        raise AzureError(429, "", f"{host} has asked to be left alone for a while")
+        raise AzureError(429, "", f"{host} has asked for a pause in requests")
     for number in range(1, TRIES + 1):
         sent = dict(headers or {})
         if audience is not None:
@@ -182,9 +182,9 @@ def object_in(answer: Any) -> dict[str, Any]:
     try:
         found = answer.json()
     except ValueError as error:
-        raise AzureError(0, "", f"{urlsplit(answer.url).netloc} answers something else than JSON") from error
+        raise AzureError(0, "", f"{urlsplit(answer.url).netloc} did not answer with JSON") from error
     if not isinstance(found, dict):
-        raise AzureError(0, "", f"{urlsplit(answer.url).netloc} answers something else than an object")
+        raise AzureError(0, "", f"{urlsplit(answer.url).netloc} did not answer with a JSON object")
     return found
 
 
@@ -224,19 +224,19 @@ def _translated(error: AzureError, doing: str, needs: str = WORKSPACE_ROLE) -> C
     code, words = error.code, error.words
     text = f"{code} {words}".lower()
     if code == "credentials":
-        return CredentialError(f"cannot {doing}: no Azure credentials that serve: {words}", hint=_HINT_LOGIN)
+        return CredentialError(f"cannot {doing}: no valid Azure credentials: {words}", hint=_HINT_LOGIN)
     if code == "certificates":
         return ConfigError(f"cannot {doing}: {words}", hint="fix REQUESTS_CA_BUNDLE, or unset it")
     if error.status == 401:
-        return CredentialError(f"cannot {doing}: Azure does not take these credentials: {words}", hint="az login")
+        return CredentialError(f"cannot {doing}: Azure rejects these credentials: {words}", hint="az login")
     if any(word in text for word in _NO_CAPACITY) and error.status in (400, 403, 409, 429):
         hint = "ask for more under Quotas in the Azure ML studio, or take fewer or other instances"
         return CapacityError(f"cannot {doing}: {words}", hint=hint)
     if error.status == 403:
-        hint = f"a role that allows it: {needs}; who gives roles is its owner"
+        hint = f"a role that allows it: {needs}; its owner grants roles"
         return CredentialError(f"cannot {doing}: not allowed: {words}", hint=hint)
     if error.status == 0 or error.status in _BUSY:
-        does = "cannot be reached" if words == NO_NAME else "does not answer as it should"
+        does = "cannot be reached" if words == NO_NAME else "gave an unexpected answer"
         return UnreachableError(f"cannot {doing}: Azure {does}: {words}")
     if code in _ABSENT:
         key, hint = _ABSENT[code]
@@ -290,7 +290,7 @@ def _credentials_words(text: str) -> str:
     """Return the messages of the credentials' sources, without sources that are only not configured."""
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith(("Env", "Azure", "Managed", "Work"))]
     told = [line for line in lines if "unavailable" not in line.lower()]
-    return one_line(told[0] if told else "none of the usual sources has any")
+    return one_line(told[0] if told else "no usual source has credentials")
 
 
 def _said(answer: Any) -> AzureError:

@@ -74,7 +74,7 @@ def is_fresh(told: Details, most_s: float) -> bool:
 
 def awaiting(told: Details, url: str | None) -> State:
     """Return the state of a run that is over but has not reported its reason yet."""
-    started_s, detail = seconds(told.data.get("startTimeUtc")), "it has ended; its last words are awaited"
+    started_s, detail = seconds(told.data.get("startTimeUtc")), "it has ended; waiting for the exit report"
     return State("stopping", detail=detail, started_s=started_s, billed_s=_billed_s(told.data, None), url=url)
 
 

@@ -182,7 +182,7 @@ def _translated(error: Exception, doing: str) -> CloudtrainError:
         hint = "ask for more at Service Quotas (service sagemaker), or take fewer or other instances"
         return CapacityError(f"cannot {doing}: {words}", hint=hint)
     if code in _BUSY or code.startswith("5"):
-        return UnreachableError(f"cannot {doing}: AWS does not answer as it should: {words}")
+        return UnreachableError(f"cannot {doing}: AWS gave an unexpected answer: {words}")
     if code:
         return ConfigError(f"cannot {doing}: {words}", where=code)
     return _of_the_client(error, doing, words)

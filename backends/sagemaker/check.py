@@ -102,11 +102,11 @@ def _between(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     channels = [channel.get("ChannelName") for channel in _dicts(body, "InputDataConfig")]
     tags = [str(tag.get("Key")) for tag in _dicts(body, "Tags")]
     for key in sorted({key for key in tags if tags.count(key) > 1}):
-        yield "Tags", f"the tag `{key}` stands there twice", "`cloudtrain:` tags are ours"
+        yield "Tags", f"the tag `{key}` is listed twice", "`cloudtrain:` tags are reserved for cloudtrain"
     for key in (key for key in tags if key.lower().startswith("aws:")):
         yield "Tags", f"the tag `{key}` begins with AWS's own `aws:`", "call it otherwise"
     for name in sorted({str(name) for name in channels if channels.count(name) > 1}):
-        yield "InputDataConfig", f"the channel `{name}` stands there twice", ""
+        yield "InputDataConfig", f"the channel `{name}` is listed twice", ""
     algorithm = _part(body, "AlgorithmSpecification")
     if "TrainingImage" not in algorithm and "AlgorithmName" not in algorithm:
         yield "AlgorithmSpecification.TrainingImage", "there is no image", "set image"

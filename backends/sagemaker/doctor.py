@@ -78,7 +78,7 @@ def _roles(access: AwsAccess) -> Check:
     pages = aws.client(access, "iam").get_paginator("list_roles").paginate()
     found = [role["Arn"] for page in pages for role in page["Roles"] if _trusts(role["AssumeRolePolicyDocument"])]
     if not found:
-        return Check("roles", "fail", f"none trusts {SERVICE}", "create one with AmazonSageMakerFullAccess")
+        return Check("roles", "fail", f"no role trusts {SERVICE}", "create one with AmazonSageMakerFullAccess")
     more = f" and {len(found) - MAX_ROLES} more" if len(found) > MAX_ROLES else ""
     return Check("roles", "ok", f"can be sagemaker.role: {', '.join(found[:MAX_ROLES])}{more}")
 
@@ -91,7 +91,7 @@ def _role(access: AwsAccess, arn: str) -> Check:
         if aws.code_of(error) == "NoSuchEntity":
             return Check("role", "fail", f"there is no role {name}", _roles(access).found)
         if aws.code_of(error) in ("AccessDenied", "AccessDeniedException"):
-            return Check("role", "warn", f"{arn}, which you may not look at", "nothing, if it works")
+            return Check("role", "warn", f"{arn}, which your credentials may not read", "nothing, if it works")
         raise
     if role["Arn"] != arn:
         return Check("role", "fail", f"{arn} is of another account, or path, than {role['Arn']}", "fix sagemaker.role")

@@ -217,7 +217,7 @@ def _create(access: aws.AwsAccess, request: Request) -> None:
                 raise
             found = _described(access, request.name)
             if found is not None and not _is_ours(found, request):
-                message = f"there is a training job {request.name} of somebody else's in this account"
+                message = f"there is a training job {request.name} of another user or machine in this account"
                 raise UsageError(message, hint="choose another --name") from error
             if found is None:
                 raise

@@ -88,7 +88,7 @@ def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
         raise ConfigError([_no_neuron(instance_type, key)])
     if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9]+", instance_type):
         hint = f"did you mean `ml.{instance_type}`?" if re.fullmatch(r"[a-z0-9-]+\.[a-z0-9]+", instance_type) else ""
-        raise ConfigError([Fault(f"`{instance_type}` is no SageMaker instance type", key=key, hint=hint)])
+        raise ConfigError([Fault(f"`{instance_type}` is not a SageMaker instance type", key=key, hint=hint)])
     known = catalog.by_type("sagemaker", instance_type, region)
     if known is not None:
         return known
@@ -118,7 +118,7 @@ def place_of(config: JobConfig) -> S3Location:
         faults.append(Fault("no execution role for the job", key="sagemaker.role", hint=hint))
     elif account is None:
         hint = "as in arn:aws:iam::111122223333:role/train"
-        faults.append(Fault(f"`{block.role}` is no role's ARN", key="sagemaker.role", hint=hint))
+        faults.append(Fault(f"`{block.role}` is not the ARN of a role", key="sagemaker.role", hint=hint))
     if faults or region is None or account is None:
         raise ConfigError(faults)
     bucket = (block.bucket or f"sagemaker-{region}-{account[1]}").removeprefix("s3://").strip("/")

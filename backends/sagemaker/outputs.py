@@ -36,6 +36,6 @@ def download(access: AwsAccess, uri: str, job: str, folder: Path) -> list[Path]:
     for words in left_out:
         say(f"left out: {words}")
     if not found:
-        hint = "it is uploaded when the job has ended, where it has left anything"
+        hint = "the output is uploaded at the job's end, if the job has written any"
         raise CloudtrainError(f"there is no output of {job}", where=uri, hint=hint)
     return found

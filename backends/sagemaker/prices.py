@@ -118,7 +118,7 @@ def _rows(item: Mapping[str, Any], region: str) -> Iterator[PriceRow]:
             for rate in term["priceDimensions"].values():
                 yield PriceRow(used[1], *_usd(rate, since), since)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UnreachableError(f"a row of AWS's price list has no sense: {error!r}") from error
+        raise UnreachableError(f"a row of AWS's price list cannot be parsed: {error!r}") from error
 
 
 def _usd(rate: Mapping[str, Any], since: str) -> tuple[float | None, str]:
@@ -129,9 +129,9 @@ def _usd(rate: Mapping[str, Any], since: str) -> tuple[float | None, str]:
     if rate.get("unit") != "Hrs":
         return None, f"AWS lists it by {rate.get('unit')}, not by the hour"
     if since > datetime.datetime.now(datetime.timezone.utc).date().isoformat():
-        return None, f"AWS lists a price from {since} on alone"
+        return None, f"AWS lists a price only from {since} on"
     usd = float(prices["USD"])
-    return (usd, "") if usd > 0 else (None, "AWS lists it at 0 USD, which holds a place")
+    return (usd, "") if usd > 0 else (None, "AWS lists it at 0 USD, which is a placeholder")
 
 
 def _items(access: AwsAccess, region: str) -> tuple[list[Mapping[str, Any]], str]:
@@ -157,7 +157,7 @@ def _products(access: AwsAccess, region: str) -> list[Mapping[str, Any]]:
     try:
         return [json.loads(text) for text in texts]  # each row is JSON in a string
     except (ValueError, TypeError) as error:
-        raise UnreachableError(f"a row of AWS's price list is no whole JSON: {error}") from error
+        raise UnreachableError(f"a row of AWS's price list is not complete JSON: {error}") from error
 
 
 def _bulk(access: AwsAccess, region: str) -> list[Mapping[str, Any]]:
@@ -200,7 +200,7 @@ def _download(url: str) -> Any:
         except (OSError, http.client.HTTPException, EOFError) as error:
             words, is_busy = f"{getattr(error, 'reason', None) or error}", True
         except ValueError as error:
-            words, is_busy = f"no whole JSON: {error}", False
+            words, is_busy = f"not complete JSON: {error}", False
         if not is_busy or number == TRIES:
             break
         time.sleep(PAUSE_S * 2**number)

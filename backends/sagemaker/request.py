@@ -274,7 +274,9 @@ def _as_hyperparameters(config: JobConfig) -> dict[str, Any]:
         plain = name.removeprefix("--")
         is_odd = not plain or "=" in plain or plain in found or plain.startswith("sagemaker_")
         if is_odd or not name.startswith("--") or not rest or rest[0].startswith("--"):
-            message = f"the image's toolkit passes `--name value` pairs only, each name once, and `{name}` is none"
+            message = (
+                f"the image's toolkit passes `--name value` pairs only, each name once, and `{name}` is not such a pair"
+            )
             raise ConfigError([Fault(message, key="args", hint="write `distribution: torchrun`, which takes any")])
         found[plain] = rest[0]
         arguments = rest[1:]
@@ -317,7 +319,7 @@ def _require_reachable(config: JobConfig) -> None:
             faults.append(Fault(f"{message}: network_isolation is on", key=key, hint=hint))
     if config.checkpoint.resume not in ("auto", "never"):
         hint = "leave `resume: auto`; another job's weights can come in by `inputs`, for model(params) to load"
-        message = "on SageMaker a job goes on from its own checkpoints alone"
+        message = "on SageMaker a job resumes only from its own checkpoints"
         faults.append(Fault(message, key="checkpoint.resume", hint=hint))
     for key, uri in (("checkpoint.uri", config.checkpoint.uri), ("outputs", _output(config))):
         if uri is not None and not uri.startswith("s3://"):

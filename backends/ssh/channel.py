@@ -163,13 +163,13 @@ class HostChannel:
         name = self.host.name
         if code == 255:  # ssh's own code; with any other code, `words` comes from the host
             return fault_of(words or BROKEN, name, self.host.by_hand)
-        said = last_words(words) or last_words(noise) or "no word of why"
+        said = last_words(words) or last_words(noise) or "no reason given"
         if code in (126, 127):
             hint = "name one that is there: ssh.python, or `python` of this host"
             return ConfigError(f"{name} has no interpreter `{self.host.python}`: {said}", hint=hint)
         if "SyntaxError" in words or "Unknown option: -I" in words:
             hint = "name a newer one: ssh.python, or `python` of this host"
-            return ConfigError(f"{name}: `{self.host.python}` is no Python 3.10 or newer: {said}", hint=hint)
+            return ConfigError(f"{name}: `{self.host.python}` is not Python 3.10 or newer: {said}", hint=hint)
         how = "without an end" if code is None else f"with code {code}"
         message = f"{name} does not run our first program; its login has ended {how}: {said}"
         return ConfigError(message, hint=SHELL_HINT.format(self.host.by_hand))

@@ -25,7 +25,7 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
         yield from _of_host(host, f"ssh.hosts[{number}]")
     if body["ports"] is None or body["ports"][1] - body["ports"][0] + 1 < MIN_PORTS:
         hint = f"write it as 20000-27999: at least {MIN_PORTS} ports from 1024 on"
-        yield Fault("this is no range of ports", key="ssh.ports", hint=hint)
+        yield Fault("this is not a range of ports", key="ssh.ports", hint=hint)
     yield from _environment(body["runs_in"], body["spec"].get("setup") or {})
     places = {
         "checkpoint.uri": body["checkpoint_dir"],
@@ -60,20 +60,20 @@ def _machines(body: dict[str, Any]) -> Iterator[Fault]:
             hint = (
                 "a host is one instance; behind ports of one name, give each a `Host` of its own in ssh's configuration"
             )
-            yield Fault(f"`{name}` stands there {times} times", key="ssh.hosts", hint=hint)
+            yield Fault(f"`{name}` is listed {times} times", key="ssh.hosts", hint=hint)
 
 
 def _of_host(host: dict[str, Any], key: str) -> Iterator[Fault]:
     name = host["name"]
     if not _HOST.fullmatch(name):
         hint = "as ssh takes it: a name, an address, or an alias of ssh's configuration"
-        yield Fault(f"`{name}` is no host", key=key, hint=hint)
+        yield Fault(f"`{name}` is not a valid host name", key=key, hint=hint)
     if host["user"] and not _USER.fullmatch(host["user"]):
-        yield Fault(f"`{host['user']}` is no login name", key=f"{key}.user")
+        yield Fault(f"`{host['user']}` is not a valid login name", key=f"{key}.user")
     for field in ("python", "workdir", "interface", "address", "ssh_config"):
         value = host[field]
         if value and (not _WORD.fullmatch(value) or value.startswith("-")):
-            yield Fault(f"`{field}` holds what no path or name has", key=f"{key}.{field}")
+            yield Fault(f"`{field}` has characters that no path or name may have", key=f"{key}.{field}")
     if not re.match(r"/|~/|~$", host["workdir"]):
         yield Fault(
             f"`{host['workdir']}` is a path on the host", key=f"{key}.workdir", hint="write the whole path, or ~/..."
@@ -87,7 +87,7 @@ def _environment(runs_in: dict[str, Any], setup: dict[str, Any]) -> Iterator[Fau
             message = f"`{key}` does not go with `ssh.environment: {kind}`: the job runs in the image as it is"
             yield Fault(message, key=key, hint="put the packages into the image, or choose another `environment`")
     if runs_in["requirements"] and setup.get("requirements"):
-        hint = "keep the one at the top level, which holds on all backends"
+        hint = "keep the key at the top level, which applies to all backends"
         yield Fault("`requirements` and `ssh.requirements` exclude each other", key="ssh.requirements", hint=hint)
     needs = {"venv": "requirements", "conda": "conda"}.get(kind)
     if needs and not runs_in[needs]:

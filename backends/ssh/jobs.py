@@ -115,7 +115,7 @@ def stop(ref: JobRef, *, now: bool) -> None:
         assert error is not None
         raise error
     for name, error in unreached:
-        say(f"{name} has not the word to stop, and hears it from the others: {error.message if error else ''}")
+        say(f"{name} did not get the stop request; the other agents pass it on: {error.message if error else ''}")
 
 
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:

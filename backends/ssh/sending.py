@@ -213,7 +213,7 @@ def _environments(
     """Return for each node the interpreter, the container's command before the interpreter, and the variables."""
     runs_in = body["runs_in"]
     if runs_in["kind"] != "none":
-        say(f"making ready what the job runs in ({runs_in['kind']})")
+        say(f"preparing the job's environment ({runs_in['kind']})")
     if runs_in["kind"] == "venv":
         calls = {
             seat.host: Call("unpack", {"path": paths[seat.host.name], "sha256": body["bundle"], "root": node["root"]})
@@ -379,7 +379,7 @@ def _all(lines: Fleet, calls: Mapping[Host, Call], limit_s: float = START_S) -> 
     if errors:
         first: CloudtrainError = errors[0]
         if len(errors) > 1:
-            first.message = f"{first.message}\n  and so {len(errors) - 1} more of {len(calls)} hosts"
+            first.message = f"{first.message}\n  and {len(errors) - 1} more of {len(calls)} hosts failed"
         raise first
     return answers
 

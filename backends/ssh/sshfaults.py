@@ -20,7 +20,7 @@ _FAULTS: tuple[tuple[str, type[CloudtrainError], str, str], ...] = (
     (
         "REMOTE HOST IDENTIFICATION HAS CHANGED",
         CredentialError,
-        "its host key is another one than before",
+        "its host key has changed",
         "ask whether the host was set up again; then `ssh-keygen -R {name}`, `{by_hand}`, and compare the key",
     ),
     (
@@ -32,7 +32,7 @@ _FAULTS: tuple[tuple[str, type[CloudtrainError], str, str], ...] = (
     (
         "Permission denied|Too many authentication failures",
         CredentialError,
-        "it lets this login not in",
+        "it refuses this login",
         "`{by_hand}` must work without a question: `ssh-add` your key, or `ssh-copy-id {name}`",
     ),
     (
@@ -44,13 +44,13 @@ _FAULTS: tuple[tuple[str, type[CloudtrainError], str, str], ...] = (
     (
         "Could not resolve hostname",
         ConfigError,
-        "nobody knows this name",
+        "the name cannot be resolved",
         "fix ssh.hosts, or give the name an address: a `Host` entry in ssh's configuration",
     ),
     (
         "hostname contains invalid characters|Bad configuration option|Can't open user config file|terminating, .* bad",
         ConfigError,
-        "ssh does not take this",
+        "ssh rejects this name or its configuration",
         "fix ssh.hosts or ssh's configuration",
     ),
     ("Connection refused", UnreachableError, "nothing listens there", "is sshd running, and on this port?"),
@@ -65,7 +65,7 @@ _FAULTS: tuple[tuple[str, type[CloudtrainError], str, str], ...] = (
 
 def fault_of(words: str, name: str, by_hand: str) -> CloudtrainError:
     """Return the error for ssh's output about the host; `by_hand` is the command that a user types to log in."""
-    last = last_words(words) or "ssh has ended without a word"
+    last = last_words(words) or "ssh ended without a message"
     for pattern, kind, what, cure in _FAULTS:
         if re.search(pattern, words, re.IGNORECASE):
             return kind(f"{name}: {what}: {last}", hint=cure.format(name=name, by_hand=by_hand))

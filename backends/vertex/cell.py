@@ -88,11 +88,11 @@ class GcsCell:
                 raise ConfigError(f"{what}: there is no such bucket ({error})", hint=hint) from error
             if error.status in (401, 403) and not error.is_passing:
                 raise CredentialError(f"{what}: not allowed ({error})", hint=_ROLE) from error
-            raise UnreachableError(f"{what}: Google does not answer as it should ({error})") from error
+            raise UnreachableError(f"{what}: Google gave an unexpected answer ({error})") from error
         except Lost as error:
             raise UnreachableError(f"{what}: Google does not answer ({error})") from error
         except Untrusted as error:
-            raise ConfigError(f"{what}: who answers is not trusted ({error})") from error
+            raise ConfigError(f"{what}: the server's certificate is not trusted ({error})") from error
         except PermissionError as error:
             raise CredentialError(f"{what}: {error}") from error
         except OSError as error:

@@ -104,8 +104,8 @@ _HINTS = {
     "acceleratorType": "update cloudtrain, if Google has a newer one",
     "timeout": "such as 43200s",
     "maxWaitDuration": "such as 7200s; 0s waits for ever",
-    "labels": "text alone: quote numbers, true and false",
-    "env": "text alone: quote numbers, true and false",
+    "labels": "only text: quote numbers, true and false",
+    "env": "only text: quote numbers, true and false",
 }
 
 
@@ -146,9 +146,13 @@ def _labels(job: Part) -> Iterator[Violation]:
         yield Violation("labels", f"{len(labels)} labels, and Google keeps {MAX_LABELS}", "leave some out")
     for key, value in labels.items():
         if not _is_label(str(key)) or not key or category(str(key)[0]) not in ("Ll", "Lo"):
-            yield Violation(f"labels.{key}", f"`{str(key)[:80]}` is no label's key", f"{hint}; at most {MAX_LABEL}")
+            yield Violation(
+                f"labels.{key}", f"`{str(key)[:80]}` is not a valid label key", f"{hint}; at most {MAX_LABEL}"
+            )
         elif isinstance(value, str) and not _is_label(value):
-            yield Violation(f"labels.{key}", f"`{value[:80]}` is no label's value", f"{hint}; at most {MAX_LABEL}")
+            yield Violation(
+                f"labels.{key}", f"`{value[:80]}` is not a valid label value", f"{hint}; at most {MAX_LABEL}"
+            )
 
 
 def _is_label(text: str) -> bool:
@@ -160,7 +164,7 @@ def _forms(job: Part) -> Iterator[Violation]:
     for path, (pattern, said) in _FORMS.items():
         value = _at(job, path)
         if isinstance(value, str) and not re.fullmatch(pattern, value, re.DOTALL):
-            yield Violation(path, f"`{value}` has not the form that it needs", said)
+            yield Violation(path, f"`{value}` does not have the required form", said)
 
 
 def _regions(job: Part, location: str | None) -> Iterator[Violation]:
@@ -177,7 +181,7 @@ def _regions(job: Part, location: str | None) -> Iterator[Violation]:
     for path, region in found.items():
         if region != here:
             whose = "the job" if location else "all else"
-            yield Violation(path, f"lies in {region}, and {whose} in {here}", "take one of the same region")
+            yield Violation(path, f"is in {region}, and {whose} in {here}", "take one of the same region")
 
 
 def _spec(spec: Part) -> Iterator[Violation]:
@@ -208,7 +212,7 @@ def _reservations(spec: Part) -> Iterator[Violation]:
             continue
         at = f"jobSpec.workerPoolSpecs[{index}].machineSpec.reservationAffinity"
         if strategy in ("SPOT", "FLEX_START"):
-            yield Violation(at, f"machines of a reservation are not had by {strategy}", "keep one of the two")
+            yield Violation(at, f"{strategy} cannot use machines of a reservation", "keep one of the two")
         elif spec.get("persistentResourceId"):
             yield Violation(at, "a persistent resource has machines of its own", "keep one of the two")
 
@@ -219,12 +223,12 @@ def _scheduling(spec: Part) -> Iterator[Violation]:
     if "timeout" not in scheduling:
         yield Violation(f"{at}.timeout", "without it a job runs, and costs, for 7 days", "set limits.max_duration")
     elif timeout is not None and timeout < 1:
-        yield Violation(f"{at}.timeout", f"{timeout:g} s is no time to run", "raise limits.max_duration")
+        yield Violation(f"{at}.timeout", f"{timeout:g} s is too short", "raise limits.max_duration")
     elif timeout is not None and timeout > MAX_FLEX_S and strategy == "FLEX_START":
         message = f"{timeout:g} s is more than the 7 days that FLEX_START gives"
         yield Violation(f"{at}.timeout", message, "lower limits.max_duration")
     if "maxWaitDuration" in scheduling and strategy != "FLEX_START":
-        yield Violation(f"{at}.maxWaitDuration", "goes with FLEX_START alone", "set vertex.scheduling: flex_start")
+        yield Violation(f"{at}.maxWaitDuration", "is valid only with FLEX_START", "set vertex.scheduling: flex_start")
 
 
 def _flex_start(spec: Part) -> Iterator[Violation]:
@@ -235,9 +239,9 @@ def _flex_start(spec: Part) -> Iterator[Violation]:
         machine.pop("reservationAffinity", None)  # FLEX_START excludes a reservation in every pool
         at = f"jobSpec.workerPoolSpecs[{index}].machineSpec"
         if index and machine != machines[0]:
-            yield Violation(at, "FLEX_START wants one kind of machine in all pools", "as in the first pool")
+            yield Violation(at, "FLEX_START needs one kind of machine in all pools", "as in the first pool")
         elif index == 0 and machine.get("acceleratorType") not in FLEX_ACCELERATORS:
-            message = "FLEX_START has no such machines: L4, A100, H100, H200 and B200 alone"
+            message = "FLEX_START has only machines with L4, A100, H100, H200 or B200"
             yield Violation("jobSpec.scheduling.strategy", message, "leave vertex.scheduling out")
     if spec.get("persistentResourceId"):
         message = "a persistent resource has its machines already, and FLEX_START waits for some"
@@ -254,9 +258,9 @@ def _network(spec: Part) -> Iterator[Violation]:
         domain = mapped(peering).get("domain")
         if isinstance(domain, str) and not re.fullmatch(r"([a-zA-Z0-9_-]+\.)+", domain):
             path = f"{at}.dnsPeeringConfigs[{number}].domain"
-            yield Violation(path, f"`{domain}` is no domain with a dot at its end", "such as corp.example.")
+            yield Violation(path, f"`{domain}` is not a domain with a dot at its end", "such as corp.example.")
     if spec.get("reservedIpRanges") and not spec.get("network"):
-        yield Violation("jobSpec.reservedIpRanges", "are ranges of a network, and there is none", "set vertex.network")
+        yield Violation("jobSpec.reservedIpRanges", "needs a network", "set vertex.network")
 
 
 def _doubts(spec: Part) -> Iterator[Violation]:
@@ -269,16 +273,16 @@ def _doubts(spec: Part) -> Iterator[Violation]:
             message = "Google's support of P100 ended on 2026-09-15"
             yield Violation(f"{at}.acceleratorType", message, "T4 or V100", is_warning=True)
         if kind in _SMALL_A3 and strategy not in ("SPOT", "FLEX_START"):
-            message = f"{kind} is had by spot and flex start alone"
+            message = f"{kind} is available only by spot and flex start"
             yield Violation(f"{at}.machineType", message, "set resources.spot, or vertex.scheduling", is_warning=True)
         if kind == "a4x-highgpu-4g" and not is_reserved:
-            yield Violation(f"{at}.machineType", f"{kind} is had by reservation alone", "vertex.reservation", True)
+            yield Violation(f"{at}.machineType", f"{kind} is available only by reservation", "vertex.reservation", True)
 
 
 def _hint(table: request_rules.Table, path: str, message: str) -> str:
     """Return how to fix a violation: the path where a misplaced field belongs, or a value that the field takes."""
     name = re.sub(r"\[\d+\]", "", path).rpartition(".")[2]
-    if "did you mean" not in message and message.startswith("is no field"):
+    if "did you mean" not in message and message.startswith("is not a field"):
         places = [where for where in _places(table, table.root, "") if where.endswith(f".{name}") or where == name]
         return f"it belongs at {places[0]}" if places else ""
     return next((hint for field, hint in _HINTS.items() if field in re.split(r"[.\[]", path)), "")

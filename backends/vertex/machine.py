@@ -161,7 +161,7 @@ def _with(machine_type: str, kind: str, count: int, location: str | None) -> Mac
 def _named(machine_type: str, key: str, location: str | None) -> MachineChoice:
     if not _TYPE.fullmatch(machine_type):
         hint = "as in a2-highgpu-8g, g2-standard-48 or n1-standard-16"
-        raise ConfigError([Fault(f"`{machine_type}` is no machine type of Google's", key=key, hint=hint)])
+        raise ConfigError([Fault(f"`{machine_type}` is not a Google machine type", key=key, hint=hint)])
     if not pairs.is_known(machine_type):
         message = f"what accelerators `{machine_type}` has is not in our table of {pairs.AS_OF}"
         hint = "a newer cloudtrain may know it; or take a type of A2, A3, A4, G2, G4, N1, N2, C2, C3 or E2"
@@ -184,9 +184,9 @@ def place_of(config: JobConfig, environ: Mapping[str, str] = os.environ) -> Vert
     faults = []
     make = f"; gcloud storage buckets create gs://my-bucket --location {location or 'europe-west4'} makes one"
     for key, value, pattern, example, missing, wrong, more in (
-        ("project", project, _PROJECT, "my-project", "no Google Cloud project", "no project's id", ""),
-        ("location", location, _LOCATION, "europe-west4", "no region for it", "no region", ""),
-        ("staging_bucket", bucket, _BUCKET, "gs://my-bucket", "no bucket for its files", "no bucket's name", make),
+        ("project", project, _PROJECT, "my-project", "no Google Cloud project", "not a project ID", ""),
+        ("location", location, _LOCATION, "europe-west4", "no region for it", "not a region", ""),
+        ("staging_bucket", bucket, _BUCKET, "gs://my-bucket", "no bucket for its files", "not a bucket name", make),
     ):
         if value is None:
             faults.append(Fault(missing, key=f"vertex.{key}", hint=f"write `{key}: {example}`{more}"))
@@ -195,7 +195,7 @@ def place_of(config: JobConfig, environ: Mapping[str, str] = os.environ) -> Vert
                 Fault(f"`{value}` is {wrong}", key=f"vertex.{key}", hint=_meant(key, value, pattern, example))
             )
     if not _PREFIX.fullmatch(block.prefix):
-        message = f"`{block.prefix}` is no folder's name that every tool on the way leaves as it is"
+        message = f"`{block.prefix}` is not a safe folder name"
         faults.append(Fault(message, key="vertex.prefix", hint="letters, digits and . _ - / as in teams/vision"))
     faults += _endpoint_faults(block.endpoints)
     if faults:
@@ -209,7 +209,7 @@ def _meant(key: str, value: str, pattern: re.Pattern[str], example: str) -> str:
     """Return how to fix the value: a zone instead of a region, or a folder after the bucket."""
     folder = value.partition("/")[2]
     if key == "staging_bucket" and folder:
-        return f"the bucket alone; the folder by `prefix: {folder}`"
+        return f"only the bucket; the folder as `prefix: {folder}`"
     plain = value.lower()
     plain = plain[:-2] if re.search(r"\d-[a-z]$", plain) else plain
     return f"did you mean `{plain}`?" if plain != value and pattern.fullmatch(plain) else f"as in {example}"
@@ -218,10 +218,10 @@ def _meant(key: str, value: str, pattern: re.Pattern[str], example: str) -> str:
 def _endpoint_faults(endpoints: Mapping[str, str]) -> Iterator[Fault]:
     for service, url in endpoints.items():
         if service not in SERVICES:
-            message = f"there is no service `{service}` to reach elsewhere"
-            yield Fault(message, key="vertex.endpoints", hint=f"there are {', '.join(SERVICES)}")
+            message = f"`{service}` is not a service with a configurable endpoint"
+            yield Fault(message, key="vertex.endpoints", hint=f"choose from {', '.join(SERVICES)}")
         elif not re.match(r"https://[^/]|http://(127\.0\.0\.1|localhost)([:/]|$)", url):
-            message = f"`{url}` would get your token in the clear"
+            message = f"`{url}` would receive your token without encryption"
             yield Fault(message, key="vertex.endpoints", hint="as in https://storage-x.p.googleapis.com")
 
 

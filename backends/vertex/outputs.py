@@ -54,7 +54,7 @@ def download(access: VertexAccess, uri: str, folder: Path) -> list[Path]:
     for words in left_out:
         say(f"left out: {words}")
     if not found:
-        raise CloudtrainError("there is no output", where=uri, hint="it is there once the job has left anything")
+        raise CloudtrainError("there is no output", where=uri, hint="the job has not written any output yet")
     return found
 
 

@@ -102,15 +102,15 @@ def _machine(machine: Part, at: str) -> Iterator[Violation]:
         yield Violation(f"{at}.machineType", "is required", "set resources.instance_type")
     elif isinstance(kind, str) and not _MACHINE.fullmatch(kind):
         hint = "such as g2-standard-12 or a2-highgpu-8g"
-        yield Violation(f"{at}.machineType", f"`{kind}` is no machine type of Google's", hint)
+        yield Violation(f"{at}.machineType", f"`{kind}` is not a Google machine type", hint)
     elif isinstance(kind, str) and pairs.is_tpu(kind):
-        yield Violation(f"{at}.machineType", f"{kind} has TPUs, on which nothing of ours runs", "take GPUs")
+        yield Violation(f"{at}.machineType", f"{kind} has TPUs, which cloudtrain does not support", "take GPUs")
     elif isinstance(kind, str):
         yield from _pair(machine, kind, at)
     if "tpuTopology" in machine:
-        yield Violation(f"{at}.tpuTopology", "goes with TPUs, on which nothing of ours runs", "leave it out")
+        yield Violation(f"{at}.tpuTopology", "goes with TPUs, which cloudtrain does not support", "leave it out")
     if machine.get("gpuPartitionSize") and machine.get("acceleratorCount") != 1:
-        yield Violation(f"{at}.gpuPartitionSize", "goes with an acceleratorCount of 1", "leave it out")
+        yield Violation(f"{at}.gpuPartitionSize", "needs an acceleratorCount of 1", "leave it out")
     yield from _affinity(part(machine, "reservationAffinity"), f"{at}.reservationAffinity")
 
 
@@ -143,14 +143,16 @@ def _attached(kind: str, word: str, count: Any, at: str) -> Iterator[Violation]:
         message = f"{kind} takes {counts} of {word}, not {count or 0}"
         yield Violation(f"{at}.acceleratorCount", message, f"one of {counts}")
     elif not isinstance(count, int) or count < 1:
-        yield Violation(f"{at}.acceleratorCount", f"{count or 0} of {word} are none", "at least 1")
+        yield Violation(
+            f"{at}.acceleratorCount", f"{count or 0} of {word}: must be at least 1", "set resources.accelerators"
+        )
 
 
 def _affinity(affinity: Part, at: str) -> Iterator[Violation]:
     key, values = affinity.get("key"), affinity.get("values")
     if affinity.get("reservationAffinityType") in ("ANY_RESERVATION", "NO_RESERVATION"):
         for name in affinity.keys() & {"key", "values"}:
-            yield Violation(f"{at}.{name}", "goes with SPECIFIC_RESERVATION alone", "leave it out")
+            yield Violation(f"{at}.{name}", "is valid only with SPECIFIC_RESERVATION", "leave it out")
     if affinity.get("reservationAffinityType") != "SPECIFIC_RESERVATION":
         return
     if key != RESERVATION_KEY:
@@ -160,7 +162,7 @@ def _affinity(affinity: Part, at: str) -> Iterator[Violation]:
         yield Violation(f"{at}.values", "is required: which reservation", "set vertex.reservation")
     for number, value in enumerate(listed(affinity, "values")):
         if isinstance(value, str) and not _RESERVATION.fullmatch(value):
-            message = f"`{value}` has not the form that it needs"
+            message = f"`{value}` does not have the required form"
             yield Violation(f"{at}.values[{number}]", message, "projects/PROJECT/zones/ZONE/reservations/NAME")
 
 
@@ -168,7 +170,7 @@ def _disk(pool: Part, at: str) -> Iterator[Violation]:
     disk, machine = part(pool, "diskSpec"), str(part(pool, "machineSpec").get("machineType"))
     kind, size = disk.get("bootDiskType"), disk.get("bootDiskSizeGb")
     if kind is not None and kind not in DISK_TYPES:
-        yield Violation(f"{at}.bootDiskType", f"`{kind}` is none of {', '.join(DISK_TYPES)}")
+        yield Violation(f"{at}.bootDiskType", f"`{kind}` is not one of {', '.join(DISK_TYPES)}")
     elif kind in ("pd-ssd", "pd-standard") and machine.startswith(HYPERDISK_ALONE):
         yield Violation(f"{at}.bootDiskType", f"{machine} takes no {kind}", "hyperdisk-balanced")
     if isinstance(size, int) and size not in DISK_GB:
@@ -179,27 +181,31 @@ def _disk(pool: Part, at: str) -> Iterator[Violation]:
 def _task(pool: Part, at: str) -> Iterator[Violation]:
     tasks = [name for name in ("containerSpec", "pythonPackageSpec") if name in pool]
     if len(tasks) != 1:
-        said = "containerSpec and pythonPackageSpec exclude each other" if tasks else "nothing says what it runs"
+        said = (
+            "containerSpec and pythonPackageSpec exclude each other"
+            if tasks
+            else "containerSpec or pythonPackageSpec is required"
+        )
         yield Violation(at, said, "one of containerSpec and pythonPackageSpec")
     container, package = part(pool, "containerSpec"), part(pool, "pythonPackageSpec")
     image, executor, module = container.get("imageUri"), package.get("executorImageUri"), package.get("pythonModule")
     if isinstance(image, str) and not _IMAGE.fullmatch(image):
         hint = "such as europe-docker.pkg.dev/my-project/images/train:1, without https://"
-        yield Violation(f"{at}.containerSpec.imageUri", f"`{image}` is no image's name", hint)
+        yield Violation(f"{at}.containerSpec.imageUri", f"`{image}` is not a valid image name", hint)
     at_package = f"{at}.pythonPackageSpec"
     if isinstance(executor, str) and not (_IMAGE.fullmatch(executor) and _PREBUILT.fullmatch(executor)):
-        message = f"`{executor}` is none of Google's prebuilt images"
+        message = f"`{executor}` is not one of Google's prebuilt images"
         hint = "us-docker.pkg.dev/vertex-ai/training/...; a containerSpec takes any image"
         yield Violation(f"{at_package}.executorImageUri", message, hint)
     if isinstance(module, str) and not all(_C_NAME.fullmatch(word) for word in module.split(".")):
-        yield Violation(f"{at_package}.pythonModule", f"`{module}` is no module's name", "such as trainer.task")
+        yield Violation(f"{at_package}.pythonModule", f"`{module}` is not a valid module name", "such as trainer.task")
     packages = package.get("packageUris")
     if isinstance(packages, list) and not 0 < len(packages) <= MAX_PACKAGES:
         message = f"{len(packages)} packages, and Vertex takes 1 to {MAX_PACKAGES}"
         yield Violation(f"{at_package}.packageUris", message)
     for number, uri in enumerate(listed(package, "packageUris")):
         if isinstance(uri, str) and not re.fullmatch(rf"{BUCKET}/.+", uri):
-            message = f"`{uri}` is nowhere in Cloud Storage"
+            message = f"`{uri}` is not a URI of Cloud Storage"
             yield Violation(f"{at_package}.packageUris[{number}]", message, "gs://BUCKET/FOLDER/FILE")
     for name in tasks:
         yield from _arguments(part(pool, name), f"{at}.{name}")
@@ -221,9 +227,9 @@ def _arguments(task: Part, at: str) -> Iterator[Violation]:
         if not isinstance(name, str):
             continue
         if not _C_NAME.fullmatch(name):
-            yield Violation(f"{here}.name", f"`{name}` is no variable's name", "letters, digits and `_`")
+            yield Violation(f"{here}.name", f"`{name}` is not a valid variable name", "letters, digits and `_`")
         elif name in seen:
-            yield Violation(f"{here}.name", f"{name} stands there twice", "keep one of them")
+            yield Violation(f"{here}.name", f"{name} is listed twice", "keep one of them")
         elif name in _VERTEXS_OWN or name.startswith("AIP_"):
             yield Violation(f"{here}.name", f"Vertex sets {name} itself, in each replica its own", "leave it out")
         seen.add(name)

@@ -265,7 +265,7 @@ def _labels(config: JobConfig, job_id: str, attempt: int) -> tuple[dict[str, str
         if (plain_key, plain) != (key, value):
             told.append(f"the tag `{key}: {value}` becomes the label `{plain_key}: {plain}`")
         if plain_key in found:
-            told.append(f"and so the tag `{key}` takes another one's place")
+            told.append(f"so the tag `{key}` replaces another tag")
         found[plain_key] = plain
     own = {"cloudtrain_job": job_id, RUN_LABEL: platform_name(job_id, attempt), "cloudtrain_attempt": str(attempt)}
     if config.project is not None:
@@ -327,8 +327,8 @@ def _require_as_planned(planned: dict[str, Any], body: dict[str, Any], *, has_pr
     ours, theirs = (render.at(whole, ("jobSpec", "workerPoolSpecs")) for whole in (planned, body))
     kept = theirs[: len(ours)] if isinstance(theirs, list) else []
     if [_planned_of(pool) for pool in kept] != [_planned_of(pool) for pool in ours]:
-        message = "`raw` changes the machines, their number, disks or what they run, and with it what was planned"
-        hint = "set resources and image instead; a list in `raw` takes the whole list's place"
+        message = "`raw` changes the machines, their number, disks or tasks, and so the plan no longer fits"
+        hint = "set resources and image instead; a list in `raw` replaces the whole list"
         faults.append(Fault(message, key="vertex.raw", hint=hint))
     elif has_price and len(theirs) > len(ours):
         message = "`raw` adds machines, which the price and every budget leave out"
@@ -358,7 +358,7 @@ def _require_possible(config: JobConfig, choice: MachineChoice) -> None:
     faults = [*_unreachable(config), *_unfit_image(config)]
     if config.checkpoint.resume not in ("auto", "never"):
         hint = "leave `resume: auto`; another job's weights can come in by `inputs`, for model(params) to load"
-        message = "on Vertex AI a job goes on from its own checkpoints alone"
+        message = "on Vertex AI a job resumes only from its own checkpoints"
         faults.append(Fault(message, key="checkpoint.resume", hint=hint))
     if config.checkpoint.uri and config.checkpoint.mirror:
         hint = "a replica has no shared disk, so the mirror is the place itself: keep one of the two"

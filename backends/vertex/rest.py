@@ -184,9 +184,9 @@ def object_in(answer: Any) -> dict[str, Any]:
     try:
         found = answer.json()
     except ValueError as error:
-        raise GoogleError(0, "", f"{urlsplit(answer.url).netloc} answers something else than JSON") from error
+        raise GoogleError(0, "", f"{urlsplit(answer.url).netloc} did not answer with JSON") from error
     if not isinstance(found, dict):
-        raise GoogleError(0, "", f"{urlsplit(answer.url).netloc} answers something else than an object")
+        raise GoogleError(0, "", f"{urlsplit(answer.url).netloc} did not answer with a JSON object")
     return found
 
 
@@ -235,11 +235,11 @@ def translated(error: GoogleError, doing: str, needs: str) -> CloudtrainError:
     """Return our error for Google's error."""
     status, code, words = error.status, error.code, error.words
     if code == "credentials":
-        return CredentialError(f"cannot {doing}: no Google credentials that serve: {words}", hint=HINT_LOGIN)
+        return CredentialError(f"cannot {doing}: no valid Google credentials: {words}", hint=HINT_LOGIN)
     if code == "certificates":
         return ConfigError(f"cannot {doing}: {words}", hint="fix REQUESTS_CA_BUNDLE, or unset it")
     if status == 401:
-        return CredentialError(f"cannot {doing}: Google does not take these credentials: {words}", hint=HINT_LOGIN)
+        return CredentialError(f"cannot {doing}: Google rejects these credentials: {words}", hint=HINT_LOGIN)
     if status == 429 and _QUOTA.search(words) and not _RATE.search(words):
         return no_quota(f"cannot {doing}: {words}")
     if code == "page":
@@ -248,10 +248,10 @@ def translated(error: GoogleError, doing: str, needs: str) -> CloudtrainError:
         api = re.search(r"[a-z]+\.googleapis\.com", words)
         return ConfigError(f"cannot {doing}: {words}", hint=f"gcloud services enable {api[0] if api else 'the API'}")
     if status == 403:
-        hint = f"a role that allows it: {needs}; who gives roles is the project's owner"
+        hint = f"a role that allows it: {needs}; the project's owner grants roles"
         return CredentialError(f"cannot {doing}: not allowed: {words}", hint=hint)
     if status in (0, *_BUSY, _CANCELLED):
-        does = "cannot be reached" if words == NO_NAME else "does not answer as it should"
+        does = "cannot be reached" if words == NO_NAME else "gave an unexpected answer"
         return UnreachableError(f"cannot {doing}: Google {does}: {words}")
     return ConfigError(f"cannot {doing}: {words}", where=code or str(status))
 

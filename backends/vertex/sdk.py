@@ -134,7 +134,7 @@ def _errors(exceptions: Any) -> Iterator[None]:
     except refused.RefreshError as error:
         raise rest.no_token(error) from error
     except ParseError as error:
-        raise GoogleError(0, "page", f"what answers is no service of Google's: {one_line(str(error))}") from error
+        raise GoogleError(0, "page", f"the answer is not from a Google service: {one_line(str(error))}") from error
     except (refused.GoogleAuthError, RequestException, ConnectionError) as error:
         raise GoogleError(0, "", one_line(str(error))) from error
 

@@ -55,7 +55,9 @@ def read(get: Callable[[str, dict[str, str]], Mapping[str, Any]], region: str) -
                 key = _key(raw)
                 sku = None if key is None else _sku(raw)
             except (KeyError, IndexError, TypeError, ValueError) as error:
-                raise ValueError(f"a price of Google's has no sense: {raw.get('description')!r}: {error!r}") from error
+                raise ValueError(
+                    f"a price of Google cannot be parsed: {raw.get('description')!r}: {error!r}"
+                ) from error
             # The highest of several prices: a price that is too low would break a budget.
             if key is not None and sku is not None and (key not in skus or skus[key].usd < sku.usd):
                 skus[key] = sku

@@ -46,7 +46,7 @@ def is_over(told: Mapping[str, Any]) -> bool:
 def awaiting(told: Mapping[str, Any]) -> State:
     """Return the state of a job that is over but has not reported its reason yet."""
     started_s, billed_s = _times(told, time.time())
-    detail = "it has ended; its containers' account is awaited"
+    detail = "it has ended; waiting for the containers' exit report"
     return State("stopping", detail=detail, started_s=started_s, billed_s=billed_s)
 
 

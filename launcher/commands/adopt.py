@@ -22,7 +22,7 @@ __all__ = ["command"]
 
 @click.command("adopt", epilog=examples("cloudtrain adopt", "cloudtrain adopt --backend sagemaker digits-x4k2p"))
 @click.argument("wanted", nargs=-1, metavar="[JOB]...")  # without completion: the registry does not know the names
-@click.option("--backend", metavar="NAME", shell_complete=completes("backends"), help="Ask this backend alone.")
+@click.option("--backend", metavar="NAME", shell_complete=completes("backends"), help="Ask only this backend.")
 @file_option("Look where its jobs run.")
 @yes_option
 @json_option

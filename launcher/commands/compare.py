@@ -30,7 +30,7 @@ _TYPED = (
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a page with all curves to this file.")
 @click.option("--loss", type=float, help="The loss at which to compare costs.  [default: the lowest that all reached]")
 @click.option("--open", "opens", is_flag=True, help="Show the page in the browser; needs -o.")
-@click.option("--force", is_flag=True, help="Replace a file that is no report of ours without asking.")
+@click.option("--force", is_flag=True, help="Replace a file that is not a cloudtrain report without asking.")
 @json_option
 def command(
     jobs: tuple[str, ...], output: Path | None, loss: float | None, opens: bool, force: bool, as_json: bool

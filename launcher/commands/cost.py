@@ -106,7 +106,7 @@ def _invoice(job: Job, attempts: list[Attempt], found: Bill) -> Invoice:
     refs = [attempt.ref for attempt in attempts if attempt.ref is not None]
     begun_s = [line.leg.started_s for line in found.lines if line.leg.started_s is not None]
     if not refs or not begun_s:
-        raise UsageError(f"{job.id} has never run: there is nothing to bill")
+        raise UsageError(f"{job.id} has never run, so it has no bill")
     ends_s = [line.leg.ended_s or time.time() for line in found.lines]
     return cast("backends.Invoiced", backend).invoice(refs[-1], job.id, min(begun_s), max(ends_s))
 

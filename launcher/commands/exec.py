@@ -30,7 +30,7 @@ def command(job: str, node: int, argv: tuple[str, ...]) -> int:
     backend = backends.load(found.backend)
     if not hasattr(backend, "shell"):
         hint = "cloudtrain logs, status and artifacts show what there is to see"
-        raise UsageError(f"the {found.backend} backend lets nobody into its machines", hint=hint)
+        raise UsageError(f"the {found.backend} backend allows no login to its machines", hint=hint)
     if found.attempt.ref is None:
         raise UsageError(f"{found.id} was never sent: it runs nowhere")
     machines = cast("backends.Machines", backend)

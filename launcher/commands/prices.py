@@ -27,11 +27,11 @@ PERCENT = 0.0005  # a share; a smaller difference is no change of the price
 
 
 @click.group("prices", invoke_without_command=True)
-@click.option("--backend", shell_complete=completes("backends"), help="Of this backend alone.")
+@click.option("--backend", shell_complete=completes("backends"), help="Only of this backend.")
 @click.option("--accelerator", help="Of machines with these: A100:8, or A100 in any number.")
-@click.option("--region", help="In this region alone.")
-@click.option("--type", "instance_type", help="Of this machine type alone.")
-@click.option("--spot/--on-demand", "is_spot", default=None, help="Spot prices alone, or on demand alone.")
+@click.option("--region", help="Only in this region.")
+@click.option("--type", "instance_type", help="Only of this machine type.")
+@click.option("--spot/--on-demand", "is_spot", default=None, help="Only spot prices, or only prices on demand.")
 @file_option("Of its machines.")
 @click.option("--all", "is_all", is_flag=True, help="Of all machines, not only the config's.")
 @click.option("--wide", is_flag=True, help="Show all columns: one GPU's price, what it is off by, origin, day.")
@@ -186,7 +186,7 @@ def _csv(found: list[PriceLine]) -> list[str]:
 
 @command.command("refresh")
 @file_option("Of its backends.")
-@click.option("--backend", shell_complete=completes("backends"), help="Of this backend alone.")
+@click.option("--backend", shell_complete=completes("backends"), help="Only of this backend.")
 @click.option("--region", "regions", multiple=True, help="In this region, not the config's or the environment's.")
 @click.option("--type", "types", multiple=True, help="Of this machine type, with GPUs or without; repeatable.")
 @json_option

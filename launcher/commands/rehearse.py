@@ -57,7 +57,9 @@ def _tolerance(ctx: click.Context, param: click.Parameter, value: float) -> floa
 @config_options
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="How many steps to run.")
 @click.option("--preempt-at", type=click.IntRange(min=1), metavar="STEP", help="Interrupt it there; prove the resume.")
-@click.option("--kill", "kills", is_flag=True, help="With --preempt-at: kill it without a word, as a lost machine.")
+@click.option(
+    "--kill", "kills", is_flag=True, help="With --preempt-at: kill it without a notice, as if the machine were lost."
+)
 @click.option("--nodes", type=click.IntRange(min=1), default=2, show_default=True, help="At most so many of its nodes.")
 @click.option(
     "--nproc",

@@ -24,7 +24,7 @@ __all__ = ["command"]
 @job_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.  [default: JOB.html]")
 @click.option("--open", "opens", is_flag=True, help="Show it in the browser.")
-@click.option("--force", is_flag=True, help="Replace a file that is no report of ours without asking.")
+@click.option("--force", is_flag=True, help="Replace a file that is not a cloudtrain report without asking.")
 @json_option
 def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bool) -> None:
     """Write a job's report: curves, attempts, costs, code, environment, in a single file without network requests.

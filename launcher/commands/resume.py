@@ -33,11 +33,11 @@ __all__ = ["command"]
     ),
 )
 @named_job_argument
-@click.option("--instances", type=click.IntRange(min=1), help="Go on with another number of instances.")
+@click.option("--instances", type=click.IntRange(min=1), help="Continue with another number of instances.")
 @set_option
 @click.option("--budget", metavar="[+]USD", help="Raise the job's budget by +50USD, or set it to 200USD.")
 @price_option
-@click.option("--update-code", is_flag=True, help="Take the code folder as it is now, not as it was submitted.")
+@click.option("--update-code", is_flag=True, help="Use the present code folder, not the submitted code.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the job is sent; else follow it.")
 @yes_option
 @json_option
@@ -52,7 +52,7 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Go on from a job's newest checkpoint, with the code and the config as they were submitted."""
+    """Resume from a job's newest checkpoint, with the code and the config as they were submitted."""
     from cloudtrain.launcher.jobs import retry, submit
     from cloudtrain.launcher.jobs.describe import unattended
     from cloudtrain.launcher.jobs.follow import follow, view_of

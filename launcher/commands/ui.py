@@ -32,5 +32,5 @@ def command(port: int | None, no_open: bool, read_only: bool) -> int:
         raise UsageError(f"`{error.name}` is not installed", hint=install("ui")) from None
     except KeyboardInterrupt:
         pass
-    say("the page is closed; the jobs run on")
+    say("the page is closed; the jobs continue")
     return 0

@@ -48,5 +48,5 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
     try:
         return wait(registry, list(found.values()), timeout_s, tell)
     except KeyboardInterrupt:
-        say("no longer waiting; the jobs run on")
+        say("no longer waiting; the jobs continue")
         return 130

@@ -74,7 +74,7 @@ def command(
     try:
         return _watch(jobs, every_s, once=once, as_json=as_json)
     except KeyboardInterrupt:
-        say("no longer watching; the jobs run on")
+        say("no longer watching; the jobs continue")
         return 130
 
 

@@ -27,7 +27,7 @@ def asked(path: Path, text: str, overrides: Sequence[str], environ: Mapping[str,
     faults = [_odd(item) for item in node.value if not isinstance(item.value, str)]
     names = [str(item.value) for item in node.value]
     faults += [
-        Fault(f"`{name}` stands here twice", "backend", item.place, "once is enough")
+        Fault(f"`{name}` is listed twice", "backend", item.place, "once is enough")
         for index, (name, item) in enumerate(zip(names, node.value, strict=True))
         if name in names[:index]
     ]

@@ -133,7 +133,7 @@ def _module_faults(root: YamlNode, code_dir: Path) -> Iterator[Fault]:
     if "/" in name or not all(parts) or _what(code_dir / name) == "file":
         path = PurePath(name).with_suffix("")
         hint = f"write `script: {path}.py`, or `module: {'.'.join(path.parts)}`" if all(parts) else "as in `pkg.train`"
-        yield Fault(f"`{named(node)}` is no module's name", "module", node.place, hint)
+        yield Fault(f"`{named(node)}` is not a valid module name", "module", node.place, hint)
         return
     if not is_in_code(code_dir, parts[0]):
         return

@@ -137,7 +137,7 @@ def _numbers(root: YamlNode) -> Iterator[Fault]:
         if written:
             paths.append(("resources", "instances"))
         message = f"`min_instances` {fewest} is more than `instances` {instances}"
-        yield _between(root, message, "a restart goes on with fewer machines, never with more", *paths)
+        yield _between(root, message, "a restart continues with fewer machines, never with more", *paths)
 
 
 def _spreading(root: YamlNode) -> Iterator[Fault]:
@@ -156,7 +156,7 @@ def _spreading(root: YamlNode) -> Iterator[Fault]:
         (
             "cpu_offload",
             is_ddp and offload is not None and offload.value is True,
-            "`cpu_offload` needs shards, and `ddp` has none",
+            "`cpu_offload` needs shards, and `ddp` has no shards",
             "write `strategy: fsdp`",
         ),
         (
@@ -254,16 +254,16 @@ def _mirror(root: YamlNode) -> Iterator[Fault]:
 def _at_azure(store: str, rest: str) -> tuple[str, str]:
     """Return a message and a hint about a faulty address of Azure Blob Storage; empty texts if the address is right."""
     if "?" in rest:  # do not print the query: the query may hold a signature
-        return "the address goes on with a `?`", "leave that out; give a SAS as AZURE_STORAGE_SAS_TOKEN in `secrets`"
+        return "the address continues after a `?`", "leave that out; give a SAS as AZURE_STORAGE_SAS_TOKEN in `secrets`"
     first, _, path = rest.removeprefix("//").partition("/")
     container, at, host = (path.partition("/")[0], "@", first) if store == "https" else first.partition("@")
     form = _AZURE if store == "https" else f"{store}://CONTAINER@ACCOUNT.{_SERVICE[store]}.core.windows.net/PREFIX"
     services = "blob" if store == "https" else "blob|dfs"
     label = r"[a-z0-9-]+"
     if not rest.startswith("//") or not at:
-        return "this is no address of Azure's blob storage", f"as in {form}"
+        return "this is not an address of Azure's blob storage", f"as in {form}"
     if not re.fullmatch(rf"{label}(\.{label})*\.({services})(\.{label})+", host, re.IGNORECASE):
-        message = f"`{host}` is no host of Azure's blob storage"
+        message = f"`{host}` is not a host of Azure's blob storage"
         if bucket := re.fullmatch(r"(.+)\.s3[.-].*amazonaws\.com", host):
             return message, f"did you mean `s3://{bucket[1]}/{path}`?"
         if re.fullmatch(r"storage\.(googleapis|cloud\.google)\.com", host):
@@ -271,7 +271,7 @@ def _at_azure(store: str, rest: str) -> tuple[str, str]:
         near = re.fullmatch(rf"({label})\.{label}\.(core(\.{label})+)", host, re.IGNORECASE)
         return message, f"did you mean `{near[1]}.{_SERVICE[store]}.{near[2]}`?" if near else f"as in {form}"
     if not re.fullmatch(r"[a-z0-9](-?[a-z0-9]){2,62}", container) or len(container) > 63:
-        told = f"`{container}` is no container's name" if container else "the address names no container"
+        told = f"`{container}` is not a valid container name" if container else "the address names no container"
         return told, f"3 to 63 of a-z, 0-9 and -, as in {form}"
     return "", ""
 
@@ -288,7 +288,7 @@ def _notify(root: YamlNode) -> Iterator[Fault]:
         ways = [name for name in _WAYS if given(root, "notify", index, name)]
         if not ways:
             hint = "as in `{slack: env:SLACK_URL}`"
-            message = "nobody to tell: no `webhook`, `slack`, `email` or `apprise`"
+            message = "no receiver: no `webhook`, `slack`, `email` or `apprise`"
             yield Fault(message, f"notify.{index}", entry.place, hint)
         elif len(ways) > 1:
             message = f"{_both(ways)} exclude each other"
@@ -327,7 +327,7 @@ def _environment(root: YamlNode) -> Iterator[Fault]:
     for index, item in enumerate(secrets.value if secrets and isinstance(secrets.value, tuple) else ()):
         if item.value in names if isinstance(item.value, str) else False:
             hint = "under `env` its value would be sent in clear: remove it there"
-            message = f"`{item.value}` stands under `env` and under `secrets`"
+            message = f"`{item.value}` is in both `env` and `secrets`"
             yield _between(root, message, hint, ("env", item.value), ("secrets", index))
 
 

@@ -102,7 +102,7 @@ class Resources(Section):
 
     instances: int = Field(1, ge=1, le=10_000, description="Machines (nodes) of the job.", examples=[2])
     min_instances: int | None = Field(
-        None, ge=1, description="Fewest machines a restart may go on with. Default: `instances`.", examples=[1]
+        None, ge=1, description="Fewest machines a restart may continue with. Default: `instances`.", examples=[1]
     )
     accelerators: Accelerators | None = Field(
         None,
@@ -241,13 +241,13 @@ class Notify(Section):
     )
     sender: MailAddress | None = Field(
         None,
-        description="With `email`: whom mail comes from. Default: the server's user.",
+        description="With `email`: the mail's sender. Default: the server's user.",
         examples=["train@example.org"],
     )
     on: Many[NotifyEvent] = Field(
         ("succeeded", "failed", "stopped", "budget", "stalled"),
         description="Which events. `budget`: its thresholds, a limit that comes before the last step (`projected`) and "
-        "the hour of leaving (`deadline`), which can be had alone too.",
+        "the hour of leaving (`deadline`), which can also be chosen alone.",
         examples=[["budget", "failed"]],
     )
     from_job: bool = Field(

@@ -242,7 +242,7 @@ class AzureML(Section):
         "ro_mount", description="How inputs reach the job: streamed as files, or copied first.", examples=["download"]
     )
     identity: Literal["user", "managed", "aml_token"] | None = Field(
-        None, description="Who the job acts as. Default: the compute's identity.", examples=["managed"]
+        None, description="The job's identity. Default: the compute's identity.", examples=["managed"]
     )
     services: Many[Literal["tensorboard", "jupyter_lab", "vs_code"]] = Field(
         (), description="Interactive endpoints into the running job, on every node.", examples=[["tensorboard"]]

@@ -218,7 +218,7 @@ class Checkpoint(Section):
         None,
         description="A second place to which each rank copies finished checkpoints: a folder, s3://BUCKET/PREFIX, "
         "gs://BUCKET/PREFIX, or https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX, below which each job has its "
-        "own. A job whose own are gone goes on from there.",
+        "own. A job without its own checkpoints resumes from there.",
         examples=["/mnt/nas/mirror", "s3://bucket/mirror", "https://acc.blob.core.windows.net/ckpt/mirror"],
     )
     uri: Text | None = Field(
@@ -228,7 +228,7 @@ class Checkpoint(Section):
     )
     resume: Text = Field(
         "auto",
-        description="auto: go on from this job's newest; never: from the start; or a checkpoint's path.",
+        description="auto: resume from this job's newest; never: from the start; or a checkpoint's path.",
         examples=["auto", "never", "s3://bucket/ckpt/step-200"],
     )
     all_damaged: Literal["stop", "start-over"] = Field(

@@ -203,7 +203,7 @@ def _secret_fault(path: KeyPath, place: Place | None) -> Fault:
     """Return the fault of a value in `secrets`; the fault hides the value, which may be the secret."""
     if place is not None and place.excerpt:
         place = replace(place, excerpt=place.excerpt[: place.column - 1] + "...")
-    message = "expected a list of names: a secret's value never stands in the file"
+    message = "expected a list of names: a secret's value must not be in the file"
     return Fault(
         message, dotted(path), place, "write `secrets: [WANDB_API_KEY]`; the value comes from your environment"
     )

@@ -44,7 +44,7 @@ _SAID: tuple[tuple[str, str, str], ...] = (
     ("expected key", "this line fits no mapping around it", "indent the keys of one mapping alike"),
     ("<block end>", "this line fits no mapping around it", "indent the keys of one mapping alike"),
     ("cannot start any token", "this character cannot begin a value", "put quotes around the value"),
-    ("undefined alias", "this `*name` stands for nothing", "define it before with `&name`"),
+    ("undefined alias", "this `*name` has no anchor", "define it before with `&name`"),
     ("anchor", "this `&name` or `*name` is not well formed", "put quotes around text that begins with `&` or `*`"),
     ("alias", "this `&name` or `*name` is not well formed", "put quotes around text that begins with `&` or `*`"),
     ("escape", "this backslash means nothing inside double quotes", "use single quotes, or double the backslash"),

@@ -272,9 +272,7 @@ class _Builder:
             return self._scalar(event)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor is None or event.anchor not in self.anchors:
-                self._stop(
-                    f"`*{event.anchor}` stands for nothing: no finished `&{event.anchor}` comes before it", event
-                )
+                self._stop(f"`*{event.anchor}` has no anchor: no finished `&{event.anchor}` comes before it", event)
             return replace(self.anchors[event.anchor], place=self._place(event))
         if not isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             return None

@@ -240,7 +240,7 @@ def _read_on(
             if outage != error.message:
                 outage = error.message
                 hint = f" ({error.hint})" if error.hint else ""
-                tell(f"the log cannot be read for now, the job is not touched: {outage}{hint}")
+                tell(f"the log cannot be read for now, the job is unaffected: {outage}{hint}")
             if stream.is_over:
                 yield job, []
                 return

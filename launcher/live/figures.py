@@ -86,7 +86,7 @@ def trouble(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
         return [row(width, signs, (f"! {cleaned(sight.fault)}", WARNS))]
     if since_s is not None:
         ago = span(now_s - since_s)
-        words = f"! {backend} has not answered for {ago}; this is what it said last, and the job is not touched"
+        words = f"! {backend} has not answered for {ago}; showing its last report; the job is unaffected"
         return [row(width, signs, (words, WARNS))]
     if sight.asks_since_s is not None and now_s - sight.asks_since_s > SLOW_S:
         return [

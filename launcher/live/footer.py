@@ -15,7 +15,7 @@ _HELP = (
     ("up/down, j/k", "scroll the log; choose a job in the table"),
     ("PgUp/PgDn", "scroll by a page"),
     ("Home/End", "the first lines; the newest lines"),
-    ("p, Space", "pause the log, and go on"),
+    ("p, Space", "pause the log, and continue"),
     ("w", "wrap long lines of the log, and cut them"),
     ("l", "a larger log, and the figures again"),
     ("r", "choose ranks of the log: 0 or 0,3-5; nothing for all"),

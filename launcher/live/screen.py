@@ -217,7 +217,7 @@ def _scratch() -> int:
         file = os.memfd_create("said") if hasattr(os, "memfd_create") else _unnamed()
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
     except OSError as error:
-        words = f"there is no room for what is said meanwhile: {error.strerror}"
+        words = f"no space to capture output: {error.strerror}"
         raise ConfigError(words, hint="cloudtrain watch --plain") from error
     return file
 

@@ -171,7 +171,7 @@ def _picture(scene: Scene, state: FrameState, size: tuple[int, int]) -> list[Tex
     sight = scene.of(choice.opened) if choice.opened is not None else None
     note = _note(scene, state)
     if sight is None:
-        words = "all jobs that are active or have ended of late" if not choice.is_single else ""
+        words = "all jobs that are active or have ended recently" if not choice.is_single else ""
         rows = tableview.view(scene, choice, size, state.signs, note or words)
     else:
         shot = state.tail.shot() if state.tail is not None else TailShot()
@@ -225,4 +225,4 @@ def _leave(feed: JobFeed, state: FrameState, stops: Sequence[str]) -> None:
         print_text([plain_line(Seen(sight.job, sight.outlook)) for sight in scene.sights])
     asked = feed.asked()
     if any(sight.job.active and sight.job.id not in asked for sight in scene.sights):
-        say(f"no longer watching; the {'other ' if asked else ''}jobs run on")
+        say(f"no longer watching; the {'other ' if asked else ''}jobs continue")

@@ -60,7 +60,7 @@ def view(scene: Scene, choice: ViewState, size: tuple[int, int], signs: Signs, w
     for place in range(begin, min(len(ids), begin + room)):
         rows.append(_row(scene.sights[place], texts[place], shape, width, signs, is_chosen=place == chosen))
     if not ids:
-        rows.append(row(width, signs, ("no job is active, and none has ended of late: cloudtrain submit", QUIET)))
+        rows.append(row(width, signs, ("no job is active, and no job has ended recently: cloudtrain submit", QUIET)))
     if choice.helps:
         rows = [rows[0], *footer.help_rows(width, height - 3 - len(notes), signs)]
     rows += [Text("")] * (height - 2 - len(notes) - len(rows))

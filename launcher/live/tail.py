@@ -52,7 +52,7 @@ class LogTail:
     def _run(self) -> None:
         while not self._is_closing.is_set():
             if not _READING.acquire(timeout=_STATE_S):
-                self._tell(fault="others that were opened before have not been answered")
+                self._tell(fault="earlier logs still wait for their backends")
                 continue
             try:
                 self._follow()

@@ -106,7 +106,7 @@ def _life(job: Job, facts: Facts, now_s: float) -> Iterator[Notice]:
         yield compose(f"restarted:{attempt.number}:{state.restarts}", "restarted", headline, facts, now_s)
     since_s = attempt.unreachable_since_s
     if since_s is not None and now_s - since_s >= UNREACHABLE_S:
-        headline = f"{job.backend} has not answered for {span(now_s - since_s)}; the job is not touched"
+        headline = f"{job.backend} has not answered for {span(now_s - since_s)}; the job is unaffected"
         yield compose(f"unreachable:{attempt.number}:{since_s:.0f}", "unreachable", headline, facts, now_s)
 
 

@@ -44,7 +44,7 @@ def located(text: str) -> str:
     """Return the object's full address; in a folder or bucket, the file DEFAULT_NAME. Raises UsageError."""
     if not re.fullmatch(LEDGER_PATTERN, text):
         hint = "s3://BUCKET/NAME, gs://BUCKET/NAME, https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME, or a path"
-        raise UsageError("that is no place for a ledger", hint=hint)
+        raise UsageError("invalid address of a ledger", hint=hint)
     uri = text.rstrip("/")
     if "://" not in uri:
         from pathlib import Path

@@ -85,10 +85,10 @@ class FileCell:
         try:
             yield
         except PermissionError as error:
-            hint = "who shares it must be able to write the folder"
+            hint = "all users of the ledger need write access to the folder"
             raise CredentialError(f"the ledger {self._path} cannot be used: {error.strerror}", hint=hint) from error
         except FileNotFoundError as error:
-            hint = f"mkdir -p {self._path.parent}; where it is a shared disk, is it mounted?"
+            hint = f"mkdir -p {self._path.parent}; if the disk is shared, check that the disk is mounted"
             raise UnreachableError(f"there is no folder {self._path.parent} for the ledger", hint=hint) from error
         except (IsADirectoryError, NotADirectoryError) as error:
             raise ConfigError(f"the ledger {self._path} cannot be used: {error.strerror}") from error

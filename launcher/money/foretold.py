@@ -79,13 +79,15 @@ class ApplicableBudgets:
             more = room if standing.budget.overcommit_percent != 100 else ""
             yield f"counts against {standing.budget.title} ({left} left{more})"
         for place in self.shared:
-            yield f"counts against what is shared at {place}, which is asked at submit"
+            yield f"counts against the shared ledger {place}, checked at submit"
         if self.trouble:
-            yield f"whether a budget holds it is not known: {self.trouble}"
+            yield f"the budgets could not be checked: {self.trouble}"
         yield from self.unknown()
         if why := self.refused(amount_micro):
             running = any(standing.held for standing in self.standings)
-            yield f"would be refused: {why}" + (" (unless a job has ended meanwhile: submit asks)" if running else "")
+            yield f"would be refused: {why}" + (
+                " (unless a job has ended since: submit checks again)" if running else ""
+            )
 
 
 def books_of(config: JobConfig) -> ApplicableBudgets:

@@ -150,8 +150,8 @@ def load(data: bytes, uri: str) -> Book:
             [str(nonce) for nonce in told["nonces"]],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"the ledger is damaged, or something else lies there ({type(error).__name__}: {error})"
-        hint = "bring back an earlier version of the object; nothing is sent until then"
+        message = f"the ledger is damaged, or the object is not a ledger ({type(error).__name__}: {error})"
+        hint = "restore an earlier version of the object; nothing is sent until then"
         raise ConfigError(message, where=uri, hint=hint) from error
 
 

@@ -177,10 +177,8 @@ def _make(cell: ConditionalObject) -> None:
     teamledger.change(cell, lambda book: None)
     data, _ = cell.read()
     if data is not None and cell.write(data, before):
-        message = "this store overwrites what others have written meanwhile, so it can keep no ledger"
-        raise ConfigError(
-            message, where=cell.uri, hint="it has to take conditional writes (If-Match); take another one"
-        )
+        message = "this store ignores write conditions, so a ledger is not safe in this store"
+        raise ConfigError(message, where=cell.uri, hint="choose a store with conditional writes (If-Match)")
 
 
 def _change(

@@ -93,7 +93,7 @@ def _day(proof: Proof) -> str:
 def _missing(database: Database | None, prepared: Prepared) -> str | None:
     """Return why the job's resume is not proven; None if proven, or if the job does not run on spot machines."""
     config, sha256 = prepared.config, prepared.bundle.code_sha256
-    never = f"nothing has proven that this job saves and goes on when {config.backend} takes them away"
+    never = f"no rehearsal has proven that this job resumes after {config.backend} reclaims the machines"
     if not _is_spot(prepared):
         return None
     if database is None:

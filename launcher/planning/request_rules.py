@@ -107,7 +107,7 @@ def _value(table: Table, rule: Rule, value: Any, path: str) -> Iterator[Found]:
         if name in table.growing:
             yield path, f"`{value}` is not in our table of {len(rule['enum'])}; {table.vendor} may know it", True
         else:
-            yield path, f"`{value}` is none of {', '.join(rule['enum'])}{meant(value, rule['enum'])}", False
+            yield path, f"`{value}` is not one of {', '.join(rule['enum'])}{meant(value, rule['enum'])}", False
 
 
 def _members(table: Table, rule: dict[str, Any], value: Mapping[Any, Any], path: str) -> Iterator[Found]:
@@ -119,9 +119,9 @@ def _members(table: Table, rule: dict[str, Any], value: Mapping[Any, Any], path:
         if name in rule["members"]:
             yield from _value(table, rule["members"][name], item, f"{prefix}{name}")
         elif name in rule.get("read_only", ()):
-            yield f"{prefix}{name}", f"is {table.vendor}'s to say; what is sent has it not", False
+            yield f"{prefix}{name}", f"is set by {table.vendor}; a request must not contain it", False
         else:
-            yield f"{prefix}{name}", f"is no field of {table.thing}{meant(name, rule['members'])}", False
+            yield f"{prefix}{name}", f"is not a field of {table.thing}{meant(name, rule['members'])}", False
 
 
 def _either(table: Table, rules: list[Rule], value: Any, path: str) -> Iterator[Found]:
@@ -140,7 +140,7 @@ def _either(table: Table, rules: list[Rule], value: Any, path: str) -> Iterator[
     kinds = [_spelt_out(table, rule.get("members", {}).get("type", "any")) for rule in fitting]
     words = [word for kind in kinds for word in kind.get("enum", ())]
     if is_other_type and words:
-        said = f"`{value['type']}` is none of" if "type" in value else "is required: one of"
+        said = f"`{value['type']}` is not one of" if "type" in value else "is required: one of"
         yield f"{path}.type", f"{said} {', '.join(words)}", False
     else:
         yield from best
@@ -152,7 +152,7 @@ def _case(table: Table, rule: dict[str, Any], value: Mapping[Any, Any], path: st
     if word is None:
         yield f"{path}.{rule['by']}", "is required", False
     elif not isinstance(word, str) or word not in rule["cases"]:
-        yield f"{path}.{rule['by']}", f"`{word}` is none of {', '.join(rule['cases'])}", False
+        yield f"{path}.{rule['by']}", f"`{word}` is not one of {', '.join(rule['cases'])}", False
     else:
         yield from _value(table, rule["cases"][word], value, path)
 
@@ -167,7 +167,7 @@ def _limits(rule: dict[str, Any], value: Any) -> Iterator[str]:
         if size > rule.get("max", size):
             yield f"{size}{unit} is more than {rule['max']}"
     if "pattern" in rule and isinstance(value, str) and not re.fullmatch(rule["pattern"], value):
-        yield f"`{value}` {'is no ' + rule['said'] if 'said' in rule else 'does not match ' + rule['pattern']}"
+        yield f"`{value}` {'is not a valid ' + rule['said'] if 'said' in rule else 'does not match ' + rule['pattern']}"
 
 
 def _spelt_out(table: Table, rule: Rule) -> dict[str, Any]:

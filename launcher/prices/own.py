@@ -112,7 +112,7 @@ def _parsed(data: bytes) -> tuple[dict[Key, Rate], list[tuple[int, str, str]]]:
     faults: list[tuple[int, str, str]] = []
     lines = data.decode("utf-8", errors="replace").splitlines()
     if not lines or lines[0] != ",".join(COLUMNS):
-        return {}, [(1, f"this is no list of prices: its first line is not `{','.join(COLUMNS)}`", "")]
+        return {}, [(1, f"this is not a list of prices: its first line is not `{','.join(COLUMNS)}`", "")]
     last = rating.today() + datetime.timedelta(days=AHEAD_DAYS)
     for number, line in enumerate(lines[1:], 2):  # a field holds no newline, so each line is a row
         try:
@@ -139,7 +139,7 @@ def _meant(fields: list[str], last: datetime.date) -> tuple[Key, Rate]:
     if not (backend and instance_type and region and source):
         raise ValueError("no backend, type, region or source")
     if kind not in KINDS:
-        raise ValueError(f"`{kind}` is none of {', '.join(KINDS)}")
+        raise ValueError(f"`{kind}` is not one of {', '.join(KINDS)}")
     if derived not in ("yes", "no"):
         raise ValueError(f"derived is `{derived}`, neither yes nor no")
     hourly, more = _number(usd, "usd_per_hour"), _number(factor, "uncertainty")
@@ -150,9 +150,9 @@ def _meant(fields: list[str], last: datetime.date) -> tuple[Key, Rate]:
     try:
         day = datetime.date.fromisoformat(as_of)
     except ValueError:
-        raise ValueError(f"`{as_of}` is no day, as in 2026-11-22") from None
+        raise ValueError(f"`{as_of}` is not a date such as 2026-11-22") from None
     if day > last:
-        raise ValueError(f"it is of {as_of}, which is still to come")
+        raise ValueError(f"the date {as_of} is in the future")
     return Key(backend, instance_type, region, kind), Rate(hourly, as_of, source, derived == "yes", True, more)
 
 

@@ -88,7 +88,7 @@ def targets(file: Path | None, backend: str | None) -> list[Target]:
     found = [Target(name) for name in backends.names() if priced(name) is not None and _regions(name, None)]
     if not found:
         hint = "name both: --backend sagemaker --region us-east-1; or a config: -f cloudtrain.yaml"
-        raise UsageError("no region is known whose prices are of use", hint=hint)
+        raise UsageError("no region with usable prices is known", hint=hint)
     return found
 
 
@@ -150,7 +150,7 @@ def _read(target: Target, region: str, types: tuple[str, ...]) -> list[Change]:
     changes = []
     for quote in found:
         if why := own.refusal(quote):
-            quote = Quote(quote.key, None, f"what the list says makes no sense: {why}")
+            quote = Quote(quote.key, None, f"the list has an invalid price: {why}")
         known = catalog.rates(quote.key.backend, quote.key.instance_type, quote.key.region).get(quote.key.kind)
         is_lacking = quote.rate is None and quote.key.instance_type in types
         code = ConfigError.exit_code if is_lacking else 0

@@ -45,7 +45,7 @@ def interrupted(
         return _wrong(verdict, ended, "interrupted", f"{words}: choose an earlier one")
     verdict.interrupted_step = ended.account.last_step
     if ended.is_killed:
-        verdict.found("interrupted", f"killed at step {ended.account.last_step}, without a word")
+        verdict.found("interrupted", f"killed at step {ended.account.last_step}, without a notice")
     elif not _left(verdict, laid_out, ended) or not _kept(verdict, ended):
         return False
     if not has_checkpoint(laid_out.checkpoints):
@@ -65,7 +65,7 @@ def resumed(verdict: Verdict, laid_out: Rehearsal, first: StartResult, second: S
     """Judge the resumed start: a task by the checkpoint that it names, a script by its reported steps."""
     begins = min(second.account.steps, default=None)
     if second.is_late:
-        return _wrong(verdict, second, "resumed", "started again, it came no further in time")
+        return _wrong(verdict, second, "resumed", "started again, it made no progress in time")
     if second.state == "failed" and (second.left_s is None or begins is None):
         return _wrong(verdict, second, "resumed", "started again, it fails")
     if is_task:
@@ -90,7 +90,7 @@ def _took_up(verdict: Verdict, first: StartResult, second: StartResult) -> bool:
     if went_on is None:
         return _wrong(verdict, second, "resumed", "started again, it began at step 0 again")
     verdict.resumed_step = went_on
-    words = f"started again, it goes on from step {went_on}"
+    words = f"started again, it continues from step {went_on}"
     # After a kill, the last checkpoint may not yet be where the next start looks.
     if saved is not None and went_on < saved and not first.is_killed:
         return _wrong(verdict, second, "resumed", f"{words}, not from what it saved at step {saved}")
@@ -116,7 +116,7 @@ def compared(
     after = _apart(second, whole)
     if not after:
         if is_task:
-            return _wrong(verdict, whole, "losses", "the run without interruption did not come as far")
+            return _wrong(verdict, whole, "losses", "the run without interruption did not get as far")
         return _by_steps_alone(verdict, "no losses of the same steps are reported")
     allowed = tolerance or (0.0 if is_exact or not is_task else ROUNDING)
     if not is_task and not before:
@@ -140,7 +140,9 @@ def _by_steps_alone(verdict: Verdict, why: str) -> bool:
     """Record that the script continues its steps, and that the training state was not checked."""
     verdict.not_checked.insert(0, f"whether the weights and the optimizer's state come back: {why}")
     verdict.words = _proof(verdict, ", by its steps alone")
-    return verdict.found("losses", f"losses cannot be compared: {why}; that it goes on is shown by its steps alone")
+    return verdict.found(
+        "losses", f"losses cannot be compared: {why}; only the step numbers show that the job continues"
+    )
 
 
 def _apart(one: StartResult, other: StartResult) -> dict[int, float]:
@@ -189,7 +191,7 @@ def _stepped(verdict: Verdict, ended: StartResult, *, is_task: bool) -> bool:
     if ended.is_late and ended.left_s is None and not is_quiet:
         return _wrong(verdict, ended, "steps", f"it took too long: {len(steps)} steps in {ended.seconds:.0f} s")
     if not steps and is_task:
-        return _wrong(verdict, ended, "steps", "it came to no step")
+        return _wrong(verdict, ended, "steps", "no step completed")
     if not steps:
         quiet_s = ended.seconds if is_quiet else ended.quiet_s
         told = f"in the {quiet_s:.0f} s that it was given" if quiet_s is not None else "until its end"
@@ -218,7 +220,7 @@ def _left(verdict: Verdict, laid_out: Rehearsal, ended: StartResult) -> bool:
         words = f"asked to stop, it had not left after {laid_out.grace_s:.0f} s, when the platform kills it"
         return _wrong(verdict, ended, "interrupted", words)
     if ended.state == "failed":
-        return _wrong(verdict, ended, "interrupted", "asked to stop, it failed in place of leaving")
+        return _wrong(verdict, ended, "interrupted", "asked to stop, it failed instead of leaving")
     wanted = laid_out.codes.get("interrupted")
     shown = "" if wanted is None else f", exit code {' '.join(map(str, ended.codes))}"
     words = f"asked to stop ({laid_out.notice}), it left in {ended.left_s:.1f} s{shown}"
@@ -231,7 +233,7 @@ def _done(verdict: Verdict, laid_out: Rehearsal, ended: StartResult) -> bool:
     wanted = laid_out.codes.get("done")
     shown = "" if wanted is None else f", exit code {' '.join(map(str, ended.codes))}"
     if ended.state != "succeeded" or (wanted is not None and any(code != wanted for code in ended.codes)):
-        return _wrong(verdict, ended, "ended", f"it ended as {ended.state or 'nobody knows what'}{shown}")
+        return _wrong(verdict, ended, "ended", f"it ended as {ended.state or 'unknown'}{shown}")
     return verdict.found("ended", f"ended as done{shown}")
 
 

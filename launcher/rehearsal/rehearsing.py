@@ -235,7 +235,7 @@ def _not_checked(work: _Work) -> list[str]:
     laid_out = work.laid()
     missing = [name for name in config.inputs if name not in work.wish.inputs and "://" in config.inputs[name]]
     has_gpus = any(chosen.gpus)
-    own = [] if sandbox.mode() != "none" else ["the platform's own paths: this kernel lets nobody make namespaces"]
+    own = [] if sandbox.mode() != "none" else ["the platform's own paths: this kernel does not allow namespaces"]
     return [
         *([] if work.wish.preempt_at else ["the resume after an interruption (--preempt-at STEP)"]),
         *([] if has_gpus else ["GPUs, NCCL, memory at full size"]),

@@ -116,7 +116,9 @@ def addresses(count: int) -> tuple[tuple[str, ...], socket.socket]:
             lock.close()
             continue
         return tuple(f"{block}.{number}" for number in range(1, count + 1)), lock
-    raise ConfigError("no loopback address can be had for the nodes", where="127.*", hint="is `lo` up? `ip link` says")
+    raise ConfigError(
+        "no free loopback address for the nodes", where="127.*", hint="check with `ip link` that `lo` is up"
+    )
 
 
 def _works(name: str) -> bool:

@@ -90,7 +90,7 @@ class Verdict:
         if self.is_right:
             return f"proven: {self.words}" if self.is_asked_to_prove else f"it runs: {self.words}"
         found = next((finding for finding in self.findings if not finding.is_right), None)
-        wrong = "nothing was found out" if found is None else found.words
+        wrong = "no result" if found is None else found.words
         wrong += f": {self._failed()}" if self.failure is not None else ""
         runs = found is not None and found.name in ("interrupted", "kept")
         head = "not proven" if self.is_asked_to_prove else "it runs, but" if runs else "it does not run"
@@ -103,7 +103,7 @@ class Verdict:
         shown += [f"  {'ok  ' if one.is_right else 'FAIL'}  {one.words}" for one in self.findings]
         shown += [f"not checked: {'; '.join(self.not_checked)}"] if self.not_checked else []
         shown += self._cause()
-        shown += [f"all that they have written is in {self.folder}"] if self.folder else []
+        shown += [f"all logs are in {self.folder}"] if self.folder else []
         return [*shown, self.headline()]
 
     def _cause(self) -> list[str]:

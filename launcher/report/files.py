@@ -21,7 +21,7 @@ def require_free(path: Path, *, force: bool) -> None:
     if not path.exists():
         return
     if not path.is_file():  # never replace a pipe or a device; reading from either may never end
-        raise UsageError(f"{path} is no file", hint="name a file; --json prints what is in it")
+        raise UsageError(f"{path} is not a file", hint="name a file; --json prints what is in it")
     if force:
         return
     try:
@@ -31,8 +31,10 @@ def require_free(path: Path, *, force: bool) -> None:
         hint = "name another file: -o"
         raise UsageError(f"{path} is there and cannot be read: {error.strerror}", hint=hint) from error
     if not is_terminal():
-        raise UsageError(f"{path} is there, and is no report of ours", hint="name another file with -o, or add --force")
-    if not confirm(f"{path} is no report of ours; replace it?", yes=False):
+        raise UsageError(
+            f"{path} exists and is not a cloudtrain report", hint="name another file with -o, or add --force"
+        )
+    if not confirm(f"{path} is not a cloudtrain report; replace it?", yes=False):
         raise UsageError(f"{path} was left as it is", hint="name another file: -o")
 
 

@@ -137,19 +137,19 @@ def refusal(standing: Standing, amount_micro: int | None) -> Iterator[str]:
     """Yield the reason if the budget has no room: limit, spent, reserved (with the holders), left and needed money."""
     title = standing.budget.title
     if amount_micro is None:
-        yield f"nobody knows this job's price, so {title} cannot hold its worst case"
+        yield f"the price of this job is unknown, so {title} cannot reserve its worst case"
         return
     if amount_micro == 0:
         return
     if standing.unknown:
-        yield f"{title} cannot be kept: nobody knows the price of {_names(standing.unknown)}, not over yet"
+        yield f"{title} cannot be checked: active jobs without a known price: {_names(standing.unknown)}"
         return
     unspent_micro = standing.budget.limit_micro - standing.spent_micro
     if amount_micro <= standing.room_micro:
         if amount_micro > unspent_micro:  # overcommitment is for many jobs together, not for a single job
             yield (
                 f"{title} does not hold this job's worst case of {usd(up(amount_micro))}: alone it may exceed the"
-                f" {usd(down(max(0, unspent_micro)))} that are not spent, and no overcommitment is for that"
+                f" {usd(down(max(0, unspent_micro)))} that is unspent; an overcommitment does not cover a single job"
             )
         return
     held = f", reserved {usd(up(standing.reserved_micro))} by {_names(standing.held)}" if standing.held else ""
@@ -217,8 +217,8 @@ def _hint(standings: Sequence[Standing], amount_micro: int | None) -> str:
             _setting(each.budget, each.budget.limit_micro, each.overcommit_for(amount_micro)) for each in short
         )
         return (
-            f"ended jobs have cost {percent} % of their worst cases on average, and so counted it would fit; "
-            f"this lets it in: {let_in}\n  hint: or {shorter}"
+            f"ended jobs have cost {percent} % of their worst cases on average; at this average the job would fit; "
+            f"to accept the job: {let_in}\n  hint: or {shorter}"
         )
     return shorter
 

@@ -68,7 +68,7 @@ def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | 
     job = refresh(registry, registry.find(job_id))
     prepared = _prepared(registry, job, budget)
     if job.attempt.number + 1 != attempt:
-        raise UsageError(f"{job.id} was resumed meanwhile", hint="look at the job")
+        raise UsageError(f"{job.id} was already resumed", hint="look at the job")
     now_micro = prepared.plan.worst_case_micro
     if worst_micro is not None and (now_micro is None or now_micro > worst_micro):
         raise UsageError(f"it may now cost {_cost(prepared)}, which is more than was shown", hint="look at it again")

@@ -201,7 +201,7 @@ class _Handlers:
         form = await self._form(request)
         numbers = {name: form.get(name, "") for name in ("attempt", "worst_micro")}
         if not numbers["attempt"].isdecimal() or not (numbers["worst_micro"] or "0").isdecimal():
-            raise UsageError("the form lacks what it was about")
+            raise UsageError("the form lacks the attempt or the worst case")
         worst_micro = int(numbers["worst_micro"]) if numbers["worst_micro"] else None
         attempt, budget = int(numbers["attempt"]), form.get("budget", "").strip()
 
@@ -219,7 +219,7 @@ class _Handlers:
         try:
             fields = parse_qs(text, keep_blank_values=True, max_num_fields=MOST_FIELDS)
         except ValueError:
-            raise UsageError("the form has more fields than any of ours") from None
+            raise UsageError("the form has too many fields") from None
         form = {name: values[0] for name, values in fields.items()}
         given = request.headers.get(CSRF_HEADER) or form.get(CSRF_FIELD, "")
         if not hmac.compare_digest(given.encode(), self.site.keys.csrf.encode()):

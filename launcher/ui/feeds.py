@@ -52,7 +52,7 @@ class LogQuery:
         try:
             return re.compile(self.grep) if self.grep else None
         except (re.error, RecursionError, OverflowError) as error:
-            raise UsageError(f"`{self.grep}` is no regular expression: {error}") from None
+            raise UsageError(f"`{self.grep}` is not a valid regular expression: {error}") from None
 
     def test(self) -> Callable[[LogLine], bool]:
         """Return a predicate for wanted lines. Raises UsageError for an invalid regular expression."""
@@ -154,7 +154,7 @@ class LogFeed:
                 raise
             except CloudtrainError as error:  # an unreachable backend, an expired login, a busy registry
                 hint = f"; {error.hint}" if error.hint else ""
-                lines, trouble = [], f"the log cannot be read for now, the job is not touched: {error.message}{hint}"
+                lines, trouble = [], f"the log cannot be read for now, the job is unaffected: {error.message}{hint}"
             self._add([line for line in lines if wants(line)])
             if trouble != self.trouble or not (self.is_ready or trouble):
                 self.trouble, self.is_ready = trouble, self.is_ready or not trouble

@@ -110,7 +110,7 @@ class Guard:
         if len(scope.get("query_string", b"")) > MOST_QUERY_BYTES:
             return PlainTextResponse("The address is too long.", 414)
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEAD_BYTES:
-            return PlainTextResponse("What the browser says of itself is too long.", 431)
+            return PlainTextResponse("The request headers are too long.", 431)
         if scope["method"] not in ("GET", "HEAD", "POST"):
             return PlainTextResponse("Only GET and POST are answered here.", 405, {"allow": "GET, HEAD, POST"})
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)

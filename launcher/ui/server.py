@@ -104,7 +104,9 @@ def _listening(port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         reason = error.strerror or str(error)
-        raise UsageError(f"port {port} cannot be had: {reason}", hint="without --port a free one is taken") from error
+        raise UsageError(
+            f"port {port} cannot be opened: {reason}", hint="without --port a free port is chosen"
+        ) from error
     return listening
 
 
@@ -115,7 +117,7 @@ def _address(place: str, token: str) -> str:
 def _tell(place: str, token: str, *, opens: bool) -> None:
     """Print the address, open the browser, and explain the access from a remote machine."""
     print_lines([_address(place, token)])
-    say("only this machine reaches it, and only with this address, once; Ctrl-C ends it, and no job")
+    say("reachable only from this machine; the address works once; Ctrl-C stops the server, not the jobs")
     if not has_desktop(os.environ):
         say(f"from another machine, there:\n  {tunnel(os.environ, int(place.rpartition(':')[2]))}")
         say("then open the address in the browser there")

@@ -122,7 +122,7 @@ def test_order_survives_what_others_would_read_into_it(render: Render) -> None:
         (
             ["resources.accelerators=null", "resources.instance_type=NC96ads_A100_v4"],
             "resources.instance_type",
-            "is no Azure machine size",
+            "is not an Azure machine size",
         ),
         (
             ["resources.accelerators=null", "resources.instance_type=Standard_NX9_v9"],
@@ -140,7 +140,7 @@ def test_order_survives_what_others_would_read_into_it(render: Render) -> None:
         (["checkpoint.uri=s3://b/c"], "checkpoint.uri", "cannot mount"),
         (["checkpoint.mirror=/mnt/nas"], "checkpoint.mirror", "end with the container"),
         (["checkpoint.resume=azureml://datastores/a/paths/b"], "checkpoint.resume", "its own checkpoints"),
-        (["secrets=[TOKEN]"], "azureml.identity", "act as somebody"),
+        (["secrets=[TOKEN]"], "azureml.identity", "needs an identity"),
         (["azureml.environment=azureml:e:1", "image=x:1"], "azureml.environment", "exclude each other"),
         (["azureml.conda={dependencies: [pip]}"], "azureml.conda", "needs an `image`"),
         (["azureml.raw={limits: {timeout: 99}}"], "azureml.raw", "limits.timeout"),

@@ -41,7 +41,7 @@ def test_linux_meter_is_the_price(azure_account: Azure) -> None:
     ("size", "said"),
     [
         ("Standard_NC12s_v3", "several prices of Standard_NC12s_v3 in eastus: 6 and 6.12 USD"),
-        ("Standard_D16s_v6", "from 2999-01-01 on alone"),
+        ("Standard_D16s_v6", "only from 2999-01-01 on"),
         ("Standard_F8s_v2", "Azure lists no Standard_F8s_v2 in eastus"),  # Windows alone
         ("standard_nc6s_v3", "Azure lists no standard_nc6s_v3 in eastus"),  # case counts
         ("it's", "Azure lists no it's in eastus"),

@@ -220,7 +220,7 @@ def test_refusal_is_one_sentence_with_what_to_do(
 @pytest.mark.parametrize(
     ("env", "settings", "exit_code", "said"),
     [
-        ({"AZURE_CLIENT_SECRET": ""}, (), 4, "no Azure credentials"),
+        ({"AZURE_CLIENT_SECRET": ""}, (), 4, "no valid Azure credentials"),
         ({"AZURE_CLIENT_SECRET": "wrong"}, (), 4, "Azure"),
         ({"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}, (), 7, "does not answer"),
         ({}, ("azureml.workspace=nowhere",), 3, "there is no workspace nowhere"),

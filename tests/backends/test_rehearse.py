@@ -148,9 +148,9 @@ def test_spot_is_refused_until_its_resume_is_proven(cli: Any, tmp_path: Path) ->
     folder = project(tmp_path / "project", "sagemaker")
     refused = cli("submit", "-d", "-y", "--spot", cwd=folder)
     assert refused.code == 3
-    assert "nothing has proven that this job saves" in refused.stderr
+    assert "no rehearsal has proven that this job resumes" in refused.stderr
     assert "cloudtrain rehearse --backend sagemaker --preempt-at 3" in refused.stderr
-    assert "nothing has proven that this job saves" in cli("plan", "--spot", cwd=folder).stdout
+    assert "no rehearsal has proven that this job resumes" in cli("plan", "--spot", cwd=folder).stdout
 
 
 def test_rehearsal_that_is_killed_leaves_no_process(cli: Any, tmp_path: Path, wait_until: Any) -> None:

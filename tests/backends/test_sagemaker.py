@@ -163,7 +163,7 @@ BROKEN: list[tuple[str, Any, str]] = [
     ("RoleArn", 7, "expected a string, found 7"),
     ("AlgorithmSpecification.TrainingImage", ..., "there is no image"),
     ("AlgorithmSpecification.TrainingImage", "x" * 256, "256 characters is more than 255"),
-    ("AlgorithmSpecification.TrainingInputMode", "Copy", "`Copy` is none of Pipe, File, FastFile"),
+    ("AlgorithmSpecification.TrainingInputMode", "Copy", "`Copy` is not one of Pipe, File, FastFile"),
     ("AlgorithmSpecification.ContainerEntrypoint", ["x" * 257], "257 characters is more than 256"),
     ("AlgorithmSpecification.ContainerEntrypoint", ["a\nb"], "does not match"),
     ("AlgorithmSpecification.ContainerEntrypoint", [], "0 entries is less than 1"),
@@ -191,14 +191,14 @@ BROKEN: list[tuple[str, Any, str]] = [
     ("OutputDataConfig", ..., "is required"),
     ("CheckpointConfig.S3Uri", "gs://x/y", "does not match"),
     ("InputDataConfig.0.ChannelName", "a b", "does not match"),
-    ("InputDataConfig.1.ChannelName", "code", "stands there twice"),
+    ("InputDataConfig.1.ChannelName", "code", "is listed twice"),
     ("InputDataConfig", 5, "expected a list, found 5"),
     ("StoppingCondition.MaxRuntimeInSeconds", 29 * 86_400, "more than the 28 days"),
     ("ResourceConfig.VolumeKmsKeyId", "alias/disk", "has local disks"),
-    ("Tags", [{"Key": "a", "Value": "x"}] * 2, "stands there twice"),
+    ("Tags", [{"Key": "a", "Value": "x"}] * 2, "is listed twice"),
     ("Tags", [{"Key": "aws:a", "Value": "x"}], "AWS's own `aws:`"),
     ("Tags", [{"Key": "a", "Value": "x\ty"}], "does not match"),
-    ("StopingCondition", {}, "is no field of CreateTrainingJob; did you mean `StoppingCondition`?"),
+    ("StopingCondition", {}, "is not a field of CreateTrainingJob; did you mean `StoppingCondition`?"),
 ]
 
 
@@ -234,7 +234,7 @@ def test_new_instance_type_is_a_warning(render: Render) -> None:
     ("text", "overrides", "said"),
     [
         (PLAIN, ("sagemaker.role=null", "sagemaker.region=null"), ("no AWS region", "no execution role")),
-        (PLAIN, ("sagemaker.role=train",), ("`train` is no role's ARN",)),
+        (PLAIN, ("sagemaker.role=train",), ("`train` is not the ARN of a role",)),
         (PLAIN, ("resources.instance_type=null",), ("which machines",)),
         (PLAIN, ("resources.instance_type=p4d.24xlarge",), ("did you mean `ml.p4d.24xlarge`?",)),
         (PLAIN, ("resources.instance_type=ml.trn1.32xlarge",), ("Trainium",)),
@@ -248,7 +248,7 @@ def test_new_instance_type_is_a_warning(render: Render) -> None:
         (
             PLAIN,
             ("checkpoint.mirror=/x", "checkpoint.resume=s3://b/x"),
-            ("end with the container", "from its own checkpoints alone"),
+            ("end with the container", "only from its own checkpoints"),
         ),
         (PLAIN, ("sagemaker.raw={CheckpointConfig: null}",), ("changes CheckpointConfig.LocalPath", "S3Uri")),
         (PLAIN, ("sagemaker.raw={CheckpointConfig: x}",), ("changes CheckpointConfig.LocalPath",)),
@@ -274,12 +274,12 @@ def test_new_instance_type_is_a_warning(render: Render) -> None:
         ),
         (PLAIN, ("resources.instance_type=ml.p3.16xlarge",), ("does not run on V100", "set `image`")),
         (TOOLKIT, ("secrets=[KEY]",), ("has no place for secrets",)),
-        (TOOLKIT, ("args=[--a, x, --a, y]",), ("each name once, and `--a` is none",)),
-        (TOOLKIT, ("args=[--sagemaker_program, x]",), ("`--sagemaker_program` is none",)),
+        (TOOLKIT, ("args=[--a, x, --a, y]",), ("each name once, and `--a` is not such a pair",)),
+        (TOOLKIT, ("args=[--sagemaker_program, x]",), ("`--sagemaker_program` is not such a pair",)),
         (TOOLKIT, ("image=null",), ("not in the images of today", "NCCL over EFA")),
         (TOOLKIT, ("resources.instance_type=ml.p5.48xlarge",), ("SMDDP library", "ml.p4d.24xlarge")),
         (TOOLKIT, ("image=x/pytorch-training:2.8.0-gpu-py312",), ("SMDDP library",)),
-        (TOOLKIT, ("args=[--verbose]",), ("`--verbose` is none",)),
+        (TOOLKIT, ("args=[--verbose]",), ("`--verbose` is not such a pair",)),
     ],
 )
 def test_config_that_sagemaker_cannot_run(

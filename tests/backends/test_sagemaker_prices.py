@@ -50,7 +50,7 @@ def test_all_that_trains_is_read(way: str, account: Aws) -> None:
     ("name", "why"),
     [
         ("ml.g9.xlarge", "at 0 USD"),
-        ("ml.g8.xlarge", "from 2999-01-01 on alone"),
+        ("ml.g8.xlarge", "only from 2999-01-01 on"),
         ("ml.g7x.xlarge", "several prices of it for training: 3 and 3.5 USD"),
         ("ml.c9.large", "by Quantity, not by the hour"),
         ("ml.x1.large", "lists no ml.x1.large for training in us-east-1"),
@@ -71,7 +71,7 @@ def test_other_currency_is_no_price(way: str, account: Aws) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"), [("truncated", "no whole JSON"), ("form", "row of AWS's price list has no")]
+    ("damage", "said"), [("truncated", "not complete JSON"), ("form", "row of AWS's price list cannot be parsed")]
 )
 def test_answer_of_no_sense_is_no_price(way: str, account: Aws, damage: str, said: str) -> None:
     """Half a row, or one of another form."""

@@ -362,7 +362,7 @@ def test_doctor_without_a_price_list_is_content(doctor: Checks, account: Aws) ->
     """No job needs it."""
     account.settings(price_damage="truncated")
     verdict, said = doctor()["price"]
-    assert (verdict, "no whole JSON" in said) == ("warn", True)
+    assert (verdict, "not complete JSON" in said) == ("warn", True)
 
 
 def test_doctor_names_what_stands_in_the_way(doctor: Checks, account: Aws, folder: Path) -> None:

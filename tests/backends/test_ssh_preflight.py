@@ -250,8 +250,9 @@ def test_seeded_defect_is_named_with_host_and_cure(defect: str) -> None:
          "its host key is not known here: h3", "ssh h3"),
         ("@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n@@@\nHost key verification failed.",
          "its host key has changed: h3", "ssh-keygen -R h3"),
-        ("alice@h3: Permission denied (publickey,password).", "it lets this login not in: h3", "ssh-copy-id h3"),
-        ("ssh: Could not resolve hostname h3: Name or service not known", "nobody knows its name: h3", "ssh -G h3"),
+        ("alice@h3: Permission denied (publickey,password).", "it refuses this login: h3", "ssh-copy-id h3"),
+        ("ssh: Could not resolve hostname h3: Name or service not known", "its name cannot be resolved: h3",
+         "ssh -G h3"),
         ("ssh: connect to host h3 port 22: Connection timed out", "it does not answer: h3", "ping -c 3 h3"),
         ("ssh: connect to host h3 port 22: Connection refused", "nothing listens on its port: h3", "systemctl start"),
         ("sh: 1: python3: not found", "has no Python: h3", "ssh -t h3 'sudo apt install python3'"),
@@ -276,8 +277,8 @@ def test_cures_of_ssh_faults_know_our_own_words_too() -> None:
     for words, found in (
         ("Host key verification failed.", "its host key is not known here"),
         ("REMOTE HOST IDENTIFICATION HAS CHANGED!", "its host key has changed"),
-        ("Permission denied (publickey).", "it lets this login not in"),
-        ("Could not resolve hostname h0", "nobody knows its name"),
+        ("Permission denied (publickey).", "it refuses this login"),
+        ("Could not resolve hostname h0", "its name cannot be resolved"),
         ("Connection refused", "nothing listens on its port"),
         ("Connection timed out", "it does not answer"),
     ):
@@ -331,7 +332,7 @@ def test_same_trouble_everywhere_is_one_line() -> None:
     facts: dict[str, Fact | str] = {f"h{number}": fit(number, **low) for number in range(14)}
     facts |= {"h14": "Permission denied (publickey).", "h15": "Permission denied (publickey)."}
     checks = told(facts)
-    assert [check.found for check in checks] == ["it lets this login not in: h14, h15", "1024: h0-h13"]
+    assert [check.found for check in checks] == ["it refuses this login: h14, h15", "1024: h0-h13"]
     assert checks[0].cure.startswith("for h in h14 h15; do ssh-copy-id $h; done")
     assert "for h in $(seq -f h%g 0 13); do ssh -t $h " in checks[1].cure
 

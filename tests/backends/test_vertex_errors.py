@@ -107,7 +107,7 @@ def test_log_that_may_not_be_read(vertex: Any, folder: Path, google: Google) -> 
         ("RESOURCE_EXHAUSTED", EXHAUSTED, 5, (QUOTA, "where a quota is named, IAM & Admin > Quotas", "another region")),
         ("403", DISABLED.format("Vertex AI", "aiplatform.googleapis.com"), 3, ("services enable aiplatform.google",)),
         ("INVALID_ARGUMENT", BAD_IMAGE, 3, ("image_uri; Message: no.",)),
-        ("UNAUTHENTICATED", "", 4, ("does not take these credentials", "application-default login")),
+        ("UNAUTHENTICATED", "", 4, ("rejects these credentials", "application-default login")),
         ("FAILED_PRECONDITION", "of next year", 3, ("of next year",)),
     ],
     ids=["quota", "disabled", "invalid", "token", "other"],
@@ -183,7 +183,7 @@ def test_no_credentials(vertex: Any, folder: Path) -> None:
     login = "gcloud auth application-default login"
     for path, words in ((str(folder / "none.json"), "none.json"), (str(folder / "loop.py"), "loop.py"), ("", "")):
         done = vertex(*SUBMIT[:3], cwd=folder, env={"GOOGLE_APPLICATION_CREDENTIALS": path})
-        said(done, 4, "no Google credentials that serve", login, words)
+        said(done, 4, "no valid Google credentials", login, words)
 
 
 def test_login_that_has_expired(vertex: Any, folder: Path, google: Google) -> None:
@@ -191,7 +191,7 @@ def test_login_that_has_expired(vertex: Any, folder: Path, google: Google) -> No
     mine = {"GOOGLE_APPLICATION_CREDENTIALS": google.user_file}
     assert vertex(*SUBMIT, cwd=folder, env=mine).code == 0
     google.settings(refresh_revoked=True)
-    said(vertex("submit", "-d", "-y", cwd=folder, env=mine), 4, "no Google credentials that serve", "default login")
+    said(vertex("submit", "-d", "-y", cwd=folder, env=mine), 4, "no valid Google credentials", "default login")
     status = vertex("status", "one", "--json", env=mine)
     assert (status.json["state"], status.json["unreachable_since_s"] is not None) == ("pending", True)
     google.settings(refresh_revoked=False)
@@ -208,7 +208,7 @@ def test_account_that_google_does_not_know(vertex: Any, folder: Path, google: Go
         serialization.Encoding.PEM, *form
     )
     env = {"GOOGLE_APPLICATION_CREDENTIALS": key_file(google, folder.parent, private_key=pem.decode())}
-    said(vertex(*SUBMIT, cwd=folder, env=env), 4, "no Google credentials that serve")
+    said(vertex(*SUBMIT, cwd=folder, env=env), 4, "no valid Google credentials")
 
 
 def test_token_that_is_refused_meanwhile(vertex: Any, folder: Path, google: Google) -> None:
@@ -222,13 +222,13 @@ def test_token_that_is_refused_meanwhile(vertex: Any, folder: Path, google: Goog
 def test_network_that_is_away(vertex: Any, folder: Path, away: str) -> None:
     """It says nothing about any job."""
     done = vertex(*SUBMIT, cwd=folder, env={"HTTPS_PROXY": away, "https_proxy": away})
-    said(done, 7, "does not answer as it should")
+    said(done, 7, "gave an unexpected answer")
 
 
 def test_login_server_that_is_away_is_no_expired_login(vertex: Any, folder: Path, google: Google) -> None:
     """The command to log in anew would not help."""
     google.fault("token", "503")
-    said(vertex(*SUBMIT, cwd=folder), 7, "does not answer as it should")
+    said(vertex(*SUBMIT, cwd=folder), 7, "gave an unexpected answer")
 
 
 def test_certificates_that_are_not_there(vertex: Any, folder: Path) -> None:
@@ -289,8 +289,8 @@ def test_page_in_the_answers_place_when_the_job_is_sent(google_project: Google, 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"endpoints": {"storage": "http://elsewhere"}}, "would get your token in the clear"),
-        ({"endpoints": {"compute": "https://x"}}, "there is no service `compute`"),
+        ({"endpoints": {"storage": "http://elsewhere"}}, "would receive your token without encryption"),
+        ({"endpoints": {"compute": "https://x"}}, "`compute` is not a service"),
     ],
 )
 def test_endpoint_that_is_none(vertex: Any, folder: Path, settings: dict[str, Any], words: str) -> None:
@@ -302,7 +302,7 @@ def test_endpoint_that_is_none(vertex: Any, folder: Path, settings: dict[str, An
 def test_endpoint_where_nobody_answers(vertex: Any, folder: Path, google: Google) -> None:
     """Named by its address."""
     configured(folder, endpoints={"storage": "http://127.0.0.1:9"})
-    said(vertex(*SUBMIT, cwd=folder), 7, "does not answer as it should")
+    said(vertex(*SUBMIT, cwd=folder), 7, "gave an unexpected answer")
 
 
 def test_project_that_is_not_ours(vertex: Any, folder: Path, google: Google) -> None:

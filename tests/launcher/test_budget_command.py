@@ -39,8 +39,8 @@ def quick(cli: Any) -> Any:
         (["5USD", "--overcommit", "nan"], "from 1 to 10"),
         (["5USD", "--overcommit", "0.5"], "from 1 to 10"),
         (["5USD", "--overcommit", "much"], "from 1 to 10"),
-        (["5USD", "--ledger", "ftp://x/y"], "no place for a ledger"),
-        (["5USD", "--ledger", "https://example.org/x"], "no place for a ledger"),
+        (["5USD", "--ledger", "ftp://x/y"], "invalid address of a ledger"),
+        (["5USD", "--ledger", "https://example.org/x"], "invalid address of a ledger"),
     ],
 )
 def test_set_refuses_what_makes_no_sense(quick: Any, words: list[str], said: str) -> None:

@@ -85,9 +85,9 @@ def test_budget_is_used_up_to_the_last_micro_dollar(left_micro: int) -> None:
 
 def test_unknown_price_fits_into_no_budget_and_shuts_it() -> None:
     """It is never taken for nothing: neither what is to be sent, nor what runs."""
-    with pytest.raises(BudgetError, match="nobody knows this job's price"):
+    with pytest.raises(BudgetError, match="price of this job is unknown"):
         require_room([standing(100)], None)
-    with pytest.raises(BudgetError, match="price of job0"):
+    with pytest.raises(BudgetError, match="without a known price: job0"):
         require_room([standing(100, 0, (None,))], USD)
     require_room([], None)
 
@@ -107,7 +107,7 @@ def test_overcommit_lets_worst_cases_exceed_what_is_left_by_its_factor() -> None
 def test_overcommit_is_not_for_one_job_alone() -> None:
     """Of many one seldom costs its worst case; one that may cost more than there is breaks the budget by itself."""
     require_room([standing(100, 50, overcommit_percent=120)], 50 * USD)
-    with pytest.raises(BudgetError, match=r"the 50 USD that are not spent") as caught:
+    with pytest.raises(BudgetError, match=r"the 50 USD that is unspent") as caught:
         require_room([standing(100, 50, overcommit_percent=120)], 50 * USD + 1)
     assert caught.value.hint.endswith("or raise the budget: cloudtrain budget set vision 100.01USD --overcommit 1.2")
 

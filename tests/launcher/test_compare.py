@@ -131,7 +131,7 @@ def test_file_with_one_backend_is_as_it_was(asked: Callable[..., Overrides]) -> 
     ("line", "words"),
     [
         ("backend: []", "no backend is named"),
-        ("backend: [vertex, vertex]", "stands here twice"),
+        ("backend: [vertex, vertex]", "is listed twice"),
         ("backend: [vertex, 3]", "expected a backend's name"),
     ],
 )

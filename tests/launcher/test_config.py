@@ -213,39 +213,43 @@ BAD_VALUES = [
     ("checkpoint: {mirror: 'http://a.blob.core.windows.net/con'}", "no `http:` store", "did you mean `https://`?"),
     (
         "checkpoint: {mirror: 'https://example.com/con'}",
-        "`example.com` is no host of Azure's",
+        "`example.com` is not a host of Azure's",
         "as in https://ACCOUNT.b",
     ),
     (
         "checkpoint: {mirror: 'https://a.dfs.core.windows.net/con'}",
-        "`a.dfs.core.windows.net` is no host of Azure's blob storage",
+        "`a.dfs.core.windows.net` is not a host of Azure's blob storage",
         "did you mean `a.blob.core.windows.net`?",
     ),
     (
         "checkpoint: {mirror: 'abfss://con@a.file.core.windows.net/x'}",
-        "is no host of Azure's blob storage",
+        "is not a host of Azure's blob storage",
         "did you mean `a.dfs.core.windows.net`?",
     ),
     (
         "checkpoint: {mirror: 'https://bucket.s3.eu-west-1.amazonaws.com/x'}",
-        "is no host of Azure's blob storage",
+        "is not a host of Azure's blob storage",
         "did you mean `s3://bucket/x`?",
     ),
     (
         "checkpoint: {mirror: 'https://storage.googleapis.com/bucket/x'}",
-        "is no host of Azure's blob storage",
+        "is not a host of Azure's blob storage",
         "did you mean `gs://bucket/x`?",
     ),
     ("checkpoint: {mirror: 'https://a.blob.core.windows.net'}", "the address names no container", "as in https://ACC"),
-    ("checkpoint: {mirror: 'https://a.blob.core.windows.net/Up'}", "`Up` is no container's name", "3 to 63 of a-z"),
+    (
+        "checkpoint: {mirror: 'https://a.blob.core.windows.net/Up'}",
+        "`Up` is not a valid container name",
+        "3 to 63 of a-z",
+    ),
     (
         "checkpoint: {mirror: 'wasbs://a.blob.core.windows.net/x'}",
-        "no address of Azure's blob",
+        "not an address of Azure's blob",
         "wasbs://CONTAINER@ACC",
     ),
     (
         "checkpoint: {mirror: 'https://a.blob.core.windows.net/con?sv=1&sig=x'}",
-        "the address goes on with a `?`",
+        "the address continues after a `?`",
         "AZURE_STORAGE_SAS_TOKEN in `secrets`",
     ),
 ]
@@ -427,9 +431,9 @@ RULES = [
     (task("resources:\n  accelerators: A100\n  instance_type: t"), "`accelerators` and `instance_type`", [5, 4]),
     (task("resources:\n  instances: 2\n  min_instances: 3"), "`min_instances` 3 is more than", [5, 4]),
     (task("resources:\n  min_instances: 3"), "`min_instances` 3 is more than `instances` 1", [4]),
-    (task("notify:\n- on: [failed]"), "nobody to tell", [4]),
+    (task("notify:\n- on: [failed]"), "no receiver", [4]),
     (task("notify:\n- slack: env:A\n  email: a@b"), "`slack` and `email` exclude each other", [4, 5]),
-    (task("env: {A: b}\nsecrets: [A]"), "`A` stands under `env` and under `secrets`", [3, 4]),
+    (task("env: {A: b}\nsecrets: [A]"), "`A` is in both `env` and `secrets`", [3, 4]),
     (task("vertex:\n  network: a\n  network_attachment: b"), "exclude each other", [5, 4]),
 ]
 
@@ -496,7 +500,7 @@ def test_later_overrides_win(load: Load) -> None:
         ("notify.3.slack=env:A", "no item `notify.3`", "--set notify.3.slack=env:A"),
         ("name=[", "not YAML", "--set name=["),
         ("name=${GONE}", "`GONE` is not set", "--set name=${GONE}"),
-        ("secrets.0=K=hunter2", "a secret's value never stands", "--set secrets.0=..."),
+        ("secrets.0=K=hunter2", "a secret's value must not be", "--set secrets.0=..."),
         ("env.MY_TOKEN=[hunter2]", "expected text, found a list", "--set env.MY_TOKEN=..."),
     ],
 )
@@ -560,8 +564,12 @@ def test_secret_variables_are_never_echoed(load: Load) -> None:
         ("name: x\nmodule: pkg.sbu.deep", "holds no `pkg/sbu/`", "did you mean `pkg.sub.deep`?"),
         ("name: x\nmodule: pkg", "is a package without `__main__.py`", "`pkg.broken`, `pkg.relative`, `pkg.train`"),
         ("name: x\nmodule: bare.nope", "holds no `bare/nope.py`", ""),
-        ("name: x\nmodule: pkg/train.py", "is no module's name", "`script: pkg/train.py`, or `module: pkg.train`"),
-        ("name: x\nmodule: train.py", "is no module's name", "`script: train.py`, or `module: train`"),
+        (
+            "name: x\nmodule: pkg/train.py",
+            "is not a valid module name",
+            "`script: pkg/train.py`, or `module: pkg.train`",
+        ),
+        ("name: x\nmodule: train.py", "is not a valid module name", "`script: train.py`, or `module: train`"),
         ("name: x\nmodule: train.fit", "holds no `train/`", ""),
         ("name: x\nscript: pkg/relative.py", "a relative import works in a module", "write `module: pkg.relative`"),
         ("name: x\nscript: relative.py", "a relative import works in a module", "import without the dot"),
@@ -706,10 +714,10 @@ def test_validate_says_ok(load: Load, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hosts", "what", "place"),
     [
-        ("[fine, 'bad name', fine2]", "`bad name` is no host", (4, 16)),
-        ("[fine, {host: 'bad name'}]", "`bad name` is no host", (4, 16)),
-        ("\n    - fine\n    - bad name", "`bad name` is no host", (6, 7)),
-        ("['b!d@fine']", "`b!d` is no login name", (4, 10)),
+        ("[fine, 'bad name', fine2]", "`bad name` is not a valid host name", (4, 16)),
+        ("[fine, {host: 'bad name'}]", "`bad name` is not a valid host name", (4, 16)),
+        ("\n    - fine\n    - bad name", "`bad name` is not a valid host name", (6, 7)),
+        ("['b!d@fine']", "`b!d` is not a valid login name", (4, 10)),
     ],
 )
 def test_fault_of_a_list_item_has_its_line(

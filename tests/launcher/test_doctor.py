@@ -62,7 +62,7 @@ def test_groups_and_sum_for_people(cli: Any, folder: Path) -> None:
 def test_finding_is_worded_once(cli: Any, tmp_path: Path) -> None:
     """The check's name and the verdict are not repeated in the finding; one check is no "1 checks"."""
     done = cli("doctor", "vertex", env=GOOGLE | {"CLOUDSDK_CONFIG": str(tmp_path), "HOME": str(tmp_path)})
-    assert "fail  credentials: no Google credentials" in done.stdout
+    assert "fail  credentials: no valid Google credentials" in done.stdout
     assert done.stderr.splitlines()[-1] == "2 checks: 1 failed, 1 warning"
     done = cli("doctor", "vertex", env=GOOGLE | {"GOOGLE_CLOUD_PROJECT": "", "HOME": str(tmp_path)})
     assert done.stderr.splitlines()[-1] == "1 check: 1 failed"

@@ -80,14 +80,14 @@ def test_budget_that_does_not_hold_it_is_told(books: Callable[..., ApplicableBud
         "would be refused: project vision's 5 USD does not hold this job's worst case of 5 USD: spent 3.14 USD,"
         " left 1.86 USD"
     )
-    assert "nobody knows" in found.refused(None)
+    assert "is unknown" in found.refused(None)
 
 
 def test_shared_budget_is_asked_at_submit(books: Callable[..., ApplicableBudgets]) -> None:
     """Neither plan nor dry run asks a bucket."""
     found = books("{name: vision, ledger: s3://team/money}", speech=5)
     assert found.lines(1) == [
-        "counts against what is shared at s3://team/money/ledger.json, which is asked at submit",
+        "counts against the shared ledger s3://team/money/ledger.json, checked at submit",
     ]
 
 

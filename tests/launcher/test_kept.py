@@ -286,7 +286,7 @@ def test_room_of_nothing_keeps_nothing(
 def test_room_that_is_no_number_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """The hint shows how it is written."""
     monkeypatch.setenv(keeping.ROOM, text)
-    with pytest.raises(UsageError, match="no number of gigabytes"):
+    with pytest.raises(UsageError, match="not a number of gigabytes"):
         keeping.room_bytes()
 
 

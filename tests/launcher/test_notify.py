@@ -20,7 +20,7 @@ HEAD = "name: x\nscript: loop.py\n"
     ("entry", "words"),
     [
         ("{slack: env:A, apprise: env:B}", "`slack` and `apprise` exclude each other"),
-        ("{on: [failed]}", "nobody to tell"),
+        ("{on: [failed]}", "no receiver"),
         ("{slack: env:A, smtp: env:B}", "`smtp` goes with `email`"),
         ("{webhook: env:A, sender: a@b.c}", "`sender` goes with `email`"),
         ("{slack: 'https://hooks/x', from_job: true}", "travels as a secret"),

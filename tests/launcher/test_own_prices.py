@@ -101,9 +101,9 @@ def test_what_is_written_is_read(home: Path, usd: float, factor: float, source: 
         (GOOD.replace("0.115", "nan"), "usd_per_hour is nan"),
         (GOOD.replace("0.115", "1,5"), "10 fields, not 9"),
         (GOOD.replace("0.115", ""), "is ``, no number"),
-        (GOOD.replace("2026-11-20", "2999-01-01"), "still to come"),
-        (GOOD.replace("2026-11-20", "lately"), "`lately` is no day"),
-        (GOOD.replace("on_demand", "weekly"), "`weekly` is none of on_demand"),
+        (GOOD.replace("2026-11-20", "2999-01-01"), "in the future"),
+        (GOOD.replace("2026-11-20", "lately"), "`lately` is not a date"),
+        (GOOD.replace("on_demand", "weekly"), "`weekly` is not one of on_demand"),
         (GOOD.replace(",no,1,", ",no,0.5,"), "1 or more"),
         (GOOD.replace(",no,1,", ",perhaps,1,"), "neither yes nor no"),
         (GOOD[:30], "3 fields, not 9"),
@@ -128,7 +128,7 @@ def test_damaged_line_is_named(file: Path, line: str, said: str) -> None:
 def test_other_file_in_its_place_is_named(file: Path, content: bytes) -> None:
     """Empty, or of another kind."""
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match="no list of prices"):
+    with pytest.raises(ConfigError, match="not a list of prices"):
         own.everything()
 
 

@@ -90,7 +90,7 @@ def test_prices_are_filtered(cli: Any) -> None:
         (("--accelerator", "Z9"), 0, "no accelerator `Z9` is known here; there are "),
         (("--backend", "local"), 0, "write local.price_per_hour"),
         (("--accelerator", "H100:7"), 0, "leave a filter out"),
-        (("refresh",), 2, "no region is known"),
+        (("refresh",), 2, "no region with usable prices"),
         (("refresh", "--backend", "local"), 2, "write local.price_per_hour"),
         (("refresh", "--backend", "azureml"), 3, ""),
         (("refresh", "-f", "nowhere.yaml"), 3, "nowhere.yaml"),
@@ -141,7 +141,7 @@ def test_vendor_that_does_not_answer_changes_nothing(aws_cli: Any, aws: Aws, hom
     before = (home / "prices.csv").read_text()
     aws.settings(price_damage="truncated")
     done = aws_cli("prices", "refresh", "--backend", "sagemaker")
-    assert (done.code, "no whole JSON" in done.stdout) == (7, True)
+    assert (done.code, "not complete JSON" in done.stdout) == (7, True)
     assert (home / "prices.csv").read_text() == before
 
 
@@ -203,7 +203,7 @@ def test_each_backend_of_the_file_is_a_matter_of_its_own(aws_cli: Any, project: 
     rows = done.json["prices"]
     assert done.code == 4
     assert [row["region"] for row in rows if row["backend"] == "vertex"] == ["us-central1"]
-    assert "no Google credentials" in next(row["reason"] for row in rows if row["backend"] == "vertex")
+    assert "no valid Google credentials" in next(row["reason"] for row in rows if row["backend"] == "vertex")
     assert catalog.rates("sagemaker", "ml.m5.xlarge", "us-east-1")["on_demand"].usd == 0.23
     asked = aws_cli("prices", "refresh", "--type", "ml.m5.large", cwd=folder)
     assert (asked.code, "--backend: sagemaker, vertex" in asked.stderr) == (2, True)

@@ -135,7 +135,7 @@ def test_addresses_are_nobody_elses(tmp_path: Path) -> None:
 def test_machine_without_loopback_addresses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where `lo` is down, or is one address alone, no block can be bound: that ends."""
     monkeypatch.setattr(sandbox.socket, "socket", lambda *_: SimpleNamespace(bind=_refuse, close=lambda: None))
-    with pytest.raises(ConfigError, match="no loopback address"):
+    with pytest.raises(ConfigError, match="no free loopback address"):
         sandbox.addresses(2)
 
 
@@ -191,7 +191,7 @@ WHOLE = {step: 1 / step for step in range(1, 9)}
         ({5: WHOLE[5], 6: WHOLE[6]}, True, "equal bit for bit"),
         ({5: WHOLE[5], 6: math.nextafter(WHOLE[6], 1)}, False, "at step 6"),
         ({5: math.nan}, False, "at step 5"),
-        ({20: 0.5}, False, "did not come as far"),
+        ({20: 0.5}, False, "did not get as far"),
     ],
 )
 def test_losses_are_held_to_the_bit(after: dict[int, float | None], is_right: bool, words: str) -> None:
@@ -450,11 +450,11 @@ def test_verdict_for_scripts_has_everything() -> None:
     """One JSON object, with what was found wrong in its headline."""
     verdict = Verdict("vertex", "f" * 64, is_asked_to_prove=True, not_checked=["GPUs"])
     verdict.found("started", "2 nodes")
-    verdict.found("steps", "it came to no step", is_right=False)
+    verdict.found("steps", "no step completed", is_right=False)
     told = json.loads(json.dumps(verdict.dump()))
     assert (told["ok"], told["proven"]) == (False, False)
-    assert told["verdict"] == "not proven: it came to no step"
-    assert told["checked"][1] == {"name": "steps", "ok": False, "found": "it came to no step"}
+    assert told["verdict"] == "not proven: no step completed"
+    assert told["checked"][1] == {"name": "steps", "ok": False, "found": "no step completed"}
 
 
 def test_kill_needs_a_step(cli: Any) -> None:

@@ -378,7 +378,7 @@ def test_report_replaces_only_what_is_its_own(cli: Any, seed: Callable[..., Job]
     path.write_text("<p>mine</p>")
     refused = cli("report", "one", "-o", path)
     assert (refused.code, path.read_text()) == (2, "<p>mine</p>")
-    assert "is no report of ours" in refused.stderr
+    assert "is not a cloudtrain report" in refused.stderr
     assert cli("report", "one", "-o", path, "--force").code == 0
     assert "mine</p>" not in path.read_text()
 

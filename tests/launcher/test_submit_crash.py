@@ -223,7 +223,7 @@ def test_interpreter_that_cannot_be_started_is_said(cli: Any, project: Callable[
     (folder / "py").chmod(0o755)
     result = cli("submit", cwd=folder)
     said = result.stdout + result.stderr
-    assert (result.code in (1, 3), "py" in said, "without a word" in said) == (True, True, False), said
+    assert (result.code in (1, 3), "py" in said, "without a message" in said) == (True, True, False), said
 
 
 @pytest.mark.slow

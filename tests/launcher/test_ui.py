@@ -180,7 +180,7 @@ def test_feed_goes_on_after_a_login_has_expired(
     found = feeds.Feeds(lambda feed: None, home)
     feed = found.enter(feeds.LogQuery("job", 1))
     wait_until(lambda: feed.trouble)
-    assert feed.trouble.endswith("the job is not touched: the login has expired; log in")
+    assert feed.trouble.endswith("the job is unaffected: the login has expired; log in")
     assert not feed.is_ready
     expired.clear()
     wait_until(lambda: feed.is_over)
@@ -225,7 +225,7 @@ def test_feeds_are_bounded_and_idle_ones_make_room(home: Path, seed: Callable[..
         found.enter(feeds.LogQuery("job", 1))
     found.leave(made[0])
     assert found.enter(feeds.LogQuery("job", 1)) is not made[0]
-    with pytest.raises(UsageError, match="no regular expression"):
+    with pytest.raises(UsageError, match="not a valid regular expression"):
         found.enter(feeds.LogQuery("job", 1, grep="("))
     found.close()
 
@@ -296,7 +296,7 @@ def test_resume_of_what_was_not_offered_is_refused(
     registry = Registry(home)
     prepared = SimpleNamespace(plan=SimpleNamespace(worst_case_micro=3_000_000))
     monkeypatch.setattr(actions, "_prepared", lambda *args: prepared)
-    with pytest.raises(UsageError, match="resumed meanwhile"):
+    with pytest.raises(UsageError, match="was already resumed"):
         actions.resume(registry, "job", attempt=3, worst_micro=3_000_000)
     with pytest.raises(UsageError, match="more than was shown"):
         actions.resume(registry, "job", attempt=2, worst_micro=2_999_999)

@@ -110,7 +110,7 @@ def test_token_becomes_a_cookie_that_no_script_and_no_other_site_can_use(tmp_pat
     assert (code, stdout) == (0, "")
     assert "for another browser: http://127.0.0.1" in stderr
     assert found.token not in stderr
-    assert "the page is closed; the jobs run on" in stderr
+    assert "the page is closed; the jobs continue" in stderr
 
 
 @pytest.mark.parametrize("host", ["evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "127.0.0.1.evil.example:{port}"])
@@ -274,7 +274,7 @@ def test_port_that_is_taken_is_said(cli: Callable[..., Any]) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         done = cli("ui", "--no-open", "--port", str(taken.getsockname()[1]))
-    assert (done.code, "cannot be had" in done.stderr, "itself failed" in done.stderr) == (2, True, False)
+    assert (done.code, "cannot be opened" in done.stderr, "itself failed" in done.stderr) == (2, True, False)
 
 
 def test_missing_extra_is_named(cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

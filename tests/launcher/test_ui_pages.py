@@ -179,7 +179,7 @@ def test_log_is_filtered_paused_and_kept_short(
     expect(lines).to_have_count(1)
     expect(page.locator("#log-download")).to_have_attribute("href", re.compile(r"grep=line"))
     page.get_by_label("Search").fill("(")
-    expect(page.locator("#log-state")).to_contain_text("no regular expression")
+    expect(page.locator("#log-state")).to_contain_text("not a valid regular expression")
 
 
 def test_pages_are_read_in_light_and_dark_and_fit_a_narrow_screen(

@@ -189,7 +189,7 @@ def _used(there: list[_Unit], strangers: list[Mapping[str, Any]]) -> Iterator[st
 
 def _holder_words(holder: Mapping[str, Any]) -> str:
     if "job" not in holder and "owner" not in holder:
-        return "a process that does not say who it is"
+        return "an unidentified process"
     user = holder.get("user") or holder.get("owner")
     since_s = holder.get("since_s")
     since = f", since {_span(time.time() - since_s)}" if since_s else ""

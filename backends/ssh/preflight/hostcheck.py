@@ -77,7 +77,7 @@ def own_name(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
             edit = f'sudo sed -i -e "$ a {address} {told["name"]}" -e "/^127.0.1.1/d" /etc/hosts'
             by_hand = address is None or any(each not in ("127.0.1.1", "::1") for each in told["addresses"])
             lines.append(remote([host], "sudo -e /etc/hosts" if by_hand else edit))
-        return "; ".join(lines) + ("; and so on" if len(hosts) > 4 else "")
+        return "; ".join(lines) + ("; likewise on the remaining hosts" if len(hosts) > 4 else "")
 
     yield from graded("own name", grades, of, cure)
 
@@ -211,7 +211,7 @@ def mtu(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     usual = most(values)
     rest = [host for host, value in values.items() if value != usual]
     commands = [remote([host], f"sudo ip link set {used[host]['name']} mtu {usual}") for host in rest[:4]]
-    cure = "; ".join(commands) + ("; and so on" if len(rest) > 4 else "")
+    cure = "; ".join(commands) + ("; likewise on the remaining hosts" if len(rest) > 4 else "")
     yield Check("MTU", "warn" if rest else "ok", fold(values, of), cure)
 
 

@@ -30,7 +30,7 @@ def interpreter(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check
     if old:
         least = ".".join(map(str, MIN_PYTHON))
         cure = f"name a newer one, --set ssh.python=/path/to/python: {remote(old, _LOOK)}"
-        yield Check("python", "fail", f"{least} is the oldest that will do: {fold(old, 0)}", cure)
+        yield Check("python", "fail", f"Python {least} or newer is required: {fold(old, 0)}", cure)
     elif versions:
         # Interpreters of one minor version read each other's pickles.
         same = len({numbers(version)[:2] for version in versions.values()}) == 1

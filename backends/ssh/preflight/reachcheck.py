@@ -16,12 +16,12 @@ NAME = "reachable"
 # Pattern in the message of ssh or our channel -> short reason, and command with `{}` for the host. First match wins.
 _REASONS = (
     (r"no interpreter|python\S*: .*(not found|No such file)", "has no Python", "sudo apt install python3"),
-    (r"IDENTIFICATION HAS CHANGED|another one than before", "its host key has changed", "ssh-keygen -R {} && ssh {}"),
+    (r"IDENTIFICATION HAS CHANGED|host key has changed", "its host key has changed", "ssh-keygen -R {} && ssh {}"),
     (r"Host key verification failed|host key is (not )?known", "its host key is not known here", "ssh {}"),
-    (r"Permission denied|Too many authentication|login not in", "it lets this login not in", "ssh-copy-id {}"),
+    (r"Permission denied|Too many authentication|refuses this login", "it refuses this login", "ssh-copy-id {}"),
     (
-        r"Could not resolve|Name or service not known|nobody knows",
-        "nobody knows its name",
+        r"Could not resolve|Name or service not known|name cannot be resolved",
+        "its name cannot be resolved",
         "ssh -G {} | grep ^hostname",
     ),
     (r"Connection refused|nothing listens", "nothing listens on its port", "ssh -v {} true"),
@@ -33,13 +33,13 @@ _REASONS = (
     (r"Connection (closed|reset)|kex_exchange|banner exchange", "it closes the connection", "ssh -v {} true"),
 )
 # A host's answer to our first program is kept as the host's own message, whatever words the message has.
-_OWN_WORDS = r"our first (program|call)|no Python 3|its folder|its Python"
+_OWN_WORDS = r"our first (program|call)|not Python 3|its folder|its Python"
 _ADVICE = {
     "has no Python": "or name one that is there: --set ssh.python=/path/to/python",
     "its host key has changed": "if the host was set up again; compare the fingerprint",
     "its host key is not known here": "once, to compare its fingerprint",
-    "it lets this login not in": "or `ssh-add` the key, or set `user` in ssh.hosts",
-    "nobody knows its name": "fix ssh.hosts, or add a `Host` entry to ssh's configuration",
+    "it refuses this login": "or `ssh-add` the key, or set `user` in ssh.hosts",
+    "its name cannot be resolved": "fix ssh.hosts, or add a `Host` entry to ssh's configuration",
     "nothing listens on its port": "start sshd there, `sudo systemctl start ssh`, or set `port` in ssh.hosts",
     "it does not answer": "is it up, and the way to it (VPN, bastion, firewall) open?",
     "it closes the connection": "is sshd's MaxStartups reached, or this address banned?",
