@@ -47,6 +47,7 @@ from cloudtrain.launcher.job import PROJECT_PATTERN
 
 __all__ = [
     "BACKENDS",
+    "TYPO",
     "Budget",
     "JobConfig",
     "as_yaml",
@@ -59,6 +60,7 @@ __all__ = [
     "written_default",
 ]
 
+TYPO = 0.85  # from this ratio of difflib's, a misspelt top-level key wins over the same key in a section
 BACKENDS = ("local", "ssh", "sagemaker", "azureml", "vertex")
 
 NotifyEvent = Literal[

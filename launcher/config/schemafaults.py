@@ -166,6 +166,8 @@ def _key_hint(name: str, path: KeyPath) -> str:
         return f"it is `{own}` here"
     if said := rivals.advice(name):
         return said
+    if len(path) == 1 and (close := get_close_matches(plain, siblings, 1, schema.TYPO)):
+        return f"did you mean `{close[0]}`?"
     elsewhere = list(schema.keys_named(plain))
     if elsewhere and len(elsewhere) <= 3:
         sections = [place.rpartition(".")[0] for place in elsewhere]

@@ -305,6 +305,7 @@ def test_places_for_checkpoints_are_known(load: Load, uri: str, monkeypatch: pyt
 
 UNKNOWN_KEYS = [
     ("nam", "did you mean `name`?"),
+    ("limit", "did you mean `limits`?"),
     ("Backend", "did you mean `backend`?"),
     ("instances", "`instances` belongs under `resources`"),
     ("spot", "`spot` belongs under `resources`"),
