@@ -428,11 +428,14 @@ def test_interrupt_during_the_imports_is_one_line(
     [
         ("submit --max_duration 5", "--set limits.max_duration=12h"),
         ("plan --max-steps=5", "--set training.max_steps=2000"),
+        ("submit --args --epochs", "cloudtrain submit -- --epochs 10"),
+        ("plan --args x", "--set 'args=[--epochs, \"10\"]'"),
+        ("plan --set args=[--epochs, 400]", "quote the value: --set 'args=...'"),
         ("prune", "cloudtrain prune --older 30d"),
     ],
 )
 def test_hint_shows_the_option_to_type(cli: Any, line: str, hint: str) -> None:
-    """An unknown option with the name of a config key, and a missing option, are answered with an example."""
+    """The answer to a config key as an option, to half a setting, and to a missing option is an example."""
     done = cli(*line.split())
     assert (done.code, done.stderr.splitlines()[-1]) == (2, f"  hint: {hint}")
 
