@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from cloudtrain.launcher.errors import UsageError
@@ -18,6 +19,7 @@ __all__ = [
     "JobState",
     "State",
     "exit_code",
+    "name_of",
     "new_id",
     "platform_name",
     "require_name",
@@ -149,6 +151,12 @@ class Job:
 def new_id(name: str) -> str:
     """Return a job id for a config's name: unlikely to be taken, short enough to type."""
     return f"{name}-{''.join(secrets.choice(_ALPHABET) for _ in range(5))}"
+
+
+def name_of(folder: Path) -> str:
+    """Return the folder's name as a job's name."""
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:41].strip("-")
+    return name if name not in ("", "last") else "starter"
 
 
 def require_name(name: str) -> None:

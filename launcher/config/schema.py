@@ -274,7 +274,10 @@ class Retry(Section):
 class JobConfig(Section):
     """A training job."""
 
-    name: JobName = Field(description="Name of the job.", examples=["digits"])
+    name: JobName = Field(
+        description="Name of the job; the id adds five letters, or is the ID of `submit --name ID`.",
+        examples=["digits"],
+    )
     backend: BackendChoice = Field(
         "local",
         description="Place of the job: local, ssh, sagemaker, azureml, vertex, or a plug-in's name; of several, `plan` "
