@@ -134,5 +134,9 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
         there = plan.gpus_per_instance
         gpus = f"{there} GPU{'s' * (there > 1)}" if there else "no GPU"
         yield f"ignored on local: resources.accelerators ({wanted}); this machine has {gpus} for each instance"
+    if config.resources.accelerators and config.backend in ("local", "ssh"):
+        from cloudtrain.launcher.prices import catalog
+
+        yield from filter(None, [catalog.unknown(config.resources.accelerators)])
     if names := [name for name, is_set in asked.items() if is_set and name not in request.carried]:
         yield f"ignored on {config.backend}: {', '.join(names)}"
