@@ -156,6 +156,7 @@ def test_status_of_a_pending_job_tells_what_it_waits_for(screen: Callable[..., s
 def test_status_of_a_failure_has_the_cause_on_one_screen(screen: Callable[..., str]) -> None:
     """The rank, its exception, its own last frames, what it printed before; attempts and all, it fits."""
     shown = screen(State("failed", "error", True, ERROR, started_s=NOW_S - 60, ended_s=NOW_S - 5), STEPS, earlier=3)
+    assert "  cloudtrain resume digits-x --update-code" in shown  # the user fixes the script
     assert "rank 1: ValueError: label 11 is not below 10" in shown
     assert "sample 8812" in shown
     assert 'File "part8.py", line 8' in shown
