@@ -191,6 +191,17 @@ def test_status_shows_nothing_that_a_terminal_obeys(screen: Callable[..., str]) 
     assert "::ct" not in shown
 
 
+def test_resumed_script_has_the_checkpoint_of_the_earlier_attempt(make_job: Callable[..., Job]) -> None:
+    """Attempt 2 has saved no file yet: the line names attempt 1 and the age, and gives no hint about `keep`."""
+    job = make_job("kept", 2, config={"script": "train.py"})
+    first = replace(job.attempt, number=1, progress={"step": 9, "checkpoint_step": None, "saved_s": NOW_S - 300})
+    last = replace(job.attempt, state=State("running", started_s=NOW_S - 60), progress={"step": 2})
+    shown = "\n".join(as_lines(replace(job, attempt=last), [first, last]))
+    assert "  checkpoint  saved, step not reported, 5m ago, in attempt 1\n" in shown
+    assert "how a script keeps" not in shown
+    assert as_json(replace(job, attempt=last), [first, last])["checkpoint_at_s"] == NOW_S - 300
+
+
 def test_status_lists_the_attempts_where_there_were_several(screen: Callable[..., str]) -> None:
     """How each ended, what it took and came to; the newest five."""
     shown = screen(State("running", started_s=NOW_S - 60), STEPS, earlier=6)
