@@ -220,8 +220,10 @@ def _trend(progress: dict[str, Any]) -> str:
 def _checkpoint_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
     """Return the newest checkpoint, its age, and the amount of work that would be lost, or was lost."""
     step, progress, state = money.checkpoint_step, job.attempt.progress, job.attempt.state
-    saved_s, at = progress.get("saved_s"), progress.get("step")
-    age = f", {when(saved_s, now_s)}" if isinstance(saved_s, float | int) else ""
+    saved_s, at, number = money.saved_s, progress.get("step"), money.saved_attempt
+    age = f", {when(saved_s, now_s)}" if saved_s is not None else ""
+    is_earlier = number is not None and number < job.attempt.number
+    age += f", in attempt {number}" if is_earlier else ""
     if step is None:
         if state.resumable or age:  # a script that reports no step with a save
             return [f"  checkpoint  saved, step not reported{age}"]
@@ -232,7 +234,7 @@ def _checkpoint_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
     if isinstance(at, int) and at > step:
         steps = f"{at - step} step{'s' if at - step != 1 else ''}"
         seen_s = now_s if job.active else (state.ended_s or now_s)
-        took = f" ({span(seen_s - saved_s)})" if isinstance(saved_s, float | int) and seen_s > saved_s else ""
+        took = f" ({span(seen_s - saved_s)})" if saved_s is not None and not is_earlier and seen_s > saved_s else ""
         risk = f"; {steps} since{took} {'not yet' if job.active else 'were not'} saved"
     return [f"  checkpoint  step {step}{age}{risk}"]
 

@@ -88,6 +88,7 @@ def _facts(job: Job, outlook: Forecast) -> Facts:
         step=progress.get("step"),
         max_steps=progress.get("max_steps"),
         checkpoint_step=outlook.checkpoint_step,
+        saved=outlook.saved_attempt is not None or state.resumable,
         resume=None if resume is None else resume.command,
         resume_words="" if resume is None else resume.words,
         saves=job.saves,

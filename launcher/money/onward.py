@@ -38,7 +38,8 @@ def onward(job: Job, outlook: Forecast) -> ResumeAdvice | None:
     if job.active and not _has_end_before_finish(job, outlook):
         return None
     until_s, progress = _until_s(job, outlook), _progress(job, outlook)
-    command = f"cloudtrain resume {job.id}"
+    is_in_code = state.state == "failed" and (state.error or {}).get("kind") == "exception"  # the user fixes the code
+    command = f"cloudtrain resume {job.id}{' --update-code' if is_in_code else ''}"
     more = _more(job, outlook, progress, until_s)
     if more is not None:
         command += f" --budget +{further.amount(more.micro)}"

@@ -32,6 +32,8 @@ class Forecast:
     hits_limit: bool | None  # whether a limit, of time or money, comes before the finish
     stalled_s: float | None  # since the last step; None before the first
     checkpoint_step: int | None = None  # of the newest checkpoint, possibly saved by an earlier attempt
+    saved_attempt: int | None = None  # the attempt of the newest checkpoint, and the time of the save
+    saved_s: float | None = None
 
 
 def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
@@ -53,8 +55,8 @@ def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
     if finish_at_s is not None and cap_at_s is not None:
         is_late = finish_at_s > (cap_at_s if deadline_at_s is None else deadline_at_s)
         hits_limit = is_late or (limit is not None and total is not None and total > limit)
-    saved = _checkpoint_step([*attempts, last])
-    return Forecast(spent, burn, limit, cap_at_s, deadline_at_s, finish_at_s, total, hits_limit, stalled_s, saved)
+    ends = (spent, burn, limit, cap_at_s, deadline_at_s, finish_at_s, total, hits_limit, stalled_s)
+    return Forecast(*ends, *_newest_save([last, *attempts]))
 
 
 def limit_micro(job: Job) -> int | None:
@@ -68,13 +70,14 @@ def budget_micro(job: Job) -> int | None:
     return None if limit is None else parse_money(limit)
 
 
-def _checkpoint_step(attempts: Sequence[Attempt]) -> int | None:
-    """Return the step of the newest checkpoint that any attempt has reported or resumed from."""
+def _newest_save(attempts: Sequence[Attempt]) -> tuple[int | None, int | None, float | None]:
+    """Return step, attempt and time of the newest checkpoint that any attempt has reported or resumed from."""
     for attempt in sorted(attempts, key=lambda each: -each.number):
-        step = attempt.progress.get("checkpoint_step")
-        if isinstance(step, int) or "saved_s" in attempt.progress:
-            return step if isinstance(step, int) else None  # a stored row may be damaged
-    return None
+        step, saved_s = attempt.progress.get("checkpoint_step"), attempt.progress.get("saved_s")
+        if isinstance(step, int) or saved_s is not None:  # a stored row may be damaged
+            is_time = isinstance(saved_s, float | int)
+            return step if isinstance(step, int) else None, attempt.number, saved_s if is_time else None
+    return None, None, None
 
 
 def _deadline_at_s(began_s: float, plan: dict[str, Any]) -> float | None:

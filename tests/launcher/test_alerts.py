@@ -199,7 +199,10 @@ def test_checkpoint_of_an_earlier_attempt_counts() -> None:
     assert notice.fields["checkpoint_step"] == 103
     assert "checkpoint  step 103" in notice.lines
     again.attempt.progress.update(checkpoint_step=None, saved_s=NOW)  # a newer save, without a step
-    assert outlook(again, [first, again.attempt], NOW).checkpoint_step is None
+    look = outlook(again, [first, again.attempt], NOW)
+    assert (look.checkpoint_step, look.saved_attempt, look.saved_s) == (None, 2, NOW)
+    notice = due(again, replace(look, spent_micro=60_000_000), {"started:2"}, NOW)[0]
+    assert "checkpoint  saved, step not reported" in notice.lines
 
 
 def test_limit_that_is_reached_is_not_foreseen() -> None:

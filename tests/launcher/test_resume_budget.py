@@ -77,6 +77,20 @@ def test_status_names_a_resume_with_money(cli: Any, ended: str) -> None:
     assert re.search(r"next +cloudtrain resume one --budget \+[0-9.]+USD\n", cli("status", ended).stdout)
 
 
+def test_resume_names_code_that_changed_since_the_submit(cli: Any, ended: str) -> None:
+    """The attempt runs the submitted code, except with `--update-code`."""
+    registry = Registry()
+    folder = Path(registry.find(ended).config_file).parent
+    registry.close()
+    (folder / "fixed.py").write_text("")
+    warning = (
+        "fixed.py changed since the submit; this attempt runs the submitted code: --update-code takes the new code"
+    )
+    assert warning in cli("resume", "-d", "--budget", "+46USD", ended).stderr
+    cli("stop", "--now", ended)
+    assert "changed since" not in cli("resume", "-d", "--budget", "+200USD", "--update-code", ended).stderr
+
+
 @pytest.mark.slow
 def test_stop_at_the_limit_is_no_fault(cli: Any, content_cli: Any, project: Callable[..., Path]) -> None:
     """`on_limit: stop`: no deadline is told, the end comes at the cap, and nobody is said to have missed a save."""

@@ -15,9 +15,10 @@ import pytest
 from cloudtrain.backends.local import backend as local
 from cloudtrain.launcher import cli as command_line
 from cloudtrain.launcher.backend import Sending
+from cloudtrain.launcher.commands.rm import command as removal
 from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.jobs import stopping, submit
+from cloudtrain.launcher.jobs import remove, stopping, submit
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.registry import Registry
 
@@ -282,6 +283,8 @@ def test_bundle_without_a_job_is_removed(
     assert sorted(path.name for path in folder.iterdir()) == ["shared.tar.gz", "young.tar.gz"]
     assert "removed 1 job, 3 KiB" in command("rm", "-y", "other")[1]
     assert [path.name for path in folder.iterdir()] == ["young.tar.gz"]
+    assert "removed once an hour has passed since the last submit" in " ".join(str(removal.help).split())
+    assert remove.UNSENT_S == 3600
 
 
 def test_name_of_a_removed_unsent_job_is_free(registry: Registry, add: Callable[..., Job]) -> None:
