@@ -81,7 +81,7 @@ class Application:
             entry["outcome"] = "InvalidRequestContent"
             message = f"The request content was invalid: {error}"
             answer = _error(found.service, AzureError(400, "InvalidRequestContent", message))
-        except (ArithmeticError, AssertionError, LookupError, OSError, TypeError, ValueError) as error:  # a defect of ours
+        except (ArithmeticError, AssertionError, LookupError, OSError, TypeError, ValueError) as error:  # our own fault
             traceback.print_exc()
             entry["outcome"] = repr(error)
             answer = _error(found.service, AzureError(500, "StandInError", repr(error)))

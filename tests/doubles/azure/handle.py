@@ -167,8 +167,7 @@ class Azure:
         return names
 
     def job(self, name: str) -> dict[str, Any]:
-        """Return a job's fields: name, status, history [[status, time]], body, tags, error, attempts, folder, pids...
-        """
+        """Return a job: name, status, history [[status, time]], body, tags, error, attempts, folder, pids, ..."""
         told: dict[str, Any] = self.control(f"jobs/{name}", method="GET")
         return told
 
