@@ -46,7 +46,7 @@ class Settings(LogSettings, StorageSettings, BillingSettings):
     job_restarts: int = 3
     """Both from Google's "Understand the custom training service"."""
     cancel_grace_s: float = 30.0
-    """From SIGTERM to SIGKILL, after a cancel and at the timeout. Assumed: Kubernetes' default; Google documents no figure."""
+    """From SIGTERM to SIGKILL, after a cancel or the timeout. Assumed: Kubernetes' default; Google states none."""
     end_grace_s: float = 2.0
     """The same, for the remaining replicas after the first has ended or any has failed."""
     preempt_grace_s: float = 0.0
