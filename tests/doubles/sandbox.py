@@ -30,7 +30,7 @@ __all__ = ["Container", "Running", "Switch", "installed_by_us", "loopback_block"
 INIT = Path(__file__).with_name("sandbox_init.py")
 GATEWAY_HARDWARE = "02:00:00:00:00:01"
 LOCK_PORT = 46_999  # UDP port on a block's last address, bound while the block is in use
-NETWORK = "10.213"  # of the switch: 10.213.0.1 is the outer world, all further addresses are containers
+NETWORK = "10.213"  # of the switch: 10.213.0.1 is the outer world, all other addresses are containers
 CLONE_NEWNET = 0x40000000
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -134,7 +134,7 @@ class Switch:
     def plug(self, pid: int, address: str) -> None:
         """Give the network namespace of the process an interface `eth0`.
 
-        Equal addresses get equal hardware addresses: a peer of an earlier holder then finds the next holder.
+        The same address always gets the same hardware address: a peer of an earlier holder then finds the next one.
         """
         name = f"v{next(self._plugs)}"  # a new name: the interface of the last holder may still exist for a moment
         numbers = [int(number) for number in address.split(".")]
@@ -150,9 +150,8 @@ class Switch:
     def _make(self) -> None:
         if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "unshare")
-        # A fixed hardware address: by default a bridge takes the least address of its ports, and the address changes
-        # with each container that ends. Peers with the old address in their ARP cache then reach no host for most of a
-        # minute.
+        # A fixed hardware address: a bridge's default is the least of its ports' addresses, and changes with the
+        # containers. Peers with the old address in their ARP cache then reach no host for most of a minute.
         made = f"link add br0 address {GATEWAY_HARDWARE} type bridge\naddr add {self.gateway}/16 dev br0"
         _ip(f"link set lo up\n{made}\nlink set br0 up\n")
 

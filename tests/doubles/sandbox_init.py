@@ -85,7 +85,7 @@ def _code(status: int) -> int:
 
 
 def _join_network(network: dict[str, str]) -> None:
-    """Wait until the caller has moved `eth0` into this namespace, then give `eth0` its address."""
+    """Wait until the caller has put `eth0` into this namespace, then give `eth0` its address."""
     os.write(int(network["ready"]), b"1")
     if os.read(int(network["go"]), 1) != b"1":
         sys.exit("the caller put no interface here")

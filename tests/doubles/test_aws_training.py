@@ -121,7 +121,7 @@ def test_channels_have_the_objects_of_their_prefix(aws: Aws, submit: Submit) -> 
     assert aws.lines("job", "algo-2") == ["shard/2 whole/1 whole/2 whole/ab/3"]
 
 
-def test_failed_container_ends_the_remaining_containers(aws: Aws, submit: Submit) -> None:
+def test_failed_container_ends_the_other_containers(aws: Aws, submit: Submit) -> None:
     """The job fails with the cut failure file and the exit code of the first failed container."""
     script = f"""
     if [ $(hostname) = algo-2 ]; then

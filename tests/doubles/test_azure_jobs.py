@@ -206,7 +206,7 @@ def test_job_waits_for_capacity(azure: Azure) -> None:
 
 
 def test_container_reaches_blobs_and_vault_with_its_identity(azure: Azure) -> None:
-    """The container reaches Azure by the proxy, with a token of the identity endpoint, and no further host."""
+    """The container reaches Azure by the proxy, with a token of the identity endpoint, and no other host."""
     azure.put_blob("a", "blob's content")
     azure.set_secret("s", "secret's value")
     script = f"""

@@ -136,7 +136,7 @@ def test_flex_start_starts_all_replicas_together(google: Google) -> None:
 
 
 def test_job_ends_with_its_first_replica(google: Google) -> None:
-    """Further replicas are ended; a worker that ends earlier does not matter."""
+    """The other replicas are ended; a worker that ends earlier does not matter."""
     script = f'case $RANK in 0) sleep 0.5;; 1) exit 0;; *) trap "echo ended; exit 0" TERM; {FOREVER};; esac'
     told = google.wait(google.submit("job", *sh(script), workers=2))
     assert (told["state"], told["error"]) == ("JOB_STATE_SUCCEEDED", None)

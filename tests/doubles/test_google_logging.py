@@ -175,7 +175,7 @@ def test_unknown_filter_is_refused(logs: Logs, text: str) -> None:
     ],
 )
 def test_invalid_request_is_refused(logs: Logs, changes: dict[str, Any], code: str) -> None:
-    """A request with too large values, unknown fields or foreign projects is an error."""
+    """A request with too large values, unknown fields or another project is an error."""
     with pytest.raises(GoogleError) as caught:
         logs.store.list_entries({"resourceNames": NAMES, **changes})
     assert caught.value.code == code

@@ -125,7 +125,7 @@ def test_placeholder_pool_is_allowed(google: Google) -> None:
     assert google.call("POST", "/customJobs", body).status == 200
 
 
-def test_foreign_projects_and_regions_are_refused(google: Google) -> None:
+def test_other_projects_and_regions_are_refused(google: Google) -> None:
     """A host serves its own location only."""
     host = f"https://{REGION}-aiplatform.googleapis.com/v1"
     other = google.call("GET", f"{host}/projects/other/locations/{REGION}/customJobs")

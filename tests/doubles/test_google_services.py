@@ -135,7 +135,7 @@ def test_invalid_value_is_refused(world: World, payload: dict[str, Any]) -> None
 
 
 def test_existing_name_is_refused(world: World) -> None:
-    """A name exists once; a foreign project is not accessible."""
+    """A name exists once; another project is not accessible."""
     world.secrets.set("s", "1")
     assert world.code("POST", SECRETS, SECRET, secretId="s") == "ALREADY_EXISTS"
     assert world.code("GET", "/v1/projects/another/secrets/s") == "PERMISSION_DENIED"

@@ -322,7 +322,7 @@ def test_missing_object_and_bucket_are_not_found(gcs: Served, bucket: Bucket) ->
 
 
 def test_buckets_are_created_and_listed(gcs: Served, bucket: Bucket) -> None:
-    """Buckets are created once and have a location; buckets of a foreign project are not accessible."""
+    """Buckets are created once and have a location; buckets of another project are not accessible."""
     from google.api_core.exceptions import Conflict, Forbidden
 
     assert bucket.client.get_bucket(BUCKET).location == "US-CENTRAL1"

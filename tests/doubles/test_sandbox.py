@@ -1,4 +1,4 @@
-"""Containers for stand-ins: their view of the machine, and no remains after their end."""
+"""Containers for stand-ins: their view of the machine, and nothing left after their end."""
 
 from __future__ import annotations
 

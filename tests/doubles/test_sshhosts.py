@@ -1,4 +1,4 @@
-"""Hosts with real sshd: their properties, their faults, and no remains after their end."""
+"""Hosts with real sshd: their properties, their faults, and nothing left after their end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """AWS's Price List: GetProducts and the public file, with invented figures and the traps of the real list.
 
-Three figures are real, all of 2026: ml.g5.2xlarge (1.515, USE1-Train:ml.g5.2xlarge), ml.m5.large (0.115) and
-ml.p4d.24xlarge (25.251286). The rows have the form of GetProducts (one JSON string a row) and of the region files
-(products and terms apart).
+Real (of 2026) are ml.g5.2xlarge's 1.515 (USE1-Train:ml.g5.2xlarge), ml.m5.large's 0.115, ml.p4d.24xlarge's 25.251286.
+The rows have the form of GetProducts (one JSON string a row) and of the region files (products and terms apart).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ TRAINING = {
     "ml.p4d.24xlarge": 25.251286,
     "ml.p5.48xlarge": 63.296,
 }
-# SageMaker's further uses of a machine: platoinstancetype, part of the usage type, share of the training price.
+# SageMaker's other uses of a machine: platoinstancetype, part of the usage type, share of the training price.
 _OTHERS = (
     ("Hosting", "Host:", 1.0),
     ("Notebook", "Notebk:", 1.0),

@@ -1,8 +1,8 @@
 """The part of Azure ML that training needs, on loopback under Azure's host names: the stand-in executes the requests.
 
-In a test, take the fixture `azure` (doubles/fixtures.py), and give `azure.environ` to any unmodified client. The
-HTTPS_PROXY of these variables is the stand-in, which answers as login, ARM, the region's data plane, blob storage, Key
-Vault and the price list, with its own certificates.
+In a test, take the fixture `azure` (doubles/fixtures.py), and give any unmodified client `azure.environ`: its
+HTTPS_PROXY is the stand-in, which answers as login, ARM, the region's data plane, blob storage, Key Vault and the price
+list, with its own certificates.
 
     azure.apply(monkeypatch)                          # or subprocess.run([...], env={**os.environ, **azure.environ})
     azure.settings(queued_s=2, restart_logs="replace")              # settings.py

@@ -29,10 +29,9 @@ class Called:
 class Fault:
     """A fault. `throttle`, `500`, `503`, `error` answer an error and execute nothing.
 
-    `drop` closes the connection without an answer and executes nothing; `lost` executes, then closes the connection;
-    `cut` closes the connection in the middle of the answer's body. `slow` answers after `delay_s`. `expired` answers
-    401 to tokens issued before the fault was set, `sas_expired` 403 to signatures issued before; newer credentials
-    work.
+    `drop` closes the connection without an answer and executes nothing; `lost` executes, then closes it; `cut` closes
+    it in the middle of the answer's body. `slow` answers after `delay_s`. `expired` answers 401 to tokens issued before
+    the fault was set, `sas_expired` 403 to signatures issued before; newer credentials work.
     """
 
     operations: list[str]  # "jobs.put", "blob.*", "*"

@@ -73,7 +73,7 @@ def _items() -> Iterator[dict[str, Any]]:
 
 
 def _traps() -> Iterator[dict[str, Any]]:
-    """Yield special rows: announced prices, duplicates, prices of zero, a spot price equal to the dedicated price."""
+    """Yield rows that other sizes lack: announced prices, duplicates, prices of zero, a spot price without a saving."""
     later, region = "2999-01-01T00:00:00Z", "eastus"
 
     def item(size: str, price: float, word: str = "", system: str = "", **more: Any) -> dict[str, Any]:

@@ -44,8 +44,8 @@ class Fault:
     node: int | None = 1
     hosts: int = 2
     fewest: int | None = None
-    more: str = ""  # further lines of the config
-    settings: str = ""  # the further settings, as the table shows them
+    more: str = ""  # other lines of the config
+    settings: str = ""  # the other settings, as the table shows them
     after: After | None = None
     ends_by_itself: bool = False
     from_step: int = 22  # earliest step; if node 0 is lost, late enough for a copy of its checkpoint on another node

@@ -47,7 +47,7 @@ def run(fault: Fault, cluster: Cluster, seed: int) -> Seen:
     try:
         with training(cluster, fault.config()) as job:
             _befall(fault, job, node, chance, seen)
-    except Exception as error:  # any kind of error: further trials must still run
+    except Exception as error:  # any kind of error: the other trials must still run
         seen.wrong.append(f"{type(error).__name__}: {error}")
     return seen
 
@@ -195,7 +195,7 @@ def _is_running(looks: list[Look]) -> bool:
 
 
 def _right_s(fault: Fault, looks: list[Look], struck_s: float) -> float | None:
-    """Return the seconds until a follower first had the required state; `_judge` checks that later states agree."""
+    """Return the seconds until a follower first had the required state; `_judge` checks the final state."""
     for look in looks:
         if look.asked_s >= struck_s and look.state is not None and _is_right(fault, look.state):
             return look.time_s - struck_s

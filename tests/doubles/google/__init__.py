@@ -1,9 +1,8 @@
 """The part of Google Cloud that training on Vertex AI needs, on loopback under Google's host names.
 
-The stand-in executes the requests. In a test, take the fixture `google` (doubles/fixtures.py), and give
-`google.environ` to any unmodified client. The HTTPS_PROXY of these variables is the stand-in, which answers as Vertex
-AI, Cloud Logging (both by gRPC and REST), Cloud Storage, Secret Manager, the billing catalog and the OAuth endpoint,
-with its own certificates.
+The stand-in executes the requests. In a test, take the fixture `google` (doubles/fixtures.py), and give any unmodified
+client `google.environ`: its HTTPS_PROXY is the stand-in, which answers as Vertex AI, Cloud Logging (both by gRPC and
+REST), Cloud Storage, Secret Manager, the billing catalog and the OAuth endpoint, with its own certificates.
 
     google.apply(monkeypatch)                       # or subprocess.run([...], env={**os.environ, **google.environ})
     google.settings(pending_s=2, stagger_s=1)                        # settings.py

@@ -1,7 +1,7 @@
 """cloudbilling.googleapis.com: a price list with the traps of the real list.
 
 Prices of A3 and H100 on demand and by flex start are from a real bill of August 2025, prices of N1 from the pricing
-page of October 2026; all further figures, including all of spot and of europe-west4, are invented.
+page of October 2026; all other figures, including all of spot and of europe-west4, are invented.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ MACHINES: dict[str, dict[str, float]] = {
 def hourly_usd(machine: str, kind: str = "STANDARD", region: str = "us-central1", t4: int = 0) -> float:
     """Return the hourly price of a replica, without its boot disk: kind is STANDARD, SPOT or FLEX_START.
 
-    STANDARD includes the fee and bills no local disk. The price of the further kinds is Compute Engine's price plus the
+    STANDARD includes the fee and bills no local disk. The price of the other kinds is Compute Engine's price plus the
     fee, which is a share of the price on demand. `t4`: accelerators attached to an N1 machine.
     """
     factor, total = _REGIONS[region][0], 0.0

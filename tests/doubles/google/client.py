@@ -92,7 +92,7 @@ def _packed(content: dict[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _key(file: str) -> tuple[str, Any]:
-    """Return the account of a key file and its key, unvalidated: validation takes longer than all further steps."""
+    """Return the account of a key file and its key, unvalidated: validation takes longer than all other steps."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     told = json.loads(Path(file).read_text())

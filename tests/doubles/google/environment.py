@@ -22,7 +22,7 @@ HOME = "/mnt/replica"
 CA = f"{HOME}/.ca.pem"
 PORT = 2222  # in CLUSTER_SPEC
 MASTER_PORT = "3333"  # as in block-cascade
-RANKED_POOLS = (0, 1)  # replicas of further pools serve: parameter servers or reducers, and an evaluator
+RANKED_POOLS = (0, 1)  # replicas of other pools serve: parameter servers or reducers, and an evaluator
 _TF_ROLES = ("chief", "worker", "ps", "evaluator")
 
 

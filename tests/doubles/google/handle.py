@@ -128,7 +128,7 @@ class Google:
         self.control("secrets", {"name": name, "value": value})
 
     def bucket(self, name: str, location: str = REGION, project: str = PROJECT) -> str:
-        """Make a bucket; a bucket of a foreign project answers 403."""
+        """Make a bucket; a bucket of another project answers 403."""
         self.control("bucket", {"name": name, "location": location, "project": project})
         return name
 

@@ -217,7 +217,7 @@ class LogStore:
 
 
 def check_request(body: JSON, keys: set[str], resources: list[str]) -> None:
-    """Raise GoogleError for an unknown field of the request, and for a foreign project."""
+    """Raise GoogleError for an unknown field of the request, and for another project."""
     unknown = set(body) - keys
     if unknown:
         message = f'Invalid JSON payload received. Unknown name "{min(unknown)}": Cannot find field.'

@@ -133,7 +133,7 @@ class Objects:
         return [bucket for bucket in self._buckets.values() if bucket.project == PROJECT]
 
     def bucket(self, name: str) -> Bucket:
-        """Return the bucket. Raises GoogleError for an unknown bucket, and for a bucket of a foreign project."""
+        """Return the bucket. Raises GoogleError for an unknown bucket, and for a bucket of another project."""
         found = self._buckets.get(name)
         if found is None:
             raise GoogleError("NOT_FOUND", "The specified bucket does not exist.")

@@ -41,7 +41,7 @@ class Settings(LogSettings, StorageSettings, BillingSettings):
     stockout: bool = False
     """Whether jobs fail in JOB_STATE_PENDING for lack of machines, with code 8."""
     quotas: dict[str, int] = field(default_factory=dict)
-    """Limits by metric, as of custom_model_training_nvidia_a100_gpus; further metrics have no limit."""
+    """Limits by metric, as of custom_model_training_nvidia_a100_gpus; other metrics have no limit."""
     worker_restarts: int = 5
     job_restarts: int = 3
     """Both from Google's "Understand the custom training service"."""

@@ -1,7 +1,6 @@
-"""storage.googleapis.com, the JSON API.
+"""storage.googleapis.com, the JSON API, with its own store.
 
-Has its own store: gcp-storage-emulator 2026.7 reads every object into memory, ignores ifGenerationMatch, and does not
-continue an upload that broke off.
+gcp-storage-emulator 2026.7 reads every object into memory, ignores ifGenerationMatch, cannot continue broken uploads.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class Storage:
         self.objects.remove(bucket, name, lambda old: None)
 
     def add_bucket(self, name: str, location: str = "US-CENTRAL1", project: str = PROJECT) -> None:
-        """Make a bucket; a bucket of a foreign project answers 403 to every request."""
+        """Make a bucket; a bucket of another project answers 403 to every request."""
         self.objects.add_bucket(Bucket(name, project, location.upper()))
 
     def break_next_chunk(self, kept_bytes: int) -> None:

@@ -81,7 +81,7 @@ class Cluster:
             monkeypatch.setenv(name, value)
 
     def jump_config(self, bastion: str = "h0") -> Path:
-        """Return a configuration for `ssh` that reaches all further hosts only through the bastion."""
+        """Return a configuration for `ssh` that reaches all other hosts only through the bastion."""
         return client.write_config(self.client_folder, "ssh_config_jump", self._names, bastion=bastion)
 
     def ssh(self, host: str, command: str, *more: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:

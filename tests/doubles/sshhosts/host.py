@@ -36,7 +36,7 @@ class Port:
         self._ip(f"link set {self._port} up nomaster\n")
 
     def isolate(self) -> None:
-        """Lose every frame to and from further isolated ports; the client is not isolated and stays reachable."""
+        """Lose every frame to and from other isolated ports; the client is not isolated and stays reachable."""
         self._ip(f"link set {self._port} type bridge_slave isolated on\n")
 
     def slow(self, delay_ms: float = 0.0, loss: float = 0.0, rate_mbit_s: float | None = None) -> None:

@@ -40,15 +40,13 @@ class Keeper:
         namespaces.unshare(namespaces.CLONE_NEWNET | namespaces.CLONE_NEWNS)
         namespaces.mount(None, "/", None, namespaces.MS_REC | namespaces.MS_PRIVATE)
         self._mount_data()
-        # The client's address is on a separate port, which tests can cut; no further interface may answer for the
-        # address.
+        # The client's address is on a separate port, which tests can cut; no other interface may answer for it.
         Path("/proc/sys/net/ipv4/conf/all/arp_ignore").write_text("1")
         for name in ("all", "default"):
             off = Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6")
             if off.exists():
                 off.write_text("1")
-        # A fixed hardware address: by default a bridge takes the least of its ports' addresses, which change as hosts
-        # end.
+        # A fixed hardware address: a bridge's default is the least of its ports' addresses, and changes with the hosts.
         orders = f"link set lo up\nlink add {BRIDGE} address {ask['bridge_hardware']} type bridge\n"
         orders += f"link set {BRIDGE} up\n"
         orders += f"link add {CLIENT_PORT} type veth peer name eth0 address {ask['client_hardware']}\n"

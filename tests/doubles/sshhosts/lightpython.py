@@ -10,7 +10,7 @@ from doubles.sshhosts.host import Host
 __all__ = ["PATH", "install"]
 
 PATH = "/opt/light/bin/python"  # on each host
-# Python runs this file at its start. The job is one process per node, without further ranks.
+# Python runs the file at its start. Each node has one process of the job, with the node's number as its rank.
 SITE = """\
 import sys
 if "cloudtrain.entrypoints.agent.elastic" in sys.orig_argv:

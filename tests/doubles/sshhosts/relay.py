@@ -1,7 +1,6 @@
 """A bad line: passes Ethernet frames between two interfaces late, at a limited rate, or not at all.
 
-Needed for kernels without sch_netem. The relay is a child of the keeper, and passes some 20,000 frames a second, the
-speed of Python.
+Needed for kernels without sch_netem. A child of the keeper, as fast as Python is: some 20,000 frames a second.
 """
 
 from __future__ import annotations
