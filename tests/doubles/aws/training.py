@@ -46,7 +46,7 @@ class Ending:
 
 
 class Abandoned(Exception):
-    """The stand-in shall forget the job."""
+    """Raised when a test orders the stand-in to forget the job."""
 
 
 def begin(world: World, job: Job) -> None:

@@ -1,6 +1,6 @@
-"""storage.googleapis.com, the JSON API, with its own store.
+"""storage.googleapis.com, the JSON API, with its own store in place of gcp-storage-emulator (2026.7).
 
-gcp-storage-emulator 2026.7 reads every object into memory, ignores ifGenerationMatch, cannot continue broken uploads.
+The emulator reads every object into memory, ignores ifGenerationMatch, and cannot continue an upload that broke off.
 """
 
 from __future__ import annotations
