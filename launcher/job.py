@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.plan import Plan
 
 __all__ = [
     "PROJECT_PATTERN",
@@ -84,7 +85,7 @@ class Attempt:
     job_id: str
     number: int
     phase: str
-    plan: dict[str, Any]
+    plan: Plan
     request: dict[str, Any]
     created_s: float
     submitter: dict[str, Any]
@@ -106,8 +107,7 @@ class Attempt:
     @property
     def hourly_usd(self) -> float | None:
         """The price of all instances for an hour: as planned, else as the platform reports; None if unknown."""
-        planned: float | None = self.plan["hourly_usd"]
-        return self.state.hourly_usd if planned is None else planned
+        return self.state.hourly_usd if self.plan.hourly_usd is None else self.plan.hourly_usd
 
     @property
     def idle_usd(self) -> float | None:
@@ -138,7 +138,7 @@ class Job:
     @property
     def saves(self) -> bool:
         """Whether cloudtrain saves the job at a stop; if not, its script gets SIGTERM and may save by itself."""
-        return bool(self.attempt.plan.get("saves", True))
+        return self.attempt.plan.saves
 
     @property
     def active(self) -> bool:

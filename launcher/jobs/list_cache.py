@@ -237,7 +237,7 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ..
         job_id=job.id,
         backend=job.backend,
         state=job.attempt.state.state,
-        ranks=f"{plan['instances']} x {plan['nproc_per_node']}",
+        ranks=f"{plan.instances} x {plan.nproc_per_node}",
         outcome=how,
         progress=far,
         money=money,

@@ -111,7 +111,7 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
 
 def _head(job: Job, now_s: float) -> list[str]:
     attempt, state, plan = job.attempt, job.attempt.state, job.attempt.plan
-    ranks = f"{plan['instances']} x {plan['nproc_per_node']} = {plan['ranks']} rank{'s' if plan['ranks'] != 1 else ''}"
+    ranks = f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks} rank{'s' if plan.ranks != 1 else ''}"
     again = f", {state.restarts} restart{'s' if state.restarts != 1 else ''}" if state.restarts else ""
     lines = [
         f"{job.id}  {outcome(job)}",
@@ -246,7 +246,7 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Forecast, now_s: 
         took_s = (state.ended_s or now_s) - state.started_s
         ended = f", ended {when(state.ended_s, now_s)}" if state.ended_s else ""
         which = f" in attempt {attempt.number}," if attempt.number > 1 else ""
-        lines.append(f"  time        {span(took_s)}{which} of at most {span(attempt.plan['cap_s'])}{ended}")
+        lines.append(f"  time        {span(took_s)}{which} of at most {span(attempt.plan.cap_s)}{ended}")
     if job.active:
         burn = f"; {dollars(money.burn_micro_h)}/h" if money.burn_micro_h else ""
         lines.append(f"  spend       {spent}{burn}")

@@ -139,7 +139,7 @@ def _projected(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Itera
             yield compose(f"within:{which}", "projected", headline, facts, now_s, also=("budget",))
         return
     is_spent = bool(outlook.limit_micro) and (outlook.spent_micro or 0) * SURE_SHARE >= (outlook.limit_micro or 0)
-    if not is_spent and now_s - began_s < min(SURE_S, job.attempt.plan["cap_s"] / SURE_SHARE):
+    if not is_spent and now_s - began_s < min(SURE_S, job.attempt.plan.cap_s / SURE_SHARE):
         return
     is_over = outlook.limit_micro is not None and (outlook.total_micro or 0) > outlook.limit_micro
     if is_over or is_short_of_money(job, outlook):
@@ -154,7 +154,7 @@ def _deadline(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Iterat
     at_s, began_s = outlook.deadline_at_s or outlook.cap_at_s, job.attempt.state.started_s
     if at_s is None or began_s is None:
         return
-    is_money = job.attempt.plan.get("cap_reason") == "budget"
+    is_money = job.attempt.plan.cap_reason == "budget"
     headline = leaving(facts, at_s, began_s, now_s, is_money=is_money, is_hard=_is_hard(job))
     if headline is None:
         return
@@ -212,8 +212,7 @@ def _threshold_of(key: str) -> tuple[int, str]:
 
 def _is_hard(job: Job) -> bool:
     """Return whether the limit ends the job without a save (on_limit: stop)."""
-    plan = job.attempt.plan
-    return plan.get("deadline_s") is not None and plan["deadline_s"] == plan.get("own_limit_s")
+    return 0 < job.attempt.plan.deadline_s == job.attempt.plan.own_limit_s
 
 
 def _alert_at(job: Job) -> list[int]:

@@ -19,6 +19,7 @@ from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import LedgerBudget
 from cloudtrain.launcher.store.home import identity
 from cloudtrain.launcher.store.registry import Registry
+from doubles.plans import plan_of
 
 USD = 1_000_000
 BEGUN_S = float(int(time.time()) - 3600)
@@ -48,7 +49,7 @@ def journal(make_job: Callable[..., Job]) -> Callable[..., Job]:
         def make(job_id: str, number: int) -> Job:
             made = make_job(job_id, number)
             config = {"project": {"name": project, "ledger": uri}} if project else {}
-            job = replace(made, attempt=replace(made.attempt, plan=PLAN), config=config)
+            job = replace(made, attempt=replace(made.attempt, plan=plan_of(**PLAN)), config=config)
             reserve.reserve(registry, job.attempt, job.config)
             return job
 
