@@ -44,7 +44,7 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "name": job.name,
         "backend": job.backend,
         "project": project_of(job),
-        "tags": job.config.get("tags") or {},
+        "tags": job.asked.tags,
         "state": state.state,
         "phase": attempt.phase,
         "reason": state.reason,

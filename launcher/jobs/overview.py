@@ -136,7 +136,7 @@ def _pending(job: Job, now_s: float) -> list[str]:
         if not submitter_lives(attempt):
             return [f"  waiting     {waited}: {job.backend} has not said yet whether it was sent, as {attempt.name}"]
         return [f"  waiting     {waited}, to be sent by process {who.get('pid')} on {who.get('host')}"]
-    most = (job.config.get("limits") or {}).get("max_wait")
+    most = job.asked.max_wait
     detail = f": {attempt.state.detail}" if attempt.state.detail else " for its machines to start"
     return [f"  waiting     {waited}{detail}{f'; given up after {most}' if most else ''}"]
 
@@ -162,7 +162,7 @@ def _progress_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
 
 
 def _script_hint(job: Job, words: str) -> list[str]:
-    return [] if job.config.get("task") else [f"{_HANG}(how a script {words})"]
+    return [] if job.asked.task else [f"{_HANG}(how a script {words})"]
 
 
 def _done(progress: dict[str, Any]) -> str:

@@ -56,7 +56,7 @@ def is_short_of_money(job: Job, outlook: Forecast) -> bool:
 
 def only_alerts(job: Job) -> bool:
     """Return whether the job's budget only alerts and never ends the job."""
-    return (job.config.get("budget") or {}).get("on_limit") == "alert"
+    return job.asked.on_limit == "alert"
 
 
 def tariff(plan: Plan, hourly_usd: float) -> PriceTerms:
@@ -118,7 +118,7 @@ def _more(job: Job, outlook: Forecast, progress: dict[str, Any], until_s: float 
 
 def _longer(job: Job, progress: dict[str, Any], until_s: float | None) -> str:
     """Return the option for the time that the next attempt needs, if the config's limit is too short."""
-    asked = (job.config.get("limits") or {}).get("max_duration")
+    asked = job.asked.max_duration
     costs = tariff(job.attempt.plan, job.attempt.hourly_usd or 0.0)
     needs_s = further.cap_s(progress, costs, until_s)
     if asked is None or needs_s is None or needs_s <= parse_duration(asked):

@@ -65,8 +65,7 @@ def limit_micro(job: Job) -> int | None:
 
 def budget_micro(job: Job) -> int | None:
     """Return the budget in the job's config, or None."""
-    limit = (job.config.get("budget") or {}).get("limit")
-    return None if limit is None else parse_money(limit)
+    return None if job.asked.budget is None else parse_money(job.asked.budget)
 
 
 def _checkpoint_step(attempts: Sequence[Attempt]) -> int | None:

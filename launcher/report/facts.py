@@ -251,7 +251,7 @@ def commands(job: Job, attempts: Sequence[Attempt]) -> list[Row]:
 
 def _best(name: str, job: Job, series: Series) -> tuple[Any, int | None] | None:
     """Return the best value of a metric and its step; None if the better direction is unknown."""
-    monitor = (job.config.get("training") or {}).get("monitor") or {}
+    monitor = job.asked.monitor
     mode = monitor.get("mode") if monitor.get("metric") == name else None
     if mode is None and (_FALLS.search(name) or _RISES.search(name)):
         mode = "min" if _FALLS.search(name) else "max"

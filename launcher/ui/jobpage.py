@@ -46,7 +46,7 @@ def facts(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
     began_s = state.started_s
     return {
         "job": as_json(job, attempts),
-        "tags": job.config.get("tags") or {},
+        "tags": job.asked.tags,
         "config_file": job.config_file,
         "is_active": job.active,
         "can_stop": job.active and job.attempt.ref is not None and state.state != "stopping",
