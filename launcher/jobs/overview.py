@@ -111,7 +111,7 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
 
 def _head(job: Job, now_s: float) -> list[str]:
     attempt, state, plan = job.attempt, job.attempt.state, job.attempt.plan
-    ranks = f"{plan['instances']} x {plan['nproc_per_node']} = {plan['ranks']} rank{'s' if plan['ranks'] != 1 else ''}"
+    ranks = f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks} rank{'s' if plan.ranks != 1 else ''}"
     again = f", {state.restarts} restart{'s' if state.restarts != 1 else ''}" if state.restarts else ""
     lines = [
         f"{job.id}  {outcome(job)}",
@@ -136,7 +136,7 @@ def _pending(job: Job, now_s: float) -> list[str]:
         if not submitter_lives(attempt):
             return [f"  waiting     {waited}: {job.backend} has not said yet whether it was sent, as {attempt.name}"]
         return [f"  waiting     {waited}, to be sent by process {who.get('pid')} on {who.get('host')}"]
-    most = (job.config.get("limits") or {}).get("max_wait")
+    most = job.asked.max_wait
     detail = f": {attempt.state.detail}" if attempt.state.detail else " for its machines to start"
     return [f"  waiting     {waited}{detail}{f'; given up after {most}' if most else ''}"]
 
@@ -162,7 +162,7 @@ def _progress_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
 
 
 def _script_hint(job: Job, words: str) -> list[str]:
-    return [] if job.config.get("task") else [f"{_HANG}(how a script {words})"]
+    return [] if job.asked.task else [f"{_HANG}(how a script {words})"]
 
 
 def _done(progress: dict[str, Any]) -> str:
@@ -248,7 +248,7 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Forecast, now_s: 
         took_s = (state.ended_s or now_s) - state.started_s
         ended = f", ended {when(state.ended_s, now_s)}" if state.ended_s else ""
         which = f" in attempt {attempt.number}," if attempt.number > 1 else ""
-        lines.append(f"  time        {span(took_s)}{which} of at most {span(attempt.plan['cap_s'])}{ended}")
+        lines.append(f"  time        {span(took_s)}{which} of at most {span(attempt.plan.cap_s)}{ended}")
     if job.active:
         burn = f"; {dollars(money.burn_micro_h)}/h" if money.burn_micro_h else ""
         lines.append(f"  spend       {spent}{burn}")

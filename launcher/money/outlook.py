@@ -12,6 +12,7 @@ from cloudtrain.launcher.text.units import parse_money
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
+    from cloudtrain.launcher.plan import Plan
 
 __all__ = ["Forecast", "budget_micro", "left_s", "limit_micro", "outlook"]
 
@@ -44,7 +45,7 @@ def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
     began_s = last.state.started_s if job.active else None
     cap_at_s = deadline_at_s = finish_at_s = stalled_s = None
     if began_s is not None:
-        cap_at_s, deadline_at_s = began_s + last.plan["cap_s"], _deadline_at_s(began_s, last.plan)
+        cap_at_s, deadline_at_s = began_s + last.plan.cap_s, _deadline_at_s(began_s, last.plan)
         finish_at_s = _finish_at_s(last.progress, now_s)
         stepped_s = last.progress.get("stepped_s")
         stalled_s = None if stepped_s is None else max(0.0, now_s - stepped_s)
@@ -61,13 +62,12 @@ def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
 
 def limit_micro(job: Job) -> int | None:
     """Return the job's budget; None without a budget, and on own machines without a price, where no budget applies."""
-    return None if job.attempt.plan.get("unpriced_budget_micro") is not None else budget_micro(job)
+    return None if job.attempt.plan.unpriced_budget_micro is not None else budget_micro(job)
 
 
 def budget_micro(job: Job) -> int | None:
     """Return the budget in the job's config, or None."""
-    limit = (job.config.get("budget") or {}).get("limit")
-    return None if limit is None else parse_money(limit)
+    return None if job.asked.budget is None else parse_money(job.asked.budget)
 
 
 def _newest_save(attempts: Sequence[Attempt]) -> tuple[int | None, int | None, float | None]:
@@ -80,9 +80,8 @@ def _newest_save(attempts: Sequence[Attempt]) -> tuple[int | None, int | None, f
     return None, None, None
 
 
-def _deadline_at_s(began_s: float, plan: dict[str, Any]) -> float | None:
-    deadline_s = plan.get("deadline_s")
-    return None if deadline_s is None else began_s + deadline_s
+def _deadline_at_s(began_s: float, plan: Plan) -> float | None:
+    return began_s + plan.deadline_s if plan.deadline_s else None  # 0: a plan of an older version
 
 
 def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:

@@ -13,23 +13,24 @@ from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
+from doubles.plans import plan_of
 
 BEGAN_S = 1_790_000_000.0
 STEP_S = 2.0
 PAUSE_S = 600.0
 BREAKS_OUT = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'>\u2028"
-PLAN = {
-    "instances": 2,
-    "nproc_per_node": 4,
-    "ranks": 8,
-    "machine": "a big one",
-    "hourly_usd": 7.2,
-    "price_micro": 3_600_000,
-    "price_source": "the list of 2026-11",
-    "cap_s": 36_000,
-    "cap_reason": "budget",
-    "worst_case_usd": 72.0,
-}
+PLAN = plan_of(
+    instances=2,
+    nproc_per_node=4,
+    ranks=8,
+    machine="a big one",
+    hourly_usd=7.2,
+    price_micro=3_600_000,
+    price_source="the list of 2026-11",
+    cap_s=36_000,
+    cap_reason="budget",
+    worst_case_usd=72.0,
+)
 CONFIG = {
     "name": "seeded",
     "backend": "local",

@@ -12,6 +12,7 @@ from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.money.alerts import standing, untold, wanted
 from cloudtrain.launcher.money.outlook import Forecast, outlook
+from doubles.plans import plan_of
 
 NOW = 1_000_000.0
 PLAN = {"instances": 1, "hourly_usd": 36.0, "cap_s": 10_000, "deadline_s": 9_000, "own_limit_s": 9_500}
@@ -38,7 +39,9 @@ def job(
 ) -> Job:
     """Return a job that runs, unless told otherwise, for 1000 s already."""
     state = state or State("running", started_s=NOW - 1000)
-    attempt = Attempt("j-x1", number, "sent", {**PLAN, **(plan or {})}, {}, 0.0, {}, {"x": 1}, state, dict(PROGRESS))
+    attempt = Attempt(
+        "j-x1", number, "sent", plan_of(**{**PLAN, **(plan or {})}), {}, 0.0, {}, {"x": 1}, state, dict(PROGRESS)
+    )
     asked = {"budget": {"limit": "100 USD", "alert_at": ["50%", "80%", "100%"], "on_limit": "checkpoint-and-stop"}}
     return Job("j-x1", "j", "local", 0.0, {**asked, **(config or {})}, "/x", {}, attempt)
 

@@ -21,6 +21,7 @@ from cloudtrain.launcher.money.period import month_span
 from cloudtrain.launcher.store import curve, ledger
 from cloudtrain.launcher.store.registry import Registry, this_process
 from cloudtrain.launcher.text.tables import csv_text
+from doubles.plans import plan_of
 
 NEW_YEAR_S = 1_767_225_600.0  # 2026-01-01 00:00 UTC
 PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 72.0, "cap_s": 3600, "worst_case_usd": 72.0}
@@ -40,7 +41,7 @@ def put(home: Path) -> Put:
 
     def add(name: str, *states: State, progress: dict[str, Any] | None = None, **changes: Any) -> Job:
         registry = Registry()
-        plan = {**PLAN, **changes.pop("plan", {})}
+        plan = plan_of(**{**PLAN, **changes.pop("plan", {})})
         config = {**CONFIG, **changes.pop("config", {})}
 
         def make(job_id: str, number: int) -> Job:

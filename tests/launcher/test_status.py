@@ -98,7 +98,7 @@ def test_status_of_a_running_job_tells_how_far_and_how_fast(
 def test_status_of_a_script_promises_no_save_at_the_deadline(make_job: Callable[..., Job]) -> None:
     """The limit's line names the signal that the script gets."""
     made = make_job("x")
-    plan = {**made.attempt.plan, "cap_s": 900, "deadline_s": 800, "saves": False}
+    plan = replace(made.attempt.plan, cap_s=900, deadline_s=800, saves=False)
     attempt = replace(made.attempt, plan=plan, state=State("running", started_s=NOW_S - 60))
     shown = "\n".join(as_lines(replace(made, attempt=attempt), [attempt]))
     assert "limit       gets SIGTERM at " in shown

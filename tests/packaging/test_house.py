@@ -26,8 +26,8 @@ FROM_ENTRYPOINTS |= {"rank.variables"}
 ROOMS = {
     "launcher": (
         *("cli", "api", "commands", "checkup", "completion", "ui", "live", "report", "rehearsal", "jobs", "logs"),
-        *("notices", "money", "planning", "prices", "store", "backend", "lazily", "metering", "config", "text", "plan"),
-        *("job", "errors"),
+        *("notices", "money", "planning", "prices", "store", "backend", "lazily", "metering", "config", "text", "job"),
+        *("plan", "errors"),
     ),
     "entrypoints": (
         *("train", "container", "host", "agent", "trainer", "scripts", "environments", "replication", "checkpoints"),
@@ -170,3 +170,24 @@ def test_every_command_is_in_the_table() -> None:
     """Every file in commands/ is in the table of commands."""
     files = {path.stem for path in (ROOT / "launcher" / "commands").glob("*.py")} - {"__init__", "options"}
     assert files == set(cli.COMMANDS)
+
+
+def keys_of(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield (owner, key) if the node reads a constant key: of `plan["ranks"]`, and of `(plan or {}).get("ranks")`."""
+    match node:
+        case ast.Subscript(value=owner, slice=ast.Constant(value=str(key))):
+            yield ast.unparse(owner), key
+        case ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[ast.Constant(value=str(key)), *_]):
+            yield ast.unparse(owner), key
+
+
+def test_stored_plan_is_read_by_its_fields() -> None:
+    """No module of the launcher reads a plan by a string key: `Plan.load` alone knows the names in the database."""
+    found = [
+        (str(path.relative_to(ROOT)), owner, key)
+        for path in sorted((ROOT / "launcher").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_bytes(), str(path)))
+        for owner, key in keys_of(node)
+        if re.search(r"\bplan$", owner)
+    ]
+    assert found == []
