@@ -34,7 +34,7 @@ __all__ = [
     "Bundle",
     "Capacity",
     "Check",
-    "DamagedError",
+    "DamagedRecordError",
     "FoundAttempt",
     "HostUse",
     "Invoice",
@@ -47,11 +47,11 @@ __all__ = [
     "Pace",
     "Priced",
     "Ready",
-    "Record",
     "Request",
     "Sending",
     "Shipment",
     "Sought",
+    "StoredRecord",
     "Terms",
     "load",
     "names",
@@ -72,17 +72,17 @@ BUILT_IN = {
 JobRef = dict[str, Any]  # a backend's own handle of a job: JSON, opaque to all callers
 
 
-class DamagedError(CloudtrainError, ValueError):
+class DamagedRecordError(CloudtrainError, ValueError):
     """The stored data of a job lack a key, or hold a value of a wrong type."""
 
 
 @dataclass(frozen=True)
-class Record:
+class StoredRecord:
     """The base of a backend's stored records: a dataclass whose fields are the keys of a JSON object."""
 
     @classmethod
     def load(cls, data: Any) -> Self:
-        """Return the record from the output of `dump`; ignore unknown keys. Raises DamagedError."""
+        """Return the record from the output of `dump`; ignore unknown keys. Raises DamagedRecordError."""
         hints = get_type_hints(cls)
         if not isinstance(data, dict):
             raise _damaged(cls, f"it is not an object but {data!r}"[:80])
@@ -97,13 +97,13 @@ class Record:
 
 
 def _loaded(cls: type, key: str, hint: Any, value: Any) -> Any:
-    """Return the JSON value as the field's type. Raises DamagedError."""
+    """Return the JSON value as the field's type. Raises DamagedRecordError."""
     if hint is Any or (value is None and type(None) in get_args(hint)):
         return value
     if type(None) in get_args(hint):
         hint = next(each for each in get_args(hint) if each is not type(None))
     kind = get_origin(hint) or hint
-    if issubclass(kind, Record):
+    if issubclass(kind, StoredRecord):
         return kind.load(value)
     is_fit = isinstance(value, (int, float) if kind is float else kind)
     if not is_fit:
@@ -113,9 +113,11 @@ def _loaded(cls: type, key: str, hint: Any, value: Any) -> Any:
     return [_loaded(cls, key, get_args(hint)[0], each) for each in value] if kind is list else value
 
 
-def _damaged(cls: type, why: str) -> DamagedError:
+def _damaged(cls: type, why: str) -> DamagedRecordError:
     message = f"the stored data of the job are damaged: {cls.__name__}: {why}"
-    return DamagedError(message, hint="look for the job with the backend's own tools; a copy of the registry mends it")
+    return DamagedRecordError(
+        message, hint="look for the job with the backend's own tools; a copy of the registry mends it"
+    )
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.launcher.backend import Record
+from cloudtrain.launcher.backend import StoredRecord
 
 __all__ = ["SageMakerRef", "SageMakerSending"]
 
 
 @dataclass(frozen=True)
-class SageMakerRef(Record):
+class SageMakerRef(StoredRecord):
     """The handle of a training job.
 
     `region`, `profile` (of AWS's own config) and `endpoints` (service to address) reach the account. `name`: the
@@ -33,7 +33,7 @@ class SageMakerRef(Record):
 
 
 @dataclass(frozen=True)
-class SageMakerSending(Record):
+class SageMakerSending(StoredRecord):
     """The sending plan. `region`, `profile` and `endpoints` as in the handle.
 
     `default_of`: the account whose default bucket has the job's files, None for a bucket of the config. `code_uri` and
