@@ -170,3 +170,26 @@ def test_commands_are_all_in_the_table() -> None:
     """No file below commands/ is forgotten."""
     files = {path.stem for path in (ROOT / "launcher" / "commands").glob("*.py")} - {"__init__", "options"}
     assert files == set(cli.COMMANDS)
+
+
+def test_no_handle_is_read_by_a_string_key() -> None:
+    """A handle and a sending plan are read as fields of the backend's records; the launcher keeps both opaque."""
+
+    def is_record(node: ast.expr) -> bool:
+        return bool({getattr(node, "id", None), getattr(node, "attr", None)} & {"ref", "beside"})
+
+    def is_read(node: ast.AST) -> bool:
+        if isinstance(node, ast.Subscript):
+            is_index = isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int)
+            return is_record(node.value) and not is_index
+        is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get"
+        return is_call and is_record(node.func.value)
+
+    read = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in ("backends", "launcher")
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_bytes(), str(path)))
+        if is_read(node)
+    ]
+    assert read == []
