@@ -1,4 +1,4 @@
-"""The stored records of an Azure ML job: its handle, and the sending plan beside its request."""
+"""The stored records of an Azure ML job: the handle, and the sending plan beside the request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["AzureMLRef", "AzureMLSending", "Unpriced"]
 
 @dataclass(frozen=True)
 class Unpriced(StoredRecord):
-    """The plan has no price: the run's machines are priced in the region that the run names, else in `region`."""
+    """A plan without a price: the run's machines have the price in the run's region, else in `region`."""
 
     region: str | None
 

@@ -1,4 +1,4 @@
-"""The stored record of a job on this machine: its handle."""
+"""The stored record of a job on this machine: the handle."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ class LocalRef(StoredRecord):
 
     @property
     def roots(self) -> list[Path]:
-        """The nodes' folders, by their number."""
+        """The nodes' folders, by number."""
         return [Path(self.folder) / f"node-{node}" for node in range(self.nodes)]

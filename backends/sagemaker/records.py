@@ -1,4 +1,4 @@
-"""The stored records of a SageMaker job: its handle, and the sending plan beside its request."""
+"""The stored records of a SageMaker job: the handle, and the sending plan beside the request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stored records of a job on the user's own machines: its handle, with the places on each host."""
+"""The stored record of a job on the user's own machines: the handle, with the paths on each host."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["SshNode", "SshRef"]
 
 @dataclass(frozen=True)
 class SshNode(StoredRecord):
-    """A node: its host, the address for the other nodes, and absolute paths on the host.
+    """A node: the host, the node's address for its peers, and absolute paths on the host.
 
-    `job`: the job's folder; `root`: the attempt's folder of the node. `inputs` and `outputs`: paths by their names.
+    `job`: the job's folder; `root`: the node's folder of the attempt. `inputs` and `outputs`: paths by name.
     """
 
     host: Host
@@ -29,7 +29,7 @@ class SshNode(StoredRecord):
 
 @dataclass(frozen=True)
 class SshRef(StoredRecord):
-    """The handle of a job: its nodes by number. `can_shrink`: a restart may use fewer nodes, so a rank may move."""
+    """The handle of a job: the nodes by number. `can_shrink`: a restart may use fewer nodes, so a rank may move."""
 
     nodes: list[SshNode]
     nproc_per_node: int

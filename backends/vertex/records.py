@@ -1,4 +1,4 @@
-"""The stored records of a Vertex AI job: its handle, and the sending plan beside its request."""
+"""The stored records of a Vertex AI job: the handle, and the sending plan beside the request."""
 
 from __future__ import annotations
 
