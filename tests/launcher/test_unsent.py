@@ -14,7 +14,7 @@ import pytest
 
 from cloudtrain.backends.local import backend as local
 from cloudtrain.launcher import cli as command_line
-from cloudtrain.launcher.backend import Sending
+from cloudtrain.launcher.backend import BUILT_IN, Sending
 from cloudtrain.launcher.commands.rm import command as removal
 from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
@@ -243,6 +243,26 @@ def test_wrong_types_deep_inside_a_row_hide_no_other_job(
         code, shown = command(*words)
         assert "itself failed" not in shown, shown[-2000:]
         assert words == ("doctor",) or (code, "sound" in shown or words == ("cost",)) == (0, True), shown[-2000:]
+
+
+@pytest.mark.parametrize("backend", BUILT_IN)
+@pytest.mark.parametrize("ref", [{}, {"nodes": "x", "name": [7]}])
+def test_damaged_handle_of_a_running_job_is_a_clear_error(
+    registry: Registry,
+    add: Callable[..., Job],
+    command: Callable[..., tuple[int, str]],
+    backend: str,
+    ref: dict[str, Any],
+) -> None:
+    """A line names the damage; the other jobs are shown, and the damaged job still counts as running."""
+    add("sound")
+    add("broken", State("running", started_s=1000.0), backend=backend)
+    registry.database.execute("UPDATE attempts SET ref = ? WHERE job_id = 'broken'", (json.dumps(ref),))
+    for words in (("list",), ("status", "sound", "broken"), ("logs", "broken"), ("stop", "-y", "broken")):
+        shown = command(*words)[1]
+        assert ("the stored data of the job are damaged" in shown, "itself failed" in shown) == (True, False), shown
+        assert "sound" in shown or words[0] in ("logs", "stop"), shown
+    assert registry.find("broken").active
 
 
 def test_removed_job_leaves_its_cost_and_frees_its_folder(

@@ -181,13 +181,15 @@ def keys_of(node: ast.AST) -> Iterator[tuple[str, str]]:
             yield ast.unparse(owner), key
 
 
-def test_stored_plan_is_read_by_its_fields() -> None:
-    """No module of the launcher reads a plan by a string key: `Plan.load` alone knows the names in the database."""
+@pytest.mark.parametrize("name", ["plan", "ref", "beside"])
+def test_typed_objects_are_read_by_their_fields(name: str) -> None:
+    """No module reads a plan, a handle or a sending plan by a string key: their `load` alone knows the stored names."""
     found = [
         (str(path.relative_to(ROOT)), owner, key)
-        for path in sorted((ROOT / "launcher").rglob("*.py"))
+        for folder in ("launcher", "backends")
+        for path in sorted((ROOT / folder).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_bytes(), str(path)))
         for owner, key in keys_of(node)
-        if re.search(r"\bplan$", owner)
+        if re.search(rf"\b{name}$", owner)
     ]
     assert found == []
