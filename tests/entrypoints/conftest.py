@@ -1,7 +1,4 @@
-"""An S3 for the tests: moto's real server on loopback, and in front of it whatever can go wrong on the way.
-
-And the environment in which a job finds Google's stand-in, by a credentials file or by the machine's own account.
-"""
+"""Moto's real S3 server on loopback, behind a front that injects network faults; Google's stand-in for jobs."""
 
 from __future__ import annotations
 
@@ -22,10 +19,11 @@ from doubles.google.handle import SERVICE_ACCOUNT, Google
 
 @dataclass
 class Bucket:
-    """A bucket of its own on the server. `fate` says of each request, by method and path, what becomes of it.
+    """A bucket of the test's own on the server.
 
-    None: it is served. `drop`: its connection is closed, unserved; `half`: in the middle of the answer's body;
-    `hang`: no answer before `let_go`; a tuple: an answer of S3's, by status and code.
+    `fate` gives the outcome of each request by method and path. None: an answer. `drop`: the front closes the
+    connection unanswered; `half`: in the middle of the answer's body. `hang`: no answer before `let_go`. A tuple: an S3
+    error.
     """
 
     name: str
@@ -35,12 +33,12 @@ class Bucket:
     let_go: threading.Event = field(default_factory=threading.Event)
 
     def uri(self, prefix: str = "") -> str:
-        """Return what `checkpoint.mirror` would be."""
+        """Return the value of `checkpoint.mirror`."""
         return f"s3://{self.name}/{prefix}".rstrip("/")
 
 
 class _Front:
-    """A WSGI application before moto's, which lets the fates have their way."""
+    """A WSGI application in front of moto's, which applies the fates."""
 
     def __init__(self, served: Callable[..., Iterable[bytes]]) -> None:
         self._served = served
@@ -75,13 +73,13 @@ def _half(answer: Iterable[bytes], connection: socket.socket) -> Iterator[bytes]
 
 @pytest.fixture(scope="session")
 def s3_front() -> Iterator[tuple[str, _Front]]:
-    """Return the address of moto's server and what stands in front of it."""
+    """Return the address of moto's server and the front."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Silent(WSGIRequestHandler):
         def log(self, type: str, message: str, *args: Any) -> None:
-            """Say nothing."""
+            """Discard the message."""
 
     front = _Front(DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, front, threaded=True, request_handler=Silent)
@@ -95,7 +93,7 @@ def s3_front() -> Iterator[tuple[str, _Front]]:
 
 @pytest.fixture
 def bucket(s3_front: tuple[str, _Front], monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """Return a bucket of the test's own, to which the environment leads boto3, in processes started too."""
+    """Return a bucket of the test's own; the environment leads boto3 to the bucket, also in child processes."""
     import boto3
 
     for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -121,7 +119,7 @@ def bucket(s3_front: tuple[str, _Front], monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.fixture
 def google_store(google: Google, monkeypatch: pytest.MonkeyPatch) -> Google:
-    """Return Google's stand-in, to which the environment leads this process, and all that it starts."""
+    """Return Google's stand-in; the environment, with a credentials file, leads this process and its children there."""
     for name in [name for name in os.environ if name.startswith(("GOOGLE_", "GCE_", "CLOUDSDK_", "STORAGE_"))]:
         monkeypatch.delenv(name)
     google.apply(monkeypatch)
@@ -130,13 +128,13 @@ def google_store(google: Google, monkeypatch: pytest.MonkeyPatch) -> Google:
 
 @dataclass
 class Metadata:
-    """A metadata server; `token` makes a token, and what it raises is a status."""
+    """A metadata server; `token` makes a token or raises LookupError with a status."""
 
     token: Callable[[], str]
     asked: list[str] = field(default_factory=list)
 
     def answer(self, path: str) -> tuple[int, bytes]:
-        """Return what there is under a path."""
+        """Return the status and the body for a path."""
         self.asked.append(path.rpartition("/")[2])
         if self.asked[-1] == "email":
             return 200, SERVICE_ACCOUNT.encode()
@@ -149,7 +147,7 @@ class Metadata:
 
 @pytest.fixture
 def metadata(google_store: Google, monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
-    """Return a machine's metadata server, which gives tokens that the stand-in takes; there is no credentials file."""
+    """Return a metadata server for the machine's own account; its tokens are valid, and no credentials file exists."""
     made = Metadata(google_store.client.token)
 
     class Handler(BaseHTTPRequestHandler):
@@ -161,14 +159,14 @@ def metadata(google_store: Google, monkeypatch: pytest.MonkeyPatch) -> Iterator[
             self.wfile.write(body)
 
         def log_message(self, *args: Any) -> None:
-            """Say nothing."""
+            """Discard the message."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS")
     monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
-    for name in ("HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"):  # of no concern to a metadata server
+    for name in ("HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"):  # a metadata server needs no proxy
         monkeypatch.setenv(name, "http://127.0.0.1:9" if "HTTP" in name.upper() else "")
     yield made
     server.shutdown()

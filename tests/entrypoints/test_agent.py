@@ -1,4 +1,4 @@
-"""One node's agent in this process, without ranks."""
+"""The agent of a single node in this process, without ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Make = Callable[..., Agent]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Return a function that makes the agent of node 0, of a job of one node."""
+    """Return a function that makes the agent of node 0 of a one-node job."""
     with contextlib.ExitStack() as made:
 
         def agent(home: str = "home", **more: Any) -> Agent:
@@ -44,8 +44,8 @@ def _spec(root: Path) -> dict[str, Any]:
     return {**own, **limits, "spec": {**job, "checkpoint": {}}}
 
 
-def test_deadline_of_the_ranks_is_the_time_that_is_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wall clock that was set after the agent's start moves no deadline of a later start of the ranks."""
+def test_deadline_of_the_ranks_is_the_remaining_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wall clock set after the agent's start moves no deadline of a later start of the ranks."""
     agent, wall_s = make(), time.time()
     agent.line.zero_s -= 100
     monkeypatch.setattr(time, "time", lambda: wall_s + DAY_S)
@@ -54,7 +54,7 @@ def test_deadline_of_the_ranks_is_the_time_that_is_left(make: Make, monkeypatch:
 
 
 def test_rendezvous_ports_of_two_jobs_differ(make: Make) -> None:
-    """Two jobs of one name in two homes share a range of three ports, before and after a restart."""
+    """Two jobs with the same name in two home folders share a range of three ports, before and after a restart."""
     first, second = (make(home, ports=(23_451, 23_453)) for home in ("one", "two"))
     ports = [first._fresh_port(), second._fresh_port()]
     assert len(set(ports)) == 2

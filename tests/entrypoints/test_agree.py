@@ -1,4 +1,4 @@
-"""What the ranks agree on, by the clock of rank 0."""
+"""The agreement between the ranks, by the clock of rank 0."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stop_of(agreement: Agreement) -> str | None:
 @pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S])
 @pytest.mark.usefixtures("signals")
 def test_deadline_ignores_a_clock_that_is_set(monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
-    """A wall clock that jumps by a day moves no deadline; the time that has passed does."""
+    """A jump of the wall clock by a day moves no deadline; elapsed time reaches the deadline."""
     wall_s, monotonic_s = time.time(), time.monotonic()
     deadline_s = variables.deadline_s({"CLOUDTRAIN_DEADLINE": f"{wall_s + 600}"})
     agreement = Agreement(deadline_s, is_alone=True)
@@ -44,7 +44,7 @@ def test_deadline_ignores_a_clock_that_is_set(monkeypatch: pytest.MonkeyPatch, j
 
 
 def test_deadline_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first call of a process decides; without the variable there is no deadline."""
+    """The first call in a process decides; without the variable the process has no deadline."""
     told = {"CLOUDTRAIN_DEADLINE": f"{time.time() + 600:.3f}"}
     first_s = variables.deadline_s(told)
     monkeypatch.setattr(time, "time", lambda: 0.0)

@@ -10,8 +10,8 @@ import pytest
 from cloudtrain.entrypoints import atomic_json
 
 
-def test_write_json_comes_back(tmp_path: Path) -> None:
-    """What is written is read."""
+def test_write_json_round_trips(tmp_path: Path) -> None:
+    """`read_json` returns the value that `write_json` wrote."""
     atomic_json.write_json(tmp_path / "a.json", {"x": [1, None]})
     assert atomic_json.read_json(tmp_path / "a.json") == {"x": [1, None]}
 
@@ -26,7 +26,7 @@ def test_write_json_that_fails_leaves_the_old_value(tmp_path: Path) -> None:
 
 
 def test_write_json_on_a_full_disk_takes_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the first try finds no room, a piece of the reserve goes, and the second finds some."""
+    """If the disk is full at the first try, the writer frees a piece of the reserve and the second try works."""
     monkeypatch.setenv(atomic_json.RESERVE, "")
     atomic_json.reserve(tmp_path / "reserve")
     write = atomic_json._write
@@ -42,8 +42,8 @@ def test_write_json_on_a_full_disk_takes_the_reserve(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "\0"])
-def test_read_json_of_nothing_is_none(tmp_path: Path, text: str | None) -> None:
-    """No file, and a file that holds no JSON, are both nothing."""
+def test_read_json_of_missing_or_broken_file_is_none(tmp_path: Path, text: str | None) -> None:
+    """A missing file and a file without valid JSON both give None."""
     if text is not None:
         (tmp_path / "a.json").write_text(text)
     assert atomic_json.read_json(tmp_path / "a.json") is None

@@ -1,4 +1,4 @@
-"""A container of Azure's as the checkpoints' second place, by the real SDK against Azure's stand-in."""
+"""An Azure container as the mirror of checkpoints, with the real SDK against Azure's stand-in."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CALLS = pytest.mark.parametrize("call", ["put", "get", "names", "remove"])
 
 @pytest.fixture
 def store(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> Azure:
-    """Return Azure's stand-in, to which the environment leads this process, and all that it starts."""
+    """Return Azure's stand-in; the environment leads this process and its children to the stand-in."""
     for name in [name for name in os.environ if name.startswith(("AZURE_", "MSI_", "IDENTITY_"))]:
         monkeypatch.delenv(name)
     azure.apply(monkeypatch)
@@ -51,7 +51,7 @@ def store(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> Azure:
 
 @pytest.fixture
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try three times, with hardly a pause, and make small blocks and ranges."""
+    """Set three attempts, a very short pause, and small blocks and ranges."""
     for name, value in {"ATTEMPTS": 3, "PAUSE_S": 0.01, "RANGE_BYTES": MIB}.items():
         monkeypatch.setattr(azure_access, name, value)
     monkeypatch.setattr(azure_blob, "_BLOCK_BYTES", MIB)
@@ -59,7 +59,7 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hasty(brisk: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be brisk, and wait half a second each time: where no answer comes. A busy machine may need longer for one."""
+    """Use `brisk`, and time out after 0.5 s, too little for a busy machine: only for servers that never answer."""
     for name in ("CONNECT_S", "READ_S"):
         monkeypatch.setattr(azure_access, name, 0.5)
 
@@ -91,15 +91,15 @@ def calls(place: mirror.Mirror, path: Path) -> dict[str, Callable[[], object]]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Return a file of some blocks and a bit."""
+    """Return a file of several blocks and a remainder."""
     path = tmp_path / "file"
     path.write_bytes(random.Random(0).randbytes(5 * MIB + 7))
     return path
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "/a", "/a/b/", "/100%2525 of a+b #1 é/ü&'("])
-def test_object_comes_back_as_it_went(prefix: str, store: Azure, tmp_path: Path) -> None:
-    """Any prefix, with any sign in it: the same bytes under the same names, and gone when removed."""
+def test_object_round_trips(prefix: str, store: Azure, tmp_path: Path) -> None:
+    """With any prefix, special characters included, put, names, get and remove work on the same bytes and names."""
     place = opened(PLACE + prefix)
     (tmp_path / "file").write_bytes(b"some bytes")
     for name in ("step-00000001/shard-0", "step-00000001/manifest.json", "latest.json"):
@@ -124,8 +124,8 @@ def test_object_comes_back_as_it_went(prefix: str, store: Azure, tmp_path: Path)
         f"wasbs://{CONTAINER}@{HOST}/a/b c",
     ],
 )
-def test_addresses_of_a_place_are_one_place(uri: str, store: Azure, tmp_path: Path) -> None:
-    """However Azure writes it, with the job's own folder below."""
+def test_all_address_forms_reach_the_same_place(uri: str, store: Azure, tmp_path: Path) -> None:
+    """Every address form of Azure reaches the same place, with the job's own folder below."""
     (tmp_path / "file").touch()
     opened(str(published.of_job(uri, "digits-1"))).put(tmp_path / "file", "empty")
     assert store.blobs() == ["a/b c/digits-1/empty"]
@@ -133,8 +133,8 @@ def test_addresses_of_a_place_are_one_place(uri: str, store: Azure, tmp_path: Pa
     assert (tmp_path / "back").read_bytes() == b""
 
 
-def test_jobs_share_a_container(store: Azure, tmp_path: Path) -> None:
-    """The names of one place are not those of another whose name begins so, nor folders, of whatever kind."""
+def test_names_do_not_mix_jobs_in_a_container(store: Azure, tmp_path: Path) -> None:
+    """`names` lists neither objects of a job whose name has the same beginning, nor folder markers of any kind."""
     from azure.storage.blob import ContainerClient
 
     (tmp_path / "file").touch()
@@ -148,7 +148,7 @@ def test_jobs_share_a_container(store: Azure, tmp_path: Path) -> None:
 
 
 def test_names_go_over_all_pages(store: Azure) -> None:
-    """Azure gives five thousand at a time."""
+    """Azure returns five thousand names per page, and `names` reads all pages."""
     names = [f"step-{number:08d}/shard" for number in range(5005)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: store.put_blob(f"many/{name}", b""), names))
@@ -158,7 +158,7 @@ def test_names_go_over_all_pages(store: Azure) -> None:
 
 
 def test_large_file_goes_in_blocks(brisk: None, store: Azure, file: Path) -> None:
-    """A file of more than a block: uploaded in blocks and read back in ranges, whole; a second put replaces it."""
+    """A large file is uploaded in blocks and read back whole in ranges; a second put replaces the blob."""
     place = opened()
     place.put(file, "shard")
     assert sorted(call["received"] for call in store.journal("blob.put_block")) == [7, *[MIB] * 5]
@@ -172,7 +172,7 @@ def test_large_file_goes_in_blocks(brisk: None, store: Azure, file: Path) -> Non
 
 
 def test_file_of_any_size_fits(brisk: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A blob has a limited number of blocks: they grow where it would not do."""
+    """A blob has a limited number of blocks, so the blocks grow for a large file."""
     monkeypatch.setattr(azure_blob, "_MOST_BLOCKS", 3)
     opened().put(file, "shard")
     assert len(store.journal("blob.put_block")) == 3
@@ -190,10 +190,10 @@ STUMBLES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "details"), STUMBLES, ids=[kind for kind, _ in STUMBLES])
-def test_stumbling_server_is_asked_again(
+def test_failing_server_is_retried(
     kind: str, details: dict[str, Any], brisk: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closed connections, lost and halved answers, errors of the server's, one request in four: all arrives, whole."""
+    """With one request in four closed, lost, cut or refused by the server, all files arrive whole."""
     monkeypatch.setattr(azure_access, "ATTEMPTS", 8)
     monkeypatch.setattr(azure_blob, "_BODY_ATTEMPTS", 8)
     (file.parent / "small").write_bytes(b"some bytes")
@@ -212,8 +212,8 @@ def test_stumbling_server_is_asked_again(
 
 
 @pytest.mark.parametrize("operation", ["blob.put", "blob.put_block", "blob.put_blocklist", "blob.delete"])
-def test_answers_that_get_lost_do_no_harm(operation: str, brisk: None, store: Azure, file: Path) -> None:
-    """What was done and not heard of is done again, to the same end."""
+def test_lost_answers_do_no_harm(operation: str, brisk: None, store: Azure, file: Path) -> None:
+    """A request whose answer was lost is sent again with the same result."""
     (file.parent / "small").write_bytes(b"some bytes")
     store.fault(operation, "lost", count=2)
     place = opened()
@@ -226,7 +226,7 @@ def test_answers_that_get_lost_do_no_harm(operation: str, brisk: None, store: Az
 
 
 def test_failed_upload_leaves_nothing(brisk: None, store: Azure, file: Path) -> None:
-    """A block that never arrives: an error, no object, and not all the others tried too."""
+    """A block that always fails raises an error, leaves no object, and stops before all blocks were tried."""
     store.fault("blob.put_block", "500")
     with pytest.raises(OSError, match=r"InternalError: The server encountered an internal error"):
         opened().put(file, "shard")
@@ -235,7 +235,7 @@ def test_failed_upload_leaves_nothing(brisk: None, store: Azure, file: Path) -> 
 
 
 def test_failed_download_leaves_nothing(brisk: None, store: Azure, file: Path) -> None:
-    """Bodies that always break off: an error, and neither the file nor a part of it."""
+    """If every body breaks off, the download raises an error and leaves neither the file nor a partial file."""
     place = opened()
     place.put(file, "shard")
     store.fault("blob.get", "cut")
@@ -257,7 +257,7 @@ mirror.open_mirror(sys.argv[1]).put(Path(sys.argv[2]), "shard")
 def test_killed_upload_is_not_seen(
     operation: str, brisk: None, store: Azure, file: Path, wait_until: Callable[..., Any]
 ) -> None:
-    """Nothing is there of a put that died in the middle; the next one is whole, beside what was left."""
+    """A put killed in the middle leaves no visible object; the next put is whole despite uncommitted blocks."""
     store.fault(operation, "drop", after=2 if operation == "blob.put_block" else 0)
     process = subprocess.Popen([sys.executable, "-c", KILLED, f"{PLACE}/x", file])
     wait_until(lambda: any(call["outcome"] == "drop" for call in store.journal(operation)))
@@ -272,10 +272,10 @@ def test_killed_upload_is_not_seen(
     assert store.blob("x/shard") == file.read_bytes()
 
 
-def test_bytes_that_change_on_the_way_are_found(
+def test_bytes_corrupted_in_transit_are_found(
     brisk: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An MD5 goes with what is sent and comes with what is read: where it is another's, neither is kept."""
+    """An MD5 travels with every upload and download; a wrong MD5 is an error, and the data is dropped."""
     place = opened()
     place.put(file, "file")
     (file.parent / "small").write_bytes(b"some bytes")
@@ -288,10 +288,10 @@ def test_bytes_that_change_on_the_way_are_found(
     assert place.names("") == ["file"]
 
 
-def test_object_that_is_replaced_meanwhile_is_not_mixed(
+def test_object_replaced_during_a_get_is_not_mixed(
     brisk: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A get reads one version or none."""
+    """A get reads a single version, or raises an error."""
     place = opened()
     place.put(file, "shard")
     read = azure_blob._read
@@ -308,7 +308,7 @@ def test_object_that_is_replaced_meanwhile_is_not_mixed(
 
 @CALLS
 def test_slow_server_is_given_up(call: str, hasty: None, store: Azure, file: Path) -> None:
-    """A server that takes the request and never answers costs the attempts' time, and is an error."""
+    """A server that accepts the request but never answers costs the time of the attempts and raises an error."""
     opened().put(file, "name")
     store.clear_journal()
     store.fault("blob.*", "slow", delay_s=5.0)
@@ -322,13 +322,13 @@ def test_slow_server_is_given_up(call: str, hasty: None, store: Azure, file: Pat
 
 @contextlib.contextmanager
 def silent() -> Iterator[str]:
-    """Give the address of a server that accepts and reads nothing."""
+    """Yield the address of a server that accepts connections and reads no bytes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
 def test_silent_proxy_and_closed_door_are_given_up(hasty: None, store: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a key, that no login is asked for: what takes connections and says nothing, and what takes none."""
+    """With a key, so without a login: a proxy that never answers and a closed port both raise an error."""
     monkeypatch.setenv("AZURE_STORAGE_KEY", ACCOUNT_KEY)
     with silent() as address:
         for name in ("HTTPS_PROXY", "https_proxy"):
@@ -340,7 +340,7 @@ def test_silent_proxy_and_closed_door_are_given_up(hasty: None, store: Azure, mo
 
 
 def test_login_that_does_not_answer_is_given_up(hasty: None, store: Azure) -> None:
-    """The wait for a token has its limits too, and is not begun anew for every attempt."""
+    """The wait for a token has time limits too, and does not start again for every attempt."""
     store.fault(["openid", "instance", "token"], "slow", delay_s=5.0)
     begin_s = time.monotonic()
     with pytest.raises(ConnectionError, match=r"the login for https://.* does not answer \(.*Read timed out"):
@@ -348,8 +348,8 @@ def test_login_that_does_not_answer_is_given_up(hasty: None, store: Azure) -> No
     assert time.monotonic() - begin_s < 30
 
 
-def test_store_that_was_long_away_is_as_good_as_before(brisk: None, store: Azure) -> None:
-    """Failures use nothing up: once it answers, it is still asked again."""
+def test_store_recovers_after_a_long_outage(brisk: None, store: Azure) -> None:
+    """Failures use up no budget of retries: when the store answers again, failed requests are still retried."""
     place = opened()
     store.fault("blob.*", "500")
     for _ in range(5):
@@ -361,8 +361,8 @@ def test_store_that_was_long_away_is_as_good_as_before(brisk: None, store: Azure
 
 
 @CALLS
-def test_missing_container_is_said(call: str, store: Azure, file: Path) -> None:
-    """One sentence with the container's name: that it is not there is not that the object is not."""
+def test_missing_container_is_reported(call: str, store: Azure, file: Path) -> None:
+    """One sentence with the container's name; a missing container is not reported as a missing object."""
     place = opened(f"https://{HOST}/no-such-container/x")
     with pytest.raises(OSError, match=rf"there is no container no-such-container in {HOST}; make it, or") as caught:
         calls(place, file)[call]()
@@ -370,8 +370,8 @@ def test_missing_container_is_said(call: str, store: Azure, file: Path) -> None:
 
 
 @CALLS
-def test_denied_access_is_said(call: str, store: Azure, file: Path) -> None:
-    """The role that the job's identity must have; and a get that is denied does not mean that nothing is there."""
+def test_denied_access_names_the_missing_role(call: str, store: Azure, file: Path) -> None:
+    """The message names the role for the job's identity; a denied get is not reported as a missing object."""
     store.settings(storage_role="none")
     wanted = r"no access to .*; the job's identity needs the role Storage Blob Data Contributor .*Mismatch"
     with pytest.raises(PermissionError, match=wanted):
@@ -379,7 +379,7 @@ def test_denied_access_is_said(call: str, store: Azure, file: Path) -> None:
 
 
 def test_reader_may_read(store: Azure, file: Path) -> None:
-    """A role that reads is enough to resume from; writing says what is missing."""
+    """A role that may read is enough to resume; a write names the missing role."""
     store.put_blob("x/name", b"some bytes")
     store.settings(storage_role="reader")
     place = opened()
@@ -389,16 +389,16 @@ def test_reader_may_read(store: Azure, file: Path) -> None:
             calls(place, file)[call]()
 
 
-def test_container_that_falls_silent_is_not_empty(brisk: None, store: Azure, tmp_path: Path) -> None:
-    """A 404 of something between here and Azure: unless Azure says what is missing, nothing is said to be."""
+def test_foreign_404_does_not_mean_missing(brisk: None, store: Azure, tmp_path: Path) -> None:
+    """A 404 from a proxy before Azure does not count as a missing object; only Azure's own error code does."""
     store.fault("blob.*", "error", status=404, code="Whatever", message="by the test")
     with pytest.raises(OSError, match="Whatever") as caught:
         opened().get("latest.json", tmp_path / "latest")
     assert not isinstance(caught.value, FileNotFoundError)
 
 
-def test_missing_credentials_are_said_and_may_come(store: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any, what to give the job, at once; an identity that the machine gets later serves the next call."""
+def test_missing_credentials_are_reported_and_may_come_later(store: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without credentials the error comes at once with advice; an identity added later serves the next call."""
     secret = os.environ["AZURE_CLIENT_SECRET"]
     monkeypatch.delenv("AZURE_CLIENT_SECRET")
     place = opened()
@@ -413,8 +413,8 @@ def test_missing_credentials_are_said_and_may_come(store: Azure, monkeypatch: py
     assert place.names("") == []
 
 
-def test_all_of_the_chain_is_asked(store: Azure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where the machine has nothing at all, it says so too, though other identities come after."""
+def test_whole_credential_chain_is_asked(store: Azure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If a machine has no credentials, the message names the managed identity too, although later identities follow."""
     for name in ("AZURE_CLIENT_SECRET", "AZURE_TOKEN_CREDENTIALS"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -424,7 +424,7 @@ def test_all_of_the_chain_is_asked(store: Azure, monkeypatch: pytest.MonkeyPatch
 
 
 def test_identity_of_azure_ml_is_found(store: Azure, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    """In a job's container: tokens of its identity by MSI_ENDPOINT, and what it may not is said."""
+    """In a job's container MSI_ENDPOINT gives tokens of the job's identity, and a missing role is reported."""
     for name in [name for name in os.environ if name.startswith("AZURE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("MSI_ENDPOINT", f"{store.url}/msi/token")
@@ -439,7 +439,7 @@ def test_identity_of_azure_ml_is_found(store: Azure, monkeypatch: pytest.MonkeyP
 
 
 def test_token_that_expires_is_renewed(store: Azure, file: Path) -> None:
-    """Shortly before its end; one that Azure has ceased to take is replaced for the next call."""
+    """A token is renewed shortly before its end; a token that Azure rejects is replaced for the next call."""
     store.settings(token_s=1.0)
     place = opened()
     place.put(file, "name")
@@ -463,7 +463,7 @@ def signature(permissions: str, lasts_s: float = 3600) -> str:
 
 
 def given(kind: str, permissions: str = "rwdl") -> dict[str, str]:
-    """Return the variables by which a job has the right."""
+    """Return the environment variables that authorise a job."""
     connection = f"DefaultEndpointsProtocol=https;AccountName={ACCOUNT};AccountKey={ACCOUNT_KEY};"
     return {
         "connection": {"AZURE_STORAGE_CONNECTION_STRING": f"{connection}EndpointSuffix=core.windows.net"},
@@ -477,10 +477,10 @@ def given(kind: str, permissions: str = "rwdl") -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["connection", "key", "sas", "connection with sas"])
-def test_keys_and_signatures_open_it(
+def test_keys_and_signatures_open_the_container(
     kind: str, brisk: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of the ways, before the identity; an account that takes no keys says so, and what to do."""
+    """Keys and signatures come before the identity; an account that rejects keys raises an error with advice."""
     monkeypatch.delenv("AZURE_CLIENT_SECRET")
     for name, value in given(kind).items():
         monkeypatch.setenv(name, value)
@@ -495,8 +495,8 @@ def test_keys_and_signatures_open_it(
         place.names("")
 
 
-def test_signature_is_told_to_nobody(hasty: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes wrong, no sentence has it; and each says which credentials it is about."""
+def test_signature_is_in_no_message(hasty: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No error message contains the signature, and each message names its credentials."""
     told = []
     for token in (signature("rl"), signature("rwdl", -60), signature("rwdl").replace("sig=", "sig=x")):
         monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", token)
@@ -533,10 +533,10 @@ def test_signature_is_told_to_nobody(hasty: None, store: Azure, file: Path, monk
         ),
     ],
 )
-def test_wrong_keys_are_said(
+def test_wrong_keys_are_reported(
     name: str, value: str, message: str, store: Azure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the variable's name."""
+    """The message contains the variable's name."""
     monkeypatch.setenv(name, value)
     begin_s = time.monotonic()
     with pytest.raises(PermissionError, match=message):
@@ -560,7 +560,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("uri", "message"), WRONG)
 def test_other_addresses_are_refused(uri: str, message: str) -> None:
-    """At once, with the form that it should have, and without a secret that may be in it."""
+    """An error comes at once, shows the right form, and contains no secret from the address."""
     with pytest.raises(TaskError, match=message) as caught:
         opened(uri)
     assert "hidden" not in str(caught.value)
@@ -568,7 +568,7 @@ def test_other_addresses_are_refused(uri: str, message: str) -> None:
 
 @pytest.mark.parametrize("suffix", ["core.windows.net", "core.chinacloudapi.cn", "core.usgovcloudapi.net"])
 def test_clouds_have_their_own_names(suffix: str) -> None:
-    """Every cloud of Azure's, and accounts in a zone of the name service."""
+    """Addresses of every Azure cloud work, and of accounts in a zone of the name service."""
     for uri in (f"https://a.blob.{suffix}/con/x", f"abfss://con@a.dfs.{suffix}/x", f"wasbs://con@a.blob.{suffix}/x"):
         place = azure_blob._place(uri)
         assert (place.host, place.account, place.container, place.prefix) == (f"a.blob.{suffix}", "a", "con", "x")
@@ -576,8 +576,8 @@ def test_clouds_have_their_own_names(suffix: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["azure.identity", "azure.storage.blob", "azure.storage", "azure"])
-def test_without_the_packages_is_said_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sentence with the command; packages that are there and broken are not hidden."""
+def test_missing_packages_are_reported_with_the_command(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence gives the install command; errors inside installed packages are not hidden."""
     importing = builtins.__import__
 
     def lacking(absent: str, name: str, *args: Any) -> Any:
@@ -609,8 +609,8 @@ for secret in (os.environ.pop("AZURE_CLIENT_SECRET"), "wrong", None):
 """
 
 
-def test_sdk_says_nothing_in_the_job_s_log(store: Azure, tmp_path: Path) -> None:
-    """Failures of all kinds, in a process that has set up nothing: our errors, no lines of the SDK's."""
+def test_sdk_does_not_write_to_the_job_s_log(store: Azure, tmp_path: Path) -> None:
+    """For all kinds of failures, without any logging setup, our errors appear but no lines of the SDK."""
     store.put_blob("x/name", b"some bytes")
     store.fault("blob.*", "cut")
     argv = [
@@ -651,7 +651,7 @@ print(json.dumps(told))
 
 
 def test_memory_does_not_grow_with_the_file(store: Azure, tmp_path: Path) -> None:
-    """A put holds a few blocks, a get a few ranges."""
+    """A put holds a few blocks in memory, a get a few ranges."""
     argv = [sys.executable, "-c", MEMORY, f"{PLACE}/x", tmp_path, "192"]
     small, put, got = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
     assert put - small < 80
@@ -667,8 +667,8 @@ def save(home: Path, uploads: Uploader, *steps: int) -> None:
         uploads.finish()
 
 
-def test_container_keeps_as_many_as_it_should(alone: None, store: Azure, tmp_path: Path) -> None:
-    """Retention holds there, and spares other jobs; the newest is fetched by a new machine, intact."""
+def test_container_keeps_the_right_number_of_checkpoints(alone: None, store: Azure, tmp_path: Path) -> None:
+    """Retention works in the container and spares other jobs; a new machine fetches the newest checkpoint, intact."""
     place = opened(f"{PLACE}/a")
     save(tmp_path / "other", Uploader(opened(f"{PLACE}/ab"), 3), 1)
     uploads = Uploader(place, 2)
@@ -684,7 +684,7 @@ def test_container_keeps_as_many_as_it_should(alone: None, store: Azure, tmp_pat
 
 
 def test_damage_in_the_container_is_found(alone: None, store: Azure, tmp_path: Path) -> None:
-    """A byte that changed there: what is fetched does not pass for a checkpoint."""
+    """If a byte changed in the container, the fetched checkpoint fails its check."""
     place = opened(f"{PLACE}/a")
     save(tmp_path / "first", Uploader(place, 2), 10)
     (shard,) = (name for name in place.names("step-") if "/shard-" in name)
@@ -697,7 +697,7 @@ def test_damage_in_the_container_is_found(alone: None, store: Azure, tmp_path: P
 
 
 def test_store_that_fails_publishes_nothing(alone: None, brisk: None, store: Azure, tmp_path: Path) -> None:
-    """Denied in the middle: the fault in words, the step of before still published; then the next one is."""
+    """After a denied write the error is in words and the earlier step stays published; the next is published."""
     place = opened(f"{PLACE}/a")
     uploads = Uploader(place, 2)
     save(tmp_path / "first", uploads, 10)
@@ -728,15 +728,15 @@ def trained() -> ModuleType:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fsdp"])  # the store knows none; ddp is held with a bucket
+@pytest.mark.parametrize("strategy", ["fsdp"])  # every strategy uses the same store code; ddp is tested with a bucket
 def test_killed_run_resumes_from_a_container_to_the_bit(
     strategy: str, store: Azure, trained: ModuleType, tmp_path: Path
 ) -> None:
-    """Killed in step 13 and its folder gone: from the container's step 10 on, every number and tensor is the same.
+    """A run killed in step 13 resumes from the container's step 10 with identical numbers and tensors.
 
-    One call in five fails on the way.
+    The run's own folder is gone, and a fifth of the calls fail.
     """
-    # Before the kill: rank 0's checkpoint has reached the container, however slow that is today.
+    # Before the kill, rank 0's checkpoint has reached the container, even if the upload is slow today.
     wait = """            from cloudtrain.entrypoints.stores import mirror
             for _ in range(600):
                 if mirror.open_mirror(os.environ["MIRROR"]).names("latest.json"):
@@ -763,7 +763,7 @@ def test_killed_run_resumes_from_a_container_to_the_bit(
 
 @pytest.mark.slow
 def test_container_that_fails_does_not_end_the_training(store: Azure, trained: ModuleType, tmp_path: Path) -> None:
-    """Nothing can be written there: said in a sentence, nothing else; one that is not there ends the start."""
+    """A denied write is reported in a sentence and training continues; a missing container ends the start."""
     store.settings(storage_role="reader")
     done = trained.run(tmp_path / "run", checkpoint={"mirror": f"{PLACE}/a"})
     assert (done.code, done.outcome()["outcome"]) == (0, "done"), done.errors

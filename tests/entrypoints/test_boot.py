@@ -1,4 +1,4 @@
-"""boot: who am I, torchrun's command line, and what the end means."""
+"""boot: the node's identity, torchrun's command line, and the meaning of the end."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def node(platform: str = "agent", rank: int = 1, count: int = 2) -> Node:
     return Node(platform, rank, count, "10.0.0.1", 20123, "10.0.0.2", "test")
 
 
-def test_identify_believes_the_agent() -> None:
-    """What our agent passes describes the node."""
+def test_identify_uses_the_agents_variables() -> None:
+    """The variables that our agent passes describe the node."""
     found = identify({**AGENT, "CLOUDTRAIN_NODE_RANK": "1", "CLOUDTRAIN_NUM_NODES": "2", "RANK": "7"})
     assert (found.rank, found.count, found.head, found.port, found.address) == (1, 2, "10.0.0.1", 20123, "10.0.0.2")
 
@@ -45,13 +45,13 @@ def test_identify_alone_is_one_node() -> None:
 
 
 def test_identify_refuses_nonsense() -> None:
-    """A node outside the job is a contradiction, not a guess."""
+    """A node rank outside the job raises ValueError."""
     with pytest.raises(ValueError, match="node 2 of 2"):
         identify({**AGENT, "CLOUDTRAIN_NODE_RANK": "2", "CLOUDTRAIN_NUM_NODES": "2"})
 
 
 def test_resolve_says_which_name_did_not_resolve() -> None:
-    """The head's name is in the message."""
+    """The message contains the name of the head node."""
     with pytest.raises(TimeoutError, match=r"no-such-host\.invalid did not resolve"):
         resolve("no-such-host.invalid", 0.0)
 
@@ -69,7 +69,7 @@ def test_command_under_an_agent_is_static_without_restarts() -> None:
 
 
 def test_command_on_a_platform_is_elastic() -> None:
-    """Without agents torchrun restarts by itself, and knows which node hosts the rendezvous."""
+    """Without agents torchrun restarts the ranks itself, and knows the node that hosts the rendezvous."""
     command = boot.torchrun_command(SPEC, node("vertex", rank=0), "10.0.0.1", Path("/x"))
     assert "--rdzv-backend=c10d" in command
     assert "--max-restarts=3" in command
@@ -77,20 +77,20 @@ def test_command_on_a_platform_is_elastic() -> None:
 
 
 def test_command_guards_the_scripts_flags() -> None:
-    """torchrun takes `--max` for an ambiguous prefix of its own flags unless `--` comes before."""
+    """torchrun takes `--max` for an ambiguous prefix of its own flags unless `--` comes before the flag."""
     command = boot.torchrun_command(SPEC, node(), "10.0.0.1", Path("/x"))
     assert command[command.index("--") :] == ["--", "script", "train.py", "--max", "3"]
 
 
 def test_command_keeps_dollars() -> None:
-    """torchrun would take them for macros of its own (string.Template)."""
+    """torchrun would expand dollar signs as its own macros (string.Template)."""
     run = {"kind": "script", "target": "train.py", "args": ["$$", "${local_rank}", "$HOME"]}
     command = boot.torchrun_command({**SPEC, "run": run}, node(), "10.0.0.1", Path("/x"))
     told = [string.Template(word).safe_substitute(local_rank=7) for word in command[-3:]]
     assert told == run["args"]
 
 
-def test_environment_drops_what_would_mislead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_drops_misleading_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """RANK and WORLD_SIZE mean nodes on some platforms, and PET_* are torchrun's own options."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "PET_NNODES", "TORCHELASTIC_RUN_ID"):
         monkeypatch.setenv(name, "9")
@@ -102,7 +102,7 @@ def test_environment_drops_what_would_mislead(monkeypatch: pytest.MonkeyPatch) -
 def outcome(
     folder: Path, code: int | None = 1, *, stopped: bool = False, left: tuple[int, ...] = (), **files: Any
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return what boot makes of these result files of two ranks, those in `left` with the code they left with."""
+    """Return boot's outcome for these result files of two ranks; the ranks in `left` left with these codes."""
     for name, value in files.items():
         atomic_json.write_json(folder / f"{name.replace('_', '-')}.json", value)
     for rank, leaving in enumerate(left):
@@ -111,12 +111,12 @@ def outcome(
 
 
 def test_outcome_of_success(tmp_path: Path) -> None:
-    """torchrun's 0 is done."""
+    """Exit code 0 of torchrun means done."""
     assert outcome(tmp_path, 0) == (boot.EXIT_DONE, [])
 
 
 def test_outcome_names_the_root_cause_before_its_echo(tmp_path: Path) -> None:
-    """The rank that broke comes before the rank that lost its peer, whatever the clocks say."""
+    """The rank with the root cause comes before the rank that lost its peer, whatever their clocks show."""
     echo = {"rank": 0, "kind": "exception", "message": "closed by peer", "peer_lost": True, "time_s": 1.0}
     cause = {"rank": 1, "kind": "exception", "message": "boom", "peer_lost": False, "time_s": 2.0}
     code, failures = outcome(tmp_path, rank_0=echo, rank_1=cause)
@@ -125,7 +125,7 @@ def test_outcome_names_the_root_cause_before_its_echo(tmp_path: Path) -> None:
 
 
 def test_outcome_of_a_wrong_task_is_a_config_error(tmp_path: Path) -> None:
-    """64, which nothing restarts."""
+    """The exit code is 64, and no supervisor restarts the job."""
     assert outcome(tmp_path, rank_0={"rank": 0, "kind": "config", "message": "no model"})[0] == boot.EXIT_CONFIG
 
 
@@ -136,23 +136,23 @@ def test_outcome_of_a_save_is_resumable(tmp_path: Path) -> None:
 
 
 def test_outcome_of_a_stop_without_a_save(tmp_path: Path) -> None:
-    """A script that dies of the SIGTERM that asked it to stop was stopped, not broken."""
+    """A script that dies of the SIGTERM of its stop request was stopped, and did not fail."""
     assert outcome(tmp_path, stopped=True, torchrun=[SIGTERM]) == (boot.EXIT_STOPPED, [])
 
 
-def test_outcome_of_a_sigterm_nobody_sent_us_is_a_failure(tmp_path: Path) -> None:
-    """Somebody else killed the rank."""
+def test_outcome_of_a_foreign_sigterm_is_a_failure(tmp_path: Path) -> None:
+    """Without a stop request, another process killed the rank."""
     assert outcome(tmp_path, torchrun=[SIGTERM])[0] == boot.EXIT_FAILED
 
 
 def test_outcome_of_a_sigterm_from_torchrun_is_an_echo(tmp_path: Path) -> None:
-    """torchrun ends the siblings of a rank that failed: the rank is the cause, even where it lost a peer itself."""
+    """torchrun ends the siblings of a failed rank: the failed rank is the cause, even if it lost a peer."""
     echo = {"rank": 1, "kind": "exception", "message": "Timed out waiting", "peer_lost": True, "time_s": 0.0}
     assert outcome(tmp_path, torchrun=[{**SIGTERM, "time_s": 1.0}], rank_1=echo)[1][0]["rank"] == 1
 
 
 def test_outcome_of_a_killed_rank_has_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It could not speak for itself; another rank's log is not its own."""
+    """A killed rank leaves no message: the failure shows the last lines of its own log, not of other ranks."""
     monkeypatch.setenv("CLOUDTRAIN_LOG_DIR", str(tmp_path))
     (tmp_path / "rank-1.log").write_text("loading\nallocating 80 GB\n")
     (tmp_path / "rank-0.log").write_text("waiting\n")
@@ -161,7 +161,7 @@ def test_outcome_of_a_killed_rank_has_its_last_lines(tmp_path: Path, monkeypatch
 
 
 def test_outcome_of_an_exit_code_names_the_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """argparse prints the cause and leaves with code 2; a long line is cut."""
+    """argparse prints the cause and exits with code 2; a long line is cut."""
     monkeypatch.setenv("CLOUDTRAIN_LOG_DIR", str(tmp_path))
     (tmp_path / "rank-1.log").write_text("usage: train.py --lr LR\ntrain.py: error: argument --lr: invalid\n")
     left = {"rank": 1, "kind": "exit", "exit_code": 2, "message": "exited with code 2"}
@@ -181,14 +181,14 @@ def test_outcome_of_an_exit_code_names_the_last_line(tmp_path: Path, monkeypatch
         ("SIGSEGV", 1, "killed by it"),
     ],
 )
-def test_failure_tells_of_memory_where_the_kernel_does(signal_name: str, killed: int, words: str) -> None:
-    """Its counter proves what a SIGKILL alone does not."""
+def test_failure_mentions_memory_if_the_kernel_killed(signal_name: str, killed: int, words: str) -> None:
+    """The kernel's counter of kills proves the cause; SIGKILL alone does not."""
     failure = {"rank": 0, "kind": "signal", "signal": signal_name, "message": "killed by it"}
     assert boot._with_memory([failure], killed) == [{**failure, "message": words}]
 
 
 def test_outcome_of_a_killed_torchrun(tmp_path: Path) -> None:
-    """Without any account the signal itself is the account."""
+    """Without any failure report, the signal of torchrun is the reported failure."""
     code, failures = outcome(tmp_path, -9)
     assert (code, failures[0]["kind"]) == (boot.EXIT_FAILED, "signal")
 
@@ -198,20 +198,20 @@ ABORTED = {"rank": 0, "kind": "signal", "signal": "SIGABRT", "exit_code": -6, "m
 
 @pytest.mark.parametrize(("left", "code"), [((0, 0), boot.EXIT_DONE), ((0,), boot.EXIT_FAILED)])
 def test_outcome_of_an_abort_after_the_work(tmp_path: Path, left: tuple[int, ...], code: int) -> None:
-    """An interpreter that dies of gloo's teardown has done its work, if the other ranks of the node have too."""
+    """An interpreter that dies in gloo's teardown has done its work, if the node's remaining ranks have too."""
     assert outcome(tmp_path, torchrun=[ABORTED], left=left)[0] == code
 
 
 def test_outcome_of_a_stop_is_not_done(tmp_path: Path) -> None:
-    """A script that exits 0 because it was asked to stop has not come to its end."""
+    """A script that exits 0 after a stop request has not finished its work."""
     assert outcome(tmp_path, stopped=True, left=(0, 0)) == (boot.EXIT_STOPPED, [])
 
 
 @pytest.mark.parametrize(("word", "code"), [("done", boot.EXIT_DONE), ("saved", boot.EXIT_SAVED)])
-def test_torchrun_that_stays_is_ended_with_the_trainers_word(
+def test_idle_torchrun_is_ended_with_the_trainers_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, code: int
 ) -> None:
-    """Nobody pays for a machine on which all is done and something does not end."""
+    """If all work is done but a process does not end, boot ends torchrun, so the machine does not cost on."""
     monkeypatch.setattr(boot, "LOOK_S", 0.05)
     monkeypatch.setattr(boot, "EXIT_DEADLINE_S", 0.1)
     atomic_json.write_json(tmp_path / "outcome.json", {"outcome": word})
@@ -222,7 +222,7 @@ def test_torchrun_that_stays_is_ended_with_the_trainers_word(
 
 
 def test_torchrun_may_stay_while_a_rank_works(tmp_path: Path) -> None:
-    """One rank of two has left: the other one may work for hours. When both have, the other nodes' may."""
+    """While a rank of the node works, torchrun may stay; when all have left, it waits for the other nodes."""
     (tmp_path / "left-0").write_text("0")
     assert boot._patience_s(tmp_path, 2) is None
     (tmp_path / "left-1").write_text("0")
@@ -230,7 +230,7 @@ def test_torchrun_may_stay_while_a_rank_works(tmp_path: Path) -> None:
 
 
 def test_torchrun_that_does_not_stop_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked to stop, it has torchrun's own time for the save, and no more."""
+    """After a stop request, torchrun gets its own timeout for the save, and no more."""
     monkeypatch.setattr(boot, "LOOK_S", 0.05)
     asked_s = time.monotonic() - boot.SHUTDOWN_TIMEOUT_S - boot.EXIT_DEADLINE_S
     with subprocess.Popen(["sleep", "60"]) as child:
@@ -240,10 +240,10 @@ def test_torchrun_that_does_not_stop_is_ended(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_job_that_nobody_ends_is_ended_after_its_deadline(
+def test_job_without_a_supervisor_ends_after_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
 ) -> None:
-    """Its supervisor may be stopped. What has saved by then has saved."""
+    """The supervisor may be suspended. A save before the deadline counts as saved."""
     monkeypatch.setattr(boot, "LOOK_S", 0.05)
     monkeypatch.setattr(boot, "SLACK_S", 0.1)
     monkeypatch.setenv("CLOUDTRAIN_DEADLINE", f"{time.time():.0f}")
@@ -259,7 +259,7 @@ def test_job_that_nobody_ends_is_ended_after_its_deadline(
 
 
 def test_deadline_is_left_to_the_supervisor() -> None:
-    """boot waits for the grace and more; of a clock that was wrong it takes no harm; and without one it never ends."""
+    """boot waits for grace and slack after the deadline, tolerates a wrong clock, and has no limit without one."""
     told = {"CLOUDTRAIN_DEADLINE": f"{time.time() + 1000}", "CLOUDTRAIN_GRACE": "30"}
     now_s = time.monotonic()
     assert boot._limit_s(told, now_s) == pytest.approx(now_s + 1000 + 30 + boot.SLACK_S, abs=1)
@@ -267,7 +267,7 @@ def test_deadline_is_left_to_the_supervisor() -> None:
     assert boot._limit_s({}, now_s) == math.inf
 
 
-# Is done, and says so as the trainer does; then does not leave, as a teardown that hangs.
+# Writes the outcome "done" as the trainer does, and then does not exit, like a teardown that hangs.
 DONE_BUT_STAYS = """
 import json, os, time
 with open(os.environ["CLOUDTRAIN_RESULT_DIR"] + "/outcome.json", "w") as out:

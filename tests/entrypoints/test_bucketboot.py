@@ -1,4 +1,4 @@
-"""What a replica's first process brings before anything of ours is there."""
+"""The first process of a replica, which downloads our runtime before any of our code is on the machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from doubles.google.handle import BUCKET, Google
 SOURCE = Path(__file__).resolve().parents[2] / "entrypoints" / "container" / "bucket_boot.py"
 ORDER = f"gs://{BUCKET}/jobs/j/attempt-1/order.json"
 
-# In place of container.py: what it is started with.
+# A stand-in of container.py that prints its arguments and variables.
 CONTAINER = b"""
 import json, os, sys
 names = ("PYTHONPATH", "CLOUDTRAIN_STORAGE_ENDPOINT")
@@ -31,7 +31,7 @@ print(json.dumps({"argv": sys.argv[1:], **{name: os.environ.get(name) for name i
 
 
 def bundle() -> bytes:
-    """Return an archive of a runtime, with members that must not be unpacked."""
+    """Return an archive of a runtime, with members that boot must not unpack."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as tar:
         members = {"runtime/cloudtrain/entrypoints/container/__main__.py": CONTAINER, "code/train.py": b""}
@@ -52,27 +52,27 @@ CODE = f"gs://{BUCKET}/{KEY}"
 
 
 def boot(folder: Path, *more: str, **env: str) -> subprocess.Popen[str]:
-    """Start it as a job's container does, with the text itself as an argument."""
+    """Start the boot program as a job's container does, with the program's text as an argument."""
     argv = [sys.executable, "-u", "-c", SOURCE.read_text(), CODE, ORDER, "mark-1", *more]
     told = {**os.environ, "TMPDIR": str(folder), "CLOUDTRAIN_BOOT_PATIENCE_S": "20", **env}
     return subprocess.Popen(argv, env=told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Return its exit code and what it has said."""
+    """Return the process's exit code and output."""
     said, _ = process.communicate(timeout=60)
     return process.returncode, said
 
 
 @pytest.fixture
 def store(google_store: Google, metadata: Any) -> Google:
-    """Return a bucket with the code in it, for a machine with a metadata server."""
+    """Return a bucket with the code, for a machine with a metadata server."""
     google_store.put_object(KEY, DATA)
     return google_store
 
 
 def test_source_can_travel_in_a_job_s_arguments() -> None:
-    """It is short, has no reference to a variable that Vertex AI would expand, and imports the standard library."""
+    """The source is short, has no variable that Vertex AI would expand, and imports only the standard library."""
     text = SOURCE.read_text()
     assert len(text.encode()) < 5000
     assert "$(" not in text
@@ -82,8 +82,8 @@ def test_source_can_travel_in_a_job_s_arguments() -> None:
     assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names
 
 
-def test_container_runs_from_what_was_brought(store: Google, tmp_path: Path) -> None:
-    """Its runtime, before what the image's PYTHONPATH has; nothing outside, and nothing that is not the runtime's."""
+def test_container_runs_from_the_downloaded_runtime(store: Google, tmp_path: Path) -> None:
+    """The runtime comes before the image's PYTHONPATH; members outside the runtime are not unpacked."""
     code, said = ended(boot(tmp_path, PYTHONPATH="/of/the/image"))
     assert code == 0, said
     root = tmp_path / "cloudtrain"
@@ -99,14 +99,14 @@ def test_container_runs_from_what_was_brought(store: Google, tmp_path: Path) -> 
 
 
 def test_second_start_on_the_same_disk_is_like_the_first(store: Google, tmp_path: Path) -> None:
-    """A container may be started anew where it was."""
+    """The platform may start a container again on the same disk."""
     for _ in range(2):
         code, said = ended(boot(tmp_path))
         assert code == 0, said
 
 
-def test_given_endpoint_is_asked_and_passed_on(store: Google, tmp_path: Path) -> None:
-    """The last argument; past the proxy, which would be asked for Google's own."""
+def test_given_endpoint_is_used_and_passed_on(store: Google, tmp_path: Path) -> None:
+    """The last argument is the endpoint; requests to the endpoint bypass the proxy."""
     endpoint = store.endpoints["storage"] + "/"
     env = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     code, said = ended(boot(tmp_path, endpoint, **env))
@@ -131,10 +131,10 @@ REFUSED: list[tuple[str, Callable[[Google], Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "words"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
-def test_job_that_cannot_run_says_why_in_a_line(
+def test_job_that_cannot_run_prints_one_line(
     change: Callable[[Google], Any], words: str, store: Google, tmp_path: Path
 ) -> None:
-    """And ends with 1, at which Vertex AI tries nothing again; nothing is unpacked."""
+    """The exit code is 1, so Vertex AI does not retry; no file is unpacked."""
     change(store)
     code, said = ended(boot(tmp_path))
     assert (code, said.count("\n")) == (1, 1), said
@@ -143,8 +143,8 @@ def test_job_that_cannot_run_says_why_in_a_line(
 
 
 @pytest.mark.parametrize("kind", ["drop", "cut", "429", "503", "401"])
-def test_what_passes_is_waited_for(kind: str, store: Google, tmp_path: Path) -> None:
-    """Broken off, busy, or of a token that is not good yet: it is asked for again, and nothing is said of it."""
+def test_transient_faults_are_retried(kind: str, store: Google, tmp_path: Path) -> None:
+    """After a broken connection, a busy server or an early token, boot asks again and prints no line."""
     store.fault("storage.*", kind, count=2)
     code, said = ended(boot(tmp_path))
     assert (code, said.count("\n")) == (0, 1), said
@@ -155,7 +155,7 @@ def test_what_passes_is_waited_for(kind: str, store: Google, tmp_path: Path) -> 
 def test_metadata_server_that_comes_late_is_waited_for(
     store: Google, metadata: Any, tmp_path: Path, failures: list[int]
 ) -> None:
-    """At a machine's start it may not answer yet; what it says is nothing that the bucket says."""
+    """A metadata server may fail at the machine's start; boot does not take its failures for answers of the bucket."""
     token = metadata.token
 
     def late() -> str:
@@ -169,8 +169,8 @@ def test_metadata_server_that_comes_late_is_waited_for(
 
 
 @pytest.mark.parametrize("away", ["storage", "metadata"])
-def test_network_that_stays_away_may_be_tried_again(away: str, store: Google, tmp_path: Path) -> None:
-    """143 is no fault of the job's: the platform may start it anew."""
+def test_network_outage_ends_with_a_retryable_code(away: str, store: Google, tmp_path: Path) -> None:
+    """Exit code 143 is no fault of the job's, so the platform may start the container again."""
     nowhere = "http://127.0.0.1:9"
     more = [nowhere] if away == "storage" else []
     env = {"GCE_METADATA_HOST": "127.0.0.1:9"} if away == "metadata" else {"NO_PROXY": "127.0.0.1"}
@@ -180,15 +180,15 @@ def test_network_that_stays_away_may_be_tried_again(away: str, store: Google, tm
     assert "refused" in said
 
 
-def test_image_without_certificates_is_said_at_once(store: Google, tmp_path: Path) -> None:
-    """With what to add to it: waiting would cost the machines' price for nothing."""
+def test_image_without_certificates_is_reported_at_once(store: Google, tmp_path: Path) -> None:
+    """The message names the missing package; waiting would only cost money."""
     code, said = ended(boot(tmp_path, SSL_CERT_FILE="/dev/null"))
     assert code == 1
     assert said.startswith("cloudtrain: add ca-certificates to the image: https://storage.googleapis.com is not trust")
 
 
-def test_stop_before_the_start_ends_it(store: Google, tmp_path: Path, wait_until: Callable[..., Any]) -> None:
-    """As a container's first process it gets no help from the kernel's own way with signals."""
+def test_stop_before_the_start_ends_the_process(store: Google, tmp_path: Path, wait_until: Callable[..., Any]) -> None:
+    """The first process of a container gets no default signal handling from the kernel, so boot must handle SIGTERM."""
     store.fault("storage.*", "hang")
     process = boot(tmp_path)
     wait_until(lambda: store.journal("storage.download"))

@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, verified, retained, written behind and read into whatever is there."""
+"""Checkpoints: complete or absent, verified, retained, written in the background, and loaded into any layout."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def write(folder: Path, *steps: int, size: int = 10, keep: int = 9) -> list[Path
 
 @pytest.fixture
 def small_files() -> Iterator[None]:
-    """No file may grow beyond 4 kB while the test runs: the error is that of a full disk in all but its number."""
+    """Limit files to 4 kB during the test: the error equals the error of a full disk except for its number."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_saved_state_comes_back(tmp_path: Path) -> None:
-    """What was saved is loaded, tensors to the bit, the rest as it was."""
+def test_saved_state_loads_unchanged(tmp_path: Path) -> None:
+    """A checkpoint loads its tensors bit for bit, and the remaining state unchanged."""
     (path,) = write(tmp_path, 5)
     assert path == tmp_path / "step-00000005"
     found = folders.open_found(path)
@@ -82,7 +82,7 @@ def test_saved_state_comes_back(tmp_path: Path) -> None:
 
 
 def test_save_copies_before_it_returns(tmp_path: Path) -> None:
-    """What training does to a tensor after `begin` is not in the checkpoint."""
+    """A change of a tensor after `begin` is not in the checkpoint."""
     saver = Saver(tmp_path, CPU, 3)
     tensors = {"model.w": torch.ones(1000)}
     saver.begin(Snapshot(1, tensors, {}, {}, {"step": 1}))
@@ -94,7 +94,7 @@ def test_save_copies_before_it_returns(tmp_path: Path) -> None:
 
 
 def test_nan_is_never_saved(tmp_path: Path) -> None:
-    """A parameter that is not finite makes the save fail, named, without a trace; the optimizer's may be anything."""
+    """A save with a non-finite parameter fails, names the parameter and leaves no files; optimizer state may be NaN."""
     saver = Saver(tmp_path, CPU, 3)
     nan = torch.tensor([1.0, torch.nan])
     saver.begin(Snapshot(1, {"model.w": torch.ones(2), "optimizer.w.x": nan}, {}, {}, {"step": 1}))
@@ -112,7 +112,7 @@ def test_nan_is_never_saved(tmp_path: Path) -> None:
 
 
 def test_flipped_byte_is_found_anywhere(tmp_path: Path) -> None:
-    """One flipped bit at any of 200 places, in any file, makes the checkpoint damaged."""
+    """A flipped bit at any of 200 random places in any file makes the checkpoint damaged."""
     (path,) = write(tmp_path, 1)
     chance = random.Random(1)
     for _ in range(200):
@@ -139,8 +139,8 @@ SHARD = "shard-00000-of-00001.safetensors"
         (lambda path: (path / "manifest.json").write_text('{"files":{}}'), "manifest.json is not readable"),
     ],
 )
-def test_damage_is_said_in_words(tmp_path: Path, damage: Callable[[Path], object], reason: str) -> None:
-    """Which file, and what of it."""
+def test_damage_is_reported_in_words(tmp_path: Path, damage: Callable[[Path], object], reason: str) -> None:
+    """The message names the file and the kind of damage."""
     (path,) = write(tmp_path, 1)
     damage(path)
     assert re.search(reason, loader.check(path) or "")
@@ -148,11 +148,11 @@ def test_damage_is_said_in_words(tmp_path: Path, damage: Callable[[Path], object
 
 @pytest.mark.parametrize("form", damage.FORMS)
 def test_contradiction_is_damage(tmp_path: Path, form: str) -> None:
-    """Any form is found before anything is loaded, in one line that names the file; the older one is intact."""
+    """Every contradiction is found before loading, in one line with the file's name; the older checkpoint is intact."""
     older, newer = write(tmp_path, 5, 10)
     damage.FORMS[form](newer)
     wrong = loader.check(newer)
-    if wrong is None:  # then the files contradict themselves inside
+    if wrong is None:  # the contradiction is inside the files
         with pytest.raises(CheckpointError) as raised:
             loader.open_reader(folders.open_found(newer))
         wrong = str(raised.value)
@@ -171,7 +171,7 @@ ANY_JSON = st.recursive(
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(field=st.sampled_from(sorted(folders._TRAINER)), value=ANY_JSON, where=st.sampled_from(["trainer", "manifest"]))
 def test_any_value_is_sound_or_named_as_damage(tmp_path: Path, field: str, value: object, where: str) -> None:
-    """Whatever JSON is in a field of trainer.json, or listed as a file: a sentence that names the file, or no fault."""
+    """Any JSON in a field of trainer.json or in the list of files is valid or gives a message with the file's name."""
     path = tmp_path / "step-00000005"
     if not path.exists():
         write(tmp_path, 5)
@@ -187,7 +187,7 @@ def test_any_value_is_sound_or_named_as_damage(tmp_path: Path, field: str, value
 
 
 def test_swapped_folders_are_both_damaged(tmp_path: Path) -> None:
-    """Neither has its own name: both are named, with the step that each is of."""
+    """Each folder has the wrong name: both are reported, with their real steps."""
     older, newer = write(tmp_path, 5, 10)
     damage.swap(newer)
     assert "is of step 5, which contradicts the folder's name step-00000010" in (loader.check(newer) or "")
@@ -195,7 +195,7 @@ def test_swapped_folders_are_both_damaged(tmp_path: Path) -> None:
 
 
 def test_retention_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
-    """The newest k stay, and the best; the rest goes; k of 0 still keeps one."""
+    """The newest k and the best checkpoint stay, all older ones go; k = 0 still keeps one."""
     write(tmp_path, 1, 2, 3, 4)
     folders.mark_best(tmp_path, 1, "loss", 0.5)
     folders.retain(tmp_path, 2)
@@ -214,8 +214,8 @@ def test_interrupted_save_leaves_no_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_full_disk_names_the_intact_one(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """A save that does not fit says what, where, and that the older one is intact; no file is left."""
+def test_full_disk_error_names_the_intact_checkpoint(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The error gives the cause, the place and the intact older step; no file remains."""
     (older,) = write(tmp_path, 1)
     request.getfixturevalue("small_files")
     with pytest.raises(CheckpointError, match=r"cannot save step 2 in .*: File too large; .*step 1 is intact"):
@@ -223,8 +223,8 @@ def test_full_disk_names_the_intact_one(tmp_path: Path, request: pytest.FixtureR
     assert list(tmp_path.iterdir()) == [older]
 
 
-def test_room_is_looked_for_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the disk has not enough left, nothing is written at all, and the message has both figures."""
+def test_free_space_is_checked_before_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If free space is too small, no file is written, and the message has both figures."""
     monkeypatch.setattr(folders.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 100}))
     with pytest.raises(CheckpointError, match=r"No space left on device: [\d,]+ bytes needed, 100 free there"):
         write(tmp_path, 1)
@@ -232,14 +232,14 @@ def test_room_is_looked_for_before(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_same_step_saved_again_keeps_the_first_aside(tmp_path: Path) -> None:
-    """Saving a step that is there already replaces it and deletes nothing."""
+    """A second save of the same step replaces the first, but deletes no files."""
     write(tmp_path, 1, 1)
     assert len(list(tmp_path.iterdir())) == 2
     assert [step for step, _ in folders.list_steps(tmp_path)] == [1]
 
 
 def test_shard_is_a_safetensors_file(tmp_path: Path) -> None:
-    """Its header is what the format says, every tensor aligned to its element; a whole one has its plain name."""
+    """The header follows the safetensors format, tensors are aligned, and a single shard has its plain name."""
     (path,) = write(tmp_path, 1)
     data = (path / SHARD).read_bytes()
     length = int.from_bytes(data[:8], "little")
@@ -252,7 +252,7 @@ def test_shard_is_a_safetensors_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("writers", [1, 2, 3, 7])
 def test_writers_share_the_bytes(writers: int) -> None:
-    """Together they write every row once, and each about as much."""
+    """The writers together write every row once, and about the same number of bytes each."""
     tensors = {"a": torch.arange(100.0).reshape(50, 2), "b": torch.tensor(3.0), "c": torch.arange(37.0)}
     parts = [layout._share(dict(tensors), index, writers) for index in range(writers)]
     for name, tensor in tensors.items():
@@ -267,7 +267,7 @@ def test_writers_share_the_bytes(writers: int) -> None:
 
 
 def test_overlap_of_boxes() -> None:
-    """What two blocks of one tensor share, as slices of each."""
+    """`overlap` returns the common part of two blocks of a tensor, as slices of each block."""
     part = shards.Box("w", torch.float32, (10, 4), (2, 0), (5, 4))
     wanted = shards.Box("w", torch.float32, (10, 4), (6, 2), (4, 2))
     assert loader.overlap(part, wanted) == ((slice(4, 5), slice(2, 4)), (slice(0, 1), slice(0, 2)))
@@ -275,24 +275,24 @@ def test_overlap_of_boxes() -> None:
 
 
 def test_newest_own_first(tmp_path: Path) -> None:
-    """`auto` tries the job's own, the newest first."""
+    """`auto` tries the job's own checkpoints, the newest first."""
     older, newer = write(tmp_path, 1, 2)
     assert resume.choose(tmp_path, "auto", is_first=True, job="j") == [newer, older]
 
 
-def test_never_starts_afresh_once(tmp_path: Path) -> None:
-    """`never` sets older checkpoints aside at the first start; after a restart the run's own are taken."""
+def test_never_ignores_older_checkpoints_once(tmp_path: Path) -> None:
+    """`never` sets older checkpoints aside at the first start; a restart loads the run's own."""
     write(tmp_path, 7)
     assert resume.choose(tmp_path, "never", is_first=True, job="j") == []
     (own,) = write(tmp_path, 2)
     assert resume.choose(tmp_path, "never", is_first=False, job="j") == [own]
-    (theirs,) = write(tmp_path, 5)  # as a platform brings it back that has copied it
+    (theirs,) = write(tmp_path, 5)  # as a platform that has copied the folder restores it
     (theirs / "trainer.json").write_text('{"job": "another"}')
     assert resume.choose(tmp_path, "never", is_first=False, job="j") == [own]
 
 
 def test_named_checkpoint_or_folder_of_them(tmp_path: Path) -> None:
-    """A path is a checkpoint, or a folder whose newest is meant; a wrong one is the user's error."""
+    """A path is a checkpoint or a folder that stands for its newest checkpoint; a wrong path is a user's error."""
     first, second = write(tmp_path / "old", 1, 2)
     assert resume.choose(tmp_path, str(first), is_first=True, job="j") == [first]
     assert resume.choose(tmp_path, str(tmp_path / "old"), is_first=True, job="j") == [second, first]
@@ -300,8 +300,8 @@ def test_named_checkpoint_or_folder_of_them(tmp_path: Path) -> None:
         resume.choose(tmp_path, str(tmp_path / "nowhere"), is_first=True, job="j")
 
 
-def test_differences_are_said_in_words() -> None:
-    """Each changed field is one phrase with both values; equal ones say nothing; strict does not mind the ranks."""
+def test_differences_are_reported_in_words() -> None:
+    """Each changed field gives a phrase with both values; in strict mode the number of ranks may change."""
     then = {"seed": 1, "world_size": 4, "dataset_length": 10}
     assert resume.differences(then, then) == []
     assert resume.differences(then, {**then, "world_size": 2}) == [
@@ -313,7 +313,7 @@ def test_differences_are_said_in_words() -> None:
 
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])
 def test_weights_for_use_elsewhere(tmp_path: Path, ending: str) -> None:
-    """From a checkpoint, without a job: by torch.load, or as one whole safetensors file."""
+    """The command exports weights of a checkpoint without a job, for torch.load or as a single safetensors file."""
     (path,) = write(tmp_path, 1)
     out = tmp_path / f"model.{ending}"
     assert weights.main([str(path), str(out)]) == 0
@@ -327,7 +327,7 @@ def test_weights_for_use_elsewhere(tmp_path: Path, ending: str) -> None:
 
 
 def test_weights_of_a_damaged_checkpoint_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command says what is wrong and writes nothing."""
+    """The command reports the damage and writes no file."""
     (path,) = write(tmp_path, 1)
     (path / SHARD).write_bytes(b"x" * 10)
     assert weights.main([str(path), str(tmp_path / "model.pt")]) == 1
@@ -335,8 +335,8 @@ def test_weights_of_a_damaged_checkpoint_are_refused(tmp_path: Path, capsys: pyt
     assert not (tmp_path / "model.pt").exists()
 
 
-def test_mirror_is_published_last_and_fetched_whole(tmp_path: Path) -> None:
-    """What the mirror shows is a whole checkpoint; a new machine goes on from it; without one there is nothing."""
+def test_mirror_publishes_last_and_fetches_whole(tmp_path: Path) -> None:
+    """Published checkpoints are whole, and a new machine resumes from the mirror; an empty mirror gives None."""
     place = mirror.open_mirror(str(tmp_path / "second"))
     assert place is not None
     assert published.fetch(place, tmp_path) is None
@@ -355,7 +355,7 @@ def test_mirror_is_published_last_and_fetched_whole(tmp_path: Path) -> None:
 
 
 def test_mirror_that_fails_does_not_end_the_training(tmp_path: Path) -> None:
-    """The checkpoint itself is durable; nothing half is published; the job's last is tried a second time."""
+    """The local checkpoint is durable, no half copy is published, and the job's last copy is tried twice."""
     (tmp_path / "file").touch()
     uploads = Uploader(mirror.FolderMirror(tmp_path / "file" / "below"), 3)
     saver = Saver(tmp_path / "first", CPU, 3, uploads)
@@ -370,8 +370,8 @@ def test_mirror_that_fails_does_not_end_the_training(tmp_path: Path) -> None:
     assert (tmp_path / "file/below/latest.json").exists()
 
 
-def test_mirror_keeps_what_it_publishes_though_later_steps_are_there(tmp_path: Path) -> None:
-    """Somebody went back: the step published is there whole, and a new machine can fetch it."""
+def test_mirror_keeps_the_published_step_despite_later_steps(tmp_path: Path) -> None:
+    """After a return to an older step, that published step is whole and can be fetched."""
     place = mirror.FolderMirror(tmp_path / "second")
     for home, step in (("first", 90), ("first", 100), ("again", 70)):
         uploads = Uploader(place, 1)
@@ -387,8 +387,8 @@ def test_mirror_keeps_what_it_publishes_though_later_steps_are_there(tmp_path: P
         published.fetch(place, tmp_path / "newer")
 
 
-def test_slow_mirror_holds_up_no_save(tmp_path: Path) -> None:
-    """Saves go on beside an upload; what it reads is not removed; those between are passed over, the last is not."""
+def test_slow_mirror_delays_no_save(tmp_path: Path) -> None:
+    """Saves continue during an upload and keep its files; steps in between are skipped, the last is sent."""
     hold, started = threading.Event(), threading.Event()
 
     class SlowMirror(mirror.FolderMirror):
@@ -411,7 +411,7 @@ def test_slow_mirror_holds_up_no_save(tmp_path: Path) -> None:
     assert (tmp_path / "second/step-00000004/manifest.json").exists()
 
 
-# Saves under one strategy and number of ranks, or loads and prints a checksum of everything that was saved.
+# Saves with a strategy and a number of ranks, or loads and prints a checksum of all saved tensors.
 RESHARD = """
 import json, os, sys
 from pathlib import Path
@@ -457,7 +457,7 @@ os._exit(0)
 
 
 def reshard(folder: Path, what: str, strategy: str, ranks: int, **env: str) -> str:
-    """Run the script on so many ranks; return what rank 0 printed."""
+    """Run the script on this number of ranks; return the output of rank 0."""
     (folder / "script.py").write_text(RESHARD)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "script.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **env}
@@ -474,14 +474,14 @@ def reshard(folder: Path, what: str, strategy: str, ranks: int, **env: str) -> s
 def test_state_moves_between_strategies_and_numbers_of_ranks(
     tmp_path: Path, saved: tuple[str, int], loaded: tuple[str, int]
 ) -> None:
-    """What any of them wrote, any other reads: every tensor's sum is the same."""
+    """Every strategy reads the checkpoints of every strategy: the sums of all tensors are equal."""
     written = reshard(tmp_path, "save", *saved)
     assert reshard(tmp_path, "load", *loaded) == written
     assert len(list((tmp_path / "checkpoints" / "step-00000001").glob("shard-*"))) == saved[1]
 
 
-def test_share_that_stumbles_damages_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint that cannot be read now, or is another version's, is not passed over; one that can be later is."""
+def test_share_with_read_errors_damages_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unreadable checkpoint, or one of a later version, raises Unreadable; a transient error is retried."""
     (path,) = write(tmp_path, 1)
     real, broken = folders.read_manifest, [2]
 
@@ -505,7 +505,7 @@ def test_share_that_stumbles_damages_nothing(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_machines_without_a_shared_folder(tmp_path: Path, strategy: str) -> None:
-    """Ranks that do not see rank 0's folder leave the writing to those that do, shards and all."""
+    """Ranks that do not see rank 0's folder leave the writing of their shards to ranks that do."""
     written = reshard(tmp_path, "save", strategy, 2, LONELY="1")
     assert [p.name for p in (tmp_path / "checkpoints" / "step-00000001").glob("shard-*")] == [SHARD]
     assert reshard(tmp_path, "load", "fsdp", 2) == written

@@ -1,4 +1,4 @@
-"""A managed platform's container: who the node is, what reaches its output, how its account of a failure looks."""
+"""A managed platform's container: the node's identity, the output, and the report of a failure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if sys.argv[2] == "loop":
 
 
 def resource_config(root: Path, hosts: list[str], current: str) -> None:
-    """Write the file by which SageMaker tells a host who it is."""
+    """Write the file by which SageMaker describes a host."""
     path = root / "input/config/resourceconfig.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"current_host": current, "hosts": hosts, "network_interface_name": "lo"}))
@@ -62,8 +62,8 @@ def test_sagemakers_hosts_are_ordered_by_number(tmp_path: Path) -> None:
     assert (found.address, found.port) == ("127.0.0.10", 7777)
 
 
-def test_pump_brings_every_line_once_with_its_rank(tmp_path: Path) -> None:
-    """Lines that are written while it runs, a last one without newline, one longer than it may be; other files not."""
+def test_log_relay_passes_every_line_once_with_its_rank(tmp_path: Path) -> None:
+    """Late lines, a last line without newline and overlong lines all arrive; lines of other files do not."""
     path = tmp_path / "out"
     with path.open("wb") as out:
         pump = LogRelay(tmp_path, out.fileno())
@@ -83,8 +83,8 @@ def test_pump_brings_every_line_once_with_its_rank(tmp_path: Path) -> None:
     assert [line for line in lines if not line.startswith("[")] == ["node 0", ""]
 
 
-def test_pump_gives_the_room_of_what_it_has_passed_on_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file's length stays, and every line comes once, over many holes."""
+def test_log_relay_frees_the_space_of_passed_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file keeps its length while its read parts become holes, and every line arrives once."""
     monkeypatch.setattr(pump_module, "GIVE_BYTES", 1 << 20)
     (tmp_path / "rank-0.log").touch()
     with (tmp_path / "out").open("wb") as out, (tmp_path / "rank-0.log").open("ab", buffering=0) as log:
@@ -101,7 +101,7 @@ def test_pump_gives_the_room_of_what_it_has_passed_on_back(tmp_path: Path, monke
 
 
 def cluster(index: int, pool: str = "workerpool1", workers: int = 2) -> dict[str, str]:
-    """Return the variables by which Vertex AI tells a replica who it is; its RANK counts nodes."""
+    """Return the variables by which Vertex AI describes a replica; its RANK counts nodes."""
     pools = {"workerpool0": ["127.0.0.1:2222"], "workerpool1": [f"127.1.0.{n + 2}:2222" for n in range(workers)]}
     spec = {"cluster": pools, "environment": "cloud", "task": {"type": pool, "index": index, "trial": ""}, "job": "{}"}
     nodes = {"CLOUDTRAIN_NODES": str(workers + 1), "RANK": "7", "WORLD_SIZE": "3", "MASTER_PORT": "3333"}
@@ -109,7 +109,7 @@ def cluster(index: int, pool: str = "workerpool1", workers: int = 2) -> dict[str
 
 
 def test_vertex_replicas_are_counted_over_the_pools() -> None:
-    """Pool 0 is the head, pool 1 the others; the port is the one that CLUSTER_SPEC announces."""
+    """Pool 0 is the head node, pool 1 has the remaining nodes; CLUSTER_SPEC announces the port."""
     found = identify(cluster(1))
     assert (found.platform, found.rank, found.count, found.head, found.port) == ("Vertex AI", 2, 3, "127.0.0.1", 2222)
     assert found.address == "127.1.0.3"
@@ -117,8 +117,8 @@ def test_vertex_replicas_are_counted_over_the_pools() -> None:
 
 
 @pytest.mark.parametrize("spec", [{}, {"CLUSTER_SPEC": ""}, {"CLUSTER_SPEC": "{}"}])
-def test_vertex_says_nothing_of_a_single_replica(spec: dict[str, str]) -> None:
-    """The variable may be missing or empty then."""
+def test_vertex_single_replica_needs_no_cluster_spec(spec: dict[str, str]) -> None:
+    """For a single replica the variable may be missing or empty."""
     found = identify({"CLOUD_ML_JOB_ID": "1", "CLOUDTRAIN_NODES": "1", **spec})
     assert (found.platform, found.rank, found.count, found.head) == ("Vertex AI", 0, 1, "127.0.0.1")
     with pytest.raises(ValueError, match="names no replicas"):
@@ -145,8 +145,8 @@ def test_vertex_reduction_servers_train_nothing() -> None:
         ("the errors went down, information too", "INFO"),
     ],
 )
-def test_pump_says_as_an_object_what_the_platform_would_lose(line: str, severity: str, tmp_path: Path) -> None:
-    """Cloud Logging keeps neither order nor level of a container's lines: number, time and severity go with each."""
+def test_log_relay_writes_json_with_number_time_and_severity(line: str, severity: str, tmp_path: Path) -> None:
+    """Cloud Logging keeps neither the order nor the level of a container's lines, so each line carries both."""
     (tmp_path / "rank-3.log").write_text(f'{line}\n"quoted" \\ é\n')
     with (tmp_path / "out").open("wb") as out:
         pump = LogRelay(tmp_path, out.fileno(), form="json")
@@ -160,8 +160,8 @@ def test_pump_says_as_an_object_what_the_platform_would_lose(line: str, severity
 
 
 @pytest.mark.parametrize("message", ["bad batch", "é" * 5000, 'it\'s "quoted"\nin two lines', "x" * 5000])
-def test_account_is_an_event_that_fits(message: str) -> None:
-    """What SageMaker cuts at 1024 characters must be whole: words first, then data, the traceback's end in it."""
+def test_exit_report_is_an_event_that_fits(message: str) -> None:
+    """The report fits SageMaker's 1024 characters whole: words first, then data with the traceback's end."""
     frames = "".join(f'  File "train.py", line {n}, in f{n}\n    call()\n' for n in range(100))
     error = {"rank": 5, "kind": "exception", "type": "ValueError", "message": message, "traceback": frames + "the end"}
     lines = [*(f"loading shard {n}, é" for n in range(9)), "in a very long line " * 20]
@@ -178,8 +178,8 @@ def test_account_is_an_event_that_fits(message: str) -> None:
 
 
 @pytest.mark.parametrize("message", ["bad batch", "é" * 5000, "x" * 5000, f"{'y' * 90}\n" * 20])
-def test_account_keeps_the_frame_of_the_users_code(message: str) -> None:
-    """The frame stands above a hundred frames of a library, and the longest message leaves room for it."""
+def test_exit_report_keeps_the_frame_of_the_users_code(message: str) -> None:
+    """The user's frame stays, although 99 library frames follow and the message is very long."""
     above = '  File "train.py", line 90, in <module>\n    main()\n'
     own = '  File "pkg/models/own.py", line 7, in forward\n    return self.head(batch["label"])\n    ~~~~~^^^^\n'
     library = "".join(f'  File "/opt/lib/site-packages/lib/{n}.py", line {n}, in f\n    call()\n' for n in range(99))
@@ -194,8 +194,8 @@ def test_account_keeps_the_frame_of_the_users_code(message: str) -> None:
     assert fields["lines"]
 
 
-def test_account_without_an_error_says_why() -> None:
-    """A job that saved and stopped is no failure, whatever the platform calls it."""
+def test_exit_report_without_an_error_gives_the_reason() -> None:
+    """A job that saved and stopped is no failure, whatever name the platform uses."""
     text, fields = events.parse(account({"state": "stopped", "reason": "budget", "resumable": True, "restarts": 0}))
     assert (text, fields and fields["kind"]) == ("stopped (budget)", None)
 
@@ -205,7 +205,7 @@ Containers = Callable[..., list["subprocess.Popen[bytes]"]]
 
 @pytest.fixture
 def containers(tmp_path: Path, request: pytest.FixtureRequest) -> Containers:
-    """Return a function that starts two containers of a job, each with a folder as the platform lays it out."""
+    """Return a function that starts two containers of a job, each with the platform's folder layout."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as tar:
         tar.add(REPOSITORY / "entrypoints", "runtime/cloudtrain/entrypoints")
@@ -268,15 +268,15 @@ def _spec(sha256: str, args: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("since_s", "back_s"), [(0, 300), (40, 260), (300, 0), (5000, 0), (-1, 0), (None, 0)], ids=str)
-def test_quick_start_gets_its_time_back(since_s: float | None, back_s: float) -> None:
-    """No more of the limit is gone than the time since the sending, which a queue may have taken; else all counts."""
+def test_quick_start_gets_its_lead_time_back(since_s: float | None, back_s: float) -> None:
+    """The limit loses only the time since the sending; with an unknown or invalid time the lead counts."""
     spec = {**_spec("0" * 64, []), "lead_s": 300, "sent_s": None if since_s is None else 1000.0 - since_s}
     told = with_lead_back(spec, 1000.0)
     assert (told["max_duration_s"], told["deadline_s"]) == (600 + back_s, 500 + back_s)
 
 
 def test_time_used_on_other_machines_is_counted(tmp_path: Path) -> None:
-    """The note comes back with the checkpoints; another attempt's, or a broken one, counts nothing."""
+    """The note returns with the checkpoints; a broken note or a note of a different attempt counts 0 s."""
     note = Note(tmp_path, "j", 2, 100.0)
     note.start()
     note.finish()
@@ -289,8 +289,8 @@ def test_time_used_on_other_machines_is_counted(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_both_containers_tell_of_the_rank_that_failed_first(containers: Containers, tmp_path: Path, rank: int) -> None:
-    """Whichever of them the platform asks: the same account, of the exception and not of its echo."""
+def test_both_containers_report_the_rank_that_failed_first(containers: Containers, tmp_path: Path, rank: int) -> None:
+    """Both containers write the same report, with the exception and not its echo."""
     codes = [process.wait(100) for process in containers(str(rank), "loop")]
     accounts = [(tmp_path / f"node-{n}/output/failure").read_text() for n in range(2)]
     text, fields = events.parse(accounts[0])
@@ -303,8 +303,8 @@ def test_both_containers_tell_of_the_rank_that_failed_first(containers: Containe
 
 
 @pytest.mark.slow
-def test_signal_to_one_container_has_both_save(containers: Containers, tmp_path: Path) -> None:
-    """A platform's signal may reach one alone; both end, saved, with the code that says so."""
+def test_signal_to_one_container_makes_both_save(containers: Containers, tmp_path: Path) -> None:
+    """A platform's signal may reach a single container; both save and end with code 75."""
     both = containers("9", "loop")
     end = time.monotonic() + 60
     while not all(any("here" in line for line in output(tmp_path, n)) for n in range(2)):
@@ -319,9 +319,9 @@ def test_signal_to_one_container_has_both_save(containers: Containers, tmp_path:
 
 
 def test_container_without_node_0_obeys_a_signal(containers: Containers, tmp_path: Path) -> None:
-    """Node 0 has ended before node 1 heard from that node: SIGTERM ends node 1 long before the join timeout."""
+    """If node 0 has died before node 1 connects, SIGTERM ends node 1 long before the join timeout."""
     both = containers("9", "loop")
-    both[0].kill()  # before that process can listen
+    both[0].kill()  # before the process can listen
     state = tmp_path / "node-1/cloudtrain/state.json"
     end = time.monotonic() + 50
     while not state.exists():
@@ -339,8 +339,8 @@ def output(folder: Path, node: int) -> list[str]:
     return (folder / f"node-{node}" / "output.txt").read_text().splitlines()
 
 
-def test_order_that_cannot_be_read_is_told_where_the_platform_looks(tmp_path: Path) -> None:
-    """Without a word of the nodes it is an error of ours to name, not a traceback."""
+def test_unreadable_order_is_reported_in_the_failure_file(tmp_path: Path) -> None:
+    """Without the keys of a container order, a message names our error instead of a traceback."""
     spec = _spec("0" * 64, [])
     del spec["token"]
     (tmp_path / "spec.json").write_text(json.dumps(spec))
@@ -352,7 +352,7 @@ def test_order_that_cannot_be_read_is_told_where_the_platform_looks(tmp_path: Pa
 
 
 def test_script_runs_under_smddp_only_where_it_is(tmp_path: Path) -> None:
-    """The toolkit's program: it refuses an image without the library, and else is the script itself."""
+    """The toolkit's program refuses an image without the SMDDP library, and otherwise runs the script."""
     guard = tmp_path / "runtime/cloudtrain/entrypoints/container/smddp.py"
     guard.parent.mkdir(parents=True)
     guard.write_bytes((REPOSITORY / "entrypoints/container/smddp.py").read_bytes())

@@ -1,4 +1,4 @@
-"""Boot in a container on one's own host: command lines, and podman for real where it is installed and runs."""
+"""Boot in a container on the user's own host: command lines, and real podman where podman is installed and runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DOCKER = Container("/usr/bin/docker", "docker", f"registry/train@{DIGEST}", "/op
 PODMAN = replace(DOCKER, client="/usr/bin/podman", kind="podman")
 START = Start("digits-abcde", 1, 0, 2, "/w/jobs/digits-abcde/attempt-1/node-0")
 LEFT_OUT = {"test", "site-packages", "__pycache__", "idlelib", "ensurepip", "tkinter", "lib2to3"}
-LIBRARIES = "/usr/lib/x86_64-linux-gnu"  # torch needs more of them than the small image has
+LIBRARIES = "/usr/lib/x86_64-linux-gnu"  # torch needs libraries that the small image lacks
 LIFELINE = [sys.executable, "-u", "-m", "cloudtrain.entrypoints.environments.lifeline"]
 
 
@@ -42,7 +42,7 @@ def argv_of(container: Container = DOCKER, start: Start = START, names: Sequence
 
 
 def until(what: Callable[[], Any], patience_s: float = 60.0) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     end_s = time.monotonic() + patience_s
     while not what():
         assert time.monotonic() < end_s
@@ -51,7 +51,7 @@ def until(what: Callable[[], Any], patience_s: float = 60.0) -> None:
 
 @pytest.mark.parametrize("image", [f"train@{DIGEST}", f"localhost:5000/a/b@{DIGEST}", f"ghcr.io/a/b:2.8@{DIGEST}"])
 def test_digest_names_an_image(image: str) -> None:
-    """A tag beside the digest does not matter."""
+    """A tag next to the digest does not matter."""
     assert images.digest_fault(image) is None
 
 
@@ -65,13 +65,13 @@ def test_digest_names_an_image(image: str) -> None:
         (None, "no image is named"),
     ],
 )
-def test_image_without_digest_is_a_fault_with_its_cure(image: str | None, words: str) -> None:
-    """The cure is a command that can be pasted."""
+def test_image_without_digest_is_a_fault_with_a_remedy(image: str | None, words: str) -> None:
+    """The remedy is a command that the user can paste."""
     assert re.search(words, images.digest_fault(image) or "")
 
 
 def test_argv_of_docker() -> None:
-    """The whole line: what it can name, what it sees, who it is, what it runs."""
+    """The whole command line is correct: name, mounts, GPUs, user and program."""
     start = replace(START, mounts=(Mount("/data", True), Mount("/w/jobs/digits-abcde/output")), gpus=("GPU-1", "GPU-2"))
     argv = argv_of(DOCKER, start, ["TOKEN", "A"], HOME="/w/home")
     assert argv[:6] == [
@@ -108,15 +108,15 @@ def test_argv_of_docker() -> None:
         (DOCKER, {"--ulimit=memlock=-1:-1", '"device=GPU-1"'}, {"--userns=host", "--pids-limit=-1"}),
     ],
 )
-def test_argv_differs_by_who_runs_it(container: Container, has: set[str], has_not: set[str]) -> None:
-    """Users, GPUs and limits are said in each one's own way."""
+def test_argv_differs_by_client_and_user(container: Container, has: set[str], has_not: set[str]) -> None:
+    """Each client has its own options for users, GPUs and limits."""
     argv = set(argv_of(container, replace(START, gpus=("GPU-1",))))
     assert has <= argv
     assert not has_not & argv
 
 
 def test_argv_shows_each_folder_once() -> None:
-    """What a mounted parent shows is not mounted again, unless it is to be written to there."""
+    """A folder inside a mounted parent is not mounted again, unless the folder must be writable."""
     inside = (Mount("/w", True), Mount("/w/"), Mount("/data", True), Mount("/data/a", True), Mount("/data/out,1"))
     argv = argv_of(DOCKER, replace(START, mounts=inside))
     assert [argv[i + 1] for i, word in enumerate(argv) if word == "--mount"] == [
@@ -127,7 +127,7 @@ def test_argv_shows_each_folder_once() -> None:
 
 
 def test_command_shows_no_value_in_the_line() -> None:
-    """Values go through the client's environment, but for those that the client itself would obey."""
+    """Values travel in the client's environment, except for variables that the client itself would obey."""
     job = {"LR": "0.1", "PATH": "/opt/bin", "DOCKER_HOST": "tcp://x", "DOCKER_PASSWORD": "hunter2"}
     argv, environ = dockerrun.command(DOCKER, START, job, {"DOCKER_PASSWORD": "hunter2", "TOKEN": "t0p"}, ["-V"])
     line = " ".join(argv)
@@ -140,8 +140,8 @@ def test_command_shows_no_value_in_the_line() -> None:
     assert argv[-3:] == ["cloudtrain.entrypoints.environments.lifeline", DOCKER.python, "-V"]
 
 
-def test_inherited_is_what_describes_no_host() -> None:
-    """The host's PATH and libraries are not the image's."""
+def test_inherited_variables_do_not_describe_the_host() -> None:
+    """The host's PATH and libraries do not enter the image."""
     host = {
         "PATH": "/bin",
         "LD_LIBRARY_PATH": "/x",
@@ -154,7 +154,7 @@ def test_inherited_is_what_describes_no_host() -> None:
 
 @pytest.mark.parametrize(("code", "means"), [(0, 0), (70, 70), (75, 75), (143, 143), (137, -9), (139, -11), (125, 125)])
 def test_boot_code_tells_a_kill_from_an_exit(code: int, means: int) -> None:
-    """A shell's way of saying signals is turned back; 143 is boot's own."""
+    """A shell's codes for signals become negative; 143 is boot's own code."""
     assert dockerrun.boot_code(code) == means
 
 
@@ -174,22 +174,22 @@ def test_boot_code_tells_a_kill_from_an_exit(code: int, means: int) -> None:
         ("what nobody knows", "try `docker run` by hand"),
     ],
 )
-def test_explain_gives_the_cure(said: str, words: str) -> None:
-    """Each of the clients' usual complaints has its own."""
+def test_explain_gives_a_remedy(said: str, words: str) -> None:
+    """Each usual complaint of the clients has its own remedy."""
     told = images.explain(DOCKER, said)
     assert told.startswith(said)
     assert words in told
 
 
 def test_client_fault_only_where_the_client_failed(tmp_path: Path) -> None:
-    """Boot's own exit codes are no fault of the client's."""
+    """Boot's own exit codes are no fault of the client."""
     (tmp_path / "boot.log").write_text("Error: no space left on device\n")
     assert dockerrun.client_fault(DOCKER, 70, tmp_path / "boot.log") is None
     assert "free some space" in (dockerrun.client_fault(DOCKER, 125, tmp_path / "boot.log") or "")
 
 
-def test_lifeline_ends_what_it_runs_when_its_input_ends(tmp_path: Path) -> None:
-    """Whoever held the pipe is dead, so the program and what it has started in other sessions are killed."""
+def test_lifeline_kills_its_program_when_its_input_ends(tmp_path: Path) -> None:
+    """A closed pipe means a dead agent: the program and its children in other sessions are killed."""
     program = (
         "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); print(1); time.sleep(600)"
     )
@@ -214,7 +214,7 @@ def test_lifeline_ends_what_it_runs_when_its_input_ends(tmp_path: Path) -> None:
     ],
 )
 def test_lifeline_passes_a_signal_on(program: str, code: int) -> None:
-    """The program's answer to SIGTERM is the exit code."""
+    """The exit code is the program's answer to SIGTERM."""
     child = subprocess.Popen([*LIFELINE, sys.executable, "-uc", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None
     assert child.stdout is not None
@@ -225,8 +225,8 @@ def test_lifeline_passes_a_signal_on(program: str, code: int) -> None:
     child.communicate()
 
 
-def test_no_client_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the other one is there, it is named."""
+def test_missing_client_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the other client is installed, the message names the installed client."""
     (tmp_path / "docker").write_text("#!/bin/sh\n")
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -235,7 +235,7 @@ def test_no_client_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_docker_without_its_daemon_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`docker info` of old prints to stdout and exits with 0."""
+    """An old `docker info` prints to stdout and exits with 0."""
     (tmp_path / "docker").write_text(
         "#!/bin/sh\necho null; test $1 = --version || echo 'Cannot connect to the Docker daemon' >&2\n"
     )
@@ -245,7 +245,7 @@ def test_docker_without_its_daemon_is_refused(tmp_path: Path, monkeypatch: pytes
         prepare.prepare({"kind": "docker", "image": DOCKER.image, "workdir": str(tmp_path)})
 
 
-# From here on podman is real. Its storage lies in a folder of the test run's; the image is made of this very Python.
+# The tests below use real podman. Its storage is in a folder of the test run; the image contains this Python.
 
 
 def _libraries(paths: Sequence[str]) -> set[str]:
@@ -254,7 +254,7 @@ def _libraries(paths: Sequence[str]) -> set[str]:
 
 
 def _image(tar: Path) -> None:
-    """Write a root file system with a shell's and this interpreter's files."""
+    """Write a root file system with the files of a shell and of this interpreter."""
     python, version = os.path.realpath(sys.executable), "python{}.{}".format(*sys.version_info)
     modules = [str(path) for path in Path(sysconfig.get_config_var("DESTSHARED")).glob("*.so")]
 
@@ -274,7 +274,7 @@ def _image(tar: Path) -> None:
 
 @pytest.fixture(scope="module")
 def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the image's name by digest; podman on the path, with a storage of its own. Skips where it cannot run."""
+    """Return the image's name by digest, for podman with a storage of its own. Skips if podman cannot run."""
     if not shutil.which("podman"):
         pytest.skip("podman is not installed (apt-get install podman)")
     base = tmp_path_factory.mktemp("podman")
@@ -282,7 +282,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (base / "storage.conf").write_text(
         f'[storage]\ndriver = "vfs"\ngraphroot = "{base}/root"\nrunroot = "{base}/run"\n'
     )
-    # Within what a container of our own may do: no cgroups, no limits raised.
+    # Stay within the rights of a test container: no cgroups, no raised limits.
     (base / "containers.conf").write_text(
         '[containers]\ncgroups = "disabled"\ndefault_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]\n'
         '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "none"\n'
@@ -290,7 +290,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     wrapper = base / "bin" / "podman"
     real = f'exec {shutil.which("podman")} "$@"'
     hybrid = Path("/sys/fs/cgroup/unified")
-    if hybrid.is_dir() and os.geteuid() == 0:  # crun takes no such mixture of cgroups; one client sees it less here
+    if hybrid.is_dir() and os.geteuid() == 0:  # crun rejects mixed cgroups; one client hides the mount
         real = f"exec unshare --mount sh -c 'umount {hybrid}; {real}' podman \"$@\""
     wrapper.write_text(f"#!/bin/sh\n{real}\n")
     wrapper.chmod(0o755)
@@ -320,20 +320,20 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def ask(podman: str, tmp_path: Path) -> dict[str, Any]:
-    """Return what is asked for a job in the image."""
+    """Return the requirements of a job in the image."""
     return {"kind": "podman", "python": "python3", "image": podman, "workdir": str(tmp_path / "work")}
 
 
 @pytest.fixture
 def container(podman: str, tmp_path: Path) -> Container:
-    """Return the image as `prepare` would, without its trial."""
+    """Return the image as `prepare` does, without the trial."""
     (tmp_path / "home").mkdir()
     return Container(shutil.which("podman") or "", "podman", podman, "/usr/bin/python3", str(tmp_path / "home"))
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Start]:
-    """Return a start in a node's folder with the runtime in it; whatever a test leaves is removed."""
+    """Return a start in a node's folder with the runtime inside; containers left by a test are removed."""
     folder = tmp_path / "node"
     package = folder / "runtime" / "cloudtrain" / "entrypoints"
     (package / "environments").mkdir(parents=True)
@@ -345,7 +345,7 @@ def node(tmp_path: Path) -> Iterator[Start]:
 
 
 def begin(container: Container, start: Start, program: str, **secrets: str) -> subprocess.Popen[str]:
-    """Start a program in the container, as an agent does, and wait for its first line."""
+    """Start a program in the container, as an agent does, and wait for the first line."""
     dockerrun.note(container, start)
     folder = start.folder
     job = {"PYTHONPATH": f"{folder}/runtime", "CLOUDTRAIN_LOG_DIR": f"{folder}/log", **secrets}  # as an agent's
@@ -362,15 +362,15 @@ def begin(container: Container, start: Start, program: str, **secrets: str) -> s
 
 def end(child: subprocess.Popen[str]) -> tuple[int, str]:
     """Return the client's exit code and output."""
-    code = child.wait(60)  # its input stays open until then
+    code = child.wait(60)  # the input stays open until then
     assert child.stdout is not None
-    told = child.stdout.read()  # not by communicate, which passes over what readline has taken in
+    told = child.stdout.read()  # not by communicate, which skips readline's buffer
     child.communicate()
     return code, told
 
 
 def inside(mark: str) -> list[int]:
-    """Return the pids of Python processes, by a word in their command line, that are not the client's."""
+    """Return the pids of Python processes with the mark in their command line, without the client's."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -384,7 +384,7 @@ def inside(mark: str) -> list[int]:
 
 @pytest.mark.slow
 def test_prepare_tries_the_image(ask: dict[str, Any]) -> None:
-    """What comes back is the interpreter inside and all that `dockerrun` needs; nothing of the trial is left."""
+    """`prepare` returns the interpreter inside and all fields for `dockerrun`; no files of the trial remain."""
     made = prepare.prepare(ask)
     assert made["python"] == "/usr/bin/python3"
     assert Container(**made["container"]).image == ask["image"]
@@ -402,15 +402,15 @@ def test_prepare_tries_the_image(ask: dict[str, Any]) -> None:
         ({"image": "localhost/ct-test:1"}, "names an image by a tag"),
     ],
 )
-def test_prepare_refuses_what_would_not_start(ask: dict[str, Any], changes: dict[str, Any], words: str) -> None:
-    """Found before the job, in podman's own words with the cure."""
+def test_prepare_refuses_unusable_images(ask: dict[str, Any], changes: dict[str, Any], words: str) -> None:
+    """The fault is found before the job, in podman's own words with a remedy."""
     with pytest.raises(Refused, match=words):
         prepare.prepare({**ask, **changes})
 
 
 @pytest.mark.slow
 def test_container_runs_as_its_user_with_secrets_unseen(container: Container, node: Start, tmp_path: Path) -> None:
-    """Files belong to who runs it, values arrive whole, inputs cannot be written, and `ps` shows no secret."""
+    """Files belong to the user, values arrive whole, inputs are read-only, and `ps` shows no secret."""
     data = tmp_path / "data"
     data.mkdir()
     node = replace(node, mounts=(Mount(str(data), True),))
@@ -437,7 +437,7 @@ os._exit(70)
 
 @pytest.mark.slow
 def test_secrets_are_in_no_file_of_the_clients(container: Container, node: Start) -> None:
-    """Neither podman's files nor `inspect` nor the client's own environment hold them; the program has them whole."""
+    """Neither podman's files nor `inspect` nor the client's environment hold secrets; the program has them whole."""
     secret = f"s3cr3t-{os.getpid()}-"
     program = "import os, sys; print('here'); print(len(os.environ['TOKEN'])); import time; time.sleep(600)"
     child = begin(container, node, program, TOKEN=secret + 100_000 * "x")  # more than a pipe holds
@@ -458,7 +458,7 @@ def test_secrets_are_in_no_file_of_the_clients(container: Container, node: Start
 
 @pytest.mark.slow
 def test_script_runs_in_the_container(container: Container, node: Start) -> None:
-    """With the job's variables and secrets, in its folder; its exit code comes back. After the job: outside."""
+    """A script runs with the job's variables, secrets and folder and returns its code; after the job, outside."""
     child = begin(container, node, "import time; print('here'); time.sleep(600)", TOKEN="s3cr3t")
     told = dockerrun.running(Path(node.folder))
     assert told is not None
@@ -480,8 +480,8 @@ def test_script_runs_in_the_container(container: Container, node: Start) -> None
     assert dockerrun.running(Path(node.folder)) is None
 
 
-def test_lifeline_starts_nothing_without_its_line(tmp_path: Path) -> None:
-    """An agent that dies before it has said the secrets leaves nothing that runs without them."""
+def test_lifeline_starts_nothing_without_the_secrets(tmp_path: Path) -> None:
+    """If the agent dies before it has sent the secrets, no program starts without them."""
     made = tmp_path / "made"
     done = subprocess.run([*LIFELINE, "touch", str(made)], input=b'{"TOKEN": "t', timeout=60)
     assert (done.returncode, made.exists()) == (lifeline.CUT, False)
@@ -489,7 +489,7 @@ def test_lifeline_starts_nothing_without_its_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_container_answers_a_signal(container: Container, node: Start) -> None:
-    """SIGTERM to the client reaches the program, whose exit code comes back."""
+    """SIGTERM to the client reaches the program, and the program's exit code returns."""
     program = "import signal, os, time; signal.signal(15, lambda *_: os._exit(75)); print('here'); time.sleep(600)"
     child = begin(container, node, program)
     child.send_signal(signal.SIGTERM)
@@ -500,7 +500,7 @@ def test_container_answers_a_signal(container: Container, node: Start) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["agent", "client"])
 def test_container_ends_with_its_agent_and_its_client(container: Container, node: Start, how: str) -> None:
-    """Whoever dies of the two, by SIGKILL too: no process is left, and a sweep removes what is left of the name."""
+    """If the agent or the client dies, by SIGKILL too, no process remains, and a sweep removes the container."""
     mark = f"mark_{how}_{os.getpid()}"
     child = begin(container, node, f"import time; print('here'); {mark} = 1; time.sleep(600)")
     assert inside(mark)
@@ -518,8 +518,8 @@ def test_container_ends_with_its_agent_and_its_client(container: Container, node
 
 
 @pytest.mark.slow
-def test_remove_kills_what_does_not_listen(container: Container, node: Start) -> None:
-    """Removed at once, whatever runs in it; a second time, and of a name never used, it is no fault."""
+def test_remove_kills_a_container_that_ignores_signals(container: Container, node: Start) -> None:
+    """`remove` works at once; a second removal, or of an unused name, is no error."""
     mark = f"mark_deaf_{os.getpid()}"
     child = begin(
         container,
@@ -535,8 +535,8 @@ def test_remove_kills_what_does_not_listen(container: Container, node: Start) ->
 
 
 @pytest.mark.slow
-def test_sweep_removes_what_a_dead_agent_left(container: Container, node: Start) -> None:
-    """Every start of the node's, by its labels, and nobody else's."""
+def test_sweep_removes_containers_of_a_dead_agent(container: Container, node: Start) -> None:
+    """The sweep removes every start of the node by its labels, and no container of other nodes."""
     mark = f"mark_swept_{os.getpid()}"
     child = begin(container, node, f"import time; {mark} = 1; print('here'); time.sleep(600)")
     other = replace(node, node=1, folder=str(Path(node.folder)))
@@ -550,8 +550,8 @@ def test_sweep_removes_what_a_dead_agent_left(container: Container, node: Start)
     end(neighbour)
 
 
-def test_sweep_without_a_container_is_nothing(tmp_path: Path) -> None:
-    """Most jobs have none; one whose client is gone says so."""
+def test_sweep_without_a_container_does_nothing(tmp_path: Path) -> None:
+    """Most jobs have no container; a missing client is reported."""
     assert dockerrun.sweep(tmp_path) is None
     atomic_json.write_json(
         tmp_path / "container.json", {"container": asdict(DOCKER) | {"client": "/gone/docker"}, "labels": {}}
@@ -561,7 +561,7 @@ def test_sweep_without_a_container_is_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_agent_runs_a_job_in_the_container(container: Container, tmp_path: Path) -> None:
-    """Ranks, log, secrets and the end are as without one; the host's site-packages, mounted, bring torch."""
+    """Ranks, log, secrets and end equal a job without a container; mounted site-packages of the host bring torch."""
     code, root = tmp_path / "code", tmp_path / "jobs" / "node-0"
     code.mkdir()
     root.mkdir(parents=True)

@@ -26,7 +26,7 @@ COLLATERAL = {"rank": 0, "kind": "exception", "message": "gloo: closed by peer",
 
 
 class Job:
-    """A coordinator and the reports it sees."""
+    """A coordinator and its reports."""
 
     def __init__(self, rules: Rules = RULES) -> None:
         self.coordinator = Coordinator(rules)
@@ -34,17 +34,17 @@ class Job:
         self.now_s = 0.0
 
     def say(self, node: int, **changes: Any) -> None:
-        """Change what a node reports."""
+        """Change the report of a node."""
         self.reports[node] = replace(self.reports[node], **changes)
 
     def run(self) -> None:
-        """Start every node that is wanted."""
+        """Start every wanted node."""
         desired = self.decide()
         for node in desired.nodes:
             self.say(node, phase="running", generation=desired.generation, code=None, failures=(), saved=None)
 
     def decide(self, after_s: float = 0.1, lost: frozenset[int] = frozenset()) -> Desired:
-        """Let time pass, and ask."""
+        """Let time pass, and return the decision."""
         self.now_s += after_s
         return self.coordinator.decide(self.reports, set(lost), self.now_s, lambda: 20001)
 
@@ -58,7 +58,7 @@ def job() -> Job:
 
 
 def test_start_waits_for_every_node() -> None:
-    """Nothing runs before all nodes have joined."""
+    """No rank runs before all nodes have joined."""
     job = Job()
     second = job.reports.pop(1)
     assert job.decide().want == "wait"
@@ -67,7 +67,7 @@ def test_start_waits_for_every_node() -> None:
 
 
 def test_start_names_the_node_that_never_joined() -> None:
-    """A job whose node stays away fails, and says which."""
+    """A job with a missing node fails, and the message names the node."""
     job = Job()
     del job.reports[1]
     verdict = job.decide(after_s=61).verdict
@@ -77,7 +77,7 @@ def test_start_names_the_node_that_never_joined() -> None:
 
 
 @pytest.mark.parametrize("reason", ["time_limit", "budget"])
-def test_start_ends_at_the_deadline_where_it_comes_before_the_join_timeout(reason: str) -> None:
+def test_start_ends_at_a_deadline_before_the_join_timeout(reason: str) -> None:
     """Machines that wait for a node cost money, so the limit's reason ends the job."""
     job = Job(replace(RULES, soft_deadline_s=45, limit_reason=reason))
     del job.reports[1]
@@ -88,7 +88,7 @@ def test_start_ends_at_the_deadline_where_it_comes_before_the_join_timeout(reaso
 
 
 def test_start_waits_for_nodes_that_prepare() -> None:
-    """However long that takes, up to the deadline; a stop ends the wait."""
+    """The start waits for preparing nodes up to the deadline; a stop ends the wait."""
     job = Job()
     job.say(1, phase="preparing")
     assert job.decide(after_s=600).want == "wait"
@@ -103,7 +103,7 @@ def test_start_waits_for_nodes_that_prepare() -> None:
 
 
 def test_start_ends_when_a_node_cannot_be_prepared() -> None:
-    """The first node that says so is the job's error, without a wait for the others."""
+    """The first node with a fault gives the job's error, without a wait for the remaining nodes."""
     job = Job()
     job.say(0, phase="preparing")
     job.say(1, phase="exited", code=64, failures=({"rank": None, "kind": "config", "message": "pip"},))
@@ -112,8 +112,8 @@ def test_start_ends_when_a_node_cannot_be_prepared() -> None:
     assert (verdict["state"], verdict["error"]["kind"]) == ("failed", "config")
 
 
-def test_start_names_a_node_that_was_lost_while_it_prepared() -> None:
-    """It had joined, so the message says that its agent is silent."""
+def test_start_names_a_node_lost_during_preparation() -> None:
+    """The node had joined, so the message calls its agent silent."""
     job = Job()
     job.say(0, phase="preparing")
     verdict = job.decide(after_s=61, lost=frozenset({1})).verdict
@@ -122,7 +122,7 @@ def test_start_names_a_node_that_was_lost_while_it_prepared() -> None:
 
 
 def test_end_is_success_only_when_all_nodes_are_done(job: Job) -> None:
-    """One node's exit 0 is not the job's end."""
+    """An exit 0 of one node is not the job's end."""
     job.say(0, phase="exited", code=0)
     assert job.decide().want == "run"
     job.say(1, phase="exited", code=0)
@@ -165,7 +165,7 @@ def test_exception_of_the_users_code_is_not_restarted(job: Job) -> None:
 
 
 def test_same_echoes_twice_end_the_job() -> None:
-    """Ranks that again find nobody there, with nobody broken, would do so for ever."""
+    """Two starts that fail only with lost peers and no root cause end the job, as later starts would too."""
     job = Job(replace(RULES, max_restarts=3))
     job.run()
     for _ in range(2):
@@ -179,8 +179,8 @@ def test_same_echoes_twice_end_the_job() -> None:
     assert (desired.verdict["state"], desired.verdict["restarts"]) == ("failed", 1)
 
 
-def test_node_that_cannot_unpack_ends_the_job_with_its_reason() -> None:
-    """A damaged bundle is said before anything starts."""
+def test_node_that_cannot_unpack_ends_the_job_with_the_reason() -> None:
+    """A damaged bundle is reported before any rank starts."""
     job = Job()
     job.say(1, phase="exited", code=64, failures=({"rank": None, "kind": "config", "message": "arrived damaged"},))
     verdict = job.decide().verdict
@@ -201,14 +201,14 @@ def test_stop_waits_for_the_save_then_ends(job: Job) -> None:
 
 
 def test_stop_ends_after_its_grace(job: Job) -> None:
-    """A job that never saves does not keep the machines."""
+    """The machines of a job that never saves are released after the grace period."""
     job.say(0, stop="user")
     assert job.decide().want == "stop"
     assert job.decide(after_s=31).want == "end"
 
 
 def test_stop_now_does_not_wait(job: Job) -> None:
-    """`stop --now` ends at once, also after a stop that waits; it is the user's doing."""
+    """`stop --now` ends at once, also after a stop that waits; the reason is the user."""
     job.say(0, stop="user")
     assert job.decide().want == "stop"
     job.say(0, stop="now")
@@ -218,13 +218,13 @@ def test_stop_now_does_not_wait(job: Job) -> None:
 
 
 def test_deadline_asks_to_save_then_ends(job: Job) -> None:
-    """The cap holds by itself: a signal before it, the end at it."""
+    """The limit holds without the platform: a signal before the limit, the end at the limit."""
     assert job.decide(after_s=900).reason == "time_limit"
     assert job.decide(after_s=101).want == "end"
 
 
 def test_own_deadline_of_the_trainer_is_a_time_limit(job: Job) -> None:
-    """All ranks saved because their deadline came near: stopped, not failed, and not a restart."""
+    """If all ranks saved because of their deadline, the job is stopped, neither failed nor restarted."""
     for node in job.reports:
         job.say(node, phase="exited", code=75, saved={"reason": "deadline"})
     verdict = job.decide().verdict
@@ -233,7 +233,7 @@ def test_own_deadline_of_the_trainer_is_a_time_limit(job: Job) -> None:
 
 
 def test_lost_node_ends_the_others(job: Job) -> None:
-    """Silence of one node kills the rest; nothing is left to hang and bill."""
+    """A silent node ends the remaining nodes, so no machine hangs and costs money."""
     assert job.decide(lost=frozenset({1})).want == "kill"
     job.say(0, phase="exited", code=70, failures=(COLLATERAL,))
     verdict = job.decide(lost=frozenset({1})).verdict
@@ -243,7 +243,7 @@ def test_lost_node_ends_the_others(job: Job) -> None:
 
 @pytest.mark.parametrize(("mine", "cause"), [(RAISED, "boom"), (COLLATERAL, "node 1 was lost")])
 def test_node_lost_while_all_are_killed_hides_no_cause(job: Job, mine: dict[str, Any], cause: str) -> None:
-    """What a rank raised by itself stays the cause; an echo is explained by the loss."""
+    """An exception of a rank stays the cause; a lost-peer error is explained by the lost node."""
     job.say(0, phase="exited", code=70, failures=(mine,))
     job.decide()
     assert job.decide(after_s=6).want == "kill"
@@ -253,7 +253,7 @@ def test_node_lost_while_all_are_killed_hides_no_cause(job: Job, mine: dict[str,
 
 
 def test_same_echoes_after_hours_of_work_are_restarted() -> None:
-    """A network that fails twice in the same words, with a day between, has not failed for ever."""
+    """A network that fails twice with the same message a day apart has no permanent fault."""
     job = Job(replace(RULES, max_restarts=3, soft_deadline_s=1e9, hard_deadline_s=1e9))
     job.run()
     for _ in range(2):
@@ -268,7 +268,7 @@ def test_same_echoes_after_hours_of_work_are_restarted() -> None:
 
 
 def test_verdict_is_final(job: Job) -> None:
-    """Whatever is reported after the end changes nothing."""
+    """Reports after the end change no verdict."""
     for node in job.reports:
         job.say(node, phase="exited", code=0)
     end = job.decide()
@@ -277,15 +277,15 @@ def test_verdict_is_final(job: Job) -> None:
 
 
 def test_hang_restarts_and_is_the_cause(job: Job) -> None:
-    """The rank that made no step comes before the ranks that missed it, and a new start may mend it."""
+    """A rank without steps comes before ranks with lost peers as the cause, and a restart may fix the hang."""
     job.say(0, phase="exited", code=70, failures=(COLLATERAL,))
     job.say(1, phase="exited", code=70, failures=(HUNG,))
     assert job.decide().want == "kill"
     assert (job.decide().generation, job.coordinator.history[0]["message"]) == (2, "made no step for 900 s")
 
 
-def test_hang_waits_for_who_was_silent_first(job: Job) -> None:
-    """Who waits for a stuck rank seems stuck too: the first report is not yet the cause."""
+def test_hang_waits_for_the_rank_that_was_silent_first(job: Job) -> None:
+    """Ranks that wait for a stuck rank seem stuck too: the first report is not yet the cause."""
     job.say(0, phase="exited", code=70, failures=({**HUNG, "rank": 0, "time_s": 3.0},))
     assert job.decide().want == "run"
     job.say(1, phase="exited", code=70, failures=(HUNG,))
@@ -295,7 +295,7 @@ def test_hang_waits_for_who_was_silent_first(job: Job) -> None:
 
 
 def lose(job: Job, *gone: int) -> Desired:
-    """Lose nodes for good; return what is decided once the others are killed and the lost ones surely ended."""
+    """Lose nodes for good; return the decision after the survivors are killed and the lost nodes must have ended."""
     lost = frozenset(gone)
     assert job.decide(lost=lost).want == "kill"
     for node in set(job.coordinator.desired.nodes) - lost:
@@ -305,14 +305,14 @@ def lose(job: Job, *gone: int) -> Desired:
 
 
 def shrinking(nodes: int, fewest: int, sizes: tuple[int, ...]) -> Job:
-    """Return a running job that may go on with fewer nodes."""
+    """Return a running job that may continue with fewer nodes."""
     job = Job(replace(RULES, nodes=nodes, fewest=fewest, sizes=sizes))
     job.run()
     return job
 
 
-def test_lost_node_is_gone_without_where_the_job_allows() -> None:
-    """The survivors are renumbered in their order, and who is missing is said."""
+def test_job_continues_without_a_lost_node_if_allowed() -> None:
+    """The survivors get new ranks in their order, and the note names the lost node."""
     job = shrinking(3, 1, (1, 2, 3))
     desired = lose(job, 1)
     assert (desired.want, desired.generation, desired.nodes) == ("run", 2, (0, 2))
@@ -320,8 +320,8 @@ def test_lost_node_is_gone_without_where_the_job_allows() -> None:
     assert job.coordinator.history[0]["message"].endswith("its agent is silent; going on with 2 of 3 nodes")
 
 
-def test_job_that_goes_on_ends_with_its_own_nodes() -> None:
-    """Neither the silence of the lost node nor its return counts any more."""
+def test_shrunken_job_ends_with_its_own_nodes() -> None:
+    """Neither the silence nor the return of the lost node counts after the restart."""
     job = shrinking(3, 1, (1, 2, 3))
     lose(job, 1)
     for node in (0, 2):
@@ -333,7 +333,7 @@ def test_job_that_goes_on_ends_with_its_own_nodes() -> None:
 
 
 def test_lost_node_is_not_taken_back() -> None:
-    """A node that is heard again stays outside at the next restart."""
+    """A node whose agent reports again stays outside at the next restart."""
     job = Job(replace(RULES, nodes=3, fewest=1, sizes=(1, 2, 3), max_restarts=2))
     job.run()
     for node in lose(job, 1).nodes:
@@ -342,8 +342,8 @@ def test_lost_node_is_not_taken_back() -> None:
     assert job.decide().nodes == (0, 2)
 
 
-def test_nodes_that_cannot_share_the_batch_wait() -> None:
-    """Of three that are left, two go on; the third steps in when another is lost."""
+def test_nodes_that_cannot_share_the_batch_are_spare() -> None:
+    """Of three surviving nodes two continue; the third replaces the next lost node."""
     job = Job(replace(RULES, nodes=4, fewest=2, sizes=(1, 2, 4), max_restarts=2))
     job.run()
     assert lose(job, 3).nodes == (0, 1)
@@ -360,15 +360,15 @@ def test_nodes_that_cannot_share_the_batch_wait() -> None:
     ],
 )
 def test_too_few_nodes_left_is_a_node_failure(fewest: int, sizes: tuple[int, ...], why: str) -> None:
-    """The job fails as without `min_instances`, and says what forbids to go on."""
+    """The job fails as without `min_instances`, and the message gives the reason."""
     verdict = lose(shrinking(3, fewest, sizes), 1, 2).verdict
     assert verdict is not None
     assert (verdict["state"], verdict["reason"]) == ("failed", "node_failure")
     assert why in verdict["error"]["message"]
 
 
-def test_what_a_rank_raised_is_not_mended_by_fewer_nodes() -> None:
-    """A node lost beside an exception of the code's own: the exception ends the job."""
+def test_exception_of_a_rank_is_not_retried_with_fewer_nodes() -> None:
+    """If a node is lost and the user's code raises too, the exception ends the job."""
     job = shrinking(3, 1, (1, 2, 3))
     lost = frozenset({2})
     job.decide(lost=lost)
@@ -380,8 +380,8 @@ def test_what_a_rank_raised_is_not_mended_by_fewer_nodes() -> None:
     assert (verdict["reason"], verdict["error"]["message"]) == ("error", "boom")
 
 
-def test_end_that_leaves_no_time_to_save_is_no_fault() -> None:
-    """`on_limit: stop` puts the deadline at the end: all are stopped there at once, and nobody has missed anything."""
+def test_end_without_time_to_save_is_no_fault() -> None:
+    """`on_limit: stop` sets the deadline at the limit: all nodes stop at once, and no error is reported."""
     job = Job(replace(RULES, limit_reason="budget", soft_deadline_s=1000))
     job.run()
     assert job.decide(after_s=995).want == "run"
@@ -393,7 +393,7 @@ def test_end_that_leaves_no_time_to_save_is_no_fault() -> None:
 
 
 def test_all_nodes_resume_from_the_newest_checkpoint_of_any(job: Job) -> None:
-    """The checkpoint is chosen once, before the ranks of a start; a node that is lost has no say."""
+    """The checkpoint is chosen once before the ranks start; a lost node's checkpoint does not count."""
     assert job.coordinator.desired.resume is None
     job.say(0, phase="exited", code=70, failures=(COLLATERAL,), newest=("out/checkpoint-1", 5.0))
     job.say(1, phase="exited", code=70, failures=(SIGNAL,), newest=("out/checkpoint-2", 6.0))
@@ -404,6 +404,6 @@ def test_all_nodes_resume_from_the_newest_checkpoint_of_any(job: Job) -> None:
 
 
 def test_report_keeps_the_newest_checkpoint_over_the_wire() -> None:
-    """JSON makes a list of the pair."""
+    """JSON turns the pair into a list."""
     report = Report(1, newest=("a.pt", 1.5))
     assert Report.load(json.loads(json.dumps(asdict(report)))) == report

@@ -1,4 +1,4 @@
-"""Copies from node to node, over real sockets on loopback: what arrives, what never does, what a fault leaves."""
+"""Copies from node to node, over real sockets on loopback: complete copies, hostile peers and faults."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Wait = Callable[..., Any]
 
 
 class Relay:
-    """A line to the server on which, after so many bytes of what it sends, something happens; counted per connection.
+    """A connection to the server with a fault after a number of bytes from the server, counted per connection.
 
-    `flip`: the next byte is altered; `cut`: the line ends; `hold`: nothing more comes before `let_go`.
+    `flip`: the next byte is altered; `cut`: the connection ends; `hold`: no further bytes before `let_go`.
     """
 
     def __init__(self, port: int, after: int, then: str) -> None:
@@ -52,7 +52,7 @@ class Relay:
             while True:
                 here = self.listening.accept()[0]
                 there = socket.create_connection((HOST, self.port_there))
-                for sock in (here, there):  # so that what is held does not lie in buffers
+                for sock in (here, there):  # keep held bytes out of the buffers
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
                 self.open += [here, there]
                 threading.Thread(target=self._pass, args=(here, there, None), daemon=True).start()
@@ -75,7 +75,7 @@ class Relay:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End all lines."""
+        """End all connections."""
         self.let_go.set()
         with contextlib.suppress(OSError):
             self.listening.shutdown(socket.SHUT_RDWR)
@@ -85,14 +85,14 @@ class Relay:
 
 @pytest.fixture
 def there(tmp_path: Path) -> Path:
-    """Return the folder that is offered."""
+    """Return the offered folder."""
     (tmp_path / "there").mkdir()
     return tmp_path / "there"
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """Return the folder that is copied to; it is not made yet."""
+    """Return the target folder, which does not exist yet."""
     return tmp_path / "here"
 
 
@@ -112,7 +112,7 @@ def serve(there: Path) -> Iterator[Serve]:
 
 @pytest.fixture
 def relay() -> Iterator[Callable[..., Relay]]:
-    """Return a function that puts something on the line."""
+    """Return a function that puts a relay before a server."""
     made: list[Relay] = []
 
     def put(port: int, after: int, then: str) -> Relay:
@@ -126,7 +126,7 @@ def relay() -> Iterator[Callable[..., Relay]]:
 
 @pytest.fixture
 def talk() -> Iterator[Talk]:
-    """Return a function that starts a server which knows the token and then says what it is told to, to one client."""
+    """Return a function that starts a server with the token, which runs the given dialogue with one client."""
     made: list[tuple[socket.socket, threading.Thread]] = []
 
     def start(say: Callable[[Wire], None]) -> int:
@@ -165,7 +165,7 @@ def checkpoint(folder: Path, step: int, size: int = 3 * MIB) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return all files by their path."""
+    """Return the contents of all files by path."""
     found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*"))} if folder.exists() else {}
     return {name: path.read_bytes() for name, path in found.items() if path.is_file()}
 
@@ -176,13 +176,13 @@ def fetch(port: int, name: str, into: Path, **options: Any) -> copies.Fetched:
 
 
 def hostile_entry(**changes: Any) -> dict[str, Any]:
-    """Return an entry as a server would tell of it."""
+    """Return an entry as a server would describe one."""
     usual = {"name": "x", "fingerprint": "f", "bytes": 3, "files": 1, "written_ns": 1, "step": None}
     return {**usual, "is_folder": True, "is_ours": False, **changes}
 
 
-def test_folders_and_files_arrive_as_they_are(serve: Serve, there: Path, here: Path) -> None:
-    """Bytes, names, times and fingerprints are the same; what is half written or set aside is not offered."""
+def test_folders_and_files_arrive_unchanged(serve: Serve, there: Path, here: Path) -> None:
+    """Bytes, names, times and fingerprints are equal; unfinished and set-aside entries are not offered."""
     checkpoint(there, 120)
     (there / "run" / "deep" / "er").mkdir(parents=True)
     (there / "run" / "deep" / "er" / "ä \udc80").write_bytes(b"")
@@ -203,8 +203,8 @@ def test_folders_and_files_arrive_as_they_are(serve: Serve, there: Path, here: P
     assert entries.list_entries(here) == found
 
 
-def test_copy_that_is_here_is_not_fetched_again(serve: Serve, there: Path, here: Path, tmp_path: Path) -> None:
-    """The very same costs nothing, and one that was fetched gives way to the next; another is set aside if told to."""
+def test_copy_that_exists_is_not_fetched_again(serve: Serve, there: Path, here: Path, tmp_path: Path) -> None:
+    """An equal copy costs no bytes; a newer one replaces a fetched copy, or sets an entry aside if requested."""
     note = tmp_path / "fetched.json"
     checkpoint(there, 120)
     port = serve()
@@ -219,8 +219,8 @@ def test_copy_that_is_here_is_not_fetched_again(serve: Serve, there: Path, here:
     assert contents(here / "step-00000120") == contents(there / "step-00000120")
 
 
-def test_what_was_saved_here_itself_stays(serve: Serve, there: Path, here: Path, tmp_path: Path) -> None:
-    """Neither another of the name, nor a copy that was written to since, nor a link gives way; the words say so."""
+def test_entry_saved_on_this_host_stays(serve: Serve, there: Path, here: Path, tmp_path: Path) -> None:
+    """An entry of the host's own, a modified copy and a link all stay, and the error says so."""
     port, options = serve(), {"note": tmp_path / "fetched.json"}
     here.mkdir()
     for name in ("own", "written", "link"):
@@ -236,10 +236,10 @@ def test_what_was_saved_here_itself_stays(serve: Serve, there: Path, here: Path,
     assert contents(here) == dict.fromkeys(("own", "written", "link"), b"mine")
 
 
-def test_copy_stays_one_where_the_next_came_to_nothing(
+def test_copy_stays_replaceable_after_a_failed_successor(
     serve: Serve, there: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that ended between its note and its rename has not made the old copy somebody's own."""
+    """A process killed between note and rename does not turn the old copy into a saved entry."""
     port, options = serve(), {"note": tmp_path / "fetched.json"}
 
     def end(*args: Any, **options: Any) -> None:
@@ -258,10 +258,10 @@ def test_copy_stays_one_where_the_next_came_to_nothing(
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "empty folder", "instead of a copy"])
-def test_what_is_saved_meanwhile_stays(
+def test_entry_saved_during_a_copy_stays(
     serve: Serve, there: Path, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """A copy that took long never takes the place of what was written while it was under way."""
+    """A slow copy never replaces an entry that was written during the copy."""
     entry, mine = there / "run" / "x" if "folder" in kind else there / "run", here / entry_path(kind)
     port, options = serve(), {"note": tmp_path / "fetched.json"}
 
@@ -288,15 +288,15 @@ def test_what_is_saved_meanwhile_stays(
 
 
 def entry_path(kind: str) -> str:
-    """Return what a rank writes."""
+    """Return the path that a rank writes."""
     return "run/y" if kind == "folder" else "run"
 
 
 @pytest.mark.parametrize("is_folder", [True, False])
-def test_name_that_is_taken_in_the_last_moment(
+def test_name_taken_at_the_last_moment_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool
 ) -> None:
-    """What gets the name after the last look keeps it all the same."""
+    """An entry that gets the name after the last check keeps the name."""
     partial, final = tmp_path / ".x.tmp", tmp_path / "x"
     for path, text in ((partial, "copy"), (final, "mine")):
         if is_folder:
@@ -310,7 +310,7 @@ def test_name_that_is_taken_in_the_last_moment(
 
 
 def test_disk_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There a file gets its name all the same, and what has it keeps it."""
+    """A file gets its name without a hard link, and an existing entry keeps its name."""
 
     def link(*args: Any) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -325,7 +325,7 @@ def test_disk_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_thousand_small_files(serve: Serve, there: Path, here: Path) -> None:
-    """Many files are no trouble."""
+    """A folder with a thousand files is copied whole."""
     (there / "many").mkdir()
     for number in range(1000):
         (there / "many" / str(number)).write_text(f"{number}")
@@ -334,7 +334,7 @@ def test_thousand_small_files(serve: Serve, there: Path, here: Path) -> None:
 
 
 def test_many_at_once(serve: Serve, there: Path, tmp_path: Path) -> None:
-    """More clients than the server takes at once wait for their turn."""
+    """Clients above the server's limit wait for their turn."""
     checkpoint(there, 1)
     port = serve(connections=3)
     faults: list[Exception] = []
@@ -354,10 +354,10 @@ def test_many_at_once(serve: Serve, there: Path, tmp_path: Path) -> None:
     assert all(contents(tmp_path / f"host-{number}") == contents(there) for number in range(12))
 
 
-def test_same_copy_twice_at_once_is_waited_for(
+def test_second_copy_of_one_entry_is_delayed(
     serve: Serve, there: Path, here: Path, relay: Any, wait_until: Wait
 ) -> None:
-    """Two copies of one entry to one folder would write into each other: the second has the first one's."""
+    """Two copies of an entry to one folder would collide: the second waits and uses the first."""
     checkpoint(there, 1)
     line, done = relay(serve(), MIB, "hold"), list[int]()
     threads = [
@@ -378,7 +378,7 @@ def test_same_copy_twice_at_once_is_waited_for(
 
 
 def test_wrong_token_learns_nothing(serve: Serve, there: Path, here: Path) -> None:
-    """Neither a list nor an entry; the words say why."""
+    """A client with a wrong token gets neither a list nor an entry; the error gives the reason."""
     checkpoint(there, 1)
     port = serve()
     with pytest.raises(CopyError, match=rf"cannot learn what {HOST}:{port} has: the server rejects this token"):
@@ -391,7 +391,7 @@ def test_wrong_token_learns_nothing(serve: Serve, there: Path, here: Path) -> No
 
 
 def test_token_is_never_sent(serve: Serve, there: Path) -> None:
-    """Neither end ever writes it to the line."""
+    """Neither end ever writes the token to the connection."""
     checkpoint(there, 1)
     port = serve()
     sent: list[bytes] = []
@@ -409,8 +409,8 @@ def test_token_is_never_sent(serve: Serve, there: Path) -> None:
 
 
 @pytest.mark.parametrize("purpose", [b"copies", b"line", None])
-def test_key_is_made_for_copies_alone(serve: Serve, purpose: bytes | None) -> None:
-    """Who has another key that is made of the token, or takes the token itself for the key, is a stranger."""
+def test_key_is_derived_for_copies_alone(serve: Serve, purpose: bytes | None) -> None:
+    """A client with a key for a different purpose, or with the token as the key, is rejected."""
     key = TOKEN.encode() if purpose is None else hmac.digest(TOKEN.encode(), purpose, "sha256")
     with socket.create_connection((HOST, serve())) as sock:
         wire = Wire(sock, 5)
@@ -420,7 +420,7 @@ def test_key_is_made_for_copies_alone(serve: Serve, purpose: bytes | None) -> No
 
 
 def test_server_without_the_token_is_not_trusted(here: Path) -> None:
-    """Whoever took the port over does not know the token, and nothing of its is taken."""
+    """A process that took over the port does not know the token, so its data is rejected."""
     listening = socket.create_server((HOST, 0))
 
     def pretend() -> None:
@@ -453,8 +453,8 @@ STRANGE = [
 
 
 @pytest.mark.parametrize("said", STRANGE, ids=range(len(STRANGE)))
-def test_stranger_on_the_port(said: bytes, here: Path) -> None:
-    """Something else that listens there is called that."""
+def test_foreign_server_is_reported(said: bytes, here: Path) -> None:
+    """A different program that listens on the port is called that."""
     listening = socket.create_server((HOST, 0))
 
     def speak() -> None:
@@ -470,8 +470,8 @@ def test_stranger_on_the_port(said: bytes, here: Path) -> None:
     listening.close()
 
 
-def test_nobody_on_the_port(here: Path) -> None:
-    """A refused connection is said with the place and what it was for."""
+def test_refused_connection_is_reported(here: Path) -> None:
+    """The message of a refused connection has the address and the purpose."""
     with socket.create_server((HOST, 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(CopyError, match=rf"cannot copy x from {HOST}:{port} to .* on .*: Connection refused"):
@@ -498,7 +498,7 @@ HOSTILE = [
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("want", ["get", "sees", "put"])
 def test_hostile_client_gets_nothing(serve: Serve, there: Path, want: str, name: Any) -> None:
-    """Whoever has the token, and asks for what is no entry, gets none, and the server lives on."""
+    """A client with the token that asks for an invalid name gets no entry, and the server continues."""
     (there.parent / "secret").write_text("secret")
     (there / ".hidden").write_text("secret")
     port = serve()
@@ -512,7 +512,7 @@ def test_hostile_client_gets_nothing(serve: Serve, there: Path, want: str, name:
 
 @pytest.mark.parametrize("garbage", [b"", b"\0\0\0\0", b"\xff" * 100, *STRANGE], ids=range(3 + len(STRANGE)))
 def test_garbage_does_not_end_the_server(serve: Serve, garbage: bytes) -> None:
-    """Strangers are let go, and others are still served."""
+    """The server closes foreign connections and still serves real clients."""
     port = serve(connections=1)
     for _ in range(3):
         with socket.create_connection((HOST, port)) as sock:
@@ -521,7 +521,7 @@ def test_garbage_does_not_end_the_server(serve: Serve, garbage: bytes) -> None:
 
 
 def test_links_are_not_followed(serve: Serve, there: Path, here: Path) -> None:
-    """Neither a linked entry nor a link in one is offered, nor what takes a file's place meanwhile."""
+    """Neither linked entries, nor links inside an entry, nor a link that replaces a file are offered."""
     (there.parent / "secret").write_text("secret")
     (there / "out").symlink_to(there.parent / "secret")
     (there / "up").symlink_to(there.parent)
@@ -539,13 +539,13 @@ def test_links_are_not_followed(serve: Serve, there: Path, here: Path) -> None:
     assert contents(here) == {"run/plain": b"plain"}
     with entries.open_root(there) as root:
         for path in ("out", "up/secret", "pipe"):
-            with pytest.raises(OSError):  # noqa: PT011  # its words are the system's
+            with pytest.raises(OSError):  # noqa: PT011  # the system's message
                 entries.open_file(root, "run", path)
 
 
 @pytest.mark.parametrize("path", ["../out", "/out", "a/../../out", "", ".", "a//b", "a/./b", "a\0b", 3])
 def test_hostile_server_cannot_leave_the_folder(talk: Talk, here: Path, path: Any) -> None:
-    """A path that leads elsewhere ends the copy, and nothing is left of it."""
+    """A path that leads elsewhere ends the copy, and no file remains."""
 
     def say(wire: Wire) -> None:
         wire.send({"entry": hostile_entry()})
@@ -576,8 +576,8 @@ def test_hostile_server_cannot_leave_the_folder(talk: Talk, here: Path, path: An
         {"bytes": 1 << 70},
     ],
 )
-def test_hostile_server_must_keep_its_word(talk: Talk, here: Path, changes: dict[str, Any]) -> None:
-    """What differs from what was announced, or is nonsense, never gets a name."""
+def test_hostile_server_must_send_as_announced(talk: Talk, here: Path, changes: dict[str, Any]) -> None:
+    """Content that differs from the announcement, or is invalid, never gets a name."""
 
     def say(wire: Wire) -> None:
         file = entries.File("f", 3, 1)
@@ -592,8 +592,8 @@ def test_hostile_server_must_keep_its_word(talk: Talk, here: Path, changes: dict
     assert contents(here) == {}
 
 
-def test_files_of_one_name_are_refused(talk: Talk, here: Path) -> None:
-    """No file is written twice, nor is one a folder as well."""
+def test_files_with_one_name_are_refused(talk: Talk, here: Path) -> None:
+    """No file is written twice, and no file is also a folder."""
 
     def say(wire: Wire) -> None:
         wire.send({"entry": hostile_entry(files=2, bytes=6)})
@@ -608,7 +608,7 @@ def test_files_of_one_name_are_refused(talk: Talk, here: Path) -> None:
 
 
 def test_links_here_are_not_written_through(serve: Serve, there: Path, here: Path) -> None:
-    """A link of the entry's name stays, and so does what it leads to."""
+    """A local link with the entry's name stays, and so does the link's target."""
     checkpoint(there, 1)
     elsewhere = checkpoint(here.parent / "elsewhere", 1)
     before = contents(elsewhere)
@@ -621,8 +621,8 @@ def test_links_here_are_not_written_through(serve: Serve, there: Path, here: Pat
 
 
 @pytest.mark.parametrize("fate", ["altered", "repeated", "left out", "sent back"])
-def test_message_that_was_tampered_with_is_refused(fate: str) -> None:
-    """Whoever sits on the line can neither write, repeat, drop nor reflect a message."""
+def test_manipulated_message_is_refused(fate: str) -> None:
+    """An attacker on the network cannot write, repeat, drop or reflect a message."""
     with (
         socket.create_server((HOST, 0)) as listening,
         socket.create_connection(listening.getsockname()) as sender,
@@ -642,12 +642,12 @@ def test_message_that_was_tampered_with_is_refused(fate: str) -> None:
 
 
 class _Tapped(Wire):
-    """A line whose messages can be had as bytes."""
+    """A connection whose messages are available as bytes."""
 
     last = b""
 
     def write(self, block: memoryview) -> None:
-        """Keep it."""
+        """Keep the block."""
         self.last = bytes(block)
 
     def said(self, message: dict[str, Any]) -> bytes:
@@ -658,7 +658,7 @@ class _Tapped(Wire):
 
 @pytest.mark.parametrize("after", [20, 400, MIB, 3 * MIB + 1500])
 def test_flipped_byte_is_found(serve: Serve, there: Path, here: Path, relay: Any, after: int) -> None:
-    """One altered byte, of a message or of the content, and the entry is absent; the next try has it."""
+    """An altered byte in a message or in the content leaves no entry; the next try copies all."""
     checkpoint(there, 1)
     port = serve()
     with pytest.raises(CopyError):
@@ -668,16 +668,16 @@ def test_flipped_byte_is_found(serve: Serve, there: Path, here: Path, relay: Any
     assert contents(here) == contents(there)
 
 
-def test_altered_content_is_called_that(serve: Serve, there: Path, here: Path, relay: Any) -> None:
-    """The words name the file."""
+def test_altered_content_is_reported(serve: Serve, there: Path, here: Path, relay: Any) -> None:
+    """The message names the file."""
     checkpoint(there, 1)
     with pytest.raises(CopyError, match=r"model-0-of-1\.pt was altered in transit"):
         fetch(relay(serve(), MIB, "flip").port, "step-00000001", here)
 
 
 @pytest.mark.parametrize("after", [0, 10, 300, MIB])
-def test_cut_line_leaves_nothing(serve: Serve, there: Path, here: Path, relay: Any, after: int) -> None:
-    """Wherever the line ends, the entry is absent."""
+def test_cut_connection_leaves_nothing(serve: Serve, there: Path, here: Path, relay: Any, after: int) -> None:
+    """A connection that ends at any point leaves no entry."""
     checkpoint(there, 1)
     with pytest.raises(CopyError, match=r"closed the connection|reset"):
         fetch(relay(serve(), after, "cut").port, "step-00000001", here)
@@ -686,7 +686,7 @@ def test_cut_line_leaves_nothing(serve: Serve, there: Path, here: Path, relay: A
 
 @pytest.mark.parametrize("after", [0, 300, MIB])
 def test_stalled_server_is_given_up(serve: Serve, there: Path, here: Path, relay: Any, after: int) -> None:
-    """A line that stands still ends the copy after its time."""
+    """A stalled connection ends the copy after the time limit."""
     checkpoint(there, 1)
     begin_s = time.monotonic()
     with pytest.raises(CopyError, match="has stalled"):
@@ -696,7 +696,7 @@ def test_stalled_server_is_given_up(serve: Serve, there: Path, here: Path, relay
 
 
 def test_slow_drip_is_given_up(talk: Talk, here: Path) -> None:
-    """A byte now and then does not hold a copy up for ever."""
+    """A server that sends a byte now and then cannot hold a copy open."""
     over = threading.Event()
 
     def drip(wire: Wire) -> None:
@@ -710,8 +710,8 @@ def test_slow_drip_is_given_up(talk: Talk, here: Path) -> None:
     over.set()
 
 
-def test_stalled_client_is_let_go(serve: Serve, there: Path, wait_until: Wait) -> None:
-    """A client that does not read, or says nothing at all, does not keep its place."""
+def test_stalled_client_is_disconnected(serve: Serve, there: Path, wait_until: Wait) -> None:
+    """A client that neither reads nor writes does not keep its place."""
     checkpoint(there, 1, 12 * MIB)
     port = serve(connections=1, stall_s=0.3)
     with socket.create_connection((HOST, port)) as sock:
@@ -723,7 +723,7 @@ def test_stalled_client_is_let_go(serve: Serve, there: Path, wait_until: Wait) -
 
 
 def test_stop_ends_a_copy_at_once(serve: Serve, there: Path, here: Path, relay: Any, wait_until: Wait) -> None:
-    """A copy under way is given up, and nothing is left."""
+    """A running copy ends, and no files remain."""
     checkpoint(there, 1)
     stop = threading.Event()
     ended: list[float] = []
@@ -744,7 +744,7 @@ def test_stop_ends_a_copy_at_once(serve: Serve, there: Path, here: Path, relay: 
 
 
 def test_closed_server_ends_its_copies(there: Path, here: Path, relay: Any, wait_until: Wait) -> None:
-    """A server that closes lets go of the port, and of who is being served."""
+    """A closed server releases its port and its connections."""
     checkpoint(there, 1, 12 * MIB)
     server = copies.serve(there, HOST, 0, TOKEN)
     line = relay(server.address[1], MIB, "hold")
@@ -779,8 +779,8 @@ def full(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", disk], check=True)
 
 
-def test_full_disk_is_told_beforehand(serve: Serve, there: Path, full: Path) -> None:
-    """What does not fit is not begun; the words give both figures and the folder."""
+def test_full_disk_is_reported_beforehand(serve: Serve, there: Path, full: Path) -> None:
+    """A copy that does not fit does not start; the message gives both figures and the folder."""
     checkpoint(there, 1, 6 * MIB)
     with pytest.raises(copies.NoRoom, match=rf"to {full} on .*: 0.01 GB are needed there, and 0.00 GB are free"):
         fetch(serve(), "step-00000001", full, margin_bytes=0)
@@ -788,7 +788,7 @@ def test_full_disk_is_told_beforehand(serve: Serve, there: Path, full: Path) -> 
 
 
 def test_disk_that_fills_up_meanwhile(serve: Serve, there: Path, full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said, and the disk is left as it was."""
+    """The error is reported, and the disk is left without partial files."""
     checkpoint(there, 1, 6 * MIB)
     monkeypatch.setattr(landing, "check_room", lambda into, needed: None)
     with pytest.raises(copies.NoRoom, match="No space left on device"):
@@ -801,7 +801,7 @@ def test_disk_that_fills_up_meanwhile(serve: Serve, there: Path, full: Path, mon
 
 @pytest.fixture
 def run_python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Return a function that starts a process of ours, which ends with the test."""
+    """Return a function that starts a process of ours and ends the process with the test."""
     made: list[subprocess.Popen[str]] = []
 
     def run(text: str, *args: str | Path) -> subprocess.Popen[str]:
@@ -817,7 +817,7 @@ def run_python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def test_killed_server_leaves_nothing(there: Path, here: Path, relay: Any, run_python: Any, wait_until: Wait) -> None:
-    """kill -9 of the server in the midst: the copy is absent, and said to be."""
+    """After kill -9 of the server during a copy, no entry exists, and the error is reported."""
     checkpoint(there, 1, 12 * MIB)
     text = "s = copies.serve(Path(sys.argv[1]), '127.0.0.1', 0, 'a' * 64); print(s.address[1], flush=True); input()"
     process = run_python(text, there)
@@ -843,10 +843,10 @@ def test_killed_server_leaves_nothing(there: Path, here: Path, relay: Any, run_p
     assert contents(here) == {}
 
 
-def test_killed_client_leaves_what_the_next_removes(
+def test_killed_client_leaves_a_partial_copy_for_cleanup(
     serve: Serve, there: Path, here: Path, relay: Any, run_python: Any, wait_until: Wait
 ) -> None:
-    """kill -9 of the client in the midst: only an unfinished copy is left, and the next one clears it away."""
+    """kill -9 of the client leaves only an unfinished copy, which the next copy removes."""
     checkpoint(there, 1)
     (there / "other").write_text("other")
     port = serve()
@@ -864,7 +864,7 @@ def test_killed_client_leaves_what_the_next_removes(
 
 
 def test_damaged_checkpoint_is_not_passed_on(serve: Serve, there: Path, here: Path) -> None:
-    """What is not as its manifest says is no copy to go on from; an older one may be."""
+    """A checkpoint that differs from its manifest is not copied; an older checkpoint may be."""
     path = checkpoint(there, 1)
     with (path / "plain.pt").open("r+b") as file:
         file.write(b"\0\0\0\0")
@@ -874,7 +874,7 @@ def test_damaged_checkpoint_is_not_passed_on(serve: Serve, there: Path, here: Pa
 
 
 def test_changing_entry_is_not_copied(serve: Serve, there: Path, here: Path, relay: Any, wait_until: Wait) -> None:
-    """A file that is written to meanwhile is given up as gone, not mixed of old and new."""
+    """A file that changes during the copy raises Gone, and old and new bytes are never mixed."""
     (there / "last.ckpt").write_bytes(os.urandom(12 * MIB))
     line = relay(serve(), MIB, "hold")
     ended: list[type[BaseException]] = []
@@ -895,16 +895,16 @@ def test_changing_entry_is_not_copied(serve: Serve, there: Path, here: Path, rel
     assert contents(here) == {}
 
 
-def test_shared_folder_is_known(serve: Serve, there: Path, here: Path) -> None:
-    """A folder that both ends see is told from one that only has the same entries; nothing is left of the question."""
+def test_shared_folder_is_recognised(serve: Serve, there: Path, here: Path) -> None:
+    """A folder that both ends see differs from a folder with equal entries; no probe file remains."""
     port = serve()
     assert copies.shares(HOST, port, TOKEN, there)
     assert not copies.shares(HOST, port, TOKEN, here)
     assert os.listdir(there) == os.listdir(here) == []
 
 
-def test_newest_is_whole(there: Path) -> None:
-    """The highest step that has all its files; without steps, what was written last."""
+def test_newest_entry_is_complete(there: Path) -> None:
+    """`newest` gives the highest complete step; without steps, the entry written last."""
     assert copying.newest({"folder": str(there / "none")}) == {}
     (there / "a.pt").write_text("a")
     (there / "b.pt").write_text("b")
@@ -920,7 +920,7 @@ def test_newest_is_whole(there: Path) -> None:
 
 
 def test_verbs_offer_and_fetch(there: Path, here: Path) -> None:
-    """A host offers its folder by a token drawn there; another fetches one entry, or all."""
+    """A host offers its folder with a fresh token; a second host fetches one entry, or all."""
     checkpoint(there, 1)
     (there / "last.ckpt").write_text("last")
     told = copying.offer({"folder": str(there), "address": HOST})
@@ -935,8 +935,8 @@ def test_verbs_offer_and_fetch(there: Path, here: Path) -> None:
     copying._offers.pop().close()
 
 
-def test_all_entries_leave_what_was_saved_here(there: Path, here: Path, tmp_path: Path) -> None:
-    """What is lacking comes, what was fetched is brought up to date; own and newer ones are left, and told of."""
+def test_fetch_of_all_entries_keeps_local_ones(there: Path, here: Path, tmp_path: Path) -> None:
+    """Missing entries arrive and fetched ones are updated; local and newer entries stay and are listed."""
     for name in ("lacking", "fetched", "own", "later"):
         (there / name).write_text("old")
     told = copying.offer({"folder": str(there), "address": HOST})
@@ -955,8 +955,8 @@ def test_all_entries_leave_what_was_saved_here(there: Path, here: Path, tmp_path
     copying._offers.pop().close()
 
 
-def test_offer_keeps_to_its_ports(there: Path) -> None:
-    """A port of the range is taken; without a free one, or an address of this host, the words say so."""
+def test_offer_uses_its_port_range(there: Path) -> None:
+    """An offer takes a port of the range; a full range, or a foreign address, is reported."""
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Refused, match=f"all ports from {port} to {port} are taken; allow others"):
@@ -967,8 +967,8 @@ def test_offer_keeps_to_its_ports(there: Path) -> None:
         copying.offer({"folder": str(there), "address": "192.0.2.1", "ports": [port, port]})
 
 
-def test_nothing_heavy_is_imported() -> None:
-    """Agents keep these modules for as long as a job runs: no torch, nothing of other packages."""
+def test_import_loads_no_heavy_package() -> None:
+    """Agents keep these modules during the whole job: no torch and no third-party packages."""
     modules = "cloudtrain.entrypoints.replication.replicas, cloudtrain.entrypoints.host.copying"
     text = f"import {modules}, sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)

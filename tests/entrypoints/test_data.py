@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 class Noisy:
-    """Items made of nothing but random numbers, drawn from all three generators."""
+    """Items of random numbers only, drawn from all three generators."""
 
     def __init__(self, from_index: int = 0) -> None:
         self.from_index = from_index
@@ -66,15 +66,15 @@ def test_stream_holds_each_sample_once_an_epoch() -> None:
 
 
 def test_stream_orders_epochs_differently_and_by_seed() -> None:
-    """Another epoch or seed is another order; the same pair is always the same."""
+    """Each epoch and seed has its own order; the same pair always gives the same order."""
     first, again = data.stream(1, 37, 0, 37), data.stream(1, 37, 0, 37)
     assert first == again
     assert [i for _, i in first] != [i for _, i in data.stream(1, 37, 37, 37)]
     assert [i for _, i in first] != [i for _, i in data.stream(2, 37, 0, 37)]
 
 
-def test_split_batch_says_the_arithmetic() -> None:
-    """A remainder names the product, the remainder and the nearest sizes that fit."""
+def test_split_batch_error_gives_the_arithmetic() -> None:
+    """The error gives the product, the remainder and the nearest sizes that fit."""
     with pytest.raises(
         TaskError, match=r"100 is no multiple of micro_batch_size 16 x 2 ranks = 32 .*96 or 128.* to 10"
     ):
@@ -87,13 +87,13 @@ def test_split_batch_without_micro_takes_no_accumulation() -> None:
 
 
 def test_split_batch_refuses_fewer_samples_than_ranks() -> None:
-    """A rank without a sample is an error, and the mend is a batch of at least one each."""
+    """A rank without a sample is an error, and the remedy is a batch with at least one sample per rank."""
     with pytest.raises(TaskError, match="set global_batch_size to 4"):
         data.split_batch(2, None, 4)
 
 
 def test_sample_randomness_belongs_to_the_sample() -> None:
-    """A sample's random numbers depend on seed, epoch and index: not on its neighbours, not on the process's state."""
+    """A sample's random numbers depend on seed, epoch and index: not on neighbours or the process's state."""
     alone = batches(Noisy(), [[(0, 3)], [(1, 3)]])
     random.seed(99)
     together = batches(Noisy(), [[(0, 1), (0, 3)], [(1, 3), (1, 1)]])
@@ -103,13 +103,13 @@ def test_sample_randomness_belongs_to_the_sample() -> None:
 
 
 def test_late_randomness_is_noticed() -> None:
-    """A dataset that begins to draw random numbers after plain batches gives the same as when seeded from the start."""
+    """A dataset whose random draws begin late gives the same samples as a dataset seeded from the start."""
     keys = [[(0, 0), (0, 1)], [(0, 2), (0, 8)], [(0, 9), (0, 1)]]
     source = Noisy(from_index=5)
     found = batches(source, keys)
     assert found[1][1] == batches(Noisy(), [[(0, 8)]])[0][0]
     assert found[2][0] == batches(Noisy(), [[(0, 9)]])[0][0]
-    assert source.reads == 10  # what was read ahead with the surprise was read twice
+    assert source.reads == 10  # samples read ahead of the first draw were read twice
 
 
 def test_workers_give_the_same_batches() -> None:
@@ -119,7 +119,7 @@ def test_workers_give_the_same_batches() -> None:
 
 
 def test_mix_depends_on_order_and_length() -> None:
-    """Words that differ in order or number give other seeds."""
+    """Arguments in a different order or number give different seeds."""
     assert len({data.mix(1, 2), data.mix(2, 1), data.mix(1, 2, 0), data.mix(0, 1, 2), data.mix(-1, 2)}) == 5
 
 

@@ -1,4 +1,4 @@
-"""What bounds a step: the arithmetic, the advice, and a real job that waits for its data."""
+"""The bottleneck of a step: the arithmetic, the advice, and a real job that waits for its data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def spec(**training: Any) -> Spec:
     ],
 )
 def test_conclusion(silent: float, synthetic: float, training: dict[str, Any], bound: str, advice: str) -> None:
-    """What is saved without a part is that part's share; what to try is what is not yet done."""
+    """The time saved without a part is the part's share; the advice is a change that the job has not made yet."""
     found = conclude([0.1, 0.1], silent, synthetic, spec(**training), RankContext(0, 2, torch.device("cpu")))
     assert (found.bound, found.noise) == (bound, 0.0)
     assert found.network + found.data + found.compute == pytest.approx(1.0)
@@ -54,21 +54,21 @@ def test_conclusion(silent: float, synthetic: float, training: dict[str, Any], b
     assert advice in found.sentence
 
 
-def test_unclear_is_said() -> None:
-    """Where two like runs differ by more than the parts do, the sentence claims nothing."""
+def test_unclear_result_is_reported() -> None:
+    """If two equal runs differ by more than the parts, the sentence names no bottleneck."""
     found = conclude([0.1, 0.16], 0.07, 0.12, spec(), RankContext(0, 2, torch.device("cpu")))
     assert found.bound == "unclear"
     assert "two like runs differ by 46 %" in found.sentence
 
 
 def test_one_rank_has_no_network() -> None:
-    """Whatever the clock says."""
+    """The share of the network is 0 for one rank, whatever the times are."""
     assert conclude([0.1, 0.1], 0.05, 0.1, spec(), RankContext(0, 1, torch.device("cpu"))).network == 0.0
 
 
 @pytest.mark.slow
 def test_job_that_waits_for_its_data(cli: Any, project: Callable[..., Path]) -> None:
-    """The command runs it for real on two instances, prints the shares, and saves nothing."""
+    """The command really runs the job on two instances, prints the shares, and saves no checkpoint."""
     folder = project()
     (folder / "task.py").write_text(SLOW_DATA)
     (folder / "cloudtrain.yaml").write_text(
@@ -82,6 +82,6 @@ def test_job_that_waits_for_its_data(cli: Any, project: Callable[..., Path]) -> 
 
 
 def test_script_cannot_be_diagnosed(cli: Any, project: Callable[..., Path]) -> None:
-    """Its steps are its own."""
+    """Only the script itself knows its steps."""
     done = cli("diagnose", cwd=project("", script="train.py", text="pass"))
     assert (done.code, "only a `task` can be diagnosed" in done.stderr) == (2, True)

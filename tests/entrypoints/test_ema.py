@@ -1,4 +1,4 @@
-"""The average of the weights: its value, its loan to the module, and the same over shards."""
+"""The average of the weights: its value, its temporary swap into the module, and the same over shards."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from cloudtrain.entrypoints.trainer.ema import Ema
 
-# Two ranks train a sharded model and its whole copy on the same batches, each with an average. In the end: how far the
-# averages are apart, whether the loan shows and ends to the bit, and whether what is loaded by copy_ is there.
+# Two ranks train a sharded model and a whole copy on the same batches, each with an average. The script prints the
+# distance of the averages, whether the swap is visible and ends bit for bit, and whether copy_ loads values.
 SHARDED = """
 import copy, json, os, sys
 import torch, torch.distributed as dist
@@ -88,7 +88,7 @@ os._exit(0)
 
 
 def stepped(model: nn.Module, step: int) -> None:
-    """Move the weights somewhere else."""
+    """Change the weights."""
     torch.manual_seed(step)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -96,7 +96,7 @@ def stepped(model: nn.Module, step: int) -> None:
 
 
 def test_average_is_the_recursion_written_out() -> None:
-    """After each step, average = decay average + (1 - decay) weights, the decay rising to the one asked for."""
+    """After each step, average = decay average + (1 - decay) weights; the decay rises to the given decay."""
     model = nn.Linear(2, 2)
     ema, wanted = Ema(model, 0.3), model.weight.detach().clone()
     for step, decay in ((1, 2 / 11), (2, 3 / 12), (3, 0.3), (4, 0.3)):
@@ -107,8 +107,8 @@ def test_average_is_the_recursion_written_out() -> None:
         torch.testing.assert_close(ema.tensors()["weight"], wanted)
 
 
-def test_loan_ends_to_the_bit() -> None:
-    """Inside, the module has the average, and buffers as they are; afterwards, even after an error, its own weights."""
+def test_swap_ends_bit_for_bit() -> None:
+    """Inside, the module has the average and its own buffers; afterwards, even after an error, its own weights."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     ema = Ema(model, 0.9)
     stepped(model, 1)
@@ -122,7 +122,7 @@ def test_loan_ends_to_the_bit() -> None:
 
 
 def test_frozen_parameters_are_left_out() -> None:
-    """What does not move needs no average; tied weights have one."""
+    """Frozen parameters need no average; tied weights have a single average."""
     model = nn.Module()
     model.first, model.second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
     model.second.weight = model.first.weight
@@ -131,7 +131,7 @@ def test_frozen_parameters_are_left_out() -> None:
 
 
 def test_low_precision_is_averaged_in_fp32() -> None:
-    """A step of 0.001 is lost in bf16; the loan rounds, and ends with the weights and the average as they were."""
+    """A step of 0.001 is lost in bf16; the swap rounds, and afterwards weights and average are unchanged."""
     model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
     with torch.no_grad():
         model.weight.fill_(1.0)
@@ -146,8 +146,8 @@ def test_low_precision_is_averaged_in_fp32() -> None:
     assert average.item() == pytest.approx(1.001)
 
 
-def test_reset_begins_again() -> None:
-    """After weights were loaded without an average, it begins at them."""
+def test_reset_restarts_at_the_weights() -> None:
+    """After a load of weights without an average, the average starts at the weights."""
     model = nn.Linear(2, 2)
     ema = Ema(model, 0.9)
     held = ema.tensors()["weight"]
@@ -156,9 +156,9 @@ def test_reset_begins_again() -> None:
     assert torch.equal(held, model.weight)
 
 
-def test_names_are_those_without_wrappers() -> None:
-    """Compiled parts, and those computed again in the backward pass, have the names of the plain module's."""
-    compiled = nn.Module()  # as torch.compile's, which would leave its mark on the other tests of this process
+def test_names_omit_wrappers() -> None:
+    """Parameters of compiled and of checkpointed modules keep the names of the plain module."""
+    compiled = nn.Module()  # like torch.compile, which would affect further tests in this process
     compiled._orig_mod = nn.Linear(2, 2)
     model = nn.Sequential(compiled, checkpoint_wrapper(nn.Linear(2, 2)))
     assert list(Ema(model, 0.9).tensors()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
@@ -166,14 +166,14 @@ def test_names_are_those_without_wrappers() -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 1.0, -1.0])
 def test_decay_outside_0_and_1_is_refused(decay: float) -> None:
-    """No average, or one that never moves, is a slip."""
+    """A decay that gives no average, or an average that never moves, is an error."""
     with pytest.raises(ValueError, match="between 0 and 1"):
         Ema(nn.Linear(1, 1), decay)
 
 
 @pytest.mark.slow
 def test_average_over_shards_is_the_same(tmp_path: Path) -> None:
-    """Over FSDP2's shards and over ddp: the same averages, lent and given back whatever the model ran in between."""
+    """The averages over FSDP2's shards and over ddp are equal, swapped in and out despite forward passes in between."""
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

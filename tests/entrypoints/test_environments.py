@@ -1,6 +1,6 @@
-"""What a job runs in on a host: interpreters, venvs from tiny wheels, folders of a conda environment's shape.
+"""A job's environment on a host: interpreters, venvs from tiny wheels, folders in the form of a conda environment.
 
-Conda itself is not to be had in the tests: the folders are what it leaves, an interpreter and its conda-meta.
+The tests cannot install conda: the folders hold only an interpreter and conda-meta, as conda leaves them.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def wheel(folder: Path, version: str = "1.0", body: str = "") -> None:
     }
     with zipfile.ZipFile(folder / f"tiny-{version}-py3-none-any.whl", "w") as archive:
         for name, text in texts.items():
-            archive.writestr(zipfile.ZipInfo(name), text)  # of 1980: the same bytes whenever it is made
+            archive.writestr(zipfile.ZipInfo(name), text)  # dated 1980: always the same bytes
 
 
 @pytest.fixture
 def ask(tmp_path: Path) -> dict[str, Any]:
-    """Return what is asked for a venv with the tiny package, from a wheel in the code's folder."""
+    """Return the requirements of a venv with the tiny package, from a wheel in the code's folder."""
     wheel(tmp_path / "code" / "wheels")
     return {
         "kind": "venv",
@@ -71,7 +71,7 @@ def start(ask: dict[str, Any]) -> subprocess.Popen[str]:
 
 
 def until(what: Any, patience_s: float = 60.0) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     end_s = time.monotonic() + patience_s
     while not what():
         assert time.monotonic() < end_s
@@ -79,25 +79,25 @@ def until(what: Any, patience_s: float = 60.0) -> None:
 
 
 def run_in(made: dict[str, Any], program: str) -> str:
-    """Return what a program prints in the environment."""
+    """Return the output of a program in the environment."""
     done = subprocess.run([made["python"], "-c", program], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
 @functools.cache
 def own() -> interpreter.Interpreter:
-    """Return the interpreter of the tests, asked once."""
+    """Return the interpreter of the tests, examined once."""
     return interpreter.find(sys.executable)
 
 
 def key_of(ask: dict[str, Any], **changes: Any) -> str:
-    """Return the key of what is asked."""
+    """Return the key of the requirements."""
     asked = {**ask, **changes}
     return venvs.key(asked["requirements"], Path(asked["code"]), own(), asked["system_site_packages"])
 
 
 def test_none_finds_the_interpreter() -> None:
-    """A name is looked up on the path, and what is returned is absolute."""
+    """The interpreter's name is looked up on the path, and the result is absolute."""
     made = prepare.prepare({"kind": "none", "python": Path(sys.executable).name})
     assert Path(made["python"]).is_absolute()
     assert made["detail"].startswith(f"Python {sys.version.split()[0]}")
@@ -105,11 +105,11 @@ def test_none_finds_the_interpreter() -> None:
 
 
 def test_none_keeps_a_venvs_own_path() -> None:
-    """The interpreter's link is not followed: behind it the venv's packages would be missing."""
+    """The interpreter's link is not followed: the real interpreter would lack the venv's packages."""
     assert prepare.prepare({"kind": "none", "python": sys.executable})["python"] == sys.executable
 
 
-def test_none_without_such_an_interpreter_is_refused() -> None:
+def test_none_without_the_interpreter_is_refused() -> None:
     """The message names the key to set."""
     with pytest.raises(Refused, match=r"no interpreter `python9\.9` here; set `python`"):
         prepare.prepare({"kind": "none", "python": "python9.9"})
@@ -124,7 +124,7 @@ def test_none_without_such_an_interpreter_is_refused() -> None:
     ],
 )
 def test_none_with_a_broken_interpreter_is_refused(tmp_path: Path, script: str, words: str) -> None:
-    """What does not run, and what is too old, is found before the job starts."""
+    """A broken interpreter, and one that is too old, are found before the job starts."""
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\n" + script.replace("{python}", sys.executable))
     broken.chmod(0o755)
@@ -133,21 +133,21 @@ def test_none_with_a_broken_interpreter_is_refused(tmp_path: Path, script: str, 
 
 
 def test_unknown_kind_is_refused() -> None:
-    """The kinds are listed."""
+    """The message lists the kinds."""
     with pytest.raises(Refused, match="one of none, venv, conda, docker, podman"):
         prepare.prepare({"kind": "nix"})
 
 
 def test_key_ignores_comments_and_the_codes_place(ask: dict[str, Any], tmp_path: Path) -> None:
-    """Another job with the same requirements has the same environment."""
+    """A different job with the same requirements has the same environment."""
     wheel(tmp_path / "other" / "wheels")
     noted = "# what we need\n--no-index\n--find-links   wheels\n\ntiny==1.0  # pinned\n"
     assert key_of(ask, requirements=noted, code=str(tmp_path / "other")) == key_of(ask)
 
 
 @pytest.mark.parametrize("changes", [{"requirements": "tiny"}, {"system_site_packages": True}])
-def test_key_differs_by_what_is_asked(ask: dict[str, Any], changes: dict[str, Any]) -> None:
-    """A changed requirement or flag is another environment."""
+def test_key_differs_by_requirements_and_flags(ask: dict[str, Any], changes: dict[str, Any]) -> None:
+    """A changed requirement or flag gives a different environment."""
     assert key_of(ask, **changes) != key_of(ask)
 
 
@@ -156,7 +156,7 @@ def test_key_differs_by_what_is_asked(ask: dict[str, Any], changes: dict[str, An
     ["--find-links=wheels", "-f wheels", "-fwheels", "./lib", "lib/", "-r more.txt", "-cmore.txt", "tiny @ file:lib"],
 )
 def test_key_differs_by_local_content(ask: dict[str, Any], tmp_path: Path, line: str) -> None:
-    """What the requirements name in the code counts by its content, however it is named."""
+    """Local files in the requirements count by their content, in every notation."""
     code = tmp_path / "code"
     (code / "lib").mkdir()
     (code / "lib" / "setup.py").write_text("1")
@@ -174,31 +174,31 @@ def test_key_differs_by_local_content(ask: dict[str, Any], tmp_path: Path, line:
     "line", ["torch", "a/b @ git+https://x/y", "git+https://x/a/b.git", "https://x/a.whl", "a>=1;b"]
 )
 def test_key_takes_remote_requirements_as_text(ask: dict[str, Any], line: str) -> None:
-    """Nothing local is looked for."""
+    """Remote requirements need no local file."""
     assert venvs.key(line, None, own(), False)
 
 
 @pytest.mark.parametrize(
     ("line", "words"), [("-e .", "outlives its folder"), ("-r gone.txt", "excluded"), ("./gone.whl", "excluded")]
 )
-def test_key_refuses_what_cannot_be(ask: dict[str, Any], line: str, words: str) -> None:
-    """An editable install and a missing file are refused with the line."""
+def test_key_refuses_impossible_requirements(ask: dict[str, Any], line: str, words: str) -> None:
+    """An editable install and a missing file are refused, with the line in the message."""
     with pytest.raises(Refused, match=words) as refused:
         key_of(ask, requirements=line)
     assert f"`{line}`" in str(refused.value)
 
 
 def test_key_refuses_a_path_without_code() -> None:
-    """A relative path means nothing where no code is shipped."""
+    """A relative path is invalid if no code is shipped."""
     with pytest.raises(Refused, match="no code is shipped"):
         venvs.key("./lib", None, own(), False)
 
 
 @pytest.mark.slow
 def test_venv_is_built_once_by_two_at_once(ask: dict[str, Any], tmp_path: Path) -> None:
-    """Two processes get the same environment, of which one built it; a later call finds it.
+    """Two processes get the same environment, which one of them built; a later call finds the environment.
 
-    It is made with a venv, and sees that one's packages, which `--system-site-packages` alone would not show.
+    The base is a venv too, and its packages are visible, which `--system-site-packages` alone would not give.
     """
     asked = {**ask, "system_site_packages": True}
     made = [json.loads(child.communicate()[0]) for child in [start(asked), start(asked)]]
@@ -215,8 +215,8 @@ def test_venv_is_built_once_by_two_at_once(ask: dict[str, Any], tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_venv_of_a_killed_builder_is_built_anew(ask: dict[str, Any], tmp_path: Path) -> None:
-    """What it was running dies with it, and what it left is removed by the next one, which need not wait."""
+def test_venv_of_a_killed_builder_is_rebuilt(ask: dict[str, Any], tmp_path: Path) -> None:
+    """The child processes of the builder die too; the next builder removes the leftovers and need not wait."""
     place = tmp_path / "work" / "env" / key_of(ask)
     child = start(ask)
     until(lambda: (place / "bin" / "python").exists())
@@ -233,15 +233,15 @@ def test_venv_of_a_killed_builder_is_built_anew(ask: dict[str, Any], tmp_path: P
 
 
 def test_venv_that_takes_too_long_is_refused(ask: dict[str, Any]) -> None:
-    """The limit ends what is run; the message has where to read all."""
-    before = set(processes.descendants(os.getpid()))  # other tests' helpers, which they share
+    """The time limit ends the child processes; the message names the full log."""
+    before = set(processes.descendants(os.getpid()))  # helpers shared with further tests
     with pytest.raises(Refused, match=r"could not be made: not done after 0 s, .*raise the limit.* All of it: .*\.log"):
         prepare.prepare({**ask, "limit_s": 0.1})
     assert set(processes.descendants(os.getpid())) <= before
 
 
-def test_venv_built_by_another_for_too_long_is_refused(ask: dict[str, Any], tmp_path: Path) -> None:
-    """Who waits is told for whom, and does not wait for ever."""
+def test_venv_under_construction_for_too_long_is_refused(ask: dict[str, Any], tmp_path: Path) -> None:
+    """The error names the process that builds, and the wait has a limit."""
     lock = tmp_path / "work" / "env" / f"{key_of(ask)}.lock"
     lock.parent.mkdir(parents=True)
     lock.write_text("process 7 on gpu3")
@@ -253,8 +253,8 @@ def test_venv_built_by_another_for_too_long_is_refused(ask: dict[str, Any], tmp_
 
 
 @pytest.mark.slow
-def test_venv_failure_is_in_pips_words_with_the_cure(ask: dict[str, Any]) -> None:
-    """What is not there is named, with what to do."""
+def test_venv_failure_has_pips_message_and_a_remedy(ask: dict[str, Any]) -> None:
+    """The message names the missing distribution, with a remedy."""
     with pytest.raises(Refused) as refused:
         prepare.prepare({**ask, "requirements": "--no-index\n--find-links wheels\nhuge==3"})
     assert "No matching distribution found for huge==3; check name and version" in str(refused.value)
@@ -275,13 +275,13 @@ def test_venv_failure_is_in_pips_words_with_the_cure(ask: dict[str, Any]) -> Non
         ("Segmentation fault", "see the log"),
     ],
 )
-def test_cure_follows_from_what_pip_says(said: str, words: str) -> None:
-    """The first cause counts: an index out of reach is also a distribution not found."""
+def test_remedy_follows_from_pips_message(said: str, words: str) -> None:
+    """The first cause counts: an unreachable index also gives "distribution not found"."""
     assert words in builds.cure(said, venvs.CURES, "see the log")
 
 
-def test_prune_removes_the_unused_and_none_in_use(tmp_path: Path) -> None:
-    """An environment goes 30 days after its last use, unless a job holds it."""
+def test_prune_removes_only_unused_environments(tmp_path: Path) -> None:
+    """An environment is removed 30 days after its last use, unless a job holds it."""
     folder = tmp_path / "env"
     folder.mkdir()
     old_s = time.time() - 31 * 86400
@@ -300,7 +300,7 @@ def test_prune_removes_the_unused_and_none_in_use(tmp_path: Path) -> None:
 
 @pytest.fixture
 def conda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a root of conda's shape in a home of the test's own, with the environments `train` and `bare`."""
+    """Return a root in conda's form in the test's own home folder, with the environments `train` and `bare`."""
     for name in ("CONDA_EXE", "MAMBA_EXE", "MAMBA_ROOT_PREFIX", "CONDA_ROOT", "CONDA_ENVS_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -317,12 +317,12 @@ def conda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def find(wanted: str) -> dict[str, Any]:
-    """Return what `prepare` makes of a conda environment."""
+    """Return the result of `prepare` for a conda environment."""
     return prepare.prepare({"kind": "conda", "conda": wanted})
 
 
 def test_conda_by_name(conda: Path) -> None:
-    """The interpreter and the variables are those that activating would give, with what was set for it by conda."""
+    """The interpreter and the variables equal those of an activation, with the variables set by conda."""
     prefix = conda / "envs" / "train"
     state = {"env_vars": {"HF_HOME": "/data/hf", "GONE": "***unset***"}}
     (prefix / "conda-meta" / "state").write_text(json.dumps(state))
@@ -344,7 +344,7 @@ def test_conda_base_by_name_and_any_by_prefix(conda: Path) -> None:
 
 
 def test_conda_listed_by_conda_alone(conda: Path, tmp_path: Path) -> None:
-    """An environment outside all roots is found by conda's own list."""
+    """Conda's own list finds an environment outside all roots."""
     elsewhere = tmp_path / "data" / "lab"
     elsewhere.parent.mkdir()
     (conda / "envs" / "train").rename(elsewhere)
@@ -353,8 +353,8 @@ def test_conda_listed_by_conda_alone(conda: Path, tmp_path: Path) -> None:
     assert find("lab")["environment"]["CONDA_DEFAULT_ENV"] == str(elsewhere)
 
 
-def test_conda_asked_for_what_is_listed_nowhere(conda: Path, tmp_path: Path) -> None:
-    """Where neither list nor roots know a name, `conda info` is asked."""
+def test_conda_info_is_asked_for_an_unlisted_name(conda: Path, tmp_path: Path) -> None:
+    """If neither list nor roots contain a name, `conda info` is asked."""
     elsewhere = tmp_path / "data" / "lab"
     elsewhere.parent.mkdir()
     (conda / "envs" / "train").rename(elsewhere)
@@ -373,20 +373,20 @@ def test_conda_asked_for_what_is_listed_nowhere(conda: Path, tmp_path: Path) -> 
     ],
 )
 def test_conda_unknown_is_refused(conda: Path, wanted: str, words: str) -> None:
-    """What there is instead is listed."""
+    """The message lists the existing environments."""
     with pytest.raises(Refused, match=words):
         find(wanted)
 
 
-def test_conda_twice_is_refused(conda: Path, tmp_path: Path) -> None:
-    """Two of one name are told by their prefixes."""
+def test_ambiguous_conda_name_is_refused(conda: Path, tmp_path: Path) -> None:
+    """Two environments of one name are listed by their prefixes."""
     (tmp_path / "miniconda3" / "envs" / "train" / "conda-meta").mkdir(parents=True)
     with pytest.raises(Refused, match=r"several conda environments `train`; give the prefix.*miniconda3.*miniforge3"):
         find("train")
 
 
-def test_conda_scripts_that_do_not_run_are_told(conda: Path) -> None:
-    """Activation scripts need a shell, so the user is told which are left out."""
+def test_skipped_conda_scripts_are_reported(conda: Path) -> None:
+    """Activation scripts need a shell, so the detail lists the skipped scripts."""
     scripts = conda / "envs" / "train" / "etc" / "conda" / "activate.d"
     scripts.mkdir(parents=True)
     (scripts / "cuda-nvcc.sh").touch()

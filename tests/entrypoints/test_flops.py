@@ -1,4 +1,4 @@
-"""Operations counted on real micro-batches, without a trace in the results; peaks by the names that torch gives."""
+"""Operations counted on real micro-batches, without any effect on the results; peaks by torch's device names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cloudtrain.entrypoints.trainer import flops
 
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count whatever other tests in this process have compiled."""
+    """Count despite modules that earlier tests in this process have compiled."""
     monkeypatch.setattr(flops, "_is_compiled", lambda: False)
 
 
@@ -33,7 +33,7 @@ class Attention(nn.Module):
 
 
 def convolutional() -> nn.Module:
-    """Return a small network with all that could leave a trace: batch norm, dropout, in-place steps."""
+    """Return a small network with all modules that could show an effect: batch norm, dropout, in-place steps."""
     return nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1),
         nn.BatchNorm2d(4),
@@ -45,7 +45,7 @@ def convolutional() -> nn.Module:
 
 
 def test_matrix_products_are_counted_by_hand() -> None:
-    """Two operations a multiply-add: forward, and backward for the weights and, but for the first layer, the input."""
+    """Two operations a multiply-add: forward, and backward for weights and inputs, except the first input."""
     model = nn.Sequential(nn.Linear(10, 20, bias=False), nn.ReLU(), nn.Linear(20, 5, bias=False))
     with flops.FlopCounter() as counter:
         model(torch.randn(8, 10)).sum().backward()
@@ -54,7 +54,7 @@ def test_matrix_products_are_counted_by_hand() -> None:
 
 
 def test_attention_is_counted_on_the_cpu_too() -> None:
-    """Forward two products of T x T x D a head and sample, backward five: they are computed again there."""
+    """Forward: two products of T x T x D a head and sample; backward: five, as two are recomputed."""
     x = torch.randn(2, 3, 16, 8, requires_grad=True)
     with flops.FlopCounter() as counter:
         Attention()(x).sum().backward()
@@ -66,8 +66,8 @@ def test_attention_is_counted_on_the_cpu_too() -> None:
     [((6, 3, 6, 6), convolutional), ((2, 3, 16, 8), lambda: nn.Sequential(nn.Linear(8, 8), Attention()))],
     ids=["convolution", "attention"],
 )
-def test_counting_leaves_no_trace(shape_and_model: tuple[tuple[int, ...], Callable[[], nn.Module]]) -> None:
-    """Loss, gradients, buffers and the random numbers afterwards are the same bits as without it."""
+def test_counting_changes_no_result(shape_and_model: tuple[tuple[int, ...], Callable[[], nn.Module]]) -> None:
+    """Loss, gradients, buffers and the random state afterwards are the same bits as without the counter."""
     shape, make = shape_and_model
     torch.manual_seed(0)
     plain = make()
@@ -86,7 +86,7 @@ def test_counting_leaves_no_trace(shape_and_model: tuple[tuple[int, ...], Callab
     assert context.total
 
 
-def test_what_is_computed_again_is_not_counted() -> None:
+def test_recomputation_is_not_counted() -> None:
     """Activation checkpointing makes the step longer, not the model bigger."""
     block = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     x = torch.randn(4, 8, requires_grad=True)
@@ -98,7 +98,7 @@ def test_what_is_computed_again_is_not_counted() -> None:
     assert totals == [2 * 3 * 2 * 4 * 8 * 8] * 2
 
 
-# Counting goes wrong without a word: the module would run on, uncompiled.
+# An error here would be silent: the module would run uncompiled.
 COMPILED = """
 import torch
 from cloudtrain.entrypoints.trainer import flops
@@ -121,20 +121,20 @@ assert (before.total, counter.total, calls) == (16, None, 3)
 
 @pytest.mark.slow
 def test_compiled_modules_stay_compiled() -> None:
-    """Where torch.compile was called, nothing is counted, and every call runs what was compiled."""
+    """After a call of torch.compile, nothing is counted, and every call runs the compiled code."""
     subprocess.run([sys.executable, "-c", COMPILED], check=True)
 
 
 def test_estimate_is_near_the_count() -> None:
-    """Six operations a parameter and token, on layers without attention, but for the first layer's input gradient."""
+    """Six operations a parameter and token without attention, except for the first layer's input gradient."""
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8)))
     with flops.FlopCounter() as counter:
         model(torch.randn(10, 64)).sum().backward()
     assert counter.total == pytest.approx(flops.estimate(8 * 64 * 64, 10), rel=0.05)
 
 
-def test_total_is_that_of_torchs_own_counter() -> None:
-    """On a model with every kind of operation; torch's does not count attention on the CPU."""
+def test_total_equals_torchs_own_counter() -> None:
+    """On a model with every kind of operation; torch's counter does not count attention on the CPU."""
     x = torch.randn(6, 3, 6, 6)
     model = convolutional()
     totals = []
@@ -146,7 +146,7 @@ def test_total_is_that_of_torchs_own_counter() -> None:
 
 
 def test_failing_formula_ends_nothing() -> None:
-    """The model runs on, and the total is unknown rather than wrong."""
+    """The model runs on, and the total is unknown, not wrong."""
     with flops.FlopCounter() as counter:
         counter._formulas[torch.ops.aten.mm] = lambda *_, **__: 1 // 0
         assert torch.equal(torch.ones(2, 3) @ torch.ones(3, 2), torch.full((2, 2), 3.0))
@@ -154,7 +154,7 @@ def test_failing_formula_ends_nothing() -> None:
 
 
 def test_model_without_known_operations_has_no_total() -> None:
-    """Not 0 %, but nothing."""
+    """The total is None, not 0."""
     with flops.FlopCounter() as counter:
         torch.ones(3) * 2
     assert counter.total is None
@@ -183,12 +183,12 @@ def test_model_without_known_operations_has_no_total() -> None:
     ],
 )
 def test_peaks_go_by_the_device_name(name: str, precision: str, peak: float | None) -> None:
-    """Boards that differ are told apart, and what is not in the table is unknown."""
+    """Different boards are distinguished, and a board outside the table is unknown."""
     assert flops.peak_tflops(name, precision) == peak
 
 
 def test_fp32_may_mean_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where matrix products may use it, that is the peak; a GPU without it keeps its own; a CPU has none."""
+    """If matrix products may use TF32, the peak is TF32's; a GPU without TF32 keeps its own; a CPU has no peak."""
     device = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
     assert flops.device_peak_tflops(device, "fp32") == 67.0

@@ -1,4 +1,4 @@
-"""What a folder and its place in a bucket come to have in common, and what never gets there."""
+"""The sync of a folder with a prefix in a bucket: files that are copied, and files that never are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Carriers = Callable[..., Carrier]
 
 @pytest.fixture
 def store(google_store: Google, monkeypatch: pytest.MonkeyPatch) -> Google:
-    """Return Google's stand-in; carriers look ten times a second, and a service is given up soon."""
+    """Return Google's stand-in; folder syncs scan ten times a second, and requests fail after short retries."""
     for name, value in {"EVERY_S": 0.1, "QUIET_S": 0.05}.items():
         monkeypatch.setattr(folder_sync, name, value)
     for name, value in {"ATTEMPTS": 3, "PAUSE_S": 0.01}.items():
@@ -44,7 +44,7 @@ def here(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def carriers() -> Iterator[Carriers]:
-    """Return a function that starts a carrier, which ends with the test."""
+    """Return a function that starts a folder sync, which ends with the test."""
     begun: list[Carrier] = []
 
     def start(folder: Path, by: str = "node-0", uri: str = URI) -> Carrier:
@@ -58,12 +58,12 @@ def carriers() -> Iterator[Carriers]:
 
 
 def there(store: Google) -> dict[str, bytes | None]:
-    """Return what is there, by name."""
+    """Return the objects of the prefix, by name."""
     return {name.removeprefix("jobs/one/"): store.object(name) for name in store.objects("jobs/one/")}
 
 
 def put(path: Path, data: bytes, age_s: float = 0.0) -> Path:
-    """Write a file, as if some time ago."""
+    """Write a file with an older modification time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     when_s = time.time() - age_s
@@ -71,8 +71,8 @@ def put(path: Path, data: bytes, age_s: float = 0.0) -> Path:
     return path
 
 
-def test_all_that_is_there_is_brought(store: Google, here: Path) -> None:
-    """Files in folders, of any name, with their times; not what is no file of the folder's, nor another job's."""
+def test_whole_prefix_is_downloaded(store: Google, here: Path) -> None:
+    """Files in folders arrive with any name and their times; markers, partial files and other jobs' do not."""
     names = ["last.pt", "a b/é #?%25&+.bin", "deep/er/empty"]
     for name in [*names, "folder/", "../outside", "a//b", "half.tmp", "step-1.tmp/shard"]:
         store.put_object(f"jobs/one/{name}", name.encode())
@@ -85,8 +85,8 @@ def test_all_that_is_there_is_brought(store: Google, here: Path) -> None:
     assert all((here / name).stat().st_mtime < before_s + 1 for name in names)
 
 
-def test_one_object_is_brought_alone(store: Google, here: Path) -> None:
-    """A uri may be a file's; what begins like it stays there."""
+def test_single_object_is_downloaded_alone(store: Google, here: Path) -> None:
+    """A uri may name a file; objects whose names begin with the file's name stay in the bucket."""
     store.put_object("data/train.bin", b"data")
     store.put_object("data/train.bin.idx", b"index")
     assert bring(f"gs://{BUCKET}/data/train.bin", here) == 1
@@ -94,8 +94,8 @@ def test_one_object_is_brought_alone(store: Google, here: Path) -> None:
     assert bring(f"gs://{BUCKET}/data/nothing", here) == 0
 
 
-def test_what_is_here_already_is_not_brought_again(store: Google, here: Path) -> None:
-    """What is the same, and what is newer here; what is older is replaced."""
+def test_current_local_files_are_not_downloaded(store: Google, here: Path) -> None:
+    """Equal and newer local files stay; an older local file is replaced."""
     for name in ("same", "newer", "older"):
         store.put_object(f"jobs/one/{name}", b"there")
     bring(URI, here)
@@ -111,8 +111,8 @@ def test_what_is_here_already_is_not_brought_again(store: Google, here: Path) ->
     assert len(store.journal("storage.download")) == 1
 
 
-def test_bringing_that_fails_is_said(store: Google, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What may not be read, what does not fit; and nothing half is left."""
+def test_failed_download_is_reported(store: Google, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A denied read and a full disk raise errors; no partial file remains."""
     store.put_object("jobs/one/name", b"some bytes")
     store.settings(denied=["storage.download", "storage.get"])
     with pytest.raises(PermissionError, match="Storage Object User"):
@@ -125,10 +125,10 @@ def test_bringing_that_fails_is_said(store: Google, here: Path, monkeypatch: pyt
     assert list(here.iterdir()) == []
 
 
-def test_new_and_changed_files_are_carried(store: Google, here: Path, carriers: Carriers, wait_until: Wait) -> None:
-    """Once each; no parts, links or pipes."""
+def test_new_and_changed_files_are_uploaded(store: Google, here: Path, carriers: Carriers, wait_until: Wait) -> None:
+    """Each version is uploaded once; partial files, links and pipes never."""
     put(here / "a b/é #?%.pt", b"first")
-    put(here / "empty", b"", age_s=-3600)  # of a time to come
+    put(here / "empty", b"", age_s=-3600)  # dated in the future
     for name in ("half.tmp", "step-1.tmp/shard"):
         put(here / name, b"half")
     (here / "link").symlink_to(here / "empty")
@@ -143,10 +143,10 @@ def test_new_and_changed_files_are_carried(store: Google, here: Path, carriers: 
     assert (here.parent / "back/empty").stat().st_mtime_ns == (here / "empty").stat().st_mtime_ns
 
 
-def test_name_that_no_object_can_have_is_said(
+def test_invalid_object_name_is_reported(
     store: Google, here: Path, carriers: Carriers, wait_until: Wait, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And holds up nothing."""
+    """The remaining files are uploaded."""
     put(here / "two\nlines", b"x")
     Path(os.fsdecode(os.fsencode(here) + b"/\xff")).write_bytes(b"x")
     put(here / "good", b"x")
@@ -156,7 +156,7 @@ def test_name_that_no_object_can_have_is_said(
 
 
 def test_file_that_is_being_written_waits(store: Google, here: Path, carriers: Carriers, wait_until: Wait) -> None:
-    """However long its writer pauses; what comes after it does not wait, if it is older."""
+    """An unfinished file waits through all pauses of its writer; older files behind the unfinished one do not wait."""
     put(here / "other", b"whole", age_s=5)
     with (here / "last.pt").open("wb") as file:
         carriers(here)
@@ -169,10 +169,10 @@ def test_file_that_is_being_written_waits(store: Google, here: Path, carriers: C
     wait_until(lambda: there(store).get("last.pt") == b"x" * 600)
 
 
-def test_log_that_is_held_open_is_carried(
+def test_log_that_is_held_open_is_uploaded(
     store: Google, here: Path, carriers: Carriers, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As soon as nothing has come to it for some time, and at the end in any case."""
+    """The upload comes after a quiet period, and at the end in any case."""
     monkeypatch.setattr(folder_sync, "OPEN_QUIET_S", 0.2)
     with (here / "events").open("wb", buffering=0) as file:
         file.write(b"one")
@@ -183,16 +183,16 @@ def test_log_that_is_held_open_is_carried(
         assert there(store) == {"events": b"one two"}
 
 
-def test_file_that_is_saved_in_place_again_and_again_is_always_whole(
+def test_file_saved_in_place_repeatedly_is_always_uploaded_whole(
     store: Google, here: Path, carriers: Carriers, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is there at any time is what was once saved; in the end, the last."""
+    """The object is always a version that was saved, and in the end the last version."""
     monkeypatch.setattr(folder_sync, "EVERY_S", 0.01)
-    monkeypatch.setattr(folder_sync, "QUIET_S", 0.02)  # more than a file's times are apart at least
+    monkeypatch.setattr(folder_sync, "QUIET_S", 0.02)  # more than the resolution of file times
     for name in ("SINGLE_BYTES", "CHUNK_BYTES"):
         monkeypatch.setattr(google_storage, name, MIB // 4)
     is_over = threading.Event()
-    seen: list[tuple[int, int]] = []  # length, and how many different bytes
+    seen: list[tuple[int, int]] = []  # length, number of distinct bytes
     versions: set[int] = set()
 
     def look() -> None:
@@ -211,7 +211,7 @@ def test_file_that_is_saved_in_place_again_and_again_is_always_whole(
                 file.flush()
                 time.sleep(0.002)
         time.sleep(0.05 * (number % 4))
-        if number % 10 == 0:  # now and then there is time enough
+        if number % 10 == 0:  # now and then the writer pauses
             wait_until(lambda number=number: number in versions)
     one.finish()
     is_over.set()
@@ -220,8 +220,8 @@ def test_file_that_is_saved_in_place_again_and_again_is_always_whole(
     assert set(seen) == {(MIB, 1)}
 
 
-def test_what_is_rotated_here_goes_there(store: Google, here: Path, carriers: Carriers, wait_until: Wait) -> None:
-    """Ours; what another has put there stays, and so does what another has written over."""
+def test_local_deletions_reach_the_bucket(store: Google, here: Path, carriers: Carriers, wait_until: Wait) -> None:
+    """Only the node's own objects are deleted; objects that another writer made or replaced stay."""
     store.put_object("jobs/one/of-another", b"x")
     for number in range(3):
         put(here / f"step-{number}.pt", b"x")
@@ -235,10 +235,10 @@ def test_what_is_rotated_here_goes_there(store: Google, here: Path, carriers: Ca
     assert there(store) == {"of-another": b"x", "step-1.pt": b"of another", "step-2.pt": b"x"}
 
 
-def test_what_was_carried_before_a_restart_is_still_ours(
+def test_uploads_before_a_restart_remain_the_nodes_own(
     store: Google, here: Path, carriers: Carriers, wait_until: Wait
 ) -> None:
-    """Brought back it is not sent again, and goes when it goes here; what another node brought does not."""
+    """After a restart they are not sent again, and are deleted with the local file; other nodes' objects stay."""
     put(here / "old.pt", b"x")
     put(here / "kept.pt", b"x")
     carriers(here, "node-0").finish()
@@ -256,8 +256,8 @@ def test_what_was_carried_before_a_restart_is_still_ours(
     assert store.journal("storage.insert") == []
 
 
-def test_what_was_not_brought_is_not_removed(store: Google, here: Path, carriers: Carriers) -> None:
-    """A new disk on which nothing of it is yet: that it is not here says nothing."""
+def test_files_never_downloaded_are_not_deleted(store: Google, here: Path, carriers: Carriers) -> None:
+    """On a new disk, a missing local file is no deletion."""
     put(here / "result", b"x")
     carriers(here).finish()
     (here / "result").unlink()
@@ -266,10 +266,10 @@ def test_what_was_not_brought_is_not_removed(store: Google, here: Path, carriers
     assert set(there(store)) == {"result", "more"}
 
 
-def test_nothing_goes_before_what_is_new_is_there(
+def test_nothing_is_deleted_before_new_files_are_uploaded(
     store: Google, here: Path, carriers: Carriers, wait_until: Wait
 ) -> None:
-    """A script removes its checkpoint and writes it anew: the bucket is never without one."""
+    """If a script replaces its checkpoint, the bucket always holds a checkpoint."""
     put(here / "epoch-1.pt", b"x")
     carriers(here)
     wait_until(lambda: "epoch-1.pt" in there(store))
@@ -282,10 +282,10 @@ def test_nothing_goes_before_what_is_new_is_there(
     wait_until(lambda: set(there(store)) == {"epoch-2.pt"})
 
 
-def test_nothing_goes_while_what_is_new_is_being_written(
+def test_nothing_is_deleted_while_a_new_file_is_written(
     store: Google, here: Path, carriers: Carriers, wait_until: Wait
 ) -> None:
-    """The old checkpoint is removed first, and the new one takes its time."""
+    """The script removes the old checkpoint first, and the new checkpoint takes time to write."""
     put(here / "epoch-1.pt", b"x")
     carriers(here)
     wait_until(lambda: "epoch-1.pt" in there(store))
@@ -300,10 +300,10 @@ def test_nothing_goes_while_what_is_new_is_being_written(
     wait_until(lambda: set(there(store)) == {"epoch-2.pt", "other"})
 
 
-def test_file_that_is_gone_for_a_moment_stays_there(
+def test_file_missing_for_a_moment_stays_in_the_bucket(
     store: Google, here: Path, carriers: Carriers, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As while it is replaced, as by hand: one round sees it gone."""
+    """A file that is absent in a single scan, as during a replacement, is not deleted."""
     put(here / "last.pt", b"old", age_s=5)
     scanned = Carrier._scan
     gone: list[bool] = []
@@ -325,10 +325,10 @@ def test_file_that_is_gone_for_a_moment_stays_there(
     assert store.journal("storage.delete") == []
 
 
-def test_small_file_waits_for_the_large_one_that_it_tells_of(
+def test_small_file_waits_for_the_large_file_it_names(
     store: Google, here: Path, carriers: Carriers, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`latest` never names what is not there; an older one does not wait."""
+    """`latest` never names a missing object; an older file does not wait."""
     monkeypatch.setattr(google_storage, "SINGLE_BYTES", MIB)
     store.fault("storage.chunk", "503")
     put(here / "log", b"x", age_s=9)
@@ -341,10 +341,10 @@ def test_small_file_waits_for_the_large_one_that_it_tells_of(
     wait_until(lambda: set(there(store)) == {"log", "step-2.pt", "latest"})
 
 
-def test_place_that_fails_is_said_once_and_tried_again(
+def test_failing_bucket_is_reported_once_and_retried(
     store: Google, here: Path, carriers: Carriers, wait_until: Wait, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a sentence with what to do; what was left comes later."""
+    """A single sentence gives the advice; the remaining files are uploaded later."""
     store.settings(denied=["storage.insert"])
     put(here / "one", b"x", age_s=5)
     one = carriers(here)
@@ -358,7 +358,7 @@ def test_place_that_fails_is_said_once_and_tried_again(
 
 
 def test_end_has_a_limit(store: Google, here: Path, carriers: Carriers, capsys: pytest.CaptureFixture[str]) -> None:
-    """A place that never answers does not hold the job up; that not all came is said."""
+    """A bucket that never answers does not delay the job's end; missing files are reported."""
     put(here / "one", b"x")
     one = carriers(here)
     store.fault("storage.*", "hang")
@@ -369,16 +369,16 @@ def test_end_has_a_limit(store: Google, here: Path, carriers: Carriers, capsys: 
     store.clear_faults()
 
 
-def test_end_that_fails_is_said(store: Google, here: Path, carriers: Carriers, capsys: Any) -> None:
-    """With the reason."""
+def test_failure_at_the_end_is_reported(store: Google, here: Path, carriers: Carriers, capsys: Any) -> None:
+    """The message gives the reason."""
     store.settings(denied=["storage.*"])
     put(here / "one", b"x")
     carriers(here).finish()
     assert f"not all of {here} is in {URI}: no access to gs://" in capsys.readouterr().out
 
 
-def test_nodes_share_a_place(store: Google, here: Path, carriers: Carriers) -> None:
-    """Each its own files, and of one name the last."""
+def test_nodes_share_a_prefix(store: Google, here: Path, carriers: Carriers) -> None:
+    """Each node uploads its own files; of files with one name the last wins."""
     second = here.parent / "second"
     put(here / "rank-0", b"0")
     put(here / "both", b"0")
@@ -390,8 +390,8 @@ def test_nodes_share_a_place(store: Google, here: Path, carriers: Carriers) -> N
 
 
 @pytest.mark.parametrize("kind", ["bucket", "folder"])
-def test_time_used_is_kept_in_a_place_too(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """A new disk has no note; the place's one counts, of this attempt alone."""
+def test_time_used_is_also_kept_in_a_place(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """A new disk has no note, so the note of the place counts, for this attempt alone."""
     place = str(tmp_path / "kept")
     if kind == "bucket":
         request.getfixturevalue("store")
@@ -407,10 +407,10 @@ def test_time_used_is_kept_in_a_place_too(kind: str, request: pytest.FixtureRequ
     assert list((tmp_path / "second").iterdir()) == []
 
 
-def test_time_used_of_a_place_that_fails_is_said(
+def test_unreachable_note_of_time_used_is_reported(
     store: Google, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is here counts; a note that cannot be put there does not end the job."""
+    """The local note counts; a note that cannot be uploaded does not end the job."""
     store.settings(denied=["storage.*"])
     note = Note(tmp_path, "j", 2, 100.0, URI)
     note.start()
@@ -421,7 +421,7 @@ def test_time_used_of_a_place_that_fails_is_said(
 
 
 def test_newer_of_two_notes_counts(tmp_path: Path) -> None:
-    """A restart on the same disk may know more than the place."""
+    """A restart on the same disk may have a newer note than the place."""
     for name, before_s in (("kept", 50.0), ("here", 70.0)):
         (tmp_path / name).mkdir()
         note = Note(tmp_path / name, "j", 1, before_s)

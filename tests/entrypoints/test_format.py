@@ -1,4 +1,4 @@
-"""Sums and spans as people read them."""
+"""Sums and time spans for readers."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from cloudtrain.entrypoints.format import amount, dollars, down, span, up, usd
         (10**15, "1000000000.00"),
     ],
 )
-def test_sum_has_cents_and_two_digits_that_count(micro: float, text: str) -> None:
-    """No small sum is shown as nothing."""
+def test_sum_has_cents_and_two_significant_digits(micro: float, text: str) -> None:
+    """No small sum is shown as zero."""
     assert (amount(micro), dollars(micro)) == (text, f"{text} USD")
 
 
 def test_sum_in_a_sentence_is_short() -> None:
-    """Whole dollars without cents; what is not known is no sum."""
+    """Whole dollars have no cents; an unknown sum is "unknown"."""
     assert [usd(micro) for micro in (100_000_000, 12_300_000, 0)] == ["100 USD", "12.30 USD", "0 USD"]
     assert dollars(None) == "unknown"
 
 
 def test_sum_is_rounded_to_the_safe_side() -> None:
-    """A worst case is never shown as less than it is, what is left never as more; and by less than a shown digit."""
+    """A worst case is never rounded down, a remaining sum never up, and by less than a shown digit."""
     draw = random.Random(8)
     for micro in [0, 1, 99, 99_999, 999_999, *(round(10 ** draw.uniform(0, 12)) for _ in range(1000))]:
         low, high = down(micro), up(micro)
@@ -63,5 +63,5 @@ def test_sum_is_rounded_to_the_safe_side() -> None:
     ],
 )
 def test_span_has_two_units_at_most(seconds: float, text: str) -> None:
-    """What a person reads at a glance."""
+    """A span shows at most its two largest units."""
     assert span(seconds) == text

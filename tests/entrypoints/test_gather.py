@@ -1,4 +1,4 @@
-"""What a start of the job brings from other nodes' disks: what comes, what stays, and what is said to be missing."""
+"""Entries that a start of the job copies from the disks of other nodes: copied, kept, and reported as missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def here(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Callable[[], tuple[Path, Source]]]:
-    """Return a function that starts another node, and returns its folder and address."""
+    """Return a function that starts a further node, and returns the node's folder and address."""
     made: list[copies.Server] = []
 
     def start() -> tuple[Path, Source]:
@@ -49,7 +49,7 @@ def node(tmp_path: Path) -> Iterator[Callable[[], tuple[Path, Source]]]:
 
 @pytest.fixture
 def gather(here: Path, wait_until: Wait) -> Callable[..., tuple[str, ...]]:
-    """Return a function that gathers, and returns what is missing."""
+    """Return a function that gathers, and returns the missing entries."""
 
     def run(*sources: Source, newest_alone: bool = True, merged: tuple[str, ...] = ()) -> tuple[str, ...]:
         gathering = Gathering(here, sources, TOKEN, note_of(here), newest_alone=newest_alone, merged=merged)
@@ -60,7 +60,7 @@ def gather(here: Path, wait_until: Wait) -> Callable[..., tuple[str, ...]]:
 
 
 def note_of(here: Path) -> Path:
-    """Return where it is noted what was fetched."""
+    """Return the path of the note on fetched entries."""
     return here.with_name("fetched.json")
 
 
@@ -77,18 +77,18 @@ def checkpoint(folder: Path, step: int, *, is_damaged: bool = False) -> Path:
 
 
 def names(folder: Path) -> list[str]:
-    """Return the whole entries, the newest first."""
+    """Return the complete entries, the newest first."""
     return [entry.name for entry in entries.list_entries(folder)]
 
 
 def closed() -> Source:
-    """Return where nobody listens."""
+    """Return an address without a listener."""
     with socket.create_server((HOST, 0)) as free:
         return HOST, free.getsockname()[1]
 
 
-def test_newest_of_all_comes_alone(node: Any, gather: Any, here: Path) -> None:
-    """Of several nodes, the highest step; nothing where this node has it, or a later one."""
+def test_only_the_newest_of_all_is_copied(node: Any, gather: Any, here: Path) -> None:
+    """The highest step of several nodes is copied; no step if this node has an equal or later step."""
     (one, at_one), (other, at_other) = node(), node()
     for folder, step in ((one, 1), (other, 2), (one, 3)):
         checkpoint(folder, step)
@@ -101,8 +101,8 @@ def test_newest_of_all_comes_alone(node: Any, gather: Any, here: Path) -> None:
     assert entries.list_entries(here) == before
 
 
-def test_next_older_comes_where_the_newest_cannot(node: Any, gather: Any, here: Path) -> None:
-    """What is damaged at its source is missing, in words, and the start has the newest that is intact."""
+def test_next_older_is_copied_if_the_newest_is_damaged(node: Any, gather: Any, here: Path) -> None:
+    """A damaged source is reported as missing, and the start gets the newest intact checkpoint."""
     there, source = node()
     checkpoint(there, 1)
     checkpoint(there, 2)
@@ -114,7 +114,7 @@ def test_next_older_comes_where_the_newest_cannot(node: Any, gather: Any, here: 
 
 
 def test_checkpoint_that_contradicts_its_name_does_not_count(node: Any, gather: Any, here: Path) -> None:
-    """An older checkpoint copied under a newer name, or a file under a step's name, hides no intact checkpoint."""
+    """An older checkpoint under a newer name, or a file with a step's name, hides no intact checkpoint."""
     there, source = node()
     shutil.copytree(checkpoint(there, 1), there / "step-00000003")
     (there / "step-00000007").write_text("x")
@@ -126,17 +126,17 @@ def test_checkpoint_that_contradicts_its_name_does_not_count(node: Any, gather: 
 
 
 def test_same_entry_comes_from_the_next_node(node: Any, gather: Any, here: Path) -> None:
-    """Another node's intact copy does, and nothing is missing."""
+    """If the first node's copy is damaged, the intact copy of the next node is used, and no entry is missing."""
     (one, at_one), (other, at_other) = node(), node()
     checkpoint(other, 2)
-    checkpoint(one, 2, is_damaged=True)  # the later, which is tried first
+    checkpoint(one, 2, is_damaged=True)  # the later copy, tried first
     assert gather(at_one, at_other) == ()
     assert names(here) == ["step-00000002"]
     assert checkpoints.verify(here / "step-00000002") is None
 
 
-def test_node_that_cannot_be_asked_is_missing(node: Any, gather: Any, here: Path) -> None:
-    """What it has is not known; what the others have comes."""
+def test_unreachable_node_is_reported_as_missing(node: Any, gather: Any, here: Path) -> None:
+    """The contents of an unreachable node are unknown; entries of reachable nodes are copied."""
     there, source = node()
     checkpoint(there, 1)
     gone = closed()
@@ -145,8 +145,8 @@ def test_node_that_cannot_be_asked_is_missing(node: Any, gather: Any, here: Path
     assert names(here) == ["step-00000001"]
 
 
-def test_own_that_is_not_whole_is_set_aside(node: Any, gather: Any, here: Path) -> None:
-    """The newest has a file less on this node's disk, and another node has it whole."""
+def test_incomplete_own_checkpoint_is_set_aside(node: Any, gather: Any, here: Path) -> None:
+    """The newest lacks a file on this node's disk, and a different node has the whole checkpoint."""
     there, source = node()
     checkpoint(there, 2)
     (checkpoint(here, 2) / "plain.pt").unlink()
@@ -156,8 +156,8 @@ def test_own_that_is_not_whole_is_set_aside(node: Any, gather: Any, here: Path) 
     assert len(list(here.glob("step-00000002.old-*"))) == 1
 
 
-def test_script_gets_all_but_never_for_its_own(node: Any, gather: Any, here: Path) -> None:
-    """All that others have comes, the latest of each name; neither own ones nor later copies give way."""
+def test_script_gets_all_but_its_own_and_newer_entries(node: Any, gather: Any, here: Path) -> None:
+    """All entries of other nodes arrive, the latest of each name; own and later local entries stay."""
     (one, at_one), (other, at_other) = node(), node()
     for folder, when in ((one, 1e9), (other, 2e9)):
         for name in ("mine", "both", f"of {folder.name}"):
@@ -173,7 +173,7 @@ def test_script_gets_all_but_never_for_its_own(node: Any, gather: Any, here: Pat
 
 
 def test_kept_files_are_the_newest_on_all_nodes(node: Any, gather: Any, here: Path) -> None:
-    """Of a kept folder each file on its own; what the config does not keep stays as it is here."""
+    """In a kept folder each file counts alone; local files that the config does not keep stay unchanged."""
     there, source = node()
     for folder, time_s, text in ((here, 50, "here"), (there, 60, "there")):
         for name in ("out/both.pt", "out/sub/log", "s.pt", "own.pt"):
@@ -190,7 +190,7 @@ def test_kept_files_are_the_newest_on_all_nodes(node: Any, gather: Any, here: Pa
 
 
 def test_empty_folder_does_not_hide_another_nodes(node: Any, gather: Any, here: Path) -> None:
-    """A kept folder is there from the start, with nothing of this node's in it."""
+    """A kept folder exists from the start, even without files of this node."""
     there, source = node()
     (here / "out").mkdir()
     (there / "out").mkdir()
@@ -199,10 +199,10 @@ def test_empty_folder_does_not_hide_another_nodes(node: Any, gather: Any, here: 
     assert (here / "out" / "a.pt").read_text() == "x"
 
 
-def test_replica_under_way_is_waited_for(
+def test_replica_in_progress_is_awaited(
     node: Any, here: Path, wait_until: Wait, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The copy that a replica is making of the same entry is the one that the start has."""
+    """If a replica is copying the same entry, the start waits and uses that copy."""
     there, source = node()
     checkpoint(there, 1)
     held, plain = threading.Event(), copies._send_bytes
@@ -229,8 +229,8 @@ def test_replica_under_way_is_waited_for(
     assert capsys.readouterr().out == ""
 
 
-def test_cancel_ends_it_in_the_midst(node: Any, here: Path, wait_until: Wait) -> None:
-    """The copy under way is absent, and is not called missing."""
+def test_cancel_ends_a_copy_in_progress(node: Any, here: Path, wait_until: Wait) -> None:
+    """The unfinished copy is removed, and is not reported as missing."""
     there, source = node()
     checkpoint(there, 1)
     held = threading.Event()

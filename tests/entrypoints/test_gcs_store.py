@@ -1,4 +1,4 @@
-"""A bucket of Google's as the checkpoints' second place, with the standard library against Google's stand-in."""
+"""A Google bucket as the mirror of checkpoints, with the standard library against Google's stand-in."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ CALLS = pytest.mark.parametrize("call", ["put", "get", "names", "remove"])
 
 @pytest.fixture
 def store(google_store: Google) -> Google:
-    """Return Google's stand-in, to which the environment leads this process, and all that it starts."""
+    """Return Google's stand-in; the environment leads this process and its children to the stand-in."""
     return google_store
 
 
 @pytest.fixture
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try three times, with hardly a pause, and make small chunks."""
+    """Set three attempts, a very short pause, and small chunks."""
     for name, value in {"ATTEMPTS": 3, "PAUSE_S": 0.01}.items():
         monkeypatch.setattr(google_http, name, value)
     for name, value in {"TRIES": 2, "PAUSE_S": 0.01}.items():
@@ -56,7 +56,7 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hasty(brisk: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be brisk, and wait half a second each time: where no answer comes. A busy machine may need longer for one."""
+    """Use `brisk`, and time out after 0.5 s, too little for a busy machine: only for servers that never answer."""
     for module in (google_http, google_access):
         for name in ("CONNECT_S", "READ_S"):
             monkeypatch.setattr(module, name, 0.5)
@@ -89,15 +89,15 @@ def calls(place: mirror.Mirror, path: Path) -> dict[str, Callable[[], object]]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Return a file of some chunks and a bit."""
+    """Return a file of several chunks and a remainder."""
     path = tmp_path / "file"
     path.write_bytes(random.Random(0).randbytes(5 * MIB + 7))
     return path
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "/a", "/a/b/", "/100%2525 of a+b #1? é/ü&'("])
-def test_object_comes_back_as_it_went(prefix: str, store: Google, tmp_path: Path) -> None:
-    """Any prefix, with any sign in it: the same bytes under the same names, and gone when removed."""
+def test_object_round_trips(prefix: str, store: Google, tmp_path: Path) -> None:
+    """With any prefix, special characters included, put, names, get and remove work on the same bytes and names."""
     place = opened(PLACE + prefix)
     (tmp_path / "file").write_bytes(b"some bytes")
     for name in ("step-00000001/shard-0", "step-00000001/manifest.json", "latest.json"):
@@ -115,8 +115,8 @@ def test_object_comes_back_as_it_went(prefix: str, store: Google, tmp_path: Path
 
 
 @pytest.mark.parametrize("size", [0, 1, MIB, MIB + 1, 2 * MIB])
-def test_files_of_any_size_go(size: int, brisk: None, store: Google, tmp_path: Path) -> None:
-    """Empty ones, and those at the edges of a chunk."""
+def test_files_of_any_size_round_trip(size: int, brisk: None, store: Google, tmp_path: Path) -> None:
+    """Empty files, and files at the edges of a chunk, arrive whole."""
     (tmp_path / "file").write_bytes(random.Random(size).randbytes(size))
     opened().put(tmp_path / "file", "name")
     opened().get("name", tmp_path / "back")
@@ -124,8 +124,8 @@ def test_files_of_any_size_go(size: int, brisk: None, store: Google, tmp_path: P
     assert len(store.journal("storage.chunk")) == (0 if size <= MIB else 2)
 
 
-def test_jobs_share_a_bucket(store: Google, tmp_path: Path) -> None:
-    """The names of one place are not those of another whose name begins so, nor folders that the console makes."""
+def test_names_do_not_mix_jobs_in_a_bucket(store: Google, tmp_path: Path) -> None:
+    """`names` lists neither objects of a job whose name has the same beginning, nor folders of the console."""
     (tmp_path / "file").touch()
     for job in ("digits", "digits-2", "digits/below"):
         opened(f"{PLACE}/{job}").put(tmp_path / "file", f"{job[-1]}-file")
@@ -135,7 +135,7 @@ def test_jobs_share_a_bucket(store: Google, tmp_path: Path) -> None:
 
 
 def test_names_go_over_all_pages(store: Google) -> None:
-    """Google gives a thousand at a time, or fewer."""
+    """Google returns a thousand names per page, or fewer, and `names` reads all pages."""
     store.settings(storage_page_size=10)
     names = [f"step-{number:08d}/shard" for number in range(25)]
     with ThreadPoolExecutor(4) as pool:
@@ -146,7 +146,7 @@ def test_names_go_over_all_pages(store: Google) -> None:
 
 
 def test_large_file_goes_in_chunks(brisk: None, store: Google, file: Path) -> None:
-    """A file of more than a chunk arrives whole, over one connection; a second put replaces it."""
+    """A file larger than a chunk arrives whole, over a single connection; a second put replaces the object."""
     place = opened()
     place.put(file, "shard")
     assert [call["received"] for call in store.journal("storage.chunk")] == [*[MIB] * 5, 7]
@@ -162,10 +162,10 @@ STUMBLES = ["drop", "lost", "cut", "429", "500", "503"]
 
 
 @pytest.mark.parametrize("kind", STUMBLES)
-def test_stumbling_server_is_asked_again(
+def test_failing_server_is_retried(
     kind: str, brisk: None, store: Google, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closed connections, lost and halved answers, errors of the server's, one request in four: all arrives, whole."""
+    """With one request in four closed, lost, cut or refused by the server, all files arrive whole."""
     monkeypatch.setattr(google_http, "ATTEMPTS", 8)
     (file.parent / "small").write_bytes(b"some bytes")
     place = opened()
@@ -183,8 +183,8 @@ def test_stumbling_server_is_asked_again(
 
 
 @pytest.mark.parametrize("operation", ["storage.insert", "storage.chunk", "storage.delete"])
-def test_answers_that_get_lost_do_no_harm(operation: str, brisk: None, store: Google, file: Path) -> None:
-    """What was done and not heard of is done again, to the same end."""
+def test_lost_answers_do_no_harm(operation: str, brisk: None, store: Google, file: Path) -> None:
+    """A request whose answer was lost is sent again with the same result."""
     (file.parent / "small").write_bytes(b"some bytes")
     store.fault(operation, "lost", count=2)
     place = opened()
@@ -196,8 +196,8 @@ def test_answers_that_get_lost_do_no_harm(operation: str, brisk: None, store: Go
     assert len(store.journal(operation)) >= 3
 
 
-def test_chunk_that_came_in_part_is_gone_on_with(brisk: None, store: Google, file: Path) -> None:
-    """The service is asked how much it has, and is sent the rest alone."""
+def test_partly_received_chunk_is_continued(brisk: None, store: Google, file: Path) -> None:
+    """The client asks the service for the received length, and sends only the rest."""
     store.break_next_chunk(300_000)
     opened().put(file, "file")
     assert store.object("x/file") == file.read_bytes()
@@ -205,8 +205,8 @@ def test_chunk_that_came_in_part_is_gone_on_with(brisk: None, store: Google, fil
     assert sent == [MIB, 0, *[MIB] * 4, MIB + 7 - 256 * 1024]
 
 
-def test_download_that_breaks_goes_on_where_it_was(brisk: None, store: Google, file: Path) -> None:
-    """Half of what is left comes every time, and nothing twice."""
+def test_broken_download_continues_at_its_offset(brisk: None, store: Google, file: Path) -> None:
+    """Every attempt receives half of the remaining bytes, and no byte twice."""
     opened().put(file, "file")
     store.fault("storage.download", "cut", count=3)
     opened().get("file", file.with_name("back"))
@@ -215,7 +215,7 @@ def test_download_that_breaks_goes_on_where_it_was(brisk: None, store: Google, f
 
 
 def test_failed_upload_leaves_nothing(brisk: None, store: Google, file: Path) -> None:
-    """A chunk that never arrives: an error, and no object."""
+    """A chunk that always fails raises an error and leaves no object."""
     store.fault("storage.chunk", "500")
     with pytest.raises(OSError, match="HTTP 500: Internal error encountered"):
         opened().put(file, "shard")
@@ -224,9 +224,9 @@ def test_failed_upload_leaves_nothing(brisk: None, store: Google, file: Path) ->
 
 
 def test_failed_download_leaves_nothing(brisk: None, store: Google, file: Path) -> None:
-    """Bodies that always break off: an error, and neither the file nor a part of it."""
+    """If every body breaks off, the download raises an error and leaves neither the file nor a partial file."""
     place = opened()
-    (file.parent / "small").write_bytes(b"x")  # halved, nothing comes at all
+    (file.parent / "small").write_bytes(b"x")  # half of one byte is no byte
     place.put(file.parent / "small", "shard")
     store.fault("storage.download", "cut")
     with pytest.raises(ConnectionError, match=rf"gs://{BUCKET} does not answer; does this machine reach"):
@@ -245,7 +245,7 @@ mirror.open_mirror(sys.argv[1]).put(Path(sys.argv[2]), "shard")
 
 
 def test_killed_upload_is_not_seen(brisk: None, store: Google, file: Path, wait_until: Callable[..., Any]) -> None:
-    """Nothing is there of a put that died in the middle; the next one is whole."""
+    """A put killed in the middle leaves no visible object; the next put is whole."""
     store.fault("storage.chunk", "hang", after=2)
     process = subprocess.Popen([sys.executable, "-c", KILLED, f"{PLACE}/x", file])
     wait_until(lambda: len(store.journal("storage.chunk")) >= 3)
@@ -260,10 +260,10 @@ def test_killed_upload_is_not_seen(brisk: None, store: Google, file: Path, wait_
     assert store.object("x/shard") == file.read_bytes()
 
 
-def test_bytes_that_change_on_the_way_are_found(
+def test_bytes_corrupted_in_transit_are_found(
     brisk: None, store: Google, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An MD5 goes with what is sent and comes with what is read: where it is another's, neither is kept."""
+    """An MD5 travels with every upload and download; a wrong MD5 is an error, and the data is dropped."""
     place = opened()
     place.put(file, "file")
     (file.parent / "small").write_bytes(b"some bytes")
@@ -280,7 +280,7 @@ def test_bytes_that_change_on_the_way_are_found(
 def test_bytes_that_change_once_are_sent_again(
     brisk: None, store: Google, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There and back."""
+    """Both an upload and a download are retried after a wrong MD5."""
     right, wrong = google_storage._base64, ["AAAAAAAAAAAAAAAAAAAAAA=="]
     monkeypatch.setattr(google_storage, "_base64", lambda digest: wrong.pop() if wrong else right(digest))
     opened().put(file, "file")
@@ -290,10 +290,10 @@ def test_bytes_that_change_once_are_sent_again(
     assert store.object("x/file") == file.read_bytes()
 
 
-def test_object_that_is_replaced_meanwhile_is_not_mixed(
+def test_object_replaced_during_a_get_is_not_mixed(
     brisk: None, store: Google, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A get reads one version or none."""
+    """A get reads a single version, or raises an error."""
     place = opened()
     place.put(file, "shard")
     store.fault("storage.download", "cut", count=1)
@@ -304,10 +304,10 @@ def test_object_that_is_replaced_meanwhile_is_not_mixed(
 
 
 @pytest.mark.parametrize("size", [10, 3 * MIB])
-def test_file_that_is_written_to_meanwhile_is_not_kept(
+def test_file_changed_during_a_put_is_not_stored(
     size: int, brisk: None, store: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The object stays what it was; never is there a mixture of two versions."""
+    """The object keeps its old version; two versions are never mixed."""
     path = tmp_path / "last.pt"
     path.write_bytes(bytes(size))
     os.utime(path, (1, 1))
@@ -317,7 +317,7 @@ def test_file_that_is_written_to_meanwhile_is_not_kept(
 
     def checked(file: Any, before: os.stat_result) -> None:
         count.append(1)
-        if len(count) == 2:  # after the last bytes were read
+        if len(count) == 2:  # after the last read
             path.write_bytes(b"x" * size)
         check(file, before)
 
@@ -327,8 +327,8 @@ def test_file_that_is_written_to_meanwhile_is_not_kept(
     assert (len(count), store.object("x/last.pt")) == (2, bytes(size))
 
 
-def test_file_that_was_written_to_since_it_was_seen_is_not_put(brisk: None, store: Google, file: Path) -> None:
-    """It may be half of what it is to be."""
+def test_file_changed_since_the_scan_is_not_put(brisk: None, store: Google, file: Path) -> None:
+    """The file may be incomplete."""
     seen = file.stat()
     file.write_bytes(b"")
     with pytest.raises(google_storage.Changed):
@@ -338,7 +338,7 @@ def test_file_that_was_written_to_since_it_was_seen_is_not_put(brisk: None, stor
 
 @CALLS
 def test_slow_server_is_given_up(call: str, hasty: None, store: Google, file: Path) -> None:
-    """A server that takes the request and never answers costs the attempts' time, and is an error."""
+    """A server that accepts the request but never answers costs the time of the attempts and raises an error."""
     opened().put(file, "name")
     store.clear_journal()
     store.fault("storage.*", "hang")
@@ -353,7 +353,7 @@ def test_slow_server_is_given_up(call: str, hasty: None, store: Google, file: Pa
 def test_server_that_does_not_read_is_given_up(
     hasty: None, file: Path, monkeypatch: pytest.MonkeyPatch, store: Google
 ) -> None:
-    """A server that accepts and reads nothing holds up no upload, though nothing is waited for but to send."""
+    """A server that accepts a connection but reads no bytes cannot hold up an upload, even while the client sends."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("CLOUDTRAIN_STORAGE_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         monkeypatch.setattr(google_storage, "SINGLE_BYTES", 64 * MIB)
@@ -363,15 +363,15 @@ def test_server_that_does_not_read_is_given_up(
 
 @contextlib.contextmanager
 def silent() -> Iterator[str]:
-    """Give the address of a server that accepts and reads nothing."""
+    """Yield the address of a server that accepts connections and reads no bytes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_silent_proxy_and_closed_door_are_given_up(
+def test_silent_proxy_and_closed_port_are_given_up(
     hasty: None, store: Google, metadata: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What takes connections and says nothing, and what takes none."""
+    """A proxy that accepts connections but never answers, and a closed port, both raise an error."""
     with silent() as address:
         for name in ("HTTPS_PROXY", "https_proxy"):
             monkeypatch.setenv(name, address)
@@ -382,7 +382,7 @@ def test_silent_proxy_and_closed_door_are_given_up(
 
 
 def test_login_that_does_not_answer_is_given_up(hasty: None, store: Google) -> None:
-    """The wait for a token has its limits too."""
+    """The wait for a token has time limits too."""
     store.fault("token", "hang")
     begin_s = time.monotonic()
     with pytest.raises(ConnectionError, match=r"Google's login does not answer \(.*Read timed out"):
@@ -390,8 +390,8 @@ def test_login_that_does_not_answer_is_given_up(hasty: None, store: Google) -> N
     assert time.monotonic() - begin_s < 60
 
 
-def test_store_that_was_long_away_is_as_good_as_before(brisk: None, store: Google) -> None:
-    """Failures use nothing up: once it answers, it is still asked again."""
+def test_store_recovers_after_a_long_outage(brisk: None, store: Google) -> None:
+    """Failures use up no budget of retries: when the store answers again, failed requests are still retried."""
     place = opened()
     store.fault("storage.*", "500")
     for _ in range(5):
@@ -403,16 +403,16 @@ def test_store_that_was_long_away_is_as_good_as_before(brisk: None, store: Googl
 
 
 @CALLS
-def test_missing_bucket_is_said(call: str, store: Google, file: Path) -> None:
-    """One sentence with the bucket's name: that it is not there is not that the object is not."""
+def test_missing_bucket_is_reported(call: str, store: Google, file: Path) -> None:
+    """One sentence with the bucket's name; a missing bucket is not reported as a missing object."""
     with pytest.raises(OSError, match="there is no bucket no-such-bucket; make it, or name another one") as caught:
         calls(opened("gs://no-such-bucket/x"), file)[call]()
     assert not isinstance(caught.value, FileNotFoundError)
 
 
 @CALLS
-def test_denied_access_is_said(call: str, store: Google, file: Path) -> None:
-    """The role that the job's account must have; and a get that is denied does not mean that nothing is there."""
+def test_denied_access_names_the_missing_role(call: str, store: Google, file: Path) -> None:
+    """The message names the role for the job's account; a denied get is not reported as a missing object."""
     store.settings(denied=["storage.*"])
     wanted = rf"no access to gs://{BUCKET}.*; {SERVICE_ACCOUNT} needs the role Storage Object User .*HTTP 403"
     with pytest.raises(PermissionError, match=wanted):
@@ -420,7 +420,7 @@ def test_denied_access_is_said(call: str, store: Google, file: Path) -> None:
 
 
 def test_reader_may_read(store: Google, file: Path) -> None:
-    """A role that reads is enough to resume from; writing says what is missing."""
+    """A role that may read is enough to resume; a write names the missing role."""
     store.put_object("x/name", b"some bytes")
     store.settings(denied=["storage.insert", "storage.delete"])
     place = opened()
@@ -430,25 +430,25 @@ def test_reader_may_read(store: Google, file: Path) -> None:
             calls(place, file)[call]()
 
 
-def test_bucket_that_falls_silent_is_not_empty(brisk: None, store: Google, tmp_path: Path) -> None:
-    """A 404 of something between here and Google: unless Google says what is missing, nothing is said to be."""
+def test_foreign_404_does_not_mean_missing(brisk: None, store: Google, tmp_path: Path) -> None:
+    """A 404 from a proxy before Google does not count as a missing object; only Google's own answer does."""
     store.fault("storage.*", "404", message="by the test")
     with pytest.raises(OSError, match="by the test") as caught:
         opened().get("latest.json", tmp_path / "latest")
     assert not isinstance(caught.value, FileNotFoundError)
 
 
-def test_haste_is_said(brisk: None, store: Google) -> None:
-    """Where Google asks to slow down, and keeps on."""
+def test_rate_limit_is_reported(brisk: None, store: Google) -> None:
+    """If Google keeps asking to slow down, the message says so."""
     store.fault("storage.*", "429")
     with pytest.raises(OSError, match=r"storage.googleapis.com repeatedly asks to slow down for gs://.*HTTP 429"):
         opened().names("")
 
 
-def test_missing_credentials_are_said_and_may_come(
+def test_missing_credentials_are_reported_and_may_come_later(
     brisk: None, store: Google, metadata: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without any, what to give the job; an account that the machine gets later serves the next call."""
+    """Without credentials the error gives advice; a service account added later serves the next call."""
     told, token = LookupError(404), metadata.token
 
     def none() -> str:
@@ -468,8 +468,8 @@ def test_missing_credentials_are_said_and_may_come(
         opened().names("")
 
 
-def test_token_of_the_machine_is_asked_for_once(store: Google, metadata: Any, file: Path) -> None:
-    """Not for every call, and past every proxy; what it may not is said with its name."""
+def test_token_of_the_machine_is_fetched_once(store: Google, metadata: Any, file: Path) -> None:
+    """One token serves all calls and bypasses every proxy; a denied call names the service account."""
     place = opened()
     for call in calls(place, file).values():
         call()
@@ -481,7 +481,7 @@ def test_token_of_the_machine_is_asked_for_once(store: Google, metadata: Any, fi
 
 @pytest.mark.parametrize("source", ["file", "machine"])
 def test_token_that_expires_is_renewed(source: str, store: Google, request: pytest.FixtureRequest, file: Path) -> None:
-    """One that Google has ceased to take is replaced within the call; where a new one is refused too, that is said."""
+    """A token that Google rejects is replaced within the call; a rejected new token is reported."""
     if source == "machine":
         request.getfixturevalue("metadata")
     place = opened()
@@ -498,7 +498,7 @@ def test_token_that_expires_is_renewed(source: str, store: Google, request: pyte
 def test_token_is_renewed_before_its_end(
     brisk: None, store: Google, metadata: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five minutes before, or halfway; where no new one comes, the old one serves to its end."""
+    """Renewal comes five minutes before the end, or halfway; without a new token, the old token serves to its end."""
     now_s = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     identity, token = google_access.of_environment(), metadata.token
@@ -522,7 +522,7 @@ def test_token_is_renewed_before_its_end(
 
 
 def test_login_of_a_user_serves_and_may_end(store: Google, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `gcloud auth application-default login` leaves it; one that was revoked says the command."""
+    """A login by `gcloud auth application-default login` works; if it was revoked, the message gives the command."""
     home = Path(store.user_file).parent / "gcloud"
     home.mkdir(exist_ok=True)
     shutil.copy(store.user_file, home / "application_default_credentials.json")
@@ -535,10 +535,10 @@ def test_login_of_a_user_serves_and_may_end(store: Google, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("content", [None, "no JSON", "{}", '{"type": "service_account"}'])
-def test_credentials_file_that_is_none_is_said(
+def test_broken_credentials_file_is_reported(
     content: str | None, store: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its name."""
+    """The message contains the file's name."""
     path = tmp_path / "key.json"
     if content is not None:
         path.write_text(content)
@@ -548,10 +548,10 @@ def test_credentials_file_that_is_none_is_said(
 
 
 @pytest.mark.parametrize("missing", ["google", "google.auth", "requests"])
-def test_without_the_packages_is_said_what_to_install(
+def test_missing_packages_are_reported_with_the_command(
     missing: str, store: Google, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One sentence with the command; packages that are there and broken are not hidden."""
+    """One sentence gives the install command; errors inside installed packages are not hidden."""
     importing = builtins.__import__
 
     def lacking(absent: str, name: str, *args: Any) -> Any:
@@ -567,8 +567,8 @@ def test_without_the_packages_is_said_what_to_install(
         opened()
 
 
-def test_machine_without_google_s_packages_needs_none(store: Google, metadata: Any, tmp_path: Path) -> None:
-    """As in an image of PyTorch's: the standard library is all that is imported."""
+def test_machine_without_google_s_packages_works(store: Google, metadata: Any, tmp_path: Path) -> None:
+    """In an image of PyTorch, only the standard library is imported."""
     (tmp_path / "file").write_bytes(b"some bytes")
     text = (
         "import sys; from pathlib import Path; from cloudtrain.entrypoints.stores import mirror\n"
@@ -581,8 +581,8 @@ def test_machine_without_google_s_packages_needs_none(store: Google, metadata: A
     assert store.object("x/name") == b"some bytes"
 
 
-def test_certificate_that_is_not_trusted_is_said(store: Google, metadata: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, with what an image lacks; either variable that names the list of whom to trust will do."""
+def test_untrusted_certificate_is_reported(store: Google, metadata: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the missing package; either variable for the list of authorities works."""
     monkeypatch.delenv("SSL_CERT_FILE")
     assert opened().names("") == []
     monkeypatch.delenv("REQUESTS_CA_BUNDLE")
@@ -593,15 +593,15 @@ def test_certificate_that_is_not_trusted_is_said(store: Google, metadata: Any, m
 
 
 @pytest.mark.parametrize("name", ["CLOUDTRAIN_STORAGE_ENDPOINT", "STORAGE_EMULATOR_HOST"])
-def test_another_endpoint_is_asked(name: str, brisk: None, store: Google, file: Path, monkeypatch: Any) -> None:
-    """A private one, or an emulator, for all calls, those of a session too."""
+def test_custom_endpoint_is_used(name: str, brisk: None, store: Google, file: Path, monkeypatch: Any) -> None:
+    """A private endpoint or an emulator gets all calls, the session calls included."""
     for proxy in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")
     monkeypatch.setenv(name, store.endpoints["storage"].removeprefix("http://" if "EMULATOR" in name else ""))
     token = store.client.token()
     monkeypatch.setattr(
         google_access._CredentialsFile, "fetch", lambda self: (token, 3600.0)
-    )  # its login is behind the proxy
+    )  # the login is behind the proxy
     opened().put(file, "name")
     assert opened().names("") == ["name"]
     assert store.object("x/name") == file.read_bytes()
@@ -609,13 +609,13 @@ def test_another_endpoint_is_asked(name: str, brisk: None, store: Google, file: 
 
 @pytest.mark.parametrize("uri", ["gs://", "gs:///prefix", "gs:bucket/x", "gs://a b/x", "GS://@/x", "gs://Upper/x"])
 def test_uri_without_a_bucket_is_refused(uri: str) -> None:
-    """At once, with the form that it should have."""
+    """An error comes at once and shows the right form."""
     with pytest.raises(TaskError, match="names no bucket; write it as in gs://BUCKET/PREFIX"):
         opened(uri)
 
 
-def test_first_writer_wins_where_it_should(brisk: None, store: Google, file: Path) -> None:
-    """An object that must be new: another's stays; and it is no fault that one's own answer got lost."""
+def test_first_writer_wins_with_if_absent(brisk: None, store: Google, file: Path) -> None:
+    """With `if_absent` an existing object stays; a lost answer to the writer's own put is no fault."""
     bucket = google_storage.Bucket(BUCKET)
     (file.parent / "mine").write_bytes(b"mine")
     (file.parent / "theirs").write_bytes(b"theirs")
@@ -649,7 +649,7 @@ print(json.dumps(told))
 
 
 def test_memory_does_not_grow_with_the_file(store: Google, tmp_path: Path) -> None:
-    """A put and a get hold a few pieces."""
+    """A put and a get hold a few pieces in memory."""
     argv = [sys.executable, "-c", MEMORY, f"{PLACE}/x", tmp_path, "96"]
     small, large = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
     assert large - small < 16
@@ -664,8 +664,8 @@ def save(home: Path, uploads: Uploader, *steps: int) -> None:
         uploads.finish()
 
 
-def test_bucket_keeps_as_many_as_it_should(alone: None, store: Google, tmp_path: Path) -> None:
-    """Retention holds there, and spares other jobs; the newest is fetched by a new machine, intact."""
+def test_bucket_keeps_the_right_number_of_checkpoints(alone: None, store: Google, tmp_path: Path) -> None:
+    """Retention works in the bucket and spares other jobs; a new machine fetches the newest checkpoint, intact."""
     place = opened(f"{PLACE}/a")
     save(tmp_path / "other", Uploader(opened(f"{PLACE}/ab"), 3), 1)
     uploads = Uploader(place, 2)
@@ -681,7 +681,7 @@ def test_bucket_keeps_as_many_as_it_should(alone: None, store: Google, tmp_path:
 
 
 def test_store_that_fails_publishes_nothing(alone: None, brisk: None, store: Google, tmp_path: Path) -> None:
-    """Denied in the middle: the fault in words, the step of before still published; then the next one is."""
+    """After a denied write the error is in words and the earlier step stays published; the next is published."""
     place = opened(f"{PLACE}/a")
     uploads = Uploader(place, 2)
     save(tmp_path / "first", uploads, 10)
@@ -713,11 +713,11 @@ def trained() -> ModuleType:
 
 @pytest.mark.slow
 def test_killed_run_resumes_from_a_bucket_to_the_bit(store: Google, trained: ModuleType, tmp_path: Path) -> None:
-    """Killed in step 13 and its folder gone: from the bucket's step 10 on, every number and tensor is the same.
+    """A run killed in step 13 resumes from the bucket's step 10 with identical numbers and tensors.
 
-    One call in five fails on the way.
+    The run's own folder is gone, and a fifth of the calls fail.
     """
-    # Before the kill: rank 0's checkpoint has reached the bucket, however slow that is today.
+    # Before the kill, rank 0's checkpoint has reached the bucket, even if the upload is slow today.
     wait = """            from cloudtrain.entrypoints.stores import mirror
             for _ in range(600):
                 if mirror.open_mirror(os.environ["MIRROR"]).names("latest.json"):
@@ -743,7 +743,7 @@ def test_killed_run_resumes_from_a_bucket_to_the_bit(store: Google, trained: Mod
 
 @pytest.mark.slow
 def test_bucket_that_fails_does_not_end_the_training(store: Google, trained: ModuleType, tmp_path: Path) -> None:
-    """Nothing can be written there: said in a sentence, nothing else; one that is not there ends the start."""
+    """A denied write is reported in a sentence and training continues; a missing bucket ends the start."""
     store.settings(denied=["storage.insert"])
     done = trained.run(tmp_path / "run", checkpoint={"mirror": f"{PLACE}/a"})
     assert (done.code, done.outcome()["outcome"]) == (0, "done"), done.errors

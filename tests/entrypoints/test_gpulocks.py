@@ -1,4 +1,4 @@
-"""GPU locks: held by real processes, of several users."""
+"""GPU locks, held by real processes of several users."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from cloudtrain.entrypoints.agent import gpulocks
 
 GPU = "GPU-6f1c2d3e-0000-1111-2222-333344445555"
 LABEL = f"GPU 3 (NVIDIA A100, {GPU})"
-ALICE, BOB = 54321, 54322  # numbers that no login has
+ALICE, BOB = 54321, 54322  # numbers without a login
 
-# Takes the locks as the user, says how that went, and holds them until it is told to let go.
+# Takes the locks as the user, prints the result, and holds the locks until a line arrives on stdin.
 HOLD = """
 import json, os, pwd, sys
 from pathlib import Path
@@ -52,7 +52,7 @@ Hold = Callable[..., tuple[Any, str]]
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """Return a folder for locks below one that every user can reach, which pytest's own are not."""
+    """Return a folder for locks that every user can reach, unlike pytest's own folders."""
     above = Path(tempfile.mkdtemp())
     above.chmod(0o755)
     place = above / "locks"
@@ -64,7 +64,7 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def hold() -> Iterator[Hold]:
-    """Return a function that starts a process which takes locks; it returns the process and its first line."""
+    """Return a function that starts a process which takes locks, and returns the process and its first line."""
     started = []
 
     def start(folder: Path, *names: str, uid: int | None = None, **about: Any) -> tuple[Any, str]:
@@ -87,8 +87,8 @@ def _let_go(process: Any) -> None:
     assert process.stdout.readline().strip() == "released"
 
 
-def test_second_job_is_told_who_holds_the_gpu(open_folder: Path, hold: Hold) -> None:
-    """The words name the GPU, the user, the job, and since when."""
+def test_second_job_learns_the_holder_of_the_gpu(open_folder: Path, hold: Hold) -> None:
+    """The message names the GPU, the user, the job, and the start time."""
     two_hours_ago = time.time() - 7300
     hold(open_folder, GPU, user="alice", job="x-abcde", since_s=two_hours_ago)
     with pytest.raises(gpulocks.GpuBusy) as caught:
@@ -101,7 +101,7 @@ def test_second_job_is_told_who_holds_the_gpu(open_folder: Path, hold: Hold) -> 
 
 
 def test_lock_is_free_after_release(open_folder: Path, hold: Hold) -> None:
-    """Who lets go leaves no note, though its process lives on."""
+    """A released lock leaves no note, even while its process lives."""
     process, _ = hold(open_folder, GPU, job="x")
     _let_go(process)
     assert gpulocks.holders(open_folder) == []
@@ -110,7 +110,7 @@ def test_lock_is_free_after_release(open_folder: Path, hold: Hold) -> None:
 
 
 def test_kill_of_the_holder_frees_its_locks(open_folder: Path, hold: Hold) -> None:
-    """After a kill -9 the note is stale, and the lock is free whatever the note says."""
+    """After kill -9 of the holder the note is stale, and the lock is free despite the note."""
     process, _ = hold(open_folder, GPU, job="x")
     assert [holder["job"] for holder in gpulocks.holders(open_folder)] == ["x"]
     process.kill()
@@ -121,7 +121,7 @@ def test_kill_of_the_holder_frees_its_locks(open_folder: Path, hold: Hold) -> No
 
 
 def test_all_locks_or_none(open_folder: Path, hold: Hold) -> None:
-    """One that is held frees the others again, in whatever order they were named."""
+    """A lock that is held makes `take` release all its locks, in any order of names."""
     hold(open_folder, "GPU-b", job="x")
     with pytest.raises(gpulocks.GpuBusy, match=r"^GPU-b: "):
         gpulocks.take(open_folder, ["GPU-c", "GPU-b", "GPU-a"], {"job": "y"})
@@ -129,8 +129,8 @@ def test_all_locks_or_none(open_folder: Path, hold: Hold) -> None:
     gpulocks.take(open_folder, ["GPU-a", "GPU-c"], {"job": "y"}).release()
 
 
-def test_of_many_at_once_one_wins(open_folder: Path) -> None:
-    """Eight processes that want the same two GPUs: one has both."""
+def test_one_of_many_simultaneous_takers_wins(open_folder: Path) -> None:
+    """Of eight processes that want the same two GPUs, one gets both."""
     told = [str(open_folder), "GPU-a,GPU-b", str(os.getuid()), "{}"]
     racers = [
         subprocess.Popen([sys.executable, "-c", HOLD, *told], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -143,8 +143,8 @@ def test_of_many_at_once_one_wins(open_folder: Path) -> None:
     assert sorted(line.partition(":")[0] for line in said) == ["GpuBusy"] * 7 + ["taken"]
 
 
-def test_note_of_a_reused_pid_names_nobody(open_folder: Path, hold: Hold) -> None:
-    """A living process that has the pid of a dead holder is not taken for it."""
+def test_note_of_a_reused_pid_names_no_holder(open_folder: Path, hold: Hold) -> None:
+    """A living process with the pid of a dead holder is not reported as the holder."""
     process, _ = hold(open_folder, GPU, job="old")
     note = next(open_folder.glob("*.json"))
     told = json.loads(note.read_text())
@@ -160,8 +160,8 @@ def test_note_of_a_reused_pid_names_nobody(open_folder: Path, hold: Hold) -> Non
     assert holder.poll() is None
 
 
-def test_a_look_takes_no_lock_from_anybody(open_folder: Path) -> None:
-    """Taking goes through while others look all the time."""
+def test_polling_of_holders_blocks_no_taker(open_folder: Path) -> None:
+    """`take` succeeds while a second process polls all the time."""
     looker = (
         "import sys; from pathlib import Path; from cloudtrain.entrypoints.agent import gpulocks; print(flush=True)\n"
         "while True: gpulocks.holders(Path(sys.argv[1]))"
@@ -178,8 +178,8 @@ def test_a_look_takes_no_lock_from_anybody(open_folder: Path) -> None:
         looking.communicate()
 
 
-def test_forked_child_holds_on_and_says_so(open_folder: Path) -> None:
-    """A starter takes the locks and leaves; its child holds them, under its own pid, since the same time."""
+def test_forked_child_keeps_the_lock_and_updates_the_note(open_folder: Path) -> None:
+    """A starter takes the locks and exits; its child holds them under its own pid, since the same time."""
     taken = gpulocks.take(open_folder, [GPU], {"job": "x"})
     before = gpulocks.holders(open_folder)[0]
     told, tell = os.pipe()
@@ -206,7 +206,7 @@ def test_forked_child_holds_on_and_says_so(open_folder: Path) -> None:
 
 
 def test_started_program_does_not_hold_the_lock(open_folder: Path) -> None:
-    """What the holder starts inherits nothing, even without close_fds."""
+    """A program started by the holder inherits no lock, even without close_fds."""
     taken = gpulocks.take(open_folder, [GPU], {"job": "x"})
     child = subprocess.Popen(["sleep", "60"], close_fds=False)
     taken.hand_over()
@@ -217,8 +217,8 @@ def test_started_program_does_not_hold_the_lock(open_folder: Path) -> None:
         child.wait()
 
 
-def test_lock_whose_file_was_removed_is_taken_on_the_new_one(open_folder: Path) -> None:
-    """Whoever opened the file before a cleaner removed it tries again on what has the name now."""
+def test_lock_whose_file_was_removed_uses_the_new_file(open_folder: Path) -> None:
+    """If a cleaner removed the file after the open, `take` tries again on the new file."""
     taken = gpulocks.take(open_folder, [GPU], {"job": "x"})
     old = os.fstat(taken.files[GPU]).st_ino
     (open_folder / f"{GPU}.lock").unlink()
@@ -240,13 +240,13 @@ def test_touch_keeps_the_files_young(open_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", "-x", "a" * 200])
-def test_name_that_is_none_is_refused(open_folder: Path, name: str) -> None:
+def test_invalid_name_is_refused(open_folder: Path, name: str) -> None:
     """A lock's name never leaves its folder."""
     with pytest.raises(gpulocks.Unusable, match="not a valid lock name"):
         gpulocks.take(open_folder, [name], {})
 
 
-def test_holder_is_known_where_its_process_is_hidden(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holder_is_known_if_its_process_is_hidden(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """/proc may hide other users' processes (hidepid); the kernel's list of locks does not."""
     taken = gpulocks.take(open_folder, [GPU], {"job": "x"})
     monkeypatch.setattr(processes, "alive", lambda pid, stamp: False)
@@ -255,7 +255,7 @@ def test_holder_is_known_where_its_process_is_hidden(open_folder: Path, monkeypa
 
 
 def test_link_in_place_of_a_lock_is_refused(open_folder: Path, tmp_path: Path) -> None:
-    """What a link points at is neither made nor opened."""
+    """The target of a link is neither created nor opened."""
     for target in (tmp_path / "missing", tmp_path / "there"):
         link = open_folder / f"{GPU}.lock"
         link.unlink(missing_ok=True)
@@ -268,14 +268,14 @@ def test_link_in_place_of_a_lock_is_refused(open_folder: Path, tmp_path: Path) -
 
 
 def test_pipe_in_place_of_a_lock_is_refused(open_folder: Path) -> None:
-    """It would keep whoever opens it waiting."""
+    """An open of a pipe would block."""
     os.mkfifo(open_folder / f"{GPU}.lock")
     with pytest.raises(gpulocks.Unusable, match="is not a regular file"):
         gpulocks.take(open_folder, [GPU], {})
 
 
 def test_link_in_place_of_a_note_is_replaced(open_folder: Path, tmp_path: Path) -> None:
-    """The file that a note's name points at is not written."""
+    """The target of a note's link is not written."""
     target = tmp_path / "precious"
     target.write_text("untouched")
     note = open_folder / f"{GPU}.{os.getuid()}.json"
@@ -286,13 +286,13 @@ def test_link_in_place_of_a_note_is_replaced(open_folder: Path, tmp_path: Path) 
     taken.release()
 
 
-def test_folder_is_made_open_to_all_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first user makes it for the others too: sticky, so that nobody removes another one's files."""
+def test_folder_is_open_to_all_despite_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first user creates the folder for all: sticky, so that users cannot remove the files of others."""
     shared = tmp_path / "run"
     shared.mkdir()
     shared.chmod(0o1777)
     monkeypatch.setattr(gpulocks, "PLACES", (str(shared / "cloudtrain"),))
-    monkeypatch.setattr(gpulocks, "_is_open_to_all", Path.is_dir)  # whoever runs the test
+    monkeypatch.setattr(gpulocks, "_is_open_to_all", Path.is_dir)  # for any user of the test
     umask = os.umask(0o077)
     try:
         place = gpulocks.folder()
@@ -301,8 +301,8 @@ def test_folder_is_made_open_to_all_whatever_the_umask(tmp_path: Path, monkeypat
     assert place.stat().st_mode & 0o7777 == 0o1777
 
 
-def test_root_chooses_the_folder_that_users_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A parent that only its owner may write to does not count, though its owner asks."""
+def test_root_chooses_the_folder_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parent that only its owner may write to does not count, even for its owner."""
     own, shared = tmp_path / "own", tmp_path / "shared"
     own.mkdir(mode=0o755)
     shared.mkdir()
@@ -313,14 +313,14 @@ def test_root_chooses_the_folder_that_users_chose(tmp_path: Path, monkeypatch: p
     assert not (own / "cloudtrain").exists()
 
 
-def test_look_makes_no_folder(tmp_path: Path) -> None:
-    """Asking who holds what leaves nothing behind."""
+def test_query_makes_no_folder(tmp_path: Path) -> None:
+    """A query of the holders creates no files."""
     assert gpulocks.holders(gpulocks.folder(str(tmp_path / "locks"), make=False)) == []
     assert not (tmp_path / "locks").exists()
 
 
 def test_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    """Somebody else's link would choose where we write."""
+    """A foreign link would decide where cloudtrain writes."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "locks").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(gpulocks.Unusable, match=r"is a link of .*sudo rm"):
@@ -328,7 +328,7 @@ def test_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_folder_that_is_open_but_not_sticky_is_refused(tmp_path: Path) -> None:
-    """There anybody could remove a lock and make it again."""
+    """In a folder without the sticky bit, any user could remove a lock and create a new one."""
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks").chmod(0o777)
     with pytest.raises(gpulocks.Unusable, match=r"any user can remove .*chmod 1777"):
@@ -336,18 +336,18 @@ def test_folder_that_is_open_but_not_sticky_is_refused(tmp_path: Path) -> None:
 
 
 def test_this_machine_has_a_folder() -> None:
-    """One of the usual places is fit for all users, whatever user asks."""
+    """One of the usual places works for all users, for every user of the test."""
     try:
         place = gpulocks.folder(make=False)
     except gpulocks.Unusable as error:
-        assert "sudo" in str(error)  # noqa: PT017 - a machine whose places are not shared is told how to mend it
+        assert "sudo" in str(error)  # noqa: PT017 - the message for a machine without shared places has a remedy
     else:
         assert place.name in ("cloudtrain", "cloudtrain-locks")
 
 
 @as_root
 def test_other_users_lock_is_seen_and_respected(open_folder: Path, hold: Hold) -> None:
-    """Bob is told that Alice's job holds it; once hers is killed he takes it over her stale note, and names himself."""
+    """Bob learns that Alice's job holds the lock; after a kill he takes the lock despite her stale note."""
     alice, said = hold(open_folder, GPU, uid=ALICE, job="x-abcde")
     assert said == "taken"
     _, said = hold(open_folder, GPU, uid=BOB, job="y")
@@ -360,8 +360,8 @@ def test_other_users_lock_is_seen_and_respected(open_folder: Path, hold: Hold) -
 
 
 @as_root
-def test_note_in_another_users_name_is_not_believed(open_folder: Path, hold: Hold) -> None:
-    """What Bob writes into a file with Alice's number counts for nothing."""
+def test_forged_note_of_a_different_user_is_ignored(open_folder: Path, hold: Hold) -> None:
+    """A note that Bob writes in a file with Alice's number does not count."""
     holder, _ = hold(open_folder, GPU, uid=BOB, job="y")
     told = {"pid": holder.pid, "stamp": processes.stamp(holder.pid), "since_s": time.time() + 99, "job": "forged"}
     forged = open_folder / f"{GPU}.{ALICE}.json"
@@ -371,8 +371,8 @@ def test_note_in_another_users_name_is_not_believed(open_folder: Path, hold: Hol
 
 
 @as_root
-def test_strangers_file_in_place_of_the_note_keeps_no_job_away(open_folder: Path, hold: Hold) -> None:
-    """In a sticky folder it cannot be replaced: the lock is held, and nobody is named."""
+def test_foreign_file_in_place_of_the_note_blocks_no_job(open_folder: Path, hold: Hold) -> None:
+    """In a sticky folder the file cannot be replaced: the lock works, and no holder is named."""
     squat = open_folder / f"{GPU}.{ALICE}.json"
     squat.write_text("{}")
     os.chown(squat, BOB, BOB)
@@ -382,8 +382,8 @@ def test_strangers_file_in_place_of_the_note_keeps_no_job_away(open_folder: Path
 
 
 @as_root
-def test_another_users_closed_folder_is_refused(open_folder: Path, hold: Hold) -> None:
-    """The words say whose it is and what opens it."""
+def test_closed_folder_of_a_different_user_is_refused(open_folder: Path, hold: Hold) -> None:
+    """The message names the folder with its owner and the remedy."""
     open_folder.chmod(0o700)
     os.chown(open_folder, BOB, BOB)
     _, said = hold(open_folder, GPU, uid=ALICE)

@@ -1,4 +1,4 @@
-"""How busy the GPUs are: the meter reads nvidia-smi, with any output, and writes into rank 0's log."""
+"""GPU use: the meter reads nvidia-smi, with any output, and writes into rank 0's log."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.agent import gpumeter, gpus
 
-# As nvidia-smi prints index, UUID, utilization.gpu, memory.used, memory.total and power.draw in csv,noheader,nounits; a
-# MIG device and an old board do not know all values.
+# The output of nvidia-smi for index, UUID, utilization.gpu, memory.used, memory.total and power.draw in
+# csv,noheader,nounits; a MIG device and an old board lack some values.
 REAL = """0, GPU-5a1c0f6e-aaaa, 97, 39680, 81920, 402.13
 1, GPU-9e2b7d44-bbbb, 3, 1024, 81920, 61.50
 2, GPU-77777777-cccc, [N/A], 12, 81920, [Not Supported]

@@ -1,4 +1,4 @@
-"""The ranks' beats, who looks at them, and the stacks of those that stopped."""
+"""The ranks' heartbeats, their watch, and the stacks of hung ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.rank import heartbeat
 from cloudtrain.entrypoints.rank.heartbeat import Watch
 
-# Beats once, then stands still in a function whose name must be in the log.
+# Beats once, then hangs in a function whose name must appear in the log.
 STUCK = """
 import time
 from cloudtrain.entrypoints.rank import heartbeat
@@ -30,7 +30,7 @@ stand_still()
 
 @pytest.fixture
 def beat(tmp_path: Path) -> Callable[..., None]:
-    """Return a function that touches rank 0's file, as the rank with that pid would."""
+    """Return a function that touches rank 0's file, as the rank with the given pid would."""
     now = [1000.0]
 
     def touch(pid: int = os.getpid()) -> None:
@@ -42,12 +42,12 @@ def beat(tmp_path: Path) -> Callable[..., None]:
 
 
 def looks(watch: Watch, first_s: int, last_s: int) -> list[heartbeat.Hang]:
-    """Look every second; return what the last look found."""
+    """Poll every second; return the result of the last poll."""
     return [watch.look(float(now_s)) for now_s in range(first_s, last_s + 1)][-1]
 
 
-def test_rank_that_beats_no_more_hangs(tmp_path: Path, beat: Callable[..., None]) -> None:
-    """Counted from its last beat, whatever the clocks of the file system say."""
+def test_rank_without_heartbeats_hangs(tmp_path: Path, beat: Callable[..., None]) -> None:
+    """The silence counts from the last heartbeat, despite any clock of the file system."""
     watch = Watch(tmp_path, 10.0, 0.0)
     beat()
     assert looks(watch, 1, 10) == []
@@ -57,13 +57,13 @@ def test_rank_that_beats_no_more_hangs(tmp_path: Path, beat: Callable[..., None]
     assert (hang.rank, hang.pid, hang.silent_s, hang.last_s) == (0, os.getpid(), 11.0, 1002.0)
 
 
-def test_rank_that_never_beat_is_not_judged(tmp_path: Path) -> None:
-    """A script that knows nothing of us may take its time."""
+def test_rank_that_never_beat_is_not_watched(tmp_path: Path) -> None:
+    """A script without heartbeats may take its time."""
     assert looks(Watch(tmp_path, 10.0, 0.0), 1, 100) == []
 
 
 def test_rank_that_has_ended_does_not_hang(tmp_path: Path, beat: Callable[..., None]) -> None:
-    """A rank may finish before the others, and its file stays."""
+    """A rank may finish before other ranks, and its file stays."""
     watch = Watch(tmp_path, 10.0, 0.0)
     with subprocess.Popen(["sleep", "60"]) as child:
         beat(child.pid)
@@ -72,16 +72,16 @@ def test_rank_that_has_ended_does_not_hang(tmp_path: Path, beat: Callable[..., N
     assert looks(watch, 6, 60) == []
 
 
-def test_machine_that_slept_has_not_hung(tmp_path: Path, beat: Callable[..., None]) -> None:
-    """An hour between two looks is nobody's silence."""
+def test_machine_that_was_suspended_has_not_hung(tmp_path: Path, beat: Callable[..., None]) -> None:
+    """An hour between two polls does not count as silence."""
     watch = Watch(tmp_path, 10.0, 0.0)
     beat()
     watch.look(1.0)
     assert watch.look(3600.0) == []
 
 
-def test_process_started_in_place_begins_anew(tmp_path: Path, beat: Callable[..., None]) -> None:
-    """torchrun's own restart: the new process is not charged with the old one's silence."""
+def test_restarted_process_begins_a_new_count(tmp_path: Path, beat: Callable[..., None]) -> None:
+    """After torchrun's own restart, the new process does not inherit the old silence."""
     watch = Watch(tmp_path, 10.0, 0.0)
     beat(1)
     looks(watch, 1, 9)
@@ -90,14 +90,14 @@ def test_process_started_in_place_begins_anew(tmp_path: Path, beat: Callable[...
 
 
 def test_beat_does_nothing_outside_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script run by hand may hold beats."""
+    """A script run by hand may contain heartbeats."""
     monkeypatch.chdir(tmp_path)
     heartbeat.beat()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_stuck_rank_prints_its_stacks_into_its_log(tmp_path: Path, wait_until: Any) -> None:
-    """Asked by whoever watches, it says where it stands, and lives on."""
+    """At the watch's request a stuck rank prints its stacks, and lives on."""
     (tmp_path / "train.py").write_text(STUCK)
     env = {**os.environ, "RANK": "3", "CLOUDTRAIN_RESULT_DIR": str(tmp_path), "CLOUDTRAIN_LOG_DIR": str(tmp_path)}
     command = [sys.executable, "-m", "cloudtrain.entrypoints.agent.worker", "script", "train.py"]
@@ -113,8 +113,8 @@ def test_stuck_rank_prints_its_stacks_into_its_log(tmp_path: Path, wait_until: A
             rank.kill()
 
 
-def test_stacks_are_asked_of_nobody_who_would_die(tmp_path: Path) -> None:
-    """A program that a script has started knows nothing of the signal."""
+def test_stacks_are_requested_only_of_ranks(tmp_path: Path) -> None:
+    """The signal would kill a program that a script has started."""
     (tmp_path / "beat-0").write_text("1")
     env = {**os.environ, "CLOUDTRAIN_RESULT_DIR": str(tmp_path)}
     with subprocess.Popen(["sleep", "60"], env=env) as child:
@@ -125,7 +125,7 @@ def test_stacks_are_asked_of_nobody_who_would_die(tmp_path: Path) -> None:
 
 
 def test_stopped_supervisor_is_ended(monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]) -> None:
-    """It could end nothing, and its lock would be held for ever; one that goes on in time is left alone."""
+    """A stopped supervisor could not end the job, and would hold its lock; one that continues in time is left alone."""
     monkeypatch.setattr(heartbeat, "STOPPED_S", 1.0)
     with subprocess.Popen(["sleep", "60"]) as process:
         supervisor = heartbeat.Supervisor(process.pid)

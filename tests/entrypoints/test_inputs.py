@@ -1,4 +1,4 @@
-"""What a node without a shared disk brings from the bucket before the job, and leaves there at its end."""
+"""Files that a node without a shared disk downloads before the job, and the exit report at the job's end."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ ORDER, ENDED = f"gs://{BUCKET}/jobs/j/order.json", f"gs://{BUCKET}/jobs/j/ended-
 
 @pytest.fixture
 def store(google_store: Google, metadata: Any, monkeypatch: pytest.MonkeyPatch) -> Google:
-    """Return a bucket, for a machine with a metadata server; patience is short."""
+    """Return a bucket, for a machine with a metadata server, with short retries."""
     monkeypatch.setattr(google_http, "PAUSE_S", 0.01)
     monkeypatch.setattr(google_http, "LONGEST_PAUSE_S", 0.02)
     return google_store
 
 
 def spec(*, back: bool = True, **fetched: Any) -> dict[str, Any]:
-    """Return an order's part that is read here."""
+    """Return the relevant part of an order."""
     carried = [{"place": "checkpoints", "uri": f"gs://{BUCKET}/ckpt/j", "back": back}]
     return {"fetched": fetched, "carried": carried, "places": {"inputs": {}}}
 
 
 def refused(*args: Any) -> StagingError:
-    """Return what reading the order, or bringing what a spec names, raises."""
+    """Return the StagingError of reading the order or of downloading the spec's inputs."""
     with pytest.raises(StagingError) as raised:
         inputs.order(*args) if isinstance(args[0], str) else inputs.bring_in(*args)
     return raised.value
 
 
 def test_order_of_this_send(store: Google, tmp_path: Path) -> None:
-    """It is read, and whole."""
+    """The order of this submit is read whole."""
     told = {"fence": "mark-1", "job": "j", "x": "é"}
     store.put_object("jobs/j/order.json", json.dumps(told))
     assert inputs.order(ORDER, tmp_path, "mark-1") == told
 
 
-def test_order_of_another_send(store: Google, tmp_path: Path) -> None:
-    """The job came late, or twice: another start would not mend it."""
+def test_order_of_a_later_send_is_refused(store: Google, tmp_path: Path) -> None:
+    """The job came late, or twice: a new start would not fix the error."""
     store.put_object("jobs/j/order.json", json.dumps({"fence": "mark-2"}))
     error = refused(ORDER, tmp_path, "mark-1")
     assert (str(error), error.may_mend) == ("a later submit of this job replaced this one, which must not run", False)
 
 
-def test_order_that_was_taken_back(store: Google, tmp_path: Path) -> None:
-    """Who sent it knows by now that nothing runs."""
+def test_withdrawn_order_is_refused(store: Google, tmp_path: Path) -> None:
+    """The sender has already learned that the job does not run."""
     error = refused(ORDER, tmp_path, "mark-1")
     assert (str(error), error.may_mend) == ("the container order was withdrawn: this job must not run", False)
 
 
 @pytest.mark.parametrize(("kind", "may_mend"), [("403", False), ("503", True), ("drop", True), ("401", False)])
 def test_order_that_cannot_be_read(store: Google, tmp_path: Path, kind: str, may_mend: bool) -> None:
-    """A network may come back at another start; a role does not by itself."""
+    """A network fault may pass by the next start; a missing role does not by itself."""
     store.put_object("jobs/j/order.json", json.dumps({"fence": "mark-1"}))
     store.fault("storage.*", kind, containers=True)
     error = refused(ORDER, tmp_path, "mark-1")
@@ -67,7 +67,7 @@ def test_order_that_cannot_be_read(store: Google, tmp_path: Path, kind: str, may
 
 
 def test_input_is_a_folder_or_a_file(store: Google, tmp_path: Path) -> None:
-    """As the bucket has it, empty files and odd names too."""
+    """Folders and files arrive as in the bucket, with empty files and special names."""
     for name in ("data/a", "data/b c/é.txt", "data/empty", "database/x"):
         store.put_object(name, "" if name.endswith("empty") else name)
     told = spec(
@@ -85,8 +85,8 @@ def test_input_is_a_folder_or_a_file(store: Google, tmp_path: Path) -> None:
     assert places["one"].read_text() == "data/b c/é.txt"
 
 
-def test_mounted_input_is_read_where_it_is(store: Google, tmp_path: Path) -> None:
-    """And copied where the machine has no such mount."""
+def test_mounted_input_is_read_in_place(store: Google, tmp_path: Path) -> None:
+    """A mounted input is used in place, or copied if the machine has no mount."""
     mount = tmp_path / "gcs"
     mount.mkdir()
     store.put_object("data/a", "x")
@@ -107,8 +107,8 @@ def test_mounted_input_is_read_where_it_is(store: Google, tmp_path: Path) -> Non
         ("503", "cannot fetch the input train: ", True),
     ],
 )
-def test_input_that_cannot_be_had(store: Google, tmp_path: Path, kind: str | None, words: str, may_mend: bool) -> None:
-    """Named, with whether another start may find it."""
+def test_input_failure_is_reported(store: Google, tmp_path: Path, kind: str | None, words: str, may_mend: bool) -> None:
+    """The message names the input, and the error knows whether a new start may help."""
     if kind is not None:
         store.put_object("data/a", "x")
         store.fault("storage.*", kind, containers=True)
@@ -116,8 +116,8 @@ def test_input_that_cannot_be_had(store: Google, tmp_path: Path, kind: str | Non
     assert (str(error).startswith(words), error.may_mend) == (True, may_mend), error
 
 
-def test_folder_goes_on_from_where_it_was(store: Google, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Where it is to; a first start has nothing to bring, and says nothing."""
+def test_folder_is_restored_only_if_requested(store: Google, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """With `back` the folder is restored; a first start has no files and prints no line."""
     inputs.bring_in(spec(), tmp_path)
     assert capfd.readouterr().out == ""
     store.put_object("ckpt/j/step-5/model", "weights")
@@ -137,8 +137,8 @@ VERDICT = {
 }
 
 
-def test_account_is_what_the_launcher_reads(store: Google) -> None:
-    """All of it, however long; and nothing else of the verdict."""
+def test_exit_report_has_the_launchers_fields(store: Google) -> None:
+    """The report has all of these fields, at any length, and no further fields of the verdict."""
     inputs.report(ENDED, VERDICT)
     told = json.loads(store.object("jobs/j/ended-0.json") or "")
     assert told == {
@@ -151,8 +151,8 @@ def test_account_is_what_the_launcher_reads(store: Google) -> None:
     }
 
 
-def test_account_of_a_life_before_is_taken_back(store: Google) -> None:
-    """Whether there was one or not; and where nobody answers, the life begins all the same."""
+def test_exit_report_of_an_earlier_container_is_removed(store: Google) -> None:
+    """A missing report is no error, and the container starts even if the bucket denies access."""
     inputs.report(ENDED, {"state": "stopped", "reason": "preempted"})
     inputs.retract(ENDED)
     assert store.object("jobs/j/ended-0.json") is None
@@ -161,8 +161,8 @@ def test_account_of_a_life_before_is_taken_back(store: Google) -> None:
     inputs.retract(ENDED)
 
 
-def test_account_that_cannot_be_written_is_said(store: Google, capfd: pytest.CaptureFixture[str]) -> None:
-    """And the container ends as it would."""
+def test_unwritable_exit_report_is_reported(store: Google, capfd: pytest.CaptureFixture[str]) -> None:
+    """The message is printed, and the container ends as usual."""
     store.fault("storage.*", "403", containers=True)
     inputs.report(ENDED, VERDICT)
     assert "the exit report cannot be written" in capfd.readouterr().out

@@ -30,7 +30,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def started(keeper: FileKeeper) -> FileKeeper:
-    """Return the keeper once the ranks may start."""
+    """Return the keeper when the ranks may start."""
     keeper.open()
     assert keeper._is_open.wait(PATIENCE_S)
     assert keeper.fault is None
@@ -38,7 +38,7 @@ def started(keeper: FileKeeper) -> FileKeeper:
 
 
 def ended(keeper: FileKeeper) -> None:
-    """Return once all is kept that the ranks have left."""
+    """Return when all files that the ranks have left are kept."""
     assert keeper.close(PATIENCE_S)
 
 
@@ -60,7 +60,7 @@ def test_kept_folder_is_in_the_checkpoint_folder_at_once(folders: tuple[Path, Pa
 
 
 def test_files_and_patterns_are_kept_at_the_end(folders: tuple[Path, Path]) -> None:
-    """Also a file that replaces another, as a save by rename does; a shipped file that did not change is not kept."""
+    """A file replaced by a rename, as some scripts save, is kept too; an unchanged shipped file is not kept."""
     code, kept = folders
     (code / "base.pt").write_text("shipped")
     keeper = started(FileKeeper(code, kept, ["snapshot.json", "*.pt", "runs/*/best"]))
@@ -110,7 +110,7 @@ def test_file_is_kept_while_the_ranks_run(folders: tuple[Path, Path]) -> None:
 
 
 def test_next_start_and_another_node_have_the_kept_files(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """Also where the files of the last start are gone with its machine."""
+    """The kept files also arrive if the files of the last start are gone with its machine."""
     code, kept = folders
     ended_keeper = started(FileKeeper(code, kept, ["out/", "*.pt"]))
     (code / "out" / "log").write_text("1")
@@ -123,8 +123,8 @@ def test_next_start_and_another_node_have_the_kept_files(folders: tuple[Path, Pa
     assert files(other) == {"out/log": "1", "s.pt": "2"}
 
 
-def test_restart_takes_over_the_file_that_another_node_has_written(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """Two nodes on one checkpoint folder: both start from the same file, though only the first has written it."""
+def test_restart_takes_over_a_file_written_by_the_other_node(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Two nodes on one checkpoint folder: both start from the same file, though only the first node wrote the file."""
     code, kept = folders
     other = tmp_path / "other"
     other.mkdir()
@@ -139,7 +139,7 @@ def test_restart_takes_over_the_file_that_another_node_has_written(folders: tupl
     assert (other / "s.pt").read_text() == "epoch 30"
 
 
-def test_save_that_was_cut_off_leaves_the_one_before(folders: tuple[Path, Path]) -> None:
+def test_save_that_was_cut_off_leaves_the_previous_save(folders: tuple[Path, Path]) -> None:
     """The next start has the whole file again."""
     code, kept = folders
     keeper = started(FileKeeper(code, kept, ["s.pt"]))
@@ -171,7 +171,7 @@ def test_removed_file_is_removed_from_the_kept(folders: tuple[Path, Path], wait_
 
 
 def test_folder_that_replaces_its_link_is_kept(folders: tuple[Path, Path]) -> None:
-    """A script may save to a new folder and rename it."""
+    """A script may save to a new folder and rename the folder."""
     code, kept = folders
     keeper = started(FileKeeper(code, kept, ["out/"]))
     (code / "out").unlink()
@@ -181,8 +181,8 @@ def test_folder_that_replaces_its_link_is_kept(folders: tuple[Path, Path]) -> No
     assert files(kept) == {"out/a": "1"}
 
 
-def test_new_files_that_nothing_keeps_are_named(folders: tuple[Path, Path]) -> None:
-    """Neither kept ones, nor such as may be lost, nor empty files, nor the interpreter's own, nor shipped files."""
+def test_new_files_that_are_not_kept_are_named(folders: tuple[Path, Path]) -> None:
+    """The list omits kept and disposable files, empty files, the interpreter's own files and shipped files."""
     code, kept = folders
     keeper = started(FileKeeper(code, kept, ["out/", "*.pt", "!data/"]))
     for name in ("out/a", "b.pt", "data/mnist", "__pycache__/x.pyc", "runs/1/events", "runs/2/events", "stray.txt"):
@@ -199,7 +199,7 @@ def test_new_files_that_nothing_keeps_are_named(folders: tuple[Path, Path]) -> N
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every copy fail as on a full disk."""
+    """Make every copy fail as on a full disk."""
 
     def fail(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device", str(target))
@@ -208,8 +208,8 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("full")
-def test_full_disk_is_told_once(folders: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
-    """The ranks run on, and the file is tried again."""
+def test_full_disk_is_reported_once(folders: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    """The ranks run on, and the copy is tried again."""
     code, kept = folders
     keeper = started(FileKeeper(code, kept, ["s.pt"]))
     (code / "s.pt").write_text("x")
@@ -219,7 +219,7 @@ def test_full_disk_is_told_once(folders: tuple[Path, Path], capfd: pytest.Captur
 
 
 def test_folder_in_a_kept_folder_loses_nothing(folders: tuple[Path, Path]) -> None:
-    """The inner name adds nothing; no file is removed, copied onto itself, or a link to itself."""
+    """The inner name adds no entry; no file is removed, copied onto itself, or linked to itself."""
     code, kept = folders
     (kept / "out" / "ckpt").mkdir(parents=True)
     (kept / "out" / "ckpt" / "a.pt").write_text("precious")
@@ -232,7 +232,7 @@ def test_folder_in_a_kept_folder_loses_nothing(folders: tuple[Path, Path]) -> No
 
 
 def test_pattern_of_folders_keeps_hidden_files(folders: tuple[Path, Path]) -> None:
-    """A checkpoint of torch.distributed.checkpoint is nothing without its .metadata."""
+    """A checkpoint of torch.distributed.checkpoint is useless without its .metadata."""
     code, kept = folders
     keeper = started(FileKeeper(code, kept, ["step_*"]))
     for name in ("step_1/.metadata", "step_1/__0_0.distcp"):
@@ -243,7 +243,7 @@ def test_pattern_of_folders_keeps_hidden_files(folders: tuple[Path, Path]) -> No
 
 
 def test_kill_between_removal_and_save_loses_nothing(folders: tuple[Path, Path]) -> None:
-    """A file that is gone at the ranks' end, or empty, does not take the kept file away."""
+    """A file that is missing or empty at the ranks' end does not remove the kept file."""
     code, kept = folders
     keeper = started(FileKeeper(code, kept, ["a.json", "b.json"]))
     for name in ("a.json", "b.json"):
@@ -256,8 +256,8 @@ def test_kill_between_removal_and_save_loses_nothing(folders: tuple[Path, Path])
     assert files(kept) == {"a.json": "whole", "b.json": "whole"}
 
 
-def test_names_of_any_bytes_end_nothing(folders: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
-    """Neither the listing of lost files nor a fault in the log."""
+def test_names_of_any_bytes_cause_no_error(folders: tuple[Path, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    """Undecodable names break neither the list of lost files nor the log."""
     code, kept = folders
     keeper = started(FileKeeper(code, kept, ["*.pt"]))
     (code / os.fsdecode(b"caf\xe9.txt")).write_text("x")
@@ -268,7 +268,7 @@ def test_names_of_any_bytes_end_nothing(folders: tuple[Path, Path], capfd: pytes
 
 
 @pytest.mark.parametrize("name", ["a b", "a[1].pt", "**", "**x", "é*", "a/b/c.pt", "x/"])
-def test_hostile_names_keep_nothing_else(folders: tuple[Path, Path], name: str) -> None:
-    """A name of any form leads to no fault."""
+def test_hostile_names_cause_no_error(folders: tuple[Path, Path], name: str) -> None:
+    """A name of any form causes no error."""
     code, kept = folders
     ended(started(FileKeeper(code, kept, [name])))

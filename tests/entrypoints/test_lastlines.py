@@ -1,4 +1,4 @@
-"""What a rank printed last: read as people read it, bounded, and recorded with its failure."""
+"""The last lines of a rank: shown as on a screen, bounded, and recorded with the rank's failure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.agent import last_lines
 
 
-def test_last_lines_are_as_people_read_them() -> None:
-    """Event tails are off, a progress bar is in its last state, empty lines are left out, the last comes last."""
+def test_last_lines_are_as_on_a_screen() -> None:
+    """Event tails and empty lines are removed, a progress bar is in its last state, and the order stays."""
     step = events.format_line("step", "step 7/9 loss 1.5", {"step": 7})
     text = f"loading\r\n\n{step}\n  0%|   | 1/90\r 50%|== | 45/90\r 99%|===| 89/90\nabout to read shard 7\n"
     assert last_lines.of_text(text) == ["loading", "step 7/9 loss 1.5", " 99%|===| 89/90", "about to read shard 7"]
 
 
 def test_last_lines_of_a_rank_are_few_and_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log of any size costs one small read, and nothing of it is longer than a screen's rows."""
+    """A log of any size costs one small read, and each line is cut at LINE_CHARACTERS."""
     (tmp_path / "rank-3.log").write_text("".join(f"line {n} {'x' * 900}\n" for n in range(5000)))
     monkeypatch.setenv("CLOUDTRAIN_LOG_DIR", str(tmp_path))
     lines = last_lines.of_rank(3)
@@ -26,8 +26,8 @@ def test_last_lines_of_a_rank_are_few_and_short(tmp_path: Path, monkeypatch: pyt
     assert {len(line) for line in lines} == {last_lines.LINE_CHARACTERS}
 
 
-def test_last_lines_of_a_rank_without_a_log_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a plain torchrun, which keeps the output, there is nothing to read."""
+def test_last_lines_of_a_rank_without_a_log_are_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain torchrun keeps the output, so no log exists."""
     monkeypatch.delenv("CLOUDTRAIN_LOG_DIR", raising=False)
     assert last_lines.of_rank(0) == []
     monkeypatch.setenv("CLOUDTRAIN_LOG_DIR", str(tmp_path))

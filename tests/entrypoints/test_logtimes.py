@@ -1,4 +1,4 @@
-"""When each line was written, from the sizes a supervisor saw."""
+"""The time of each line, from the log sizes that a supervisor saw."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cloudtrain.entrypoints.agent.log_times import TimeIndex, between
 
 
 def test_bytes_have_the_time_at_which_they_were_first_seen(tmp_path: Path) -> None:
-    """That of the first look that found them; what no look has found yet has none."""
+    """Bytes have the time of the first poll that found them; bytes after the last poll have no time."""
     log = tmp_path / "rank-0.log"
     index = TimeIndex(tmp_path)
     log.write_text("one\n")
@@ -22,7 +22,7 @@ def test_bytes_have_the_time_at_which_they_were_first_seen(tmp_path: Path) -> No
 
 
 def test_part_of_a_long_index_is_found(tmp_path: Path) -> None:
-    """Wherever it is, and the notes on both sides of it are not read."""
+    """A part at any position is found, and notes before and after the part are not read."""
     log = tmp_path / "rank-0.log"
     notes = [(10 * number, float(number)) for number in range(1, 20_001)]
     (tmp_path / "rank-0.times").write_text("".join(f"{size} {time_s:.3f}\n" for size, time_s in notes))
@@ -31,15 +31,15 @@ def test_part_of_a_long_index_is_found(tmp_path: Path) -> None:
         assert between(log, begin, begin + 30) == wanted, begin
 
 
-def test_log_that_vanishes_stops_nobody(tmp_path: Path) -> None:
-    """The job may remove what it likes between two looks; the other logs' times are noted."""
-    (tmp_path / "gone.log").symlink_to("nowhere")  # listed, and not there
+def test_log_that_vanishes_stops_no_notes(tmp_path: Path) -> None:
+    """The job may remove a log between two polls; the times of the remaining logs are noted."""
+    (tmp_path / "gone.log").symlink_to("nowhere")  # listed but missing
     (tmp_path / "rank-0.log").write_text("one\n")
     TimeIndex(tmp_path).note(100.0)
     assert [path.name for path in tmp_path.glob("*.times")] == ["rank-0.times"]
 
 
-def test_index_notes_nothing_where_nothing_grew(tmp_path: Path) -> None:
+def test_index_notes_nothing_if_no_log_grew(tmp_path: Path) -> None:
     """An idle log costs no bytes."""
     (tmp_path / "rank-0.log").write_text("one\n")
     index = TimeIndex(tmp_path)

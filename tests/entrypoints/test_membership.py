@@ -1,4 +1,4 @@
-"""Who decides: node 0, and after it the next one that most of the nodes reach. Real sockets, no processes."""
+"""Leader election: node 0, then the next node that reaches most nodes. Real sockets, no processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 
 @dataclass
 class Node:
-    """One agent without processes: its ranks run and end as they are told."""
+    """An agent without processes: its ranks obey every decision."""
 
     line: Membership
     report: Report
@@ -30,7 +30,7 @@ class Node:
     cut: str = ""
 
     def turn(self) -> None:
-        """Say and hear once; obey."""
+        """Exchange report and decision once; obey."""
         try:
             self.desired = self.line.exchange(self.report)
         except Fenced as cut:
@@ -45,11 +45,11 @@ class Node:
 
     @property
     def runs(self) -> tuple[int, ...]:
-        """The nodes that it trains with."""
+        """The nodes of its current group."""
         return self.desired.nodes if self.desired.want == "run" and not self.cut else ()
 
     def vanish(self) -> None:
-        """Go without a word, as a machine without power."""
+        """Vanish silently, as a machine without power."""
         self.line._is_open = False
         for end in (self.line._head, self.line._member):
             if end is not None:
@@ -61,7 +61,7 @@ Start = Callable[..., list[Node]]
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Return a function that starts the lines of so many nodes, and waits until all run."""
+    """Return a function that starts the connections of the given number of nodes, and waits until all run."""
     monkeypatch.setattr(transport, "BEAT_S", 0.05)
     monkeypatch.setattr(transport, "CLOSED_S", SILENCE_S)
     monkeypatch.setattr("cloudtrain.entrypoints.agent.coordinate.FENCE_S", 0.1)
@@ -94,7 +94,7 @@ def _spec(number: int, count: int, fewest: int, head: Any) -> dict[str, Any]:
 
 
 def until(nodes: list[Node], condition: Callable[[], bool], limit_s: float = 20.0) -> None:
-    """Let the nodes have their turns until it holds."""
+    """Let the nodes have their turns until the condition holds."""
     end_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end_s, [(n.report.node, n.desired, n.cut, n.wants[-3:]) for n in nodes]
@@ -104,7 +104,7 @@ def until(nodes: list[Node], condition: Callable[[], bool], limit_s: float = 20.
 
 
 def test_next_node_takes_over(start: Start) -> None:
-    """The others kill their ranks, find it, and go on without the lost one, in a new generation."""
+    """The survivors kill their ranks, find the new leader, and continue without the lost node in a new generation."""
     zero, one, two = start(3, 2)
     zero.vanish()
     until([one, two], lambda: one.runs == two.runs == (1, 2))
@@ -116,16 +116,16 @@ def test_next_node_takes_over(start: Start) -> None:
     assert 0 < one.line.gone_s()["0"] <= one.line.now_s()
 
 
-def test_next_but_one_takes_over_where_two_are_lost(start: Start) -> None:
-    """Three of five are most of them."""
+def test_third_node_takes_over_if_two_are_lost(start: Start) -> None:
+    """Three of five nodes are a majority."""
     nodes = start(5, 3)
     for node in nodes[:2]:
         node.vanish()
     until(nodes[2:], lambda: all(node.runs == (2, 3, 4) for node in nodes[2:]))
 
 
-def test_node_that_takes_over_knows_when_the_others_left(start: Start) -> None:
-    """One lost before the node that decided is not held until that one is."""
+def test_new_leader_knows_when_earlier_nodes_left(start: Start) -> None:
+    """A node lost before the leader keeps its own, earlier time of loss."""
     nodes = start(4, 2)
     nodes[3].vanish()
     until(nodes[:3], lambda: all(node.runs == (0, 1, 2) for node in nodes[:3]))
@@ -138,7 +138,7 @@ def test_node_that_takes_over_knows_when_the_others_left(start: Start) -> None:
 
 
 def test_job_that_needs_all_ends_with_a_verdict(start: Start) -> None:
-    """All the others hear it from the one that took over: no one is left to guess."""
+    """All remaining nodes learn the verdict from the new leader."""
     zero, one, two = start(3, 3)
     zero.vanish()
     until([one, two], lambda: one.desired.want == two.desired.want == "end")
@@ -148,7 +148,7 @@ def test_job_that_needs_all_ends_with_a_verdict(start: Start) -> None:
 
 
 def test_second_of_two_never_takes_over(start: Start) -> None:
-    """It cannot tell a lost machine from a cut cable; the first one goes on, as it always could."""
+    """The second node cannot tell a lost machine from a cut cable; the first node may always continue."""
     zero, one = start(2, 1)
     one.vanish()
     until([zero], lambda: zero.runs == (0,))
@@ -158,8 +158,8 @@ def test_second_of_two_never_takes_over(start: Start) -> None:
     assert "lost contact with node 0" in one.cut
 
 
-def test_less_than_half_never_go_on(start: Start) -> None:
-    """Neither the node that decided, nor one that finds nobody to follow: each ends for itself."""
+def test_less_than_half_never_continue(start: Start) -> None:
+    """Neither the leader nor a node without a leader continues: each ends alone."""
     zero, one, two = start(3, 1)
     one.vanish()
     two.vanish()
@@ -167,17 +167,17 @@ def test_less_than_half_never_go_on(start: Start) -> None:
     assert "lost contact with most of the nodes" in zero.cut
 
 
-def test_node_that_alone_has_lost_the_first_ends(start: Start) -> None:
-    """The next one still hears node 0, and leads nobody."""
+def test_node_that_alone_has_lost_the_leader_ends(start: Start) -> None:
+    """The next node still reaches node 0, and becomes no leader."""
     zero, one, two = start(3, 2)
     assert two.line._member is not None
-    two.line._member.head = (HOST, 1)  # the cable between the two is cut
+    two.line._member.head = (HOST, 1)  # the connection between the two nodes is cut
     two.line._member.release()
     until([zero, one, two], lambda: bool(two.cut) and one.runs == (0, 1) == zero.runs)
 
 
-def test_stop_goes_on_under_the_next_node(start: Start) -> None:
-    """What a user has asked for is not taken back by a lost machine."""
+def test_stop_continues_under_the_next_node(start: Start) -> None:
+    """A lost machine does not cancel a user's stop."""
     zero, one, two = start(3, 1)
     two.report = replace(two.report, stop="user")
     until([zero, one, two], lambda: one.desired.want == two.desired.want == "stop")
@@ -189,14 +189,14 @@ def test_stop_goes_on_under_the_next_node(start: Start) -> None:
     assert (one.desired.verdict["state"], one.desired.verdict["reason"]) == ("stopped", "user")
 
 
-# -- a node that never hears node 0 --------------------------------------------------------------------------------
+# -- a node that never reaches node 0 -------------------------------------------------------------------------------
 
 
 class Deaf:
-    """The second of two nodes, whose way to node 0 leads to `address`."""
+    """The second of two nodes, with `address` in place of node 0's address."""
 
     def __init__(self, address: Any, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
-        self.passed_s = 0.0  # beyond the real time
+        self.passed_s = 0.0  # in addition to the real time
         self.line = Membership({**_spec(1, 2, 2, address), **more}, None, lambda: 0)
         monkeypatch.setattr(self.line, "now_s", lambda: time.monotonic() - self.line.zero_s + self.passed_s)
         self.report = Report(1)
@@ -213,11 +213,11 @@ class Deaf:
 
 @pytest.fixture(params=["closed", "silent", "full"])
 def nowhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yield an address: a closed port, one that never answers, or one whose packets are dropped."""
+    """Yield an address: a closed port, a port that never answers, or a port whose packets are dropped."""
     monkeypatch.setattr(transport, "CLOSED_S", 0.3)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server((HOST, 0), backlog=0))
-        if request.param == "full":  # as behind a firewall: no connection, and no refusal
+        if request.param == "full":  # as behind a firewall: neither a connection nor a refusal
             for _ in range(2):
                 client = stack.enter_context(socket.socket())
                 client.setblocking(False)
@@ -232,7 +232,7 @@ def nowhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_node_without_node_0_ends_at_once_when_asked(
     nowhere: Any, monkeypatch: pytest.MonkeyPatch, asked: str, reason: str
 ) -> None:
-    """The node has nothing to save, so no join timeout counts; the reason is the given one."""
+    """The node has no work to save, so no join timeout counts; the reason is the given one."""
     node = Deaf(nowhere, monkeypatch, join_timeout_s=1800.0)
     assert node.line.exchange(node.report).want == "wait"
     node.report = replace(node.report, stop=asked)
@@ -251,14 +251,14 @@ def test_node_without_node_0_ends_at_its_deadline(nowhere: Any, monkeypatch: pyt
 
 
 def test_node_without_node_0_ends_at_the_join_timeout(nowhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses of the node's own, as for a connection that nobody takes, do not prolong the wait."""
+    """Pauses of the node's own, such as waits for a connection, do not prolong the wait."""
     monkeypatch.setattr(transport, "STALLED_S", 0.0)
     node = Deaf(nowhere, monkeypatch, join_timeout_s=1.0)
     with pytest.raises(Fenced, match="node 0 was not reached within"):
         node.ends()
 
 
-def test_node_does_not_wait_for_a_node_0_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_does_not_wait_for_a_node_0_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The starter begins with node 0's agent, so a refused connection means that node 0 has ended."""
     monkeypatch.setattr(transport, "CLOSED_S", 0.1)
     monkeypatch.setattr(transport, "BEAT_S", 0.1)

@@ -1,4 +1,4 @@
-"""Where a step's time goes, and what follows from it, by a clock that the test holds."""
+"""The parts of a step's time and the figures derived from them, by a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudtrain.entrypoints.trainer.metrics import ThroughputMeter
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def batches(clock: Clock, seconds: float) -> Iterator[int]:
-    """Yield batches, each after some waiting."""
+    """Yield batches, each after a wait."""
     for number in range(100):
         clock.now_s += seconds
         yield number
@@ -53,7 +53,7 @@ def run(meter: ThroughputMeter, clock: Clock, steps: int, data_s: float = 0.5, c
 
 
 def test_step_is_split_into_its_parts(clock: Clock) -> None:
-    """Waiting for data, what ddp says of communication, and the rest; nothing is counted twice or carried over."""
+    """Waiting for data, ddp's figure for communication, and the rest; no time is counted twice or carried over."""
     meter = ThroughputMeter(32, communication=lambda: 0.25)
     run(meter, clock, 4)
     meter.measure()
@@ -65,7 +65,7 @@ def test_step_is_split_into_its_parts(clock: Clock) -> None:
 
 
 def test_checkpoints_come_on_top(clock: Clock) -> None:
-    """Neither saving nor evaluating makes a step slower; only saving is the checkpoints' share."""
+    """Neither a save nor an evaluation makes a step slower; only the save counts as checkpoint time."""
     meter = ThroughputMeter(32)
     run(meter, clock, 2)
     clock.now_s += 7.0
@@ -77,8 +77,8 @@ def test_checkpoints_come_on_top(clock: Clock) -> None:
     assert meter.measure().checkpoint_s == 0.0
 
 
-def test_time_left_holds_the_pauses(clock: Clock) -> None:
-    """Ten more steps of 2 s, with the 1 s of pause a step that there was so far."""
+def test_time_left_includes_the_pauses(clock: Clock) -> None:
+    """Ten more steps of 2 s, each with the average pause of 1 s so far."""
     meter = ThroughputMeter(32)
     run(meter, clock, 4)
     clock.now_s += 4.0
@@ -88,7 +88,7 @@ def test_time_left_holds_the_pauses(clock: Clock) -> None:
 
 
 def test_first_step_gives_a_figure_at_once(clock: Clock) -> None:
-    """The deadline's margin needs one before the first log line; later it moves with the log lines only."""
+    """The deadline's margin needs a figure before the first log line; later the figure changes with log lines only."""
     meter = ThroughputMeter(32)
     run(meter, clock, 1)
     assert meter.step_s == 2.0
@@ -98,7 +98,7 @@ def test_first_step_gives_a_figure_at_once(clock: Clock) -> None:
 
 
 def test_first_step_is_in_no_mean(clock: Clock) -> None:
-    """It compiles for a minute, and waits for data workers to start: the time left is right from the first line on."""
+    """The first step compiles for a minute and waits for data workers: the remaining time is right from the first line."""
     meter = ThroughputMeter(32)
     run(meter, clock, 1, data_s=20.0, compute_s=60.0)
     run(meter, clock, 4)
@@ -109,9 +109,9 @@ def test_first_step_is_in_no_mean(clock: Clock) -> None:
 
 
 def test_unknown_figures_are_left_out(clock: Clock) -> None:
-    """An event says what is known, and nothing of the rest."""
+    """An event has only known figures."""
     meter = ThroughputMeter(32, peak_tflops=10.0)
-    meter.flops_per_step = 0.0  # counting met nothing that it knows: no utilisation, rather than 0 %
+    meter.flops_per_step = 0.0  # no operation was known: no utilisation instead of 0 %
     run(meter, clock, 1)
     assert set(meter.measure().fields()) == {
         "step_s",
@@ -133,22 +133,22 @@ def test_rates_and_utilisation_follow(clock: Clock) -> None:
     assert speed.text() == "16 samples/s 1.6k tokens/s mfu 50% waiting 25% for data"
 
 
-def test_communication_is_at_most_what_is_left(clock: Clock) -> None:
-    """A sample of one slow step does not make the rest negative."""
+def test_communication_is_at_most_the_rest(clock: Clock) -> None:
+    """A sample of a slow step does not make the rest negative."""
     meter = ThroughputMeter(32, communication=lambda: 60.0)
     run(meter, clock, 1)
     speed = meter.measure()
     assert (speed.communication_s, speed.compute_s) == (1.5, 0.0)
 
 
-def test_other_parts_are_refused() -> None:
-    """A slip in a name would lose the time."""
+def test_unknown_parts_are_refused() -> None:
+    """A typing error in a name would lose the time."""
     with pytest.raises(ValueError, match="there is checkpoint"):
         ThroughputMeter(1).add("chekpoint", 1.0)
 
 
 def test_communication_of_ddp_is_known_from_the_second_step() -> None:
-    """Its clocks are read under their private names; a model without them has none."""
+    """ddp's clocks are read under their private names; a model without ddp has no communication."""
     assert metrics.ddp_communication(nn.Linear(1, 1), 1)() is None
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -165,8 +165,8 @@ def test_communication_of_ddp_is_known_from_the_second_step() -> None:
     assert all(value is not None and 0.0 <= value < 10.0 for value in found[1:])
 
 
-def test_peak_memory_is_this_process_alone() -> None:
-    """A process started by a big one does not inherit its peak, as getrusage would have it."""
+def test_peak_memory_is_of_this_process_alone() -> None:
+    """A process started by a big process does not inherit its peak, unlike with getrusage."""
     block = bytearray(b"x") * 200_000_000
     code = "from cloudtrain.entrypoints.trainer.metrics import peak_memory; import torch\n"
     code += "print(peak_memory(torch.device('cpu')))"
@@ -191,5 +191,5 @@ def test_peak_memory_is_this_process_alone() -> None:
     ],
 )
 def test_numbers_are_short(show: Callable[[float], str], value: float, text: str) -> None:
-    """Three digits, or two units."""
+    """Numbers have three digits, spans two units."""
     assert show(value) == text

@@ -12,7 +12,7 @@ from cloudtrain.entrypoints.scripts.newest import newest
 
 
 def save(root: Path, name: str, time_s: float) -> None:
-    """Write a file of that name and time."""
+    """Write a file with the given name and time."""
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("x")
@@ -37,7 +37,7 @@ def save(root: Path, name: str, time_s: float) -> None:
     ],
 )
 def test_newest_of_known_forms(tmp_path: Path, files: list[str], found: str | None) -> None:
-    """Folders of checkpoints come before files, a checkpoint's suffix before others, logs never count."""
+    """Folders of checkpoints come before files, a checkpoint's suffix before other suffixes, and logs never count."""
     for number, name in enumerate(files):
         save(tmp_path, name, 1000.0 + number)
     told = newest(tmp_path)
@@ -45,7 +45,7 @@ def test_newest_of_known_forms(tmp_path: Path, files: list[str], found: str | No
 
 
 def test_numbers_count_in_a_series_and_times_between_series(tmp_path: Path) -> None:
-    """A platform that brings the files to a new machine sets their times in any order."""
+    """A platform that restores the files on a new machine sets their times in any order."""
     for name, time_s in (("ckpt-2.pt", 30.0), ("ckpt-10.pt", 20.0), ("last.pt", 10.0)):
         save(tmp_path, name, time_s)
     assert newest(tmp_path) == ("ckpt-10.pt", 20.0)
@@ -54,16 +54,16 @@ def test_numbers_count_in_a_series_and_times_between_series(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("marks", [("training_args.bin", "optimizer.pt"), ("__0_0.distcp",)])
-def test_folder_without_its_last_file_is_passed_over(tmp_path: Path, marks: tuple[str, ...]) -> None:
-    """A save that was cut off is not resumed from."""
+def test_folder_without_its_last_file_is_skipped(tmp_path: Path, marks: tuple[str, ...]) -> None:
+    """A save that was cut off is no checkpoint to resume from."""
     save(tmp_path, "checkpoint-1/trainer_state.json", 1.0)
     for name in marks:
         save(tmp_path, f"checkpoint-2/{name}", 2.0)
     assert newest(tmp_path) == ("checkpoint-1", 1.0)
 
 
-def test_file_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
-    """torch.save writes a zip archive, whose end is missing then."""
+def test_file_that_was_cut_off_is_skipped(tmp_path: Path) -> None:
+    """torch.save writes a zip archive, whose end would be missing."""
     save(tmp_path, "a-1.pt", 1.0)
     with zipfile.ZipFile(tmp_path / "a-2.pt", "w") as archive:
         archive.writestr("data", "x" * 1000)
@@ -78,7 +78,7 @@ def test_file_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "files", [("model.safetensors",), ("model.safetensors", "optimizer.bin", "random_states_0.pkl")]
 )
-def test_folder_that_was_cut_off_between_its_files_is_passed_over(tmp_path: Path, files: tuple[str, ...]) -> None:
+def test_folder_that_was_cut_off_between_its_files_is_skipped(tmp_path: Path, files: tuple[str, ...]) -> None:
     """A folder with fewer kinds of files than its predecessor, or with an empty file, is no checkpoint."""
     for name in ("model.safetensors", "optimizer.bin", "rng_0.pkl", "rng_1.pkl"):
         save(tmp_path, f"runs/epoch_9/{name}", 1.0)
@@ -102,7 +102,7 @@ def test_older_checkpoint_with_more_kinds_of_files_does_not_stay_the_newest(tmp_
 
 
 def test_folder_of_logs_is_no_checkpoint(tmp_path: Path) -> None:
-    """TensorBoard's runs/1 looks like a folder of a number."""
+    """TensorBoard's runs/1 looks like a numbered folder."""
     save(tmp_path, "runs/1/events.out.tfevents.7", 2.0)
     save(tmp_path, "snapshot.pt", 1.0)
     assert newest(tmp_path) == ("snapshot.pt", 1.0)

@@ -1,4 +1,4 @@
-"""Messages to people, to real receivers on loopback: delivered, refused, hanging, hostile."""
+"""Notifications to users, sent to real receivers on loopback: delivered, refused, hanging, hostile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudtrain.entrypoints.notices.sending import Channel, DeliveryError, back_
 from doubles import receivers
 from doubles.certificates import Authority
 
-# The server of these tests asks for a password in clear, on this very machine.
+# The server of these tests requests a password in clear text, on the same machine.
 pytestmark = pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")
 
 FACTS = Facts("digits-x1", "local", 1, spent_micro=2_500_000, limit_micro=5_000_000, burn_micro_h=600_000)
@@ -26,19 +26,19 @@ HOSTILE = "x\r\nBcc: all@example.org\r\n<!channel> <https://evil.example|click> 
 
 
 def notice(headline: str = "50 % of the budget is spent", facts: Facts = FACTS) -> Notice:
-    """Return one like many."""
+    """Return a typical notice."""
     return compose("budget:50@5000000", "budget", headline, facts, 1000.0)
 
 
 def why(channel: Channel) -> DeliveryError:
-    """Return why the channel does not take a notice."""
+    """Return the channel's error for a notice."""
     with pytest.raises(DeliveryError) as caught:
         send(channel, notice())
     return caught.value
 
 
 def test_webhook_gets_fields_and_text() -> None:
-    """A program finds numbers, a person a text, both the same id at each try."""
+    """A program finds numbers, a person a text, and all tries have the same id."""
     with receivers.hooks() as told:
         send(Channel("webhook", told.url), notice())
     _, headers, body = told.asked[0]
@@ -48,23 +48,23 @@ def test_webhook_gets_fields_and_text() -> None:
 
 
 def test_text_of_any_script_arrives_whole() -> None:
-    """Unicode in a message is no matter."""
+    """Unicode in a message is kept."""
     with receivers.hooks() as told:
         send(Channel("webhook", told.url), notice("損失 über 50 % 🎉"))
     assert told.got[0]["title"] == "digits-x1: 損失 über 50 % 🎉"
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
-def test_failure_that_may_pass_is_told_without_the_address(status: int) -> None:
-    """The path of a webhook's address is all it takes to post there."""
+def test_transient_failure_is_reported_without_the_address(status: int) -> None:
+    """The path of a webhook's address is a secret: the path alone allows posts."""
     with receivers.hooks([status]) as told:
         fault = why(Channel("webhook", told.url))
     assert f"HTTP {status}" in fault.message
     assert "secret-part" not in f"{fault} {fault.cure}"
 
 
-def test_receiver_says_how_long_to_wait() -> None:
-    """As Slack does with 429."""
+def test_retry_after_of_the_receiver_is_used() -> None:
+    """Slack sends Retry-After with 429."""
     with receivers.hooks([429]) as told:
         told.headers["Retry-After"] = "7"
         fault = why(Channel("slack", told.url))
@@ -72,8 +72,8 @@ def test_receiver_says_how_long_to_wait() -> None:
 
 
 @pytest.mark.parametrize(("status", "cure"), [(404, "make a new webhook"), (302, "use the target address")])
-def test_refusal_names_its_cure(status: int, cure: str) -> None:
-    """A redirected POST would arrive as a GET: it is not followed."""
+def test_refusal_names_its_remedy(status: int, cure: str) -> None:
+    """A redirected POST would arrive as a GET, so redirects are not followed."""
     with receivers.hooks([status]) as told:
         told.headers["Location"] = told.url
         fault = why(Channel("webhook", told.url))
@@ -82,19 +82,19 @@ def test_refusal_names_its_cure(status: int, cure: str) -> None:
 
 
 def test_closed_port_is_a_fault() -> None:
-    """Nobody listens there."""
+    """A port without a listener gives "cannot be reached"."""
     assert "cannot be reached" in why(Channel("webhook", f"http://127.0.0.1:{receivers.free_port()}/x")).message
 
 
 @pytest.mark.parametrize("address", ["", "nonsense", "ftp://host/x", "http://[half", "http://a b/", "http://a\nb/"])
-def test_address_that_is_none_is_a_fault(address: str) -> None:
-    """Whatever stands in a variable."""
+def test_invalid_address_is_a_fault(address: str) -> None:
+    """Any invalid value of a variable gives a message."""
     assert why(Channel("webhook", address)).message
 
 
 @pytest.mark.parametrize("way", [receivers.HANG, receivers.TRICKLE])
 def test_hang_is_cut(way: int) -> None:
-    """One that takes the message and says nothing, or a byte now and then, holds up nobody else."""
+    """A receiver that never answers, or sends a byte now and then, holds up no further receiver."""
     with receivers.hooks([way]) as stuck, receivers.hooks() as told:
         begin_s = time.monotonic()
         sends = [partial(send, Channel("webhook", hook.url), notice()) for hook in (stuck, told)]
@@ -103,8 +103,8 @@ def test_hang_is_cut(way: int) -> None:
         assert time.monotonic() - begin_s < 2.0
 
 
-def test_slack_escapes_what_would_be_a_link_or_a_mention() -> None:
-    """Slack reads <!channel> in any text of its own form."""
+def test_slack_escapes_links_and_mentions() -> None:
+    """Slack would interpret <!channel> in any text in its own format."""
     body = slack.body(notice(HOSTILE))
     assert "<" not in body["text"]
     assert "&lt;!channel&gt;" in body["text"]
@@ -113,7 +113,7 @@ def test_slack_escapes_what_would_be_a_link_or_a_mention() -> None:
 
 
 def test_slack_message_is_within_its_limits() -> None:
-    """A long error is cut, and never inside an escape."""
+    """A long error is cut, but never inside an escape."""
     body = slack.body(notice("<" * 5000))
     assert len(body["blocks"][0]["text"]["text"]) <= 150
     assert len(body["text"]) <= 3000
@@ -121,7 +121,7 @@ def test_slack_message_is_within_its_limits() -> None:
 
 
 def test_teams_gets_a_card_without_markup() -> None:
-    """By its host it is known; a run of text is never read as markdown."""
+    """Teams is recognised by its host; text runs are never read as markdown."""
     assert teams.is_teams("https://x.webhook.office.com/a")
     assert not teams.is_teams("https://webhook.office.com.evil.example/a")
     card = teams.body(notice())["attachments"][0]["content"]
@@ -129,7 +129,7 @@ def test_teams_gets_a_card_without_markup() -> None:
 
 
 def test_mail_arrives() -> None:
-    """With a subject, a date and an id that is the same at a repeat."""
+    """A mail has a subject, a date, and an id that a repeat keeps."""
     with receivers.letters() as post:
         send(Channel("email", "team@example.org", f"smtp://127.0.0.1:{post.port}", "train@example.org"), notice())
     sender, to, raw = post.got[0]
@@ -140,8 +140,8 @@ def test_mail_arrives() -> None:
     assert "0.60 USD an hour" in letter.get_content()
 
 
-def test_mail_of_a_hostile_job_has_no_header_of_its_own() -> None:
-    """A line's end in an error is a blank in the subject; its text arrives."""
+def test_mail_of_a_hostile_job_adds_no_header() -> None:
+    """A line end in an error becomes a blank in the subject; the text arrives."""
     with receivers.letters() as post:
         send(Channel("email", "team@example.org", f"smtp://127.0.0.1:{post.port}"), notice(HOSTILE))
     letter = email.message_from_bytes(post.got[0][2], policy=email.policy.default)
@@ -151,8 +151,8 @@ def test_mail_of_a_hostile_job_has_no_header_of_its_own() -> None:
     assert "ж" in letter["Subject"]
 
 
-def test_mail_with_a_password_needs_tls_but_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On this very machine nobody listens in; the password of a URL may hold any character."""
+def test_mail_with_a_password_needs_tls_except_on_loopback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loopback cannot be intercepted; the password of a URL may contain any character."""
     with receivers.letters("p@ss:w/rd") as post:
         url = f"smtp://me%40here:p%40ss%3Aw%2Frd@127.0.0.1:{post.port}"
         send(Channel("email", "team@example.org", url), notice())
@@ -161,7 +161,7 @@ def test_mail_with_a_password_needs_tls_but_here(tmp_path: Path, monkeypatch: py
     assert (post.logins, post.got[0][0]) == (["me@here"], "me@here")
 
 
-def test_mail_server_that_refuses_the_login_is_told_without_the_password() -> None:
+def test_refused_mail_login_is_reported_without_the_password() -> None:
     """The address in the message has neither user nor password."""
     with receivers.letters("right") as post:
         fault = why(Channel("email", "a@example.org", f"smtp://me%40here:wrong@127.0.0.1:{post.port}"))
@@ -171,7 +171,7 @@ def test_mail_server_that_refuses_the_login_is_told_without_the_password() -> No
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_mail_goes_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
-    """By STARTTLS or from the first byte; and never to a server whose certificate nobody vouches for."""
+    """Mail uses STARTTLS or TLS from the first byte, and never a server with an untrusted certificate."""
     authority = Authority(tmp_path)
     with receivers.letters("pw", authority.context("localhost"), at_once=at_once) as post:
         url = f"smtp{'s' if at_once else ''}://me%40here:pw@localhost:{post.port}"
@@ -183,20 +183,20 @@ def test_mail_goes_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_
 
 @pytest.mark.parametrize("answer", ["451 later", "550 no such user"])
 def test_mail_that_is_refused_is_a_fault(answer: str) -> None:
-    """The server's code is told."""
+    """The message contains the server's code."""
     with receivers.letters() as post:
         post.refusals.append(answer)
         assert answer[:3] in why(Channel("email", "a@example.org", f"smtp://127.0.0.1:{post.port}")).message
 
 
 @pytest.mark.parametrize("smtp", ["", "host:25", "http://host", "smtp://", "smtp://h:port"])
-def test_mail_server_that_cannot_be_read_is_told_how_to_write_it(smtp: str) -> None:
-    """Whatever stands in the variable."""
+def test_invalid_mail_server_is_reported_with_the_right_form(smtp: str) -> None:
+    """Any invalid value of the variable gives the right form."""
     assert "smtp://USER:PASSWORD@HOST" in why(Channel("email", "a@example.org", smtp)).cure
 
 
 def test_channel_never_shows_its_address() -> None:
-    """Neither in a log nor in a traceback."""
+    """The address appears neither in logs nor in tracebacks."""
     hook = Channel("slack", "https://hooks.slack.com/services/T/secret")
     post = Channel("email", "a@example.org", "smtp://me:secret@host")
     assert "secret" not in f"{hook!r} {hook.shown} {post!r} {post.shown}"
@@ -204,15 +204,15 @@ def test_channel_never_shows_its_address() -> None:
 
 
 def test_save_without_a_step_is_a_known_checkpoint() -> None:
-    """The words are the words of `status`; a step comes before the words."""
+    """The words are the words of `status`; a known step comes before the words."""
     saved = replace(FACTS, saved=True)
     assert "  checkpoint  saved, step not reported\n" in notice("ends", saved).text
     assert "  checkpoint  no checkpoint reported\n" in notice("ends", FACTS).text
     assert "  checkpoint  step 0\n" in notice("ends", replace(saved, checkpoint_step=0)).text
 
 
-def test_what_is_missing_is_said_as_unknown() -> None:
-    """No sum stands for one that nobody knows."""
+def test_unknown_sum_is_shown_as_unknown() -> None:
+    """An unknown sum is never shown as a number."""
     told = notice("ends", Facts("j-1", "ssh", 2, state="failed"))
     assert told.fields["spend_usd"] is None
     assert "unknown" in told.text
@@ -221,8 +221,8 @@ def test_what_is_missing_is_said_as_unknown() -> None:
 TARIFF = PriceTerms(3_600_000.0, tail_s=30)
 
 
-def test_further_run_costs_the_steps_left_its_start_and_its_save() -> None:
-    """100 of 200 steps in 1000 s, saved at 80: 1200 s more, a tenth of them again, a start, two minutes to save."""
+def test_extension_costs_the_remaining_steps_a_start_and_a_save() -> None:
+    """100 of 200 steps in 1000 s, saved at 80: 1200 s more, a tenth on top, a start, two minutes to save."""
     progress = {"step": 100, "max_steps": 200, "checkpoint_step": 80, "eta_s": 1000.0}
     found = more(1_000_000, 900_000, TARIFF, progress)
     exact = (1200 * 11 // 10 + 30 + 120 + 30) * 1000 - 100_000
@@ -232,16 +232,16 @@ def test_further_run_costs_the_steps_left_its_start_and_its_save() -> None:
     assert found.words == "1.20 to finish, 0.30 in reserve for start and end, less 0.10 left"
 
 
-def test_further_run_begins_where_this_one_saves() -> None:
-    """A job that runs gets through 400 of its 1000 s yet: 600 s more, a tenth, a start and a save."""
+def test_extension_begins_at_the_next_save() -> None:
+    """A running job does 400 of its 1000 s: 600 s more, a tenth, a start and a save."""
     found = more(1_000_000, 500_000, TARIFF, {"eta_s": 1000.0}, until_s=400)
     assert found is not None
-    assert found.micro == 740_000  # 660, 30, 120 and 30 s, of which 100 are paid for
+    assert found.micro == 740_000  # 660, 30, 120 and 30 s, of which 100 s are paid for
     assert more(10_000_000, 0, TARIFF, {"eta_s": 10.0}, until_s=400) is None
 
 
 def test_job_with_seconds_left_needs_no_second_budget() -> None:
-    """200 USD an hour, 15 s left, 1.86 of 5 USD left, and no run below a minute is sent."""
+    """200 USD an hour, 15 s left, 1.86 of 5 USD left, and the shortest run takes a minute."""
     costs = PriceTerms(200_000_000.0, tail_s=20, least_s=60)
     found = more(5_000_000, 3_140_000, costs, {"step": 340, "max_steps": 500, "checkpoint_step": 340, "eta_s": 15.0})
     assert found is not None
@@ -249,8 +249,8 @@ def test_job_with_seconds_left_needs_no_second_budget() -> None:
     assert found.words == "0.83 to finish, 3.73 in reserve for start and end, less 1.86 left"
 
 
-def test_save_after_the_last_step_told_counts() -> None:
-    """At the deadline a job saves where it is, between two lines of its log."""
+def test_save_after_the_last_reported_step_counts() -> None:
+    """At the deadline a job saves its current step, between two lines of its log."""
     late = {"step": 100, "max_steps": 200, "checkpoint_step": 150, "eta_s": 1000.0}
     assert cap_s(late, TARIFF) == 500 * 1.1 + 30 + 120
     assert cap_s({**late, "checkpoint_step": 200}, TARIFF) == 30 + 10
@@ -259,16 +259,16 @@ def test_save_after_the_last_step_told_counts() -> None:
 @pytest.mark.parametrize(
     ("lacking", "asked"), [(37.2, "38USD"), (204.8, "210USD"), (2.611, "2.70USD"), (0.001, "0.01USD")]
 )
-def test_sum_is_one_that_people_write(lacking: float, asked: str) -> None:
-    """Two digits that count, rounded up."""
+def test_requested_sum_has_two_digits(lacking: float, asked: str) -> None:
+    """Two significant digits, rounded up."""
     costs = PriceTerms(lacking * 3600e6 / 60, least_s=60)
     found = more(1, 1, costs, {"eta_s": 0.0})
     assert found is not None
     assert amount(found.micro) == asked
 
 
-def test_further_run_of_unknown_length_costs_as_much_again() -> None:
-    """A script that tells no steps; at least what a run of use does."""
+def test_extension_of_unknown_length_costs_as_much_again() -> None:
+    """A script without steps: as much as before, and at least the cost of the shortest useful run."""
     found = more(1_000_000, 900_000, TARIFF, {})
     assert found is not None
     assert (found.micro, found.finish_micro) == (1_000_000, None)

@@ -17,8 +17,8 @@ from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import optim
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ScheduleSettings
 
-# Two ranks, one after another every optimizer over shards (fsdp, hsdp's mesh) and over a copy of the model, on the same
-# batches. Odd sizes shard unevenly; a matrix of one row leaves rank 1 with nothing of it.
+# Two ranks run every optimizer over shards (fsdp, hsdp's mesh) and over a copy of the model, on the same batches. Odd
+# sizes shard unevenly; a matrix of one row leaves rank 1 without any element.
 SHARDED = """
 import copy, json, os, sys
 import torch, torch.distributed as dist
@@ -79,7 +79,7 @@ def test_warm_up_is_linear_and_wastes_no_step() -> None:
 
 
 def test_warm_up_may_begin_at_the_unscaled_rate() -> None:
-    """From a start above 0 the first step has just that, and the first after the warm-up the whole."""
+    """From a start above 0 the first step has exactly that rate, and the first after the warm-up the whole."""
     schedule = ScheduleSettings("constant", warmup_steps=4)
     found = [optim.lr_factor(schedule, step, 10, start=0.2) for step in range(5)]
     assert found == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
@@ -98,7 +98,7 @@ def test_linear_falls_evenly() -> None:
 
 
 def test_unknown_names_are_task_errors() -> None:
-    """The message lists what there is."""
+    """The message lists the known names."""
     with pytest.raises(TaskError, match="adamw, lamb, lars, radam, sgd"):
         optim.build(OptimizerSettings("adam"), [nn.Parameter(torch.zeros(1))])
     with pytest.raises(TaskError, match="constant, cosine, linear"):
@@ -117,7 +117,7 @@ def test_set_lr_keeps_the_groups_apart() -> None:
 
 @pytest.mark.parametrize(("rule", "lr"), [("none", 0.1), ("linear", 1.6), ("sqrt", 0.4)])
 def test_rate_is_scaled_by_the_rule(rule: str, lr: float) -> None:
-    """Sixteen base batches: 16 times the rate, or 4 times, in the function and in what is built."""
+    """Sixteen base batches: 16 times the rate, or 4 times, both in the function and in the optimizer."""
     assert optim.scaled_lr(0.1, 4096, 256, rule) == pytest.approx(lr)
     settings = OptimizerSettings("sgd", lr=0.1, lr_scaling=rule, base_batch_size=256)
     optimizer = optim.build(settings, [nn.Parameter(torch.zeros(1))], 4096)
@@ -125,7 +125,7 @@ def test_rate_is_scaled_by_the_rule(rule: str, lr: float) -> None:
 
 
 def test_warm_up_of_a_rate_scaled_up_starts_at_the_unscaled_one() -> None:
-    """A rate as it is, or scaled down, warms up from 0."""
+    """An unscaled rate, or a rate scaled down, warms up from 0."""
     schedule = ScheduleSettings(warmup_steps=10)
     settings = OptimizerSettings("sgd", lr=0.1, lr_scaling="linear", base_batch_size=256)
     assert optim.warmup_start(settings, schedule, 1024) == 0.25
@@ -133,7 +133,7 @@ def test_warm_up_of_a_rate_scaled_up_starts_at_the_unscaled_one() -> None:
 
 
 def test_scaling_up_without_warm_up_is_a_task_error() -> None:
-    """It says which setting mends it; scaled down, or not at all, there is nothing to mend."""
+    """The message names the setting; scaling down, or no scaling, is no error."""
     settings = OptimizerSettings("sgd", lr=0.1, lr_scaling="linear", base_batch_size=256)
     with pytest.raises(TaskError, match=r"lr 0\.1 to 0\.4 for 1024 samples.*set schedule\.warmup_steps"):
         optim.warmup_start(settings, ScheduleSettings(), 1024)
@@ -142,7 +142,7 @@ def test_scaling_up_without_warm_up_is_a_task_error() -> None:
 
 
 def test_build_passes_every_setting_on() -> None:
-    """What the settings say, each optimizer has."""
+    """Each optimizer has the values of the settings."""
     parameters = [nn.Parameter(torch.zeros(1))]
     wanted = {
         "lr": 0.3,
@@ -159,7 +159,7 @@ def test_build_passes_every_setting_on() -> None:
 
 
 def run(optimizer_of: Any, steps: int = 4) -> nn.Module:
-    """Return a small model after some steps; its gradients do not depend on the optimizer's own arithmetic."""
+    """Return a small model after the steps; its gradients do not depend on the optimizer's own arithmetic."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
     optimizer = optimizer_of(model.parameters())
@@ -172,7 +172,7 @@ def run(optimizer_of: Any, steps: int = 4) -> nn.Module:
 
 
 class PlainLars(torch.optim.Optimizer):
-    """Algorithm 1 of You et al. 2017, one line a line; biases without ratio and decay."""
+    """Algorithm 1 of You et al. 2017, line by line; biases without ratio and decay."""
 
     def step(self) -> None:  # type: ignore[override]
         """Take one step with rate 0.1, momentum 0.9, decay 0.01 and trust coefficient 0.02."""
@@ -187,7 +187,7 @@ class PlainLars(torch.optim.Optimizer):
 
 
 class PlainLamb(torch.optim.Optimizer):
-    """Algorithm 2 of You et al. 2020, one line a line; biases without ratio and decay."""
+    """Algorithm 2 of You et al. 2020, line by line; biases without ratio and decay."""
 
     def step(self) -> None:  # type: ignore[override]
         """Take one step with rate 0.1, betas 0.8 and 0.9, eps 1e-6 and decay 0.01."""
@@ -219,8 +219,8 @@ def test_layerwise_optimizers_follow_their_papers(ours: Any, plain: Any) -> None
 
 
 @pytest.mark.parametrize("name", sorted(optim.OPTIMIZERS))
-def test_state_survives_saving_to_the_bit(name: str) -> None:
-    """Two steps, saved and loaded into a fresh optimizer, and two more: as four."""
+def test_state_survives_saving_bit_for_bit(name: str) -> None:
+    """Two steps, a save, a load into a fresh optimizer, and two steps equal four steps."""
     settings = OptimizerSettings(name, lr=0.05, momentum=0.9, weight_decay=0.01)
     torch.manual_seed(1)
     first = nn.Linear(4, 3)
@@ -244,7 +244,7 @@ def test_state_survives_saving_to_the_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_zero_weights_and_zero_gradients_stay_finite(name: str) -> None:
-    """A layer that begins at zero moves at the plain rate; without a gradient, or with a zero one, it stays."""
+    """A layer of zeros moves at the plain rate; a layer without a gradient, or with a zero gradient, stays."""
     settings = OptimizerSettings(name, lr=0.1)
     zero, still, unused = (nn.Parameter(value) for value in (torch.zeros(2, 2), torch.ones(2, 2), torch.ones(2, 2)))
     optimizer = optim.build(settings, [zero, still, unused])
@@ -257,7 +257,7 @@ def test_zero_weights_and_zero_gradients_stay_finite(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_groups_keep_their_own_settings(name: str) -> None:
-    """A group at rate 0 stays, the other moves; a closure's loss comes back."""
+    """A group at rate 0 stays, the other group moves; the closure's loss is returned."""
     pair = [nn.Parameter(torch.ones(2, 2)) for _ in range(2)]
     maker = {"lars": optim.LARS, "lamb": optim.LAMB}[name]
     optimizer = maker([{"params": pair[:1], "lr": 0.0}, {"params": pair[1:]}], lr=0.1)
@@ -273,7 +273,7 @@ def test_groups_keep_their_own_settings(name: str) -> None:
 
 
 def test_sparse_gradients_are_refused() -> None:
-    """The message says what to write instead."""
+    """The message gives the alternative."""
     table = nn.Embedding(4, 2, sparse=True)
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="sparse=False"):
@@ -282,7 +282,7 @@ def test_sparse_gradients_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
-    """Return how far each optimizer over shards ended from the one over the whole model, by mesh and name."""
+    """Return the distance of each optimizer over shards from the optimizer over the whole model, by mesh and name."""
     folder = tmp_path_factory.mktemp("sharded")
     (folder / "sharded.py").write_text(SHARDED)
     command = [sys.executable, str(folder / "sharded.py")]
@@ -303,7 +303,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, flo
 @pytest.mark.parametrize("mesh", ["fsdp", "hsdp"])
 @pytest.mark.parametrize("name", sorted(optim.OPTIMIZERS))
 def test_optimizer_over_shards_is_the_same(sharded: dict[str, dict[str, float]], mesh: str, name: str) -> None:
-    """Two ranks with half of each parameter end where one with all of it ends, and it is far from the beginning."""
+    """Two ranks with half of each parameter end at the result of one rank, far from the start."""
     found = sharded[f"{mesh} {name}"]
     assert found["away"] <= 1e-6 < 1e-3 < found["moved"]
     assert found["calls"] == (4 if name in ("lars", "lamb") else 0)  # one all-reduce a step for all layers

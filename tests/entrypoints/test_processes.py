@@ -1,4 +1,4 @@
-"""Process trees: real ones."""
+"""Real process trees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from cloudtrain.entrypoints import processes
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
-# A child in a session of its own, as torchrun starts its workers, whose parent leaves at once.
+# A child in its own session, as torchrun starts its workers, whose parent exits at once.
 ORPHANS = """
 import os, subprocess, sys
 from cloudtrain.entrypoints import processes
@@ -23,7 +23,7 @@ child.wait()
 found = processes.descendants(os.getpid())
 print(len(found), processes.kill_descendants(), len(processes.descendants(os.getpid())))
 """
-# Its parent dies after it was forked, and before the kernel knows that it is to die with it.
+# The parent dies after the fork, before the kernel learns about the child's wish to die too.
 LATE = """
 import os, time
 from cloudtrain.entrypoints import processes
@@ -42,13 +42,13 @@ print("alive", flush=True)
 """
 
 
-def test_child_dies_with_a_parent_that_was_faster() -> None:
-    """The kernel tells of no death before it was asked."""
+def test_child_dies_with_a_parent_that_died_first() -> None:
+    """The kernel reports no death from before the request."""
     assert subprocess.run([sys.executable, "-c", LATE], capture_output=True, timeout=30).stdout == b""
 
 
-def test_stamp_tells_a_process_from_its_successor() -> None:
-    """A process that is gone has no stamp, and no other process has the one it had."""
+def test_stamp_distinguishes_a_process_from_its_successor() -> None:
+    """A process that is gone has no stamp, and no further process has the same stamp."""
     child = subprocess.Popen(SLEEP)
     stamp = processes.stamp(child.pid)
     assert processes.alive(child.pid, stamp)
@@ -59,7 +59,7 @@ def test_stamp_tells_a_process_from_its_successor() -> None:
 
 
 def test_zombie_is_not_alive() -> None:
-    """A process that nobody has reaped yet has ended."""
+    """A process that has ended but is not yet reaped does not count as alive."""
     child = subprocess.Popen(SLEEP)
     stamp = processes.stamp(child.pid)
     child.kill()
@@ -70,19 +70,19 @@ def test_zombie_is_not_alive() -> None:
     child.wait()
 
 
-def test_subreaper_kills_what_its_children_left() -> None:
-    """An orphan in another session is found and killed."""
+def test_subreaper_kills_orphans_of_its_children() -> None:
+    """An orphan in a separate session is found and killed."""
     out = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, check=True).stdout
     assert out.split() == ["1", "[]", "0"]
 
 
 def test_with_environment_finds_by_variables() -> None:
-    """What a dead agent left is found by the job's name in its environment."""
+    """Processes of a dead agent are found by the job's name in their environment."""
     child = subprocess.Popen(SLEEP, env={**os.environ, "CLOUDTRAIN_JOB": "test-env", "CLOUDTRAIN_ATTEMPT": "1"})
     try:
         found: list[int] = []
         end = time.monotonic() + 10
-        while not found and time.monotonic() < end:  # until the exec the child has our own environment
+        while not found and time.monotonic() < end:  # before the exec the child has our own environment
             found = processes.with_environment(CLOUDTRAIN_JOB="test-env", CLOUDTRAIN_ATTEMPT="1")
         assert found == [child.pid]
         assert processes.with_environment(CLOUDTRAIN_JOB="test-env", CLOUDTRAIN_ATTEMPT="2") == []
@@ -92,8 +92,8 @@ def test_with_environment_finds_by_variables() -> None:
 
 
 @pytest.mark.parametrize("signum", [0, 9])
-def test_kill_of_nobody_is_no_error(signum: int) -> None:
-    """A pid that is gone is what a kill is for."""
+def test_kill_of_a_dead_process_is_no_error(signum: int) -> None:
+    """A pid without a process is already in the wanted state."""
     child = subprocess.Popen(SLEEP)
     child.kill()
     child.wait()

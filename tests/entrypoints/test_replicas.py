@@ -1,4 +1,4 @@
-"""A replica of a job's checkpoints that another node keeps: what comes, what goes, and what is never touched."""
+"""A replica of a job's checkpoints on a second node: fetched, retired and untouched entries."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def server(there: Path) -> Iterator[copies.Server]:
 
 
 def note_of(folder: Path) -> Path:
-    """Return where it is noted what was fetched."""
+    """Return the path of the note on fetched entries."""
     return folder.with_name(f"{folder.name}-fetched.json")
 
 
 @pytest.fixture
 def keep(here: Path, server: copies.Server) -> Iterator[Keep]:
-    """Return a function that begins to keep a replica, many times a second, until the test's end."""
+    """Return a function that keeps a replica, with many rounds a second, until the test's end."""
     made: list[Replicas] = []
 
     def start(source: Any = None, folder: Path = here, token: str = TOKEN, **options: Any) -> Replicas:
@@ -77,7 +77,7 @@ def checkpoint(folder: Path, step: int, size: int = 1000) -> Path:
 
 
 def names(folder: Path) -> list[str]:
-    """Return the whole entries, the newest first."""
+    """Return the complete entries, the newest first."""
     return [entry.name for entry in entries.list_entries(folder)]
 
 
@@ -87,7 +87,7 @@ def equal(one: Path, other: Path) -> bool:
 
 
 def test_replica_follows_the_trainer(keep: Keep, there: Path, here: Path, wait_until: Wait) -> None:
-    """What is saved comes, what is retired goes, and at every moment the replica has a whole checkpoint."""
+    """Saved checkpoints arrive, retired ones go, and the replica always has a complete checkpoint."""
     checkpoint(there, 1)
     keep()
     wait_until(lambda: equal(there, here))
@@ -101,7 +101,7 @@ def test_replica_follows_the_trainer(keep: Keep, there: Path, here: Path, wait_u
 
 
 def test_newest_comes_first(keep: Keep, there: Path, here: Path, wait_until: Wait, monkeypatch: Any) -> None:
-    """Steps by their number, whatever their names' or times' order; then the rest. Each is noted before it is here."""
+    """Steps come by number, despite the order of names or times; then the rest. Each is noted before its arrival."""
     for step in (100000000, 3, 20):
         checkpoint(there, step)
     (there / "best.json").write_text("{}")
@@ -119,10 +119,10 @@ def test_newest_comes_first(keep: Keep, there: Path, here: Path, wait_until: Wai
     assert came == ["step-100000000", "step-00000020", "step-00000003", "best.json"]
 
 
-def test_what_was_not_fetched_is_never_touched(
+def test_entries_not_fetched_are_never_touched(
     keep: Keep, there: Path, here: Path, wait_until: Wait, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither removed, nor replaced by node 0's of the same name, which is said."""
+    """They are neither removed nor replaced by node 0's entries of the same name; a message reports the difference."""
     mine = checkpoint(here, 1), checkpoint(here, 2)
     before = [(path / "plain.pt").read_bytes() for path in mine]
     checkpoint(there, 2)
@@ -137,8 +137,8 @@ def test_what_was_not_fetched_is_never_touched(
     assert told.count("step-00000002 differs from node 0's, and was not copied: it stays unchanged") == 1
 
 
-def test_fetched_and_written_to_since_is_not_removed(keep: Keep, there: Path, here: Path, wait_until: Wait) -> None:
-    """What this node's own trainer has saved in a copy's place is no copy any more."""
+def test_fetched_entry_written_to_since_is_not_removed(keep: Keep, there: Path, here: Path, wait_until: Wait) -> None:
+    """A checkpoint that the node's own trainer saved in place of a copy is no copy any more."""
     checkpoint(there, 1)
     first = keep()
     wait_until(lambda: equal(there, here))
@@ -154,7 +154,7 @@ def test_fetched_and_written_to_since_is_not_removed(keep: Keep, there: Path, he
 
 
 def test_copy_that_lost_a_file_is_fetched_again(keep: Keep, there: Path, here: Path, wait_until: Wait) -> None:
-    """A manifest alone does not make a copy."""
+    """A manifest without its files does not count as a copy."""
     path = checkpoint(there, 1)
     keep()
     wait_until(lambda: equal(there, here))
@@ -162,8 +162,8 @@ def test_copy_that_lost_a_file_is_fetched_again(keep: Keep, there: Path, here: P
     wait_until(lambda: equal(there, here))
 
 
-def test_emptied_source_takes_nothing_away(keep: Keep, there: Path, here: Path, wait_until: Wait) -> None:
-    """A node 0 with a new disk has nothing: then the replica is all there is, and stays."""
+def test_emptied_source_removes_nothing(keep: Keep, there: Path, here: Path, wait_until: Wait) -> None:
+    """If node 0 has a new, empty disk, the replica is the only copy, and stays."""
     checkpoint(there, 1)
     checkpoint(there, 2)
     replicas = keep()
@@ -179,8 +179,8 @@ def test_emptied_source_takes_nothing_away(keep: Keep, there: Path, here: Path, 
     assert names(here) == ["step-00000002", "step-00000001"]
 
 
-def test_run_taken_up_again_replaces_copies(keep: Keep, there: Path, here: Path, wait_until: Wait) -> None:
-    """A step that node 0 saved anew comes anew, in a later life of this process too."""
+def test_resumed_run_replaces_copies(keep: Keep, there: Path, here: Path, wait_until: Wait) -> None:
+    """A step that node 0 saved again is fetched again, also by a new process."""
     checkpoint(there, 5)
     first = keep()
     wait_until(lambda: equal(there, here))
@@ -194,7 +194,7 @@ def test_run_taken_up_again_replaces_copies(keep: Keep, there: Path, here: Path,
 def test_shared_folder_is_left_alone(
     there: Path, server: copies.Server, keep: Keep, wait_until: Wait, monkeypatch: Any, capsys: Any
 ) -> None:
-    """On a disk that both see nothing is copied, noted or removed, whatever this end's caches do not show yet."""
+    """On a disk that both nodes see nothing is copied, noted or removed, even before caches are up to date."""
     rounds: list[int] = []
     monkeypatch.setattr(copies, "entries", lambda *args, **options: pytest.fail("there is nothing to ask for"))
 
@@ -214,7 +214,7 @@ def test_shared_folder_is_left_alone(
 
 
 def test_same_entries_are_not_fetched(keep: Keep, there: Path, here: Path, wait_until: Wait) -> None:
-    """What is here with the same fingerprint, as on a disk that others fill too, is no copy of ours."""
+    """A local entry with the same fingerprint, as on a disk that other nodes fill too, is no copy of ours."""
     copied = checkpoint(there, 1)
     shutil.copytree(copied, here / copied.name)
     keep()
@@ -223,10 +223,10 @@ def test_same_entries_are_not_fetched(keep: Keep, there: Path, here: Path, wait_
     assert list(fetchednote.read(note_of(here))) == ["step-00000002"]
 
 
-def test_half_written_file_does_not_take_a_good_copys_place(
+def test_half_written_file_does_not_replace_a_good_copy(
     keep: Keep, there: Path, here: Path, server: copies.Server, wait_until: Wait
 ) -> None:
-    """A job's own code may write in place: what changes is fetched when it has come to rest."""
+    """A job's own code may write in place: a changing file is fetched after a quiet period."""
     rounds: list[int] = []
 
     def source() -> tuple[str, int]:
@@ -247,10 +247,10 @@ def test_half_written_file_does_not_take_a_good_copys_place(
     wait_until(lambda: equal(there, here))
 
 
-def test_source_that_comes_late_or_goes(
+def test_source_that_comes_late_or_goes_is_found(
     keep: Keep, there: Path, here: Path, wait_until: Wait, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A server that is gone is said once, and taken up again wherever it comes back; there may be none as well."""
+    """A missing server is reported once and used again at any new address; a source may also be None."""
     with socket.create_server((HOST, 0)) as free:
         port = free.getsockname()[1]
     where: list[tuple[str, int] | None] = [None]
@@ -281,10 +281,10 @@ def test_source_that_comes_late_or_goes(
     elsewhere.close()
 
 
-def test_source_that_raises_ends_nothing(
+def test_source_that_raises_ends_no_replica(
     keep: Keep, there: Path, here: Path, server: copies.Server, wait_until: Wait, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever goes wrong in this thread is said, and tried again."""
+    """Any error in the thread is reported, and the round is tried again."""
     checkpoint(there, 1)
     calls: list[int] = []
 
@@ -299,17 +299,17 @@ def test_source_that_raises_ends_nothing(
     assert capsys.readouterr().out.count("by the test") == 1
 
 
-def test_wrong_token_is_said_once(keep: Keep, wait_until: Wait, capsys: pytest.CaptureFixture[str]) -> None:
-    """A server of another job is no source."""
+def test_wrong_token_is_reported_once(keep: Keep, wait_until: Wait, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server of a different job is no source."""
     replicas = keep(token="b" * 64)
     wait_until(lambda: replicas._faults.get("", (0, 0))[0] >= 3)
     assert capsys.readouterr().out.count("rejects this token") == 1
 
 
-def test_damaged_checkpoint_does_not_hold_up_others(
+def test_damaged_checkpoint_does_not_block_older_ones(
     keep: Keep, there: Path, here: Path, wait_until: Wait, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The newest is damaged at its source: the older one comes, and the fault is said once."""
+    """The newest is damaged at its source: the older one arrives, and the fault is reported once."""
     checkpoint(there, 1)
     (checkpoint(there, 2) / "plain.pt").write_bytes(b"\0" * 50)
     replicas = keep()
@@ -318,10 +318,10 @@ def test_damaged_checkpoint_does_not_hold_up_others(
     assert capsys.readouterr().out.count("the source's copy is damaged") == 1
 
 
-def test_full_disk_is_said_once_and_mended(
+def test_full_disk_is_reported_once(
     keep: Keep, there: Path, here: Path, wait_until: Wait, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    """Too little room: one line, whatever does not fit, until there is room again."""
+    """A lack of space gives a single line for all entries, and copies continue when space is free."""
     for step in (1, 2, 3):
         checkpoint(there, step)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=500))
@@ -333,7 +333,7 @@ def test_full_disk_is_said_once_and_mended(
 
 
 def test_finish_ends_a_copy_at_once(there: Path, here: Path, keep: Keep, wait_until: Wait) -> None:
-    """In the midst of a copy, from a server that stands still, too; nothing is taken for whole afterwards."""
+    """`finish` ends even a copy from a stalled server; no partial copy counts as complete afterwards."""
     checkpoint(there, 1, 1 << 20)
     still = threading.Event()
     plain = copies._send_bytes

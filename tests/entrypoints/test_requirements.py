@@ -1,4 +1,4 @@
-"""Where a job's packages may be named, what of it is refused, and copies of environments in a store."""
+"""Sources of a job's packages, refused sources, and copies of environments in a store."""
 
 from __future__ import annotations
 
@@ -58,21 +58,21 @@ def code(tmp_path: Path) -> Path:
     ],
 )
 def test_project_gives_its_dependencies_and_its_extras(code: Path, wanted: str, lines: list[str]) -> None:
-    """Each package once; an extra may name other extras of the same project, also in a circle."""
+    """Each package appears once; an extra may name extras of the same project, also in a circle."""
     (code / "sub" / "pyproject.toml").write_text(PROJECT)
     found = requirements.read(wanted, code)
     assert (found.text.splitlines(), found.folder, found.python) == (lines, code / "sub", ">=3.10")
 
 
 def test_script_gives_the_packages_of_its_header(code: Path) -> None:
-    """The header is PEP 723's, with lines of any system."""
+    """The header follows PEP 723, with the line ends of any system."""
     for ending in ("\n", "\r\n"):
         (code / "train.py").write_bytes(SCRIPT.replace("\n", ending).encode())
         assert requirements.read("train.py", code) == requirements.Requirements("tiny==1.0\nrich\n", code, ">=3.11")
 
 
-def test_pip_file_is_taken_as_it_is(code: Path) -> None:
-    """Options and nested files are pip's own affair."""
+def test_pip_file_is_passed_unchanged(code: Path) -> None:
+    """Options and nested files are left to pip."""
     (code / "sub" / "reqs [1].txt").write_text("\ufeff--no-index\n-r more.txt\n", encoding="utf-8")
     assert requirements.read("sub/reqs [1].txt", code) == requirements.Requirements(
         "--no-index\n-r more.txt\n", code / "sub", file="reqs [1].txt"
@@ -100,8 +100,8 @@ def test_pip_file_is_taken_as_it_is(code: Path) -> None:
         ("train.py", SCRIPT + SCRIPT, "several headers"),
     ],
 )
-def test_file_that_names_no_packages_is_refused(code: Path, name: str, text: str | None, words: str) -> None:
-    """The message names the file, and a line that pip would take for an option gets nowhere."""
+def test_file_without_packages_is_refused(code: Path, name: str, text: str | None, words: str) -> None:
+    """The message names the file, and a line that pip would take for an option is refused."""
     if text is not None:
         (code / requirements.split(name)[0]).write_text(text)
     with pytest.raises(Refused, match=words):
@@ -109,7 +109,7 @@ def test_file_that_names_no_packages_is_refused(code: Path, name: str, text: str
 
 
 def test_toml_is_read_without_the_standard_librarys_reader(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.10 has none: any pip brings one."""
+    """Python 3.10 has no TOML reader, but any pip brings one."""
     (code / "pyproject.toml").write_text("[project]\ndependencies = ['tiny']")
     monkeypatch.setattr(requirements, "_TOML", ("no_such_module", "pip._vendor.tomli"))
     assert requirements.read("pyproject.toml", code).text == "tiny\n"
@@ -119,7 +119,7 @@ def test_toml_is_read_without_the_standard_librarys_reader(code: Path, monkeypat
 
 
 def test_check_reads_nested_files_and_hashes_none(code: Path) -> None:
-    """What is checked before a job is sent costs no reading of large wheels."""
+    """The check before the submit reads no large wheels."""
     (code / "more.txt").write_text("-e .\n")
     with pytest.raises(Refused, match="outlives its folder"):
         venvs.check("-r more.txt", code)
@@ -128,8 +128,8 @@ def test_check_reads_nested_files_and_hashes_none(code: Path) -> None:
     venvs.check("--find-links wheels", code)
 
 
-def test_copy_of_an_environment_comes_back_at_its_place(tmp_path: Path) -> None:
-    """Links and modes too; a store without a copy says nothing, and one that fails is told and passed over."""
+def test_copy_of_an_environment_is_restored_in_place(tmp_path: Path) -> None:
+    """Links and modes are kept too; a store without a copy prints no message."""
     place, store = tmp_path / "env" / "k1", str(tmp_path / "store")
     (place / "bin").mkdir(parents=True)
     (place / "bin" / "python").symlink_to(sys.executable)
@@ -149,8 +149,8 @@ def test_copy_of_an_environment_comes_back_at_its_place(tmp_path: Path) -> None:
     assert sorted(os.listdir(place.parent)) == ["k1"]
 
 
-def test_store_that_cannot_be_used_is_told_and_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A damaged copy, one that climbs out, and a place that nothing knows."""
+def test_unusable_store_is_reported_and_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A damaged copy, a copy with a path outside, and a place of an unknown kind are skipped."""
     place, store = tmp_path / "env" / "k1", tmp_path / "store"
     for folder in (place, store):
         folder.mkdir(parents=True)
@@ -169,8 +169,8 @@ def test_store_that_cannot_be_used_is_told_and_passed_over(tmp_path: Path, capsy
     assert sorted(os.listdir(place.parent)) == ["k1"]
 
 
-def test_apart_shows_torch_and_what_torch_requires_alone(tmp_path: Path) -> None:
-    """A package that torch does not require is not seen, though this interpreter has it."""
+def test_apart_shows_torch_and_its_requirements_only(tmp_path: Path) -> None:
+    """A package that torch does not require is hidden, even if this interpreter has the package."""
     folder = apart.lay_out(tmp_path / "shown")
     program = (
         f"import sys; sys.path.append({folder!r}); import sympy, pip, importlib.util as u; print(u.find_spec(NAME))"

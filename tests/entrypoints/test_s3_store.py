@@ -1,4 +1,4 @@
-"""A bucket as the checkpoints' second place, against a real server on loopback, its failures too."""
+"""A bucket as the mirror of checkpoints, against a real server on loopback, with failures of the server."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ MIB = 1 << 20
 
 @pytest.fixture
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try three times, and make parts as small as S3 allows."""
+    """Set three attempts, and make parts as small as S3 allows."""
     for name, value in {"_ATTEMPTS": 3, "_PART_BYTES": 5 * MIB}.items():
         monkeypatch.setattr(s3, name, value)
 
 
 @pytest.fixture
 def hasty(brisk: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be brisk, and wait half a second each time: where no answer comes. A busy machine may need longer for one."""
+    """Use `brisk`, and time out after 0.5 s, too little for a busy machine: only for servers that never answer."""
     for name in ("_CONNECT_S", "_READ_S"):
         monkeypatch.setattr(s3, name, 0.5)
 
@@ -58,14 +58,14 @@ def opened(uri: str) -> mirror.Mirror:
 
 
 def every(count: int, fate: Any, method: str = "") -> Callable[[str, str], Any]:
-    """Return the fate of every so many requests, beginning with the first."""
+    """Return a fate for every count-th request, beginning with the first."""
     seen = iter(range(1_000_000))
     return lambda asked, path: fate if asked.startswith(method) and next(seen) % count == 0 else None
 
 
 @pytest.mark.parametrize("prefix", ["", "a", "a/b/", "/a", "100%25 of a+b #1 ?x=é/ü&"])
-def test_object_comes_back_as_it_went(prefix: str, bucket: Any, tmp_path: Path) -> None:
-    """Any prefix, with any sign in it: the same bytes under the same names, and gone when removed."""
+def test_object_round_trips(prefix: str, bucket: Any, tmp_path: Path) -> None:
+    """With any prefix, special characters included, put, names, get and remove work on the same bytes and names."""
     place = opened(bucket.uri() + f"/{prefix}")
     (tmp_path / "file").write_bytes(b"some bytes")
     for name in ("step-00000001/shard-0", "step-00000001/manifest.json", "latest.json"):
@@ -81,8 +81,8 @@ def test_object_comes_back_as_it_went(prefix: str, bucket: Any, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "new"]
 
 
-def test_jobs_share_a_bucket(bucket: Any, tmp_path: Path) -> None:
-    """The names of one place are not those of another whose name begins so, nor a folder made by hand."""
+def test_names_do_not_mix_jobs_in_a_bucket(bucket: Any, tmp_path: Path) -> None:
+    """`names` lists neither objects of a job whose name has the same beginning, nor a folder made by hand."""
     (tmp_path / "file").touch()
     for job in ("digits", "digits-2", "digits/below"):
         opened(bucket.uri(job)).put(tmp_path / "file", f"{job[-1]}-file")
@@ -92,7 +92,7 @@ def test_jobs_share_a_bucket(bucket: Any, tmp_path: Path) -> None:
 
 
 def test_names_go_over_all_pages(bucket: Any, tmp_path: Path) -> None:
-    """S3 gives a thousand at a time."""
+    """S3 returns a thousand names per page, and `names` reads all pages."""
     place = opened(bucket.uri("many"))
     names = [f"step-{number:08d}/shard" for number in range(1005)]
     client = boto3.client("s3")
@@ -104,7 +104,7 @@ def test_names_go_over_all_pages(bucket: Any, tmp_path: Path) -> None:
 
 
 def test_large_file_goes_in_parts(brisk: None, bucket: Any, tmp_path: Path) -> None:
-    """A file of more than a part: uploaded and read back in parts, whole."""
+    """A file larger than a part is uploaded and read back in parts, whole."""
     data = random.Random(0).randbytes(11 * MIB + 7)
     (tmp_path / "file").write_bytes(data)
     place = opened(bucket.uri("x"))
@@ -116,8 +116,8 @@ def test_large_file_goes_in_parts(brisk: None, bucket: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("fate", ["drop", "half", BROKEN], ids=str)
-def test_stumbling_server_is_asked_again(fate: Any, brisk: None, bucket: Any, tmp_path: Path) -> None:
-    """Closed connections, halved answers and errors of the server's, one request in four: all arrives, whole."""
+def test_failing_server_is_retried(fate: Any, brisk: None, bucket: Any, tmp_path: Path) -> None:
+    """With one request in four closed, cut or refused by the server, all files arrive whole."""
     data = random.Random(1).randbytes(11 * MIB)
     (tmp_path / "large").write_bytes(data)
     (tmp_path / "small").write_bytes(data[:1000])
@@ -135,7 +135,7 @@ def test_stumbling_server_is_asked_again(fate: Any, brisk: None, bucket: Any, tm
 
 
 def test_failed_upload_leaves_nothing(brisk: None, bucket: Any, tmp_path: Path) -> None:
-    """A part that never arrives: an error, no object, and no parts that would be paid for."""
+    """A part that always fails raises an error, and leaves neither an object nor parts that would cost money."""
     (tmp_path / "file").write_bytes(bytes(11 * MIB))
     place = opened(bucket.uri("x"))
     bucket.fate = lambda method, path: BROKEN if method == "PUT" else None
@@ -146,7 +146,7 @@ def test_failed_upload_leaves_nothing(brisk: None, bucket: Any, tmp_path: Path) 
 
 
 def test_failed_download_leaves_nothing(brisk: None, bucket: Any, tmp_path: Path) -> None:
-    """Bodies that always break off: an error, and neither the file nor a part of it."""
+    """If every body breaks off, the download raises an error and leaves neither the file nor a partial file."""
     place = opened(bucket.uri("x"))
     (tmp_path / "file").write_bytes(bytes(10_000))
     place.put(tmp_path / "file", "shard")
@@ -168,7 +168,7 @@ def calls(place: mirror.Mirror, path: Path) -> dict[str, Callable[[], object]]:
 
 @pytest.mark.parametrize("call", ["put", "get", "names", "remove"])
 def test_hung_server_is_given_up(call: str, hasty: None, bucket: Any, tmp_path: Path) -> None:
-    """A server that takes the request and never answers costs the attempts' time, and is an error."""
+    """A server that accepts the request but never answers costs the time of the attempts and raises an error."""
     (tmp_path / "file").write_bytes(b"x" * 100)
     bucket.fate = lambda method, path: "hang"
     begin_s = time.monotonic()
@@ -181,7 +181,7 @@ def test_hung_server_is_given_up(call: str, hasty: None, bucket: Any, tmp_path: 
 def test_server_that_does_not_read_is_given_up(
     hasty: None, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that accepts and reads nothing holds up no upload, though nothing is waited for but to send."""
+    """A server that accepts a connection but reads no bytes cannot hold up an upload, even while the client sends."""
     (tmp_path / "file").write_bytes(bytes(11 * MIB))
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.getsockname()[1]}")
@@ -190,8 +190,8 @@ def test_server_that_does_not_read_is_given_up(
             opened(bucket.uri("x")).put(tmp_path / "file", "shard")
 
 
-def test_store_that_was_long_away_is_as_good_as_before(hasty: None, bucket: Any, tmp_path: Path) -> None:
-    """Failures use up botocore's quota of retries: the store starts with a new one, and still tries again."""
+def test_store_recovers_after_a_long_outage(hasty: None, bucket: Any, tmp_path: Path) -> None:
+    """Failures use up botocore's quota of retries: the store starts with a new quota, and still retries."""
     place = opened(bucket.uri("x"))
     bucket.fate = lambda method, path: BROKEN
     for _ in range(20):
@@ -202,8 +202,8 @@ def test_store_that_was_long_away_is_as_good_as_before(hasty: None, bucket: Any,
 
 
 @pytest.mark.parametrize("call", ["put", "get", "names", "remove"])
-def test_missing_bucket_is_said(call: str, bucket: Any, tmp_path: Path) -> None:
-    """One sentence with the bucket's name: that it is not there is not that the object is not."""
+def test_missing_bucket_is_reported(call: str, bucket: Any, tmp_path: Path) -> None:
+    """One sentence with the bucket's name; a missing bucket is not reported as a missing object."""
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="there is no bucket no-such-bucket; make it, or name another one") as caught:
         calls(opened("s3://no-such-bucket/x"), tmp_path / "file")[call]()
@@ -211,16 +211,16 @@ def test_missing_bucket_is_said(call: str, bucket: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["put", "get", "names", "remove"])
-def test_denied_access_is_said(call: str, bucket: Any, tmp_path: Path) -> None:
-    """What the credentials must be allowed; and a get that is denied does not mean that nothing is there."""
+def test_denied_access_names_the_missing_rights(call: str, bucket: Any, tmp_path: Path) -> None:
+    """The message names the rights for the credentials; a denied get is not reported as a missing object."""
     (tmp_path / "file").touch()
     bucket.fate = lambda method, path: DENIED
     with pytest.raises(PermissionError, match=r"no access to .*; the credentials need s3:ListBucket .*AccessDenied"):
         calls(opened(bucket.uri("x")), tmp_path / "file")[call]()
 
 
-def test_bucket_that_falls_silent_is_not_empty(brisk: None, bucket: Any, tmp_path: Path) -> None:
-    """A 404 to a HEAD may be the bucket's: unless S3 says which, nothing is said to be missing."""
+def test_unclear_404_does_not_mean_missing(brisk: None, bucket: Any, tmp_path: Path) -> None:
+    """A 404 to a HEAD may mean the bucket: unless S3 gives the code, no object is reported as missing."""
     bucket.fate = lambda method, path: ("404 Not Found", "") if method == "HEAD" else "drop"
     with pytest.raises(OSError, match="does not answer"):
         opened(bucket.uri("x")).get("latest.json", tmp_path / "latest")
@@ -228,18 +228,18 @@ def test_bucket_that_falls_silent_is_not_empty(brisk: None, bucket: Any, tmp_pat
 
 @pytest.mark.parametrize("code", ["InvalidAccessKeyId", "ExpiredToken", "SignatureDoesNotMatch"])
 @pytest.mark.parametrize("call", ["put", "get"])
-def test_bad_credentials_are_said(call: str, code: str, bucket: Any, tmp_path: Path) -> None:
-    """Credentials that S3 does not take are another matter than rights that they lack, for a HEAD's bare 403 too."""
+def test_bad_credentials_are_reported(call: str, code: str, bucket: Any, tmp_path: Path) -> None:
+    """Rejected credentials differ from missing rights, even for a HEAD's bare 403."""
     (tmp_path / "file").touch()
     bucket.fate = lambda method, path: ("403 Forbidden", code)
     with pytest.raises(PermissionError, match=rf"S3 rejects these AWS credentials for .*\({code}: by the test"):
         calls(opened(bucket.uri("x")), tmp_path / "file")[call]()
 
 
-def test_missing_credentials_are_said_and_may_come(
+def test_missing_credentials_are_reported_and_may_come_later(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without any, what to give the job; a role that the machine gets later serves the next call."""
+    """Without credentials the error gives advice; a role added to the machine later serves the next call."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     place = opened(bucket.uri("x"))
     with pytest.raises(PermissionError, match=r"there are no AWS credentials for s3://.*give the machine a role, or"):
@@ -248,8 +248,8 @@ def test_missing_credentials_are_said_and_may_come(
     assert place.names("") == []
 
 
-def test_profile_that_is_not_there_is_said(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What boto3 says of its own settings comes as an error of the store's."""
+def test_missing_profile_is_reported(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of boto3 about its own settings becomes an error of the store."""
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(OSError, match=r"nobody.* could not be found"):
         opened(bucket.uri("x")).names("")
@@ -257,14 +257,14 @@ def test_profile_that_is_not_there_is_said(bucket: Any, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("uri", ["s3://", "s3:///prefix", "s3:bucket/x", "s3://a b/x", "S3://@/x"])
 def test_uri_without_a_bucket_is_refused(uri: str) -> None:
-    """At once, with the form that it should have."""
+    """An error comes at once and shows the right form."""
     with pytest.raises(TaskError, match="names no bucket; write it as in s3://BUCKET/PREFIX"):
         opened(uri)
 
 
-def test_without_boto3_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_boto3_is_reported_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names both ways to install boto3; a broken boto3 is not hidden."""
-    monkeypatch.setitem(sys.modules, "boto3", None)  # import says that there is none
+    monkeypatch.setitem(sys.modules, "boto3", None)  # import raises ModuleNotFoundError
     with pytest.raises(TaskError, match=r"`pip install boto3` on the machines of the job, or add it to the image"):
         opened("s3://bucket/x")
     importing = builtins.__import__
@@ -288,8 +288,8 @@ def save(home: Path, uploads: Uploader, *steps: int) -> None:
         uploads.finish()
 
 
-def test_bucket_keeps_as_many_as_it_should(alone: None, bucket: Any, tmp_path: Path) -> None:
-    """Retention holds in the bucket, and spares other jobs; the newest is fetched by a new machine, intact."""
+def test_bucket_keeps_the_right_number_of_checkpoints(alone: None, bucket: Any, tmp_path: Path) -> None:
+    """Retention works in the bucket and spares other jobs; a new machine fetches the newest checkpoint, intact."""
     place = opened(bucket.uri("a"))
     save(tmp_path / "other", Uploader(opened(bucket.uri("ab")), 3), 1)
     uploads = Uploader(place, 2)
@@ -304,7 +304,7 @@ def test_bucket_keeps_as_many_as_it_should(alone: None, bucket: Any, tmp_path: P
 
 
 def test_damage_in_the_bucket_is_found(alone: None, bucket: Any, tmp_path: Path) -> None:
-    """A byte that changed there: what is fetched does not pass for a checkpoint."""
+    """If a byte changed in the bucket, the fetched checkpoint fails its check."""
     place = opened(bucket.uri("a"))
     save(tmp_path / "first", Uploader(place, 2), 10)
     (shard,) = (name for name in place.names("step-") if "/shard-" in name)
@@ -317,7 +317,7 @@ def test_damage_in_the_bucket_is_found(alone: None, bucket: Any, tmp_path: Path)
 
 
 def test_store_that_fails_publishes_nothing(alone: None, brisk: None, bucket: Any, tmp_path: Path) -> None:
-    """Denied in the middle: the fault in words, the step of before still published; then the next one is."""
+    """After a denied write the error is in words and the earlier step stays published; the next is published."""
     place = opened(bucket.uri("a"))
     uploads = Uploader(place, 2)
     save(tmp_path / "first", uploads, 10)
@@ -336,7 +336,7 @@ def test_store_that_fails_publishes_nothing(alone: None, brisk: None, bucket: An
 
 
 def test_objects_carry_checksums(bucket: Any, tmp_path: Path) -> None:
-    """S3 is given a CRC32 of each object, which it compares before it keeps it."""
+    """S3 gets a CRC32 of each object, and compares the CRC32 before S3 keeps the object."""
     (tmp_path / "file").write_bytes(b"123456789")
     opened(bucket.uri("x")).put(tmp_path / "file", "name")
     about = boto3.client("s3").head_object(Bucket=bucket.name, Key="x/name", ChecksumMode="ENABLED")

@@ -1,4 +1,4 @@
-"""The forms in which scripts print steps: each as the real library or script prints the line."""
+"""The forms in which scripts print steps: each line as the real library or script prints the line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BAR_OF = "{} 45%|████▌     | 45/100 [00:09<00:11,  4.98it/s{}]"
 def test_line_of_a_step_is_read(
     line: str, weight: int, step: int | None, total: int | None, epoch: int | None, fields: dict[str, float]
 ) -> None:
-    """Step, total, epoch and figures are those of the line."""
+    """Step, total, epoch and figures are read from the line."""
     assert forms.may_tell(line)
     told = forms.read(line)
     assert told is not None
@@ -98,13 +98,13 @@ def test_line_of_an_evaluation_has_scores(line: str, step: int | None, scores: d
         "",
     ],
 )
-def test_other_lines_tell_no_step(line: str) -> None:
-    """Bars of other work, sums at the end and prose are no steps."""
+def test_further_lines_give_no_step(line: str) -> None:
+    """Bars of different work, sums at the end and prose are no steps."""
     assert forms.read(line) is None
 
 
 def test_loss_that_is_not_finite_is_read() -> None:
-    """An alarm needs exactly these."""
+    """An alarm needs exactly the non-finite values."""
     for text in ("nan", "NaN", "inf", "-inf", "Infinity"):
         told = forms.read(f"step 5 loss {text}")
         assert told is not None

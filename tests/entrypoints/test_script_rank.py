@@ -15,7 +15,7 @@ from cloudtrain.entrypoints.scripts import rank
 def test_accelerate_uses_all_ranks_on_the_cpu(has_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Accelerate ignores torchrun's ranks on a machine without a GPU, unless a variable asks for the CPU."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_gpu)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "")  # is set back after the test
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "")  # restored after the test
     monkeypatch.delenv("ACCELERATE_USE_CPU")
     rank._tell_accelerate(ModuleType("accelerate.state"))
     assert os.environ.get("ACCELERATE_USE_CPU") == (None if has_gpu else "true")

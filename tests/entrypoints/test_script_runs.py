@@ -1,4 +1,4 @@
-"""Scripts under the real torchrun, two ranks on this machine: whether they meet, and how they save at a stop."""
+"""Scripts under the real torchrun, with two ranks on this machine: their process group, and the save at a stop."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ trainer.train(resume_from_checkpoint=str(saved[-1]) if saved else None)
 
 
 class Job:
-    """A script's starts in one folder: `start` begins one, `end` waits for its code."""
+    """A script's starts in one folder: `start` begins a start, `end` waits for its code."""
 
     def __init__(self, folder: Path, text: str) -> None:
         self.folder, self.checkpoints = folder, folder / "checkpoints"
@@ -117,13 +117,13 @@ class Job:
 
     @property
     def message(self) -> str:
-        """Return why the job failed."""
+        """Return the reason of the job's failure."""
         return str(json.loads((self.place / "result.json").read_text())["failures"][0]["message"])
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Any:
-    """Return a function that makes a job of a script's text; nothing of its starts is left running."""
+    """Return a function that makes a job of a script's text; its processes are killed at the end."""
     made: list[Job] = []
 
     def make(text: str) -> Job:
@@ -147,19 +147,19 @@ def test_ranks_without_a_common_group_fail(job: Callable[[str], Job], text: str)
 
 
 @pytest.mark.parametrize(("text", "allowed"), [(MEET, False), (PLAIN, True)], ids=["met", "allowed"])
-def test_ranks_that_meet_or_need_not_succeed(job: Callable[[str], Job], text: str, allowed: bool) -> None:
-    """A group of all ranks is enough, and `allow_alone` needs none."""
+def test_ranks_that_meet_or_are_allowed_alone_succeed(job: Callable[[str], Job], text: str, allowed: bool) -> None:
+    """A group of all ranks is enough, and `allow_alone` needs no group."""
     assert job(text).start(allow_alone=allowed).end() == 0
 
 
 def test_lightning_meets_by_default(job: Callable[[str], Job]) -> None:
-    """Without arguments its Trainer knows the ranks; told of one node and device, it trains alone."""
+    """Without arguments Lightning's Trainer knows the ranks."""
     pytest.importorskip("lightning", reason="lightning is in the extra `bench`")
     assert job(LIGHTNING.replace("steps = 500", "steps = 3")).start().end() == 0
 
 
-def test_lightning_told_of_one_rank_is_alone(job: Callable[[str], Job]) -> None:
-    """Explicit numbers beat the variables."""
+def test_lightning_with_one_device_is_alone(job: Callable[[str], Job]) -> None:
+    """Explicit numbers override the variables."""
     pytest.importorskip("lightning", reason="lightning is in the extra `bench`")
     text = LIGHTNING.replace("steps = 500", "steps = 3").replace(
         'accelerator="cpu"', 'accelerator="cpu", num_nodes=1, devices=1'
@@ -169,7 +169,7 @@ def test_lightning_told_of_one_rank_is_alone(job: Callable[[str], Job]) -> None:
 
 
 def test_lightning_saves_at_a_stop(job: Callable[[str], Job], wait_until: Any) -> None:
-    """SIGTERM reaches the ranks at any step; they leave together with a checkpoint, and the next start goes on."""
+    """SIGTERM reaches the ranks at any step; they exit together with a checkpoint, and the next start continues."""
     pytest.importorskip("lightning", reason="lightning is in the extra `bench`")
     ran = job(LIGHTNING).start(on_stop="save")
     wait_until(ran.steps, 120)
@@ -180,8 +180,8 @@ def test_lightning_saves_at_a_stop(job: Callable[[str], Job], wait_until: Any) -
     assert (ran.start(on_stop="save").end(), min(ran.steps())) == (0, saved + 1)
 
 
-def test_hugging_face_saves_at_a_stop_and_goes_on_exactly(job: Callable[[str], Job], wait_until: Any) -> None:
-    """The losses after the resume are those of a run without a stop."""
+def test_hugging_face_saves_at_a_stop_and_continues_exactly(job: Callable[[str], Job], wait_until: Any) -> None:
+    """The losses after the resume equal those of a run without a stop."""
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     ran = job(HUGGING_FACE).start("2000", on_stop="save")
@@ -198,8 +198,8 @@ def test_hugging_face_saves_at_a_stop_and_goes_on_exactly(job: Callable[[str], J
     assert sorted(resumed) == [saved + 1, saved + 2, saved + 3]
 
 
-def test_missing_trainer_is_said(job: Callable[[str], Job], wait_until: Any) -> None:
-    """`on_stop: save` does nothing for other scripts, and the log says so."""
+def test_missing_trainer_is_reported(job: Callable[[str], Job], wait_until: Any) -> None:
+    """`on_stop: save` has no effect on further scripts, and the log reports the missing Trainer."""
     waiting = "import pathlib, time\nwhile not pathlib.Path('over').exists(): time.sleep(0.1)\n"
     ran = job(MEET + waiting).start(on_stop="save")
     wait_until(lambda: "on_stop: save has found no Trainer" in ran.log, 60)
@@ -207,8 +207,8 @@ def test_missing_trainer_is_said(job: Callable[[str], Job], wait_until: Any) -> 
     assert ran.end() == 0
 
 
-def test_count_of_meetings_is_the_nodes(tmp_path: Path) -> None:
-    """Each node looks at its own ranks."""
+def test_count_of_met_ranks_is_per_node(tmp_path: Path) -> None:
+    """Each node examines its own ranks."""
     (tmp_path / "met-4").touch()
     assert meeting.failure(tmp_path, 2, 8) is not None
     (tmp_path / "met-5").touch()

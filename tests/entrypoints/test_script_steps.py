@@ -1,4 +1,4 @@
-"""Which printed figures count as a script's steps, and what the events say."""
+"""The printed figures that count as a script's steps, and the content of the events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloudtrain.entrypoints.scripts.steps import Steps
 
 
 class Clock:
-    """Stands still until the test moves it."""
+    """A clock that the test moves."""
 
     now_s = 1000.0
 
@@ -42,42 +42,42 @@ def told(steps: Steps, clock: Clock, *lines: str, every_s: float = 2.0) -> list[
 
 
 def bar(step: int, total: int, name: str = "", more: str = "") -> str:
-    """Return a line of tqdm's."""
+    """Return a line of tqdm."""
     return f"{name}{100 * step // total}%|##  | {step}/{total} [00:01<00:02,  5.1it/s{more}]"
 
 
 def test_events_have_pace_and_time_left(clock: Clock) -> None:
-    """The time of a step, and of those left, come from the times of the lines."""
+    """The time of a step, and the remaining time, come from the times of the lines."""
     *_, last = told(Steps(0, {}), clock, "step 10/100 loss 0.5", "step 20/100 loss 0.4", "step 30/100 loss 0.3")
     assert last == {"e": "step", "step": 30, "max_steps": 100, "loss": 0.3, "step_s": 0.2, "eta_s": 14.0}
 
 
 def test_hugging_faces_figures_take_the_step_of_the_bar(clock: Clock) -> None:
-    """Without the Trainer at hand the bar before the figures says the step; an evaluation's bar says none."""
+    """Without the Trainer, the bar before the figures gives the step; an evaluation's bar does not count."""
     lines = [bar(5, 48), "{'loss': '3.6', 'epoch': '0.31'}", bar(3, 8), "{'eval_loss': '3.5', 'epoch': '1'}"]
     found = told(Steps(0, {}), clock, *lines)
     assert [(each["e"], each["step"]) for each in found] == [("step", 5), ("step", 5), ("eval", 5)]
     assert (found[1]["loss"], found[1]["max_steps"], found[2]["metrics"]) == (3.6, 48, {"eval_loss": 3.5})
 
 
-def test_trainer_at_hand_tells_in_full(clock: Clock) -> None:
-    """The library's own figures have all digits and the exact step, whatever the bar shows."""
+def test_known_trainer_gives_full_figures(clock: Clock) -> None:
+    """The library's own figures have all digits and the exact step, despite the bar's figures."""
     steps = Steps(0, {})
     steps.library = lambda: {"step": 7, "total": 48, "loss": 3.6123456, "epoch": 0.3125}
     (found,) = told(steps, clock, "{'loss': '3.612', 'epoch': '0.31'}")
     assert found == {"e": "step", "step": 7, "max_steps": 48, "loss": 3.6123456, "epoch": 0.3125}
 
 
-def test_steps_go_on_over_epochs(clock: Clock) -> None:
-    """A count that begins anew with each epoch goes on: by the epoch's number, else from bar to bar."""
+def test_steps_continue_over_epochs(clock: Clock) -> None:
+    """A count that restarts with each epoch continues: by the epoch's number, or from bar to bar."""
     lines = [f"Epoch: [{epoch}][{step}/10] Loss 1.0" for epoch in (0, 1) for step in (1, 6)]
     assert [each["step"] for each in told(Steps(0, {}), clock, *lines)] == [1, 6, 11, 16]
     lines = [bar(step, 10) for _ in range(2) for step in (5, 10)]
     assert [each["step"] for each in told(Steps(0, {}), clock, *lines)] == [5, 10, 15, 20]
 
 
-def test_script_without_lengths_counts_on(clock: Clock) -> None:
-    """Where no length is known, an epoch begins behind the last step."""
+def test_script_without_lengths_continues_the_count(clock: Clock) -> None:
+    """If no length is known, an epoch begins behind the last step."""
     lines = [f"Epoch {epoch} | Iter {step} | Train Loss 2.0" for epoch in (0, 1) for step in (0, 100)]
     assert [each["step"] for each in told(Steps(0, {}), clock, *lines)] == [0, 100, 101, 201]
 
@@ -94,13 +94,13 @@ def test_totals_are_looked_up_in_the_script(clock: Clock) -> None:
 
 
 def test_finer_count_replaces_a_coarser_one(clock: Clock) -> None:
-    """Lines of steps count, and bars and lines of epochs beside them do not."""
+    """Lines with steps count; bars and lines of epochs next to them do not."""
     lines = [bar(1, 5), "step 10 loss 0.5", bar(2, 5), "Epoch 1 loss 0.4", "step 20 loss 0.4"]
     assert [each["step"] for each in told(Steps(0, {}), clock, *lines)] == [1, 10, 20]
 
 
 def test_longest_bar_is_training(clock: Clock) -> None:
-    """A bar that prepares comes first and ends soon; one that evaluates is shorter than training's."""
+    """A bar of preparations comes first and ends soon; an evaluation's bar is shorter than the bar of training."""
     steps = Steps(0, {})
     told(steps, clock, *(bar(step, 9) for step in range(1, 10)), every_s=0.1)
     found = told(steps, clock, *(bar(step, 40) for step in range(1, 41)), bar(1, 5), bar(5, 5), every_s=1.5)
@@ -108,13 +108,13 @@ def test_longest_bar_is_training(clock: Clock) -> None:
     assert found[-1]["step"] == 40
 
 
-def test_bar_tells_once_a_second(clock: Clock) -> None:
-    """However often it is drawn; its end is always told."""
+def test_bar_gives_an_event_once_a_second(clock: Clock) -> None:
+    """A bar drawn at any rate gives an event a second, and always an event at its end."""
     lines = [bar(step, 100, more=", loss=0.5") for step in range(1, 101)]
     assert len(told(Steps(0, {}), clock, *lines, every_s=0.02)) == 3
 
 
-def test_users_expressions_take_the_place_of_the_forms(clock: Clock) -> None:
+def test_users_expressions_replace_the_forms(clock: Clock) -> None:
     """The first group of each is the number; metrics are fields of the step, and scores without a step."""
     wanted = {"step": r"upd (\d+)", "loss": r"L=(\S+)", "total": r"of (\d+) in all", "metrics": {"acc": r"acc=(\S+)"}}
     found = told(
@@ -130,7 +130,7 @@ def test_users_expressions_take_the_place_of_the_forms(clock: Clock) -> None:
     assert found[1:] == [{"e": "eval", "step": 3, "metrics": {"acc": 0.8}}]
 
 
-def test_loss_that_is_not_finite_is_said_once(clock: Clock) -> None:
+def test_non_finite_loss_is_reported_once(clock: Clock) -> None:
     """The log has a warning, and the event the number itself."""
     steps = Steps(0, {})
     notes = [steps.take(f"step {step} loss nan")[1] for step in (5, 6)]
@@ -138,18 +138,18 @@ def test_loss_that_is_not_finite_is_said_once(clock: Clock) -> None:
 
 
 def test_script_with_event_lines_is_left_alone(clock: Clock) -> None:
-    """Its own lines say all; the forms are off from the first on."""
+    """The script's own event lines are complete; the forms are off from the first event line on."""
     own = events.format_line("step", "step 1", {"step": 1, "loss": 0.5})
     assert told(Steps(0, {}), clock, own, "step 2 loss 0.4") == []
 
 
-def test_other_ranks_print_as_they_would(clock: Clock) -> None:
+def test_ranks_above_0_print_unchanged(clock: Clock) -> None:
     """Only rank 0's events are read."""
     assert told(Steps(1, {}), clock, "step 2 loss 0.4") == []
 
 
 def test_rank_beats_with_what_it_prints(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing before the first step, and any line after it: a long evaluation is no hang."""
+    """No line before the first step counts; any later line does, so a long evaluation is no hang."""
     beats: list[float] = []
     monkeypatch.setattr(module.heartbeat, "beat", lambda: beats.append(clock.now_s))
     steps = Steps(1, {})

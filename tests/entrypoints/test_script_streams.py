@@ -1,4 +1,4 @@
-"""What a script writes arrives byte for byte, with the machine's part where a line tells a step."""
+"""The output of a script arrives byte for byte, with an event appended to a line with a step."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ PIECES = st.sampled_from(
 
 @pytest.fixture(scope="module", autouse=True)
 def no_threads() -> Iterator[None]:
-    """Start none of the threads that beat for a rank."""
+    """Start no thread that sends heartbeats for a rank."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Steps, "_beat_on", lambda self: None)
         yield
 
 
 def made(raw: io.RawIOBase | io.BytesIO) -> OutputStream:
-    """Return a stream as Python would have it with -u."""
+    """Return a stream as Python makes one with -u."""
     plain = io.TextIOWrapper(raw, "utf-8", "strict", "\n", False, True)  # type: ignore[arg-type]
     return OutputStream(plain, Steps(0, {}))
 
 
 @given(st.lists(PIECES, max_size=12))
 def test_text_passes_unchanged(pieces: list[str]) -> None:
-    """Whatever is written, in whatever pieces, is there as soon as write returns; only machine's parts are added."""
+    """Text in any pieces is in the file when write returns; only events are added."""
     raw, written = io.BytesIO(), ""
     stream = made(raw)
     for piece in pieces:
@@ -60,7 +60,7 @@ def test_text_passes_unchanged(pieces: list[str]) -> None:
 
 
 def test_tail_comes_with_the_newline() -> None:
-    """`print` writes text and newline apart: the text passes at once, the machine's part and newline together."""
+    """`print` writes text and newline apart: the text passes at once, the event and the newline together."""
     raw = io.BytesIO()
     stream = made(raw)
     stream.write("step 3/9 loss 0.5")
@@ -70,7 +70,7 @@ def test_tail_comes_with_the_newline() -> None:
 
 
 def test_bar_gets_a_newline_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After 1, 2, 4 seconds and so on, later once a minute: so its state reaches every platform's log."""
+    """After 1, 2, 4 seconds and so on, later once a minute, so the bar's state reaches every platform's log."""
     raw, now = io.BytesIO(), [0.0]
     stream = made(raw)
     monkeypatch.setattr(streams.time, "monotonic", lambda: now[0])
@@ -83,7 +83,7 @@ def test_bar_gets_a_newline_now_and_then(monkeypatch: pytest.MonkeyPatch) -> Non
     assert b"::ct" not in raw.getvalue()
 
 
-def test_stream_is_what_scripts_expect(tmp_path: Path) -> None:
+def test_stream_has_the_interface_that_scripts_expect(tmp_path: Path) -> None:
     """A TextIOWrapper with buffer, descriptor and encoding, which can be reconfigured."""
     with (tmp_path / "log").open("wb", buffering=0) as raw:
         stream = made(raw)
@@ -96,7 +96,7 @@ def test_stream_is_what_scripts_expect(tmp_path: Path) -> None:
         stream.detach()
 
 
-def test_forked_process_tells_nothing(tmp_path: Path) -> None:
+def test_forked_process_writes_no_event(tmp_path: Path) -> None:
     """A data loader's worker is not the rank."""
     with (tmp_path / "log").open("wb", buffering=0) as raw:
         stream = made(raw)
@@ -109,7 +109,7 @@ def test_forked_process_tells_nothing(tmp_path: Path) -> None:
 
 
 def test_own_lines_begin_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A warning of ours does not stand in the middle of a line of the script's."""
+    """A warning of ours never starts in the middle of a line of the script."""
     raw, sent = io.BytesIO(), []
     stream = made(raw)
     monkeypatch.setattr(sys, "__stdout__", stream)
