@@ -1,4 +1,4 @@
-"""What the backends' tests share: accounts on the clouds' stand-ins."""
+"""Fixtures of the backends' tests: accounts on the clouds' stand-ins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from doubles.google.handle import Google
 
 @pytest.fixture
 def account(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
-    """Return an account at AWS with role and bucket, where the command finds it."""
+    """Return an account at AWS with role and bucket, configured for the command."""
     for key, value in aws.environ.items():
         monkeypatch.setenv(key, value)
     aws.role()
@@ -29,14 +29,14 @@ def account(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
 
 @pytest.fixture
 def azure_account(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> Azure:
-    """Return a workspace at Azure, where the command finds it."""
+    """Return a workspace at Azure, configured for the command."""
     azure.apply(monkeypatch)
     return azure
 
 
 @pytest.fixture
 def google_project(google: Google, monkeypatch: pytest.MonkeyPatch) -> Google:
-    """Return a project at Google Cloud with a bucket, where the command finds it."""
+    """Return a project at Google Cloud with a bucket, configured for the command."""
     google.apply(monkeypatch)
     return google
 
@@ -45,9 +45,9 @@ def google_project(google: Google, monkeypatch: pytest.MonkeyPatch) -> Google:
 def vertex(
     google_project: Google, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., Result]]:
-    """Return the command, run in this very process: the import of Google's libraries is paid for once.
+    """Return the command, run in this process: Google's libraries are imported only once.
 
-    For what is not a process's own. Nobody is known to Google from a call before; pauses are short.
+    For tests without a separate process. Earlier sessions and credentials are cleared; pauses are short.
     """
     monkeypatch.setattr(rest, "PAUSE_S", 0.01)
     monkeypatch.setattr(jobs, "PAUSE_S", 0.01)
@@ -62,7 +62,7 @@ def vertex(
                 patch.chdir(cwd)
             for name, value in (env or {}).items():
                 patch.setenv(name, value)
-            gc.disable()  # a registry belongs to its thread: none of a feed's must come upon one that is done with
+            gc.disable()  # a registry belongs to its thread: collect no feed's registry during the run
             code = command_line._run([str(arg) for arg in args], debug=False, as_json="--json" in args)
             gc.collect()
             gc.enable()

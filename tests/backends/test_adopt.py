@@ -1,4 +1,4 @@
-"""Running jobs whose registry was deleted: each cloud's stand-in and two hosts know them, and `adopt` adds them."""
+"""Jobs that run without a registry: each cloud's stand-in and two hosts know the jobs, and `adopt` adds them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BLOCKS = {
     "vertex": f"{{project: {PROJECT}, location: {GOOGLE_REGION}, staging_bucket: {BUCKET}}}",
 }
 
-# Answers what the preflight asks, and sleeps where a rank would train.
+# Answers the preflight's queries, and sleeps instead of the training of a rank.
 IDLE = """\
 #!/bin/sh
 export PYTHONPATH=/opt/bin
@@ -43,7 +43,7 @@ esac
 
 
 def forget(home: Path) -> None:
-    """Delete the registry, and nothing else of the home."""
+    """Delete only the registry in the home folder."""
     for path in home.glob("registry.sqlite*"):
         path.unlink()
 
@@ -79,7 +79,7 @@ def adopted(run: Any, home: Path, folder: Path, backend: str) -> dict[str, Any]:
     after = registry.find("lost")
     assert (after.config, after.bundle, after.attempt.plan) == (before.config, before.bundle, before.attempt.plan)
     ours, theirs = dict(after.attempt.ref or {}), dict(before.attempt.ref or {})
-    for key in ("sent_s", "doubtful_until_s", "studio"):  # of the look; Azure adds the tenant to one answer alone
+    for key in ("sent_s", "doubtful_until_s", "studio"):  # of the poll; Azure sends the tenant only once
         ours.pop(key, None)
         theirs.pop(key, None)
     assert ours == theirs
@@ -93,8 +93,8 @@ def adopted(run: Any, home: Path, folder: Path, backend: str) -> dict[str, Any]:
     return found
 
 
-def test_sagemaker(cli: Any, account: Aws, folder: Callable[[str], Path]) -> None:
-    """The row, the handle and the held money are those of the submit; other training jobs are none of ours."""
+def test_sagemaker_job_is_adopted(cli: Any, account: Aws, folder: Callable[[str], Path]) -> None:
+    """Row, handle and held money equal those of the submit; foreign training jobs are ignored."""
     account.settings(execute=False)
     found = adopted(cli, cli.home, folder("sagemaker"), "sagemaker")
     assert found["state"] in ("pending", "running")
@@ -102,26 +102,26 @@ def test_sagemaker(cli: Any, account: Aws, folder: Callable[[str], Path]) -> Non
     assert described["TrainingJobStatus"] in ("Stopping", "Stopped")
 
 
-def test_vertex(vertex: Any, google_project: Google, home: Path, folder: Callable[[str], Path]) -> None:
-    """The row, the handle and the held money are those of the submit."""
+def test_vertex_job_is_adopted(vertex: Any, google_project: Google, home: Path, folder: Callable[[str], Path]) -> None:
+    """Row, handle and held money equal those of the submit."""
     google_project.settings(execute=False)
     found = adopted(vertex, home, folder("vertex"), "vertex")
     assert found["state"] in ("pending", "running")
     assert google_project.job("lost-1")["state"] in ("JOB_STATE_CANCELLING", "JOB_STATE_CANCELLED")
 
 
-def test_azureml(cli: Any, azure_account: Azure, folder: Callable[[str], Path]) -> None:
-    """The row, the handle and the held money are those of the submit."""
+def test_azureml_job_is_adopted(cli: Any, azure_account: Azure, folder: Callable[[str], Path]) -> None:
+    """Row, handle and held money equal those of the submit."""
     azure_account.settings(execute=False)
     found = adopted(replace(cli, preloaded=("azure.ai.ml",)), cli.home, folder("azureml"), "azureml")
     assert found["state"] in ("pending", "running")
 
 
 @pytest.mark.parametrize("backend", ["sagemaker", "azureml", "vertex"])
-def test_other_homes_job_is_adopted_by_its_name_alone(
+def test_job_of_a_different_home_is_adopted_only_by_name(
     request: pytest.FixtureRequest, home: Path, folder: Callable[[str], Path], backend: str
 ) -> None:
-    """Colleagues share an account: their jobs are named apart, and no -y takes them in; a lost home's owner may."""
+    """Colleagues share an account: -y adopts no job of theirs; the owner of a lost home names the job."""
     fixtures = {"sagemaker": "account", "azureml": "azure_account", "vertex": "google_project"}
     request.getfixturevalue(fixtures[backend]).settings(execute=False)
     run, where = request.getfixturevalue("vertex" if backend == "vertex" else "cli"), folder(backend)
@@ -160,8 +160,8 @@ def hosts(ssh_pair: Cluster, home: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keeps_notes", [True, False])
-def test_ssh(cli: Any, hosts: Path, keeps_notes: bool) -> None:
-    """The hosts' job folders hold the record: with the home's notes no config is needed, without them a config."""
+def test_ssh_job_is_adopted(cli: Any, hosts: Path, keeps_notes: bool) -> None:
+    """The hosts' job folders hold the record: with notes in the home folder `adopt` needs no config, else a config."""
     assert cli("submit", "-d", "-y", "--name", "lost", cwd=hosts).code == 0
     forget(cli.home)
     if not keeps_notes:

@@ -1,4 +1,4 @@
-"""Azure ML: the command job that a config becomes, what it cannot become, and what it costs."""
+"""Azure ML: the command job of a config, impossible configs, and the price."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
 WHERE = "subscription: 00000000-0000-0000-0000-000000000000, resource_group: ml, workspace: research, region: eastus"
 
-# The least that makes a job, and one with everything.
+# The minimum for a job, and a config with all settings.
 PLAIN = f"""
 name: digits
 backend: azureml
@@ -84,14 +84,14 @@ def render(tmp_path: Path) -> Render:
 
 
 def order(request: Request) -> dict[str, Any]:
-    """Return what the containers are told."""
+    """Return the container order."""
     found: dict[str, Any] = json.loads(base64.b64decode(request.body["environment_variables"]["CLOUDTRAIN_ORDER"]))
     return found
 
 
 @pytest.mark.parametrize(("name", "text"), [("plain", PLAIN), ("everything", EVERYTHING)])
-def test_request_is_the_golden_one(name: str, text: str, render: Render) -> None:
-    """Compared whole, so that no field comes or goes unseen; and Azure would take it."""
+def test_request_equals_the_golden_file(name: str, text: str, render: Render) -> None:
+    """The whole request is compared, so every new or missing field shows; and Azure would accept the request."""
     golden = yaml.safe_load((HERE / "golden" / f"azureml_{name}.yml").read_text())
     request = render(text)
     body = {**request.body, "environment_variables": {**request.body["environment_variables"]}}
@@ -104,8 +104,8 @@ def test_request_is_the_golden_one(name: str, text: str, render: Render) -> None
     assert render(text).text == request.text
 
 
-def test_order_survives_what_others_would_read_into_it(render: Render) -> None:
-    """No quote and no `${{...}}` of a config stands in the request, where somebody might replace it."""
+def test_order_contains_no_characters_that_azure_expands(render: Render) -> None:
+    """The request contains no quote and no `${{...}}` of a config, which Azure might expand."""
     request = render(EVERYTHING)
     assert order(request)["params"]["note"] == 'it\'s "quoted" ${{inputs.train}}'
     assert json.loads(request.files["order.json"]) == order(request)
@@ -149,8 +149,8 @@ def test_order_survives_what_others_would_read_into_it(render: Render) -> None:
     ],
     ids=str,
 )
-def test_config_that_makes_no_job(settings: list[str], key: str, words: str, render: Render) -> None:
-    """Each is said at its key, before anything is sent."""
+def test_impossible_config_is_refused(settings: list[str], key: str, words: str, render: Render) -> None:
+    """Each fault is reported at its key, before any request."""
     with pytest.raises(ConfigError) as caught:
         render(PLAIN, *settings)
     [fault] = caught.value.faults
@@ -170,13 +170,13 @@ def test_config_that_makes_no_job(settings: list[str], key: str, words: str, ren
     ],
     ids=str,
 )
-def test_what_azure_would_refuse(settings: list[str], key: str, render: Render) -> None:
-    """What becomes a request that Azure refuses is found offline, at the config's key."""
+def test_request_that_azure_would_refuse_is_found_offline(settings: list[str], key: str, render: Render) -> None:
+    """The check names the config's key."""
     assert key in [fault.key for fault in backend.check(render(PLAIN, *settings))]
 
 
 def test_mirror_needs_no_mount(render: Render) -> None:
-    """With a place in blob storage to copy to, the checkpoint folder is the container's own."""
+    """With a mirror in blob storage, the checkpoint folder is the container's own."""
     uri = "https://acc.blob.core.windows.net/ckpt/x"
     request = render(PLAIN, f"checkpoint.mirror={uri}")
     assert list(request.body["outputs"]) == ["output"]
@@ -185,8 +185,8 @@ def test_mirror_needs_no_mount(render: Render) -> None:
     assert backend.check(request) == []
 
 
-def test_checkpoints_are_the_jobs_not_the_attempts(tmp_path: Path, render: Render) -> None:
-    """The place is the same for all attempts, so that the next one goes on from it; and names no run."""
+def test_checkpoints_belong_to_the_job_not_the_attempt(tmp_path: Path, render: Render) -> None:
+    """All attempts have the same place, so the next attempt can resume; the place contains no run's name."""
     path = render(PLAIN).body["outputs"]["checkpoints"]["path"]
     assert path == "azureml://datastores/workspaceblobstore/paths/cloudtrain/jobs/digits-abcde/checkpoints"
     assert render(PLAIN, "azureml.prefix=a/b/").body["outputs"]["checkpoints"]["path"] == path.replace(
@@ -214,7 +214,7 @@ def test_checkpoints_are_the_jobs_not_the_attempts(tmp_path: Path, render: Rende
     ids=str,
 )
 def test_price_of_a_machine(settings: list[str], hourly: float | None, idle_s: int, words: str, tmp_path: Path) -> None:
-    """What is not known is None, never 0; where it is from is said."""
+    """An unknown price is None, never 0; the source of the price is given."""
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "cloudtrain.yaml").write_text(PLAIN)
     config = configs.load(tmp_path / "cloudtrain.yaml", overrides=settings, environ={})
@@ -224,7 +224,7 @@ def test_price_of_a_machine(settings: list[str], hourly: float | None, idle_s: i
 
 
 def test_workspace_may_come_from_the_environment() -> None:
-    """The subscription is AZURE_SUBSCRIPTION_ID's where the config has none."""
+    """The subscription comes from AZURE_SUBSCRIPTION_ID if the config has none."""
     block = AzureML(resource_group="ml", workspace="research")
     found = machine.workspace_of(block, {"AZURE_SUBSCRIPTION_ID": "s"})
     assert found.arm_id == (
@@ -232,8 +232,8 @@ def test_workspace_may_come_from_the_environment() -> None:
     )
 
 
-def test_dry_run_is_what_azs_own_command_takes(cli: Any, project: Callable[..., Path]) -> None:
-    """`-o` writes the file with the code beside it, as `az ml job create -f` uploads it; else a line says so."""
+def test_dry_run_is_input_for_az(cli: Any, project: Callable[..., Path]) -> None:
+    """`-o` writes the file next to the code, as `az ml job create -f` uploads both; else a line says so."""
     folder = project(f"backend: azureml\nresources: {{accelerators: 'T4:1'}}\nazureml: {{{WHERE}}}\n")
     out = folder.parent / "out"
     done = cli("submit", "--dry-run", "-o", out, cwd=folder)
@@ -258,7 +258,7 @@ def test_dry_run_is_what_azs_own_command_takes(cli: Any, project: Callable[..., 
     ("name", "is_safe"), [("a/b.txt", True), ("../x", False), ("/etc/x", False), ("a/../../x", False), ("a/", False)]
 )
 def test_blob_names_stay_below_the_folder(name: str, is_safe: bool) -> None:
-    """Names in blob storage may be anything, and what is fetched must not leave the folder that it is fetched to."""
+    """Blob names may be anything, but a download must not leave its target folder."""
     assert files._is_inside(name) is is_safe
 
 
@@ -273,7 +273,7 @@ def test_blob_names_stay_below_the_folder(name: str, is_safe: bool) -> None:
 def test_datastores_of_all_kinds(
     told: dict[str, Any], place: tuple[str, str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blob storage and Data Lake Gen2 call their container differently; what is neither is said to be so."""
+    """Blob storage and Data Lake Gen2 name their container differently; different kinds are refused."""
     monkeypatch.setattr(rest, "get_json", lambda *args, **more: {"properties": told})
     if place is not None:
         assert files.datastore_of(Workspace("s", "g", "w"), "d") == place

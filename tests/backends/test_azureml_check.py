@@ -1,4 +1,4 @@
-"""Azure ML's command jobs, checked offline: against the SDK's schema, its very PUT, and the published ARM schemas."""
+"""Azure ML's command jobs, checked offline: against the SDK's schema, its real PUT, and the published ARM schemas."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ services: {{my_tensorboard: {{type: tensor_board, log_dir: outputs/tb, nodes: al
 
 
 def _job(*changes: tuple[str, Any]) -> dict[str, Any]:
-    """Return the good job with fields at dotted paths set, or removed where the value is `...`; a `/` is a dot."""
+    """Return the good job with fields at dotted paths set, or removed for the value `...`; a `/` is a dot."""
     job: dict[str, Any] = yaml.safe_load(FILE)
     for path, value in changes:
         *parents, last = path.split(".")
@@ -71,7 +71,7 @@ def _job(*changes: tuple[str, Any]) -> dict[str, Any]:
 ON_CLUSTER = [("compute", "azureml:gpu-cluster"), ("queue_settings", ...), ("resources.instance_type", ...)]
 CONDA = {"name": "mine", "dependencies": ["python=3.11", {"pip": ["torch"]}]}
 
-# Jobs that Azure takes, each another of the forms that we render or that `raw` may bring.
+# Jobs that Azure accepts, one for each form that we render or that `raw` may add.
 GOOD: dict[str, list[tuple[str, Any]]] = {
     "example": [],
     "cluster": ON_CLUSTER,
@@ -111,7 +111,7 @@ GOOD: dict[str, list[tuple[str, Any]]] = {
     "docker list": [("resources.docker_args", ["--ipc=host", "--pid=host"])],
 }
 
-# Jobs that Azure refuses, or that would run astray: what to change in a good one, the key and what the fault says.
+# Jobs that Azure refuses, or that would run wrongly: the change of a good job, the key and the fault's words.
 BROKEN: list[tuple[str, Any, str, str]] = [
     ("name", "-digits", "name", "does not match"),
     ("name", "digits job", "name", "does not match"),
@@ -195,7 +195,7 @@ BROKEN: list[tuple[str, Any, str, str]] = [
     ("services.my_tensorboard.nodes", "0", "azureml.raw", "is `all` or left out"),
 ]
 
-# Makes the SDK submit each job that it reads, over a transport of ours; prints what it PUTs, or why it does not.
+# Makes the SDK submit each job from stdin, over a transport of ours; prints the PUT request or the refusal.
 SUBMIT = """\
 import base64, io, json, logging, pathlib, sys, time, warnings
 
@@ -248,7 +248,7 @@ json.dump(found, sys.stdout)
 
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Return what the SDK PUTs for each of GOOD, and for each of BROKEN by its number: all in one process, 3 s."""
+    """Return the SDK's PUT for each of GOOD, and for each of BROKEN by its number: all in one process, 3 s."""
     jobs = {name: _job(*changes) for name, changes in GOOD.items()}
     jobs |= {str(number): _job((path, value)) for number, (path, value, _, _) in enumerate(BROKEN)}
     done = subprocess.run(
@@ -263,8 +263,8 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return dict(zip(jobs, json.loads(done.stdout), strict=True))
 
 
-def test_table_is_what_the_sdk_says() -> None:
-    """rules.json holds the installed azure-ai-ml's own schema and models, word for word."""
+def test_table_equals_the_sdks_schema() -> None:
+    """rules.json contains the installed azure-ai-ml's own schema and models, word for word."""
     script = ROOT / "tools" / "azureml_table.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
@@ -272,20 +272,20 @@ def test_table_is_what_the_sdk_says() -> None:
 
 @pytest.mark.parametrize("name", GOOD)
 def test_good_job_passes(name: str) -> None:
-    """Neither the file, nor the body, nor the rules between them find a fault."""
+    """The file, the body and the rules between fields have no fault."""
     job = _job(*GOOD[name])
     assert [str(fault) for fault in check.faults(job) if not fault.is_warning] == []
     assert list(check.violations(arm.body_of(job))) == []
 
 
-def test_example_has_no_warning_either() -> None:
-    """What we render is as it should be."""
+def test_example_has_no_warning() -> None:
+    """The rendered example has neither faults nor warnings."""
     assert list(check.faults(_job())) == []
 
 
 @pytest.mark.parametrize(("path", "value", "key", "said"), BROKEN, ids=lambda value: str(value)[:40])
 def test_broken_job_is_refused(path: str, value: Any, key: str, said: str) -> None:
-    """Each is one fault away from a good job, and that one is named under the key it comes from, on one line."""
+    """Each job is one fault away from a good job; the fault is named under its key, on one line."""
     found = [fault for fault in check.faults(_job((path, value))) if not fault.is_warning]
     assert (key, True) in [(fault.key, said in fault.message) for fault in found], [str(fault) for fault in found]
     assert not any("\n" in fault.message for fault in found)
@@ -301,14 +301,14 @@ def test_broken_job_is_refused(path: str, value: Any, key: str, said: str) -> No
     ],
 )
 def test_doubtful_job_is_a_warning(path: str, value: Any, key: str, said: str) -> None:
-    """It runs, and perhaps not as meant."""
+    """The job runs, but perhaps not as intended."""
     (fault,) = check.faults(_job((path, value)))
     assert (fault.key, fault.is_warning) == (key, True)
     assert said in fault.message
 
 
 def test_new_job_tier_is_a_warning() -> None:
-    """Azure adds tiers; the body may say one that the table does not know."""
+    """Azure adds tiers; a body may contain a tier that the table does not know."""
     body = arm.body_of(_job())
     body["properties"]["queueSettings"]["jobTier"] = "Flex"
     ((path, message, is_warning),) = check.violations(body)
@@ -317,13 +317,13 @@ def test_new_job_tier_is_a_warning() -> None:
 
 
 def test_all_faults_come_at_once() -> None:
-    """The file's, the body's and the rules' between fields."""
+    """Faults of the file, of the body and of the rules between fields are reported together."""
     changes = [("resources.shm_size", "16 GiB"), ("limits", ...), ("name", "a b"), ("tags.a", "x" * 1001)]
     keys = {fault.key for fault in check.faults(_job(*changes))}
     assert keys == {"azureml.shm_gb", "limits.max_duration", "name", "tags"}
 
 
-# What the body has that only a submit can know, and why.
+# Values of the body that only a submit knows, with the reason.
 SUBMIT_ALONE = {
     r"/codes/[0-9a-f-]{36}/versions/1\Z": ("/codes/{upload}/versions/1", "the SDK draws a UUID for an upload"),
     r"/CliV2AnonymousEnvironment/versions/[0-9a-f]{64}\Z": (
@@ -335,8 +335,8 @@ SUBMIT_ALONE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GOOD)
-def test_body_is_what_the_sdk_puts(name: str, sent: dict[str, dict[str, Any]]) -> None:
-    """The whole body, field by field, with what only a submit can know in braces; and so load_job takes the file."""
+def test_body_equals_the_sdks_put(name: str, sent: dict[str, dict[str, Any]]) -> None:
+    """The whole body is equal, with submit-only values in braces; so load_job accepts the file."""
     assert "body" in sent[name], sent[name]
     ours = arm.body_of(_job(*GOOD[name]), WORKSPACE)
     theirs = sent[name]["body"]
@@ -350,7 +350,7 @@ def test_body_is_what_the_sdk_puts(name: str, sent: dict[str, dict[str, Any]]) -
 
 @pytest.mark.slow
 def test_sdk_itself_refuses_fewer(sent: dict[str, dict[str, Any]]) -> None:
-    """Of 81 broken jobs azure-ai-ml 1.35.2 refuses 30 and sends the others: that is why the check is our own."""
+    """Of 81 broken jobs azure-ai-ml 1.35.2 refuses 30 and sends the rest: hence our own check."""
     refused = [number for number in range(len(BROKEN)) if "refused" in sent[str(number)]]
     assert len(refused) < len(BROKEN) / 2, [BROKEN[number][:2] for number in refused]
     dangling, swallowed = (
@@ -361,8 +361,8 @@ def test_sdk_itself_refuses_fewer(sent: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_table_says_the_same_of_the_sdks_own_body(sent: dict[str, dict[str, Any]]) -> None:
-    """Where the SDK sends a broken job, its body has the violations that ours has; if the file's rules let it pass."""
+def test_table_finds_the_same_faults_in_the_sdks_body(sent: dict[str, dict[str, Any]]) -> None:
+    """A broken job that the SDK sends has our body's violations, unless the file's rules refuse it."""
     for number, (path, value, _, _) in enumerate(BROKEN):
         body = sent[str(number)].get("body")
         job = _job((path, value))
@@ -372,11 +372,11 @@ def test_table_says_the_same_of_the_sdks_own_body(sent: dict[str, dict[str, Any]
 
 
 def _schema(version: str) -> dict[str, Any]:
-    """Return the published ARM schema as a validator can use it; skips where the folder is not at hand.
+    """Return the published ARM schema in a form for a validator; skips if the folder is missing.
 
-    As published a polymorphic type is a base that forbids further fields, and beside it a choice that has them: no
-    PyTorch distribution passes. Elsewhere unknown fields pass. So the base is folded into each case, and every object
-    that names its fields is closed. ARM's template expressions are left out: a PUT has none.
+    As published, a polymorphic type is a base that forbids further fields, next to a choice that has further fields: no
+    PyTorch distribution passes. In other places unknown fields pass. Therefore the base is folded into each case, and
+    every object with named fields is closed. ARM's template expressions are left out, because a PUT has none.
     """
     path = CONTRACTS / f"Microsoft.MachineLearningServices.{version}.subset.json"
     if not path.exists():
@@ -416,7 +416,7 @@ def _schema(version: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", ["2025-01-01-preview", "2026-05-01"])
 def test_body_passes_the_published_schema(version: str) -> None:
-    """The version that the SDK sends and the newest stable one; and what is wrong the schema refuses, as we do."""
+    """The version of the SDK and the newest stable version accept good jobs, and refuse the faults that we refuse."""
     jsonschema = pytest.importorskip("jsonschema")
     validator = jsonschema.Draft4Validator(_schema(version))
 
@@ -450,8 +450,8 @@ def test_body_passes_the_published_schema(version: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_any_rubbish_is_a_fault_and_no_crash(data: st.DataObject) -> None:
-    """Whatever `raw` puts anywhere into the job: the check answers with faults."""
+def test_any_garbage_is_a_fault_and_no_crash(data: st.DataObject) -> None:
+    """For any value of `raw` at any place in the job, the check answers with faults."""
     job = _job(("environment", {"image": "x:1", "conda_file": CONDA}), ("inputs.lr", {"value": 3}))
     junk: list[Any] = [None, 0, -1, 1.5, True, "", "x", "${{", [], ["x"], {}, {"type": "x"}, {"x": {}}, {1: 2}]
     for _ in range(data.draw(st.integers(1, 3))):
@@ -470,8 +470,8 @@ def test_any_rubbish_is_a_fault_and_no_crash(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("job", [None, [], "x", {}])
-def test_what_is_no_job_is_a_fault(job: Any) -> None:
-    """Even what is no mapping."""
+def test_non_job_is_a_fault(job: Any) -> None:
+    """Even a value that is no mapping gives faults."""
     assert [fault for fault in check.faults(job) if not fault.is_warning]
 
 
@@ -487,6 +487,6 @@ def test_check_stays_light() -> None:
     ("seconds", "text"),
     [(60, "PT1M"), (43_200, "PT12H"), (86_400, "P1D"), (90_061, "P1DT1H1M1S"), (0, "P0D"), (-5, "-PT5S")],
 )
-def test_duration_is_as_the_sdk_writes_it(seconds: int, text: str) -> None:
-    """ISO 8601, the largest units first, nothing that is zero."""
+def test_duration_has_the_sdks_form(seconds: int, text: str) -> None:
+    """ISO 8601, the largest units first, without zero parts."""
     assert arm.duration(seconds) == text

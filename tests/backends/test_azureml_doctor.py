@@ -1,4 +1,4 @@
-"""`doctor azureml`: what stands in the way of a job is found before it, and said with its cure."""
+"""`doctor azureml`: obstacles to a job are found before the job, and reported with a remedy."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def verdicts(cli: Any, folder: Path, *settings: str, env: dict[str, str] | None 
     return {one["name"]: (one["verdict"], f"{one['found']} {one['cure']}") for one in done.json["azureml"]}
 
 
-def test_all_is_well(cli: Any, folder: Path) -> None:
-    """Everything that a job needs is asked for; the price table is compared with Azure's own list."""
+def test_valid_setup_passes_all_checks(cli: Any, folder: Path) -> None:
+    """Every requirement of a job is checked; the price table is compared with Azure's own list."""
     found = verdicts(cli, folder)
     assert {name: verdict for name, (verdict, _) in found.items() if name != "price"} == {
         "credentials": "ok",
@@ -65,15 +65,15 @@ def test_all_is_well(cli: Any, folder: Path) -> None:
         ("identity: managed->identity: managed, compute: small", "compute", "grows to 1 machines, and the job needs 2"),
     ],
 )
-def test_what_is_wrong_is_named(cli: Any, folder: Path, azure: Azure, setting: str, name: str, words: str) -> None:
-    """With what to do."""
+def test_faults_are_named(cli: Any, folder: Path, azure: Azure, setting: str, name: str, words: str) -> None:
+    """Each fault has a remedy."""
     azure.compute("small", vmSize="Standard_NC6s_v3", maxNodeCount=1)
     verdict, said = verdicts(cli, folder, setting)[name]
     assert (verdict in ("fail", "warn"), words in said) == (True, True), said
 
 
-def test_vault_that_may_not_be_written_is_found(cli: Any, folder: Path, azure: Azure) -> None:
-    """By writing: its address alone tells nothing. And nothing stays there."""
+def test_vault_without_write_access_is_found(cli: Any, folder: Path, azure: Azure) -> None:
+    """The check writes to the vault, as the address alone proves nothing, and leaves no entry."""
     azure.settings(vault_access=False)
     verdict, said = verdicts(cli, folder)["key vault"]
     assert (verdict, "Key Vault Secrets Officer" in said) == ("fail", True)

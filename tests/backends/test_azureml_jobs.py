@@ -55,7 +55,7 @@ azureml: {{{WHERE}}}
 
 @dataclass(frozen=True)
 class Whole:
-    """An undisturbed run."""
+    """The result of an undisturbed run."""
 
     losses: dict[int, float]
     weights: dict[str, torch.Tensor]
@@ -75,13 +75,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def events(lines: str, name: str) -> list[dict[str, Any]]:
-    """Return the events of that name among lines as `logs --json` prints them."""
+    """Return the events of the given name among lines of `logs --json`."""
     told = (json.loads(line).get("event") for line in lines.splitlines())
     return [event for event in told if event and event["e"] == name]
 
 
 def losses(cli: Any, job: str, *attempts: int) -> dict[int, float]:
-    """Return the losses by step, as the job's log has them."""
+    """Return the losses by step, from the job's log."""
     found: dict[int, float] = {}
     for attempt in attempts or (1,):
         lines = cli("logs", job, "--json", "--raw", "--attempt", attempt).stdout
@@ -90,7 +90,7 @@ def losses(cli: Any, job: str, *attempts: int) -> dict[int, float]:
 
 
 def weights(cli: Any, job: str, folder: Path) -> dict[str, torch.Tensor]:
-    """Return what the job has exported, fetched as a user would."""
+    """Return the job's exported weights, fetched as a user would."""
     fetched = cli("artifacts", job, "-o", folder / f"{job}-output", "--json")
     assert fetched.code == 0, fetched.stderr
     [file] = [path for path in fetched.json["files"] if path.endswith("model.pt")]
@@ -98,14 +98,14 @@ def weights(cli: Any, job: str, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    """Hold that the weights are the same, bit for bit."""
+    """Assert that the weights are the same, bit for bit."""
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.fixture
 def whole(cli: Any, azure_account: Azure, folder: Path) -> Whole:
-    """Return what the same job comes to where nothing disturbs it; run once for all tests."""
+    """Return the result of the same job without disturbance; run once for all tests."""
     if not _whole:
         assert cli("submit", "--force", "-y", "--name", "whole", cwd=folder).code == 0
         _whole.append(Whole(losses(cli, "whole"), weights(cli, "whole", folder)))
@@ -120,9 +120,9 @@ def as_script(folder: Path, text: str) -> None:
     (folder / "cloudtrain.yaml").write_text(config[: config.index("training:")] + config[config.index("limits:") :])
 
 
-@pytest.mark.soak  # the tutorial's walk trains a whole task there
-def test_digits_are_read(cli: Any, azure_account: Azure, tmp_path: Path) -> None:
-    """The README's example on two instances: 97 % of what it has not seen, and the weights come home."""
+@pytest.mark.soak  # the tutorial's test trains a whole task on Azure ML
+def test_digits_example_reaches_its_accuracy(cli: Any, azure_account: Azure, tmp_path: Path) -> None:
+    """The README's example on two instances: 97 % of unseen samples, and the weights are fetched."""
     shutil.copytree(ROOT / "examples/digits", tmp_path / "digits")
     where = ("subscription", SUBSCRIPTION), ("resource_group", GROUP), ("workspace", WORKSPACE)
     more = ("resources.accelerators=null", "resources.spot=false", "budget=null", "env={OMP_NUM_THREADS: '1'}")
@@ -141,7 +141,7 @@ def test_digits_are_read(cli: Any, azure_account: Azure, tmp_path: Path) -> None
 def test_preemption_that_restarts_changes_nothing(
     cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: Whole
 ) -> None:
-    """Machines are taken away mid-run and the run begins anew on others, with new log files: the same weights."""
+    """Preempted in mid-run, the run restarts on new machines with new log files: the weights are the same."""
     azure_account.settings(restart_logs="replace")
     process = cli.start("submit", "--force", "-y", "--name", "broken", cwd=folder)
     wait_until(lambda: "step 30/100" in cli("logs", "broken").stdout, 100, 0.3)
@@ -150,17 +150,17 @@ def test_preemption_that_restarts_changes_nothing(
     assert process.returncode == 0, shown
     status = cli("status", "broken", "--json").json
     assert (status["state"], status["attempt"]) == ("succeeded", 1)
-    assert "step 10/100" in shown  # what a file had in the second before another took its place is gone
+    assert "step 10/100" in shown  # lines of the last second before a file was replaced are lost
     assert "step 100/100" in shown
     assert_equal(weights(cli, "broken", folder), whole.weights)
     assert losses(cli, "broken").items() <= whole.losses.items()
     assert azure_account.jobs()[-1] == "broken-1"
 
 
-def test_preemption_that_fails_is_a_further_attempt(
+def test_preemption_that_fails_is_retried(
     cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: Whole
 ) -> None:
-    """A run that ends in PreemptionError is sent again by who follows it: one job, and the same weights."""
+    """A follower resends a run that ended in PreemptionError: one job, and the same weights."""
     process = cli.start("submit", "--force", "-y", "--name", "broken", cwd=folder)
     wait_until(lambda: "broken-1" in azure_account.jobs(), 60, 0.1)
     other = cli.start("wait", "broken")
@@ -175,14 +175,14 @@ def test_preemption_that_fails_is_a_further_attempt(
     assert azure_account.jobs()[-2:] == ["broken-1", "broken-2"]
     [again] = events(cli("logs", "broken", "--json", "--raw").stdout, "restart")
     assert again["step"] >= 20
-    assert losses(cli, "broken", 1, 2).items() <= whole.losses.items()  # a line may die with its machine
+    assert losses(cli, "broken", 1, 2).items() <= whole.losses.items()  # a line may be lost with its machine
     assert_equal(weights(cli, "broken", folder), whole.weights)
 
 
 def test_without_a_mount_checkpoints_go_to_blob_storage(
     cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: Whole
 ) -> None:
-    """Each node has its own disk, which a preemption takes: the job goes on from the copy, bit for bit."""
+    """Each node has its own disk, which a preemption removes: the job resumes from the copy, bit for bit."""
     mirror = f"checkpoint.mirror=https://{ACCOUNT}.blob.core.windows.net/{CONTAINER}/mirror"
     given = ("--set", mirror, "--set", "azureml.identity=managed")
     assert cli("submit", "--force", "-d", "-y", "--name", "broken", *given, cwd=folder).code == 0
@@ -196,7 +196,7 @@ def test_without_a_mount_checkpoints_go_to_blob_storage(
 
 
 def test_following_twice_shows_every_line_once(cli: Any, azure_account: Azure, folder: Path) -> None:
-    """kill -9 of a submit under an Azure that stumbles in every way: the next one has all, in order, and the code."""
+    """After kill -9 of a submit under all faults of Azure, the next follower has all lines in order, and the code."""
     azure_account.fault("run.details", "throttle", every=5)
     azure_account.fault("run.details", "500", every=7)
     azure_account.fault("blob.get", "500", every=6)
@@ -218,8 +218,8 @@ def test_following_twice_shows_every_line_once(cli: Any, azure_account: Azure, f
     assert done.code == 0
 
 
-def test_failure_of_another_node_is_on_the_screen_at_once(cli: Any, azure_account: Azure, folder: Path) -> None:
-    """Node 1 alone fails, after a silence: its traceback is shown within 5 s, and it is the cause."""
+def test_failure_of_node_1_is_shown_at_once(cli: Any, azure_account: Azure, folder: Path) -> None:
+    """Node 1 alone fails, after a silence: its traceback is shown within 5 s, and is the cause."""
     as_script(
         folder,
         "import os, sys, time\nprint('ready', flush=True)\n"
@@ -239,8 +239,8 @@ def test_failure_of_another_node_is_on_the_screen_at_once(cli: Any, azure_accoun
     assert process.returncode == 1
 
 
-def test_files_can_be_fetched_while_it_runs(cli: Any, azure_account: Azure, folder: Path) -> None:
-    """What the job has written so far, where no storage key is to be had, either."""
+def test_files_can_be_fetched_during_the_run(cli: Any, azure_account: Azure, folder: Path) -> None:
+    """The files so far can be fetched, even without a storage key."""
     azure_account.settings(datastore_credentials="none")
     as_script(
         folder,

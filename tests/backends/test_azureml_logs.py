@@ -1,4 +1,4 @@
-"""Lines out of the nodes' log files: none lost, none repeated, each byte once, by a cursor that is JSON."""
+"""Lines of the nodes' log files: no line is lost or repeated, each byte is read once, and the cursor is JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ END = events.format_line("end", "node has ended", {"final": False})
 
 
 class Reader:
-    """Reads on from where it was, its cursor through JSON every time."""
+    """Reads from its cursor on, and passes the cursor through JSON every time."""
 
     def __init__(self, azure: Azure, nodes: int) -> None:
         self.azure, self.nodes = azure, nodes
@@ -53,13 +53,13 @@ class Reader:
         raise AssertionError("no page was clean")
 
     def texts(self, rounds: int = 60) -> list[str]:
-        """Return all lines' texts."""
+        """Return the texts of all lines."""
         return [line.text for line in self.all(rounds)]
 
 
 @pytest.fixture
 def reader(azure_account: Azure, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Reader]:
-    """Return a function that makes a reader of a job of so many nodes, which is not executed."""
+    """Return a function that makes a reader of a job with the given number of nodes, which is not executed."""
     for module, name, empty in ((rest, "_sessions", []), (rest, "_credentials", {}), (rest, "_tokens", {})):
         monkeypatch.setattr(module, name, empty)
     monkeypatch.setattr(rest, "_not_before_s", {})
@@ -71,12 +71,12 @@ def reader(azure_account: Azure, monkeypatch: pytest.MonkeyPatch) -> Callable[[i
 
 
 def stamped(second: int, text: str, milli: int = 0) -> str:
-    """Return a line as the container's pump writes it."""
+    """Return a line as the container's log relay writes one."""
     return f"2026-11-21T00:00:{second:02d}.{milli:03d}Z {text}"
 
 
 def test_lines_of_all_nodes_come_in_the_order_of_their_times(reader: Callable[[int], Reader], azure: Azure) -> None:
-    """Each with its node, its rank and its time, which the container has put in front."""
+    """Each line has its node, its rank and its time, which the container wrote before the text."""
     one = reader(2)
     azure.write_logs("j", 0, stamped(1, "[0] a"), stamped(3, "[1] c"), stamped(4, "the node's own"))
     azure.write_logs("j", 1, stamped(2, "[2] b"))
@@ -91,8 +91,8 @@ def test_lines_of_all_nodes_come_in_the_order_of_their_times(reader: Callable[[i
     assert one.texts() == []
 
 
-def test_line_without_a_time_has_the_one_before(reader: Callable[[int], Reader], azure: Azure) -> None:
-    """A node's own order is the file's, whatever its clock does."""
+def test_line_without_a_time_has_the_previous_time(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """A node's own order is the order of the file, despite its clock."""
     one = reader(1)
     azure.write_logs("j", 0, stamped(5, "[0] a"), "bare", stamped(2, "[0] the clock went back"))
     assert [(line.text, line.time_s % 60) for line in one.all()] == [
@@ -102,15 +102,15 @@ def test_line_without_a_time_has_the_one_before(reader: Callable[[int], Reader],
     ]
 
 
-def test_first_line_without_a_time_has_the_next_ones(reader: Callable[[int], Reader], azure: Azure) -> None:
-    """A shell's word before the container's start must not lift all later times to this moment."""
+def test_first_line_without_a_time_has_the_next_time(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """A shell's line before the container's start must not lift all later times to the present."""
     one = reader(1)
     azure.write_logs("j", 0, "bash: no job control in this shell", stamped(7, "[0] a"))
     assert [line.time_s % 60 for line in one.all()] == [7, 7]
 
 
 def test_half_a_line_waits_for_its_other_half(reader: Callable[[int], Reader], azure: Azure) -> None:
-    """And half a character too; once the run is over nobody ends the line any more, and it is given as it is."""
+    """Half a character waits too; after the run's end no writer completes the line, and it is returned as is."""
     one = reader(1)
     file, whole = "user_logs/std_log.txt", "[0] grün\n".encode()
     azure.write_log("j", file, whole[:7])
@@ -124,8 +124,8 @@ def test_half_a_line_waits_for_its_other_half(reader: Callable[[int], Reader], a
     assert one.texts() == []
 
 
-def test_bytes_come_once(reader: Callable[[int], Reader], azure: Azure) -> None:
-    """What is fetched adds up to the files, however often is looked, and idle looks fetch nothing."""
+def test_bytes_are_fetched_once(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """The fetched bytes add up to the files despite many polls, and idle polls fetch no bytes."""
     one, total = reader(3), 0
     came: list[str] = []
     for number in range(12):
@@ -143,7 +143,7 @@ def test_bytes_come_once(reader: Callable[[int], Reader], azure: Azure) -> None:
 def test_piece_that_ends_within_a_line(
     reader: Callable[[int], Reader], azure: Azure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files are read in pieces, whose ends know nothing of lines; a line longer than a piece comes in several."""
+    """Files are read in pieces that may end inside a line; a line longer than a piece arrives in several."""
     monkeypatch.setattr(logs, "PAGE_BYTES", 100)
     monkeypatch.setattr(logs, "FEWEST_BYTES", 100)
     one = reader(1)
@@ -155,14 +155,14 @@ def test_piece_that_ends_within_a_line(
 
 
 @pytest.mark.parametrize("longer", [False, True])
-def test_file_that_was_begun_anew(
+def test_replaced_file_is_read_from_its_start(
     reader: Callable[[int], Reader], azure: Azure, wait_until: Callable[..., Any], longer: bool
 ) -> None:
-    """A restart may put another file in place of the old one, shorter or longer than what was read of it."""
+    """After a restart a new file may replace the old one, shorter or longer than the part already read."""
     one = reader(1)
     azure.write_logs("j", 0, *(f"[0] old {n}" for n in range(10)))
     assert len(one.texts()) == 10
-    time.sleep(1.01)  # blob storage tells in whole seconds when a file was made
+    time.sleep(1.01)  # blob storage gives creation times in whole seconds
     azure.settings(restart_logs="replace")
     azure.preempt("j")
     wait_until(lambda: azure.log("j") == "")
@@ -189,10 +189,10 @@ def test_file_that_was_begun_anew(
     ],
     ids=str,
 )
-def test_what_goes_wrong_loses_nothing(
+def test_faults_lose_no_line(
     reader: Callable[[int], Reader], azure: Azure, operation: str, kind: str, more: dict[str, Any]
 ) -> None:
-    """Whatever Azure does between two reads, every line comes once, and each node's in their order."""
+    """Despite any fault between two reads, every line arrives once, in the order of its node."""
     one = reader(4)
     azure.fault(operation, kind, **more)
     came: list[LogLine] = []
@@ -207,8 +207,8 @@ def test_what_goes_wrong_loses_nothing(
         assert [int(line.text) for line in came if line.node == node] == list(range(50))
 
 
-def test_nothing_can_be_read(reader: Callable[[int], Reader], azure: Azure) -> None:
-    """It is said, without the address, which would let anybody read the log."""
+def test_unreadable_log_is_reported(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """The message omits the address, which would allow any reader to read the log."""
     one = reader(1)
     azure.write_logs("j", 0, "[0] a")
     azure.fault("blob.get", "error", status=404, code="ContainerNotFound", message="gone")
@@ -223,8 +223,8 @@ def test_nothing_can_be_read(reader: Callable[[int], Reader], azure: Azure) -> N
     assert one.texts() == ["a"]
 
 
-def test_log_is_complete_after_every_nodes_last_word(reader: Callable[[int], Reader], azure: Azure) -> None:
-    """Then nothing more can come; the words themselves are for readers, not for people."""
+def test_log_is_complete_after_every_nodes_end_event(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """No more lines can follow; the end events themselves are not shown."""
     one = reader(2)
     azure.write_logs("j", 0, "[0] a", END)
     azure.write_logs("j", 1, "[1] b", events.format_line("ended", "rank 1: boom", {"state": "failed"}), "[1] c")
@@ -239,7 +239,7 @@ def test_log_is_complete_after_every_nodes_last_word(reader: Callable[[int], Rea
 
 
 def test_only_some_nodes_are_read(reader: Callable[[int], Reader], azure: Azure) -> None:
-    """Others' files are not fetched at all."""
+    """Files of further nodes are not fetched."""
     one = reader(12)
     for node in range(12):
         azure.write_logs("j", node, f"[{node}] from {node}")
@@ -249,7 +249,7 @@ def test_only_some_nodes_are_read(reader: Callable[[int], Reader], azure: Azure)
 
 
 def test_system_logs_are_no_lines_of_the_job(reader: Callable[[int], Reader], azure: Azure) -> None:
-    """Nor is a file that the user's code has put beside."""
+    """Files that the user's code puts next to the logs do not count either."""
     one = reader(1)
     azure.write_log("j", "system_logs/cs_capability.log", "noise\n")
     azure.write_log("j", "user_logs/mine.txt", "noise\n")
@@ -263,8 +263,8 @@ def test_system_logs_are_no_lines_of_the_job(reader: Callable[[int], Reader], az
     ]
 
 
-def test_many_nodes_are_read_in_one_look(reader: Callable[[int], Reader], azure: Azure) -> None:
-    """64 files, a few lines each: one page has them all."""
+def test_many_nodes_are_read_in_one_page(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """One page has the lines of 64 files."""
     one = reader(64)
     for node in range(64):
         azure.write_logs("j", node, f"[{node}] a", f"[{node}] b")
@@ -273,8 +273,8 @@ def test_many_nodes_are_read_in_one_look(reader: Callable[[int], Reader], azure:
     assert time.monotonic() - begin < 10
 
 
-def test_throttled_reader_waits_as_it_is_told(reader: Callable[[int], Reader], azure: Azure) -> None:
-    """Up to ten seconds in place; who asks for longer is left alone for as long, whoever comes back before."""
+def test_throttled_reader_waits_as_requested(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """The reader waits up to ten seconds in place; for longer waits, all calls until then are refused."""
     one = reader(1)
     azure.fault("run.details", "throttle", retry_after="60")
     for _ in range(2):
@@ -283,8 +283,8 @@ def test_throttled_reader_waits_as_it_is_told(reader: Callable[[int], Reader], a
     assert len(azure.journal("run.details")) == 1
 
 
-def test_account_of_the_end_is_the_last_lifes(reader: Callable[[int], Reader], azure: Azure) -> None:
-    """Of a life before a restart, or a rank that prints such a line itself, nothing is believed."""
+def test_exit_report_is_from_the_last_container(reader: Callable[[int], Reader], azure: Azure) -> None:
+    """Reports of an earlier container, or printed by a rank, are ignored."""
     told = events.format_line("ended", "so it ended", {"state": "failed"})
     one = reader(1)
     azure.write_logs("j", 0, "[0] a", told, END)
@@ -300,7 +300,7 @@ def test_account_of_the_end_is_the_last_lifes(reader: Callable[[int], Reader], a
 
 
 def test_proxys_page_is_no_log(reader: Callable[[int], Reader], azure: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page of 200 in a part's place moves nothing: its lines are not the job's, and the job's come later."""
+    """A proxy's page with status 200 moves no cursor: its lines are dropped, and the job's lines arrive later."""
     one = reader(1)
     azure.write_logs("j", 0, "[0] a")
     real = rest.call

@@ -1,4 +1,4 @@
-"""Sending to Azure ML, through the installed command and the real SDK: one job whatever happens, and what is said."""
+"""Submits to Azure ML with the installed command and the real SDK: always a single job, and clear messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ azureml: {{{WHERE}, identity: managed}}
 """
 
 
-# What a submit imports for three seconds of processor time: once for all but the commands that show the import itself.
+# A submit's imports take three seconds of processor time: made once, except for commands that test the import itself.
 SDK = ("azure.ai.ml", "azure.identity", "requests", "pydantic", "jinja2", "yaml", "pathspec")
 
 
@@ -46,7 +46,7 @@ def cli(cli: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def jobs_never_end(azure_account: Azure) -> None:
-    """Start nothing: a job runs until the test ends it."""
+    """Start no container: a job runs until the test ends the job."""
     azure_account.settings(execute=False)
 
 
@@ -61,19 +61,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def sent(azure: Azure, name: str) -> dict[str, Any]:
-    """Return the body that was put."""
+    """Return the body of the PUT."""
     body: dict[str, Any] = azure.job(name)["body"]["properties"]
     return body
 
 
 def decoded(text: str) -> dict[str, Any]:
-    """Return what is in one of our variables."""
+    """Return the content of an encoded variable."""
     found: dict[str, Any] = json.loads(base64.b64decode(text))
     return found
 
 
-def test_what_is_sent_is_the_dry_run(cli: Any, cold_cli: Any, folder: Path, azure_account: Azure) -> None:
-    """But for the job's own name, the owner and the token; and the code is uploaded once, however many jobs have it."""
+def test_request_equals_the_dry_run(cli: Any, cold_cli: Any, folder: Path, azure_account: Azure) -> None:
+    """Only name, owner and token differ; the code is uploaded once for all jobs."""
     dry = yaml.safe_load(cold_cli("submit", "--dry-run", cwd=folder).stdout)
     assert cold_cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     assert cli("submit", "-d", "-y", "--name", "two", cwd=folder).code == 0
@@ -91,8 +91,8 @@ def test_what_is_sent_is_the_dry_run(cli: Any, cold_cli: Any, folder: Path, azur
     assert azure_account.unserved() == []
 
 
-def test_commit_that_is_noted_is_the_codes(cli: Any, folder: Path, azure_account: Azure, tmp_path: Path) -> None:
-    """The SDK reads git's state from the current directory: it must be the code's, wherever the command was started."""
+def test_noted_commit_is_the_codes(cli: Any, folder: Path, azure_account: Azure, tmp_path: Path) -> None:
+    """The SDK reads git's state from the current directory, which must be the code's folder."""
     for where in (folder, tmp_path):
         subprocess.run(["git", "init", "-q", "-b", where.name], cwd=where, check=True)
         author = ("-c", "user.name=x", "-c", "user.email=x@y")
@@ -101,8 +101,8 @@ def test_commit_that_is_noted_is_the_codes(cli: Any, folder: Path, azure_account
     assert sent(azure_account, "one-1")["properties"]["mlflow.source.git.branch"] == "project"
 
 
-def test_nothing_of_the_sdk_is_on_the_screen(cold_cli: Any, folder: Path, azure_account: Azure) -> None:
-    """No progress bar, no warning of experimental classes, no log line."""
+def test_sdk_prints_nothing(cold_cli: Any, folder: Path, azure_account: Azure) -> None:
+    """No progress bar, no warning about experimental classes, and no log line appear."""
     done = cold_cli("submit", "-d", "-y", "--name", "one", cwd=folder)
     said = [line for line in done.stderr.splitlines() if not line.startswith("  ")]
     assert done.stdout == ""
@@ -110,8 +110,8 @@ def test_nothing_of_the_sdk_is_on_the_screen(cold_cli: Any, folder: Path, azure_
 
 
 @pytest.mark.parametrize(("kind", "count"), [("lost", 1), ("throttle", 3), ("500", 2), ("lost", 5)], ids=str)
-def test_answer_that_does_not_come(cli: Any, folder: Path, azure_account: Azure, kind: str, count: int) -> None:
-    """Whatever is lost on the way, the command goes on, and there is one job."""
+def test_lost_answer_leaves_one_job(cli: Any, folder: Path, azure_account: Azure, kind: str, count: int) -> None:
+    """Despite lost answers, the command succeeds with a single job."""
     azure_account.fault("jobs.put", kind, count=count)
     done = cli("submit", "-d", "-y", "--name", "one", cwd=folder)
     assert (done.code, len(azure_account.jobs())) == (0, 1), done.stderr
@@ -119,17 +119,17 @@ def test_answer_that_does_not_come(cli: Any, folder: Path, azure_account: Azure,
 
 
 @pytest.mark.parametrize(("operation", "kind"), [("codes.*", "lost"), ("codes.*", "drop"), ("jobs.get", "throttle")])
-def test_way_that_stumbles(cli: Any, folder: Path, azure_account: Azure, operation: str, kind: str) -> None:
-    """Every call on the way may fail and be made again."""
+def test_failing_calls_are_retried(cli: Any, folder: Path, azure_account: Azure, operation: str, kind: str) -> None:
+    """Every call before the submit may fail and is made again."""
     azure_account.fault(operation, kind, count=1)
     done = cli("submit", "-d", "-y", "--name", "one", cwd=folder)
     assert (done.code, len(azure_account.jobs())) == (0, 1), done.stderr
 
 
-def test_submit_that_is_killed_before_the_answer_is_found_by_the_next_command(
+def test_killed_submit_is_found_by_the_next_command(
     cli: Any, folder: Path, azure_account: Azure, wait_until: Any
 ) -> None:
-    """kill -9 while Azure has the request: the job is there, and is ours."""
+    """After kill -9 while Azure has the request, the job exists and belongs to this home folder."""
     azure_account.fault("jobs.put", "slow", delay_s=3.0)
     process = cli.start("submit", "-d", "-y", "--name", "one", cwd=folder)
     wait_until(lambda: azure_account.journal("blob.put") != [], 30, 0.05)
@@ -142,10 +142,10 @@ def test_submit_that_is_killed_before_the_answer_is_found_by_the_next_command(
     assert azure_account.jobs() == ["one-1"]
 
 
-def test_submit_that_is_killed_before_it_sends_leaves_nothing(
+def test_submit_killed_before_the_send_leaves_nothing(
     cli: Any, folder: Path, azure_account: Azure, wait_until: Any
 ) -> None:
-    """Nothing came within the time that a request may take: never sent, and the name is free for the next attempt."""
+    """If no job appears in a request's longest time, it was never sent, and the name is free for a new attempt."""
     azure_account.fault("codes.list", "slow", delay_s=20.0)
     process = cli.start("submit", "-d", "-y", "--name", "one", cwd=folder)
     wait_until(lambda: azure_account.journal("jobs.get") != [], 30, 0.05)
@@ -158,8 +158,10 @@ def test_submit_that_is_killed_before_it_sends_leaves_nothing(
     assert azure_account.jobs() == ["one-2"]
 
 
-def test_name_that_another_machine_has_taken(cli: Any, folder: Path, azure_account: Azure, tmp_path: Path) -> None:
-    """Two machines, one workspace, one name: the second is refused, and the first one's job is untouched."""
+def test_name_taken_by_a_second_machine_is_refused(
+    cli: Any, folder: Path, azure_account: Azure, tmp_path: Path
+) -> None:
+    """With two machines in one workspace the second submit is refused, and the first job is untouched."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     before = sent(azure_account, "one-1")
     elsewhere = {"CLOUDTRAIN_HOME": str(tmp_path / "elsewhere")}
@@ -168,8 +170,8 @@ def test_name_that_another_machine_has_taken(cli: Any, folder: Path, azure_accou
     assert (sent(azure_account, "one-1"), azure_account.jobs()) == (before, ["one-1"])
 
 
-def test_secrets_are_in_the_vault_alone(cli: Any, folder: Path, azure_account: Azure) -> None:
-    """One entry, of which the request says the address; gone when the end is seen."""
+def test_secrets_are_only_in_the_vault(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """The request has only the address of the vault's single entry, which is removed after the end."""
     env = {"TOKEN": "sesame"}
     assert cli("submit", "-d", "-y", "--set", "secrets=[TOKEN]", "--name", "one", cwd=folder, env=env).code == 0
     body = sent(azure_account, "one-1")
@@ -203,10 +205,10 @@ def test_secrets_are_in_the_vault_alone(cli: Any, folder: Path, azure_account: A
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_refusal_is_one_sentence_with_what_to_do(
+def test_refusal_is_one_sentence_with_a_remedy(
     cli: Any, folder: Path, azure_account: Azure, fault: dict[str, Any], exit_code: int, said: tuple[str, ...]
 ) -> None:
-    """Nothing stays: no secret, and the attempt is closed."""
+    """No secret remains, and the attempt is closed."""
     azure_account.fault("jobs.put", "error", **fault)
     done = cli("submit", "-d", "-y", "--set", "secrets=[TOKEN]", cwd=folder, env={"TOKEN": "sesame"})
     assert done.code == exit_code, done.stderr
@@ -242,7 +244,7 @@ def test_refusal_is_one_sentence_with_what_to_do(
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_is_missing_is_said(
+def test_missing_requirement_is_reported(
     cli: Any,
     folder: Path,
     azure_account: Azure,
@@ -251,19 +253,19 @@ def test_what_is_missing_is_said(
     exit_code: int,
     said: str,
 ) -> None:
-    """Before anything is uploaded."""
+    """The error comes before any upload."""
     azure_account.compute("four", vmSize="Standard_NC4as_T4_v3", maxNodeCount=4)
     given = [part for setting in settings for part in ("--set", setting)]
     done = cli("submit", "-d", "-y", *given, cwd=folder, env={"TOKEN": "x" * 30_000, **env})
     assert (done.code, said in done.stderr, "itself failed" in done.stderr) == (exit_code, True, False), done.stderr
     assert azure_account.jobs() == []
     assert [call for call in azure_account.journal("blob.put") if ACCOUNT in call["host"]] == []
-    if exit_code == 4:  # nothing is written down
+    if exit_code == 4:  # no job is registered
         assert cli("list", "--json").json["jobs"] == []
 
 
-def test_cluster_tells_its_type_and_how_long_it_idles(cli: Any, folder: Path, azure_account: Azure) -> None:
-    """A cluster named alone: what its machines are, and so what they cost, the run says."""
+def test_cluster_gives_its_type_and_idle_time(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """If only the cluster is named, the run gives its machine type, and so the price."""
     azure_account.compute("four", vmSize="Standard_NC4as_T4_v3", maxNodeCount=4, nodeIdleTimeBeforeScaleDown="PT300S")
     text = CONFIG.replace(", instance_type: Standard_NC4as_T4_v3", "").replace("identity", "compute: four, identity")
     (folder / "cloudtrain.yaml").write_text(f"{text}distributed: {{nproc_per_node: 1}}\n")
@@ -278,7 +280,7 @@ def test_cluster_tells_its_type_and_how_long_it_idles(cli: Any, folder: Path, az
 
 
 def test_budget_counts_how_long_a_cluster_idles(cli: Any, folder: Path, azure_account: Azure) -> None:
-    """Azure's default is counted; a cluster that keeps its machines longer has to be told, and then is."""
+    """Azure's default idle time is counted; a longer idle time must be configured, and then counts."""
     azure_account.compute("four", vmSize="Standard_NC4as_T4_v3", maxNodeCount=4, nodeIdleTimeBeforeScaleDown="PT300S")
     given = ("submit", "-d", "--name", "one", "--set", "budget.limit=5 USD", "--set", "azureml.compute=four")
     refused = cli(*given, cwd=folder)
@@ -288,8 +290,8 @@ def test_budget_counts_how_long_a_cluster_idles(cli: Any, folder: Path, azure_ac
     assert (done.code, "6m that are billed after the job ends" in done.stderr) == (0, True), done.stderr
 
 
-def test_price_alone_counts_how_long_a_cluster_idles(cli: Any, folder: Path, azure_account: Azure) -> None:
-    """A month's budget reserves by the plan; of machines that stay only those beyond them idle for the job."""
+def test_month_budget_counts_how_long_a_cluster_idles(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """A month's budget reserves by the plan; of a cluster's machines only those above its minimum idle for the job."""
     idle = {"nodeIdleTimeBeforeScaleDown": "PT1H", "maxNodeCount": 4}
     azure_account.compute("some", vmSize="Standard_NC4as_T4_v3", minNodeCount=1, **idle)
     azure_account.compute("all", vmSize="Standard_NC4as_T4_v3", minNodeCount=2, **idle)
@@ -302,8 +304,8 @@ def test_price_alone_counts_how_long_a_cluster_idles(cli: Any, folder: Path, azu
     assert (done.code, len(azure_account.jobs())) == (0, 1), done.stderr
 
 
-def test_price_of_another_region_is_refused(cli: Any, folder: Path, azure_account: Azure) -> None:
-    """A cheaper region's price would let the job run too long; a price of the user's own hangs on no region."""
+def test_price_of_the_wrong_region_is_refused(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """A cheaper region's price would let the job run too long; a user's own price depends on no region."""
     given = ("submit", "-d", "-y", "--name", "one", "--set", "azureml.region=eastus2")
     refused = cli(*given, "--set", "resources.instance_type=Standard_ND96isr_H100_v5", cwd=folder)
     assert (refused.code, azure_account.jobs()) == (3, []), refused.stderr
@@ -313,8 +315,8 @@ def test_price_of_another_region_is_refused(cli: Any, folder: Path, azure_accoun
     assert cli(*given, "--price-per-hour", "2 USD", cwd=folder).code == 0
 
 
-def test_cluster_may_be_elsewhere_than_its_workspace(cli: Any, folder: Path, azure_account: Azure) -> None:
-    """Then its own region's price counts, however it is written."""
+def test_cluster_may_be_outside_its_workspaces_region(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """Then the price of the cluster's region counts, in any spelling."""
     azure_account.compute("far", vmSize="Standard_ND96isr_H100_v5", location="eastus2")
     given = ("submit", "-d", "-y", "--set", "resources.instance_type=Standard_ND96isr_H100_v5", "--set")
     refused = cli(*given, "azureml.compute=far", cwd=folder)
@@ -323,8 +325,8 @@ def test_cluster_may_be_elsewhere_than_its_workspace(cli: Any, folder: Path, azu
     assert (done.code, len(azure_account.jobs())) == (0, 1), done.stderr
 
 
-def test_poll_that_fails_says_nothing_about_the_job(cli: Any, folder: Path, azure_account: Azure) -> None:
-    """Forbidden, expired, gone: the job stays what it was, and is shown as out of reach."""
+def test_poll_that_fails_changes_no_state(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """Forbidden or expired: the job keeps its state, and is shown as unreachable."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     azure_account.begin("one-1")
     assert cli("status", "one", "--json").json["state"] == "running"
@@ -336,8 +338,8 @@ def test_poll_that_fails_says_nothing_about_the_job(cli: Any, folder: Path, azur
     assert cli("status", "one", "--json").json["unreachable_since_s"] is None
 
 
-def test_nothing_but_a_submit_imports_the_sdk(cli: Any, cold_cli: Any, folder: Path, azure_account: Azure) -> None:
-    """It costs a second of processor time: whoever looks at a job must not pay for it."""
+def test_only_a_submit_imports_the_sdk(cli: Any, cold_cli: Any, folder: Path, azure_account: Azure) -> None:
+    """The import costs a second of processor time, so polling commands must not import the SDK."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     azure_account.begin("one-1")
     azure_account.write_logs("one-1", 0, "[0] a")
@@ -349,8 +351,8 @@ def test_nothing_but_a_submit_imports_the_sdk(cli: Any, cold_cli: Any, folder: P
         assert "azure.identity" in done.stderr or command[0] == "stop"
 
 
-def test_stop_of_a_job_that_is_over_is_no_error(cli: Any, folder: Path, azure_account: Azure) -> None:
-    """It has ended between two looks: there is nothing to complain about."""
+def test_stop_of_a_finished_job_is_no_error(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """A job that ended between two polls gives no message."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     azure_account.begin("one-1")
     azure_account.end("one-1")
@@ -360,14 +362,14 @@ def test_stop_of_a_job_that_is_over_is_no_error(cli: Any, folder: Path, azure_ac
 
 
 def end_words(azure: Azure, job: str, **account: Any) -> None:
-    """Let both containers say their last words, and what they say of the end."""
+    """Write the end events of both containers, with an exit report if given."""
     for node in range(2):
         told = [events.format_line("ended", "so it ended", account)] if account else []
         azure.write_logs(job, node, *told, events.format_line("end", "node has ended", {"node": node, "final": True}))
 
 
-def test_refusal_of_a_look_is_no_refusal_of_the_job(cli: Any, folder: Path, azure_account: Azure) -> None:
-    """The answer was lost, and whether the job is there cannot be seen: it is not known, and found out later."""
+def test_refused_poll_is_no_refusal_of_the_job(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """After a lost answer and a refused poll the state is unknown, and found out later."""
     azure_account.fault("jobs.put", "lost", every=1)
     azure_account.fault("jobs.get", "error", after=1, status=403, code="Forbidden", message="conditional access")
     done = cli("submit", "-d", "-y", "--name", "one", cwd=folder)
@@ -377,8 +379,8 @@ def test_refusal_of_a_look_is_no_refusal_of_the_job(cli: Any, folder: Path, azur
     assert azure_account.jobs() == ["one-1"]
 
 
-def test_secret_of_a_submit_that_died_is_removed(cli: Any, folder: Path, azure_account: Azure, wait_until: Any) -> None:
-    """Who finds that nothing was sent leaves nothing in the vault either."""
+def test_secret_of_a_killed_submit_is_removed(cli: Any, folder: Path, azure_account: Azure, wait_until: Any) -> None:
+    """The command that finds no job also removes the secret from the vault."""
     azure_account.fault("codes.list", "slow", delay_s=20.0)
     given, env = ("--set", "secrets=[TOKEN]", "--name", "one"), {"TOKEN": "sesame"}
     process = cli.start("submit", "-d", "-y", *given, cwd=folder, env=env)
@@ -392,8 +394,8 @@ def test_secret_of_a_submit_that_died_is_removed(cli: Any, folder: Path, azure_a
     assert (found["state"], azure_account.secret(put["path"].rpartition("/")[2])) == ("failed", None)
 
 
-def test_end_waits_for_the_containers_account(cli: Any, folder: Path, azure_account: Azure) -> None:
-    """Files are written late, or cannot be read just now: what Azure says of a shell's exit code is not the end."""
+def test_end_waits_for_the_containers_exit_report(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """Files are late or unreadable for a while: Azure's exit code of a shell alone is not the end."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     azure_account.begin("one-1")
     azure_account.write_logs("one-1", 0, "[0] a")
@@ -411,8 +413,8 @@ PREEMPTED = {"code": "PreemptionError", "message": "AzureMLCompute job failed. P
 AGAIN = ("--set", "retry.max_attempts=3", "--name", "one")
 
 
-def test_two_followers_send_one_further_attempt(cli: Any, folder: Path, azure_account: Azure, wait_until: Any) -> None:
-    """And each follows it to its end, also who comes while the other is sending it and lives on."""
+def test_two_followers_send_one_retry(cli: Any, folder: Path, azure_account: Azure, wait_until: Any) -> None:
+    """Each follows the retry to the end, and so does a follower that starts during the submit."""
     assert cli("submit", "-d", "-y", *AGAIN, cwd=folder).code == 0
     assert cli("submit", "-d", "-y", "--name", "two", cwd=folder).code == 0
     azure_account.begin("one-1")
@@ -436,10 +438,8 @@ def test_two_followers_send_one_further_attempt(cli: Any, folder: Path, azure_ac
     assert azure_account.jobs() == ["one-1", "two-1", "one-2"]
 
 
-def test_further_attempt_whose_answer_is_lost_is_followed(
-    cli: Any, folder: Path, azure_account: Azure, wait_until: Any
-) -> None:
-    """It is not known whether it runs, until it is: then it is followed to its end."""
+def test_retry_whose_answer_is_lost_is_followed(cli: Any, folder: Path, azure_account: Azure, wait_until: Any) -> None:
+    """As soon as the state of the retry is known, the follower follows the retry to the end."""
     process = cli.start("submit", "-y", *AGAIN, cwd=folder)
     wait_until(lambda: azure_account.jobs() == ["one-1"], 60, 0.1)
     azure_account.begin("one-1")
@@ -456,8 +456,8 @@ def test_further_attempt_whose_answer_is_lost_is_followed(
     assert azure_account.jobs() == ["one-1", "one-2"]
 
 
-def test_nothing_is_begun_for_who_only_looks(cli: Any, folder: Path, azure_account: Azure) -> None:
-    """The log of a job that was preempted before is an old story; and who stops a job does not want another attempt."""
+def test_reading_commands_send_no_retry(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """Logs of a job that was preempted earlier cause no retry, and neither does a stop."""
     assert cli("submit", "-d", "-y", *AGAIN, cwd=folder).code == 0
     azure_account.begin("one-1")
     end_words(azure_account, "one-1")
@@ -468,10 +468,8 @@ def test_nothing_is_begun_for_who_only_looks(cli: Any, folder: Path, azure_accou
     assert azure_account.jobs() == ["one-1"]
 
 
-def test_what_others_have_set_up_does_not_take_our_tokens_place(
-    cli: Any, folder: Path, azure_account: Azure, tmp_path: Path
-) -> None:
-    """requests reads ~/.netrc; and a file of certificates that is not there is named, not called a fault of ours."""
+def test_netrc_does_not_replace_our_token(cli: Any, folder: Path, azure_account: Azure, tmp_path: Path) -> None:
+    """requests reads ~/.netrc; a missing file of certificates is named, and not reported as our fault."""
     netrc = tmp_path / "netrc"
     netrc.write_text("default login somebody password else\n")
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder, env={"NETRC": str(netrc)}).code == 0
@@ -479,8 +477,8 @@ def test_what_others_have_set_up_does_not_take_our_tokens_place(
     assert (done.code, "/nowhere/ca.pem" in done.stderr, "itself failed" in done.stderr) == (7, True, False)
 
 
-def test_datastore_that_is_not_there_is_said_before(cli: Any, folder: Path, azure_account: Azure) -> None:
-    """Else it would be the job's first failure."""
+def test_missing_datastore_is_reported_before_the_submit(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """Without the check, the datastore would be the job's first failure."""
     done = cli("submit", "-d", "-y", "--set", "azureml.datastore=nowhere", cwd=folder)
     assert (done.code, "there is no datastore `nowhere`" in done.stderr) == (3, True)
     assert azure_account.jobs() == []

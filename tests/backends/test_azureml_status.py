@@ -1,4 +1,4 @@
-"""What Azure says of a run, in our words: states, reasons, causes, seconds and prices."""
+"""Azure's description of a run in our terms: states, reasons, causes, seconds and prices."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PREEMPTED = {
 
 
 def at(seconds: float) -> str:
-    """Return a time as run history writes it."""
+    """Return a time in the format of run history."""
     return datetime.fromtimestamp(BEGIN_S + seconds, tz=timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f0Z")
 
 
 def told(run_status: str, ended: float | None = None, **more: Any) -> State:
-    """Return the state of a run that began at 0, at second 100."""
+    """Return the state, at second 100, of a run that began at 0."""
     account, saved = more.pop("account", None), more.pop("saved", None)
     data = {"status": run_status, "startTimeUtc": at(0), "endTimeUtc": None if ended is None else at(ended), **more}
     return status.state_of(
@@ -51,8 +51,8 @@ def told(run_status: str, ended: float | None = None, **more: Any) -> State:
         ("CancelRequested", "stopping"),
     ],
 )
-def test_run_that_is_not_over(run_status: str, state: str) -> None:
-    """A status that nobody has heard of is of a run that runs: nothing is thrown away because of it."""
+def test_active_run_has_a_state(run_status: str, state: str) -> None:
+    """An unknown status counts as running, so no result is dropped because of a new status."""
     found = told(run_status)
     assert (found.state, found.ended_s, found.billed_s) == (state, None, pytest.approx(100))
 
@@ -86,15 +86,15 @@ OUT_OF_TIME = {"reason": "time_limit", "resumable": True}
     ],
     ids=str,
 )
-def test_how_a_run_ended(given: dict[str, Any], expected: tuple[str, str | None, bool]) -> None:
-    """The containers' own account counts before Azure's words, but not against a preemption."""
+def test_ended_run_has_a_state_and_a_reason(given: dict[str, Any], expected: tuple[str, str | None, bool]) -> None:
+    """The containers' own report counts before Azure's words, but not against a preemption."""
     found = told(**{"ended": 50, **given})
     assert (found.state, found.reason, found.resumable) == expected
     assert found.ended_s == pytest.approx(BEGIN_S + given.get("ended", 50))
 
 
 def test_first_failing_rank_is_named() -> None:
-    """Not the shell's exit code, which is all that Azure tells."""
+    """The exit report names the rank, while Azure only gives the shell's exit code."""
     error = {"error": {"code": "UserError", "message": "Execution failed. User process 'bash' exited with status 70"}}
     found = told("Failed", 50, error=error, account=ACCOUNT)
     assert found.error is not None
@@ -106,8 +106,8 @@ def test_first_failing_rank_is_named() -> None:
     }
 
 
-def test_seconds_that_are_billed() -> None:
-    """Azure's own number at the end, its times until then; a run without machines costs nothing."""
+def test_billed_seconds() -> None:
+    """Azure's own number counts at the end, its times until then; a run without machines costs nothing."""
     assert told("Completed", 50, computeDuration="00:01:15.5000000").billed_s == 75.5
     assert told("Completed", 50, computeDuration="1.02:00:00").billed_s == 93_600
     assert told("Completed", 50).billed_s == pytest.approx(50)
@@ -117,7 +117,7 @@ def test_seconds_that_are_billed() -> None:
 
 
 def test_idle_time_is_shown_apart() -> None:
-    """What a cluster's machines cost until they are let go is no part of what the job has cost."""
+    """The idle machines of a cluster cost money that is not part of the job's spend."""
     plan = plan_of(hourly_usd=36.0)
     attempt = Attempt("j", 1, "sent", plan, {}, 0.0, {}, {}, told("Completed", 50, computeDuration="00:01:40"))
     assert (spent_micro(legs_of([attempt]), 0.0), attempt.idle_usd) == (1_000_000, 1.2)
@@ -126,12 +126,12 @@ def test_idle_time_is_shown_apart() -> None:
 
 
 def test_exit_code_of_a_run_that_ran_out_of_budget() -> None:
-    """A run that Azure ends when the money's time is over is the budget's end, as on every backend."""
+    """A run that Azure ends at the time of the budget counts as ended by the budget, as on every backend."""
     assert exit_code(told("Canceled", 3600)) == 6
 
 
-def test_run_history_is_where_the_job_says() -> None:
-    """Its host is the region's; a job that has told nothing yet has none."""
+def test_run_history_address_comes_from_the_job() -> None:
+    """The host is the region's; a job without services has no address."""
     workspace = Workspace("s", "g", "w")
     services = {"Tracking": {"endpoint": "azureml://eastus.api.azureml.ms/mlflow/v1.0/subscriptions/s"}}
     assert root_of(workspace, services) == f"https://eastus.api.azureml.ms/history/v1.0{workspace.arm_id}"

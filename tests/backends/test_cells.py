@@ -1,4 +1,4 @@
-"""A team's ledger in every store: written on condition, by many at once, through lost answers and silence."""
+"""A team's ledger in every store: conditional writes by many writers, with lost answers and outages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLOUDS = pytest.mark.parametrize("store", STORES[1:], indirect=True)
 
 @dataclass(frozen=True)
 class Store:
-    """A place for a ledger, one in a bucket that is not there, and how to make the next requests fail."""
+    """A place for a ledger, a place in a missing bucket, and a function that makes the next requests fail."""
 
     place: str
     missing: str
@@ -40,7 +40,7 @@ class Store:
 
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Return each store in turn, to which the environment leads this process."""
+    """Return each store in turn; the environment leads this process to the store."""
     if request.param == "file":
         return Store(str(tmp_path), str(tmp_path / "not" / "there"))
     for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_", "STORAGE_"))]:
@@ -66,7 +66,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def opened(store: Store) -> ConditionalObject:
-    """Return the cell, as a command opens it."""
+    """Return the conditional object, as a command opens it."""
     return open_cell(located(store.place))
 
 
@@ -85,8 +85,8 @@ def hold(cell: ConditionalObject, key: str, amount_micro: int = 10) -> None:
     teamledger.change(cell, lambda book: teamledger.hold(book, key, held, 1.0))
 
 
-def test_cell_is_written_only_over_the_version_that_was_read(store: Store) -> None:
-    """Of two that have read the same, the second is refused; so is one that believes there is nothing."""
+def test_object_is_written_only_over_the_version_read(store: Store) -> None:
+    """Of two writers with the same version the second is refused, and so is a writer that expects no object."""
     cell = opened(store)
     assert cell.read() == (None, "")
     assert cell.write(b'{"a": 1}', "")
@@ -99,9 +99,9 @@ def test_cell_is_written_only_over_the_version_that_was_read(store: Store) -> No
 
 
 def test_ledger_of_many_writers_at_once_is_never_exceeded(store: Store, home: Path) -> None:
-    """Eight at once want 20 of 100 each: five get it, three are refused, and all five are there."""
+    """Eight writers want 20 of 100 each at the same time: five succeed, three are refused, and all five are stored."""
     home.mkdir()
-    # The store is found to compare before it writes, else it is refused.
+    # The store proves that it compares before a write, or is refused.
     teams.set_budget(Database(home), LedgerBudget("", "all", 100), located(store.place), may_make=True)
     outcomes: list[Any] = []
 
@@ -123,8 +123,8 @@ def test_ledger_of_many_writers_at_once_is_never_exceeded(store: Store, home: Pa
 
 @CLOUDS
 @pytest.mark.parametrize("count", [1, 20])
-def test_write_whose_answer_is_lost_is_known_again(store: Store, count: int) -> None:
-    """Once, or so often that the store's client gives up: what was written counts once, and is not refused."""
+def test_write_whose_answer_is_lost_is_recognised(store: Store, count: int) -> None:
+    """Lost once, or until the client gives up: a written change counts once, and is not refused."""
     cell = opened(store)
     with_budget(cell, 10)
     store.fault(store.write, "lost", count=count)
@@ -135,8 +135,8 @@ def test_write_whose_answer_is_lost_is_known_again(store: Store, count: int) -> 
 
 
 @CLOUDS
-def test_ledger_out_of_reach_is_exit_code_7(store: Store) -> None:
-    """What does not answer says nothing about the money: no submit may believe that there is enough."""
+def test_unreachable_ledger_is_exit_code_7(store: Store) -> None:
+    """A missing answer proves no money: a submit must not continue."""
     cell = opened(store)
     store.fault([store.read, store.write], "drop")
     with pytest.raises(UnreachableError):
@@ -145,16 +145,16 @@ def test_ledger_out_of_reach_is_exit_code_7(store: Store) -> None:
         cell.write(b"{}", "")
 
 
-def test_ledger_in_a_place_that_is_not_there_says_so(store: Store) -> None:
-    """A bucket, container or folder that is missing is no empty ledger."""
+def test_ledger_in_a_missing_place_is_reported(store: Store) -> None:
+    """A missing bucket, container or folder is no empty ledger."""
     cell = open_cell(located(store.missing))
     with pytest.raises((ConfigError, UnreachableError), match="ledger"):
         with_budget(cell)
 
 
 @CLOUDS
-def test_ledger_that_may_not_be_read_is_exit_code_4(store: Store) -> None:
-    """A person without the right to it hears that, with the place."""
+def test_unreadable_ledger_is_exit_code_4(store: Store) -> None:
+    """A user without the right gets an error with the place."""
     how: dict[str, Any] = {"code": "AccessDenied", "message": "no", "status": 403}
     kind = "403" if store.place.startswith("gs") else "error"
     if store.place.startswith("https"):
@@ -166,8 +166,8 @@ def test_ledger_that_may_not_be_read_is_exit_code_4(store: Store) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"cloudtrain_ledger": 1}', b"\xff\xfe", b'{"a": 1}'])
-def test_damaged_ledger_is_never_taken_for_an_empty_one(tmp_path: Path, content: bytes) -> None:
-    """Nothing is reserved in it, and it is left as it is."""
+def test_damaged_ledger_never_counts_as_empty(tmp_path: Path, content: bytes) -> None:
+    """No sum is reserved in a damaged ledger, and the file is unchanged."""
     (tmp_path / "ledger.json").write_bytes(content)
     with pytest.raises(ConfigError, match="damaged"):
         hold(open_cell(located(str(tmp_path))), "home/job/1")
@@ -175,7 +175,7 @@ def test_damaged_ledger_is_never_taken_for_an_empty_one(tmp_path: Path, content:
 
 
 def test_ledger_with_negative_sums_is_damaged(tmp_path: Path) -> None:
-    """A sum below nothing would make room for others."""
+    """A negative sum would make room for further jobs."""
     cell = open_cell(located(str(tmp_path)))
     with_budget(cell)
     hold(cell, "home/job/1")
@@ -186,8 +186,8 @@ def test_ledger_with_negative_sums_is_damaged(tmp_path: Path) -> None:
         hold(cell, "home/other/1")
 
 
-def test_ledger_of_a_newer_form_is_left_alone(tmp_path: Path) -> None:
-    """Who shares a ledger uses one form of it."""
+def test_ledger_of_a_newer_form_is_unchanged(tmp_path: Path) -> None:
+    """All users of a ledger must use the same form."""
     (tmp_path / "ledger.json").write_text('{"cloudtrain_ledger": 2}')
     with pytest.raises(ConfigError, match="form 2"):
         hold(open_cell(located(str(tmp_path))), "home/job/1")

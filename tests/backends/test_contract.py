@@ -1,7 +1,7 @@
-"""What every backend promises, end to end and for real: the installed command, real processes, torchrun.
+"""The contract of every backend, end to end: the installed command, real processes, torchrun.
 
-A new backend joins by adding its name and what its config needs to `SETTINGS`, and the fixture of the stand-in that it
-runs against to `STAND_INS`; no new test code.
+To test a new backend, add its name with its config to `SETTINGS`, and the fixture of its stand-in to `STAND_INS`; no
+new test code is necessary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from doubles.google.names import BUCKET, PROJECT, REGION
 
 pytestmark = pytest.mark.slow
 
-# What a job's config needs beyond the script to run on two instances of the backend here.
+# The config, in addition to the script, for two instances of the backend in these tests.
 SETTINGS = {
     "local": "backend: local\nresources: {instances: 2}\n",
     "ssh": """\
@@ -48,12 +48,12 @@ STAND_INS = {
     "sagemaker": "aws",
     "azureml": "azure",
     "vertex": "google",
-}  # fixtures whose `environ` leads the command there
-WITHOUT_KILL = {"sagemaker", "azureml", "vertex"}  # a platform that always lets a job save before it ends
-# The least time limit that a platform takes, or a slow machine needs to begin in, and one unit more; else 46 s.
+}  # fixtures whose `environ` leads the command to the stand-in
+WITHOUT_KILL = {"sagemaker", "azureml", "vertex"}  # platforms that always let a job save before the end
+# The smallest time limit of a platform, or of a slow machine's start, plus one unit; else 46 s.
 SHORTEST_S = {"azureml": 61, "vertex": 90}
 
-# Prints who it is; then runs on until told to stop, and saves before it leaves.
+# Prints its identity; then runs until a stop request, and saves before it exits.
 SCRIPT = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -93,7 +93,7 @@ if "lines" in sys.argv:
 
 @pytest.fixture(params=sorted(SETTINGS))
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the backend's name; what it runs against is there, and the command finds it."""
+    """Return the backend's name; its stand-in runs, and the command finds it."""
     name: str = request.param
     if name in STAND_INS:
         for key, value in request.getfixturevalue(STAND_INS[name]).environ.items():
@@ -113,7 +113,7 @@ def job(backend: str, project: Callable[..., Path]) -> Callable[..., Path]:
 
 
 def told(logs: str) -> list[dict[str, Any]]:
-    """Return what each rank printed of itself."""
+    """Return the data that each rank printed."""
     lines = [json.loads(line) for line in logs.splitlines()]
     return sorted((json.loads(at["text"]) for at in lines if at["text"].startswith("{")), key=lambda x: x["rank"])
 
@@ -123,13 +123,13 @@ def running(cli: Any) -> None:
     cli.watch("looping", "logs", "-f", "last", count=2)
 
 
-def test_every_built_in_backend_is_held() -> None:
-    """A backend without an entry here is not tested."""
+def test_every_built_in_backend_is_tested() -> None:
+    """Every built-in backend has an entry here."""
     assert set(SETTINGS) == set(BUILT_IN)
 
 
 def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any, home: Path) -> None:
-    """Two instances are two nodes; arguments and variables arrive as they were written, whatever is in them.
+    """Two instances are two nodes; arguments and variables arrive unchanged with any content.
 
     `PYTHONPATH` finds the user's modules and hides none of ours; a secret's value is in no file, log or registry.
     """
@@ -160,7 +160,7 @@ def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any, h
 
 
 def test_failure_names_the_first_failing_rank(cli: Any, job: Any) -> None:
-    """Exit code 1; `status` shows the exception of the rank that raised it, not torchrun's, and nothing is retried."""
+    """Exit code 1; `status` shows the exception of the rank that raised it, not torchrun's, without a retry."""
     done = cli("submit", "-y", cwd=job("args: [fail]\n"))
     status = cli("status", "last", "--json").json
     assert done.code == 1
@@ -170,8 +170,8 @@ def test_failure_names_the_first_failing_rank(cli: Any, job: Any) -> None:
     assert "boom of rank one" in cli("status", "last").stdout
 
 
-def test_stop_saves_and_resume_goes_on(cli: Any, job: Any) -> None:
-    """A stop lets the ranks save; a resume is the next attempt, whose ranks all see the saved and the kept files."""
+def test_stop_saves_and_resume_continues(cli: Any, job: Any) -> None:
+    """A stop lets the ranks save; a resume is the next attempt, whose ranks see all saved and kept files."""
     folder = job('args: [loop]\nkeep: [out/, "wor*.pt"]\nresume_args: [--resume, $CLOUDTRAIN_RESUME_PATH]\n')
     assert cli("submit", "-y", "-d", cwd=folder).code == 0
     running(cli)
@@ -193,7 +193,7 @@ def test_stop_saves_and_resume_goes_on(cli: Any, job: Any) -> None:
 
 
 def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str) -> None:
-    """`--now` kills, where the platform can; the job is stopped by its user, and nothing was saved to go on from."""
+    """`--now` kills if the platform can; the job is stopped by its user, without a save to resume from."""
     cli("submit", "-y", "-d", cwd=job("args: [loop]\n"))
     running(cli)
     assert cli("stop", "last", "--now", "-y").code == 0
@@ -203,14 +203,14 @@ def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str) -> 
 
 
 @pytest.mark.parametrize(
-    "backend",  # the clouds' caps differ by figures alone: one of the three, and all in soak
+    "backend",  # the clouds' caps differ only by figures: one of three, all in soak
     [pytest.param(name, marks=[pytest.mark.soak] * (name in ("azureml", "sagemaker"))) for name in sorted(SETTINGS)],
     indirect=True,
 )
-def test_budget_holds_with_the_laptop_shut(cli: Any, content_cli: Any, job: Any, backend: str) -> None:
-    """The cap needs no launcher: SIGTERM with time to save before it, and no dollar more than was given.
+def test_budget_holds_without_a_launcher(cli: Any, content_cli: Any, job: Any, backend: str) -> None:
+    """The limit works without a launcher: SIGTERM with time to save first, and no dollar above the budget.
 
-    The rest of the money buys no further run; more does, and it goes on from what was saved.
+    The rest of the money is too little for a further run; with more money a resume continues from the save.
     """
     folder, limit_s = job("args: [loop]\n"), SHORTEST_S.get(backend, 46)
     price = ("--price-per-hour", "36")
@@ -218,7 +218,7 @@ def test_budget_holds_with_the_laptop_shut(cli: Any, content_cli: Any, job: Any,
     plan = cli("plan", "--json", *price, *ample, cwd=folder).json
     limit_usd = (plan["worst_case_micro"] - 1) / 1e6
     budget = ("--set", f"budget.limit={limit_usd:.6f}")
-    content_cli.watch("looping", "submit", "-y", *price, *budget, cwd=folder)  # which is killed then
+    content_cli.watch("looping", "submit", "-y", *price, *budget, cwd=folder)  # then killed
     assert cli("wait", "last").code == 6
     status = cli("status", "last", "--json").json
     assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "budget", True)
@@ -232,7 +232,7 @@ def test_budget_holds_with_the_laptop_shut(cli: Any, content_cli: Any, job: Any,
 
 
 def test_killed_launcher_leaves_the_job_and_its_lines(cli: Any, job: Any) -> None:
-    """kill -9 of a following submit touches nothing; `logs -f` then shows every line once, in order."""
+    """kill -9 of a following submit does not affect the job; `logs -f` then shows every line once, in order."""
     folder = job("args: [lines]\n")
     cli.watch("line 0", "submit", "-y", count=20, cwd=folder)
     done = cli("logs", "-f", "last")
@@ -242,7 +242,7 @@ def test_killed_launcher_leaves_the_job_and_its_lines(cli: Any, job: Any) -> Non
     assert done.code == 0
 
 
-def test_missing_secret_is_said_before_anything_is_sent(cli: Any, job: Any) -> None:
+def test_missing_secret_is_reported_before_the_submit(cli: Any, job: Any) -> None:
     """A name without a value in the environment is a config error, and no job exists."""
     done = cli("submit", "-y", cwd=job("secrets: [API_TOKEN]\n"))
     assert done.code == 3

@@ -1,4 +1,4 @@
-"""A job's `requirements` and `setup` on every backend, for real: pip, wheels made here, torch held as it is."""
+"""A job's `requirements` and `setup` on every backend: real pip, wheels made here, torch kept as installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudtrain.launcher.planning.prepare import prepare
 from doubles.azure.names import GROUP, SUBSCRIPTION, WORKSPACE
 from doubles.google.names import BUCKET, PROJECT, REGION
 
-# What a config needs to run on two instances of a backend here, and the fixture of the stand-in.
+# The config for two instances of a backend in these tests, and the fixture of the stand-in.
 SETTINGS = {
     "local": "backend: local\nresources: {instances: 2}\n",
     "ssh": """\
@@ -46,7 +46,7 @@ STAND_INS = {"ssh": "ssh_pair", "sagemaker": "aws", "azureml": "azure", "vertex"
 IMAGE = f"image: a/b@sha256:{'0' * 64}\n"
 CLOUDS = ("sagemaker", "azureml", "vertex")
 REQUIREMENTS = "--no-index\n--find-links wheels\ntiny==1.0\nlikes-torch\n"
-# Each rank says what it runs in.
+# Each rank prints its environment.
 SCRIPT = """
 import json, os, sys
 import tiny, torch
@@ -74,12 +74,12 @@ def wheel(folder: Path, name: str = "tiny", version: str = "1.0", requires: str 
     }
     with zipfile.ZipFile(folder / f"{module}-{version}-py3-none-any.whl", "w") as archive:
         for path, text in texts.items():
-            archive.writestr(zipfile.ZipInfo(path), text)  # of 1980: the same bytes whenever it is made
+            archive.writestr(zipfile.ZipInfo(path), text)  # dated 1980: always the same bytes
 
 
 @pytest.fixture(params=sorted(SETTINGS))
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the backend's name; its stand-in is there, and the command finds the stand-in."""
+    """Return the backend's name; its stand-in runs, and the command finds the stand-in."""
     name: str = request.param
     if name in STAND_INS:
         for key, value in request.getfixturevalue(STAND_INS[name]).environ.items():
@@ -89,10 +89,10 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def job(project: Callable[..., Path]) -> Callable[..., Path]:
-    """Return a function that writes a project with wheels, its config as given."""
+    """Return a function that writes a project with wheels and the given config."""
 
     def write(settings: str, requirements: str = REQUIREMENTS, text: str = SCRIPT) -> Path:
-        alone = "distributed: {allow_alone: true}\n"  # a rank of the script tells of its packages, and ends
+        alone = "distributed: {allow_alone: true}\n"  # a rank only prints its packages, and ends
         folder = project(alone + settings, script="train.py", text=text)
         for name, version, requires in (
             ("tiny", "1.0", ""),
@@ -115,15 +115,15 @@ def lines(cli: Any, job: str = "last") -> list[str]:
 
 
 def told(texts: list[str]) -> list[dict[str, Any]]:
-    """Return what each rank said."""
+    """Return the data that each rank printed."""
     return [json.loads(text) for text in texts if text.startswith('{"tiny"')]
 
 
 @pytest.mark.slow
-def test_packages_are_there_and_the_second_job_finds_them(cli: Any, job: Any, backend: str) -> None:
-    """Built once, then found: on the host, or brought from the cloud's store; `setup` reaches this job alone.
+def test_packages_are_installed_and_reused_by_the_second_job(cli: Any, job: Any, backend: str) -> None:
+    """Built once, then found on the host or in the cloud's store; `setup` affects this job alone.
 
-    torch stays the image's, though a package asks for torch and the index has a newer version.
+    torch stays the image's, although a package asks for torch and the index has a newer version.
     """
     folder = job(
         SETTINGS[backend]
@@ -150,7 +150,7 @@ def test_packages_are_there_and_the_second_job_finds_them(cli: Any, job: Any, ba
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["local", "vertex"], indirect=True)
 def test_packages_that_cannot_be_installed_end_the_job(cli: Any, job: Any, backend: str) -> None:
-    """No rank starts; the error is one of configuration, with pip's words, the cure, and the last lines."""
+    """No rank starts; the error is one of configuration, with pip's words, a remedy, and the last lines."""
     folder = job(SETTINGS[backend] + "requirements: requirements.txt\n", f"{REQUIREMENTS}hates-torch\n")
     assert cli("submit", "-y", cwd=folder, timeout_s=280).code == 1
     status = cli("status", "last", "--json").json
@@ -166,7 +166,7 @@ def test_packages_that_cannot_be_installed_end_the_job(cli: Any, job: Any, backe
 
 
 @pytest.mark.slow
-def test_setup_that_fails_ends_the_job_with_the_commands_words(cli: Any, job: Any) -> None:
+def test_setup_that_fails_ends_the_job_with_the_commands_output(cli: Any, job: Any) -> None:
     """The commands after the failing one are not run."""
     folder = job(
         SETTINGS["local"] + "setup: ['true', 'echo sorry; echo no such thing >&2; exit 3', 'echo third']\n", text="1"
@@ -179,7 +179,7 @@ def test_setup_that_fails_ends_the_job_with_the_commands_words(cli: Any, job: An
 
 
 @pytest.mark.slow
-def test_stop_while_a_node_prepares_ends_at_once(cli: Any, job: Any, tmp_path: Path, wait_until: Any) -> None:
+def test_stop_during_preparation_ends_at_once(cli: Any, job: Any, tmp_path: Path, wait_until: Any) -> None:
     """The commands die with their children, no rank starts, and the job is stopped by its user."""
     folder = job(SETTINGS["local"] + f"setup: ['touch {tmp_path}/begun; sleep 300 & sleep 300']\n", text="1")
     assert cli("submit", "-y", "-d", cwd=folder).code == 0
@@ -195,7 +195,7 @@ def test_stop_while_a_node_prepares_ends_at_once(cli: Any, job: Any, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["local", "vertex"])
 def test_rehearsal_misses_a_package_that_the_requirements_lack(cli: Any, job: Any, backend: str) -> None:
-    """Elsewhere this machine's packages are not there; on `local` they are. torch is on both."""
+    """On `local` a rehearsal sees this machine's packages, elsewhere only the requirements. torch is on both."""
     folder = job(
         SETTINGS[backend] + "requirements: requirements.txt\nenv: {MADE: x}\n", text=f"import pydantic\n{SCRIPT}"
     )
@@ -242,10 +242,8 @@ def test_rehearsal_misses_a_package_that_the_requirements_lack(cli: Any, job: An
         ),
     ],
 )
-def test_packages_that_no_node_could_install_are_refused(
-    job: Any, tmp_path: Path, settings: str, key: str, words: str
-) -> None:
-    """By `validate` and the dry run, at the key."""
+def test_uninstallable_packages_are_refused(job: Any, tmp_path: Path, settings: str, key: str, words: str) -> None:
+    """`validate` and the dry run report the fault at its key."""
     folder = job(settings)
     (folder / "editable.txt").write_text("-e .\n")
     (folder / "a.txt").write_text("tiny\n")
@@ -255,10 +253,10 @@ def test_packages_that_no_node_could_install_are_refused(
 
 
 @pytest.mark.parametrize("backend", sorted(SETTINGS))
-def test_request_says_what_to_install_only_where_asked(
+def test_request_contains_installs_only_if_configured(
     job: Any, tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clouds' requests name the store of environments beside the job's own place."""
+    """The clouds' requests contain the store of environments next to the job's own place."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     settings = os.path.expandvars(SETTINGS[backend]).replace("{role", "{bucket: b-b, role")
     monkeypatch.setenv("SSH_CONFIG", "/dev/null")

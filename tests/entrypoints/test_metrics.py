@@ -98,7 +98,7 @@ def test_first_step_gives_a_figure_at_once(clock: Clock) -> None:
 
 
 def test_first_step_is_in_no_mean(clock: Clock) -> None:
-    """The first step compiles for a minute and waits for data workers: the remaining time is right from the first line."""
+    """The first step compiles for a minute and waits for data workers; the remaining time excludes that step."""
     meter = ThroughputMeter(32)
     run(meter, clock, 1, data_s=20.0, compute_s=60.0)
     run(meter, clock, 4)

@@ -1,4 +1,4 @@
-"""Strategies: what is refused, blocks, the summation tree; then real runs over gloo on 1, 2 and 4 ranks.
+"""Strategies: refusals, blocks, the summation tree; then real runs over gloo on 1, 2 and 4 ranks.
 
 torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_strategies.py CASES RESULT`.
 """
@@ -38,7 +38,7 @@ MICRO, STEPS = 3, 12
 
 
 def transformer() -> nn.Module:
-    """Two layers, each with a Sequential of its own, in a ModuleList; an embedding beside it."""
+    """Return a ModuleList of two layers, each with its own Sequential, and an embedding next to the list."""
     model = nn.Module()
     model.embed = nn.Embedding(4, 4)
     model.layers = nn.ModuleList(nn.ModuleDict({"mlp": nn.Sequential(nn.Linear(4, 4))}) for _ in range(2))
@@ -53,7 +53,7 @@ def refusal(
     device: torch.device = CPU,
     **settings: Any,
 ) -> str:
-    """Return why `wrap` refuses."""
+    """Return the message with which `wrap` refuses."""
     split = data.Split(virtual, 1, ranks, virtual // ranks)
     training = TrainingSettings(global_batch_size=virtual, max_steps=1, **settings)
     with pytest.raises(TaskError) as found:
@@ -81,27 +81,27 @@ def refusal(
         ({"strategy": "fsdp", "module": transformer(), "blocks": lambda model: [model.layers]}, "no forward pass"),
     ],
 )
-def test_what_cannot_work_is_refused(settings: dict[str, Any], why: str) -> None:
-    """The message says what to set instead; no process group is needed to find out."""
+def test_impossible_settings_are_refused(settings: dict[str, Any], why: str) -> None:
+    """The message names the alternative; no process group is necessary for the check."""
     assert why in refusal(**settings)
 
 
-def test_all_faults_are_told_at_once() -> None:
-    """Two faults make one error."""
+def test_all_faults_are_reported_at_once() -> None:
+    """Two faults give a single error."""
     found = refusal(strategy="fsdp", compression="bf16", reproducible="strict", virtual=6)
     assert "compression bf16 is ddp's" in found
     assert "no power of two" in found
 
 
 def test_compile_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before an hour of training, not within torch's."""
+    """The error comes before an hour of training, and not from inside torch."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     assert "C++ compiler" in refusal(compile=True)
 
 
-def test_fsdp_refuses_what_it_cannot_shard() -> None:
-    """Weights tied across blocks, single numbers and blocks of two types have messages that name them."""
+def test_fsdp_refuses_parameters_that_it_cannot_shard() -> None:
+    """The messages name weights tied across blocks, scalar parameters and blocks of two types."""
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight
     assert "0.weight and 1.weight are one parameter" in refusal(tied, strategy="fsdp")
@@ -114,20 +114,20 @@ def test_fsdp_refuses_what_it_cannot_shard() -> None:
 
 
 def test_default_blocks_are_the_outermost_layers() -> None:
-    """Each child of the outermost list that can run forward is a block; what lies inside one is not."""
+    """Each child of the outermost list that can run forward is a block; modules inside a block are not."""
     inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     model = nn.Sequential(nn.Sequential(inner, nn.ReLU()), nn.ReLU(), nn.Linear(2, 2))
     assert strategies.default_blocks(model) == [model[0], model[2]]
 
 
 def test_default_blocks_look_through_containers_without_forward() -> None:
-    """A ModuleDict in a ModuleList cannot be gathered as one, so its parts are taken."""
+    """A ModuleDict in a ModuleList cannot be gathered as a block, so its parts are blocks."""
     found = strategies.default_blocks(transformer())
     assert [type(block) for block in found] == [nn.Linear, nn.Linear]
 
 
-def test_sized_blocks_count_what_no_inner_block_has() -> None:
-    """Inner blocks come first; an outer one needs as many parameters beside them; attention stays whole."""
+def test_sized_blocks_count_parameters_outside_inner_blocks() -> None:
+    """Inner blocks come first; an outer block needs as many parameters outside them; attention stays whole."""
     model = nn.Module()
     model.attention = nn.MultiheadAttention(4, 2)
     model.big = nn.Sequential(nn.Linear(4, 4), nn.Linear(2, 2))
@@ -137,7 +137,7 @@ def test_sized_blocks_count_what_no_inner_block_has() -> None:
 
 
 def test_blocks_are_shardable_in_the_order_found() -> None:
-    """A task may list an outer block before the one in it."""
+    """A task may list an outer block before its inner block."""
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
     settings = TrainingSettings(global_batch_size=1)
     found = blocks_of.find(settings, model, lambda model: [model, model[0], model[0][0]])
@@ -145,7 +145,7 @@ def test_blocks_are_shardable_in_the_order_found() -> None:
 
 
 def test_clip_returns_the_norm_before() -> None:
-    """The gradient is scaled to the norm, and what it was is returned; both ways of taking the norm agree."""
+    """The gradient is scaled to the norm, and the earlier norm is returned; both clip functions agree."""
     for function in (clip, clip_whole):
         parameter = nn.Parameter(torch.zeros(2))
         parameter.grad = torch.tensor([3.0, 4.0])
@@ -153,8 +153,8 @@ def test_clip_returns_the_norm_before() -> None:
         assert parameter.grad.norm().item() == pytest.approx(1.0, abs=1e-5)
 
 
-def test_finite_sees_one_bad_element() -> None:
-    """One nan in one parameter or gradient is enough; large ones whose squares overflow are finite."""
+def test_finite_finds_one_bad_element() -> None:
+    """A single nan in a parameter or gradient is enough; large values whose squares overflow are finite."""
     model = nn.Linear(2, 3)
     model.bias.grad = torch.tensor([1e30, 0.0, 0.0])
     assert finite(model)
@@ -167,18 +167,18 @@ def test_finite_sees_one_bad_element() -> None:
 
 
 class Sum:
-    """A sum that remembers how it was made: siblings without regard to their order."""
+    """A sum that remembers its tree, with siblings in any order."""
 
     def __init__(self, made: Any) -> None:
         self.made = made
 
     def add(self, other: Sum) -> None:
-        """Make this the parent of both."""
+        """Make the sum the parent of both."""
         self.made = frozenset([self.made, other.made])
 
 
 def root(leaves: list[Sum]) -> Any:
-    """Return how one rank sums its leaves."""
+    """Return the tree by which one rank sums its leaves."""
     counter: PartialSums[Sum] = PartialSums(Sum.add)
     for leaf in leaves:
         counter.push(leaf)
@@ -187,7 +187,7 @@ def root(leaves: list[Sum]) -> Any:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_tree_is_the_same_for_every_number_of_ranks(ranks: int) -> None:
-    """Neighbours are summed on a rank, then over the ranks; strided ones over the ranks, then on a rank."""
+    """Neighbours are summed on a rank, then over the ranks; strided leaves over the ranks, then on a rank."""
     per = 8 // ranks
     expected = root([Sum(v) for v in range(8)])
     assert root([Sum(root([Sum(r * per + a) for a in range(per)])) for r in range(ranks)]) == expected
@@ -195,7 +195,7 @@ def test_tree_is_the_same_for_every_number_of_ranks(ranks: int) -> None:
 
 
 def test_recomputed_blocks_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The forward pass runs twice with the same dropout; gradients, buffers and names are as without."""
+    """The forward pass runs twice with the same dropout; gradients, buffers and names do not change."""
     calls = []
     monkeypatch.setattr(Memory, "forward", lambda self, x, old=Memory.forward: calls.append(1) or old(self, x))
     found = []
@@ -216,7 +216,7 @@ def test_recomputed_blocks_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
 BLOCKED = {"activation_checkpointing": True}
 STRICT = {"reproducible": "strict"}
 LOOK = {"look": True}
-SCALED = {"scale": True, "spoil": 1}  # virtual rank 1, on another rank than the head if there are two
+SCALED = {"scale": True, "spoil": 1}  # virtual rank 1, outside the leader if there are two
 
 STRICT_CASES: dict[str, Any] = {
     "strict ddp": {"strategy": "ddp", **STRICT, **LOOK},
@@ -271,8 +271,8 @@ COMPILED = {
 
 
 def start(cases: dict[str, Any], ranks: int, folder: Path) -> list[dict[str, Any]]:
-    """Run the cases on so many ranks; return the results by rank, then by case."""
-    from doubles import warmpython  # the ranks, which run this file, do not find it
+    """Run the cases on the given number of ranks; return the results by rank, then by case."""
+    from doubles import warmpython  # the ranks, which run this file, cannot import doubles
 
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     result = folder / f"{ranks}.json"
@@ -280,7 +280,7 @@ def start(cases: dict[str, Any], ranks: int, folder: Path) -> list[dict[str, Any
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     if ranks > 1:
         found = warmpython.run(args, folder, environment, 280)
-    else:  # by the interpreter itself, imports and all
+    else:  # by the interpreter itself, with all imports
         found = subprocess.run(
             [sys.executable, "-W", "error", *args],
             env=environment,
@@ -297,33 +297,33 @@ def start(cases: dict[str, Any], ranks: int, folder: Path) -> list[dict[str, Any
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, Any]]]:
-    """Return the results on so many ranks; each number is run once."""
+    """Return the results on the given number of ranks; each number is run once."""
     return functools.cache(lambda ranks: start(CASES[ranks], ranks, tmp_path_factory.mktemp("ranks")))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(STRICT_CASES))
 def test_strict_has_the_same_bits_on_any_number_of_ranks(results: Any, case: str) -> None:
-    """Losses, clipped norms, parameters and buffers after 12 steps; ddp, fsdp and hsdp agree with each other too."""
+    """Losses, clipped norms, parameters and buffers after 12 steps are equal; ddp, fsdp and hsdp agree too."""
     found = [{k: rank[case][k] for k in ("losses", "norms", "hash")} for n in (1, 2, 4) for rank in results(n)]
     assert all(one == found[0] for one in found)
     assert found[0]["hash"] == results(1)[0][case.replace("fsdp", "ddp").replace("hsdp", "ddp")]["hash"]
 
 
 @pytest.mark.slow
-def test_halving_is_doubling(results: Any) -> None:
-    """Among many ranks the same tree is walked with less traffic."""
+def test_halving_equals_doubling(results: Any) -> None:
+    """Many ranks use the same tree with less traffic."""
     assert results(4)[3]["strict ddp halved"]["hash"] == results(4)[0]["strict ddp"]["hash"]
 
 
 @pytest.mark.slow
 def test_strict_holds_in_bf16(results: Any) -> None:
-    """What is rounded is rounded before it is summed."""
+    """Values are rounded before they are summed."""
     assert results(1)[0]["strict fsdp bf16"]["hash"] == results(2)[1]["strict fsdp bf16"]["hash"]
 
 
 @pytest.mark.slow
-def test_standard_differs_by_rounding_alone(results: Any) -> None:
+def test_standard_differs_only_by_rounding(results: Any) -> None:
     """The mean over the global batch is the same under every strategy, on any number of ranks; all ranks agree."""
     expected = results(1)[0]["strict ddp"]["last"]
     for ranks, case in [(1, "ddp"), (1, "fsdp"), (2, "ddp"), (2, "fsdp"), (4, "hsdp")]:
@@ -333,8 +333,8 @@ def test_standard_differs_by_rounding_alone(results: Any) -> None:
 
 
 @pytest.mark.slow
-def test_weights_begin_as_rank_0_drew_them(results: Any) -> None:
-    """Ranks that drew different weights train the same model."""
+def test_weights_start_with_rank_0s_values(results: Any) -> None:
+    """Ranks with different initial weights train the same model."""
     for case in ("ddp", "fsdp"):
         assert results(2)[1][case]["hash"] == results(2)[1][f"{case} apart"]["hash"]
 
@@ -342,7 +342,7 @@ def test_weights_begin_as_rank_0_drew_them(results: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES[2] if CASES[2][case].get("look")])
 def test_evaluation_and_state_dict(results: Any, case: str) -> None:
-    """Evaluation agrees on all ranks and leaves shards; the state dict has plain names and is the weights' memory."""
+    """Evaluation agrees on all ranks and keeps shards; the state dict has plain names and the weights' memory."""
     for rank in results(2):
         assert rank[case]["evaluated"] == results(2)[0][case]["evaluated"]
         assert rank[case]["names"] == sorted(Net().state_dict())
@@ -355,7 +355,7 @@ def test_evaluation_and_state_dict(results: Any, case: str) -> None:
 
 @pytest.mark.slow
 def test_memory_savers_change_no_bit(results: Any) -> None:
-    """Blocks computed again, offloaded, or cut otherwise give the same model, dropout and statistics included."""
+    """Recomputed, offloaded or differently cut blocks give the same model, dropout and statistics included."""
     for case, same in [("ddp", "ddp blocked"), ("fsdp", "fsdp blocked"), ("fsdp", "offload")]:
         assert results(2)[0][case]["losses"] == results(2)[0][same]["losses"]
         assert results(2)[0][case]["hash"] == results(2)[0][same]["hash"]
@@ -363,7 +363,7 @@ def test_memory_savers_change_no_bit(results: Any) -> None:
 
 @pytest.mark.slow
 def test_bf16_is_near_fp32(results: Any) -> None:
-    """Losses are those of fp32 to bf16's two digits or so, and fsdp hands out fp32."""
+    """Losses equal the losses of fp32 to about bf16's two digits, and fsdp's weights are fp32."""
     for case in ("ddp bf16", "fsdp bf16"):
         assert results(2)[0][case]["losses"][0] != results(2)[0]["ddp"]["losses"][0]
         assert sum(results(2)[0][case]["last"]) == pytest.approx(sum(results(2)[0]["ddp"]["last"]), rel=0.05)
@@ -373,7 +373,7 @@ def test_bf16_is_near_fp32(results: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["ddp fp16", "fsdp fp16"])
 def test_overflow_on_one_rank_skips_the_step_on_all(results: Any, case: str) -> None:
-    """A plain GradScaler is enough: the third step is left out and the scale halved, everywhere."""
+    """A plain GradScaler is enough: the third step is skipped and the scale halved on all ranks."""
     for rank in results(2):
         assert rank[case]["finite"] == [step != 2 for step in range(STEPS)]
         assert rank[case]["scale"] == 512
@@ -382,7 +382,7 @@ def test_overflow_on_one_rank_skips_the_step_on_all(results: Any, case: str) -> 
 
 @pytest.mark.slow
 def test_compressed_gradients_train(results: Any) -> None:
-    """Halved numbers change the loss a little; matrices of rank 2 somewhat more."""
+    """Gradients in 16 bits change the loss a little; matrices of rank 2 change the loss somewhat more."""
     expected = results(2)[0]["ddp"]["last"]
     for case, tolerance in [("ddp to fp16", 0.01), ("ddp to bf16", 0.03)]:
         assert results(2)[0][case]["last"] == pytest.approx(expected, rel=tolerance)
@@ -392,7 +392,7 @@ def test_compressed_gradients_train(results: Any) -> None:
 
 @pytest.mark.slow
 def test_powersgd_resumes_exactly_from_saved_state(results: Any) -> None:
-    """With each rank's own state the resumed half is the same to the bit; without, it begins afresh."""
+    """With each rank's own state the resumed half is equal bit for bit; without the state, the errors start at zero."""
     for rank in results(2):
         found = rank["ddp to powersgd"]
         assert found["resumed"]["hash"] == found["whole"]["hash"]
@@ -402,8 +402,8 @@ def test_powersgd_resumes_exactly_from_saved_state(results: Any) -> None:
 
 
 @pytest.mark.slow
-def test_silent_ranks_go_apart(results: Any) -> None:
-    """Nothing is sent: ddp's ranks train models of their own; fsdp's run to the end on wrong numbers."""
+def test_silent_ranks_diverge(results: Any) -> None:
+    """Without transfers ddp's ranks train different models; fsdp's run to the end on wrong numbers."""
     assert results(2)[0]["ddp silent"]["hash"] != results(2)[1]["ddp silent"]["hash"]
     assert results(2)[0]["fsdp silent"]["losses"] != results(2)[0]["fsdp"]["losses"]
     assert results(4)[0]["hsdp silent"]["losses"] != results(4)[0]["hsdp"]["losses"]
@@ -411,7 +411,7 @@ def test_silent_ranks_go_apart(results: Any) -> None:
 
 @pytest.mark.slow
 def test_unused_parameters_are_named_or_zero(results: Any) -> None:
-    """ddp cannot wait for them, and says so in the first step; fsdp takes them as zero on the ranks without."""
+    """ddp cannot wait for unused parameters, and raises in the first step; fsdp uses zeros on such ranks."""
     for rank in results(2):
         assert "the loss does not depend on extra.weight, extra.bias, and ddp waits" in rank["ddp unused"]
     assert results(2)[0]["fsdp unused"]["last"] == pytest.approx(results(2)[0]["strict ddp unused"]["last"], rel=1e-4)
@@ -419,7 +419,7 @@ def test_unused_parameters_are_named_or_zero(results: Any) -> None:
 
 @pytest.mark.slow
 def test_compiled_models_train_and_evaluate(tmp_path: Path) -> None:
-    """The compiler's own arithmetic differs by rounding; names stay as they are."""
+    """The compiler's own arithmetic differs by rounding; the names do not change."""
     (found,) = start(COMPILED, 1, tmp_path)
     for case in ("ddp", "fsdp blocked"):
         assert found[case]["last"] == pytest.approx(found["plain"]["last"], rel=1e-3)
@@ -431,7 +431,7 @@ def test_compiled_models_train_and_evaluate(tmp_path: Path) -> None:
 
 
 class Memory(nn.Module):
-    """Its output depends on a buffer that every pass replaces, as a codebook's would."""
+    """A module whose output depends on a buffer that every pass replaces, like a codebook."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -439,7 +439,7 @@ class Memory(nn.Module):
         self.register_buffer("mask", torch.ones(width, dtype=torch.bool))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x moved by what was seen before."""
+        """Return x moved by the mean of earlier inputs."""
         moved = x + (0.1 * self.seen * self.mask).to(x.dtype)
         if self.training:
             self.seen = 0.5 * self.seen + 0.5 * x.detach().float().mean(0)
@@ -522,14 +522,14 @@ def train(
     meet: Callable[[strategies.Strategy, torch.optim.Optimizer], None] = lambda spread, optimizer: None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Train; return what this rank saw. `meet` is called before the first step."""
+    """Train; return this rank's results. `meet` is called before the first step."""
     ranks = dist.get_world_size()
     split = data.Split(MICRO * virtual, MICRO, ranks, virtual // ranks)
     torch.manual_seed(7 + (dist.get_rank() if draw_apart else 0))
     module = Net(bool(unused), dropout)
     training = TrainingSettings(global_batch_size=split.global_batch, max_steps=1, **settings)
     spread = strategies.wrap(training, module, CPU, split, silent=silent)
-    # Not fused: on CPUs that rounds a tensor's last few elements otherwise, and shards end elsewhere.
+    # Not fused: on CPUs a fused kernel rounds a tensor's last elements differently, and shards end elsewhere.
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0.01, fused=False)
     meet(spread, optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scale else None
@@ -556,7 +556,7 @@ def train(
 
 
 def is_undone(spread: strategies.Strategy, split: data.Split) -> bool:
-    """Return whether a step left after its first micro-batch leaves no trace in the buffers."""
+    """Return whether a step left after its first micro-batch does not change the buffers."""
     before = digest(dict(spread.module.named_buffers()))
     virtual = owned_by(spread, split)[0]
     with spread.micro_batch(virtual, False), spread.autocast():
@@ -568,7 +568,7 @@ def is_undone(spread: strategies.Strategy, split: data.Split) -> bool:
 
 @torch.no_grad()
 def look_at(spread: strategies.Strategy, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Evaluate; write zeros into the state dict as a checkpoint is read, and evaluate again."""
+    """Evaluate; write zeros into the state dict like a checkpoint load, and evaluate again."""
     module = spread.module.eval()
     with spread.autocast():
         before = module(torch.linspace(-1, 1, 24).view(4, 6))
@@ -595,7 +595,7 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 def resume(**settings: Any) -> dict[str, Any]:
-    """Train through; then in two halves, the second with the rank's own state and without."""
+    """Train in one run; then in two halves, the second half with the rank's own state and without the state."""
     kept: list[Any] = []
     whole = train(**settings)
     train(steps=range(6), meet=lambda spread, optimizer: kept.extend((spread, optimizer)), **settings)
@@ -616,7 +616,7 @@ def resume(**settings: Any) -> dict[str, Any]:
 
 
 def refused(**settings: Any) -> str:
-    """Return the TaskError that training ends in."""
+    """Return the TaskError of the training."""
     try:
         train(**settings)
     except TaskError as error:
@@ -625,7 +625,7 @@ def refused(**settings: Any) -> str:
 
 
 def halved(**settings: Any) -> dict[str, Any]:
-    """Train, with the transfers that more ranks would use."""
+    """Train with the transfers that more ranks would use."""
     few = summation._DOUBLING_RANKS
     summation._DOUBLING_RANKS = 0
     found = train(**settings)
@@ -649,7 +649,7 @@ def main() -> None:
     dist.barrier()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # tearing gloo down may abort or hang (trainer.md item 10)
+    os._exit(0)  # gloo's teardown may abort or hang (trainer.md item 10)
 
 
 if __name__ == "__main__":

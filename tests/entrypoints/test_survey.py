@@ -1,4 +1,4 @@
-"""What a host tells of itself: on this machine, and where nvidia-smi answers as it does elsewhere."""
+"""A host's facts: on this machine, and with recorded answers of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Answers = Callable[..., None]
 
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
-    """Return a function that makes nvidia-smi answer: what it prints to each question, and its exit code."""
+    """Return a function that makes nvidia-smi answer: the output for each query, and the exit code."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -59,12 +59,12 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
 
 @pytest.fixture
 def no_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no nvidia-smi."""
+    """Remove nvidia-smi."""
     monkeypatch.setattr(gpus, "_tool", lambda: None)
 
 
-def test_gpus_are_told_one_by_one(nvidia_smi: Answers) -> None:
-    """Index, UUID, model, memory and driver of each."""
+def test_gpus_are_listed_one_by_one(nvidia_smi: Answers) -> None:
+    """Index, UUID, model, memory and driver of each GPU are listed."""
     nvidia_smi(TWO)
     found = gpus.found()
     assert found["fault"] is None
@@ -80,22 +80,22 @@ def test_gpus_are_told_one_by_one(nvidia_smi: Answers) -> None:
     }
 
 
-def test_field_that_a_gpu_does_not_have_is_no_fault(nvidia_smi: Answers) -> None:
-    """[N/A] stands for a feature that this model lacks, as memory of its own or MIG."""
+def test_missing_feature_of_a_gpu_is_no_fault(nvidia_smi: Answers) -> None:
+    """[N/A] stands for a feature that the model lacks, such as its own memory or MIG."""
     nvidia_smi(f"0, {A}, NVIDIA GB10, [N/A], 580.95.05, [N/A]\n")
     gpu = gpus.found()["gpus"][0]
     assert (gpu["memory_mb"], gpu["mig"], gpu["fault"]) == (None, False, None)
 
 
 @pytest.mark.parametrize("said", ["ERR!", "[Unknown Error]", "[GPU is lost]"])
-def test_broken_gpu_is_a_fault_of_its_own(nvidia_smi: Answers, said: str) -> None:
-    """The others can still be used."""
+def test_broken_gpu_has_its_own_fault(nvidia_smi: Answers, said: str) -> None:
+    """The intact GPUs can still be used."""
     nvidia_smi(f"0, {A}, NVIDIA A100-SXM4-80GB, {said}, 535.104.05, Disabled\n{TWO.splitlines()[1]}\n")
     assert [gpu["fault"] for gpu in gpus.found()["gpus"]] == [f"memory.total is {said}", None]
 
 
-def test_gpu_cut_into_slices_names_them(nvidia_smi: Answers) -> None:
-    """The UUIDs of MIG devices stand only in the listing."""
+def test_gpu_cut_into_slices_lists_their_uuids(nvidia_smi: Answers) -> None:
+    """Only the listing contains the UUIDs of MIG devices."""
     listing = f"""\
 GPU 0: NVIDIA A100-SXM4-80GB (UUID: {A})
   MIG 3g.40gb     Device  0: (UUID: MIG-aaaa1111-0000-1111-2222-333344445555)
@@ -109,8 +109,8 @@ GPU 1: NVIDIA A100-SXM4-80GB (UUID: {B})
     assert (second["mig"], second["slices"]) == (False, [])
 
 
-def test_old_driver_is_asked_without_mig(nvidia_smi: Answers) -> None:
-    """It knows no such field, and says so with exit code 2."""
+def test_old_driver_is_queried_without_mig(nvidia_smi: Answers) -> None:
+    """An old driver does not know the field, and exits with code 2."""
     old = "".join(f"{line.rpartition(',')[0]}\n" for line in TWO.splitlines())
     unknown = 'Field "mig.mode.current" is not a valid field to query.\n'
     nvidia_smi(old, body=f"--query-gpu=*mig*) printf %s {shlex.quote(unknown)}; exit 2;;")
@@ -130,8 +130,8 @@ def test_old_driver_is_asked_without_mig(nvidia_smi: Answers) -> None:
         ("", 1, "unreadable"),
     ],
 )
-def test_driver_that_fails_is_told_in_its_own_words(nvidia_smi: Answers, said: str, code: int, kind: str) -> None:
-    """No GPU is not the same as a GPU that cannot be used."""
+def test_driver_failure_is_reported_in_its_own_words(nvidia_smi: Answers, said: str, code: int, kind: str) -> None:
+    """A machine without GPUs differs from a machine with unusable GPUs."""
     nvidia_smi(said, code=code)
     found = gpus.found()
     assert found["gpus"] == []
@@ -139,8 +139,8 @@ def test_driver_that_fails_is_told_in_its_own_words(nvidia_smi: Answers, said: s
     assert " ".join(said.split()) in found["fault"]["text"]
 
 
-def test_one_lost_gpu_hides_no_other(nvidia_smi: Answers) -> None:
-    """The lines of the others come with the error."""
+def test_one_lost_gpu_does_not_hide_the_rest(nvidia_smi: Answers) -> None:
+    """The lines of the intact GPUs come with the error."""
     nvidia_smi(f"{TWO}Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error\n", code=255)
     found = gpus.found()
     assert len(found["gpus"]) == 2
@@ -148,19 +148,19 @@ def test_one_lost_gpu_hides_no_other(nvidia_smi: Answers) -> None:
 
 
 def test_machine_without_gpus_has_no_fault(nvidia_smi: Answers) -> None:
-    """The tool may be installed all the same."""
+    """The tool may be installed on a machine without GPUs."""
     nvidia_smi("No devices were found\n", code=6)
     assert gpus.found() == {"gpus": [], "fault": None}
 
 
 def test_gpu_without_its_tool_is_a_fault(no_nvidia_smi: None, tmp_path: Path) -> None:
-    """The device is there, or at least the card."""
+    """A fault needs the device, or at least the card."""
     assert gpus.found(tmp_path, tmp_path) == {"gpus": [], "fault": None}
     card = tmp_path / "0000:3b:00.0"
     card.mkdir()
     (card / "vendor").write_text("0x10de\n")
     (card / "class").write_text("0x020000\n")
-    assert gpus.found(tmp_path, tmp_path)["fault"] is None  # a network card of the same vendor's
+    assert gpus.found(tmp_path, tmp_path)["fault"] is None  # a network card of the same vendor
     (card / "class").write_text("0x030200\n")
     assert gpus.found(tmp_path, tmp_path)["fault"]["kind"] == "no-driver"
     (tmp_path / "nvidia0").touch()
@@ -168,14 +168,14 @@ def test_gpu_without_its_tool_is_a_fault(no_nvidia_smi: None, tmp_path: Path) ->
 
 
 def test_tool_that_hangs_is_given_up(nvidia_smi: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that does not answer keeps nobody waiting."""
+    """A driver that never answers costs a limited time."""
     monkeypatch.setattr(gpus, "PATIENCE_S", 0.2)
     nvidia_smi(body="*) exec sleep 60;;")
     assert gpus.found()["fault"]["kind"] == "silent"
 
 
-def test_processes_on_gpus_are_told_with_their_owner(nvidia_smi: Answers) -> None:
-    """Also where the name has commas, and where the process is another container's."""
+def test_processes_on_gpus_are_listed_with_their_owner(nvidia_smi: Answers) -> None:
+    """Names with commas work, and processes of foreign containers."""
     own = os.getpid()
     nvidia_smi(apps=f"{own}, {A}, python train.py --a=1, 2, 512\n99999999, {B}, [Not Found], [N/A]\nnonsense\n")
     mine, other = gpus.in_use()
@@ -184,8 +184,8 @@ def test_processes_on_gpus_are_told_with_their_owner(nvidia_smi: Answers) -> Non
     assert (other["owner"], other["memory_mb"], other["job"]) == (None, None, None)
 
 
-def test_facts_are_json_and_whole(tmp_path: Path, nvidia_smi: Answers) -> None:
-    """Every fact is there, and the folder was written to and left clean."""
+def test_facts_are_complete_and_serialisable(tmp_path: Path, nvidia_smi: Answers) -> None:
+    """All facts are present, and the folder was written to and left clean."""
     nvidia_smi(TWO)
     ask = {"python": sys.executable, "workdir": str(tmp_path / "work"), "checkpoint": str(tmp_path / "no" / "such")}
     facts = json.loads(json.dumps(survey.facts({**ask, "lock_folder": str(tmp_path / "locks")})))
@@ -201,7 +201,7 @@ def test_facts_are_json_and_whole(tmp_path: Path, nvidia_smi: Answers) -> None:
 
 
 def test_probe_that_fails_or_hangs_leaves_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are told all the same, and in time."""
+    """The remaining facts arrive in time."""
     over = threading.Event()
     monkeypatch.setattr(probes, "own_name", lambda: over.wait(30))
     monkeypatch.setattr(probes, "tools", lambda: os.listdir(tmp_path / "missing"))
@@ -214,14 +214,14 @@ def test_probe_that_fails_or_hangs_leaves_a_reason(tmp_path: Path, monkeypatch: 
     assert facts["limits"]["nofile"][0] > 0
 
 
-def test_folder_that_cannot_be_written_says_why(tmp_path: Path) -> None:
-    """A file where the folder should be."""
+def test_unwritable_folder_gives_a_reason(tmp_path: Path) -> None:
+    """A file is in the place of the folder."""
     (tmp_path / "file").touch()
     assert probes.write(tmp_path / "file" / "work")["error"] == f"{tmp_path / 'file' / 'work'}: Not a directory"
 
 
 def test_interpreter_is_asked_without_importing_torch(tmp_path: Path) -> None:
-    """Version, CUDA build and NCCL stand in files; importing this torch would fail."""
+    """Version, CUDA build and NCCL are read from files; an import of this torch would fail."""
     site = tmp_path / "site"
     for name, version in (("torch", "2.13.0"), ("nvidia_nccl_cu12", "2.27.5")):
         (site / f"{name}-{version}.dist-info").mkdir(parents=True)
@@ -247,8 +247,8 @@ def test_interpreter_is_asked_without_importing_torch(tmp_path: Path) -> None:
         ("#!/no/such\n", "does not start"),
     ],
 )
-def test_interpreter_that_is_none_says_why(tmp_path: Path, text: str | None, words: str) -> None:
-    """The path, and what is wrong with it."""
+def test_invalid_interpreter_gives_a_reason(tmp_path: Path, text: str | None, words: str) -> None:
+    """The message has the path and the fault."""
     python = tmp_path / "python"
     if text is not None:
         python.write_text(text)
@@ -258,8 +258,8 @@ def test_interpreter_that_is_none_says_why(tmp_path: Path, text: str | None, wor
     assert words in error
 
 
-def test_leftovers_are_what_a_dead_agent_left(tmp_path: Path, wait_until: Callable[..., Any]) -> None:
-    """A rank whose agent lives is none, nor is another folder's."""
+def test_leftovers_are_ranks_of_a_dead_agent(tmp_path: Path, wait_until: Callable[..., Any]) -> None:
+    """A rank whose agent lives is no leftover, and neither is a rank in a different folder."""
     node = tmp_path / "work" / "jobs" / "x-abcde" / "attempt-1" / "node-0"
     (node / "log").mkdir(parents=True)
     rank = subprocess.Popen(
@@ -282,21 +282,21 @@ def test_leftovers_are_what_a_dead_agent_left(tmp_path: Path, wait_until: Callab
             process.wait()
 
 
-def test_logind_that_ends_all_at_logout_is_found(tmp_path: Path) -> None:
-    """The last file by name wins; a user that is excluded is safe."""
+def test_logind_that_kills_at_logout_is_found(tmp_path: Path) -> None:
+    """The last file by name wins; an excluded user is safe."""
     folder = tmp_path / "etc/systemd/logind.conf.d"
     folder.mkdir(parents=True)
     (tmp_path / "etc/systemd/logind.conf").write_text("[Login]\n#KillUserProcesses=no\nKillUserProcesses=no\n")
     (folder / "50-site.conf").write_text("[Login]\nKillUserProcesses=yes\nKillExcludeUsers=\n")
-    assert probes.logind(tmp_path)["kills"] is False  # no systemd runs here
+    assert probes.logind(tmp_path)["kills"] is False  # no systemd runs on this root
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     assert probes.logind(tmp_path) == {"kills": True, "lingers": False}
     (folder / "60-ours.conf").write_text(f"[Login]\nKillExcludeUsers=root {probes.user()}\n")
     assert probes.logind(tmp_path)["kills"] is False
 
 
-def test_holders_name_who_holds_the_gpus(tmp_path: Path, nvidia_smi: Answers) -> None:
-    """As `cloudtrain hosts` shows them."""
+def test_holders_lists_the_jobs_on_the_gpus(tmp_path: Path, nvidia_smi: Answers) -> None:
+    """The result is the data for `cloudtrain hosts`."""
     nvidia_smi(TWO)
     place = gpulocks.folder(str(tmp_path / "locks"))
     taken = gpulocks.take(place, [A], {"job": "x-abcde"})
@@ -306,8 +306,8 @@ def test_holders_name_who_holds_the_gpus(tmp_path: Path, nvidia_smi: Answers) ->
     assert len(told["gpus"]["gpus"]) == 2
 
 
-def test_own_address_is_that_which_leads_there() -> None:
-    """Towards this machine itself it is the loopback's."""
+def test_own_address_is_on_the_route_to_the_target() -> None:
+    """The address towards this machine is the loopback address."""
     assert survey.address({"towards": "127.0.0.1"}) == {"address": "127.0.0.1", "interface": "lo"}
     assert survey.address({"interface": "lo"})["address"] == "127.0.0.1"
     with pytest.raises(Refused, match=r"nosuch0 has no IPv4 address here; there are .*lo"):
@@ -316,21 +316,21 @@ def test_own_address_is_that_which_leads_there() -> None:
 
 @pytest.fixture
 def listening() -> Iterator[dict[str, Any]]:
-    """Return where a peer `h1` of the round `word` listens."""
+    """Return the address at which a peer `h1` of the round `word` listens."""
     yield dialling.listen({"address": "127.0.0.1", "name": "h1", "token": "word", "ports": [20000, 28000]})
     dialling.hang_up({})
 
 
 def test_peer_that_answers_is_reached(listening: dict[str, Any]) -> None:
-    """On a port of the job's range, by name, in this round, as often as it is dialled."""
+    """The peer answers on a port of the job's range, by name, in the same round, as often as dialled."""
     assert 20000 <= listening["port"] <= 28000
     peers = [{"name": "h1", **listening}]
     for _ in range(3):
         assert dialling.dial({"peers": peers, "token": "word", "source": "127.0.0.1"}) == {"reached": 1, "failed": []}
 
 
-def test_each_way_to_fail_is_told(listening: dict[str, Any]) -> None:
-    """Refused, no answer, another machine, a stranger: all in the time of one."""
+def test_each_kind_of_failure_is_reported(listening: dict[str, Any]) -> None:
+    """Refused, no answer, wrong machine, foreign peer: all within the time limit of one."""
     closed, silent = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
     gone = closed.getsockname()[1]
     closed.close()
@@ -356,14 +356,14 @@ def test_each_way_to_fail_is_told(listening: dict[str, Any]) -> None:
 
 
 def test_port_is_free_after_hanging_up(listening: dict[str, Any]) -> None:
-    """Nothing of the round is left."""
+    """No listener of the round remains."""
     dialling.hang_up({})
     told = dialling.dial({"peers": [{"name": "h1", **listening}], "token": "word", "limit_s": 0.5})
     assert [failed["how"] for failed in told["failed"]] == ["refused"]
 
 
-def test_range_without_a_free_port_is_told() -> None:
-    """And so is an interface or an address that is not there."""
+def test_range_without_a_free_port_is_reported() -> None:
+    """A missing interface and a foreign address are reported too."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         told = dialling.listen({"address": "127.0.0.1", "name": "h", "token": "t", "ports": [port, port]})

@@ -1,4 +1,4 @@
-"""What is removed from the bucket, and above all what is not."""
+"""Steps that the sweeper removes from the bucket, and entries that must stay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARD = "shard-00000-of-00001.safetensors"
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """Return a folder of the steps 10 to 40, all of which the store has too, with one that was left half written."""
+    """Return a folder with the steps 10 to 40, which the store has too, next to a partial step."""
     for step in (10, 20, 30, 40):
         partial = folders.begin(tmp_path / "here", step, 10)
         files = {name: folders.write_bytes(partial / name, b"x") for name in (folders.TRAINER, folders.PLAIN, SHARD)}
@@ -29,8 +29,8 @@ def here(tmp_path: Path) -> Path:
     return tmp_path / "here"
 
 
-def test_steps_that_are_gone_here_go_there(here: Path) -> None:
-    """The older ones; what is not the trainer's stays, and so does the best, which is here still."""
+def test_steps_deleted_locally_are_deleted_in_the_store(here: Path) -> None:
+    """Older steps are removed; foreign entries stay, and so does the best step, which exists locally."""
     store = FolderMirror(here.parent / "there")
     shutil.rmtree(here / "step-00000020")
     shutil.rmtree(here / "step-00000030")
@@ -41,8 +41,8 @@ def test_steps_that_are_gone_here_go_there(here: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["manifest.json", SHARD])
-def test_nothing_goes_before_the_newest_is_there(here: Path, missing: str) -> None:
-    """The platform copies in its own time: until then the older ones are all there is to go on from."""
+def test_nothing_is_deleted_before_the_newest_is_uploaded(here: Path, missing: str) -> None:
+    """The platform copies at its own pace: until then a resume needs the older steps."""
     store = FolderMirror(here.parent / "there")
     shutil.rmtree(here / "step-00000030")
     store.remove(f"step-00000040/{missing}")
@@ -50,7 +50,7 @@ def test_nothing_goes_before_the_newest_is_there(here: Path, missing: str) -> No
 
 
 def test_later_steps_stay(here: Path) -> None:
-    """Somebody went back behind them; they are not ours to remove."""
+    """Steps after the newest local step stay, because an earlier run wrote them before a rollback."""
     store = FolderMirror(here.parent / "there")
     shutil.rmtree(here / "step-00000040")
     assert sweep(here, store) == ["step-00000015.tmp"]

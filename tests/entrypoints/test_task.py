@@ -1,4 +1,4 @@
-"""The task file's and the settings' checks: what is wrong, where, and how to mend it."""
+"""The checks of the task file and the settings: the fault, its place, and the fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHOLE = "def model(params): return params\ndef dataset(params, split): return [1
 
 @pytest.fixture(autouse=True)
 def unchanged_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading a task file puts its folder on sys.path, as running a script would."""
+    """Restore sys.path: loading a task file adds its folder, as running a script would."""
     monkeypatch.syspath_prepend("")
 
 
@@ -39,15 +39,15 @@ def spec(folder: Path, **training: Any) -> Path:
 
 
 def test_task_file_imports_its_neighbours(tmp_path: Path) -> None:
-    """A task file may import what lies beside it, and its functions are found by name."""
+    """A task file may import modules in its folder, and functions are found by name."""
     write(tmp_path, "SIZE = 3\n", "neighbour_of_task.py")
     task = load_task(write(tmp_path, "from neighbour_of_task import SIZE\n" + WHOLE))
     assert task.model({"a": 1}) == {"a": 1}
     assert task.evaluate is None
 
 
-def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
-    """A missing function, a wrong signature and a wrong kind stand in one message, with a suggestion."""
+def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
+    """One message reports a missing function, a wrong signature and a wrong kind, with a suggestion."""
     text = "def get_model(params): pass\ndef dataset(params): pass\ndef losses(model, batch): pass\nevaluate = 3\n"
     with pytest.raises(TaskError) as error:
         load_task(write(tmp_path, text))
@@ -61,13 +61,13 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_syntax_error_has_file_and_line(tmp_path: Path) -> None:
-    """The place is said as an editor takes it."""
+    """The place has the form that editors accept."""
     with pytest.raises(TaskError, match=r"my_task.py:2: .*def model\(params"):
         load_task(write(tmp_path, "import os\ndef model(params\n"))
 
 
 def test_error_of_the_task_file_itself_propagates(tmp_path: Path) -> None:
-    """What the user's own code raises stays as it is, traceback and all."""
+    """An exception of the user's own code propagates unchanged, with its traceback."""
     with pytest.raises(ZeroDivisionError):
         load_task(write(tmp_path, "1 / 0\n" + WHOLE))
 
@@ -81,7 +81,7 @@ def test_error_of_the_task_file_itself_propagates(tmp_path: Path) -> None:
     ],
 )
 def test_dataset_must_have_length_and_items(data: Any, mend: str) -> None:
-    """An empty dataset or a stream is refused with the mend."""
+    """An empty dataset or a stream is refused, and the message has the fix."""
     task = Task(model=len, dataset=lambda params, split: data, loss=len, code_sha256="")
     with pytest.raises(TaskError, match=mend):
         task.make_dataset({}, "train")
@@ -109,7 +109,7 @@ def test_wrong_settings_are_named(tmp_path: Path, training: dict[str, Any], mess
 
 
 def test_config_hash_covers_training_and_params(tmp_path: Path) -> None:
-    """Another learning rate is another config."""
+    """A different learning rate gives a different hash."""
     first = read_spec(spec(tmp_path)).config_sha256
     assert first == read_spec(spec(tmp_path)).config_sha256
     assert first != read_spec(spec(tmp_path, optimizer={"lr": 0.5})).config_sha256

@@ -1,4 +1,4 @@
-"""The job tells by itself: thresholds, deadline and end, from node 0's agent, whatever the receiver does."""
+"""The job sends its own notifications: thresholds, deadline and end, from node 0's agent, despite the receiver."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL = ["budget", "succeeded", "failed", "stopped"]
 
 
 def agent_spec(root: Path, url: str, **more: Any) -> dict[str, Any]:
-    """Return what node 0's agent is told."""
+    """Return the spec of node 0's agent."""
     channel = {"id": "webhook-1", "kind": "webhook", "secret": "HOOK", "to": "", "sender": "", "on": ALL}
     (root / "log").mkdir(parents=True, exist_ok=True)
     (root / "checkpoints").mkdir(exist_ok=True)
@@ -49,14 +49,14 @@ def agent_spec(root: Path, url: str, **more: Any) -> dict[str, Any]:
 
 
 def run(tmp_path: Path, age_s: float, **more: Any) -> tuple[NodeNotifier, list[str]]:
-    """Return a teller of a job that old, and the keys of what stands now."""
+    """Return the notifier of a job of the given age, and the keys of the notices due now."""
     found = of_agent(agent_spec(tmp_path, "http://127.0.0.1:1/", **more), time.time() - age_s)
     assert found is not None
     return found, [each.key for each in standing(found._run, {}, time.time())]
 
 
 def logged(root: Path) -> list[str]:
-    """Return the keys that stand in rank 0's log as told."""
+    """Return the keys of the notices in rank 0's log."""
     lines = (root / "log" / "rank-0.log").read_text().splitlines()
     found = [event for line in lines if (event := events.parse(line)[1]) is not None]
     return [event["key"] for event in found if event["e"] == "notice"]
@@ -71,13 +71,13 @@ def logged(root: Path) -> list[str]:
         (811, ["budget:100@1000000", "deadline:1"]),
     ],
 )
-def test_what_is_due_is_counted_from_the_held_time(tmp_path: Path, age_s: float, keys: list[str]) -> None:
-    """With what earlier attempts have cost; the highest threshold alone."""
+def test_due_notices_follow_from_the_held_time(tmp_path: Path, age_s: float, keys: list[str]) -> None:
+    """The costs of earlier attempts count; only the highest threshold is due."""
     assert run(tmp_path, age_s)[1] == keys
 
 
-def test_time_on_machines_before_counts(tmp_path: Path) -> None:
-    """A platform has begun the job anew: its limit here is what is left of it."""
+def test_time_on_earlier_machines_counts(tmp_path: Path) -> None:
+    """After a start by the platform, the limit is the rest of the job's limit."""
     spec = agent_spec(tmp_path, "http://127.0.0.1:1/", max_duration_s=700)
     spec["spec"]["max_duration_s"] = 1000
     found = of_agent(spec, time.time() - 1)
@@ -86,7 +86,7 @@ def test_time_on_machines_before_counts(tmp_path: Path) -> None:
 
 
 def test_unknown_price_is_no_threshold(tmp_path: Path) -> None:
-    """Then only the deadline and the end are told."""
+    """Without a price, only the deadline and the end give notices."""
     spec = agent_spec(tmp_path, "http://127.0.0.1:1/")
     spec["spec"]["notices"]["rate_micro_h"] = None
     found = of_agent(spec, time.time() - 850)
@@ -96,14 +96,14 @@ def test_unknown_price_is_no_threshold(tmp_path: Path) -> None:
     assert "unknown" in told[0].text
 
 
-def test_job_that_is_done_before_has_no_deadline(tmp_path: Path) -> None:
-    """By its own last word on how long it takes."""
+def test_job_that_ends_before_its_deadline_has_no_deadline_notice(tmp_path: Path) -> None:
+    """The remaining time is the job's own last figure."""
     found, _ = run(tmp_path, 850)
     assert [each.event for each in standing(found._run, {"eta_s": 5.0}, time.time())] == ["budget"]
 
 
 def test_deadline_of_the_budget_states_the_reserve(tmp_path: Path) -> None:
-    """The job leaves at 900 s, when 0.90 USD of 1.00 USD are spent."""
+    """The job stops at 900 s, after 0.90 USD of 1.00 USD."""
     spec = agent_spec(tmp_path, "http://127.0.0.1:1/")
     spec["spec"]["notices"]["spent_micro"] = 0
     found = of_agent(spec, 0.0)
@@ -113,14 +113,14 @@ def test_deadline_of_the_budget_states_the_reserve(tmp_path: Path) -> None:
     assert "for 0.95 USD in all" in notice.text
 
 
-def test_other_nodes_and_jobs_that_are_not_asked_tell_nothing(tmp_path: Path) -> None:
-    """One node speaks for all."""
+def test_other_nodes_and_jobs_without_notices_send_nothing(tmp_path: Path) -> None:
+    """Only node 0 sends notices."""
     assert of_agent(agent_spec(tmp_path, "x", node=1), 0.0) is None
     assert of_agent(agent_spec(tmp_path, "x", spec={}), 0.0) is None
 
 
-def test_clock_that_is_set_makes_nothing_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wall clock that jumps by a day has used no money and no time of the job."""
+def test_clock_that_is_set_makes_no_notice_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A jump of the wall clock by a day uses up neither money nor time of the job."""
     wall_s = time.time()
     found = of_agent(agent_spec(tmp_path, "http://127.0.0.1:1/"), wall_s)
     assert found is not None
@@ -128,8 +128,8 @@ def test_clock_that_is_set_makes_nothing_due(tmp_path: Path, monkeypatch: pytest
     assert standing(found._run, {}, found._now_s()) == []
 
 
-def test_threshold_and_end_are_told_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the last step and checkpoint from rank 0's log, through two failures; what was told stands there."""
+def test_threshold_and_end_are_sent_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notice has the last step and checkpoint, survives two failures, and is recorded in rank 0's log."""
     monkeypatch.setattr(teller, "EVERY_S", 0.05)
     with receivers.hooks([503]) as told:
         found = of_agent(agent_spec(tmp_path, told.url), time.time() - 310)
@@ -152,7 +152,7 @@ def test_threshold_and_end_are_told_and_logged(tmp_path: Path, monkeypatch: pyte
 
 
 def test_kept_file_of_an_earlier_attempt_is_a_known_checkpoint(tmp_path: Path) -> None:
-    """The log of this attempt reports no save; the folder of checkpoints holds a file of `keep`."""
+    """The log of this attempt reports no save, but the folder of checkpoints has a file of `keep`."""
     with receivers.hooks([]) as told:
         found = of_agent(agent_spec(tmp_path, told.url), time.time())
         assert found is not None
@@ -163,8 +163,8 @@ def test_kept_file_of_an_earlier_attempt_is_a_known_checkpoint(tmp_path: Path) -
         assert "  checkpoint  saved, step not reported" in told.wait(1)[0]["text"]
 
 
-def test_end_waits_no_longer_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A receiver that hangs costs no machine's time."""
+def test_end_waits_only_for_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that hangs costs no machine time."""
     monkeypatch.setattr(teller, "EXIT_S", 0.4)
     with receivers.hooks([receivers.HANG] * 9) as stuck:
         found = of_agent(agent_spec(tmp_path, stuck.url), time.time())
@@ -177,8 +177,8 @@ def test_end_waits_no_longer_than_it_may(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "log" / "rank-0.log").exists()
 
 
-def test_next_machines_do_not_tell_again(tmp_path: Path) -> None:
-    """What was told lies beside the checkpoints; an end is the end of an attempt."""
+def test_next_machines_do_not_repeat_notices(tmp_path: Path) -> None:
+    """Sent notices are recorded next to the checkpoints; every attempt has its own end."""
     with receivers.hooks() as told:
         for attempt in (1, 2):
             found = of_agent(agent_spec(tmp_path, told.url, attempt=attempt), time.time() - 310)
@@ -189,8 +189,8 @@ def test_next_machines_do_not_tell_again(tmp_path: Path) -> None:
     assert sorted(each["key"] for each in told.got) == ["budget:50@1000000", "failed:1", "failed:2"]
 
 
-def test_fault_is_said_without_the_address(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """In the agent's own log, once."""
+def test_fault_is_reported_without_the_address(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The agent's own log reports the fault once."""
     with receivers.hooks([404, 404]) as told:
         found = of_agent(agent_spec(tmp_path, told.url), time.time())
         assert found is not None
@@ -212,10 +212,10 @@ for step in range(1, 1000):
 
 
 @pytest.mark.slow
-def test_real_job_tells_though_nobody_follows(
+def test_real_job_sends_notices_without_a_follower(
     cli: Callable[..., Any], project: Callable[..., Path], wait_until: Callable[..., Any], home: Path
 ) -> None:
-    """Its threshold and its end, from the agent; and the launcher, who looks later, repeats neither."""
+    """The agent sends the threshold and the end; the launcher, which polls later, repeats neither."""
     with receivers.hooks([503, 503]) as told:
         more = """\
 local: {price_per_hour: 36 USD}
@@ -226,7 +226,7 @@ notify: [{webhook: env:HOOK, from_job: true, on: [budget, stopped]}]
         sent = cli("submit", "-d", "-y", "--name", "tells", cwd=where, env={"HOOK": told.url})
         assert sent.code == 0, sent.stderr
         assert told.wait(1, 60.0)[0]["from"] == "job"
-        # A beaten path: what was told is in the log before anybody asks for it.
+        # A known race: the record must be in the log before the launcher polls.
         log = home / "local/tells/attempt-1/node-0/log/rank-0.log"
         wait_until(lambda: log.exists() and "budget:50@60000" in log.read_text())
         stopped = cli("stop", "-y", "tells", cwd=where, env={"HOOK": told.url})

@@ -1,4 +1,4 @@
-"""Event files, read back by TensorBoard itself."""
+"""Event files, read back by TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cloudtrain.entrypoints.trainer.tensorboard import Board
 
 
 def read(folder: Path) -> dict[str, dict[int, float]]:
-    """Return what TensorBoard shows of a folder, value by step by tag; its two readers agree."""
+    """Return TensorBoard's view of a folder, value by step by tag; its two readers agree."""
     old, new = EventAccumulator(str(folder)), Server(str(folder))
     old.Reload()
     new.Reload()
@@ -34,7 +34,7 @@ def read(folder: Path) -> dict[str, dict[int, float]]:
 
 
 def test_scalars_are_read_back(tmp_path: Path) -> None:
-    """Values, tags and steps, also the odd ones: a big step, what is not finite, what float32 cannot hold."""
+    """Values, tags and steps survive, with a big step, infinite values, and values too big for float32."""
     board = Board(tmp_path)
     board.scalars(1, {"train/loss": 0.5, "größe": 3})
     board.scalars(2**40, {"train/loss": -math.inf, "größe": 1e300})
@@ -44,16 +44,16 @@ def test_scalars_are_read_back(tmp_path: Path) -> None:
     assert path.name.startswith("events.out.tfevents.")
 
 
-def test_nan_is_shown_as_such(tmp_path: Path) -> None:
-    """A loss that broke is a value too."""
+def test_nan_is_shown_as_nan(tmp_path: Path) -> None:
+    """A nan loss is a value too."""
     board = Board(tmp_path)
     board.scalars(1, {"loss": math.nan})
     board.close()
     assert math.isnan(read(tmp_path)["loss"][1])
 
 
-def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
-    """Paths, flags and what is unknown are for the event line; without a number there is no file."""
+def test_non_numbers_are_left_out(tmp_path: Path) -> None:
+    """Paths, flags and unknown values stay in the event line; without a number no file is made."""
     board = Board(tmp_path / "new")
     board.scalars(1, {"path": "x", "saved": True, "mfu": None})
     board.close()
@@ -61,7 +61,7 @@ def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
 
 
 def test_events_of_the_trainer_are_written_by_group(tmp_path: Path) -> None:
-    """A step event's numbers are headed train; other events write nothing."""
+    """A step event's numbers get the prefix train; events without numbers write no scalars."""
     board = Board(tmp_path)
     board.write("start", {"step": 0, "ranks": 2})
     board.write("step", {"step": 10, "max_steps": 20, "loss": 0.5, "lr": 0.25})
@@ -73,7 +73,7 @@ def test_events_of_the_trainer_are_written_by_group(tmp_path: Path) -> None:
 
 
 def test_steps_trained_again_show_once(tmp_path: Path) -> None:
-    """Three sessions within one second, each resumed from before the last one's end; tags that went do too."""
+    """Three sessions in one second, each resumed before the end of the last; lost tags vanish too."""
     for first, last, value in ((0, 10, 1.0), (6, 12, 2.0), (8, 9, 3.0)):
         board = Board(tmp_path)
         board.write("start", {"step": first})
@@ -87,8 +87,8 @@ def test_steps_trained_again_show_once(tmp_path: Path) -> None:
     assert found["late"] == {}
 
 
-def test_full_disk_ends_nothing_and_tears_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the disk refuses waits, from the byte on that it refused, and is whole when there is room again."""
+def test_full_disk_loses_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused bytes wait, and the file is whole when space is free again."""
     board = Board(tmp_path)
     write = os.write
     room = [50]
@@ -112,8 +112,8 @@ def test_full_disk_ends_nothing_and_tears_nothing(tmp_path: Path, monkeypatch: p
     assert read(tmp_path) == {"loss": {step: float(step) for step in range(6)}}
 
 
-def test_folder_that_cannot_be_made_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training goes on without its curves, and keeps no more of them than it should."""
+def test_unusable_folder_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training continues without curves, and the buffer has a limit."""
     (tmp_path / "file").touch()
     board = Board(tmp_path / "file" / "folder")
     monkeypatch.setattr(tensorboard, "_MAX_BYTES", 500)
@@ -124,7 +124,7 @@ def test_folder_that_cannot_be_made_ends_nothing(tmp_path: Path, monkeypatch: py
 
 
 def test_writing_waits_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk is not touched for every line, but within seconds."""
+    """The disk is written within seconds, but not for every line."""
     board = Board(tmp_path)
     board.scalars(1, {"loss": 1.0})
     assert not list(tmp_path.iterdir())
@@ -134,7 +134,7 @@ def test_writing_waits_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_checksum_is_castagnolis() -> None:
-    """The check value of RFC 3720, appendix B.4, and its masked form in a record's head."""
+    """The check value of RFC 3720, appendix B.4, and its masked form in the header of a record."""
     assert tensorboard._crc(bytes(32)) == 0x8A9136AA
     assert tensorboard._crc(b"123456789") == 0xE3069283
     record = tensorboard._record(b"abc")

@@ -1,4 +1,4 @@
-"""Which frames of a traceback are shown."""
+"""The frames of a traceback that are shown."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ MADE = '  File "<string>", line 2, in __init__\n'
 
 
 def shown(trace: str, most: int) -> list[str]:
-    """Return the lines chosen, with at most so many beside the gaps."""
+    """Return the chosen lines, with at most the given number besides the gaps."""
     frames = tracebacks.frames_of(trace)[0]
     return tracebacks.chosen(frames, lambda lines: len(lines) - lines.count(tracebacks.GAP) <= most)
 
 
 def test_traceback_that_fits_is_shown_whole() -> None:
-    """Its carets too, and no gap."""
+    """The carets are shown too, and no gap."""
     trace = f"Traceback (most recent call last):\n{OWN}{MADE}ValueError: x\n  more"
     assert shown(trace, 10) == [*OWN.splitlines(), *MADE.splitlines()]
     assert tracebacks.frames_of(trace)[1] == ["ValueError: x", "  more"]
 
 
-def test_deepest_frame_of_the_user_is_kept_where_nothing_fits() -> None:
-    """Neither a library's frame nor one without a file takes its place."""
+def test_deepest_frame_of_the_user_is_kept_if_nothing_fits() -> None:
+    """Neither a library's frame nor a frame without a file replaces the user's frame."""
     caller = '  File "train.py", line 1, in <module>\n    main()\n'
     found = shown(f"{caller}{OWN}{FOREIGN}{MADE}ValueError: x", 0)
     assert found == ["  ...", *OWN.splitlines()[:2], "  ..."]
 
 
 def test_frames_without_any_of_the_user_are_the_last_ones() -> None:
-    """The place where the exception was raised says most then."""
+    """Without a frame of the user, the place of the raise is the most useful frame."""
     assert shown(f"{FOREIGN}ValueError: x", 4) == ["  ...", *FOREIGN.splitlines()[-4:]]
     assert shown("ValueError: x", 4) == []
 
 
-def test_frames_that_a_message_quotes_count() -> None:
-    """A data loader's worker has failed in the user's dataset, and its traceback is the message."""
+def test_frames_quoted_by_a_message_count() -> None:
+    """A data loader's worker fails in the user's dataset, and the message contains the worker's traceback."""
     message = f"Caught IndexError in worker 0.\nOriginal Traceback:\n{OWN}IndexError: 3"
     trace = f"Traceback (most recent call last):\n{FOREIGN}IndexError: {message}"
     assert '  File "data.py", line 9, in __getitem__' in shown(trace, 2)

@@ -1,4 +1,4 @@
-"""Real runs of the shared trainer: two ranks over gloo on loopback, interrupted in the ways that clouds do it."""
+"""Real runs of the shared trainer: two ranks over gloo on loopback, interrupted in the ways of the clouds."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def evaluate(model, batch):
     return {"loss": F.cross_entropy(model(batch[0]), batch[1])}
 """
 
-# In place of TASK's model: weights in bf16, computing in it too.
+# Replaces TASK's model: weights in bf16, and computation in bf16.
 BF16 = """
 class Low(nn.Module):
     def __init__(self):
@@ -106,7 +106,7 @@ TRAINING = {
 
 @dataclass
 class Run:
-    """One finished run: torchrun's exit code, its output, and the folder it worked in."""
+    """A finished run: torchrun's exit code, its output, and its working folder."""
 
     code: int
     output: str
@@ -119,12 +119,12 @@ class Run:
         return {found["step"]: found[name] for found in self.events if found["e"] == event and name in found}
 
     def only(self, event: str) -> dict[str, Any]:
-        """Return the one event of this kind."""
+        """Return the only event of the kind."""
         (found,) = (found for found in self.events if found["e"] == event)
         return found
 
     def outcome(self) -> dict[str, Any]:
-        """Return what rank 0 told the supervisor."""
+        """Return rank 0's outcome for the supervisor."""
         path = self.folder / "outcome.json"
         assert path.exists(), self.errors
         found: dict[str, Any] = json.loads(path.read_text())
@@ -140,10 +140,10 @@ def run(
     cold: bool = False,
     **settings: Any,
 ) -> Run:
-    """Train in the folder, going on from what is there; one rank runs without torchrun.
+    """Train in the folder, from its newest checkpoint on; a single rank runs without torchrun.
 
-    Saves block unless told otherwise: which step is durable when a rank is killed is then no matter of luck. `cold`: by
-    the interpreter itself, imports and all.
+    Saves block by default, so the durable step at a kill does not depend on timing. `cold`: by a new interpreter, with
+    all imports.
     """
     params, checkpoint = settings.pop("params", {}), settings.pop("checkpoint", {})
     text, job = settings.pop("text", TASK), settings.pop("job", "test")
@@ -180,7 +180,7 @@ def run(
             text=True,
             timeout=100,
             check=False,
-            start_new_session=True,  # `term` signals its whole process group
+            start_new_session=True,  # `term` signals the whole process group
         )
     else:
         found = warmpython.run(args, folder, environment, 100)
@@ -190,7 +190,7 @@ def run(
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
-    """Return the uninterrupted run of a strategy, made once, as users make it: the others must equal it."""
+    """Return the uninterrupted run of a strategy, made once as users do; interrupted runs must equal the result."""
     made: dict[str, Run] = {}
 
     def get(strategy: str) -> Run:
@@ -203,14 +203,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
 
 
 def resume_from(other: Run, folder: Path, step: int) -> None:
-    """Give a new run's folder the other's checkpoint of one step."""
+    """Copy the checkpoint of a step from the other run to the new run's folder."""
     name = f"checkpoints/step-{step:08d}"
     shutil.copytree(other.folder / name, folder / name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_killed_run_resumes_to_the_bit(strategy: str, whole: Callable[[str], Run], tmp_path: Path) -> None:
+def test_killed_run_resumes_bit_for_bit(strategy: str, whole: Callable[[str], Run], tmp_path: Path) -> None:
     """SIGKILL in step 13, inside an epoch: from checkpoint 10 on, all numbers equal the uninterrupted run's."""
     killed = run(tmp_path, do="kill:1:26", cold=strategy == "ddp", strategy=strategy)
     assert killed.code != 0
@@ -225,7 +225,7 @@ def test_killed_run_resumes_to_the_bit(strategy: str, whole: Callable[[str], Run
 
 @pytest.mark.slow
 def test_lines_of_a_run_parse(whole: Callable[[str], Run]) -> None:
-    """Every line of standard output is an event with text before it, and the run tells its whole story."""
+    """Every line of standard output is an event with text before the event, and the events are complete."""
     done = whole("ddp")
     assert len(done.events) == len(done.output.splitlines())
     assert [found["e"] for found in done.events if found["e"] not in ("step", "eval", "checkpoint")] == [
@@ -245,20 +245,20 @@ def test_lines_of_a_run_parse(whole: Callable[[str], Run]) -> None:
 
 @pytest.mark.slow
 def test_sigterm_to_one_rank_saves_on_all(whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """SIGTERM to rank 1's process group, data loaders and all: both ranks save after that step and exit 75."""
+    """SIGTERM to rank 1's process group with its data loaders: both ranks save after the step and exit 75."""
     stopped = run(tmp_path, do="term:1:13", num_workers=1)
     assert stopped.outcome()["outcome"] == "saved"
     assert stopped.only("preempt")["reason"] == "sigterm"
     assert stopped.only("preempt")["step"] == stopped.outcome()["step"]
-    assert stopped.outcome()["step"] in (6, 7)  # inside step 7, or behind it
+    assert stopped.outcome()["step"] in (6, 7)  # inside step 7, or after step 7
     assert "exitcode  : 75" in stopped.errors
-    assert "exitcode  : -" not in stopped.errors  # nobody was killed
+    assert "exitcode  : -" not in stopped.errors  # no rank was killed
     assert stopped.values("step", "loss").items() <= whole("ddp").values("step", "loss").items()
 
 
 @pytest.mark.slow
-def test_deadline_saves_and_the_end_is_the_same(whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """A deadline that comes stops the run inside a step, saved; going on, it is the run without a deadline."""
+def test_deadline_saves_and_the_resumed_end_is_the_same(whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """A deadline stops the run inside a step with a save; the resumed run equals a run without a deadline."""
     stopped = run(tmp_path, ranks=1, cold=True, env={"CLOUDTRAIN_DEADLINE": "1"})
     assert (stopped.code, stopped.only("preempt")["reason"], stopped.outcome()["step"]) == (75, "deadline", 0)
     again = run(tmp_path, ranks=1)
@@ -268,8 +268,8 @@ def test_deadline_saves_and_the_end_is_the_same(whole: Callable[[str], Run], tmp
 
 
 @pytest.mark.slow
-def test_ddp_checkpoint_goes_on_under_fsdp(whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """Weights and optimizer state written by ddp load into shards, and the losses go on as they would have."""
+def test_ddp_checkpoint_resumes_under_fsdp(whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """Weights and optimizer state of ddp load into shards, and the losses continue as without the change."""
     resume_from(whole("ddp"), tmp_path, 10)
     again = run(tmp_path, strategy="fsdp")
     assert any("the strategy was ddp, now fsdp" in text for text in again.only("restart")["changed"])
@@ -278,8 +278,8 @@ def test_ddp_checkpoint_goes_on_under_fsdp(whole: Callable[[str], Run], tmp_path
 
 
 @pytest.mark.slow
-def test_fsdp_checkpoint_goes_on_on_one_rank_under_ddp(whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """Half the ranks, the other strategy: the same samples and random numbers, so losses agree to rounding."""
+def test_fsdp_checkpoint_resumes_on_one_rank_under_ddp(whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """Half the ranks and the other strategy: samples and random numbers are equal, so losses agree to rounding."""
     resume_from(whole("fsdp"), tmp_path, 10)
     again = run(tmp_path, ranks=1)
     assert any("the ranks were 2, now 1" in text for text in again.only("restart")["changed"])
@@ -289,7 +289,7 @@ def test_fsdp_checkpoint_goes_on_on_one_rank_under_ddp(whole: Callable[[str], Ru
 
 @pytest.mark.slow
 def test_resize_agrees_to_a_millionth(tmp_path: Path) -> None:
-    """4 to 2 to 1 rank without `strict`, in a model that blows up no rounding errors, as batch norm over two does."""
+    """4 to 2 to 1 rank without `strict`; the model has no batch norm, which would amplify rounding errors."""
     text = TASK.replace("nn.BatchNorm1d(width)", "nn.LayerNorm(width)")
     whole = run(tmp_path / "4", ranks=4, text=text)
     resume_from(whole, tmp_path / "2", 5)
@@ -301,8 +301,8 @@ def test_resize_agrees_to_a_millionth(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_another_model_is_a_task_error(whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """A checkpoint of other shapes says which, before training."""
+def test_changed_model_is_a_task_error(whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """The error names the parameter whose shape differs, before training."""
     resume_from(whole("ddp"), tmp_path, 10)
     wrong = run(tmp_path, ranks=1, params={"width": 8})
     assert wrong.code == 1
@@ -312,7 +312,7 @@ def test_another_model_is_a_task_error(whole: Callable[[str], Run], tmp_path: Pa
 
 @pytest.mark.slow
 def test_nan_stops_all_ranks_and_is_never_saved(tmp_path: Path) -> None:
-    """A loss that is nan on one rank ends the run with step and learning rate; the last checkpoint is older."""
+    """A nan loss on one rank ends the run with step and learning rate in the error; the last checkpoint is older."""
     failed = run(tmp_path, do="nan:1:13")
     assert failed.code == 1
     assert failed.errors.count("NonFiniteError: loss is nan at step 7, learning rate") == 2
@@ -321,8 +321,8 @@ def test_nan_stops_all_ranks_and_is_never_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_full_disk_ends_all_ranks_with_the_older_intact(tmp_path: Path) -> None:
-    """A save that does not fit fails on every rank, says so, and leaves the older checkpoint to resume from."""
+def test_full_disk_ends_all_ranks_and_keeps_the_older_checkpoint(tmp_path: Path) -> None:
+    """A save that does not fit fails on every rank with a message, and the older checkpoint stays intact."""
     failed = run(tmp_path, do="full:0:12")
     assert failed.code == 1
     assert failed.errors.count("CheckpointError: cannot save step 10") == 2
@@ -331,8 +331,8 @@ def test_full_disk_ends_all_ranks_with_the_older_intact(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_damaged_checkpoint_is_reported_and_passed_over(whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """The newer one is truncated: a line says so, the older one is used, and the end is the same."""
+def test_damaged_checkpoint_is_reported_and_skipped(whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """The newer checkpoint is truncated: a line reports the damage, the older is used, and the end is the same."""
     for step in (5, 10):
         resume_from(whole("ddp"), tmp_path, step)
     shard = tmp_path / "checkpoints/step-00000010/shard-00001-of-00002.safetensors"
@@ -353,7 +353,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", damage.FORMS)
 def test_contradiction_falls_back_to_the_older(form: str, short: Run, tmp_path: Path) -> None:
-    """Whatever contradicts itself: named with its file, set aside, and the training goes on from the older one."""
+    """Every contradictory checkpoint is named with its file and set aside; training resumes from the older."""
     for step in (5, 10):
         resume_from(short, tmp_path, step)
     damage.FORMS[form](tmp_path / "checkpoints/step-00000010")
@@ -368,7 +368,7 @@ def test_contradiction_falls_back_to_the_older(form: str, short: Run, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["shard beyond its end", "plain of words", "file", "trainer of another step"])
 def test_two_ranks_fall_back_together(form: str, whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """Both ranks find out, whichever of them has read the damaged file."""
+    """Both ranks fall back, no matter which rank has read the damaged file."""
     for step in (5, 10):
         resume_from(whole("ddp"), tmp_path, step)
     damage.FORMS[form](tmp_path / "checkpoints/step-00000010")
@@ -377,8 +377,8 @@ def test_two_ranks_fall_back_together(form: str, whole: Callable[[str], Run], tm
 
 
 @pytest.mark.slow
-def test_nothing_starts_over_unasked(short: Run, tmp_path: Path) -> None:
-    """All are damaged: the start ends with their names and what is wrong, again and again, until it is allowed."""
+def test_job_never_starts_over_without_permission(short: Run, tmp_path: Path) -> None:
+    """If all checkpoints are damaged, every start ends with their names and faults, until `start-over` is set."""
     for step in (5, 10):
         resume_from(short, tmp_path, step)
     damage.swap(tmp_path / "checkpoints/step-00000010")
@@ -405,7 +405,7 @@ def test_epochs_sgd_and_bf16_resume_under_fsdp(tmp_path: Path) -> None:
 
 
 def joined(*runs: Run) -> dict[int, float]:
-    """Return the loss of each step over several runs; of a step trained twice both must agree."""
+    """Return the loss of each step over several runs; runs must agree on steps trained twice."""
     losses: dict[int, float] = {}
     for one in runs:
         for step, loss in one.values("step", "loss").items():
@@ -414,7 +414,7 @@ def joined(*runs: Run) -> dict[int, float]:
 
 
 def parameters(done: Run) -> dict[str, bytes]:
-    """Return every tensor of the newest checkpoint, the optimizer's too, by its bytes."""
+    """Return every tensor of the newest checkpoint, with the optimizer's, as bytes."""
     newest = max((done.folder / "checkpoints").glob("step-????????"))
     found: dict[str, torch.Tensor] = {}
     for path in newest.glob("shard-*"):
@@ -432,7 +432,7 @@ def parameters(done: Run) -> dict[str, bytes]:
         {"precision": "fp16", "num_workers": 2, "ema_decay": 0.9},
         pytest.param({"precision": "bf16", "optimizer": {"name": "lamb", "lr": 0.01}}, marks=pytest.mark.soak),
         {"precision": "fp16", "strategy": "fsdp", "optimizer": {"name": "radam", "lr": 0.01}},
-        # That its state makes it exact is proven in test_strategies.py, too.
+        # test_strategies.py tests the exactness of powersgd's state, too.
         pytest.param(
             {"compression": "powersgd", "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}},
             marks=pytest.mark.soak,
@@ -440,8 +440,8 @@ def parameters(done: Run) -> dict[str, bytes]:
     ],
     ids=["fp16-ema-workers", "bf16-lamb", "fp16-fsdp-radam", "powersgd-momentum"],
 )
-def test_stopped_run_goes_on_to_the_bit(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """Whatever has state of its own (scaler, average, error feedback): stopped twice, the end is the same."""
+def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Scaler, average and error feedback have their own state: after two stops the end is the same."""
     undisturbed = run(tmp_path / "whole", **settings)
     assert undisturbed.code == 0, undisturbed.errors
     parts = [run(tmp_path / "parts", do=do, **settings) for do in ("term:1:9", "term:0:11", "")]
@@ -453,7 +453,7 @@ def test_stopped_run_goes_on_to_the_bit(tmp_path: Path, settings: dict[str, Any]
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.soak), "fsdp"])
 def test_strict_is_the_same_on_any_number_of_ranks(tmp_path: Path, strategy: str) -> None:
-    """4 -> 2 -> 1 -> 4 ranks, stopped inside an epoch each time: losses, evaluations, every tensor equal to the bit."""
+    """4 -> 2 -> 1 -> 4 ranks, stopped inside epochs: losses, evaluations and all tensors are equal bit for bit."""
     settings = {"strategy": strategy, "reproducible": "strict"}
     undisturbed = run(tmp_path / "whole", ranks=4, **settings)
     assert undisturbed.code == 0, undisturbed.errors
@@ -468,7 +468,7 @@ def test_strict_is_the_same_on_any_number_of_ranks(tmp_path: Path, strategy: str
 
 @pytest.mark.slow
 def test_kill_during_a_save_in_the_background(whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """Saves that do not block: a kill loses what was not durable yet, never what was; the rest is equal to the bit."""
+    """A kill during background saves loses no durable checkpoint; the losses are equal bit for bit."""
     behind = {"blocking": False, "every_steps": 2}
     killed = run(tmp_path, do="kill:0:21", checkpoint=behind)
     durable = max(killed.values("checkpoint", "bytes"), default=0)
@@ -480,9 +480,9 @@ def test_kill_during_a_save_in_the_background(whole: Callable[[str], Run], tmp_p
 
 @pytest.mark.slow
 def test_stop_inside_an_accumulation_leaves_the_step_undone(tmp_path: Path) -> None:
-    """A step may take minutes: the ranks agree after each micro-batch, and what the step did to buffers is undone."""
+    """The ranks agree after each micro-batch, as a step may take minutes; changes of buffers are undone."""
     settings = {"text": TASK.replace("    calls += 1\n", "    calls += 1; time.sleep(0.3)\n"), "max_steps": 4}
-    stopped = run(tmp_path / "parts", ranks=1, do="term:0:14", **settings)  # the second of step 4's four
+    stopped = run(tmp_path / "parts", ranks=1, do="term:0:14", **settings)  # the second of step 4's four micro-batches
     assert stopped.only("preempt")["step"] == 3
     again = run(tmp_path / "parts", ranks=1, **settings)
     undisturbed = run(tmp_path / "whole", ranks=1, **settings)
@@ -491,8 +491,8 @@ def test_stop_inside_an_accumulation_leaves_the_step_undone(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_nan_is_left_out_where_that_is_asked(tmp_path: Path) -> None:
-    """A loss that is nan on one rank: neither rank takes that step, training goes on."""
+def test_nan_step_is_skipped_on_request(tmp_path: Path) -> None:
+    """After a nan loss on one rank, neither rank takes the step, and training continues."""
     done = run(tmp_path, do="nan:1:13", on_nan="skip")
     assert done.code == 0, done.errors
     assert [e["step"] for e in done.events if e.get("skipped")] == [7]
@@ -500,8 +500,8 @@ def test_nan_is_left_out_where_that_is_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_best_is_kept_and_no_better_stops(tmp_path: Path) -> None:
-    """With a rate that ruins it, training stops after two evaluations without a better one, and the best is there."""
+def test_best_checkpoint_is_kept_and_patience_stops(tmp_path: Path) -> None:
+    """With a ruinous rate, training stops after two evaluations without progress, and the best is kept."""
     settings = {"eval_every": 2, "monitor": {"metric": "loss", "patience": 2}, "optimizer": {"name": "sgd", "lr": 9.0}}
     done = run(tmp_path, ranks=1, max_steps=60, checkpoint={"keep": 1, "keep_best": True, "every_steps": 1}, **settings)
     assert (done.code, done.outcome()["reason"]) == (0, "early stop")
@@ -514,7 +514,7 @@ def test_best_is_kept_and_no_better_stops(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_metrics_files_and_logger(tmp_path: Path) -> None:
-    """Event files, a logger of the task's own, tokens a second, MFU, the average's weights in safetensors."""
+    """Event files, the task's own logger, tokens a second, MFU, and the averaged weights in safetensors."""
     text = TASK + "\ndef on_event(event, fields):\n    open('own.log', 'a').write(event + ' ')\n"
     text += "    if event == 'done': raise RuntimeError('the service is down')\n"
     settings = {"tokens_per_sample": 6, "peak_tflops": 0.01, "ema_decay": 0.5, "tensorboard": True}
@@ -532,8 +532,8 @@ def test_metrics_files_and_logger(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_average_is_what_is_exported(tmp_path: Path) -> None:
-    """The exported weights are the average's, to the bit, and not the trained ones."""
+def test_exported_weights_are_the_average(tmp_path: Path) -> None:
+    """The exported weights equal the average bit for bit, not the trained weights."""
     done = run(tmp_path, ranks=1, ema_decay=0.9)
     exported = torch.load(tmp_path / "output/model.pt", weights_only=True)
     saved = parameters(done)
@@ -544,7 +544,7 @@ def test_average_is_what_is_exported(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nan_in_the_data_spoils_no_running_statistics(tmp_path: Path) -> None:
-    """A sample that is nan: its step is left out, batch norm's statistics with it, so that saving goes on."""
+    """A nan sample: its step is skipped with batch norm's statistics, so saves continue."""
     spoilt = "        if self.count == 37 and index == 11: x = x * math.nan\n        return x +"
     text = TASK.replace("        return x +", spoilt)
     done = run(tmp_path, ranks=1, text=text, on_nan="skip", micro_batch_size=8)
@@ -554,8 +554,8 @@ def test_nan_in_the_data_spoils_no_running_statistics(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_parts_in_eval_mode_stay_so_and_masks_may_be_infinite(tmp_path: Path) -> None:
-    """A frozen part keeps its mode over evaluations, so a resume is exact; a mask of -inf is no broken weight."""
+def test_modules_in_eval_mode_stay_so_and_masks_may_be_infinite(tmp_path: Path) -> None:
+    """A frozen module keeps its mode over evaluations, so a resume is exact; a mask of -inf is no broken weight."""
     frozen = "    net = Net(params.get('width', 16)); net.layers[0].eval()\n"
     frozen += "    net.register_buffer('mask', torch.full((2, 2), -math.inf).triu(1)); return net\n"
     settings = {"ranks": 1, "text": TASK.replace('    return Net(params.get("width", 16))\n', frozen), "eval_every": 3}
@@ -566,8 +566,8 @@ def test_parts_in_eval_mode_stay_so_and_masks_may_be_infinite(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_finished_job_started_again_is_finished(tmp_path: Path) -> None:
-    """After an early stop, or a nan among the evaluations, a new start trains no step more."""
+def test_finished_job_trains_no_further_step(tmp_path: Path) -> None:
+    """After an early stop, or a nan in the evaluations, a new start trains no further step."""
     settings = {"eval_every": 2, "monitor": {"metric": "loss", "patience": 2}, "optimizer": {"name": "sgd", "lr": 9.0}}
     first, again = (run(tmp_path, ranks=1, max_steps=60, **settings) for _ in range(2))
     assert (again.code, again.only("done")["step"]) == (0, first.only("done")["step"])
@@ -575,8 +575,8 @@ def test_finished_job_started_again_is_finished(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_restart_keeps_what_was_trained(tmp_path: Path) -> None:
-    """`resume: never` holds for the first start; torchrun's own restart goes on from the job's checkpoint."""
+def test_torchrun_restart_keeps_the_training(tmp_path: Path) -> None:
+    """`resume: never` holds for the first start; torchrun's own restart resumes from the job's checkpoint."""
     never = {"resume": "never"}
     run(tmp_path, do="kill:1:26", checkpoint=never)
     again = run(tmp_path, checkpoint=never)
@@ -584,8 +584,8 @@ def test_torchrun_restart_keeps_what_was_trained(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_evaluation_that_raises_costs_no_training(tmp_path: Path) -> None:
-    """By default the only evaluation is behind the last step: that step is saved before."""
+def test_evaluation_that_raises_loses_no_training(tmp_path: Path) -> None:
+    """By default the only evaluation follows the last step, and the step is saved before."""
     text = TASK.replace("def evaluate(model, batch):\n", "def evaluate(model, batch):\n    raise KeyError('oops')\n")
     failed = run(tmp_path, ranks=1, text=text, eval_every=None, checkpoint={"every_steps": None, "blocking": False})
     assert failed.code == 1
@@ -602,8 +602,8 @@ def test_evaluation_that_raises_costs_no_training(tmp_path: Path) -> None:
         (").item()", "must return a tensor; it returned "),
     ],
 )
-def test_loss_that_is_none_is_named(given: str, said: str, tmp_path: Path) -> None:
-    """What people return by mistake, and how to mend it."""
+def test_invalid_loss_is_named(given: str, said: str, tmp_path: Path) -> None:
+    """The message names the user's mistake and the fix."""
     right = "    return F.cross_entropy(model(batch[0]), batch[1])\n\ndef evaluate"
     failed = run(tmp_path, ranks=1, text=TASK.replace(right, right.replace("batch[1])", f"batch[1]{given}")))
     assert (failed.code, said in failed.errors) == (1, True), failed.errors
@@ -611,7 +611,7 @@ def test_loss_that_is_none_is_named(given: str, said: str, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_optimizer_state_keeps_its_type(tmp_path: Path) -> None:
-    """An optimizer of the user's with fp32 averages of bf16 weights goes on to the bit."""
+    """A user's optimizer with fp32 averages of bf16 weights resumes bit for bit."""
     own = """
 class Slow(torch.optim.Optimizer):
     def __init__(self, params): super().__init__(params, {"lr": 0.01})
@@ -636,8 +636,8 @@ def optimizer(model, params):
 
 
 @pytest.mark.slow
-def test_weights_of_another_type_take_their_state_along(whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """A model turned to bf16 after the save: AdamW's state follows it, and trains on."""
+def test_optimizer_state_follows_a_changed_weight_type(whole: Callable[[str], Run], tmp_path: Path) -> None:
+    """If the model turns to bf16 after the save, AdamW's state follows, and training continues."""
     resume_from(whole("ddp"), tmp_path, 10)
     text = TASK.replace("16))", "16)).bfloat16()")
     text = text.replace("self.first(x)", "self.first(x.bfloat16())").replace("), batch[1])", ").float(), batch[1])")
@@ -646,8 +646,8 @@ def test_weights_of_another_type_take_their_state_along(whole: Callable[[str], R
 
 
 @pytest.mark.slow
-def test_another_jobs_checkpoints_are_not_taken(tmp_path: Path) -> None:
-    """Two jobs with one folder: the second is told whose it is, and how to mean it."""
+def test_checkpoints_of_a_different_job_are_refused(tmp_path: Path) -> None:
+    """Two jobs with one folder: the error names the owner, and the setting that allows the resume."""
     run(tmp_path, ranks=1, max_steps=5)
     other = run(tmp_path, ranks=1, job="other")
     assert other.code == 1
@@ -657,8 +657,8 @@ def test_another_jobs_checkpoints_are_not_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_mirror_takes_over_where_all_is_damaged(tmp_path: Path) -> None:
-    """Every checkpoint here is broken: the mirror's is fetched; it keeps as many as the folder."""
+def test_mirror_is_used_if_all_checkpoints_are_damaged(tmp_path: Path) -> None:
+    """If every local checkpoint is broken, the mirror's is fetched; the mirror keeps as many as the folder."""
     mirror = {"mirror": str(tmp_path / "second"), "keep": 2}
     stopped = run(tmp_path, ranks=1, do="term:0:50", checkpoint=mirror)
     step = stopped.only("preempt")["step"]
@@ -667,14 +667,14 @@ def test_mirror_takes_over_where_all_is_damaged(tmp_path: Path) -> None:
         shard.write_bytes(shard.read_bytes()[:-1])
     again = run(tmp_path, ranks=1, checkpoint=mirror)
     assert again.only("restart")["step"] == step
-    shutil.rmtree(tmp_path / "second")  # as if the last start had been killed before its upload
+    shutil.rmtree(tmp_path / "second")  # as if the last start had been killed before the upload
     assert run(tmp_path, ranks=1, checkpoint=mirror).code == 0
     assert (tmp_path / "second/test/step-00000016/manifest.json").exists()
     assert run(tmp_path / "other", ranks=1, job="other", checkpoint=mirror).only("start")["step"] == 0
     assert (tmp_path / "second/other/step-00000016/manifest.json").exists()
 
 
-# Before the kill: rank 0's checkpoint has reached the bucket, however slow that is today.
+# Before the kill, rank 0's checkpoint has reached the bucket, even if the upload is slow today.
 PATIENT = TASK.replace(
     """            os.kill(""",
     """            import boto3
@@ -689,12 +689,12 @@ PATIENT = TASK.replace(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_killed_run_resumes_from_a_bucket_to_the_bit(
+def test_killed_run_resumes_from_a_bucket_bit_for_bit(
     strategy: str, bucket: Any, whole: Callable[[str], Run], tmp_path: Path
 ) -> None:
-    """Killed in step 13 and its folder gone: from the bucket's step 10 on, every number and tensor is the same.
+    """A run killed in step 13 resumes from the bucket's step 10 with identical numbers and tensors.
 
-    One request in five fails on the way.
+    The run's own folder is gone, and a fifth of the requests fail.
     """
     seen = iter(range(1_000_000))
     fates = ["drop", None, None, None, None, ("503 Slow Down", "SlowDown"), None, None, None, None]
@@ -713,7 +713,7 @@ def test_killed_run_resumes_from_a_bucket_to_the_bit(
 
 @pytest.mark.slow
 def test_bucket_keeps_as_many_as_the_folder(bucket: Any, tmp_path: Path) -> None:
-    """The last `keep` that came there, the job's last among them, each with its manifest."""
+    """The bucket has the last `keep` uploads, with the job's last checkpoint, each with its manifest."""
     done = run(tmp_path, checkpoint={"mirror": bucket.uri("a"), "every_steps": 2, "keep": 2})
     assert done.code == 0, done.errors
     sent = [step for step, fault in done.values("checkpoint", "mirror_fault").items() if fault is None]
@@ -725,7 +725,7 @@ def test_bucket_keeps_as_many_as_the_folder(bucket: Any, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_bucket_that_fails_does_not_end_the_training(bucket: Any, whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """Nothing can be written there: said in a sentence, and the run is the one without a mirror."""
+    """A denied write is reported in a sentence, and the run equals a run without a mirror."""
     bucket.fate = lambda method, path: ("403 Forbidden", "AccessDenied") if method == "PUT" else None
     done = run(tmp_path, checkpoint={"mirror": bucket.uri("a")})
     assert (done.code, done.outcome()["outcome"]) == (0, "done"), done.errors
@@ -734,8 +734,8 @@ def test_bucket_that_fails_does_not_end_the_training(bucket: Any, whole: Callabl
 
 
 @pytest.mark.slow
-def test_bucket_that_is_not_there_ends_the_start(bucket: Any, tmp_path: Path) -> None:
-    """Before anything is trained that would be lost: with nothing here, the bucket might have had a checkpoint."""
+def test_missing_bucket_ends_the_start(bucket: Any, tmp_path: Path) -> None:
+    """The error comes before any training: the bucket might have had a checkpoint."""
     done = run(tmp_path, checkpoint={"mirror": "s3://no-such-bucket/a"})
     assert done.code != 0
     assert "TaskError: there is no bucket no-such-bucket; make it, or name another one" in done.errors
@@ -744,7 +744,7 @@ def test_bucket_that_is_not_there_ends_the_start(bucket: Any, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_damaged_folder_waits_for_the_bucket(bucket: Any, tmp_path: Path) -> None:
-    """All here is damaged and the bucket cannot be asked: nothing begins anew; once it can, its copy is taken."""
+    """If all local checkpoints are damaged and the bucket is unreachable, the start fails; later its copy is used."""
     settings: dict[str, Any] = {"ranks": 1, "max_steps": 10, "checkpoint": {"mirror": bucket.uri("a")}}
     run(tmp_path, **settings)
     for shard in (tmp_path / "checkpoints").glob("step-*/shard-*"):
@@ -759,8 +759,8 @@ def test_damaged_folder_waits_for_the_bucket(bucket: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_file_asks_for_a_save(tmp_path: Path) -> None:
-    """`save-now` in the folder of the checkpoints, made by anybody: saved, and the file is gone."""
+def test_save_now_file_requests_a_save(tmp_path: Path) -> None:
+    """A file `save-now` in the folder of checkpoints causes a save, and is removed."""
     (tmp_path / "checkpoints").mkdir(parents=True)
     (tmp_path / "checkpoints/save-now").touch()
     done = run(tmp_path, ranks=1, checkpoint={"every_steps": None})
@@ -769,8 +769,8 @@ def test_file_asks_for_a_save(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_changed_is_said_before_training(tmp_path: Path) -> None:
-    """Another dataset, task file and batch: each in words; a dataset smaller than a step is said too."""
+def test_changes_are_reported_before_training(tmp_path: Path) -> None:
+    """A changed dataset, task file or batch is in the message, and a dataset smaller than a step too."""
     run(tmp_path, ranks=1, max_steps=5)
     changed = run(tmp_path, ranks=1, text=TASK.replace("Points(37 if", "Points(7 if"), max_steps=6)
     said = " ".join(changed.only("restart")["changed"])
@@ -781,8 +781,8 @@ def test_what_changed_is_said_before_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_log_lines_are_few_where_nothing_is_said(tmp_path: Path) -> None:
-    """Without log_every there is about a line every two seconds: 400 short steps print a few kB."""
+def test_log_lines_are_few_by_default(tmp_path: Path) -> None:
+    """Without log_every the trainer prints about a line every two seconds: 400 short steps print a few kB."""
     done = run(tmp_path, ranks=1, log_every=None, eval_every=None, max_steps=400, checkpoint={"every_steps": None})
     assert done.code == 0, done.errors
     assert 1 <= len(done.values("step", "loss")) <= 10
@@ -791,19 +791,19 @@ def test_log_lines_are_few_where_nothing_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_evaluation_counts_each_sample_once(ranks: int) -> None:
-    """Over all ranks the weighted batches are the split, and every rank has as many forward passes."""
+    """Over all ranks the weighted batches are the split, and every rank has the same number of forward passes."""
     plans = [evaluate.shares(11, 2, None, rank, ranks) for rank in range(ranks)]
     counted = sorted(index for plan in plans for keys, weight in plan if weight for _, index in keys)
     assert counted == list(range(11))
     assert len({len(plan) for plan in plans}) == 1
 
 
-def test_evaluation_limit_is_a_rank() -> None:
+def test_evaluation_limit_is_per_rank() -> None:
     """eval_batches caps the forward passes of each rank."""
     assert len(evaluate.shares(100, 2, 3, rank=0, ranks=2)) == 3
 
 
-def test_numbers_read_at_a_glance() -> None:
-    """Three digits and a unit."""
+def test_numbers_have_three_digits_and_a_unit() -> None:
+    """Numbers have three digits and a unit."""
     assert [format.quantity(x) for x in (3.14159, 999.9, 8123.0, 12.34e6)] == ["3.14", "1k", "8.12k", "12.3M"]
     assert [metrics.duration(x) for x in (45, 720, 12000, 187200)] == ["45s", "12m", "3h20m", "2d4h"]

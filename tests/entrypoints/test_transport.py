@@ -1,4 +1,4 @@
-"""The line between agents, over real sockets on loopback."""
+"""The connection between agents, over real sockets on loopback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Connect = Callable[[str], transport.FollowerEnd]
 
 @pytest.fixture
 def head() -> Iterator[transport.LeaderEnd]:
-    """Node 0's end, listening."""
+    """Return node 0's listening end."""
     head = transport.LeaderEnd(transport.listen("127.0.0.1"), "token")
     yield head
     head.release()
@@ -23,7 +23,7 @@ def head() -> Iterator[transport.LeaderEnd]:
 
 @pytest.fixture
 def connect(head: transport.LeaderEnd) -> Iterator[Connect]:
-    """Make members that find the head."""
+    """Return a function that connects a follower to the leader."""
     made: list[transport.FollowerEnd] = []
 
     def connect(token: str = "token") -> transport.FollowerEnd:
@@ -38,7 +38,7 @@ def connect(head: transport.LeaderEnd) -> Iterator[Connect]:
 def exchange(
     head: transport.LeaderEnd, member: transport.FollowerEnd, report: Report, desired: Desired, turns: int = 20
 ) -> None:
-    """Let both ends take some turns."""
+    """Let both ends take turns."""
     for _ in range(turns):
         member.listen(0.01)
         member.tell(report)
@@ -46,8 +46,8 @@ def exchange(
         head.tell(desired)
 
 
-def test_states_cross_the_line(head: transport.LeaderEnd, connect: Connect) -> None:
-    """Each end learns what the other says."""
+def test_states_cross_the_connection(head: transport.LeaderEnd, connect: Connect) -> None:
+    """Each end learns the state of the other end."""
     member = connect("token")
     report = Report(1, 2, "exited", 70, ({"kind": "signal", "message": "é\n"},), None, "user")
     exchange(head, member, report, Desired("kill", 2, nodes=(0, 1), note="é"))
@@ -55,8 +55,8 @@ def test_states_cross_the_line(head: transport.LeaderEnd, connect: Connect) -> N
     assert member.desired == Desired("kill", 2, nodes=(0, 1), note="é")
 
 
-def test_stranger_is_not_heard(head: transport.LeaderEnd, connect: Connect) -> None:
-    """A wrong token's reports do not count, and it is told nothing."""
+def test_stranger_is_ignored(head: transport.LeaderEnd, connect: Connect) -> None:
+    """Reports with a wrong token do not count, and their sender gets no answer."""
     member = connect("guess")
     exchange(head, member, Report(1), Desired("run", 1))
     assert head.reports == {}
@@ -64,8 +64,8 @@ def test_stranger_is_not_heard(head: transport.LeaderEnd, connect: Connect) -> N
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"1\n", b'{"token": "token", "x": 1}\n', b"\xff\n"])
-def test_garbage_does_not_end_the_head(head: transport.LeaderEnd, connect: Connect, garbage: bytes) -> None:
-    """What is no report of ours is passed over, and others are still heard."""
+def test_garbage_does_not_end_the_leader(head: transport.LeaderEnd, connect: Connect, garbage: bytes) -> None:
+    """Invalid reports are skipped, and valid peers are still heard."""
     with socket.create_connection(head.address) as stranger:
         stranger.sendall(garbage)
         for _ in range(5):
@@ -75,10 +75,10 @@ def test_garbage_does_not_end_the_head(head: transport.LeaderEnd, connect: Conne
     assert set(head.reports) == {1}
 
 
-def test_closed_line_is_a_lost_node(
+def test_closed_connection_is_a_lost_node(
     head: transport.LeaderEnd, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node whose agent died is lost soon, without waiting for the silence of a cut link."""
+    """A node whose agent died is lost soon, without the wait for the silence of a cut link."""
     monkeypatch.setattr(transport, "BEAT_S", 0.0)
     monkeypatch.setattr(transport, "CLOSED_S", 0.0)
     member = connect("token")
@@ -90,8 +90,8 @@ def test_closed_line_is_a_lost_node(
     assert head.lost() == {1}
 
 
-def test_silent_head_is_lost_to_its_members(head: transport.LeaderEnd) -> None:
-    """A member that hears nothing for long fences itself."""
+def test_silent_leader_is_lost_to_its_followers(head: transport.LeaderEnd) -> None:
+    """A follower without any message for a long time fences itself."""
     patient, hasty = (transport.FollowerEnd(head.address, "token", silence_s) for silence_s in (60.0, 0.0))
     for member in (patient, hasty):
         exchange(head, member, Report(1), Desired("run", 1))
@@ -100,8 +100,8 @@ def test_silent_head_is_lost_to_its_members(head: transport.LeaderEnd) -> None:
         member.release()
 
 
-def test_last_word_arrives_before_the_close(head: transport.LeaderEnd, connect: Connect) -> None:
-    """Closing does not reset a line that still holds the verdict."""
+def test_verdict_arrives_before_the_close(head: transport.LeaderEnd, connect: Connect) -> None:
+    """The close does not reset a connection that still carries the verdict."""
     member = connect("token")
     exchange(head, member, Report(1), Desired("run", 1))
     member.tell(Report(1, phase="exited"))

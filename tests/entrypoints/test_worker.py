@@ -1,4 +1,4 @@
-"""One rank's shell: a script runs as python itself would run it, and what ends it is recorded."""
+"""The worker of one rank: a script runs as under python itself, and the cause of the end is recorded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
 def run(folder: Path, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the shell in `folder` as rank 3."""
+    """Run the worker in `folder` as rank 3."""
     return subprocess.run(
         [sys.executable, "-u", "-m", "cloudtrain.entrypoints.agent.worker", *command],
         cwd=folder,
@@ -42,11 +42,11 @@ def run(folder: Path, *command: str, **env: str) -> subprocess.CompletedProcess[
 
 
 def failure(folder: Path) -> Any:
-    """Return what rank 3 has recorded."""
+    """Return rank 3's record."""
     return json.loads((folder / "rank-3.json").read_text())
 
 
-def test_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
+def test_script_runs_as_under_python(tmp_path: Path) -> None:
     """argv, __file__, __main__, sys.path and spawned processes are as under `python train.py`."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "train.py").write_text(SCRIPT)
@@ -67,7 +67,7 @@ def test_module_runs_as_python_m(tmp_path: Path) -> None:
 
 
 def test_exception_is_recorded_with_its_rank(tmp_path: Path) -> None:
-    """Type, message and the user's own frames: what torchrun's ChildFailedError hides."""
+    """The record has type, message and the user's own frames, which torchrun's ChildFailedError hides."""
     (tmp_path / "train.py").write_text("def f():\n    raise ValueError('boom')\nf()\n")
     ended = run(tmp_path, "script", "train.py")
     told = failure(tmp_path)
@@ -78,7 +78,7 @@ def test_exception_is_recorded_with_its_rank(tmp_path: Path) -> None:
 
 
 def test_deep_library_leaves_the_users_frame(tmp_path: Path) -> None:
-    """The record is cut, and the frame of the script, reached through a link, is relative and stays."""
+    """The record is cut, but the frame of the script, reached through a link, stays with a relative path."""
     code, library = tmp_path / "code", tmp_path / "library"
     code.mkdir()
     library.mkdir()
@@ -96,17 +96,17 @@ def test_deep_library_leaves_the_users_frame(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", ["None", "object()", "Blunt()"])
-def test_cause_is_recorded_whatever_the_script_prints_through(tmp_path: Path, stream: str) -> None:
-    """A script may put a stream of its own in place of Python's, with no flush, or with one that fails."""
+def test_cause_is_recorded_despite_the_scripts_stdout(tmp_path: Path, stream: str) -> None:
+    """A script may replace Python's stream, with a stream without flush or with a failing flush."""
     blunt = "import sys\nclass Blunt:\n    def flush(self): raise RuntimeError('gone')\n"
     (tmp_path / "train.py").write_text(f"{blunt}sys.stdout = {stream}\nraise ValueError('boom')\n")
     ended = run(tmp_path, "script", "train.py")
-    assert (ended.returncode in (1, 120), failure(tmp_path)["message"]) == (True, "boom")  # 120: Python could not flush
+    assert (ended.returncode in (1, 120), failure(tmp_path)["message"]) == (True, "boom")  # 120: flush failed
     assert "ValueError: boom" in ended.stderr
 
 
 def test_exit_code_of_the_script_is_kept(tmp_path: Path) -> None:
-    """`sys.exit(5)` is the script's word, not an exception."""
+    """`sys.exit(5)` is the script's own code, not an exception."""
     (tmp_path / "train.py").write_text("import sys\nsys.exit(5)\n")
     assert run(tmp_path, "script", "train.py").returncode == 5
     assert not (tmp_path / "rank-3.json").exists()
@@ -115,15 +115,15 @@ def test_exit_code_of_the_script_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "message", ["[gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:2", "NCCL communicator was aborted on rank 1"]
 )
-def test_lost_peer_is_told_apart(tmp_path: Path, message: str) -> None:
-    """What a rank raises because another died is marked as an echo."""
+def test_lost_peer_is_marked(tmp_path: Path, message: str) -> None:
+    """An error of a rank after a peer's death is marked as an echo."""
     (tmp_path / "train.py").write_text(f"{MEET}raise RuntimeError({message!r})")
     run(tmp_path, "script", "train.py")
     assert failure(tmp_path)["peer_lost"] is True
 
 
-def test_lost_peer_is_told_apart_after_the_group_is_gone(tmp_path: Path) -> None:
-    """A script that tidies up in a `finally`, as many do, still raises an echo; its own broken pipe is none."""
+def test_lost_peer_is_marked_after_the_group_is_destroyed(tmp_path: Path) -> None:
+    """A script that destroys its group in a `finally` still raises an echo; its own broken pipe is no echo."""
     script = f"{MEET}try:\n    raise RuntimeError({{!r}})\nfinally:\n    dist.destroy_process_group()\n"
     for message, is_echo in (("[gloo/transport/tcp/pair.cc:553] Read error", True), ("broken pipe", False)):
         (tmp_path / "train.py").write_text(script.format(message))
@@ -131,15 +131,15 @@ def test_lost_peer_is_told_apart_after_the_group_is_gone(tmp_path: Path) -> None
         assert failure(tmp_path)["peer_lost"] is is_echo
 
 
-def test_nobody_is_lost_before_the_ranks_have_met(tmp_path: Path) -> None:
-    """The same words from a script's own connection, or a backend that was never built, are a cause of their own."""
+def test_no_peer_is_lost_before_the_ranks_have_met(tmp_path: Path) -> None:
+    """The same words from a script's own connection, or for a missing backend, are a real cause."""
     (tmp_path / "train.py").write_text("raise RuntimeError('Distributed package does not have NCCL built in')")
     run(tmp_path, "script", "train.py")
     assert failure(tmp_path)["peer_lost"] is False
 
 
-def test_last_words_of_a_script_are_the_cause(tmp_path: Path) -> None:
-    """`sys.exit("no data")` says why, and exits 1, as under python itself."""
+def test_exit_message_of_a_script_is_the_cause(tmp_path: Path) -> None:
+    """`sys.exit("no data")` gives the cause, and exits 1, as under python itself."""
     (tmp_path / "train.py").write_text("import sys\nsys.exit('no data')\n")
     ended = run(tmp_path, "script", "train.py")
     assert (ended.returncode, ended.stderr, failure(tmp_path)["message"]) == (1, "no data\n", "no data")
@@ -152,13 +152,13 @@ def test_log_goes_to_the_ranks_own_file(tmp_path: Path) -> None:
     assert (tmp_path / "rank-3.log").read_text() == "one\ntwo\nthree\n"
 
 
-def test_missing_script_is_said_plainly(tmp_path: Path) -> None:
-    """The file's name is in the record."""
+def test_missing_script_is_reported(tmp_path: Path) -> None:
+    """The record contains the file's name."""
     run(tmp_path, "script", "nowhere.py")
     assert "nowhere.py" in failure(tmp_path)["message"]
 
 
-# Its own exit handler and a thread that the interpreter waits for: both are part of the work.
+# An exit handler and a thread that the interpreter waits for: both are part of the work.
 ENDING = """
 import atexit, os, threading, time
 mark = os.environ["CLOUDTRAIN_RESULT_DIR"] + "/left-3"
@@ -171,7 +171,7 @@ threading.Thread(target=late).start()
 
 
 def test_end_of_all_work_is_marked_after_the_scripts_own_handlers(tmp_path: Path) -> None:
-    """What comes after the mark is the interpreter's teardown alone: a hang there may be ended."""
+    """Only the interpreter's teardown follows the mark: a hang after the mark may be ended."""
     (tmp_path / "train.py").write_text(ENDING)
     (tmp_path / "left-3").write_text("0")
     assert run(tmp_path, "script", "train.py").stdout == "thread False\nhandler False\n"
@@ -180,7 +180,7 @@ def test_end_of_all_work_is_marked_after_the_scripts_own_handlers(tmp_path: Path
 
 @pytest.mark.parametrize("ending", ["raise SystemExit(5)", "raise ValueError", "raise SystemExit('no data')"])
 def test_failure_leaves_no_mark(tmp_path: Path, ending: str) -> None:
-    """Only who is done, or has saved, has left in order."""
+    """Only a rank that is done, or has saved, leaves a mark."""
     (tmp_path / "train.py").write_text(ending)
     run(tmp_path, "script", "train.py")
     assert not (tmp_path / "left-3").exists()
