@@ -158,9 +158,7 @@ def test_submit_killed_before_the_send_leaves_nothing(
     assert azure_account.jobs() == ["one-2"]
 
 
-def test_name_taken_by_a_second_machine_is_refused(
-    cli: Any, folder: Path, azure_account: Azure, tmp_path: Path
-) -> None:
+def test_name_taken_by_a_second_home_is_refused(cli: Any, folder: Path, azure_account: Azure, tmp_path: Path) -> None:
     """With two machines in one workspace the second submit is refused, and the first job is untouched."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     before = sent(azure_account, "one-1")
@@ -438,7 +436,9 @@ def test_two_followers_send_one_retry(cli: Any, folder: Path, azure_account: Azu
     assert azure_account.jobs() == ["one-1", "two-1", "one-2"]
 
 
-def test_retry_whose_answer_is_lost_is_followed(cli: Any, folder: Path, azure_account: Azure, wait_until: Any) -> None:
+def test_retry_with_a_lost_answer_is_followed_to_its_end(
+    cli: Any, folder: Path, azure_account: Azure, wait_until: Any
+) -> None:
     """As soon as the state of the retry is known, the follower follows the retry to the end."""
     process = cli.start("submit", "-y", *AGAIN, cwd=folder)
     wait_until(lambda: azure_account.jobs() == ["one-1"], 60, 0.1)
@@ -468,7 +468,9 @@ def test_reading_commands_send_no_retry(cli: Any, folder: Path, azure_account: A
     assert azure_account.jobs() == ["one-1"]
 
 
-def test_netrc_does_not_replace_our_token(cli: Any, folder: Path, azure_account: Azure, tmp_path: Path) -> None:
+def test_netrc_of_the_user_does_not_replace_our_token(
+    cli: Any, folder: Path, azure_account: Azure, tmp_path: Path
+) -> None:
     """requests reads ~/.netrc; a missing file of certificates is named, and not reported as our fault."""
     netrc = tmp_path / "netrc"
     netrc.write_text("default login somebody password else\n")

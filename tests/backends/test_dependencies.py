@@ -242,7 +242,9 @@ def test_rehearsal_misses_a_package_that_the_requirements_lack(cli: Any, job: An
         ),
     ],
 )
-def test_uninstallable_packages_are_refused(job: Any, tmp_path: Path, settings: str, key: str, words: str) -> None:
+def test_packages_that_cannot_be_installed_are_refused(
+    job: Any, tmp_path: Path, settings: str, key: str, words: str
+) -> None:
     """`validate` and the dry run report the fault at its key."""
     folder = job(settings)
     (folder / "editable.txt").write_text("-e .\n")

@@ -1,4 +1,6 @@
-"""The money in each request: where its platform reads a time limit, there it stands, and is worth no more than that."""
+"""The time limit in each request: every platform reads the limit in its own place, and the limit costs at most the
+budget.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ azureml: {subscription: s, resource_group: ml, workspace: research, region: east
 vertex: {project: my-project, location: us-central1, staging_bucket: gs://b-uc}
 """
 NAMES = list(backends.BUILT_IN)
-# Where the platform itself reads the limit, and where our own process in the job does.
+# The place where the platform reads the limit, or our own process in the job.
 READ: dict[str, Callable[[dict[str, Any]], int]] = {
     "local": lambda body: int(body["max_duration_s"]),
     "ssh": lambda body: int(body["max_duration_s"]),
@@ -45,7 +47,7 @@ READ: dict[str, Callable[[dict[str, Any]], int]] = {
 
 
 def told(name: str, request: Request) -> dict[str, Any]:
-    """Return what the job's own processes are told."""
+    """Return the spec of the job's own processes."""
     if name in ("local", "ssh"):
         return request.body
     if name == "azureml":
@@ -77,7 +79,7 @@ def rendered(config: JobConfig, spent_micro: int = 0) -> tuple[Plan, Capacity, R
 
 
 def worst_usd(limit_s: int, config: JobConfig, capacity: Capacity) -> Fraction:
-    """Return what a run to the rendered limit costs at worst, counted from the facts alone."""
+    """Return the worst cost of a run to the rendered limit, calculated only from the facts."""
     terms, hourly = capacity.terms, Fraction(str(capacity.hourly_usd))
     seconds = max(terms.minimum_bill_s, -(-(limit_s + terms.tail_s) // terms.unit_s) * terms.unit_s)
     return (
@@ -88,7 +90,7 @@ def worst_usd(limit_s: int, config: JobConfig, capacity: Capacity) -> Fraction:
 
 
 def test_five_hundred_requests_carry_the_limit(config_of: Callable[..., JobConfig]) -> None:
-    """With instances, budgets and earlier attempts drawn: what the platform reads is worth no more than the money."""
+    """Random instances, budgets and earlier attempts: the limit in the request costs at most the remaining money."""
     draw, refused = random.Random(8), 0
     loaded = {name: config_of(name) for name in NAMES}
     for number in range(500):
@@ -115,8 +117,8 @@ def test_five_hundred_requests_carry_the_limit(config_of: Callable[..., JobConfi
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_happens_at_the_limit_is_the_same_everywhere(name: str, config_of: Callable[..., JobConfig]) -> None:
-    """checkpoint-and-stop has a deadline before the end, stop has none, alert has no limit from money at all."""
+def test_action_at_the_limit_is_the_same_everywhere(name: str, config_of: Callable[..., JobConfig]) -> None:
+    """checkpoint-and-stop has a deadline before the end, stop has no earlier deadline, alert has no limit from money."""
     limit = {"local": "10 USD", "ssh": "60 USD"}.get(name, "150 USD")
     found = {}
     for what in ("checkpoint-and-stop", "stop", "alert"):
@@ -138,7 +140,7 @@ def test_what_happens_at_the_limit_is_the_same_everywhere(name: str, config_of: 
 def test_budget_does_not_apply_to_own_machines_without_a_price(
     name: str, price: str, on_limit: str, config_of: Callable[..., JobConfig]
 ) -> None:
-    """The time limit holds alone, the plan is that of a config without a budget, and one line says so."""
+    """Only the time limit counts, the plan equals the plan without a budget, and one line reports the fact."""
     settings = (f"{name}.price_per_hour={price}", "limits.max_duration=2h")
     plan, _, request = rendered(config_of(name, *settings, f"budget.on_limit={on_limit}"))
     plain = rendered(config_of(name, *settings, "budget=null"))
@@ -148,8 +150,8 @@ def test_budget_does_not_apply_to_own_machines_without_a_price(
     assert any("the budget does not apply on" in line for line in plan_text.lines(plan))
 
 
-def test_vertex_begins_nothing_anew_where_a_budget_holds(config_of: Callable[..., JobConfig]) -> None:
-    """Also where the time limit is the shorter one: whether it spans new starts is not documented."""
+def test_vertex_retries_nothing_under_a_budget(config_of: Callable[..., JobConfig]) -> None:
+    """Also with a shorter time limit: whether Vertex's timeout spans restarts is not documented."""
     guarded, _, request = rendered(config_of("vertex", "limits.max_duration=1h"))
     assert (guarded.cap_reason, guarded.attempts) == ("time_limit", 1)
     assert request.body["jobSpec"]["scheduling"]["disableRetries"] is True
@@ -161,7 +163,7 @@ def test_vertex_begins_nothing_anew_where_a_budget_holds(config_of: Callable[...
 
 
 def test_spot_machines_may_wait_beyond_the_limit_but_not_run(config_of: Callable[..., JobConfig]) -> None:
-    """MaxWait holds the waiting, which is not billed, on top of the run."""
+    """MaxWait adds the time of waiting, which is not billed, to the run."""
     _, _, request = rendered(config_of("sagemaker", "resources.spot=true", "budget.limit=150 USD"))
     stopping = request.body["StoppingCondition"]
     assert stopping["MaxWaitTimeInSeconds"] == stopping["MaxRuntimeInSeconds"] + 86_400

@@ -1,4 +1,4 @@
-"""The local backend: faults of its processes, and what this machine refuses."""
+"""The local backend: faults of its processes, and configs that this machine refuses."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from cloudtrain.launcher.planning.prepare import prepare
 
 TWO = "resources: {instances: 2}\n"
 
-# Counts steps in a collective; a restarted run goes on from what rank 0 saved. However slow the machine, a fault comes
-# before the end: the first run stands at step 30.
+# Counts steps in a collective; a restarted run resumes from rank 0's save. On any machine, a fault comes before the
+# end: the first run waits at step 30.
 TRAIN = """
 import os, time
 from pathlib import Path
@@ -50,7 +50,7 @@ os._exit(0)
 """
 
 
-# Rank 1 stands still in its first start, where no collective would miss it.
+# Rank 1 hangs in its first start, outside any collective.
 HANG = """
 import os, time
 from cloudtrain.entrypoints.rank import heartbeat
@@ -67,7 +67,7 @@ for step in range(20 if is_again else 600):
 """
 
 
-# Takes every byte of the job's file system.
+# Fills the whole file system of the job.
 FILL = """
 import os
 with open(os.environ["CLOUDTRAIN_OUTPUT_DIR"] + "/big", "wb", buffering=0) as big:
@@ -78,7 +78,7 @@ with open(os.environ["CLOUDTRAIN_OUTPUT_DIR"] + "/big", "wb", buffering=0) as bi
 
 @pytest.fixture
 def training(cli: Any, project: Callable[..., Path]) -> Path:
-    """Start a two-node job that counts steps; return its folder once it is under way."""
+    """Start a two-node job that counts steps; return its folder when the job makes steps."""
     folder = project(TWO, script="train.py", text=TRAIN)
     assert cli("submit", "-d", cwd=folder).code == 0
     cli.watch("step 5 ", "logs", "-f", "last")
@@ -86,7 +86,7 @@ def training(cli: Any, project: Callable[..., Path]) -> Path:
 
 
 def pids(folder: Path, node: int, word: str) -> list[int]:
-    """Return the node's processes whose command line holds the word."""
+    """Return the node's processes whose command line contains the word."""
     found = processes.with_environment(CLOUDTRAIN_JOB=folder.parent.name, CLOUDTRAIN_NODE_RANK=str(node))
     return [pid for pid in found if word in Path(f"/proc/{pid}/cmdline").read_text()]
 
@@ -96,7 +96,7 @@ def pids(folder: Path, node: int, word: str) -> list[int]:
     "victim", ["entrypoints.agent.worker\0script", "entrypoints.agent.elastic", "entrypoints.agent.boot"]
 )
 def test_killed_process_restarts_the_job(cli: Any, training: Path, victim: str) -> None:
-    """kill -9 of a worker, of torchrun or of boot on one node: all nodes start again, without a person."""
+    """After kill -9 of a worker, of torchrun or of boot on one node, all nodes restart automatically."""
     worker = victim.startswith("entrypoints.agent.worker")
     found = pids(training, 1, victim)
     chosen = max(found) if worker else min(found)
@@ -111,7 +111,7 @@ def test_killed_process_restarts_the_job(cli: Any, training: Path, victim: str) 
 
 @pytest.mark.slow
 def test_killed_agent_ends_the_job_on_every_node(cli: Any, training: Path) -> None:
-    """Nobody is left to hang: the other node is told, and says which one is gone."""
+    """No node hangs: the remaining node learns of the loss, and the error names the lost node."""
     state = json.loads((training / "node-1" / "state.json").read_text())
     os.kill(state["pid"], signal.SIGKILL)
     assert cli("wait", "last").code == 1
@@ -121,8 +121,10 @@ def test_killed_agent_ends_the_job_on_every_node(cli: Any, training: Path) -> No
 
 
 @pytest.mark.slow
-def test_lost_node_is_gone_without(cli: Any, project: Callable[..., Path]) -> None:
-    """kill -9 of an agent where `min_instances` allows it: the others go on from what was saved, and that is said."""
+def test_job_continues_without_a_lost_node_if_allowed(cli: Any, project: Callable[..., Path]) -> None:
+    """kill -9 of an agent, with `min_instances`: the remaining nodes resume from the save, and `status` reports the
+    loss.
+    """
     more = "resources: {instances: 3, min_instances: 2}\nlocal: {price_per_hour: 3600 USD}\n"
     folder = project(more, script="train.py", text=TRAIN)
     sent = cli("submit", "-d", "-y", cwd=folder)
@@ -138,7 +140,7 @@ def test_lost_node_is_gone_without(cli: Any, project: Callable[..., Path]) -> No
         cause["message"] for cause in json.loads((attempt / "node-0" / "exit.json").read_text())["restarted_after"]
     ]
     assert causes == ["node 2 was lost: its agent is silent; going on with 2 of 3 nodes"]
-    bill = cli("cost", "last", "--json").json  # a dollar a second and node, the lost one's until it was given up
+    bill = cli("cost", "last", "--json").json  # a dollar a second and node, the lost node's until its loss
     both, lost = bill["legs"]
     assert (both["instances"], lost["instances"], lost["seconds"] < both["seconds"]) == (2, 1, True)
     assert bill["spend_usd"] == pytest.approx(2 * both["seconds"] + lost["seconds"], abs=0.01)
@@ -149,7 +151,7 @@ def test_lost_node_is_gone_without(cli: Any, project: Callable[..., Path]) -> No
 
 @pytest.mark.slow
 def test_stuck_rank_is_found_and_the_job_restarts(home: Path, project: Callable[..., Path], wait_until: Any) -> None:
-    """A rank that makes no more steps: its stack is in its log, all nodes start again, and the cause is on record."""
+    """A hung rank: its stack is in its log, all nodes restart, and the cause is recorded."""
     folder = project(TWO + "distributed: {allow_alone: true}\n", script="train.py", text=HANG)
     config = configs.load(folder / "cloudtrain.yaml")
     ready = prepare(config, folder / "cloudtrain.yaml", home / "bundles", dry=False)
@@ -163,8 +165,8 @@ def test_stuck_rank_is_found_and_the_job_restarts(home: Path, project: Callable[
 
 
 @pytest.mark.slow
-def test_all_agents_killed_is_a_node_failure_and_stop_finds_what_is_left(cli: Any, training: Path) -> None:
-    """Without any agent the state comes from what they left on disk; no process of theirs lives on."""
+def test_stop_after_the_death_of_all_agents_leaves_no_process(cli: Any, training: Path) -> None:
+    """Without any agent the state comes from files of the agents; no process of the job survives."""
     for node in (0, 1):
         os.kill(json.loads((training / f"node-{node}" / "state.json").read_text())["pid"], signal.SIGKILL)
     cli("wait", "last")
@@ -177,8 +179,8 @@ def test_all_agents_killed_is_a_node_failure_and_stop_finds_what_is_left(cli: An
 
 
 @pytest.mark.slow
-def test_stop_sweeps_what_killed_agents_left(cli: Any, project: Callable[..., Path], wait_until: Any) -> None:
-    """A script's own child survives the kill of the agents; the next look at the lost job takes it away."""
+def test_stop_sweeps_processes_of_killed_agents(cli: Any, project: Callable[..., Path], wait_until: Any) -> None:
+    """A script's child survives the kill of the agents; the next poll of the lost job kills the child."""
     text = "import subprocess; print('started', flush=True); subprocess.run(['sleep', '4242'])"
     cli("submit", "-d", cwd=project("", script="train.py", text=text))
     cli.watch("started", "logs", "-f", "last")
@@ -190,7 +192,7 @@ def test_stop_sweeps_what_killed_agents_left(cli: Any, project: Callable[..., Pa
 
 @pytest.mark.slow
 def test_frozen_agent_does_not_hold_the_job(cli: Any, training: Path) -> None:
-    """A node that is stopped dead is lost; `stop --now` takes even that agent away."""
+    """A node with a stopped agent is lost; `stop --now` kills even that agent."""
     agent = json.loads((training / "node-1" / "state.json").read_text())["pid"]
     os.kill(agent, signal.SIGSTOP)
     assert cli("stop", "last", "--now", "-y", timeout_s=60).code == 0
@@ -198,8 +200,8 @@ def test_frozen_agent_does_not_hold_the_job(cli: Any, training: Path) -> None:
     assert processes.stamp(agent) is None
 
 
-def test_state_of_an_agent_that_ends_while_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exit written between the two looks counts: the job is done, not lost."""
+def test_state_of_an_agent_that_ends_during_the_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exit written between the two reads counts: the job is done, not lost."""
     node = tmp_path / "node-0"
     node.mkdir()
     (node / "state.json").write_text(json.dumps({"pid": 1, "stamp": "x", "generation": 1, "started_s": 1.0}))
@@ -228,7 +230,7 @@ def test_state_of_an_agent_that_ends_while_it_is_asked(tmp_path: Path, monkeypat
 def test_gpus_are_the_users_own_and_never_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, instances: int, shares: list[str]
 ) -> None:
-    """Each node gets its share of CUDA_VISIBLE_DEVICES, and nothing where there is not one for each."""
+    """Each node gets its share of CUDA_VISIBLE_DEVICES, and no GPU if there are too few for all nodes."""
     for name in ("nvidia3", "nvidia5", "nvidia6", "nvidia7", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     monkeypatch.setattr(backend, "DEVICES", tmp_path)
@@ -243,7 +245,7 @@ def test_gpus_are_the_users_own_and_never_shared(
 
 
 def test_variable_alone_makes_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profile that sets CUDA_VISIBLE_DEVICES on a machine without a GPU promises nothing."""
+    """A CUDA_VISIBLE_DEVICES of a profile does not count on a machine without a GPU."""
     monkeypatch.setattr(backend, "DEVICES", tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert backend._visible_gpus() == []
@@ -251,7 +253,7 @@ def test_variable_alone_makes_no_gpus(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    """Mount a file system of 3 MB, outside pytest's own folder, which could not remove it; take it away after."""
+    """Mount a file system of 3 MB, outside pytest's own folder, which pytest could not remove; unmount the disk after."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a small file system")
     folder = Path(tempfile.mkdtemp(prefix="cloudtrain-test-"))
@@ -262,8 +264,8 @@ def small_disk() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_full_disk_under_the_job_is_said(cli: Any, project: Callable[..., Path], small_disk: Path) -> None:
-    """With not a byte left for anybody, the job's end and its cause are still on record."""
+def test_full_disk_under_the_job_is_reported(cli: Any, project: Callable[..., Path], small_disk: Path) -> None:
+    """With no byte free, the job's end and the cause are still recorded."""
     cli = replace(cli, home=small_disk)
     assert cli("submit", cwd=project("", script="train.py", text=FILL)).code == 1
     status = cli("status", "last", "--json").json
@@ -273,8 +275,10 @@ def test_full_disk_under_the_job_is_said(cli: Any, project: Callable[..., Path],
 
 
 @pytest.mark.parametrize("left", [100_000, 16_384])
-def test_full_disk_at_the_start_is_said(home: Path, project: Callable[..., Path], small_disk: Path, left: int) -> None:
-    """The error names the disk, and the hint is something that works on this machine."""
+def test_full_disk_at_the_start_is_reported(
+    home: Path, project: Callable[..., Path], small_disk: Path, left: int
+) -> None:
+    """The error names the disk, and the hint works on this machine."""
     folder = project(TWO, script="train.py", text="")
     config = configs.load(folder / "cloudtrain.yaml")
     ready = prepare(config, folder / "cloudtrain.yaml", home / "bundles", dry=False)
@@ -289,8 +293,8 @@ def test_full_disk_at_the_start_is_said(home: Path, project: Callable[..., Path]
 
 
 @pytest.mark.slow
-def test_ports_in_use_are_stepped_over(cli: Any, project: Callable[..., Path]) -> None:
-    """Two jobs at once on the same addresses do not meet."""
+def test_ports_in_use_are_skipped(cli: Any, project: Callable[..., Path]) -> None:
+    """Two jobs at the same time on the same addresses do not collide."""
     folder = project(TWO, script="train.py", text=TRAIN.replace("30 if", "None if"))
     for _ in range(2):
         assert cli("submit", "-d", cwd=folder).code == 0
@@ -299,8 +303,8 @@ def test_ports_in_use_are_stepped_over(cli: Any, project: Callable[..., Path]) -
 
 
 @pytest.mark.slow
-def test_files_that_a_script_writes_beside_itself_stay(cli: Any, project: Callable[..., Path]) -> None:
-    """A relative path is a place in the job's own copy of the code; a job that succeeded keeps it."""
+def test_files_written_next_to_the_script_stay(cli: Any, project: Callable[..., Path]) -> None:
+    """A relative path is in the job's own copy of the code, which a successful job keeps."""
     folder = project("", script="train.py", text="open('best.txt', 'w').write('0.98')")
     assert cli("submit", cwd=folder).code == 0
     assert next(cli.home.glob("local/*/attempt-1/node-0/code/best.txt")).read_text() == "0.98"
@@ -309,7 +313,7 @@ def test_files_that_a_script_writes_beside_itself_stay(cli: Any, project: Callab
 
 @pytest.mark.slow
 def test_module_with_its_own_output_folder(cli: Any, project: Callable[..., Path], tmp_path: Path) -> None:
-    """`module:` runs as `python -m`, and `outputs:` are where the config says."""
+    """`module:` runs as `python -m`, and `outputs:` go to the folders of the config."""
     folder = project()
     (folder / "pkg").mkdir()
     text = "import os; open(os.environ['CLOUDTRAIN_OUTPUT_DIR'] + '/model/w', 'w').write(__name__)"
@@ -322,7 +326,7 @@ def test_module_with_its_own_output_folder(cli: Any, project: Callable[..., Path
 def test_plan_counts_the_threads_of_other_local_jobs(
     cli: Any, project: Callable[..., Path], tmp_path: Path, wait_until: Any
 ) -> None:
-    """Two jobs of this home share the cores; each node's processes count once, another home's jobs do not."""
+    """Two jobs of one home folder share the cores; each node's processes count once, jobs of a different home do not."""
     (tmp_path / "spec.json").write_text('{"nproc_per_node": 2}')
     common = {**os.environ, "CLOUDTRAIN_SPEC": str(tmp_path / "spec.json"), "OMP_NUM_THREADS": "500"}
     others = []
@@ -344,10 +348,10 @@ def test_plan_counts_the_threads_of_other_local_jobs(
     assert "other local job" not in alone.stdout + alone.stderr
 
 
-def test_plan_names_the_accelerators_that_this_machine_has_not(
+def test_plan_names_accelerators_that_this_machine_lacks(
     cli: Any, project: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The local backend takes what it has, and the plan says that the key is ignored."""
+    """The local backend uses the machine's own hardware, and the plan reports the ignored key."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     told = cli("plan", cwd=project("resources: {accelerators: 'A100:8'}\n"))
     assert told.code == 0
@@ -364,8 +368,10 @@ def test_plan_names_the_accelerators_that_this_machine_has_not(
         ("local: {python: /no/such/python}\n", "there is no interpreter `/no/such/python`"),
     ],
 )
-def test_this_machine_refuses(cli: Any, project: Callable[..., Path], more: str, message: str) -> None:
-    """What cannot run here is said, with its key, before anything starts."""
+def test_this_machine_refuses_impossible_configs(
+    cli: Any, project: Callable[..., Path], more: str, message: str
+) -> None:
+    """A config that cannot run here is reported with its key, before the start."""
     done = cli("submit", "-d", cwd=project(more))
     assert done.code == 3
     assert message in done.stderr

@@ -1,4 +1,4 @@
-"""The network is cut at each request of a submit, on all clouds: each row can be removed, and no money stays held."""
+"""The network fails at each request of a submit, on all clouds: each row can be removed, and no money stays reserved."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ class Cloud:
     empty: Callable[[], None]
 
     def renew(self, number: int) -> None:
-        """Let the next submit be a first submit: no bucket of ours, and code that the cloud has never seen."""
+        """Make the next submit a first submit: without our bucket, and with code that is new to the cloud."""
         self.empty()
         (self.folder / "loop.py").write_text(f"print({number})\n")
 
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Network:
-    """Return the network of this very process, where clients wait no longer than a moment to ask again."""
+    """Return the network of this same process, in which clients retry almost without a pause."""
     made, real = Network(), time.sleep
     pool = urllib3.connectionpool.HTTPConnectionPool
     monkeypatch.setattr(pool, "_make_request", lambda self, *args, **more: made.request(self, *args, **more))
@@ -90,7 +90,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
     monkeypatch.setattr(azure_jobs, "SETTLE_S", 0.0)
     monkeypatch.setattr(vertex_jobs, "PAUSE_S", 0.0)
     monkeypatch.setattr(refresh, "MOST_LATE_S", 0.0)
-    monkeypatch.setattr(follow, "page", lambda *_, **__: LogPage([], {}))  # nothing has run, nor printed
+    monkeypatch.setattr(follow, "page", lambda *_, **__: LogPage([], {}))  # no job has run or printed
     return made
 
 
@@ -220,7 +220,7 @@ def cut_everywhere(
     """
     assert run("submit", "-d", "-y", "--name", "whole").code == 0
     network.heal()
-    assert run("submit", "-d", "-y", "--name", "second").code == 0  # its code is there already
+    assert run("submit", "-d", "-y", "--name", "second").code == 0  # the code is uploaded already
     database = Database(home)
     found, cut = [], []
     for number in itertools.count(1):
@@ -232,14 +232,14 @@ def cut_everywhere(
         network.heal()
         network.cut, network.kind = number, kind
         done = run("submit", "-d", "-y", "--name", name)
-        if network.count < number:  # the submit asks no more
+        if network.count < number:  # the submit has no further request
             break
         cut.append(network.urls[number - 1])
         if done.code == 0:
             assert kind == "lost", (name, network.urls)
         else:
             told = ("nothing was sent, and nothing is reserved", f"{name} may have been sent")
-            is_login = done.code == 4 and "az login" in done.stderr  # Azure's library calls this a failed sign-in
+            is_login = done.code == 4 and "az login" in done.stderr  # Azure's library reports a failed sign-in
             assert is_login or (done.code == 7 and sum(words in done.stderr for words in told) == 1), (name, done)
             assert (told[1] not in done.stderr) == (held(home) == []), (name, done.stderr)
         found.append(see_it_settled(run, cloud, network, home, name, forgets=number % 2 == 0))

@@ -1,6 +1,6 @@
-"""Rehearsals, end to end and for real: the installed command, every backend's rendered command, torchrun.
+"""Rehearsals, end to end: the installed command, every backend's rendered command, torchrun.
 
-No stand-in of a cloud is running, and nothing could be asked for one: a rehearsal needs none.
+No stand-in of a cloud runs, because a rehearsal needs no cloud.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cloudtrain.launcher.backend import BUILT_IN
 
 pytestmark = pytest.mark.slow
 
-# What a backend needs to know of an account that nobody has.
+# The settings of a backend, for an account that does not exist.
 SETTINGS = {
     "local": "resources: {instances: 2}",
     "ssh": "resources: {instances: 2}\nssh: {hosts: [h0, h1]}",
@@ -34,7 +34,7 @@ vertex: {project: my-project, location: europe-west4, staging_bucket: a-bucket}"
 }
 CLOUDS = ("sagemaker", "azureml", "vertex")
 
-# Two numbers and a momentum go down a slope; what is said by `mode` is not saved, or not taken up again.
+# Two numbers and a momentum descend a slope; `mode` names the state that is not saved, or not loaded.
 SCRIPT = """
 import json, math, os, signal, sys, time
 from pathlib import Path
@@ -86,15 +86,15 @@ def project(folder: Path, backend: str, *, mode: str | None = "saves", more: str
     return folder
 
 
-# A task's ranks import torch: in `make test` docs/tutorials/local.md rehearses one.
+# A task's ranks import torch: `make test` rehearses a task in docs/tutorials/local.md.
 TRAINER = pytest.param("vertex", True, marks=pytest.mark.soak)
 
 
 @pytest.mark.parametrize(("backend", "is_task"), [*((backend, False) for backend in BUILT_IN), TRAINER])
-def test_rehearsal_proves_that_an_interrupted_job_goes_on(
+def test_rehearsal_proves_that_an_interrupted_job_resumes(
     cli: Any, tmp_path: Path, backend: str, is_task: bool
 ) -> None:
-    """On every backend: two nodes are started, interrupted, started again, the losses as without that; spot may be."""
+    """On every backend two nodes start, are interrupted and resume with equal losses; then spot is allowed."""
     folder = project(tmp_path / "project", backend, mode=None if is_task else "saves")
     done = cli("rehearse", "--preempt-at", "4", "--steps", "2", "--json", cwd=folder, timeout_s=280)
     assert done.code == 0, done.stdout + done.stderr
@@ -104,9 +104,9 @@ def test_rehearsal_proves_that_an_interrupted_job_goes_on(
     assert 0 < told["left_s"] < told["grace_s"]
     assert "2 nodes x 1 rank" in told["checked"][0]["found"]
     assert list((cli.home / "rehearsals").iterdir()) == []
-    if is_task:  # its ranks wait behind step 4; whether they take one more depends on the micro-batch they agree at
+    if is_task:  # its ranks wait after step 4, and may take another step
         assert told["resumed_step"] == told["saved_step"] in (4, 5)
-    else:  # what it saves is its own affair, but no step is left out, nor done again
+    else:  # a script saves its own way, but no step is lost or repeated
         assert told["next_step"] >= told["interrupted_step"] + 1 >= 5
     if backend in CLOUDS:
         (folder / "cloudtrain.yaml").write_text((folder / "cloudtrain.yaml").read_text() + "tags: {team: a}\n")
@@ -121,10 +121,10 @@ def test_rehearsal_proves_that_an_interrupted_job_goes_on(
         pytest.param("anew", "resumed", "the script began again at step 1", marks=pytest.mark.soak),
     ],
 )
-def test_rehearsal_finds_a_script_that_does_not_go_on(
+def test_rehearsal_finds_a_script_that_does_not_resume(
     cli: Any, tmp_path: Path, mode: str, name: str, words: str
 ) -> None:
-    """One that has lost its optimizer's state, saves nothing or begins anew is not proven; exit code 1 says so."""
+    """A script that loses its optimizer's state, saves nothing or restarts is not proven; the exit code is 1."""
     folder = project(tmp_path / "project", "local", mode=mode)
     done = cli("rehearse", "--preempt-at", "3", "--steps", "3", "--nodes", "1", "--json", cwd=folder)
     assert done.code == 1
@@ -134,7 +134,7 @@ def test_rehearsal_finds_a_script_that_does_not_go_on(
 
 
 def test_rehearsal_misses_a_file_that_is_not_shipped(cli: Any, tmp_path: Path) -> None:
-    """What .cloudtrainignore leaves out is not there, though it lies in the folder; the exception is told."""
+    """A file in .cloudtrainignore is missing, although the file is in the folder; the exception is reported."""
     folder = project(tmp_path / "project", "sagemaker", mode="lacks")
     (folder / ".cloudtrainignore").write_text("neighbour.py\n")
     done = cli("rehearse", "--nodes", "1", cwd=folder)
@@ -144,7 +144,7 @@ def test_rehearsal_misses_a_file_that_is_not_shipped(cli: Any, tmp_path: Path) -
 
 
 def test_spot_is_refused_until_its_resume_is_proven(cli: Any, tmp_path: Path) -> None:
-    """Without a proof submit refuses, with the command that helps; a plan tells."""
+    """Without a proof, submit refuses with the helpful command; a plan reports the missing proof."""
     folder = project(tmp_path / "project", "sagemaker")
     refused = cli("submit", "-d", "-y", "--spot", cwd=folder)
     assert refused.code == 3
@@ -154,7 +154,7 @@ def test_spot_is_refused_until_its_resume_is_proven(cli: Any, tmp_path: Path) ->
 
 
 def test_rehearsal_that_is_killed_leaves_no_process(cli: Any, tmp_path: Path, wait_until: Any) -> None:
-    """Whatever it has started dies with it."""
+    """All processes of a killed rehearsal die too."""
     folder = project(tmp_path / "project", "sagemaker", mode="silent")
     process = cli.start("rehearse", "--preempt-at", "3", cwd=folder)
     wait_until(lambda: any(cli.home.glob("rehearsals/*/first/*/ml/cloudtrain/log/rank-1.log")), timeout_s=60)
@@ -174,9 +174,9 @@ def _below(pid: int) -> list[int]:
     return below[1:]
 
 
-@pytest.mark.soak  # the cell alone: tests/launcher/test_rehearsal.py
+@pytest.mark.soak  # the sandbox alone: tests/launcher/test_rehearsal.py
 def test_rehearsal_works_without_namespaces(cli: Any, tmp_path: Path) -> None:
-    """Where the kernel allows none, the platform's paths are rewritten, and the verdict says so."""
+    """If the kernel allows no namespaces, the platform's paths are rewritten, and the verdict reports the fact."""
     folder = project(tmp_path / "project", "vertex", more="env: {QUOTED: \"a 'b' $(c) /opt/ml\"}\n")
     environ = {"CLOUDTRAIN_SANDBOX": "none"}
     done = cli("rehearse", "--steps", "3", "--nodes", "1", "--json", cwd=folder, env=environ)

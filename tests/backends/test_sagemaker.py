@@ -1,4 +1,4 @@
-"""SageMaker: the request against what the vendor's SDKs send, what its own CLI takes, and what the service refuses."""
+"""SageMaker: the request against requests of the vendor's SDKs, the vendor's CLI, and the service's refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CAPTURED = sorted((HERE / "captured").glob("sagemaker_*.json"))
 ROLE = "arn:aws:iam::123456789012:role/cloudtrain"
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
 
-# The least that makes a job, and one with everything.
+# The minimum for a job, and a config with all settings.
 PLAIN = f"""
 name: digits
 backend: sagemaker
@@ -100,8 +100,8 @@ def render(tmp_path: Path) -> Render:
 
 
 @pytest.mark.parametrize(("name", "text"), [("plain", PLAIN), ("everything", EVERYTHING), ("toolkit", TOOLKIT)])
-def test_request_is_the_golden_one(name: str, text: str, render: Render) -> None:
-    """Compared whole, so that no field comes or goes unseen; and SageMaker would take it."""
+def test_request_equals_the_golden_file(name: str, text: str, render: Render) -> None:
+    """The whole request is compared, so every new or missing field shows; and SageMaker would accept the request."""
     golden = HERE / "golden" / f"sagemaker_{name}.json"
     request = render(text)
     assert request.body == json.loads(golden.read_text())
@@ -113,12 +113,12 @@ def test_request_is_the_golden_one(name: str, text: str, render: Render) -> None
 
 @pytest.mark.parametrize("captured", ["v2_pytorchddp_smddp", "v2_smdistributed_dataparallel"])
 @pytest.mark.parametrize("distribution", ["pytorchddp", "smdistributed"])
-def test_toolkit_gets_the_sdks_orders(captured: str, distribution: str, render: Render) -> None:
-    """The same hyperparameters as SDK v2 sends, but for the names and places that are the job's own."""
+def test_toolkit_gets_the_sdks_hyperparameters(captured: str, distribution: str, render: Render) -> None:
+    """The same hyperparameters as SDK v2 sends, except for the job's own names and places."""
     theirs = json.loads((HERE / "captured" / f"sagemaker_{captured}.json").read_text())["HyperParameters"]
     ours = render(TOOLKIT, f"sagemaker.distribution={distribution}", "args=[]").body["HyperParameters"]
     own = {"sagemaker_job_name", "sagemaker_submit_directory", "sagemaker_program"}
-    options = "sagemaker_distributed_dataparallel_custom_mpi_options"  # the user's own, in the capture
+    options = "sagemaker_distributed_dataparallel_custom_mpi_options"  # the user's own options in the capture
     assert ours.keys() == theirs.keys() | {options}
     assert {k: v for k, v in ours.items() if k not in own | {options}} == {
         k: v for k, v in theirs.items() if k not in own | {options}
@@ -127,20 +127,20 @@ def test_toolkit_gets_the_sdks_orders(captured: str, distribution: str, render: 
 
 
 @pytest.mark.parametrize("path", CAPTURED, ids=lambda path: path.stem)
-def test_what_the_sdks_send_passes(path: Path) -> None:
-    """The check finds no fault in requests that SageMaker's own SDKs made."""
+def test_requests_of_the_sdks_pass(path: Path) -> None:
+    """The check finds no fault in requests of SageMaker's own SDKs."""
     assert [found for found in check.violations(json.loads(path.read_text())) if not found[2]] == []
 
 
-def test_table_is_what_botocore_says() -> None:
-    """rules.json holds the installed botocore's own limits, word for word."""
+def test_table_equals_botocores_model() -> None:
+    """rules.json contains the installed botocore's own limits, word for word."""
     script = HERE.parents[1] / "tools" / "sagemaker_table.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
 def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Return a change of the request: set the field at the dotted path, or remove it where the value is ..."""
+    """Return a change of the request: set the field at the dotted path, or remove the field for the value ..."""
 
     def change(body: dict[str, Any]) -> None:
         *parents, last = path.split(".")
@@ -154,7 +154,7 @@ def _set(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-# Requests that SageMaker refuses: what to change in a good one, and what the fault says.
+# Requests that SageMaker refuses: the change of a good request, and the fault's words.
 BROKEN: list[tuple[str, Any, str]] = [
     ("TrainingJobName", "a_b", "does not match"),
     ("TrainingJobName", "x" * 64, "64 characters is more than 63"),
@@ -204,7 +204,7 @@ BROKEN: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("path", "value", "said"), BROKEN, ids=lambda value: str(value)[:40])
 def test_broken_request_is_refused(path: str, value: Any, said: str, render: Render) -> None:
-    """Each is one fault away from a good request, and that one is named; botocore finds 6 of the like in 26."""
+    """Each request is one fault away from a good request, and the fault is named; botocore finds 6 of 26 such faults."""
     request = render(PLAIN)
     body = copy.deepcopy(request.body)
     _set(path, value)(body)
@@ -212,8 +212,8 @@ def test_broken_request_is_refused(path: str, value: Any, said: str, render: Ren
     assert any(said in fault.message for fault in found if not fault.is_warning), [str(fault) for fault in found]
 
 
-def test_spot_rules(render: Render) -> None:
-    """A wait shorter than the run, and warm machines: each refused with the way out."""
+def test_spot_rules_are_checked(render: Render) -> None:
+    """A wait shorter than the run, and warm machines, are refused with the remedy."""
     body = copy.deepcopy(render(EVERYTHING).body)
     body["StoppingCondition"]["MaxWaitTimeInSeconds"] = 60
     body["ResourceConfig"]["KeepAlivePeriodInSeconds"] = 600
@@ -223,7 +223,7 @@ def test_spot_rules(render: Render) -> None:
 
 
 def test_new_instance_type_is_a_warning(render: Render) -> None:
-    """AWS adds types faster than anybody updates a table."""
+    """AWS adds types faster than any table is updated."""
     request = render(PLAIN, "resources.instance_type=ml.p9.48xlarge", "distributed.nproc_per_node=8")
     (fault,) = backend.check(request)
     assert (fault.is_warning, fault.key) == (True, "resources.instance_type")
@@ -282,10 +282,10 @@ def test_new_instance_type_is_a_warning(render: Render) -> None:
         (TOOLKIT, ("args=[--verbose]",), ("`--verbose` is not such a pair",)),
     ],
 )
-def test_config_that_sagemaker_cannot_run(
+def test_config_that_sagemaker_cannot_run_is_refused(
     text: str, overrides: tuple[str, ...], said: tuple[str, ...], render: Render
 ) -> None:
-    """What is missing or impossible, and the way out; all that is missing at once."""
+    """Missing and impossible settings are reported with a remedy, all missing settings together."""
     with pytest.raises(ConfigError) as caught:
         render(text, *overrides)
     assert all(word in str(caught.value) for word in said), str(caught.value)
@@ -296,11 +296,11 @@ def test_config_that_sagemaker_cannot_run(
     [
         ("ml.p3.16xlarge", "null", 100 * 0.154 / 720, "with a disk of 100 GB"),
         ("ml.p3.16xlarge", "16384", 16384 * 0.154 / 720, "with a disk of 16384 GB"),
-        ("ml.p4d.24xlarge", "4000", 0.0, "list price"),  # it brings its disks
+        ("ml.p4d.24xlarge", "4000", 0.0, "list price"),  # includes its disks
     ],
 )
 def test_disk_is_a_part_of_the_price(machine: str, disk: str, extra_usd: float, words: str, tmp_path: Path) -> None:
-    """A volume is billed by its size beside the machine; a price of the user's own is taken as it is."""
+    """A volume is billed by its size in addition to the machine; a user's own price is used unchanged."""
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "cloudtrain.yaml").write_text(PLAIN)
     asked = [f"resources.instance_type={machine}", f"resources.disk_gb={disk}"]
@@ -316,20 +316,20 @@ def test_disk_is_a_part_of_the_price(machine: str, disk: str, extra_usd: float, 
 
 
 def test_budget_becomes_the_time_limit(render: Render) -> None:
-    """MaxRuntimeInSeconds is what the money buys beyond its tail, rounded down: AWS enforces it without a laptop."""
+    """MaxRuntimeInSeconds is the time that the budget pays for without the tail, rounded down; AWS enforces the limit."""
     machine = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")
     assert machine is not None
     assert machine.hourly_usd is not None
     body = render(PLAIN, "budget.limit=20 USD").body
     runtime = body["StoppingCondition"]["MaxRuntimeInSeconds"]
-    tail_s = backend.GRACE_S + backend.UPLOAD_S  # which are billed, too
+    tail_s = backend.GRACE_S + backend.UPLOAD_S  # billed too
     assert runtime == int(20 / (2 * machine.hourly_usd * machine.uncertainty) * 3600) - tail_s
     warm = render(PLAIN, "budget.limit=20 USD", "sagemaker.keep_alive=10m").body
     assert warm["StoppingCondition"]["MaxRuntimeInSeconds"] == runtime - 600
 
 
 def test_unknown_price_is_never_zero(render: Render, cli: Any, tmp_path: Path) -> None:
-    """Without a price there is no worst case, which the plan says with the type; and a budget is refused."""
+    """Without a price no worst case is known; the plan names the type, and a budget is refused."""
     render(PLAIN, "sagemaker.region=eu-north-1")
     plan = cli("plan", "--set", "sagemaker.region=eu-north-1", cwd=tmp_path)
     assert "price unknown: no price of ml.g5.12xlarge in eu-north-1" in plan.stdout
@@ -337,12 +337,12 @@ def test_unknown_price_is_never_zero(render: Render, cli: Any, tmp_path: Path) -
         render(PLAIN, "sagemaker.region=eu-north-1", "budget.limit=20 USD")
 
 
-def test_cheapest_machine_with_the_accelerators() -> None:
-    """`A100:8` is p4d rather than p4de; names are read as people write them."""
+def test_cheapest_machine_with_the_accelerators_is_first() -> None:
+    """`A100:8` gives p4d before p4de; names are case-insensitive."""
     found = catalog.by_accelerators("sagemaker", "a100:8", "us-west-2")
     assert [machine.instance_type for machine in found] == ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]
     assert catalog.by_accelerators("sagemaker", "A100:3", "us-west-2") == []
-    # Without a price here: by the price elsewhere.
+    # Without a price in the region, the order is by the price in other regions.
     assert catalog.by_accelerators("sagemaker", "T4:1", "eu-central-1")[0].instance_type == "ml.g4dn.xlarge"
     assert all(machine.count == 4 for machine in catalog.by_accelerators("sagemaker", "A10G:4", None))
 
@@ -355,13 +355,13 @@ def test_cheapest_machine_with_the_accelerators() -> None:
         ("cn-north-1", 1, "727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/pytorch:2.13-cu133-amzn2023-sagemaker"),
     ],
 )
-def test_default_image(region: str, gpus: int, image: str) -> None:
-    """The registry's account and domain are the region's."""
+def test_default_image_follows_the_region(region: str, gpus: int, image: str) -> None:
+    """The registry's account and domain depend on the region."""
     assert images.default_image(region, gpus) == image
 
 
-def test_region_is_found_as_awss_tools_find_it(tmp_path: Path) -> None:
-    """The config's, the environment's, the profile's; None where nobody says."""
+def test_region_is_found_as_by_awss_tools(tmp_path: Path) -> None:
+    """The region of the config, of the environment or of the profile; otherwise None."""
     (tmp_path / "config").write_text("[default]\nregion = eu-west-1\n[profile work]\nregion = eu-west-2\n")
     file = {"AWS_CONFIG_FILE": str(tmp_path / "config")}
     assert region_of(SageMaker(region="us-east-1"), {"AWS_REGION": "x", **file}) == "us-east-1"
@@ -386,8 +386,8 @@ def test_region_is_found_as_awss_tools_find_it(tmp_path: Path) -> None:
         st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_.:/=+@-]{0,30}", fullmatch=True), st.just("x"), max_size=5
     ),
 )
-def test_what_is_rendered_passes(render: Render, **drawn: Any) -> None:
-    """Whatever a valid config says, SageMaker's own limits hold."""
+def test_rendered_requests_pass(render: Render, **drawn: Any) -> None:
+    """Any valid config gives a request within SageMaker's own limits."""
     text = PLAIN.replace("name: digits", f"name: '{drawn['name']}'").replace(
         "training: {global_batch_size: 64, max", "training: {max"
     )
@@ -405,8 +405,8 @@ def test_what_is_rendered_passes(render: Render, **drawn: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [PLAIN, EVERYTHING, TOOLKIT], ids=["plain", "everything", "toolkit"])
-def test_dry_run_is_what_the_aws_cli_sends(text: str, cli: Any, tmp_path: Path, aws: Aws) -> None:
-    """`submit --dry-run -o DIR`: the real `aws` takes the file, and a SageMaker that checks by the whole model does."""
+def test_dry_run_is_input_for_the_aws_cli(text: str, cli: Any, tmp_path: Path, aws: Aws) -> None:
+    """The real `aws` accepts the file of `submit --dry-run -o DIR`, and so does a stand-in with the whole model."""
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "train.py").write_text("")
     (tmp_path / "cloudtrain.yaml").write_text(text)

@@ -1,4 +1,4 @@
-"""The image's line in `doctor`, with and without SageMaker's own SDK; tests/sdk asks the real one."""
+"""The image's line in `doctor`, with and without SageMaker's own SDK; tests/sdk queries the real SDK."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ OURS = images.default_image("us-west-2", 4)
     ],
     ids=["no SDK", "newer", "another registry"],
 )
-def test_doctor_says_what_the_sdk_knows(
+def test_doctor_shows_the_sdks_newest_image(
     newest: str | None, verdict: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The SDK's newest stands beside ours; where the two look in different places is a warning."""
+    """The SDK's newest image is shown next to ours; different registries give a warning."""
     (tmp_path / "cloudtrain.yaml").write_text("name: x\nscript: x.py\n")
     (tmp_path / "x.py").write_text("")
     config = configs.load(tmp_path / "cloudtrain.yaml", environ={})
@@ -43,13 +43,13 @@ def test_doctor_says_what_the_sdk_knows(
 
 
 def test_without_the_sdk_there_is_no_second_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None, rather than an error: it is an extra."""
+    """The result is None, not an error, because the SDK is optional."""
     monkeypatch.setitem(sys.modules, "sagemaker", None)
     assert images.newest_of_sdk("us-west-2", "ml.g5.12xlarge") is None
 
 
 def test_broken_sdk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it lacks, and what to install."""
+    """The message names the missing part and the package to install."""
     folder = tmp_path / "sagemaker" / "core"
     folder.mkdir(parents=True)
     (folder / "image_uris.py").write_text("import no_such_part")

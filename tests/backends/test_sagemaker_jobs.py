@@ -60,22 +60,22 @@ def folder(tmp_path: Path) -> Path:
 
 
 def events(lines: str, name: str) -> list[dict[str, Any]]:
-    """Return the events of that name among lines as `logs --json` prints them."""
+    """Return the events of the given name among lines of `logs --json`."""
     told = (json.loads(line).get("event") for line in lines.splitlines())
     return [event for event in told if event and event["e"] == name]
 
 
 def weights(cli: Any, job: str, folder: Path) -> dict[str, torch.Tensor]:
-    """Return what the job has exported, fetched as a user would."""
+    """Return the job's exported weights, fetched as a user would."""
     fetched = cli("artifacts", job, "-o", folder / f"{job}-output", "--json")
     assert fetched.code == 0, fetched.stderr
     [file] = [path for path in fetched.json["files"] if path.endswith("model.pt")]
     return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
 
 
-@pytest.mark.soak  # the tutorial's walk trains a whole task there
-def test_digits_are_read(cli: Any, account: Aws, tmp_path: Path) -> None:
-    """The README's example on two instances: 97 % of what it has not seen, and the weights come home."""
+@pytest.mark.soak  # the tutorial's test trains a whole task on SageMaker
+def test_digits_example_reaches_its_accuracy(cli: Any, account: Aws, tmp_path: Path) -> None:
+    """The README's example on two instances: 97 % of unseen samples, and the weights are fetched."""
     shutil.copytree(ROOT / "examples/digits", tmp_path / "digits")
     more = ("resources.accelerators=null", "budget=null", "sagemaker.region=us-east-1", "env={OMP_NUM_THREADS: '1'}")
     given = [part for setting in (*more, "sagemaker.bucket=cloudtrain-tests") for part in ("--set", setting)]
@@ -89,7 +89,7 @@ def test_digits_are_read(cli: Any, account: Aws, tmp_path: Path) -> None:
 
 
 def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path, wait_until: Any) -> None:
-    """Machines are taken away mid-run, others take over from S3: the same weights, bit for bit, and every step once."""
+    """Interrupted in mid-run, new machines resume from S3: equal weights bit for bit, and every step once."""
     assert cli("submit", "--force", "-y", "--name", "whole", cwd=folder).code == 0
     assert cli("submit", "--force", "-d", "-y", "--name", "broken", cwd=folder).code == 0
     wait_until(lambda: "step 30/100" in cli("logs", "broken").stdout, 100, 0.3)
@@ -109,7 +109,9 @@ def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path,
 
 
 def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: Path) -> None:
-    """kill -9 of a submit under a CloudWatch that stumbles and lags: the next one has all, in order, and the code."""
+    """After kill -9 of a submit with a failing, slow CloudWatch, the next follower has all lines in order, and the
+    code.
+    """
     account.settings(log_lag_s=2.0)
     account.fault("GetLogEvents", "throttle", every=5)
     account.fault("GetLogEvents", "empty", every=7)
@@ -128,8 +130,8 @@ def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: P
     assert done.code == 0
 
 
-def test_rank_that_is_killed_restarts_inside(cli: Any, account: Aws, folder: Path) -> None:
-    """A rank that is killed restarts inside its container; nobody submits anything again."""
+def test_killed_rank_restarts_inside_its_container(cli: Any, account: Aws, folder: Path) -> None:
+    """A killed rank restarts inside its container, without a new submit."""
     kill = """\
 import os, signal
 calls = []
@@ -147,7 +149,7 @@ def loss(model, batch):
     assert (again["restarts"], again["step"] >= 10) == (1, True)
 
 
-# Rank 0 alone saves, into its working directory; rank 1 is killed once the file is there for long enough to be kept.
+# Rank 0 alone saves, into its working directory; rank 1 is killed after the file exists long enough to be kept.
 SCRIPT = """
 import os, sys, time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Lines out of CloudWatch: none lost, none repeated, in order, by a cursor that is JSON."""
+"""Lines of CloudWatch: no line is lost or repeated, the order holds, and the cursor is JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ END = events.format_line("end", "node has ended", {})
 
 
 class Reader:
-    """Reads on from where it was, its cursor through JSON every time, by a clock of its own."""
+    """Reads from its cursor on, and passes the cursor through JSON every time, by its own clock."""
 
     def __init__(self, aws: Aws, nodes: int) -> None:
         access = clients.AwsAccess(REGION, None, (("logs", aws.url),))
@@ -30,7 +30,7 @@ class Reader:
         self.now_s = time.time()
 
     def read(self, after_s: float = 0.0, **more: Any) -> LogPage:
-        """Return a page, so many seconds later."""
+        """Return a page after the given number of seconds."""
         self.now_s += after_s
         found = page(self.connect, "j-1", self.nodes, self.cursor, clock=lambda: self.now_s, **more)
         self.cursor = json.loads(json.dumps(found.cursor))
@@ -52,7 +52,7 @@ class Reader:
 
 @pytest.fixture
 def reader(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Reader]:
-    """Return a function that makes a reader of a job of so many nodes."""
+    """Return a function that makes a reader of a job with the given number of nodes."""
     for key, value in aws.environ.items():
         monkeypatch.setenv(key, value)
     monkeypatch.setattr(clients, "_clients", {})
@@ -67,12 +67,12 @@ def write(aws: Aws, host: int, lines: list[str], at_s: float | None = None, epoc
 
 
 def texts(lines: list[LogLine]) -> list[str]:
-    """Return what was written."""
+    """Return the texts of the lines."""
     return [line.text for line in lines]
 
 
-def test_job_without_a_log_yet(reader: Any, aws: Aws) -> None:
-    """Neither the group nor a stream is there: no lines, and nothing is complete."""
+def test_job_without_a_log_has_no_lines(reader: Any, aws: Aws) -> None:
+    """Without a group and a stream the page has no lines, and the log is not complete."""
     found = reader(2).read()
     assert (found.lines, found.is_clean, found.is_complete) == ([], True, False)
     write(aws, 1, ["x"], at_s=1)
@@ -80,7 +80,7 @@ def test_job_without_a_log_yet(reader: Any, aws: Aws) -> None:
 
 
 def test_line_has_its_rank_its_node_and_its_time(reader: Any, aws: Aws) -> None:
-    """The rank is what the container has put in front; the node's own lines have none."""
+    """The rank comes from the container's prefix; the node's own lines have no rank."""
     write(aws, 2, ["[13] step", "boot: [7] x", "[x] y", ""], at_s=1_000_000.125)
     aws.write_logs(GROUP, "j-10/algo-1-1", messages=["of another job"])
     lines = reader(2).all()
@@ -93,7 +93,7 @@ def test_line_has_its_rank_its_node_and_its_time(reader: Any, aws: Aws) -> None:
 
 
 def test_hosts_are_merged_by_time_and_the_newest_line_comes_at_once(reader: Any, aws: Aws) -> None:
-    """The page waits for no line that AWS may take in later: the launcher waits (logs/holdback.py)."""
+    """The page does not wait for lines that AWS may ingest later: the launcher waits (logs/holdback.py)."""
     tail = reader(2)
     write(aws, 1, ["b"], at_s=tail.now_s - 0.5)
     write(aws, 2, ["a"], at_s=tail.now_s - 1.0)
@@ -102,8 +102,8 @@ def test_hosts_are_merged_by_time_and_the_newest_line_comes_at_once(reader: Any,
     assert texts(tail.read().lines) == ["c"]
 
 
-def test_cursor_of_an_earlier_version_is_read_on(reader: Any, aws: Aws) -> None:
-    """Version 0.1 kept with each held line the time at which the line was seen."""
+def test_cursor_of_an_earlier_version_works(reader: Any, aws: Aws) -> None:
+    """Version 0.1 stored with each held line the time at which the line was seen."""
     tail = reader(1)
     write(aws, 1, ["first"], at_s=1000)
     assert texts(tail.all()) == ["first"]
@@ -111,8 +111,8 @@ def test_cursor_of_an_earlier_version_is_read_on(reader: Any, aws: Aws) -> None:
     assert texts(tail.read().lines) == ["held"]
 
 
-def test_hosts_own_order_is_kept_whatever_its_clock_does(reader: Any, aws: Aws) -> None:
-    """A clock that goes back moves no line before the one that was written first."""
+def test_hosts_own_order_is_kept_despite_its_clock(reader: Any, aws: Aws) -> None:
+    """A clock that goes back does not move a line before an earlier line."""
     write(aws, 1, ["1"], at_s=2000)
     write(aws, 1, ["2"], at_s=1000)
     write(aws, 2, ["other"], at_s=1500)
@@ -120,7 +120,7 @@ def test_hosts_own_order_is_kept_whatever_its_clock_does(reader: Any, aws: Aws) 
 
 
 def test_long_log_comes_in_pieces_whole_and_in_order(reader: Any, aws: Aws) -> None:
-    """Several hosts, each with more than a page, of short and of long lines; what is held stays small."""
+    """Several hosts, each with more than a page of short and long lines; the number of held lines stays small."""
     for host in (1, 2, 3):
         for number in range(30):
             lines = [f"[{host - 1}] {number * 400 + n} {'x' * (1000 if host == 3 else 10)}" for n in range(400)]
@@ -138,8 +138,8 @@ def test_long_log_comes_in_pieces_whole_and_in_order(reader: Any, aws: Aws) -> N
         assert [int(line.text.split()[0]) for line in found if line.node == node] == list(range(12_000))
 
 
-def test_machine_that_replaces_another_goes_on_with_its_own_stream(reader: Any, aws: Aws) -> None:
-    """Found within ten seconds; the old stream is looked at no more once it is quiet."""
+def test_replacement_machine_continues_with_its_own_stream(reader: Any, aws: Aws) -> None:
+    """The new stream is found within ten seconds; the old stream is not polled any more when it is quiet."""
     tail = reader(1)
     write(aws, 1, ["before"], at_s=1000)
     assert texts(tail.all()) == ["before"]
@@ -155,15 +155,15 @@ def test_machine_that_replaces_another_goes_on_with_its_own_stream(reader: Any, 
     assert set(asked) == {"j-1/algo-1-2"}
 
 
-def test_long_log_of_a_machine_that_was_replaced_is_read_to_its_end(reader: Any, aws: Aws) -> None:
-    """What its successor has written waits for it, and not the other way round as well."""
+def test_long_log_of_a_replaced_machine_is_read_to_its_end(reader: Any, aws: Aws) -> None:
+    """The successor's lines wait for the older stream, and the older stream does not wait for them."""
     write(aws, 1, [f"{n}" for n in range(25_000)], at_s=1000)
     write(aws, 1, ["after"], at_s=2000, epoch=2)
     assert texts(reader(1).all()) == [*map(str, range(25_000)), "after"]
 
 
-def test_token_that_has_run_out_loses_and_repeats_nothing(reader: Any, aws: Aws) -> None:
-    """CloudWatch's hold for a day, a registry's cursor for as long as nobody asks."""
+def test_expired_token_loses_and_repeats_no_line(reader: Any, aws: Aws) -> None:
+    """CloudWatch's tokens expire after a day; a cursor in the registry may be older."""
     for second in range(3):
         write(aws, 1, [f"{second} {n}" for n in range(3)], at_s=1000 + second)
     tail = reader(1)
@@ -175,16 +175,16 @@ def test_token_that_has_run_out_loses_and_repeats_nothing(reader: Any, aws: Aws)
     assert before + texts(tail.all()) == [f"{s} {n}" for s in range(3) for n in range(3)] + ["same moment", "later"]
 
 
-def test_ranks_own_line_is_never_the_containers_last_word(reader: Any, aws: Aws) -> None:
-    """A script may print what looks like it."""
+def test_ranks_own_line_is_never_an_end_event(reader: Any, aws: Aws) -> None:
+    """A script may print a line in the form of an end event."""
     write(aws, 1, [f"[0] {END}", "[0] more"], at_s=1000)
     tail = reader(1)
     assert len(tail.all()) == 2
     assert not any(tail.read(6.0).is_complete for _ in range(3))
 
 
-def test_last_words_of_all_hosts_make_it_complete(reader: Any, aws: Aws) -> None:
-    """Nothing is waited for then; the words themselves are not shown. One machine's may be of its first life."""
+def test_end_events_of_all_hosts_complete_the_log(reader: Any, aws: Aws) -> None:
+    """The reader stops to wait; end events are not shown. A first container's end event does not count."""
     tail = reader(2)
     write(aws, 1, ["x", END], at_s=1000)
     write(aws, 2, ["y", END], at_s=1000)
@@ -195,8 +195,8 @@ def test_last_words_of_all_hosts_make_it_complete(reader: Any, aws: Aws) -> None
     assert [tail.read(3.0).is_complete for _ in range(2)] == [False, True]
 
 
-def test_word_of_a_container_that_was_taken_away_is_not_the_last(reader: Any, aws: Aws) -> None:
-    """Its successor's stream is looked for first, and waited for a moment."""
+def test_end_event_of_a_replaced_container_is_not_the_last(reader: Any, aws: Aws) -> None:
+    """The successor's stream is searched first, for a moment."""
     tail = reader(1)
     write(aws, 1, ["x", events.format_line("end", "", {"final": False})], at_s=1000)
     assert texts(tail.all()) == ["x"]
@@ -209,7 +209,7 @@ def test_word_of_a_container_that_was_taken_away_is_not_the_last(reader: Any, aw
 
 
 def test_only_the_hosts_of_some_ranks_are_read(reader: Any, aws: Aws) -> None:
-    """Following rank 0 of 64 hosts costs one read, not 64."""
+    """A follower of rank 0 of 64 hosts makes one read, not 64."""
     for host in range(1, 5):
         write(aws, host, [f"host {host}"], at_s=1000)
     tail = reader(4)
@@ -218,8 +218,8 @@ def test_only_the_hosts_of_some_ranks_are_read(reader: Any, aws: Aws) -> None:
 
 
 @pytest.mark.parametrize("kind", ["throttle", "500", "drop", "empty", "expired"])
-def test_what_goes_wrong_loses_and_repeats_nothing(reader: Any, aws: Aws, kind: str) -> None:
-    """Each fault by itself, often; all together are `make soak`'s."""
+def test_faults_lose_and_repeat_no_line(reader: Any, aws: Aws, kind: str) -> None:
+    """Each fault occurs alone and often; `make soak` combines all faults."""
     for host in (1, 2):
         write(aws, host, [f"{host} {n}" for n in range(500)], at_s=1000)
     once = {"count": 3} if kind == "expired" else {"every": 2, "count": 20}
@@ -229,8 +229,8 @@ def test_what_goes_wrong_loses_and_repeats_nothing(reader: Any, aws: Aws, kind: 
     assert [text for text in found if text.startswith("2 ")] == [f"2 {n}" for n in range(500)]
 
 
-def test_host_that_cannot_be_read_does_not_silence_the_others(reader: Any, aws: Aws, monkeypatch: Any) -> None:
-    """Their lines come; the page is not clean; and where none can be read that is said."""
+def test_unreadable_host_does_not_hide_the_rest(reader: Any, aws: Aws, monkeypatch: Any) -> None:
+    """Lines of readable hosts arrive and the page is not clean; if no host is readable, an error is raised."""
     for host in (1, 2):
         write(aws, host, [f"host {host}"], at_s=1000)
     tail = reader(2)

@@ -1,4 +1,4 @@
-"""AWS's Price List: the row that bills a training job, or why there is none; over HTTP, by the real SDK."""
+"""AWS's Price List, over HTTP by the real SDK: the row that bills a training job, or the reason for no price."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from doubles.aws.handle import REGION, Aws
 
 @pytest.fixture(autouse=True)
 def fresh_clients(account: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask without a pause, by clients of this test's own."""
+    """Query without a pause, by clients of this test's own."""
     monkeypatch.setattr(clients, "_clients", {})
     monkeypatch.setattr(prices, "PAUSE_S", 0.0)
 
 
 @pytest.fixture(params=["GetProducts", "public file"])
 def way(request: pytest.FixtureRequest, account: Aws) -> str:
-    """Return the way by which the list is read; without permission it is the file."""
+    """Return the way to the list; without permission the way is the public file."""
     if request.param == "public file":
         message = "User is not authorized to perform: pricing:GetProducts"
         account.fault("pricing:GetProducts", "error", code="AccessDeniedException", message=message)
@@ -34,8 +34,10 @@ def by_type(found: list[Quote]) -> dict[str, Quote]:
     return {quote.key.instance_type: quote for quote in found}
 
 
-def test_all_that_trains_is_read(way: str, account: Aws) -> None:
-    """With GPUs or without: the Training price, not that of hosting, spot, a cluster, an outpost or a paid plan."""
+def test_all_training_types_are_read(way: str, account: Aws) -> None:
+    """Types with and without GPUs have the Training price, not a price of hosting, spot, clusters, outposts or paid
+    plans.
+    """
     account.settings(price_page_size=7)
     found = by_type(prices.quotes(None, "eu-west-1", ()))
     read = {name: quote.rate.usd for name, quote in found.items() if quote.rate is not None}
@@ -56,15 +58,15 @@ def test_all_that_trains_is_read(way: str, account: Aws) -> None:
         ("ml.x1.large", "lists no ml.x1.large for training in us-east-1"),
     ],
 )
-def test_what_is_no_price_says_why(way: str, name: str, why: str) -> None:
-    """Never 0, and never one of two."""
+def test_missing_price_gives_a_reason(way: str, name: str, why: str) -> None:
+    """An unclear price is never 0, and never an arbitrary choice."""
     (quote,) = prices.quotes(None, REGION, (name,))
     assert quote.rate is None
     assert why in quote.reason
 
 
-def test_other_currency_is_no_price(way: str, account: Aws) -> None:
-    """As in AWS's China partition."""
+def test_foreign_currency_is_no_price(way: str, account: Aws) -> None:
+    """AWS's China partition has prices in CNY."""
     account.settings(price_damage="currency")
     (quote,) = prices.quotes(None, REGION, ("ml.m5.large",))
     assert (quote.rate, quote.reason) == (None, "AWS lists it in CNY, not in USD")
@@ -73,22 +75,22 @@ def test_other_currency_is_no_price(way: str, account: Aws) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"), [("truncated", "not complete JSON"), ("form", "row of AWS's price list cannot be parsed")]
 )
-def test_answer_of_no_sense_is_no_price(way: str, account: Aws, damage: str, said: str) -> None:
-    """Half a row, or one of another form."""
+def test_damaged_answer_is_no_price(way: str, account: Aws, damage: str, said: str) -> None:
+    """A truncated row, or a row in an unknown form, raises an error."""
     account.settings(price_damage=damage)
     with pytest.raises(UnreachableError, match=said):
         prices.quotes(None, REGION, ())
 
 
 def test_region_without_prices_is_named(way: str) -> None:
-    """A misspelt one."""
+    """A misspelt region is named in the error."""
     with pytest.raises(ConfigError, match="AWS lists no training machine in us-east-9"):
         prices.quotes(None, "us-east-9", ())
 
 
 @pytest.mark.parametrize("kind", ["expired", "denied"])
-def test_credentials_that_do_not_serve_are_not_needed(account: Aws, kind: str) -> None:
-    """The public file says the same."""
+def test_invalid_credentials_are_not_needed(account: Aws, kind: str) -> None:
+    """The public file has the same price."""
     more = {"code": "AccessDeniedException", "message": "not authorized"} if kind == "denied" else {}
     account.fault("pricing:GetProducts", "error" if more else "expired", **more)
     (quote,) = prices.quotes(None, REGION, ("ml.g5.2xlarge",))
@@ -97,7 +99,7 @@ def test_credentials_that_do_not_serve_are_not_needed(account: Aws, kind: str) -
 
 
 def test_without_credentials_or_sdk_the_file_is_read(account: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-    """GetProducts is not even asked without the SDK."""
+    """Without the SDK, GetProducts is not called."""
     monkeypatch.setattr(prices, "find_spec", lambda name: None)
     (quote,) = prices.quotes(None, REGION, ("ml.m5.xlarge",))
     assert (quote.rate and quote.rate.usd) == 0.23
@@ -105,8 +107,8 @@ def test_without_credentials_or_sdk_the_file_is_read(account: Aws, monkeypatch: 
 
 
 @pytest.mark.parametrize("fault", [{"kind": "throttle"}, {"kind": "error", "code": "X", "status": 503}])
-def test_busy_service_is_asked_again(account: Aws, fault: dict[str, object]) -> None:
-    """Twice refused, then answered; for ever refused, it says so."""
+def test_busy_service_is_retried(account: Aws, fault: dict[str, object]) -> None:
+    """After two refusals the answer arrives; permanent refusals raise an error."""
     account.fault("pricing:GetProducts", "expired")
     account.fault("pricing:GetFile", count=2, **fault)  # type: ignore[arg-type]
     (quote,) = prices.quotes(None, REGION, ("ml.m5.xlarge",))
@@ -116,8 +118,8 @@ def test_busy_service_is_asked_again(account: Aws, fault: dict[str, object]) -> 
         prices.quotes(None, REGION, ())
 
 
-def test_service_that_is_away_is_told(account: Aws) -> None:
-    """With a sentence, whichever way."""
+def test_unavailable_service_is_reported(account: Aws) -> None:
+    """The message is a sentence for both ways."""
     account.fault("pricing:GetProducts", "500", count=1)
     assert prices.quotes(None, REGION, ("ml.m5.xlarge",))[0].rate is not None
     account.fault(["pricing:GetProducts", "pricing:GetFile"], "error", code="BadThing", message="no", status=400)
@@ -125,8 +127,8 @@ def test_service_that_is_away_is_told(account: Aws) -> None:
         prices.quotes(None, REGION, ())
 
 
-def test_request_is_what_botocore_knows(account: Aws) -> None:
-    """The stand-in holds it to botocore's model; the filters let only training through, in one region."""
+def test_request_conforms_to_botocores_model(account: Aws) -> None:
+    """The stand-in checks the request with botocore's model; the filters select only training, in one region."""
     prices.quotes(None, REGION, ("ml.m5.large",))
     asked = account.journal("GetProducts")[0]
     assert asked["region"] == "us-east-1"

@@ -1,4 +1,4 @@
-"""Sending to SageMaker, through the installed command and the real SDK: one job whatever happens, and what is said."""
+"""Submits to SageMaker with the installed command and the real SDK: always a single job, and clear messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sagemaker: {{role: "{ROLE}", bucket: cloudtrain-tests}}
 """
 
 
-# What most commands here import: once for all of them but those that show that it works so.
+# Imports of most commands here: made once, except for commands that test the import itself.
 SDK = ("boto3", "botocore.session", "s3transfer.manager", "pydantic", "jinja2", "yaml", "pathspec")
 
 
@@ -43,7 +43,7 @@ def cli(cli: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def jobs_never_end(account: Aws) -> None:
-    """Start nothing: a job is in progress until the test ends it."""
+    """Start no container: a job is in progress until the test ends the job."""
     account.settings(execute=False)
 
 
@@ -64,7 +64,7 @@ def jobs(aws: Aws) -> list[str]:
 
 
 def end(aws: Aws, job: str, **details: Any) -> None:
-    """End the job as containers do: with their last word in the log."""
+    """End the job as containers do: with their end events in the log."""
     for host in (1, 2):
         stream, word = f"{job}/algo-{host}-1", events.format_line("end", "node has ended", {"node": host - 1})
         aws.write_logs("/aws/sagemaker/TrainingJobs", stream, messages=[word])
@@ -72,12 +72,12 @@ def end(aws: Aws, job: str, **details: Any) -> None:
 
 
 def keys(aws: Aws) -> list[str]:
-    """Return what is in the bucket."""
+    """Return the keys in the bucket."""
     return [item["Key"] for item in aws.client("s3").list_objects_v2(Bucket="cloudtrain-tests").get("Contents", ())]
 
 
-def test_what_is_sent_is_the_dry_run(cli: Any, cold_cli: Any, folder: Path, account: Aws) -> None:
-    """But for the job's own name; and the code is uploaded once, however many jobs have it."""
+def test_request_equals_the_dry_run(cli: Any, cold_cli: Any, folder: Path, account: Aws) -> None:
+    """Only the job's name differs; the code is uploaded once for all jobs."""
     dry = cold_cli("submit", "--dry-run", cwd=folder).json
     assert cold_cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     assert cli("submit", "-d", "-y", "--name", "two", cwd=folder).code == 0
@@ -91,8 +91,8 @@ def test_what_is_sent_is_the_dry_run(cli: Any, cold_cli: Any, folder: Path, acco
 @pytest.mark.parametrize(
     ("kind", "count"), [("lost", 1), ("throttle", 3), ("500", 2), ("drop", 2), ("lost", 3)], ids=str
 )
-def test_answer_that_does_not_come(cli: Any, folder: Path, account: Aws, kind: str, count: int) -> None:
-    """Whatever is lost on the way, the command goes on, and there is one job."""
+def test_lost_answer_leaves_one_job(cli: Any, folder: Path, account: Aws, kind: str, count: int) -> None:
+    """Despite lost answers, the command succeeds with a single job."""
     account.fault("CreateTrainingJob", kind, count=count)
     done = cli("submit", "-d", "-y", "--name", "one", cwd=folder)
     assert (done.code, jobs(account)) == (0, ["one-1"]), done.stderr
@@ -101,17 +101,15 @@ def test_answer_that_does_not_come(cli: Any, folder: Path, account: Aws, kind: s
 
 @pytest.mark.parametrize("operation", ["PutObject", "HeadObject"])
 @pytest.mark.parametrize("kind", ["lost", "500", "drop"])
-def test_upload_that_stumbles(cli: Any, folder: Path, account: Aws, operation: str, kind: str) -> None:
-    """The claim on the job's name is ours even where the answer to it was lost."""
+def test_failing_upload_is_retried(cli: Any, folder: Path, account: Aws, operation: str, kind: str) -> None:
+    """The claim on the job's name belongs to this home folder even if the answer was lost."""
     account.fault(operation, kind, every=2, count=4)
     done = cli("submit", "-d", "-y", "--name", "one", cwd=folder)
     assert (done.code, jobs(account)) == (0, ["one-1"]), done.stderr
 
 
-def test_submit_that_is_killed_before_the_answer_is_found_by_the_next_command(
-    cli: Any, folder: Path, account: Aws, wait_until: Any
-) -> None:
-    """kill -9 while SageMaker has the request: the job is there, and is ours."""
+def test_killed_submit_is_found_by_the_next_command(cli: Any, folder: Path, account: Aws, wait_until: Any) -> None:
+    """After kill -9 while SageMaker has the request, the job exists and belongs to this home folder."""
     account.fault("CreateTrainingJob", "slow", delay_s=3.0)
     process = cli.start("submit", "-d", "-y", "--name", "one", cwd=folder)
     wait_until(lambda: account.journal("CreateTrainingJob") != [], 30, 0.05)
@@ -122,10 +120,8 @@ def test_submit_that_is_killed_before_the_answer_is_found_by_the_next_command(
     assert (found["state"] in ("pending", "running"), found["job"]) == (True, "one")
 
 
-def test_submit_that_is_killed_before_it_sends_leaves_nothing(
-    cli: Any, folder: Path, account: Aws, wait_until: Any
-) -> None:
-    """The next command shuts the door: a request still under way would find no order to carry out."""
+def test_submit_killed_before_the_send_leaves_nothing(cli: Any, folder: Path, account: Aws, wait_until: Any) -> None:
+    """The next command removes the container order, so a late request would find no order."""
     account.fault("DescribeTrainingJob", "slow", delay_s=0.0)
     account.fault("CreateTrainingJob", "drop")
     process = cli.start("submit", "-d", "-y", "--name", "one", cwd=folder)
@@ -140,8 +136,8 @@ def test_submit_that_is_killed_before_it_sends_leaves_nothing(
     assert jobs(account) == ["one-2"]
 
 
-def test_name_that_another_machine_has_taken(cli: Any, folder: Path, account: Aws, tmp_path: Path) -> None:
-    """Two machines, one account, one name: the second is refused, and the first one's job is untouched."""
+def test_name_taken_by_a_second_machine_is_refused(cli: Any, folder: Path, account: Aws, tmp_path: Path) -> None:
+    """With two machines in one account the second submit is refused, and the first job is untouched."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     order = account.client("s3").get_object(Bucket="cloudtrain-tests", Key="cloudtrain/jobs/one/attempt-1/spec.json")
     before = order["Body"].read()
@@ -154,10 +150,10 @@ def test_name_that_another_machine_has_taken(cli: Any, folder: Path, account: Aw
     assert jobs(account) == ["one-1"]
 
 
-def test_another_machines_job_is_not_adopted(
+def test_job_of_a_different_machine_is_not_adopted(
     cli: Any, folder: Path, account: Aws, tmp_path: Path, wait_until: Any
 ) -> None:
-    """A submit that died before it claimed the name has sent nothing: what there is by that name is somebody else's."""
+    """A submit that died before its claim sent no job: a job by that name belongs to a different home."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     elsewhere = {"CLOUDTRAIN_HOME": str(tmp_path / "elsewhere")}
     account.fault("HeadObject", "slow", delay_s=20.0)
@@ -173,8 +169,8 @@ def test_another_machines_job_is_not_adopted(
     assert cli("status", "one", "--json").json["state"] in ("pending", "running")
 
 
-def test_refusal_of_the_sdks_second_try_is_no_refusal_of_the_first(cli: Any, folder: Path, account: Aws) -> None:
-    """The first call has started the job and taken the quota; its answer was lost."""
+def test_refused_retry_of_the_sdk_is_no_refusal_of_the_first_try(cli: Any, folder: Path, account: Aws) -> None:
+    """The first call has started the job and used the quota; only its answer was lost."""
     account.fault("CreateTrainingJob", "lost", count=1)
     account.fault("CreateTrainingJob", "error", code="ResourceLimitExceeded", message="no more")
     done = cli("submit", "-d", "-y", "--name", "one", cwd=folder)
@@ -183,8 +179,8 @@ def test_refusal_of_the_sdks_second_try_is_no_refusal_of_the_first(cli: Any, fol
 
 
 @pytest.mark.parametrize("operation", ["DescribeLogStreams", "DeleteParameters", "ListObjectsV2"])
-def test_end_is_told_whatever_else_cannot_be_asked(cli: Any, folder: Path, account: Aws, operation: str) -> None:
-    """The log, the secrets' removal, the look for checkpoints: none may hide that the job is over."""
+def test_end_is_reported_despite_further_failures(cli: Any, folder: Path, account: Aws, operation: str) -> None:
+    """Neither a failed log, nor a failed removal of secrets, nor a failed search for checkpoints hides the end."""
     given = ("--set", "secrets=[TOKEN]", "--name", "one")
     assert cli("submit", "-d", "-y", *given, cwd=folder, env={"TOKEN": "x"}).code == 0
     end(account, "one-1", status="Failed", failure_reason="AlgorithmError: x, exit code: 1")
@@ -207,10 +203,10 @@ NO_QUOTA = "The account-level service limit 'ml.g5.xlarge for training job usage
         ("SomethingNew", "of next year", 3, ("of next year", "at SomethingNew")),
     ],
 )
-def test_refusal_is_one_sentence_with_what_to_do(
+def test_refusal_is_one_sentence_with_a_remedy(
     cli: Any, folder: Path, account: Aws, code: str, message: str, exit_code: int, said: tuple[str, ...]
 ) -> None:
-    """Nothing stays: not the order, not the secret, and the attempt is closed."""
+    """Neither the order nor the secret remains, and the attempt is closed."""
     account.fault("CreateTrainingJob", "error", code=code, message=message)
     done = cli("submit", "-d", "-y", "--set", "secrets=[TOKEN]", cwd=folder, env={"TOKEN": "sesame"})
     assert done.code == exit_code, done.stderr
@@ -232,41 +228,41 @@ def test_refusal_is_one_sentence_with_what_to_do(
         ({}, ("secrets=[TOKEN]",), 3, "more than the 4096 bytes"),
     ],
 )
-def test_what_is_missing_is_said(
+def test_missing_requirement_is_reported(
     cli: Any, folder: Path, account: Aws, env: dict[str, str], settings: tuple[str, ...], exit_code: int, said: str
 ) -> None:
-    """Before anything runs."""
+    """The error comes before any job starts."""
     given = [part for setting in settings for part in ("--set", setting)]
     done = cli("submit", "-d", "-y", *given, cwd=folder, env={"TOKEN": "x" * 5000, **env})
     assert (done.code, said in done.stderr, "Traceback" in done.stderr) == (exit_code, True, False), done.stderr
     assert jobs(account) == []
-    if exit_code == 4:  # nothing is written down
+    if exit_code == 4:  # no job is registered
         assert cli("list", "--json").json["jobs"] == []
 
 
-def test_credentials_that_have_expired_are_called_so(cli: Any, folder: Path, account: Aws) -> None:
-    """Though S3's first answer, to a HEAD, has no words."""
+def test_expired_credentials_are_reported(cli: Any, folder: Path, account: Aws) -> None:
+    """S3's first answer, to a HEAD, gives no reason."""
     account.fault("*", "expired")
     done = cli("submit", "-d", "-y", cwd=folder)
     assert (done.code, "the AWS credentials have expired" in done.stderr) == (4, True), done.stderr
 
 
-def test_bucket_of_another_region_is_refused(cli: Any, folder: Path, account: Aws) -> None:
-    """boto3 would follow it there without a word; SageMaker would not."""
+def test_bucket_of_the_wrong_region_is_refused(cli: Any, folder: Path, account: Aws) -> None:
+    """boto3 would follow the bucket to its region silently; SageMaker would not."""
     done = cli("submit", "-d", "-y", "--set", "sagemaker.region=eu-west-1", cwd=folder)
     assert (done.code, "is in us-east-1, the job in eu-west-1" in done.stderr) == (3, True), done.stderr
 
 
-def test_validate_refuses_what_submit_would(cli: Any, folder: Path, account: Aws) -> None:
-    """All of the backend's own rules, without a network."""
+def test_validate_refuses_the_same_configs_as_submit(cli: Any, folder: Path, account: Aws) -> None:
+    """All rules of the backend work without a network."""
     for setting in ("inputs={train: ./data}", "tags={aws:x: y}", "limits.max_duration=40d", "sagemaker.role=nonsense"):
         assert cli("validate", "--set", setting, cwd=folder).code == 3, setting
     assert cli("validate", cwd=folder).code == 0
     assert account.journal("CreateTrainingJob") == []
 
 
-def test_price_of_ones_own_carries_a_budget(cli: Any, folder: Path, account: Aws) -> None:
-    """For a type that the price list does not know."""
+def test_users_own_price_allows_a_budget(cli: Any, folder: Path, account: Aws) -> None:
+    """A type without a list price gets the user's price."""
     given = ("--set", "budget.limit=10 USD", "--instance-type", "ml.m5.xlarge", "--json")
     refused = cli("plan", *given, cwd=folder)
     assert (refused.code, "set sagemaker.price_per_hour, or add" in refused.stderr) == (3, True), refused.stderr
@@ -275,16 +271,14 @@ def test_price_of_ones_own_carries_a_budget(cli: Any, folder: Path, account: Aws
 
 
 def test_default_bucket_is_made(cli: Any, folder: Path, account: Aws) -> None:
-    """As AWS's own tools do it, under the name that they use."""
+    """The bucket has the name that AWS's own tools use."""
     assert cli("submit", "-d", "-y", "--set", "sagemaker.bucket=null", cwd=folder).code == 0
     names = [bucket["Name"] for bucket in account.client("s3").list_buckets()["Buckets"]]
     assert "sagemaker-us-east-1-123456789012" in names
 
 
-def test_secrets_are_where_only_the_job_can_read_them_and_only_for_its_life(
-    cli: Any, folder: Path, account: Aws
-) -> None:
-    """Encrypted with SSM; not in the request, not in the bucket; gone when the job is seen to be over."""
+def test_secrets_are_readable_only_by_the_job_and_removed_at_its_end(cli: Any, folder: Path, account: Aws) -> None:
+    """Secrets are encrypted in SSM, neither in the request nor in the bucket, and removed when the job's end is seen."""
     given = ("--set", "secrets=[TOKEN]", "--name", "one")
     assert cli("submit", "-d", "-y", *given, cwd=folder, env={"TOKEN": "sesame-street"}).code == 0
     [parameter] = account.client("ssm").describe_parameters()["Parameters"]
@@ -301,8 +295,8 @@ def test_secrets_are_where_only_the_job_can_read_them_and_only_for_its_life(
     assert account.client("ssm").describe_parameters()["Parameters"] == []
 
 
-def test_end_of_a_job_is_told_with_what_it_cost(cli: Any, folder: Path, account: Aws) -> None:
-    """SageMaker's own seconds, times the instances; spot's are fewer than it trained."""
+def test_end_of_a_job_is_reported_with_its_cost(cli: Any, folder: Path, account: Aws) -> None:
+    """The cost is SageMaker's billed seconds times the instances; on spot they are fewer than the trained seconds."""
     assert cli("submit", "-d", "-y", "--force", "--name", "one", "--spot", cwd=folder).code == 0
     hourly = cli("plan", "--json", cwd=folder).json["hourly_usd"]
     end(account, "one-1", training_s=1000, billable_s=300)
@@ -311,8 +305,8 @@ def test_end_of_a_job_is_told_with_what_it_cost(cli: Any, folder: Path, account:
     assert "300 s billed of 1000 s, 70% saved" in told["detail"]
 
 
-def test_stop_of_a_job_that_is_over_is_quiet(cli: Any, folder: Path, account: Aws) -> None:
-    """SageMaker refuses to stop it; there is nothing to stop."""
+def test_stop_of_a_finished_job_is_no_error(cli: Any, folder: Path, account: Aws) -> None:
+    """SageMaker refuses the stop; the command reports that there is nothing to stop."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     end(account, "one-1")
     done = cli("stop", "one")
@@ -320,8 +314,8 @@ def test_stop_of_a_job_that_is_over_is_quiet(cli: Any, folder: Path, account: Aw
 
 
 @pytest.mark.parametrize("kind", ["throttle", "500", "drop", "expired"])
-def test_poll_that_fails_says_nothing_about_the_job(cli: Any, folder: Path, account: Aws, kind: str) -> None:
-    """It stays what it was, and is shown as unreachable; once AWS answers again, all is as before."""
+def test_poll_that_fails_changes_no_state(cli: Any, folder: Path, account: Aws, kind: str) -> None:
+    """The job keeps its state and is shown as unreachable, until AWS answers again."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     before = cli("status", "one", "--json").json
     account.fault("DescribeTrainingJob", kind)
@@ -348,8 +342,8 @@ def doctor(cli: Any, folder: Path) -> Checks:
     return run
 
 
-def test_doctor_finds_nothing_wrong(doctor: Checks, account: Aws) -> None:
-    """Everything is asked for on AWS itself."""
+def test_doctor_passes_a_valid_setup(doctor: Checks, account: Aws) -> None:
+    """Every check queries AWS."""
     found = doctor()
     assert {name: verdict for name, (verdict, _) in found.items()} == dict.fromkeys(
         ("region", "credentials", "role", "bucket", "quota", "price", "image"), "ok"
@@ -358,15 +352,15 @@ def test_doctor_finds_nothing_wrong(doctor: Checks, account: Aws) -> None:
     assert "1.408 USD an hour, on demand, by AWS Price List, Training" in found["price"][1]
 
 
-def test_doctor_without_a_price_list_is_content(doctor: Checks, account: Aws) -> None:
-    """No job needs it."""
+def test_doctor_without_a_price_list_only_warns(doctor: Checks, account: Aws) -> None:
+    """No job needs the price list."""
     account.settings(price_damage="truncated")
     verdict, said = doctor()["price"]
     assert (verdict, "not complete JSON" in said) == ("warn", True)
 
 
-def test_doctor_names_what_stands_in_the_way(doctor: Checks, account: Aws, folder: Path) -> None:
-    """Each with its own cure, and all of them at once."""
+def test_doctor_names_all_obstacles(doctor: Checks, account: Aws, folder: Path) -> None:
+    """Each obstacle has its own remedy, and all are reported together."""
     account.role("stranger", "ec2.amazonaws.com")
     account.quota("ml.g5.xlarge for training job usage", 1)
     text = CONFIG.replace("role/cloudtrain", "role/stranger").replace("cloudtrain-tests", "nobodys-bucket")
@@ -381,7 +375,7 @@ def test_doctor_names_what_stands_in_the_way(doctor: Checks, account: Aws, folde
 
 
 def test_doctor_without_a_job_lists_the_roles(doctor: Checks, account: Aws, folder: Path) -> None:
-    """For who has not chosen one yet."""
+    """The roles are for users who have not chosen a role yet."""
     (folder / "cloudtrain.yaml").unlink()
     account.role("stranger", "ec2.amazonaws.com")
     assert doctor()["roles"] == ("ok", f"can be sagemaker.role: {ROLE}")
@@ -402,8 +396,8 @@ def test_doctor_without_credentials_names_the_skipped_checks_and_the_faults_of_t
     assert ("doctor sagemaker" in done.stdout, "docs/tutorials/sagemaker.md" in done.stdout) == (False, True)
 
 
-def test_invoice_is_asked_by_the_jobs_tag(cli: Any, folder: Path, account: Aws) -> None:
-    """Cost Explorer's own sum stands beside what was metered; an amount in another currency is refused."""
+def test_invoice_is_queried_by_the_jobs_tag(cli: Any, folder: Path, account: Aws) -> None:
+    """Cost Explorer's sum is shown next to the metered sum; an amount in a foreign currency is refused."""
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     end(account, "one-1", billable_s=3600)
     bill = cli("cost", "one", "--invoice", "--json").json

@@ -1,4 +1,4 @@
-"""What SageMaker says of a job, in our words: states, reasons, causes, and the seconds that are billed."""
+"""SageMaker's description of a job in our terms: states, reasons, causes, and the billed seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from doubles.plans import plan_of
 
 
 def at(seconds: float) -> datetime:
-    """Return a time as boto3 gives it."""
+    """Return a time as boto3 returns times."""
     return datetime.fromtimestamp(1_000_000 + seconds, tz=timezone.utc)
 
 
@@ -55,24 +55,24 @@ START, LOAD = ("Starting", 0, 10), ("Downloading", 10, 20)
         ("SomethingNew", [("SomethingNew", 0, None)], "running"),
     ],
 )
-def test_job_that_is_not_over(secondary: str, moves: list[Any], expected: str) -> None:
-    """A status that nobody has heard of is of a job that runs: it is never taken for an end."""
+def test_active_job_has_a_state(secondary: str, moves: list[Any], expected: str) -> None:
+    """An unknown status counts as running, and never as an end."""
     described = job("InProgress", secondary, *moves)
     state = told(described)
     assert (is_over(described), state.state) == (False, expected)
     assert (state.detail is None) == (secondary == "Training")
 
 
-def test_restart_on_other_machines_is_counted_and_told() -> None:
-    """Spot machines that were taken back, and came again."""
+def test_restart_on_new_machines_is_counted_and_reported() -> None:
+    """Spot machines were taken back, and new machines came."""
     moves = [START, ("Training", 20, 30), ("Interrupted", 30, 40), ("Starting", 40, 50), ("Training", 50, None)]
     assert told(job("InProgress", "Training", *moves)).restarts == 1
     waiting = told(job("InProgress", "Interrupted", *moves[:3], EnableManagedSpotTraining=True))
     assert waiting.detail == "the spot machines were taken back; Interrupted: Interrupted it"
 
 
-def test_spend_counts_what_is_billed() -> None:
-    """Until the end by the transitions, without the waiting; then SageMaker's own number."""
+def test_spend_counts_billed_seconds() -> None:
+    """Before the end the transitions count, without the waits; then SageMaker's own number."""
     moves = [START, LOAD, ("Training", 20, 30), ("Interrupted", 30, 60), ("Starting", 60, 70), ("Training", 70, None)]
     running = told(job("InProgress", "Training", *moves), now=100)
     assert running.billed_s == 10 + 10 + 30
@@ -95,20 +95,20 @@ def test_spend_counts_what_is_billed() -> None:
         ("MaxWaitTimeExceeded", "budget", "time_limit", 1),
     ],
 )
-def test_stopped_job(secondary: str, limit: str, reason: str, code: int) -> None:
-    """Who stopped it is in the secondary status; the limit that our plan set is told by its own name."""
+def test_stopped_job_has_a_reason(secondary: str, limit: str, reason: str, code: int) -> None:
+    """The secondary status names the cause of the stop; the limit of our plan has its own name."""
     state = told(job("Stopped", secondary, START, TrainingEndTime=at(50)), limit=limit)
     assert (state.state, state.reason, state.resumable, exit_code(state)) == ("stopped", reason, True, code)
     assert state.ended_s == 1_000_050
 
 
 def failure(**verdict: Any) -> str:
-    """Return FailureReason as SageMaker makes it of the container's account."""
+    """Return FailureReason as SageMaker makes one from the container's exit report."""
     return f"AlgorithmError: {account({'restarts': 2, **verdict})[:1024]}, exit code: 70"
 
 
 def test_failure_is_the_first_ranks_exception() -> None:
-    """Our account comes back whole, from among the platform's words."""
+    """Our exit report is found unchanged among the platform's words."""
     error = {"rank": 3, "kind": "exception", "type": "ValueError", "message": "bad {x}", "traceback": "  line\nend"}
     words = failure(state="failed", reason="error", resumable=False, error=error)
     state = told(job("Failed", "Failed", START, FailureReason=words))
@@ -117,7 +117,7 @@ def test_failure_is_the_first_ranks_exception() -> None:
 
 
 def test_job_that_saved_at_its_own_deadline_is_stopped() -> None:
-    """SageMaker calls it failed, because the container's exit code is not 0; nothing failed."""
+    """SageMaker reports a failure, because the container's exit code is not 0, although no failure occurred."""
     words = failure(state="stopped", reason="budget", resumable=True, error=None)
     state = told(job("Failed", "Failed", START, FailureReason=words), limit="budget")
     assert (state.state, state.reason, state.resumable, state.error) == ("stopped", "budget", True, None)
@@ -135,8 +135,8 @@ def test_job_that_saved_at_its_own_deadline_is_stopped() -> None:
         ("", "error", "platform"),
     ],
 )  # fmt: skip
-def test_failure_that_only_the_platform_explains(words: str, reason: str, kind: str) -> None:
-    """Its own words are the cause; a fault of its machines is told from one of the job's."""
+def test_failure_without_an_exit_report_uses_the_platforms_words(words: str, reason: str, kind: str) -> None:
+    """The platform's words are the cause; faults of its machines differ from faults of the job."""
     state = told(job("Failed", "Failed", START, FailureReason=words), saved=False)
     assert (state.reason, state.resumable) == (reason, False)
     assert state.error is not None

@@ -68,8 +68,8 @@ def render(tmp_path: Path) -> Callable[..., Request]:
 
 
 @pytest.mark.parametrize(("name", "text"), [("plain", PLAIN), ("everything", EVERYTHING)])
-def test_request_is_the_golden_one(name: str, text: str, render: Callable[..., Request]) -> None:
-    """Compared whole, so that no field comes or goes unseen; our own check takes it."""
+def test_request_equals_the_golden_file(name: str, text: str, render: Callable[..., Request]) -> None:
+    """The whole request is compared, so every new or missing field shows; our own check accepts the request."""
     made = render(text)
     golden = json.loads((HERE / "golden" / f"ssh_{name}.json").read_text())
     assert made.body == golden
@@ -78,8 +78,8 @@ def test_request_is_the_golden_one(name: str, text: str, render: Callable[..., R
     assert render(text).text == made.text
 
 
-def test_dry_run_writes_what_a_submit_would_send(cli: Any, tmp_path: Path) -> None:
-    """Without a connection, and without an `ssh` to make one; the secret's value is nowhere in it."""
+def test_dry_run_writes_the_request_of_a_submit(cli: Any, tmp_path: Path) -> None:
+    """The dry run needs neither a connection nor an `ssh`; the request does not contain the secret's value."""
     (tmp_path / "train.py").write_text("")
     (tmp_path / "cloudtrain.yaml").write_text(EVERYTHING)
     environ = {"PATH": "/nowhere", "API_TOKEN": "s3cret-value"}

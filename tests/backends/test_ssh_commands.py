@@ -1,4 +1,4 @@
-"""The commands for one's own machines, on real hosts: who uses what, a shell there, what a job has left, the doctor."""
+"""The commands for the user's own machines, on real hosts: GPU use, a shell, artifacts, the doctor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from doubles.sshhosts.host import Host
 
 pytestmark = pytest.mark.slow
 
-# In place of torchrun: says what a rank sees, leaves files, and stays until it is told to go.
+# Replaces torchrun: records a rank's variables, leaves files, and runs until a file `go` appears.
 TRAIN = """\
 import json, os, time
 from pathlib import Path
@@ -66,7 +66,7 @@ ssh: {{hosts: [{hosts}], ssh_config: "${{SSH_CONFIG}}", python: {lightpython.PAT
 
 @pytest.fixture
 def submit(cli: Any, project: Callable[..., Path], wait_until: Callable[..., Any]) -> Iterator[Callable[..., str]]:
-    """Return a function that submits a job and returns its id once its ranks run; it is stopped in the end."""
+    """Return a function that submits a job and returns its id when its ranks run; all jobs are stopped in the end."""
     jobs: list[str] = []
 
     def send(text: str, running: bool = True, **more: Any) -> str:
@@ -84,12 +84,12 @@ def submit(cli: Any, project: Callable[..., Path], wait_until: Callable[..., Any
 
 
 def output_of(host: Host, job: str) -> Path:
-    """Return a job's output folder as seen from here."""
+    """Return a job's output folder as seen from this machine."""
     return host.home / ".cloudtrain/jobs" / job / "output"
 
 
 def seen(host: Host, job: str, wait_until: Callable[..., Any]) -> dict[str, str]:
-    """Return the variables that the rank on the host has seen."""
+    """Return the variables of the rank on the host."""
     path = output_of(host, job) / "weights.bin"
     wait_until(lambda: path.exists() and path.stat().st_size == 9_000_000, 60)
     told: dict[str, str] = json.loads((output_of(host, job) / "seen.json").read_text())
@@ -97,7 +97,7 @@ def seen(host: Host, job: str, wait_until: Callable[..., Any]) -> dict[str, str]
 
 
 def add_gpus(host: Host) -> None:
-    """Put a tool there that tells of two GPUs."""
+    """Install a tool on the host that reports two GPUs."""
     (host.bin / "nvidia-smi").write_text(SMI.format(host=host.name))
     (host.bin / "nvidia-smi").chmod(0o755)
 
@@ -105,8 +105,8 @@ def add_gpus(host: Host) -> None:
 # -- hosts -----------------------------------------------------------------------------------------------------------
 
 
-def test_hosts_tells_who_holds_what(cli: Any, pair: Cluster, project: Callable[..., Path], submit: Any) -> None:
-    """Free ones, a job's, others' processes, and a machine that is off, which is exit code 7."""
+def test_hosts_lists_the_use_of_gpus(cli: Any, pair: Cluster, project: Callable[..., Path], submit: Any) -> None:
+    """Free GPUs, a job's GPUs, foreign processes, and a machine that is off, which gives exit code 7."""
     for host in pair.hosts:
         add_gpus(host)
     where = project(config("", instances=1), script="train.py", text=TRAIN)
@@ -133,8 +133,10 @@ def test_hosts_tells_who_holds_what(cli: Any, pair: Cluster, project: Callable[.
 # -- exec ------------------------------------------------------------------------------------------------------------
 
 
-def test_exec_runs_where_the_ranks_run(cli: Any, pair: Cluster, submit: Any, wait_until: Callable[..., Any]) -> None:
-    """Folder, variables, arguments with blanks and quotes, output, standard input, exit code; also when it is over."""
+def test_exec_runs_in_the_ranks_environment(
+    cli: Any, pair: Cluster, submit: Any, wait_until: Callable[..., Any]
+) -> None:
+    """Folder, variables, arguments with blanks and quotes, output, standard input and exit code; also after the end."""
     job = submit(config("secrets: [API_TOKEN]"), env={"API_TOKEN": "s3cret"})
     seen(pair.hosts[1], job, wait_until)
     words = ["a b", "it's", '"q"', "$HOME;*", ""]
@@ -163,7 +165,7 @@ def test_exec_runs_where_the_ranks_run(cli: Any, pair: Cluster, submit: Any, wai
 
 
 def test_ssh_gives_a_shell_on_a_terminal(cli: Any, pair: Cluster, submit: Any, wait_until: Any) -> None:
-    """A prompt, the code's folder, the terminal's size, Ctrl-C for what runs there and not for us, its exit code."""
+    """A prompt, the code's folder, the terminal's size, Ctrl-C only for the remote program, and the shell's exit code."""
     job = submit(config())
     shell = Terminal([*cli.command, "ssh", job, "--node", "1"], cli)
     shell.write("echo rank=$CLOUDTRAIN_NODE_RANK; pwd; stty size; tty; echo that was a''ll\n")
@@ -198,11 +200,11 @@ class Terminal:
         self.text = ""
 
     def write(self, text: str) -> None:
-        """Type it."""
+        """Type the text."""
         os.write(self.near, text.encode())
 
     def until(self, text: str, timeout_s: float = 60) -> str:
-        """Return all that was printed, once it holds the text."""
+        """Return the whole output when the text appears."""
         end = time.monotonic() + timeout_s
         while text not in self.text:
             assert time.monotonic() < end, self.text
@@ -218,7 +220,7 @@ class Terminal:
             if select.select([self.near], [], [], 0.1)[0]:
                 try:
                     self.text += os.read(self.near, 4096).decode(errors="replace")
-                except OSError:  # the last one has left the terminal
+                except OSError:  # the last process has left the terminal
                     break
         code = self.process.wait(timeout_s)
         os.close(self.near)
@@ -228,10 +230,10 @@ class Terminal:
 # -- artifacts -------------------------------------------------------------------------------------------------------
 
 
-def test_artifacts_fetches_what_each_node_has_left(
+def test_artifacts_fetches_the_files_of_every_node(
     cli: Any, pair: Cluster, submit: Any, wait_until: Any, tmp_path: Path
 ) -> None:
-    """What is the same once, what differs by node, whatever it is called; a copy that was cut is made again."""
+    """Equal files arrive once, different files by node, with any name; an interrupted copy is repeated."""
     job = submit(config())
     for host in pair.hosts:
         seen(host, job, wait_until)
@@ -253,7 +255,7 @@ def test_artifacts_fetches_what_each_node_has_left(
 def test_artifacts_writes_nothing_outside_the_folder(
     cli: Any, pair: Cluster, submit: Any, wait_until: Any, tmp_path: Path
 ) -> None:
-    """A link there that leads back is not followed for ever, and one that lies here is not written through."""
+    """A link in a circle is not followed endlessly, and a local link is not written through."""
     job = submit(config(instances=1))
     seen(pair.hosts[0], job, wait_until)
     (output_of(pair.hosts[0], job) / "café \x1b[31m.txt").write_text("latin")
@@ -270,10 +272,10 @@ def test_artifacts_writes_nothing_outside_the_folder(
     assert (into / "weights.bin").stat().st_size == 9_000_000
 
 
-def test_artifacts_whose_line_breaks_can_be_fetched_again(
+def test_artifacts_of_a_broken_connection_can_be_fetched_again(
     cli: Any, pair: Cluster, submit: Any, wait_until: Any, tmp_path: Path
 ) -> None:
-    """In the middle of a large file: no half of it is taken for the whole."""
+    """After a break in a large file, a partial file never counts as the whole."""
     job = submit(config(instances=1, hosts="h0"))
     seen(pair.hosts[0], job, wait_until)
     large = output_of(pair.hosts[0], job) / "a large one"
@@ -295,13 +297,13 @@ def test_artifacts_whose_line_breaks_can_be_fetched_again(
 
 
 def with_gpus(count: int, more: str = "", **options: Any) -> str:
-    """Return a config of a job that takes so many GPUs on each host."""
+    """Return the config of a job that takes the given number of GPUs on each host."""
     text = config(more, **options)
     return text.replace("resources: {", f"resources: {{accelerators: 'Test:{count}', ")
 
 
 def test_job_takes_gpus_by_their_uuids(cli: Any, pair: Cluster, submit: Any, project: Any, wait_until: Any) -> None:
-    """The ranks see those that were free; another user's submit is told who is in the way, which is exit code 5."""
+    """The ranks see the free GPUs; a second user's submit names the holder, with exit code 5."""
     for host in pair.hosts:
         add_gpus(host)
     job = submit(with_gpus(1, instances=2))
@@ -317,21 +319,21 @@ def test_job_takes_gpus_by_their_uuids(cli: Any, pair: Cluster, submit: Any, pro
     assert variables["CUDA_VISIBLE_DEVICES"] == "GPU-h0-1"
 
 
-def test_foreign_processes_refuse_a_job_unless_it_says_so(
+def test_foreign_processes_refuse_a_job_without_allow_busy(
     cli: Any, pair: Cluster, submit: Any, project: Any, wait_until: Any
 ) -> None:
-    """A GPU that somebody computes on counts as taken; `allow_busy` takes it all the same."""
+    """A GPU with a foreign process counts as taken; `allow_busy` overrides the rule."""
     add_gpus(pair.hosts[0])
     (pair.hosts[0].folder / "opt/gpu-processes").write_text("1, GPU-h0-0, python3, 4000\n")
     told = cli("submit", "-d", "-y", cwd=project(with_gpus(2, instances=1, hosts="h0"), script="train.py", text=TRAIN))
     assert told.code == 5, told.stderr
     assert "allow_busy" in told.stderr
     job = submit(with_gpus(2, instances=1, hosts="h0", ssh=", allow_busy: true"))
-    assert seen(pair.hosts[0], job, wait_until)["CUDA_VISIBLE_DEVICES"] == "GPU-h0-1,GPU-h0-0"  # the free one first
+    assert seen(pair.hosts[0], job, wait_until)["CUDA_VISIBLE_DEVICES"] == "GPU-h0-1,GPU-h0-0"  # the free GPU first
 
 
-def test_host_with_gpus_that_nobody_asked_for_is_refused(cli: Any, pair: Cluster, project: Any) -> None:
-    """The line to add is said."""
+def test_host_with_unrequested_gpus_is_refused(cli: Any, pair: Cluster, project: Any) -> None:
+    """The message gives the config's line."""
     add_gpus(pair.hosts[0])
     told = cli("submit", "-d", "-y", cwd=project(config(instances=1, hosts="h0"), script="train.py", text=TRAIN))
     assert told.code == 3, told.stderr
@@ -341,10 +343,10 @@ def test_host_with_gpus_that_nobody_asked_for_is_refused(cli: Any, pair: Cluster
 # -- spare hosts, money ----------------------------------------------------------------------------------------------
 
 
-def test_unfit_host_is_left_out_where_there_is_a_spare(
+def test_unfit_host_is_left_out_if_a_spare_exists(
     cli: Any, cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, project: Any
 ) -> None:
-    """Three hosts, two instances: the first has no such interpreter; the others do the job, and it is said."""
+    """Of three hosts for two instances the first lacks the interpreter; the rest run the job, with a message."""
     three = cluster(3)
     three.apply(monkeypatch)
     for host in three.hosts[1:]:
@@ -362,7 +364,7 @@ def test_unfit_host_is_left_out_where_there_is_a_spare(
 def test_budget_is_metered_by_the_time_that_hosts_were_held(
     cli: Any, pair: Cluster, submit: Any, wait_until: Any
 ) -> None:
-    """Two hosts at a price: the cap follows from it, and what was spent from when they were taken."""
+    """Two hosts at a price: the price gives the limit, and the spend counts from the moment the hosts were taken."""
     begin_s = time.time()
     job = submit(config("budget: {limit: 200 USD}", ssh=', price_per_hour: "3600 USD"'))
     cap = cli("status", job, "--json").json
@@ -381,7 +383,7 @@ def test_nodes_that_wait_for_each_other_end_at_the_deadline(
 ) -> None:
     """No route leads from node 1 to node 0: both end before the join timeout, within the budget."""
     first, second = pair.hosts
-    # The preflight passes, so the route goes away when node 0's agent is there.
+    # The preflight passes, so the route is removed when node 0's agent exists.
     agent = ".cloudtrain/jobs/*/attempt-1/node-0/state.json"
     cutter = threading.Thread(
         target=lambda: (
@@ -410,8 +412,8 @@ def test_nodes_that_wait_for_each_other_end_at_the_deadline(
 # -- doctor, dry run -------------------------------------------------------------------------------------------------
 
 
-def test_doctor_tells_each_cure(cli: Any, pair: Cluster, project: Any) -> None:
-    """Equal lines once; what fails has its command; --json the same."""
+def test_doctor_gives_every_remedy(cli: Any, pair: Cluster, project: Any) -> None:
+    """Equal lines appear once; each failure has a command; --json has the same content."""
     where = project(config(), script="train.py", text=TRAIN)
     told = cli("doctor", "ssh", "-f", "cloudtrain.yaml", cwd=where)
     assert told.code == 0, told.stdout

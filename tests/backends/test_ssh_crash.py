@@ -1,4 +1,4 @@
-"""Submits to one's own machines that die or meet a dying host: one job or none, and the next command knows which."""
+"""Submits to the user's machines that die or meet a dying host: one job or no job, and the next command finds out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from doubles.sshhosts.cluster import Cluster
 
 pytestmark = pytest.mark.slow
 
-# Answers what the preflight asks, and sleeps where a rank would train: what starts jobs is real, and torch is not.
+# Answers the preflight, and sleeps in place of a rank: all programs that start jobs are real, but not torch.
 IDLE = """\
 #!/bin/sh
 case "$*" in
@@ -44,7 +44,7 @@ SUBMIT = ("submit", "-d", "-y")
 
 @pytest.fixture
 def bed(ssh_pair: Cluster, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
-    """Return a project whose jobs run nothing, on two hosts; masters end with the test."""
+    """Return a project whose jobs do not train, on two hosts; masters end with the test."""
     ssh_pair.apply(monkeypatch)
     yield Bed(ssh_pair, tmp_path)
     for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):
@@ -71,14 +71,14 @@ class Bed:
         return folder
 
     def agents(self) -> list[int]:
-        """Return how many of a job's processes each host has; a channel's own end is none."""
+        """Return the number of a job's processes on each host, without the process at the end of a channel."""
         return [
             0 if host.pid is None else sum("starting" in line or "sleep 600" in line for _, line in host.processes())
             for host in self.hosts
         ]
 
     def held(self) -> list[str]:
-        """Return the hosts that somebody holds, by the locks themselves."""
+        """Return the hosts whose locks are held."""
         found = []
         for host in self.hosts:
             locks = list(host.path("/run/lock").rglob("*.lock"))
@@ -93,14 +93,14 @@ class Bed:
 
 
 def settle(cli: Any, bed: Bed, wait_until: Any) -> str:
-    """Hold what the next command makes of a submit that died; return it, and stop what runs."""
+    """Check the outcome of a submit that died, return the outcome, and stop the job."""
     listed = cli("list", "--json")
     assert listed.code == 0, listed.stderr
     jobs = listed.json["jobs"]
     active = [job for job in jobs if job["state"] not in ("failed", "stopped")]
     assert len(active) <= 1, jobs
     if active:
-        wait_until(lambda: bed.agents() == [2, 2], 60, 0.1)  # the agent, and what stands for its ranks
+        wait_until(lambda: bed.agents() == [2, 2], 60, 0.1)  # the agent, and the process in place of its ranks
         assert bed.held() == ["h0", "h1"]
         assert cli("stop", active[0]["job"], "--now", "-y").code == 0
     for job in jobs:
@@ -111,8 +111,10 @@ def settle(cli: Any, bed: Bed, wait_until: Any) -> str:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
-def test_submit_that_dies_at_any_moment(cli: Any, bed: Bed, wait_until: Any, signum: int) -> None:
-    """`kill -9`, or Ctrl-C: adopted and complete, or never sent with nothing left and no host held."""
+def test_submit_that_dies_at_any_moment_leaves_one_job_or_none(
+    cli: Any, bed: Bed, wait_until: Any, signum: int
+) -> None:
+    """After `kill -9` or Ctrl-C the job is adopted and complete, or was never sent and holds no host."""
     seed, folder = random.Random(f"submit {signum}"), bed.project()
     begin_s = time.monotonic()
     assert cli(*SUBMIT, cwd=folder).code == 0
@@ -129,8 +131,8 @@ def test_submit_that_dies_at_any_moment(cli: Any, bed: Bed, wait_until: Any, sig
 
 
 @pytest.mark.parametrize("how", ["power_off", "cut"])
-def test_host_that_goes_away_while_it_is_sent_to(cli: Any, bed: Bed, wait_until: Any, how: str) -> None:
-    """Exit code 7, and nothing is left on the other one; once it is back, the next submit works."""
+def test_host_that_vanishes_during_a_submit_leaves_nothing(cli: Any, bed: Bed, wait_until: Any, how: str) -> None:
+    """Exit code 7, and no process remains on the second host; when the first is back, the next submit works."""
     seed, folder = random.Random(how), bed.project()
     submit = cli.start(*SUBMIT, cwd=folder)
     time.sleep(seed.uniform(0.5, 2.0))
@@ -149,7 +151,7 @@ def test_host_that_goes_away_while_it_is_sent_to(cli: Any, bed: Bed, wait_until:
 
 
 def race(cli: Any, bed: Bed) -> list[tuple[int, str]]:
-    """Submit twice at once, in opposite orders of the hosts; return how each ended. Stop what runs."""
+    """Submit twice at the same time, in opposite orders of the hosts; return both ends. Stop the job."""
     folders = [bed.project("h0", "h1", name="one"), bed.project("h1", "h0", name="two")]
     both = [cli.start(*SUBMIT, cwd=folder) for folder in folders]
     ended = [(each.communicate(timeout=120)[1], each.returncode) for each in both]
@@ -158,8 +160,8 @@ def race(cli: Any, bed: Bed) -> list[tuple[int, str]]:
     return [(code, said) for said, code in ended]
 
 
-def test_submits_at_once_for_the_same_hosts(cli: Any, bed: Bed, wait_until: Any) -> None:
-    """One gets all of them, the other is told who has them: exit code 5; never both, and never neither."""
+def test_simultaneous_submits_for_the_same_hosts_have_one_winner(cli: Any, bed: Bed, wait_until: Any) -> None:
+    """One submit gets all hosts, the second learns the holder with exit code 5; never both, and never neither."""
     for _ in range(2):
         ended = race(cli, bed)
         assert sorted(code for code, _ in ended) == [0, 5], ended
@@ -168,7 +170,7 @@ def test_submits_at_once_for_the_same_hosts(cli: Any, bed: Bed, wait_until: Any)
         wait_until(lambda: bed.agents() == [0, 0], 15)
 
 
-# Writes lines of all kinds, as a rank would: long ones, such as are no text, and some in pieces.
+# Writes lines of all kinds, as a rank would: long lines, lines with invalid text, and lines in pieces.
 WRITER = r"""
 import json, os, sys, time
 root = sys.argv[1]
@@ -185,7 +187,7 @@ with open(f"{root}/log/rank-0.log", "ab", buffering=0) as log:
 with open(f"{root}/exit.json", "w") as file:
     json.dump({"ended_s": time.time()}, file)
 """
-# Reads on from what was noted, and notes each page's lines with its cursor in one step.
+# Reads from the noted cursor on, and notes each page's lines with its cursor in one step.
 READER = """
 import json, os, sys
 from cloudtrain.backends.ssh import jobs
@@ -208,10 +210,10 @@ while not told["done"]:
 """
 
 
-def test_reader_that_is_killed_and_cut_off_loses_and_repeats_nothing(
+def test_killed_and_disconnected_reader_loses_and_repeats_nothing(
     cli: Any, bed: Bed, tmp_path: Path, wait_until: Any
 ) -> None:
-    """Byte for byte, though reader, master and line die at any moment: lines long, unfinished, and no text."""
+    """Reader, master and connection die at any moment, yet long, unfinished and invalid lines arrive byte for byte."""
     seed, state, host = random.Random(7), tmp_path / "state", bed.hosts[0]
     target = {"name": "h0", "ssh_config": str(bed.cluster.ssh_config), "python": sys.executable}
     node = {"host": target, "root": "/home/root/job", "checkpoints": "/home/root/saved", "output": "/home/root/output"}

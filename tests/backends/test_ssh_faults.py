@@ -1,6 +1,6 @@
-"""What befalls a job over ssh, on hosts with a real sshd: a part of the fault table, once each.
+"""Faults of a job over ssh, on hosts with a real sshd: a part of the fault table, once each.
 
-The whole table, and its seconds: benchmarks/ssh_faults.py, which `make soak` repeats twenty times.
+The whole table with its times: benchmarks/ssh_faults.py, which `make soak` repeats twenty times.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from doubles.faulttable.training import TRAIN
 from doubles.faulttable.trial import run
 from doubles.sshhosts.cluster import Cluster
 
-# A line for good, a machine, the way in.
+# A permanent cut of the network, a machine, the access.
 QUICK = ("link cut", "power off node 0, fewer", "sshd killed on all hosts")
-# One of each kind besides: a process, an agent, a line for a moment, a disk.
+# One further fault of each kind: a process, an agent, a short cut of the network, a disk.
 MORE = (
     "trainer kill -9",
     "agent kill -9, node 1",
@@ -40,22 +40,24 @@ MORE = (
     ],
 )
 def test_fault_ends_as_the_table_says(name: str, cluster: Callable[[int], Cluster]) -> None:
-    """The state is right, no process is left where none may be, and what goes on has its checkpoint.
+    """The state is right, no forbidden process remains, and a continuing job has its checkpoint.
 
-    How long that may take is the benchmark's to hold: here the machine is busy with other tests.
+    The benchmark checks the times: in this test the machine is busy with further tests.
     """
     fault = named(name)
     assert run(fault, cluster(fault.hosts), seed=0).wrong == []
 
 
-def test_faults_have_names_of_their_own() -> None:
-    """By which they are chosen."""
+def test_faults_have_unique_names() -> None:
+    """The name selects the fault."""
     assert Counter(fault.name for fault in FAULTS).most_common(1)[0][1] == 1
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_faults_settings_are_a_config(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row's settings are a job that could be sent."""
+def test_settings_of_the_faults_are_valid_configs(
+    fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The settings of each row are a valid job."""
     monkeypatch.setenv("SSH_CONFIG", str(tmp_path / "ssh_config"))
     monkeypatch.setenv("SSH_PYTHON", "python3")
     path = tmp_path / "cloudtrain.yaml"

@@ -1,6 +1,6 @@
-"""Two hundred strings that some shell, ssh, or format would read as more than letters: none executes, all arrive equal.
+"""Two hundred strings with a meaning for some shell, ssh or format: no string is executed, and all arrive unchanged.
 
-The canary: whatever is executed leaves a file `pwned-...`, on a host or here.
+The canary: an executed string leaves a file `pwned-...`, on a host or on this machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from doubles.sshhosts.cluster import Cluster
 
 CANARY = f"pwned-{os.getpid()}"
 TOUCH = f"touch /tmp/{CANARY}"
-# What a shell might run, with @ for a command; each stands by itself and between words.
+# Forms that a shell might run, with @ for a command; each form alone and between words.
 _FORMS = [
     *(
         "$(@)",
@@ -65,7 +65,7 @@ SHELLS = ("sh", "bash", "dash", "zsh", "csh", "tcsh", "fish")
 
 @pytest.fixture(autouse=True)
 def nothing_is_executed(tmp_path: Path) -> Iterator[None]:
-    """Hold, after every test, that no command of a string ran here."""
+    """Check after every test that no string ran as a command on this machine."""
     yield
     found = [path for place in (tmp_path, Path("/tmp"), Path.cwd()) for path in place.glob(f"{CANARY}*")]
     assert found == []
@@ -73,7 +73,7 @@ def nothing_is_executed(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Return two hosts that this very process reaches; no command of a string has run there at the end."""
+    """Return two hosts that this process reaches; check at the end that no string ran as a command on the hosts."""
     ssh_pair.apply(monkeypatch)
     _fleet.cache_clear()
     yield ssh_pair
@@ -86,13 +86,13 @@ def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def host(cluster: Cluster, **more: Any) -> Host:
-    """Return the first host, as a config would name it."""
+    """Return the first host, as a config would name the host."""
     return Host(**{"name": "h0", "ssh_config": str(cluster.ssh_config), "python": sys.executable, **more})
 
 
 @pytest.fixture
 def login(pair: Cluster) -> Iterator[Callable[[str], Host]]:
-    """Return a function that gives alice a login shell, and returns the host as she reaches it."""
+    """Return a function that gives alice a login shell, and returns the host for alice."""
     users = pair.root / "etc/passwd"
     before = users.read_text()
 
@@ -111,7 +111,7 @@ def login(pair: Cluster) -> Iterator[Callable[[str], Host]]:
 
 
 def reference(target: Host, root: str) -> dict[str, Any]:
-    """Return a job's reference as far as its machines and folders are asked for."""
+    """Return a job's reference with the fields for machines and folders."""
     node = {"host": target.dump(), "root": root, "output": f"{root}/output", "checkpoints": f"{root}/ck"}
     return {"nodes": [node], "nproc_per_node": 1, "can_shrink": False}
 
@@ -120,15 +120,15 @@ ECHO = "import sys; print([word.encode('utf-8', 'surrogateescape').hex() for wor
 
 
 def test_corpus_is_two_hundred_different_strings() -> None:
-    """None is there twice, none was cut off."""
+    """No string occurs twice, and no string was cut off."""
     assert len(STRINGS) == len(set(STRINGS)) == 200
     assert sum(TOUCH in string for string in STRINGS) >= 25
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
-def test_exec_hands_every_string_on_whatever_the_login_shell(login: Callable[[str], Host], shell: str) -> None:
-    """Two hundred arguments in one command, and some that are not even text; the workdir has a blank."""
+def test_exec_passes_every_string_for_any_login_shell(login: Callable[[str], Host], shell: str) -> None:
+    """Two hundred arguments in one command, with some invalid text; the workdir contains a blank."""
     target = login(shell)
     words = [*STRINGS, *(os.fsdecode(raw) for raw in (b"\xff", b"\xc3\x28", b"a\x80b'"))]
     fleet().tell(target, "clock", {})
@@ -143,7 +143,7 @@ def test_exec_hands_every_string_on_whatever_the_login_shell(login: Callable[[st
 
 
 def test_exec_ends_with_the_commands_code(pair: Cluster) -> None:
-    """127 and a word where there is no such command."""
+    """A missing command gives 127 and a message."""
     root = reference(host(pair), "/tmp")
     for argv, code, said in (["sh", "-c", "exit 7"], 7, ""), (["no such; thing"], 127, "no such; thing: No such file"):
         done = subprocess.run(
@@ -153,14 +153,14 @@ def test_exec_ends_with_the_commands_code(pair: Cluster) -> None:
 
 
 def _name(string: str) -> str:
-    """Return the string as the name of a file, as long as one may be."""
+    """Return the string as a valid name of a file, with at most 200 bytes."""
     raw = string.replace("/", "_").encode()[:200].decode(errors="ignore")
     return raw if raw not in ("", ".", "..") else f"{raw}x"
 
 
 @pytest.mark.slow
-def test_workdir_and_interpreter_are_any_path(pair: Cluster) -> None:
-    """What no path of a config may hold is refused before (control characters); all else is used as it stands."""
+def test_workdir_and_interpreter_may_be_any_path(pair: Cluster) -> None:
+    """Control characters are refused earlier; all further paths are used unchanged."""
     names = sorted({_name(string) for string in STRINGS if check._WORD.fullmatch(_name(string))})
     assert len(names) > 140
     for begin in range(0, len(names), 10):
@@ -176,7 +176,7 @@ def test_workdir_and_interpreter_are_any_path(pair: Cluster) -> None:
 
 
 def _faults(**more: Any) -> list[str]:
-    """Return the keys that the offline check refuses of a request whose host has these fields."""
+    """Return the keys that the offline check refuses for a request whose host has these fields."""
     body = {
         "hosts": [Host(**{"name": "h0", **more}).dump()],
         "spec": {"nodes": 1},
@@ -191,7 +191,7 @@ def _faults(**more: Any) -> list[str]:
 
 @pytest.mark.slow
 def test_host_and_user_names_are_refused_or_harmless(pair: Cluster) -> None:
-    """What the check lets pass is given to ssh; and ssh itself stays harmless where the check is not asked."""
+    """Names that pass the check go to ssh; ssh itself stays harmless even without the check."""
     worst = [*(string for string in STRINGS if TOUCH in string and "\n" not in string), "-oProxyCommand=touch x", "%h"]
     passed = [string for string in STRINGS if string and not _faults(name=string)]
     assert not [string for string in passed if TOUCH in string or string.startswith("-")]
@@ -213,7 +213,7 @@ def test_paths_with_control_characters_are_refused() -> None:
 
 @pytest.mark.slow
 def test_artifacts_of_a_hostile_job_stay_in_their_folder(pair: Cluster, tmp_path: Path) -> None:
-    """Names as they are, bytes that are no text among them; links are followed, and nothing leaves the folder."""
+    """Names arrive unchanged, even with invalid text; links are followed, and no file leaves the folder."""
     output = pair.hosts[0].home / "job/output"
     names = {_name(string) for string in STRINGS} | {os.fsdecode(b"\xff\xfe.bin"), os.fsdecode(b"\xc3\x28"), "n" * 240}
     for number, name in enumerate(sorted(names)):
@@ -249,8 +249,8 @@ secrets: [RAW]
 
 
 @pytest.mark.slow
-def test_whole_job_of_strings(cli: Any, ssh_pair: Cluster, tmp_path: Path) -> None:
-    """Arguments, variables, a secret that is no text, names in the code folder, and every path of the config."""
+def test_whole_job_of_hostile_strings_works(cli: Any, ssh_pair: Cluster, tmp_path: Path) -> None:
+    """Arguments, variables, a secret with invalid text, names in the code folder, and every path of the config."""
     folder = tmp_path / "project"
     (folder / "names").mkdir(parents=True)
     (folder / "ru'n; $(id).py").write_text(SCRIPT)
@@ -293,22 +293,22 @@ NUL = 'args: ["a\\0b"]\n', 'env: {X: "a\\0b"}\n', 'ssh: {hosts: [h0], workdir: "
 
 
 @pytest.mark.parametrize("more", NUL)
-def test_nul_is_refused_before_anything_is_sent(cli: Any, project: Callable[..., Path], more: str) -> None:
-    """No argument, variable or path of a process can hold it: exit code 3, at its place in the file."""
+def test_nul_is_refused_before_the_submit(cli: Any, project: Callable[..., Path], more: str) -> None:
+    """No argument, variable or path of a process can contain NUL: exit code 3, with the place in the file."""
     settings = "backend: ssh\n" + ("ssh: {hosts: [h0]}\n" if "ssh:" not in more else "")
     done = cli("validate", cwd=project(settings + more))
     assert (done.code, "Traceback" in done.stderr) == (3, False), done.stderr
 
 
 class Watch(threading.Thread):
-    """Looks at every command line of this machine, and so of its hosts' too, for a secret, until it is ended."""
+    """Searches every command line of this machine and its simulated hosts for a secret, until stopped."""
 
     def __init__(self, secret: str) -> None:
         super().__init__(daemon=True)
         self.secret, self.seen, self.looks, self.is_over = secret.encode(), set[str](), 0, threading.Event()
 
     def run(self) -> None:
-        """Look."""
+        """Search."""
         while not self.is_over.wait(0.03):
             self.looks += 1
             for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -341,7 +341,7 @@ VENV = ", environment: venv, requirements: requirements.txt, system_site_package
 def test_secret_is_in_no_list_of_processes_and_in_no_file(
     cli: Any, ssh_pair: Cluster, project: Callable[..., Path], home: Path, more: str
 ) -> None:
-    """Neither end: while it is sent, while it runs, and after it has failed; its ranks have it."""
+    """The secret is in neither end's files, during the send, during the run and after the failure; the ranks have it."""
     secret = "sesame-" + hashlib.sha256(more.encode()).hexdigest()[:24]
     folder = project(text=SECRET_SCRIPT, script="train.py")
     (folder / "requirements.txt").write_text("# none\n")
@@ -355,7 +355,7 @@ def test_secret_is_in_no_list_of_processes_and_in_no_file(
     watch.is_over.set()
     watch.join()
     assert done.code == 1, done.stderr
-    assert done.stdout.count(hashlib.sha256(secret.encode()).hexdigest()) >= 2  # the cause of the failure has one more
+    assert done.stdout.count(hashlib.sha256(secret.encode()).hexdigest()) >= 2  # the error has a third
     assert (watch.seen, watch.looks > 20) == (set(), True)
     assert secret not in "".join([done.stdout, done.stderr, *shown])
     places = [home, folder, fleet().masters.folder]

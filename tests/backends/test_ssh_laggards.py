@@ -1,4 +1,4 @@
-"""Hosts that lag: who asks several is not held up by one whose line is cut, and has its answer once it is there."""
+"""Slow hosts: a call to several hosts does not wait for a cut connection, and gets the answer when the host is back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLOCK = Call("clock", {})
 
 @pytest.fixture
 def hosts(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, Host]]:
-    """Return two hosts to which there are channels; with them end the masters and what is still asked."""
+    """Return two hosts with open channels; masters and pending calls end with the test."""
     ssh_pair.apply(monkeypatch)
     _fleet.cache_clear()
     monkeypatch.setattr(laggards, "PATIENCE_S", 0.3)
@@ -39,12 +39,12 @@ def hosts(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def has_one(answers: Mapping[Host, HostAnswer]) -> bool:
-    """Return whether somebody has answered."""
+    """Return whether any host has answered."""
     return any(answer.error is None for answer in answers.values())
 
 
-def test_host_that_lags_holds_nobody_up(hosts: tuple[Host, Host], ssh_pair: Cluster, wait_until: Any) -> None:
-    """The other's answer comes, again and again; the late one, once its line is good, to who asks the same again."""
+def test_slow_host_delays_no_call(hosts: tuple[Host, Host], ssh_pair: Cluster, wait_until: Any) -> None:
+    """The fast host's answers arrive repeatedly; the same call later returns the slow host's answer."""
     first, second = hosts
     ssh_pair.hosts[1].blackhole()
     begin_s = time.monotonic()
@@ -57,8 +57,8 @@ def test_host_that_lags_holds_nobody_up(hosts: tuple[Host, Host], ssh_pair: Clus
     assert laggards.ask({second: CLOCK}, has_one)[second].error is None
 
 
-def test_answers_that_are_not_enough_are_waited_for(hosts: tuple[Host, Host], ssh_pair: Cluster) -> None:
-    """Where one host alone does not tell how things stand, the other's answer counts, however late."""
+def test_insufficient_answers_are_awaited(hosts: tuple[Host, Host], ssh_pair: Cluster) -> None:
+    """If the caller needs both hosts, the slow answer is awaited."""
     first, second = hosts
     ssh_pair.hosts[1].slow(delay_ms=500)
     answers = laggards.ask({first: CLOCK, second: CLOCK}, lambda found: len(found) == 2)

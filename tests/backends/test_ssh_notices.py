@@ -1,4 +1,4 @@
-"""A job on one's own machines tells people by itself, with the launcher's machine asleep."""
+"""A job on the user's own machines sends its notifications itself, while the launcher's machine sleeps."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ ssh: {{hosts: [h0, h1], ssh_config: "${{SSH_CONFIG}}", python: {python}, price_p
 TRAIN = "import time\nprint('runs', flush=True)\ntime.sleep(600)\n"
 
 
-def test_job_on_hosts_tells_by_itself(
+def test_job_on_hosts_sends_its_own_notices(
     cli: Any,
     ssh_pair: Cluster,
     project: Callable[..., Path],
     wait_until: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The address goes along as a secret, and is in no file of the host's; what was told is not told again."""
+    """The address travels as a secret, and is in no file of the host; a sent notice is not repeated."""
     ssh_pair.apply(monkeypatch)
     for host in ssh_pair.hosts:
         lightpython.install(host)

@@ -50,7 +50,7 @@ def test_nothing_is_deleted_before_the_newest_is_uploaded(here: Path, missing: s
 
 
 def test_later_steps_stay(here: Path) -> None:
-    """Steps after the newest local step stay, because an earlier run wrote them before a rollback."""
+    """Steps after the newest local step stay: they are from an earlier run, before a rollback."""
     store = FolderMirror(here.parent / "there")
     shutil.rmtree(here / "step-00000040")
     assert sweep(here, store) == ["step-00000015.tmp"]
