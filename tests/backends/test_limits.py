@@ -1,6 +1,4 @@
-"""The time limit in each request: every platform reads the limit in its own place, and the limit costs at most the
-budget.
-"""
+"""The time limit in each request: every platform reads the limit, and the limit costs at most the budget."""
 
 from __future__ import annotations
 
@@ -118,7 +116,7 @@ def test_five_hundred_requests_carry_the_limit(config_of: Callable[..., JobConfi
 
 @pytest.mark.parametrize("name", NAMES)
 def test_action_at_the_limit_is_the_same_everywhere(name: str, config_of: Callable[..., JobConfig]) -> None:
-    """checkpoint-and-stop has a deadline before the end, stop has no earlier deadline, alert has no limit from money."""
+    """checkpoint-and-stop has a deadline before the end, stop has no earlier one, alert has no money limit."""
     limit = {"local": "10 USD", "ssh": "60 USD"}.get(name, "150 USD")
     found = {}
     for what in ("checkpoint-and-stop", "stop", "alert"):

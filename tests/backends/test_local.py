@@ -122,9 +122,7 @@ def test_killed_agent_ends_the_job_on_every_node(cli: Any, training: Path) -> No
 
 @pytest.mark.slow
 def test_job_continues_without_a_lost_node_if_allowed(cli: Any, project: Callable[..., Path]) -> None:
-    """kill -9 of an agent, with `min_instances`: the remaining nodes resume from the save, and `status` reports the
-    loss.
-    """
+    """kill -9 of an agent, with `min_instances`: the rest resumes from the save, and `status` reports the loss."""
     more = "resources: {instances: 3, min_instances: 2}\nlocal: {price_per_hour: 3600 USD}\n"
     folder = project(more, script="train.py", text=TRAIN)
     sent = cli("submit", "-d", "-y", cwd=folder)
@@ -253,7 +251,7 @@ def test_variable_alone_makes_no_gpus(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    """Mount a file system of 3 MB, outside pytest's own folder, which pytest could not remove; unmount the disk after."""
+    """Mount a file system of 3 MB outside pytest's own folder, which pytest could not remove; unmount it after."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a small file system")
     folder = Path(tempfile.mkdtemp(prefix="cloudtrain-test-"))
@@ -275,9 +273,7 @@ def test_full_disk_under_the_job_is_reported(cli: Any, project: Callable[..., Pa
 
 
 @pytest.mark.parametrize("left", [100_000, 16_384])
-def test_full_disk_at_the_start_is_reported(
-    home: Path, project: Callable[..., Path], small_disk: Path, left: int
-) -> None:
+def test_full_disk_at_start_is_reported(home: Path, project: Callable[..., Path], small_disk: Path, left: int) -> None:
     """The error names the disk, and the hint works on this machine."""
     folder = project(TWO, script="train.py", text="")
     config = configs.load(folder / "cloudtrain.yaml")
@@ -326,7 +322,7 @@ def test_module_with_its_own_output_folder(cli: Any, project: Callable[..., Path
 def test_plan_counts_the_threads_of_other_local_jobs(
     cli: Any, project: Callable[..., Path], tmp_path: Path, wait_until: Any
 ) -> None:
-    """Two jobs of one home folder share the cores; each node's processes count once, jobs of a different home do not."""
+    """Two jobs of one home folder share the cores; a node's processes count once, jobs of a second home do not."""
     (tmp_path / "spec.json").write_text('{"nproc_per_node": 2}')
     common = {**os.environ, "CLOUDTRAIN_SPEC": str(tmp_path / "spec.json"), "OMP_NUM_THREADS": "500"}
     others = []
@@ -368,9 +364,7 @@ def test_plan_names_accelerators_that_this_machine_lacks(
         ("local: {python: /no/such/python}\n", "there is no interpreter `/no/such/python`"),
     ],
 )
-def test_this_machine_refuses_impossible_configs(
-    cli: Any, project: Callable[..., Path], more: str, message: str
-) -> None:
+def test_this_machine_refuses_bad_configs(cli: Any, project: Callable[..., Path], more: str, message: str) -> None:
     """A config that cannot run here is reported with its key, before the start."""
     done = cli("submit", "-d", cwd=project(more))
     assert done.code == 3

@@ -1,4 +1,4 @@
-"""The network fails at each request of a submit, on all clouds: each row can be removed, and no money stays reserved."""
+"""The network fails at each request of a submit, on all clouds: each row can be removed, no money stays reserved."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ BROKEN: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("path", "value", "said"), BROKEN, ids=lambda value: str(value)[:40])
 def test_broken_request_is_refused(path: str, value: Any, said: str, render: Render) -> None:
-    """Each request is one fault away from a good request, and the fault is named; botocore finds 6 of 26 such faults."""
+    """Each request is one fault away from a good one, and the fault is named; botocore finds 6 of 26 such faults."""
     request = render(PLAIN)
     body = copy.deepcopy(request.body)
     _set(path, value)(body)
@@ -316,7 +316,7 @@ def test_disk_is_a_part_of_the_price(machine: str, disk: str, extra_usd: float, 
 
 
 def test_budget_becomes_the_time_limit(render: Render) -> None:
-    """MaxRuntimeInSeconds is the time that the budget pays for without the tail, rounded down; AWS enforces the limit."""
+    """MaxRuntimeInSeconds is the time that the budget buys without the tail, rounded down; AWS enforces it."""
     machine = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")
     assert machine is not None
     assert machine.hourly_usd is not None

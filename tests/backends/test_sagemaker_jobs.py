@@ -109,9 +109,7 @@ def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path,
 
 
 def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: Path) -> None:
-    """After kill -9 of a submit with a failing, slow CloudWatch, the next follower has all lines in order, and the
-    code.
-    """
+    """After kill -9 of a submit with a failing, slow CloudWatch, the follower has all lines in order, and the code."""
     account.settings(log_lag_s=2.0)
     account.fault("GetLogEvents", "throttle", every=5)
     account.fault("GetLogEvents", "empty", every=7)

@@ -35,9 +35,7 @@ def by_type(found: list[Quote]) -> dict[str, Quote]:
 
 
 def test_all_training_types_are_read(way: str, account: Aws) -> None:
-    """Types with and without GPUs have the Training price, not a price of hosting, spot, clusters, outposts or paid
-    plans.
-    """
+    """The Training price counts, with or without GPUs: not hosting, spot, clusters, outposts or paid plans."""
     account.settings(price_page_size=7)
     found = by_type(prices.quotes(None, "eu-west-1", ()))
     read = {name: quote.rate.usd for name, quote in found.items() if quote.rate is not None}

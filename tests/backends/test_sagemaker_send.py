@@ -108,7 +108,9 @@ def test_failing_upload_is_retried(cli: Any, folder: Path, account: Aws, operati
     assert (done.code, jobs(account)) == (0, ["one-1"]), done.stderr
 
 
-def test_killed_submit_is_found_by_the_next_command(cli: Any, folder: Path, account: Aws, wait_until: Any) -> None:
+def test_submit_killed_before_the_answer_is_found_by_the_next_command(
+    cli: Any, folder: Path, account: Aws, wait_until: Any
+) -> None:
     """After kill -9 while SageMaker has the request, the job exists and belongs to this home folder."""
     account.fault("CreateTrainingJob", "slow", delay_s=3.0)
     process = cli.start("submit", "-d", "-y", "--name", "one", cwd=folder)
@@ -120,7 +122,9 @@ def test_killed_submit_is_found_by_the_next_command(cli: Any, folder: Path, acco
     assert (found["state"] in ("pending", "running"), found["job"]) == (True, "one")
 
 
-def test_submit_killed_before_the_send_leaves_nothing(cli: Any, folder: Path, account: Aws, wait_until: Any) -> None:
+def test_submit_that_is_killed_before_the_send_leaves_nothing(
+    cli: Any, folder: Path, account: Aws, wait_until: Any
+) -> None:
     """The next command removes the container order, so a late request would find no order."""
     account.fault("DescribeTrainingJob", "slow", delay_s=0.0)
     account.fault("CreateTrainingJob", "drop")
@@ -277,8 +281,10 @@ def test_default_bucket_is_made(cli: Any, folder: Path, account: Aws) -> None:
     assert "sagemaker-us-east-1-123456789012" in names
 
 
-def test_secrets_are_readable_only_by_the_job_and_removed_at_its_end(cli: Any, folder: Path, account: Aws) -> None:
-    """Secrets are encrypted in SSM, neither in the request nor in the bucket, and removed when the job's end is seen."""
+def test_secrets_are_readable_only_by_the_job_and_are_removed_after_its_end(
+    cli: Any, folder: Path, account: Aws
+) -> None:
+    """Secrets are encrypted in SSM, neither in the request nor in the bucket, and removed at the job's end."""
     given = ("--set", "secrets=[TOKEN]", "--name", "one")
     assert cli("submit", "-d", "-y", *given, cwd=folder, env={"TOKEN": "sesame-street"}).code == 0
     [parameter] = account.client("ssm").describe_parameters()["Parameters"]

@@ -133,9 +133,7 @@ def test_hosts_lists_the_use_of_gpus(cli: Any, pair: Cluster, project: Callable[
 # -- exec ------------------------------------------------------------------------------------------------------------
 
 
-def test_exec_runs_in_the_ranks_environment(
-    cli: Any, pair: Cluster, submit: Any, wait_until: Callable[..., Any]
-) -> None:
+def test_exec_has_the_ranks_environment(cli: Any, pair: Cluster, submit: Any, wait_until: Callable[..., Any]) -> None:
     """Folder, variables, arguments with blanks and quotes, output, standard input and exit code; also after the end."""
     job = submit(config("secrets: [API_TOKEN]"), env={"API_TOKEN": "s3cret"})
     seen(pair.hosts[1], job, wait_until)
@@ -165,7 +163,7 @@ def test_exec_runs_in_the_ranks_environment(
 
 
 def test_ssh_gives_a_shell_on_a_terminal(cli: Any, pair: Cluster, submit: Any, wait_until: Any) -> None:
-    """A prompt, the code's folder, the terminal's size, Ctrl-C only for the remote program, and the shell's exit code."""
+    """A prompt, the code's folder, the terminal's size, Ctrl-C only for the remote program, and its exit code."""
     job = submit(config())
     shell = Terminal([*cli.command, "ssh", job, "--node", "1"], cli)
     shell.write("echo rank=$CLOUDTRAIN_NODE_RANK; pwd; stty size; tty; echo that was a''ll\n")

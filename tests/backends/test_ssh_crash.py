@@ -111,9 +111,7 @@ def settle(cli: Any, bed: Bed, wait_until: Any) -> str:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])
-def test_submit_that_dies_at_any_moment_leaves_one_job_or_none(
-    cli: Any, bed: Bed, wait_until: Any, signum: int
-) -> None:
+def test_submit_that_dies_at_any_time_leaves_one_job_or_none(cli: Any, bed: Bed, wait_until: Any, signum: int) -> None:
     """After `kill -9` or Ctrl-C the job is adopted and complete, or was never sent and holds no host."""
     seed, folder = random.Random(f"submit {signum}"), bed.project()
     begin_s = time.monotonic()

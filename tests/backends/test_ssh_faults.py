@@ -54,9 +54,7 @@ def test_faults_have_unique_names() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_settings_of_the_faults_are_valid_configs(
-    fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_of_faults_are_valid_configs(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The settings of each row are a valid job."""
     monkeypatch.setenv("SSH_CONFIG", str(tmp_path / "ssh_config"))
     monkeypatch.setenv("SSH_PYTHON", "python3")

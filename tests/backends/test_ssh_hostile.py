@@ -341,7 +341,7 @@ VENV = ", environment: venv, requirements: requirements.txt, system_site_package
 def test_secret_is_in_no_list_of_processes_and_in_no_file(
     cli: Any, ssh_pair: Cluster, project: Callable[..., Path], home: Path, more: str
 ) -> None:
-    """The secret is in neither end's files, during the send, during the run and after the failure; the ranks have it."""
+    """The secret is in no file of either end, during the send, the run and after the failure; the ranks have it."""
     secret = "sesame-" + hashlib.sha256(more.encode()).hexdigest()[:24]
     folder = project(text=SECRET_SCRIPT, script="train.py")
     (folder / "requirements.txt").write_text("# none\n")

@@ -1,4 +1,4 @@
-"""The preflight's words: each seeded defect is named with its host and what to type against it."""
+"""The preflight's report: each injected defect is named with its host and the command against the defect."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Fact = dict[str, Any]
 
 
 def gpu(index: int, host: str = "h0", **more: Any) -> Fact:
-    """Return a GPU in order."""
+    """Return a GPU without a fault."""
     told = {"index": index, "uuid": f"GPU-{host}-{index}", "name": "NVIDIA A100-SXM4-80GB", "memory_mb": 81920}
     return {**told, "driver": "550.54.15", "mig": False, "slices": [], "fault": None, **more}
 
 
 def fit(number: int, **changes: Any) -> Fact:
-    """Return the facts of a host that has nothing wrong, but for the changes."""
+    """Return the facts of a host without faults, except for the changes."""
     name = f"h{number}"
     fact: Fact = {
         "name": name,
@@ -71,16 +71,16 @@ def fit(number: int, **changes: Any) -> Fact:
 
 
 def with_one(count: int = 16, bad: int = 15, **changes: Any) -> dict[str, Fact | str]:
-    """Return hosts of which one has changed facts."""
+    """Return hosts, with changed facts for one host."""
     return {f"h{number}": fit(number, **(changes if number == bad else {})) for number in range(count)}
 
 
 def told(facts: Mapping[str, Fact | str], wish: HostRequirements = WISH) -> list[Check]:
-    """Return what a submit would say."""
+    """Return the checks that a submit would report."""
     return preflight.short(preflight.checks(facts, wish))
 
 
-def test_fit_hosts_have_nothing_to_be_said() -> None:
+def test_fit_hosts_give_no_report() -> None:
     """Each check is one line, for all hosts."""
     found = preflight.checks(with_one(), WISH)
     assert preflight.short(found) == []
@@ -107,7 +107,7 @@ EIGHT = [gpu(index, "h15") for index in range(8)]
 BUSY = [{"pid": 4321, "gpu": "GPU-h15-3", "name": "python train.py", "memory_mb": 9, "owner": "bob", "job": None}]
 MISMATCH = {"kind": "mismatch", "text": "Failed to initialize NVML: Driver/library version mismatch"}
 
-# What is wrong with h15 of 16 hosts -> check, verdict, in the finding, in the cure.
+# Changed facts of h15 of 16 hosts -> check, verdict, words of the finding, words of the remedy.
 DEFECTS: dict[str, tuple[Fact, str, str, str, str]] = {
     "torch differs": (python(torch="2.12.1"), "torch", "fail", "2.13.0: h0-h14 | 2.12.1: h15", "install torch==2.13.0"),
     "torch missing": (
@@ -231,8 +231,8 @@ DEFECTS: dict[str, tuple[Fact, str, str, str, str]] = {
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_seeded_defect_is_named_with_host_and_cure(defect: str) -> None:
-    """Fifteen hosts are fit: one line, that names the sixteenth and what to type."""
+def test_injected_defect_is_named_with_host_and_remedy(defect: str) -> None:
+    """Fifteen hosts are fit: one line names the sixteenth and the command."""
     changes, name, verdict, found, cure = DEFECTS[defect]
     checks = told(with_one(**changes))
     line = next(check for check in checks if check.name == name and check.verdict == verdict)
@@ -261,8 +261,8 @@ def test_seeded_defect_is_named_with_host_and_cure(defect: str) -> None:
         ("h3: something new\n  hint: none", "something new: h3", "ssh -v h3 true"),
     ],
 )  # fmt: skip
-def test_host_that_cannot_be_asked_says_why(words: str, found: str, cure: str) -> None:
-    """In few words, whatever ssh says."""
+def test_unreachable_host_gives_a_reason(words: str, found: str, cure: str) -> None:
+    """The reason is short, for every message of ssh."""
     facts = {**with_one(8), "h3": words}
     line = told(facts)[0]
     assert (line.name, line.verdict, line.found) == ("reachable", "fail", found)
@@ -270,8 +270,8 @@ def test_host_that_cannot_be_asked_says_why(words: str, found: str, cure: str) -
     assert "2.13.0: h0-h2, h4-h7" in [check.found for check in preflight.checks(facts, WISH)]
 
 
-def test_cures_of_ssh_faults_know_our_own_words_too() -> None:
-    """The transport says the same in its own sentences."""
+def test_remedies_of_ssh_faults_match_our_own_messages() -> None:
+    """The transport has its own sentences for the same faults."""
     from cloudtrain.backends.ssh.sshfaults import fault_of
 
     for words, found in (
@@ -286,7 +286,7 @@ def test_cures_of_ssh_faults_know_our_own_words_too() -> None:
 
 
 def test_unknown_host_has_one_exit_code(cli: Any, project: Callable[..., Path]) -> None:
-    """`submit` and `hosts` call an unknown name a fault of the config (3), and a silent resolver unreachable (7)."""
+    """For `submit` and `hosts` an unknown name is a config fault (3), and a silent resolver is unreachable (7)."""
     from cloudtrain.backends.ssh.sshfaults import fault_of
 
     where = "ssh: Could not resolve hostname h0"
@@ -300,7 +300,7 @@ def test_unknown_host_has_one_exit_code(cli: Any, project: Callable[..., Path]) 
 
 @pytest.mark.parametrize("hosts", ["[nosuch.invalid]", "[nosuch.invalid, also.invalid]"])
 def test_unknown_host_leaves_no_row(cli: Any, project: Callable[..., Path], hosts: str) -> None:
-    """A submit looks for the hosts before a job is written down, and names all hosts that do not answer."""
+    """A submit connects to the hosts before a job is registered, and names all hosts that do not answer."""
     folder = project(f"backend: ssh\nssh: {{hosts: {hosts}}}\n")
     submit = cli("submit", "-d", "-y", cwd=folder)
     assert submit.code in (3, 7), submit.stderr
@@ -308,16 +308,16 @@ def test_unknown_host_leaves_no_row(cli: Any, project: Callable[..., Path], host
     assert cli("list", "--all", "--json", cwd=folder).json["jobs"] == []
 
 
-def test_what_a_host_says_itself_is_no_fault_of_ssh() -> None:
-    """A start file's "Permission denied" is no login that was refused; its own cure is kept."""
+def test_message_of_a_host_is_no_fault_of_ssh() -> None:
+    """A start file's "Permission denied" is no refused login; its own remedy is kept."""
     words = "h0 does not run our first program; its login has ended: Permission denied\n  hint: mend its .bashrc"
     line = told({"h0": words})[0]
     assert line.found == "does not run our first program; its login has ended: Permission denied: h0"
     assert line.cure == "mend its .bashrc"
 
 
-def test_cure_of_an_own_name_mends_it(tmp_path: Path) -> None:
-    """Debian's line for 127.0.1.1 goes, also where it is the last, and the address that others know comes."""
+def test_remedy_of_an_own_name_works(tmp_path: Path) -> None:
+    """The command removes Debian's line for 127.0.1.1, even a last line, and adds the address for the network."""
     line = told(with_one(own_name={"name": "h15", "addresses": ["127.0.1.1"]}))[0]
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n127.0.1.1 h15.lab h15\n")
@@ -326,8 +326,8 @@ def test_cure_of_an_own_name_mends_it(tmp_path: Path) -> None:
     assert hosts.read_text() == "127.0.0.1 localhost\n10.0.0.16 h15\n"
 
 
-def test_same_trouble_everywhere_is_one_line() -> None:
-    """Sixteen hosts with a low limit, two that do not let us in."""
+def test_same_fault_everywhere_is_one_line() -> None:
+    """Sixteen hosts have a low limit, and two of them refuse the login."""
     low = {"limits": {"nofile": [1024, 4096], "memlock": [-1, -1]}}
     facts: dict[str, Fact | str] = {f"h{number}": fit(number, **low) for number in range(14)}
     facts |= {"h14": "Permission denied (publickey).", "h15": "Permission denied (publickey)."}
@@ -338,7 +338,7 @@ def test_same_trouble_everywhere_is_one_line() -> None:
 
 
 def test_sixty_four_hosts_fit_on_a_screen() -> None:
-    """Whatever their number there is a line a check, and it is short."""
+    """For any number of hosts each check has one short line."""
     facts = with_one(64, bad=40, kernel="5.4.0")
     start = time.monotonic()
     found = preflight.checks(facts, WISH)
@@ -350,7 +350,7 @@ def test_sixty_four_hosts_fit_on_a_screen() -> None:
 
 
 def test_gpus_without_a_plan_are_refused() -> None:
-    """The line to add is said; who has chosen the ranks is only told."""
+    """The message gives the config's line; a user who has chosen the ranks only gets a warning."""
     facts = with_one(2)
     line = next(check for check in told(facts, HostRequirements(1, 0)) if check.name == "GPUs")
     assert line.verdict == "fail"
@@ -362,7 +362,7 @@ def test_gpus_without_a_plan_are_refused() -> None:
 
 
 def test_hosts_without_gpus_train_on_the_cpu() -> None:
-    """Nothing is said of what they do not have."""
+    """Missing GPUs are no fault."""
     bare = {
         f"h{number}": fit(number, gpus={"gpus": [], "fault": None}, python=python(cuda=None)["python"])
         for number in (0, 1)
@@ -370,8 +370,8 @@ def test_hosts_without_gpus_train_on_the_cpu() -> None:
     assert told(bare, HostRequirements(2, 0)) == []
 
 
-def test_locked_gpus_name_the_job_and_who_may_end_it() -> None:
-    """One's own job is stopped, another's holder is asked; allow_busy does not share with our own jobs."""
+def test_locked_gpus_name_the_job_and_its_owner() -> None:
+    """The user can stop an own job, a foreign job has a named owner; allow_busy does not share GPUs of jobs."""
     mine = {"user": "alice", "owner": "alice", "job": "x-abcde", "pid": 5, "since_s": time.time() - 7300}
     locks = [{**mine, "name": f"GPU-h1-{index}"} for index in range(4)]
     line = told(with_one(2, 1, holders=locks), HostRequirements(8, 8, allow_busy=True))[0]
@@ -381,11 +381,11 @@ def test_locked_gpus_name_the_job_and_who_may_end_it() -> None:
     assert line.cure == "cloudtrain stop x-abcde"
     theirs = [{**lock, "user": "bob", "owner": "bob"} for lock in locks]
     assert told(with_one(2, 1, holders=theirs))[0].cure == "ask bob: cloudtrain hosts"
-    assert told(with_one(2, 1, holders=locks), HostRequirements(4, 4)) == []  # the others are enough
+    assert told(with_one(2, 1, holders=locks), HostRequirements(4, 4)) == []  # the free GPUs are enough
 
 
-def test_busy_gpus_are_shared_when_told_to() -> None:
-    """Then it is a warning; one's own process has a command that ends it."""
+def test_busy_gpus_are_shared_with_allow_busy() -> None:
+    """allow_busy turns the fault into a warning; the user's own process has a command that ends it."""
     own = [{**BUSY[0], "owner": "alice"}]
     line = told(with_one(gpu_processes=own))[0]
     assert (line.verdict, line.cure) == (
@@ -397,39 +397,39 @@ def test_busy_gpus_are_shared_when_told_to() -> None:
     ]
 
 
-def test_machine_that_a_job_holds_is_taken() -> None:
-    """Jobs without GPUs take the machine as a whole."""
+def test_machine_held_by_a_job_is_taken() -> None:
+    """Jobs without GPUs take the whole machine."""
     lock = {"name": "machine", "user": "bob", "owner": "bob", "job": "y-1", "since_s": time.time() - 60}
     bare = fit(1, gpus={"gpus": [], "fault": None}, holders=[lock])
     line = told({"h1": bare}, HostRequirements(2, 0))[0]
     assert (line.name, line.verdict, line.found) == ("free", "fail", "bob's job y-1, since 1 min holds the machine: h1")
 
 
-def test_slices_of_a_gpu_count_and_are_told() -> None:
-    """A rank can take one, but NCCL joins no two."""
+def test_slices_of_a_gpu_count_and_are_reported() -> None:
+    """A rank can use a slice, but NCCL cannot connect two slices."""
     cut = gpu(0, mig=True, slices=["MIG-a", "MIG-b"])
     facts = {"h0": fit(0, gpus={"gpus": [cut], "fault": None})}
     assert told(facts, HostRequirements(1, 1)) == []
     assert ["cut into MIG slices" in check.found for check in told(facts, HostRequirements(2, 2))] == [True]
 
 
-def test_other_gpus_than_the_config_says_are_told() -> None:
-    """The price and the plan are for others."""
+def test_gpus_that_differ_from_the_config_are_reported() -> None:
+    """The price and the plan are for a different model."""
     assert told(with_one(2), HostRequirements(8, 8, gpu_model="a100")) == []
     line = told(with_one(2), HostRequirements(8, 8, gpu_model="H100"))[0]
     assert "the config says H100: NVIDIA A100-SXM4-80GB: h0, h1" in line.found
     assert line.cure.endswith("--set resources.accelerators=A100:8")
 
 
-def test_clock_that_differs_from_all_hosts_is_our_own() -> None:
-    """Then no host is to blame."""
+def test_clock_that_differs_from_all_hosts_is_the_users() -> None:
+    """In this case the fault is on the user's machine, not on the hosts."""
     facts: dict[str, Fact | str] = {f"h{number}": fit(number, ahead_s=40.0 + number / 100) for number in range(4)}
     line = told(facts)[0]
     assert (line.verdict, line.found) == ("warn", "this machine is 40.0 s behind all hosts")
 
 
-def test_terminal_does_not_obey_what_a_stranger_has_named() -> None:
-    """A process may be called anything."""
+def test_control_characters_of_foreign_names_are_replaced() -> None:
+    """A process may have any name."""
     evil = [{**BUSY[0], "name": "a\x1b]0;x\x07\n"}]
     line = told(with_one(gpu_processes=evil))[0]
     assert "a?]0;x??" in line.found
@@ -445,7 +445,7 @@ def _round(failed: Callable[[str, str], bool], count: int = 8, how: str = "timeo
 
 
 def test_peers_that_reach_each_other_are_one_line() -> None:
-    """And where nobody was dialled there is none."""
+    """If no peer was dialled, the check has no line."""
     checks = preflight.dialled(_round(lambda a, b: False))
     assert [(check.verdict, check.found) for check in checks] == [("ok", "each is reached: all 8 hosts")]
     assert preflight.dialled({}) == []
@@ -465,22 +465,22 @@ def test_peers_that_reach_each_other_are_one_line() -> None:
     ],
 )
 def test_host_that_is_the_cause_is_named_alone(failed: Callable[[str, str], bool], found: list[str]) -> None:
-    """Of 56 pairs only what tells them apart."""
+    """Of 56 pairs only the distinguishing ones are named."""
     checks = preflight.dialled(_round(failed), [20000, 27999])
     assert [check.found.partition(" (")[0] for check in checks] == found
     assert all(check.verdict == "fail" and "ufw allow 20000:27999/tcp" in check.cure for check in checks)
 
 
 def test_one_blocked_host_of_sixty_four_is_one_line() -> None:
-    """63 callers fail, and one cure mends it."""
+    """63 callers fail, and one remedy fixes the fault."""
     checks = preflight.dialled(_round(lambda a, b: b == "h40", 64))
     assert len(checks) == 1
     assert checks[0].found.startswith("h40 cannot be reached by all others (timeout: from h0, ")
     assert "ssh -t h40 " in checks[0].cure
 
 
-def test_way_that_a_call_failed_decides_the_cure() -> None:
-    """A firewall, no route, another machine at that address, a host that cannot listen."""
+def test_kind_of_failure_decides_the_remedy() -> None:
+    """A firewall, no route, a wrong machine at the address, and a host that cannot listen have their own remedies."""
     cures = [
         preflight.dialled(_round(lambda a, b: a == "h0", 2, how))[0].cure for how in ("unreachable", "wrong answer")
     ]
@@ -490,8 +490,8 @@ def test_way_that_a_call_failed_decides_the_cure() -> None:
     assert line.found == "cannot listen on 10.0.0.9: no such address: h1"
 
 
-def test_names_fold_and_commands_unfold() -> None:
-    """Neighbours become ranges, by the number of the first label; a shell sees every name."""
+def test_names_fold_and_commands_expand() -> None:
+    """Neighbours become ranges, by the number of the first label; a shell gets every name."""
     assert ranges(["n08", "n09", "n10", "n12", "head"]) == "head, n08-n10, n12"
     assert ranges(["gpu1.lab2", "gpu2.lab2", "gpu3.lab2"]) == "gpu1.lab2-gpu3.lab2"
     assert ranges(["10.0.0.9", "10.0.0.10", "10.0.0.11"]) == "10.0.0.9-10.0.0.11"
@@ -506,8 +506,8 @@ def test_names_fold_and_commands_unfold() -> None:
     assert remote(["a b"], "it's") == """ssh 'a b' 'it'"'"'s'"""
 
 
-def test_this_very_machine_can_be_judged(tmp_path: Path) -> None:
-    """What the survey tells is what the checks read."""
+def test_this_machine_can_be_checked(tmp_path: Path) -> None:
+    """The checks read the facts in the survey's format."""
     facts = json.loads(json.dumps(survey.facts({"workdir": str(tmp_path), "python": "python3"})))
     found = preflight.checks({"here": facts}, HostRequirements(1, 0, ranks_are_chosen=True))
     assert {"reachable", "python", "kernel", "workdir", "/dev/shm", "open files"} <= {check.name for check in found}

@@ -1,4 +1,4 @@
-"""The code's way to real hosts: sent once, gone on with after a cut, as a difference, and from host to host."""
+"""The transfer of code to real hosts: sent once, continued after a cut, as a difference, and from host to host."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DAY_S = 86_400
 
 @pytest.fixture
 def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Return two hosts that this very process reaches; its masters end with the test."""
+    """Return two hosts that this process reaches; its masters end with the test."""
     ssh_pair.apply(monkeypatch)
     _fleet.cache_clear()
     yield ssh_pair
@@ -44,7 +44,7 @@ def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.fixture
 def code(tmp_path: Path) -> Callable[[int], Bundle]:
-    """Return a function that packs so many MB of noise (0: a line), as `blob` of the code folder has them."""
+    """Return a function that packs this many MB of noise (0: a line), as the file `blob` of the code folder."""
 
     def make(size_mb: int = 0) -> Bundle:
         folder = tmp_path / "code"
@@ -58,7 +58,7 @@ def code(tmp_path: Path) -> Callable[[int], Bundle]:
 
 
 def seats(cluster: Cluster, count: int = 2, workdir: str = "~/.cloudtrain") -> list[Assignment]:
-    """Return the first hosts as seats of a job."""
+    """Return assignments of a job to the first hosts."""
     lines, found = fleet(), []
     for host in cluster.hosts[:count]:
         to = Host(host.name, python=sys.executable, ssh_config=str(cluster.ssh_config), workdir=workdir)
@@ -68,14 +68,14 @@ def seats(cluster: Cluster, count: int = 2, workdir: str = "~/.cloudtrain") -> l
 
 
 def kept(cluster: Cluster, number: int) -> list[str]:
-    """Return what lies in a host's cache, without ours to note when it was tidied."""
+    """Return the files in a host's cache, without our note on the last cleanup."""
     folder = cluster.hosts[number].home / ".cloudtrain/cache"
     return sorted(path.name for path in folder.iterdir() if path.name != ".pruned") if folder.exists() else []
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
-    """Return the calls that are made from here on: host, verb, bytes sent."""
+    """Return the calls from now on: host, verb, bytes sent."""
     made: list[tuple[str, str, int]] = []
     plain = Fleet.ask
 
@@ -88,7 +88,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
 
 
 def sent_bytes(cluster: Cluster) -> int:
-    """Return how many bytes the client's line has carried to the hosts."""
+    """Return the number of bytes from the client to the hosts."""
     words = [*cluster.inside, "ip", "-json", "-s", "link", "show", "eth0"]
     told = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
     return int(told[0]["stats64"]["tx"]["bytes"])
@@ -98,7 +98,7 @@ def sent_bytes(cluster: Cluster) -> int:
 
 
 def test_code_is_sent_once(pair: Cluster, code: Callable[..., Bundle], calls: list[Any]) -> None:
-    """A second submit of the same files asks, and sends nothing."""
+    """A second submit of the same files only asks, and sends no bytes."""
     bundle, hosts = code(), seats(pair)
     paths = shipping.ship(fleet(), bundle, hosts)
     assert [kept(pair, 0), kept(pair, 1)] == [[f"{bundle.sha256}.tar.gz"]] * 2
@@ -108,8 +108,8 @@ def test_code_is_sent_once(pair: Cluster, code: Callable[..., Bundle], calls: li
     assert sorted(calls) == [("h0", "has", 0), ("h1", "has", 0)]
 
 
-def test_archive_that_is_damaged_on_the_disk_is_sent_again(pair: Cluster, code: Callable[..., Bundle]) -> None:
-    """As after a power cut: name and size are right, the bytes are not."""
+def test_archive_damaged_on_the_disk_is_sent_again(pair: Cluster, code: Callable[..., Bundle]) -> None:
+    """After a power cut name and size may be right, but the bytes wrong."""
     bundle, hosts = code(), seats(pair, 1)
     shipping.ship(fleet(), bundle, hosts)
     path = pair.hosts[0].home / ".cloudtrain/cache" / f"{bundle.sha256}.tar.gz"
@@ -118,10 +118,10 @@ def test_archive_that_is_damaged_on_the_disk_is_sent_again(pair: Cluster, code: 
     assert path.read_bytes() == bundle.path.read_bytes()
 
 
-def test_upload_that_was_cut_goes_on_where_it_was(
+def test_interrupted_upload_continues_at_its_offset(
     pair: Cluster, code: Callable[..., Bundle], calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first submit is killed with two of three blocks there; the next one sends the third."""
+    """The first submit dies after two of three blocks; the next submit sends the third."""
     monkeypatch.setattr(shipping, "BLOCK", 1 << 20)
     bundle, hosts = code(3), seats(pair, 1)
     host, asked = hosts[0].host, shipping._asked(bundle)
@@ -135,10 +135,10 @@ def test_upload_that_was_cut_goes_on_where_it_was(
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
 
 
-def test_upload_goes_on_when_the_line_breaks_in_the_middle(
+def test_upload_continues_after_a_broken_connection(
     pair: Cluster, code: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same submit connects anew."""
+    """The same submit connects again."""
     monkeypatch.setattr(shipping, "BLOCK", 1 << 20)
     monkeypatch.setattr(shipping, "PAUSE_S", 0.1)
     bundle, hosts = code(3), seats(pair, 1)
@@ -158,7 +158,7 @@ def test_upload_goes_on_when_the_line_breaks_in_the_middle(
 
 
 def test_upload_that_arrived_damaged_is_sent_again(pair: Cluster, code: Callable[..., Bundle]) -> None:
-    """What an earlier try has left is not the archive's beginning."""
+    """A partial file of an earlier try is not the archive's beginning."""
     bundle, hosts = code(1), seats(pair, 1)
     host, asked = hosts[0].host, shipping._asked(bundle)
     fleet().tell(host, "has", asked)
@@ -167,8 +167,8 @@ def test_upload_that_arrived_damaged_is_sent_again(pair: Cluster, code: Callable
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
 
 
-def test_two_submits_of_the_same_code_at_once(pair: Cluster, code: Callable[..., Bundle]) -> None:
-    """The second waits for the first one's upload, and finds it there; one that dies is taken over from."""
+def test_two_simultaneous_submits_upload_once(pair: Cluster, code: Callable[..., Bundle]) -> None:
+    """The second submit waits for the first upload and uses the file; if the first dies, the second takes over."""
     bundle, hosts = code(2), seats(pair, 1)
     asked = shipping._asked(bundle)
     other = Fleet(fleet().loop, masters.Masters())
@@ -189,8 +189,8 @@ def test_two_submits_of_the_same_code_at_once(pair: Cluster, code: Callable[...,
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
 
 
-def test_disk_that_is_full_is_said_before_anything_is_sent(pair: Cluster, code: Callable[..., Bundle]) -> None:
-    """Which folder, how much is free, how to mend it; nothing is left there."""
+def test_full_disk_is_reported_before_the_upload(pair: Cluster, code: Callable[..., Bundle]) -> None:
+    """The message has the folder, the free space and the remedy; no file remains."""
     bundle = code(6)
     pair.hosts[0].resize("/data", 12)
     with pytest.raises(CloudtrainError, match=r"h0: the code does not fit: /data/ct/cache has 1\d MB left, 6 MB"):
@@ -198,8 +198,8 @@ def test_disk_that_is_full_is_said_before_anything_is_sent(pair: Cluster, code: 
     assert [path for path in pair.hosts[0].path("/data/ct/cache").iterdir() if path.stat().st_size] == []
 
 
-def test_disk_that_becomes_full_meanwhile_is_said(pair: Cluster, code: Callable[..., Bundle]) -> None:
-    """Somebody else writes; what has arrived is taken away, for others need the room too."""
+def test_disk_that_fills_up_during_the_upload_is_reported(pair: Cluster, code: Callable[..., Bundle]) -> None:
+    """If a second program fills the disk, the partial upload is removed to free space."""
     bundle, hosts = code(20), seats(pair, 1, workdir="/data/ct")
     asked = shipping._asked(bundle)
     fleet().tell(hosts[0].host, "has", asked)
@@ -209,8 +209,8 @@ def test_disk_that_becomes_full_meanwhile_is_said(pair: Cluster, code: Callable[
     assert list(pair.hosts[0].path("/data/ct/cache").iterdir()) == []
 
 
-def test_nothing_is_kept_for_ever(pair: Cluster, code: Callable[..., Bundle]) -> None:
-    """What nobody has used for 30 days goes at a submit; the package in use stays."""
+def test_old_packages_are_removed(pair: Cluster, code: Callable[..., Bundle]) -> None:
+    """A submit removes files without use for 30 days; the package in use stays."""
     bundle, hosts = code(), seats(pair, 1)
     shipping.ship(fleet(), bundle, hosts)
     workdir = pair.hosts[0].home / ".cloudtrain"
@@ -236,7 +236,7 @@ def test_nothing_is_kept_for_ever(pair: Cluster, code: Callable[..., Bundle]) ->
 def test_change_in_a_large_file_sends_the_difference(
     pair: Cluster, code: Callable[..., Bundle], there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """100 bytes of 20 MB: the MiB that they are in travels where both ends have rsync, and all where one lacks it."""
+    """After a change of 100 bytes in 20 MB, one MiB travels if both ends have rsync, else the whole archive."""
     monkeypatch.setattr(shipping, "RSYNC_BYTES", 10 << 20)
     hosts = seats(pair, 1)
     shipping.ship(fleet(), code(20), hosts)
@@ -263,7 +263,7 @@ def test_change_in_a_large_file_sends_the_difference(
 def test_slow_uplink_is_used_once(
     pair: Cluster, code: Callable[..., Bundle], calls: list[Any], reached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other host fetches it from the first; where it cannot, it is sent."""
+    """The second host fetches the code from the first; without a connection between them, the client sends twice."""
     monkeypatch.setattr(shipping, "SLOW_S", 0.3)
     monkeypatch.setattr(shipping, "FAN_OUT_S", 0.5)
     bundle, hosts = code(2), seats(pair, 2)

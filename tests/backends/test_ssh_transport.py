@@ -1,4 +1,4 @@
-"""Ways to a host that are bad: what is said of each, where and how to mend it; and ways that look bad and are not."""
+"""Faulty connections to a host: the message with its place and remedy; and unusual connections that work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONFIG, LOGIN, UNREACHABLE = 3, 4, 7
 
 @pytest.fixture
 def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Return two hosts that this very process reaches; its masters end with the test."""
+    """Return two hosts that this process reaches; its masters end with the test."""
     ssh_pair.apply(monkeypatch)
     _fleet.cache_clear()
     yield ssh_pair
@@ -37,7 +37,7 @@ def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def forget(home: Path) -> None:
-    """End this process's channels and masters: what comes next is a new command."""
+    """End this process's channels and masters: the next call acts as a new command."""
     fleet().run(fleet()._close())
     _fleet.cache_clear()
     for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):
@@ -45,17 +45,17 @@ def forget(home: Path) -> None:
 
 
 def to(cluster: Cluster, name: str = "h0", **more: Any) -> Host:
-    """Return a host of the cluster, as a config would name it."""
+    """Return a host of the cluster, as a config would name the host."""
     return Host(**{"name": name, "ssh_config": str(cluster.ssh_config), "python": sys.executable, **more})
 
 
 def ask(target: Host) -> HostAnswer:
-    """Ask for the time."""
+    """Call for the time."""
     return fleet().ask({target: Call("clock", {})}, is_urgent=True)[target]
 
 
 def error_of(target: Host) -> CloudtrainError:
-    """Return why the host does not answer."""
+    """Return the error of a host that does not answer."""
     answer = ask(target)
     assert answer.error is not None, f"it answers: {answer.told}"
     assert answer.error.hint or "; set " in answer.error.message or "name one" in answer.error.message, answer.error
@@ -63,7 +63,7 @@ def error_of(target: Host) -> CloudtrainError:
 
 
 def new_command() -> None:
-    """End the channels, and leave the masters, as a command's end does."""
+    """End the channels but not the masters, as at the end of a command."""
     fleet().run(fleet()._close())
 
 
@@ -78,7 +78,7 @@ def master_of(target: Host) -> int:
 
 
 def configure(host: sshhost.Host, lines: str) -> None:
-    """Put lines before the others of the server's configuration, where they win."""
+    """Put lines first in the server's configuration, where they take precedence."""
     path = host.folder / "etc/ssh/sshd_config"
     path.write_text(lines + path.read_text())
     host.kill_sshd()
@@ -91,18 +91,18 @@ def script(host: sshhost.Host, name: str, text: str) -> None:
     (host.bin / name).chmod(0o755)
 
 
-# -- what ssh itself says ---------------------------------------------------------------------------------------------
+# -- ssh's own errors -------------------------------------------------------------------------------------------------
 
 
-def test_login_that_is_refused_says_how_to_get_in(pair: Cluster) -> None:
-    """Exit code 4, with the very command to try."""
+def test_refused_login_is_reported_with_a_command(pair: Cluster) -> None:
+    """Exit code 4, with the exact command to try."""
     error = error_of(to(pair, user="carol"))
     assert (error.exit_code, "Permission denied" in error.message) == (LOGIN, True)
     assert f"ssh -F {pair.ssh_config} -l carol h0" in str(error.hint)
 
 
-def test_host_key_that_is_unknown_or_changed_is_not_trusted(pair: Cluster) -> None:
-    """Exit code 4; a changed one neither where new ones are taken."""
+def test_unknown_or_changed_host_key_is_not_trusted(pair: Cluster) -> None:
+    """Exit code 4; a changed key is refused even if new keys are accepted."""
     known = pair.client_folder / "known_hosts"
     before = known.read_text()
     first, second = (line.split() for line in before.splitlines()[:2])
@@ -118,28 +118,28 @@ def test_host_key_that_is_unknown_or_changed_is_not_trusted(pair: Cluster) -> No
     assert ask(to(pair)).error is None
 
 
-def test_wrong_port_and_wrong_name(pair: Cluster) -> None:
-    """A port where no server listens is code 7; an unknown name is the config's fault, if a resolver answers."""
+def test_wrong_port_and_wrong_name_have_different_codes(pair: Cluster) -> None:
+    """A port without a server gives code 7; an unknown name is the config's fault, if a resolver answers."""
     unknown = error_of(to(pair, name="nosuch"))
     assert error_of(to(pair, port=2222)).exit_code == UNREACHABLE
     assert unknown.exit_code == (UNREACHABLE if "Temporary failure" in unknown.message else CONFIG)
     assert error_of(to(pair, ssh_config="/no/such/config")).exit_code == CONFIG
 
 
-def test_machine_without_ssh(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line, and what to install."""
+def test_machine_without_ssh_is_reported(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line names the package to install."""
     monkeypatch.setenv("PATH", "/nonexistent")
     error = error_of(to(pair))
     assert (error.exit_code, "OpenSSH" in str(error.hint)) == (CONFIG, True)
 
 
-def test_users_config_may_begin_with_the_home(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the shell would read `ssh -F ~/config`."""
+def test_path_of_ssh_config_may_begin_with_a_tilde(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path is expanded as the shell would expand `ssh -F ~/config`."""
     monkeypatch.setenv("HOME", str(pair.client_folder))
     assert ask(to(pair, ssh_config="~/ssh_config")).error is None
 
 
-# -- what the host's side does ----------------------------------------------------------------------------------------
+# -- the host's side --------------------------------------------------------------------------------------------------
 
 NOISE = {
     "a banner": "echo welcome; printf 'and no newline'",
@@ -152,7 +152,7 @@ NOISE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISE)
 def test_start_up_files_may_print(pair: Cluster, noise: str) -> None:
-    """Common, and of no harm."""
+    """Output of start-up files is common and harmless."""
     (pair.hosts[0].home_of("alice") / ".bashrc").write_text(NOISE[noise] + "\n")
     target = to(pair, user="alice")
     for _ in range(2):
@@ -169,16 +169,16 @@ LOGINS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("login", LOGINS)
-def test_login_that_runs_something_else_is_shown(pair: Cluster, login: str) -> None:
-    """What it printed and how it ended; and it is not taken for a refused login, whatever it says."""
+def test_login_with_a_foreign_program_is_reported(pair: Cluster, login: str) -> None:
+    """The error shows output and exit code, and never counts as a refused login, despite its words."""
     (pair.hosts[0].home_of("alice") / ".bashrc").write_text(f"{login}\n")
     error = error_of(to(pair, user="alice"))
     assert (error.exit_code, "ForceCommand" in str(error.hint)) == (3, True)
     assert LOGINS[login] in error.message
 
 
-def test_login_that_hangs_is_said_and_not_waited_for(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one whose start-up file asks something."""
+def test_login_that_hangs_is_reported_in_limited_time(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The case of a start-up file that asks a question."""
     monkeypatch.setattr(channel, "CALL_S", 1.0)
     (pair.hosts[0].home_of("alice") / ".bashrc").write_text("echo which project?; sleep 30 < /dev/null\n")
     error = error_of(to(pair, user="alice"))
@@ -186,8 +186,8 @@ def test_login_that_hangs_is_said_and_not_waited_for(pair: Cluster, monkeypatch:
 
 
 @pytest.mark.slow
-def test_command_that_sshd_forces_is_named_as_the_cause(pair: Cluster) -> None:
-    """`ForceCommand`: exit code 3, and where to look."""
+def test_forced_command_is_named_as_the_cause(pair: Cluster) -> None:
+    """`ForceCommand` gives exit code 3 and the place to examine."""
     configure(pair.hosts[0], "ForceCommand echo this account is for backups\n")
     error = error_of(to(pair))
     assert (error.exit_code, "this account is for backups" in error.message) == (CONFIG, True)
@@ -204,8 +204,8 @@ PYTHONS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", PYTHONS)
-def test_interpreter_that_cannot_serve_is_named(pair: Cluster, which: str) -> None:
-    """Exit code 3."""
+def test_unusable_interpreter_is_named(pair: Cluster, which: str) -> None:
+    """Each unusable interpreter gives exit code 3."""
     name, said = PYTHONS[which]
     as_old = "import sys; sys.version_info = (3, 8, 10, 'final', 0); exec(sys.argv[1])"
     script(pair.hosts[0], "old", f'#!/bin/sh\nshift 3\nexec {sys.executable} -IS -c "{as_old}" "$1"\n')
@@ -215,8 +215,8 @@ def test_interpreter_that_cannot_serve_is_named(pair: Cluster, which: str) -> No
 
 
 @pytest.mark.slow
-def test_workdir_that_cannot_be_written_or_is_full(pair: Cluster) -> None:
-    """The folder, the system's word, and which key to change; exit code 3."""
+def test_unwritable_or_full_workdir_is_reported(pair: Cluster) -> None:
+    """The error has the folder, the system's message and the config's key; exit code 3."""
     (pair.hosts[0].folder / "home/bob").chmod(0o700)
     pair.hosts[0].run(["sh", "-c", "cat /dev/zero > /data/fill || true"])
     errors = {
@@ -230,8 +230,8 @@ def test_workdir_that_cannot_be_written_or_is_full(pair: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_server_that_allows_one_session_and_no_terminal(pair: Cluster) -> None:
-    """`MaxSessions 1`, `PermitTTY no`: commands at once, each with the connection that it needs."""
+def test_server_with_one_session_and_no_terminal_works(pair: Cluster) -> None:
+    """With `MaxSessions 1` and `PermitTTY no` parallel commands get their own connections."""
     configure(pair.hosts[0], "MaxSessions 1\nPermitTTY no\n")
     targets = [to(pair, workdir=f"~/w{number}") for number in range(4)]
     answers = fleet().ask({target: Call("clock", {}) for target in targets}, is_urgent=True)
@@ -246,7 +246,7 @@ def test_server_that_allows_one_session_and_no_terminal(pair: Cluster) -> None:
 
 @pytest.mark.slow
 def test_master_that_was_killed_is_replaced(pair: Cluster) -> None:
-    """Its socket is still there; the next command makes a new one."""
+    """The socket of a killed master remains; the next command makes a new master."""
     target = to(pair)
     assert ask(target).error is None
     new_command()
@@ -259,8 +259,8 @@ def test_master_that_was_killed_is_replaced(pair: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_master_that_hangs_is_left(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is there, and does not answer: it is not asked again."""
+def test_master_that_hangs_is_replaced(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master that exists but does not answer is not used again."""
     target = to(pair)
     assert ask(target).error is None
     new_command()
@@ -277,13 +277,13 @@ def test_master_that_hangs_is_left(pair: Cluster, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_masters_of_killed_commands_do_not_pile_up(pair: Cluster, home: Path) -> None:
-    """A socket is taken over by the next master; none hides that it could not listen, and all end by themselves."""
+    """A new master takes over the socket; every master listens, and all masters end by themselves."""
     target = to(pair)
     socket = fleet().masters.socket(target)
     for _ in range(3):
         assert ask(target).error is None
         new_command()
-        socket.unlink()  # as if its maker had died before it was renamed
+        socket.unlink()  # as if its process had died before the rename
     found = processes.with_environment(CLOUDTRAIN_HOME=str(home))
     lines = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in found]
     waiting = [line for line in lines if b"ControlMaster=yes" in line]
@@ -293,8 +293,8 @@ def test_masters_of_killed_commands_do_not_pile_up(pair: Cluster, home: Path) ->
 
 
 @pytest.mark.slow
-def test_line_that_comes_back_is_taken_up_by_the_same_command(pair: Cluster) -> None:
-    """A new session over a master whose line is silent for some seconds."""
+def test_recovered_connection_is_used_by_the_same_command(pair: Cluster) -> None:
+    """A new session over a master whose connection is silent for some seconds works."""
     target = to(pair)
     assert ask(target).error is None
     new_command()
@@ -309,8 +309,8 @@ def test_line_that_comes_back_is_taken_up_by_the_same_command(pair: Cluster) -> 
 
 
 @pytest.mark.slow
-def test_half_open_line_is_said_within_half_a_minute(pair: Cluster) -> None:
-    """A master that believes to be connected: exit code 7; and once the line is good, the next command works."""
+def test_half_open_connection_is_reported_within_35_s(pair: Cluster) -> None:
+    """A master that seems connected gives exit code 7; after the recovery, the next command works."""
     target = to(pair)
     assert ask(target).error is None
     new_command()
@@ -324,8 +324,8 @@ def test_half_open_line_is_said_within_half_a_minute(pair: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_host_that_goes_down_in_the_middle_of_a_call(pair: Cluster) -> None:
-    """The connection breaks, which is 7 and no other code; another host is asked on."""
+def test_host_that_dies_during_a_call_is_unreachable(pair: Cluster) -> None:
+    """A broken connection always gives code 7; the second host is still called."""
     both = [to(pair), to(pair, "h1")]
     assert all(ask(target).error is None for target in both)
     off = threading.Timer(0.2, pair.hosts[1].power_off)
@@ -346,9 +346,9 @@ def test_host_that_goes_down_in_the_middle_of_a_call(pair: Cluster) -> None:
 def test_sixteen_hosts_through_a_bastion(
     cluster: Callable[..., Cluster], home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shell: str
 ) -> None:
-    """None fails at sshd's stock limits; the way there is read by this machine's own shell, whichever it is.
+    """All hosts answer at sshd's stock limits; the ProxyCommand works in any shell of this machine.
 
-    The configuration lies in a folder whose name shells and ssh would read as more than letters.
+    The configuration is in a folder whose name has special characters of shells and ssh.
     """
     path = shutil.which(shell)
     if path is None:
@@ -378,7 +378,7 @@ def _gone(pid: int) -> None:
 
 
 @pytest.mark.parametrize(("path", "is_good"), [("~/.ssh/config", True), ("/x/config", True), ("config", False)])
-def test_config_of_ssh_is_a_whole_path(cli: Any, project: Callable[..., Path], path: str, is_good: bool) -> None:
-    """Later commands, called from other folders, read it too."""
+def test_path_of_ssh_config_must_be_absolute(cli: Any, project: Callable[..., Path], path: str, is_good: bool) -> None:
+    """Later commands from different folders read the same file."""
     done = cli("validate", cwd=project(f"backend: ssh\nssh: {{hosts: [h0], ssh_config: {path}}}\n"))
     assert (done.code == 0, "ssh.ssh_config" in done.stderr) == (is_good, not is_good), done.stderr

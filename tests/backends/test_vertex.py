@@ -1,4 +1,4 @@
-"""Vertex AI: the custom job that a config becomes, what it cannot become, and what it costs."""
+"""Vertex AI: the custom job of a config, impossible configs, and the price."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
 WHERE = "project: my-project, location: us-central1, staging_bucket: gs://my-bucket"
 
-# The least that makes a job, and one with everything.
+# The minimum for a job, and a config with all settings.
 PLAIN = f"""
 name: digits
 backend: vertex
@@ -71,7 +71,7 @@ vertex:
 project: vision
 """
 
-DISK = 100 * 0.1955 / 730  # the usual one, an hour
+DISK = 100 * 0.1955 / 730  # the default disk, an hour
 
 Render = Callable[..., Request]
 
@@ -93,7 +93,7 @@ def render(tmp_path: Path) -> Render:
 
 
 def without_boot(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the body without the boot's text, which has tests of its own."""
+    """Return the body without the boot program, which has its own tests."""
     told = yaml.safe_load(yaml.safe_dump(body))
     for pool in told["jobSpec"]["workerPoolSpecs"]:
         if "containerSpec" in pool:
@@ -110,8 +110,8 @@ def wheel_digest() -> str:
 
 
 @pytest.mark.parametrize(("name", "text"), [("plain", PLAIN), ("everything", EVERYTHING)])
-def test_request_is_the_golden_one(name: str, text: str, render: Render) -> None:
-    """Compared whole, so that no field comes or goes unseen; and Google's own client, and our check, take it."""
+def test_request_equals_the_golden_file(name: str, text: str, render: Render) -> None:
+    """The whole request is compared, so every new or missing field shows; Google's client and our check accept it."""
     golden = yaml.safe_load((HERE / "golden" / f"vertex_{name}.yml").read_text())
     made = render(text)
     assert {"request": without_boot(made.body), "order": made.beside["order"]} == golden
@@ -172,16 +172,16 @@ def test_request_is_the_golden_one(name: str, text: str, render: Render) -> None
     ],
     ids=str,
 )
-def test_config_that_makes_no_job(settings: list[str], key: str, words: str, render: Render) -> None:
-    """Each is said at its key, before anything is sent."""
+def test_impossible_config_is_refused(settings: list[str], key: str, words: str, render: Render) -> None:
+    """Each fault is reported at its key, before any request."""
     with pytest.raises(ConfigError) as caught:
         render(PLAIN, *settings)
     [fault] = caught.value.faults
     assert (fault.key, words in fault.message, bool(fault.hint)) == (key, True, True), fault
 
 
-def test_raw_adds_no_machines_that_a_price_leaves_out(render: Render) -> None:
-    """Nor larger disks; where no price is known a pool of the user's own may stand behind ours."""
+def test_raw_adds_no_machines_outside_the_price(render: Render) -> None:
+    """Larger disks are refused too; without a known price, users may add their own pool after ours."""
     ours, unknown = render(PLAIN).body["jobSpec"]["workerPoolSpecs"], "vertex.location=me-central2"
     more = [*ours, {"replicaCount": 20, "machineSpec": {"machineType": "a2-highgpu-8g"}}]
     larger = [{**pool, "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 9000}} for pool in ours]
@@ -194,8 +194,8 @@ def test_raw_adds_no_machines_that_a_price_leaves_out(render: Render) -> None:
 
 
 @pytest.mark.parametrize("raw", ["{jobSpec: null}", "{jobSpec: 5}", "{jobSpec: {workerPoolSpecs: [5, {}]}}"])
-def test_raw_without_sense_is_a_fault_and_no_traceback(raw: str, render: Render) -> None:
-    """Whatever stands in the place of what we render."""
+def test_invalid_raw_is_a_fault_and_no_traceback(raw: str, render: Render) -> None:
+    """Any value may replace a rendered part."""
     with pytest.raises(ConfigError, match="`raw` changes"):
         render(PLAIN, f"vertex.raw={raw}")
 
@@ -212,8 +212,8 @@ def test_raw_without_sense_is_a_fault_and_no_traceback(raw: str, render: Render)
     ],
     ids=str,
 )
-def test_what_vertex_would_refuse(settings: list[str], key: str, render: Render) -> None:
-    """What becomes a request that Vertex AI refuses is found offline, at the config's key."""
+def test_request_that_vertex_would_refuse_is_found_offline(settings: list[str], key: str, render: Render) -> None:
+    """The check names the config's key."""
     assert key in [fault.key for fault in backend.check(render(PLAIN, *settings))]
 
 
@@ -238,8 +238,8 @@ def test_what_vertex_would_refuse(settings: list[str], key: str, render: Render)
     ],
     ids=str,
 )
-def test_machines(settings: list[str], expected: tuple[Any, ...], render: Render) -> None:
-    """Accelerators by their own machines or attached, disks that the machine takes, and the way to have it."""
+def test_machines_follow_from_the_settings(settings: list[str], expected: tuple[Any, ...], render: Render) -> None:
+    """Accelerators built in or attached, disks that fit the machine, and the scheduling strategy."""
     made = render(PLAIN, *settings)
     for pool in made.body["jobSpec"]["workerPoolSpecs"]:
         spec = pool["machineSpec"]
@@ -250,21 +250,21 @@ def test_machines(settings: list[str], expected: tuple[Any, ...], render: Render
 
 
 def test_one_instance_is_one_pool(render: Render) -> None:
-    """A second pool without replicas would be an error; and nothing need begin anew together."""
+    """A second pool without replicas would be an error; a single instance needs no common restart."""
     spec = render(PLAIN, "resources.instances=1").body["jobSpec"]
     assert [pool["replicaCount"] for pool in spec["workerPoolSpecs"]] == [1]
     assert spec["scheduling"] == {"timeout": "86400s"}
 
 
-def test_money_allows_no_start_of_the_platforms_own(render: Render) -> None:
-    """Whether the time limit spans them is not documented: a cap that stands for a budget must."""
+def test_budget_disables_starts_by_the_platform(render: Render) -> None:
+    """Whether the time limit spans restarts is not documented, but a limit for a budget must."""
     scheduling = render(PLAIN, "budget.limit=100 USD").body["jobSpec"]["scheduling"]
     assert scheduling["disableRetries"] is True
     assert int(scheduling["timeout"].rstrip("s")) < 86_400
 
 
-def test_a_send_marks_job_and_order_alike(render: Render) -> None:
-    """The mark of one send stands in every pool of ours, and nowhere else."""
+def test_fence_marks_job_and_order_alike(render: Render) -> None:
+    """The mark of a send is in every pool of ours, and in no further field."""
     for text in (PLAIN, EVERYTHING):
         body = render(text).body
         marked = request.with_fence(body, "the-mark")
@@ -277,8 +277,8 @@ def test_a_send_marks_job_and_order_alike(render: Render) -> None:
         assert marked == body
 
 
-def test_boot_as_a_package_is_a_wheel_that_pip_takes(tmp_path: Path) -> None:
-    """The same source gives the same bytes; pip installs it without a network, and it runs as a module."""
+def test_boot_wheel_is_installable_by_pip(tmp_path: Path) -> None:
+    """The same source gives the same bytes; pip installs the wheel without a network, and the module runs."""
     name, data = bootwheel.build("import sys\nprint('booted', *sys.argv[1:])\n")
     assert (name, data) == bootwheel.build("import sys\nprint('booted', *sys.argv[1:])\n")
     assert zipfile.ZipFile(BytesIO(data)).testzip() is None
@@ -305,7 +305,7 @@ def test_boot_as_a_package_is_a_wheel_that_pip_takes(tmp_path: Path) -> None:
     ids=str,
 )
 def test_price_of_a_machine(settings: list[str], hourly: float | None, words: str, tmp_path: Path) -> None:
-    """What is not known is None, never 0; where it is from is said."""
+    """An unknown price is None, never 0; the source of the price is given."""
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "cloudtrain.yaml").write_text(PLAIN)
     found = backend.capacity(configs.load(tmp_path / "cloudtrain.yaml", overrides=settings, environ={}))
@@ -314,7 +314,7 @@ def test_price_of_a_machine(settings: list[str], hourly: float | None, words: st
 
 
 def test_project_and_region_may_come_from_gcloud(tmp_path: Path) -> None:
-    """As Google's own tools find them: the environment's, then those of the active configuration."""
+    """The order is that of Google's own tools: the environment, then the active configuration."""
     (tmp_path / "configurations").mkdir()
     (tmp_path / "active_config").write_text("work\n")
     text = "[core]\nproject = of-gcloud\naccount = me\n[compute]\nregion = europe-west1\n"
@@ -330,7 +330,7 @@ def test_project_and_region_may_come_from_gcloud(tmp_path: Path) -> None:
     assert machine.project_of(Vertex(), environ) is None
 
 
-def test_dry_run_is_what_gclouds_own_command_takes(cli: Any, project: Callable[..., Path]) -> None:
+def test_dry_run_is_input_for_gcloud(cli: Any, project: Callable[..., Path]) -> None:
     """`-o` writes the spec, the order, the code, and the commands that send them."""
     folder = project(f"backend: vertex\nresources: {{accelerators: 'L4:1'}}\nvertex: {{{WHERE}}}\n")
     out = folder.parent / "out"

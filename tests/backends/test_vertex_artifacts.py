@@ -1,4 +1,4 @@
-"""What a job has left in its bucket comes here whole, whatever it is called, and nothing outside the folder."""
+"""The files of a job in its bucket are fetched whole, with any name, and never outside the folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OUTPUT = "cloudtrain/jobs/one/output"
 
 @pytest.fixture
 def out(vertex: Any, tmp_path: Path, google: Google) -> Path:
-    """Return the folder to which a running job's output is to come."""
+    """Return the target folder for a running job's output."""
     google.settings(execute=False)
     folder = tmp_path / "project"
     folder.mkdir()
@@ -36,13 +36,13 @@ def out(vertex: Any, tmp_path: Path, google: Google) -> Path:
 
 
 def came(out: Path) -> dict[str, bytes]:
-    """Return the files in the folder, but the mark that they are no code."""
+    """Return the files in the folder, without the mark that excludes them from the code."""
     files = [path for path in out.rglob("*") if path.is_file() and path.name != ".gitignore"]
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
 
 
-def test_odd_names(vertex: Any, out: Path, google: Google, tmp_path: Path) -> None:
-    """As they are; what is no file's name below the folder is left."""
+def test_special_names_are_kept(vertex: Any, out: Path, google: Google, tmp_path: Path) -> None:
+    """Names are unchanged; a name that is no file below the folder is skipped."""
     names = ["a b", "50%", "%2e%2e", "ü/é…/日本", "a+b&c=d?e#f", "x.part", "x", "back\\slash", "...", "new\tline", "~"]
     for name in names:
         google.put_object(f"{OUTPUT}/{name}", f"of {name}")
@@ -60,8 +60,8 @@ def test_odd_names(vertex: Any, out: Path, google: Google, tmp_path: Path) -> No
     assert "is still running" in done.stderr
 
 
-def test_names_that_a_disk_does_not_take(vertex: Any, out: Path, google: Google) -> None:
-    """A bucket may have a file where a folder is, and longer names: the others come, and these are named."""
+def test_names_that_a_disk_rejects_are_skipped(vertex: Any, out: Path, google: Google) -> None:
+    """A bucket may contain a file and a folder of one name, and longer names: both are named, the rest is fetched."""
     for name in ("a", "a/b", "long/" + "n" * 300, "z"):
         google.put_object(f"{OUTPUT}/{name}", name)
     done = vertex("artifacts", "one", "-o", out)
@@ -69,8 +69,8 @@ def test_names_that_a_disk_does_not_take(vertex: Any, out: Path, google: Google)
     assert len({"a", "a/b"} & set(came(out))) == 1
 
 
-def test_many_pages(vertex: Any, out: Path, google: Google) -> None:
-    """All of them."""
+def test_all_pages_are_fetched(vertex: Any, out: Path, google: Google) -> None:
+    """Ten files on pages of three all arrive."""
     google.settings(storage_page_size=3)
     for number in range(10):
         google.put_object(f"{OUTPUT}/{number}", str(number))
@@ -79,8 +79,8 @@ def test_many_pages(vertex: Any, out: Path, google: Google) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cut", "drop", "503", "lost"])
-def test_download_that_breaks_off_goes_on(vertex: Any, out: Path, google: Google, kind: str) -> None:
-    """From where it was; and nothing half is left under the file's name."""
+def test_broken_download_continues_at_its_offset(vertex: Any, out: Path, google: Google, kind: str) -> None:
+    """A partial file never has the file's name."""
     data = os.urandom(6 << 20)
     google.put_object(f"{OUTPUT}/big", data)
     google.clear_journal()
@@ -92,8 +92,8 @@ def test_download_that_breaks_off_goes_on(vertex: Any, out: Path, google: Google
     assert (len(ranges), any(ranges)) == (4, kind == "cut")
 
 
-def test_download_that_cannot_be_finished(vertex: Any, out: Path, google: Google) -> None:
-    """Said as what it is; the file that was there before stays."""
+def test_failed_download_is_reported(vertex: Any, out: Path, google: Google) -> None:
+    """The message gives the reason; the earlier file stays."""
     out.mkdir()
     (out / "big").write_text("before")
     google.put_object(f"{OUTPUT}/big", b"x" * (3 << 20))
@@ -103,10 +103,10 @@ def test_download_that_cannot_be_finished(vertex: Any, out: Path, google: Google
     assert came(out) == {"big": b"before"}
 
 
-def test_file_that_is_replaced_meanwhile(
+def test_file_replaced_during_the_download_is_not_mixed(
     vertex: Any, out: Path, google: Google, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Broken off, and another when it is asked for again: all of the new one, and no mixture."""
+    """If the object changes after a break, the whole new object is fetched, never a mixture."""
     from cloudtrain.backends.vertex import outputs
 
     google.put_object(f"{OUTPUT}/x", b"old" * 1_000_000)
@@ -123,30 +123,30 @@ def test_file_that_is_replaced_meanwhile(
     assert came(out) == {"x": b"new" * 500_000}
 
 
-def test_file_that_is_taken_back_meanwhile(vertex: Any, out: Path, google: Google) -> None:
-    """It was listed, and is gone: the others come."""
+def test_file_deleted_during_the_download_is_skipped(vertex: Any, out: Path, google: Google) -> None:
+    """A listed object is missing: the rest is fetched."""
     for name in ("a", "b"):
         google.put_object(f"{OUTPUT}/{name}", name)
     google.fault("storage.download", "404", count=1)
     assert (vertex("artifacts", "one", "-o", out).code, len(came(out))) == (0, 1)
 
 
-def test_nothing_there_yet(vertex: Any, out: Path) -> None:
-    """Said, and no folder made."""
+def test_missing_output_is_reported(vertex: Any, out: Path) -> None:
+    """No folder is made."""
     done = vertex("artifacts", "one", "-o", out)
     assert (done.code, "there is no output" in done.stderr, out.exists()) == (1, True, False), done.stderr
 
 
-def test_folder_that_cannot_be_written(vertex: Any, out: Path, google: Google) -> None:
-    """No fault of Google's, and none of ours."""
+def test_unwritable_folder_is_reported(vertex: Any, out: Path, google: Google) -> None:
+    """The fault is neither Google's nor ours."""
     google.put_object(f"{OUTPUT}/a/b", "x")
     out.write_text("a file")
     done = vertex("artifacts", "one", "-o", out / "below")
     assert (done.code, "cannot write there: Not a directory" in done.stderr) == (3, True), done.stderr
 
 
-def test_bucket_that_may_not_be_read(vertex: Any, out: Path, google: Google) -> None:
-    """With the role that allows it."""
+def test_unreadable_bucket_is_reported(vertex: Any, out: Path, google: Google) -> None:
+    """The message names the necessary role."""
     google.put_object(f"{OUTPUT}/a", "x")
     google.settings(denied=["storage.list"])
     done = vertex("artifacts", "one", "-o", out)

@@ -1,4 +1,4 @@
-"""Vertex AI's custom jobs, checked offline: against Google's description of the API, and its client's own parser."""
+"""Vertex AI's custom jobs, checked offline: against Google's description of the API, and Google's own parser."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ NODES: dict[str, Any] = {
 
 
 def _changed(job: dict[str, Any], *changes: tuple[str, Any]) -> dict[str, Any]:
-    """Return the job with values set at paths as the check writes them, or removed where the value is `...`."""
-    job = json.loads(json.dumps(job))  # unlike a deep copy nothing is shared between the pools
+    """Return the job with values set at paths in the check's notation, or removed for the value `...`."""
+    job = json.loads(json.dumps(job))  # unlike a deep copy, pools share no objects
     for path, value in changes:
         *parents, last = (int(name) if name.isdigit() else name for name in re.findall(r"[^.\[\]]+", path))
         node: Any = job
@@ -96,7 +96,7 @@ def _changed(job: dict[str, Any], *changes: tuple[str, Any]) -> dict[str, Any]:
 
 
 def _on(machine: dict[str, Any], **disk: Any) -> list[tuple[str, Any]]:
-    """Return the changes that put both pools on another machine."""
+    """Return the changes that put both pools on the machine."""
     both = [(f"{pool}.machineSpec", machine) for pool in (POOL, POOL1)]
     return both + [(f"{pool}.diskSpec", disk) for pool in (POOL, POOL1)]
 
@@ -105,7 +105,7 @@ L4 = {"machineType": "g2-standard-24", "acceleratorType": "NVIDIA_L4", "accelera
 B200 = {"machineType": "a4-highgpu-8g", "acceleratorType": "NVIDIA_B200", "acceleratorCount": 8}
 T4 = {"machineType": "n1-standard-16", "acceleratorType": "NVIDIA_TESLA_T4", "acceleratorCount": 4}
 FROM_PSC = [("jobSpec.network", ...), ("jobSpec.reservedIpRanges", ...), ("jobSpec.pscInterfaceConfig", PSC)]
-# Jobs that Vertex AI takes, each another of the forms that we render or that `raw` may bring.
+# Jobs that Vertex AI accepts, one for each form that we render or that `raw` may add.
 GOOD: dict[str, dict[str, Any]] = {
     "nodes": NODES,
     "cpu": {
@@ -155,10 +155,10 @@ for _path in (POOL, POOL1):
 
 VARIABLES = [{"name": f"A{number}", "value": "x"} for number in range(101)]
 SPEC = NODES["jobSpec"]
-# Jobs that Vertex AI, its client or gcloud refuses, or that would run astray: the good one, what to change in it, where
-# the fault is if not there, and what it says.
+# Jobs that Vertex AI, its client or gcloud refuses, or that would run wrongly: the good job, the change, the fault's
+# place if different, and the fault's words.
 BROKEN: list[tuple[str, str, Any, str, str]] = [
-    # keys: unknown, misplaced, in Python's spelling, not the sender's to say
+    # keys: unknown, misplaced, in Python's spelling, set only by Google
     ("nodes", "displayname", "x", "", "did you mean `displayName`?"),
     ("nodes", "display_name", "x", "", "is not a field of a CustomJob; did you mean `displayName`?"),
     ("nodes", f"{POOL}.machine_spec", MACHINE, "", "did you mean `machineSpec`?"),
@@ -177,7 +177,7 @@ BROKEN: list[tuple[str, str, Any, str, str]] = [
     ("nodes", "createTime", "2026-11-22T00:00:00Z", "", "is set by Google"),
     ("nodes", "error", {"code": 3}, "", "is set by Google"),
     ("nodes", "webAccessUris", {}, "", "is set by Google"),
-    # what must be there
+    # required fields
     ("nodes", "displayName", ..., "", "is required"),
     ("nodes", "jobSpec", ..., "", "is required"),
     ("nodes", "jobSpec.workerPoolSpecs", ..., "", "is required"),
@@ -221,7 +221,7 @@ BROKEN: list[tuple[str, str, Any, str, str]] = [
     ("nodes", "jobSpec.scheduling.timeout", "43200", "", "is not a valid duration in seconds"),
     ("nodes", "jobSpec.scheduling.timeout", "-5s", "", "is not a valid duration in seconds"),
     ("nodes", "jobSpec.scheduling.timeout", "1.0123456789s", "", "is not a valid duration in seconds"),
-    # words
+    # enum values
     ("nodes", "jobSpec.scheduling.strategy", "PREEMPTIBLE", "", "is not one of STANDARD, SPOT, FLEX_START"),
     ("nodes", "jobSpec.scheduling.strategy", "spot", "", "did you mean `SPOT`?"),
     ("nodes", "jobSpec.scheduling.strategy", 4, "", "expected a string, found 4"),
@@ -276,7 +276,7 @@ BROKEN: list[tuple[str, str, Any, str, str]] = [
     ("nodes", f"{POOL}.diskSpec.bootDiskSizeGb", 64_001, "", "is not between 100 and 64000"),
     ("nodes", f"{POOL}.diskSpec.bootDiskType", "ssd", "", "`ssd` is not one of pd-ssd"),
     ("blackwell", f"{POOL}.diskSpec.bootDiskType", "pd-ssd", "", "a4-highgpu-8g takes no pd-ssd"),
-    # what they run
+    # containers and packages
     ("nodes", f"{POOL}.containerSpec.imageUri", "", "", "is not a valid image name"),
     ("nodes", f"{POOL}.containerSpec.imageUri", "https://docker.io/x:1", "", "is not a valid image name"),
     ("nodes", f"{POOL}.containerSpec.imageUri", "IMAGE_URI", "", "is not a valid image name"),
@@ -302,7 +302,7 @@ BROKEN: list[tuple[str, str, Any, str, str]] = [
     ("package", f"{POOL}.pythonPackageSpec.packageUris[0]", "gs://my-bucket/", "", "is not a URI of Cloud Storage"),
     ("package", f"{POOL}.pythonPackageSpec.pythonModule", "trainer/task.py", "", "is not a valid module name"),
     ("raw", f"{POOL}.nfsMounts[0].path", "data", "", "does not begin with `/`"),
-    # when
+    # times
     ("nodes", "jobSpec.scheduling.timeout", "0s", "", "0 s is too short"),
     ("nodes", "jobSpec.scheduling.timeout", "0.5s", "", "0.5 s is too short"),
     ("nodes", "jobSpec.scheduling.maxWaitDuration", "7200s", "", "is valid only with FLEX_START"),
@@ -324,7 +324,7 @@ BROKEN: list[tuple[str, str, Any, str, str]] = [
     ("flex", f"{POOL}.machineSpec.reservationAffinity", RESERVED, "", "FLEX_START cannot use machines"),
     ("spot", f"{POOL}.machineSpec.reservationAffinity", RESERVED, "", "SPOT cannot use machines"),
     ("pool", f"{POOL}.machineSpec.reservationAffinity", RESERVED, "", "has machines of its own"),
-    # who, and through which network
+    # service account and network
     ("nodes", "jobSpec.serviceAccount", ..., "", "is required with a tensorboard"),
     ("nodes", "jobSpec.serviceAccount", "train", "", "not have the required form"),
     ("nodes", "jobSpec.serviceAccount", "me@example.com", "", "not have the required form"),
@@ -337,7 +337,7 @@ BROKEN: list[tuple[str, str, Any, str, str]] = [
     ("psc", "jobSpec.pscInterfaceConfig.dnsPeeringConfigs[0].domain", "corp.example", "", "a dot at its end"),
     ("psc", f"{POOL}.nfsMounts", NFS, "", "expected a list"),
     ("cpu", f"{POOL}.nfsMounts", [NFS], "", "needs a network"),
-    # where
+    # places
     ("nodes", "jobSpec.baseOutputDirectory.outputUriPrefix", "s3://my-bucket/x", "", "not have the required form"),
     ("nodes", "jobSpec.baseOutputDirectory.outputUriPrefix", "my-bucket/x", "", "not have the required form"),
     ("nodes", "jobSpec.baseOutputDirectory.outputUriPrefix", "gs://BUCKET/x", "", "not have the required form"),
@@ -358,23 +358,23 @@ def _refused(job: Any, location: str | None = None) -> list[check.Violation]:
 
 
 def _parse(job: dict[str, Any]) -> None:
-    """Hand the job to Google's own client, as a send does."""
+    """Parse the job with Google's own client, as a send does."""
     from google.cloud.aiplatform_v1.types import CustomJob
     from google.protobuf import json_format
 
     json_format.ParseDict(job, CustomJob.pb(CustomJob()))
 
 
-def test_table_is_what_google_says() -> None:
-    """rules.json holds what the installed client says of the API, word for word."""
+def test_table_equals_googles_description() -> None:
+    """rules.json equals the installed client's description of the API, word for word."""
     pytest.importorskip("googleapiclient")
     script = ROOT / "tools" / "vertex_table.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
-def test_table_is_what_the_contract_says() -> None:
-    """The cut-down copy of the same description says the same."""
+def test_table_equals_the_contract() -> None:
+    """The shortened copy of the same description gives the same table."""
     if not CONTRACT.exists():
         pytest.skip(f"{CONTRACT} is not here: the description comes with the workplace, not with the code")
     script = ROOT / "tools" / "vertex_table.py"
@@ -382,8 +382,8 @@ def test_table_is_what_the_contract_says() -> None:
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
-def test_table_check_sees_a_difference(tmp_path: Path) -> None:
-    """A description in which one word is new is not what the table says."""
+def test_table_check_finds_a_difference(tmp_path: Path) -> None:
+    """A description with a new word gives a difference."""
     if not CONTRACT.exists():
         pytest.skip(f"{CONTRACT} is not here: the description comes with the workplace, not with the code")
     newer = tmp_path / "newer.json"
@@ -396,7 +396,7 @@ def test_table_check_sees_a_difference(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", GOOD)
 def test_good_job_passes(name: str) -> None:
-    """Neither the table nor the rules between fields find a fault, or a doubt; and Google's client takes it."""
+    """Neither the table nor the rules between fields give a fault or a warning; Google's client accepts the job."""
     assert list(check.violations(GOOD[name])) == []
     assert list(check.violations(GOOD[name], "europe-west4")) == []
     _parse(GOOD[name])
@@ -404,7 +404,7 @@ def test_good_job_passes(name: str) -> None:
 
 @pytest.mark.parametrize(("base", "path", "value", "where", "said"), BROKEN, ids=lambda value: str(value)[-60:])
 def test_broken_job_is_refused(base: str, path: str, value: Any, where: str, said: str) -> None:
-    """Each is one fault away from a good job; that one is named at its place, and no other."""
+    """Each job is one fault away from a good job; only that fault is named, at its place."""
     found = _refused(_changed(GOOD[base], (path, value)))
     assert {each.path for each in found} == {where or path}, found
     assert any(said in each.message for each in found), found
@@ -412,12 +412,12 @@ def test_broken_job_is_refused(base: str, path: str, value: Any, where: str, sai
 
 
 def test_client_itself_refuses_fewer() -> None:
-    """Of 173 broken jobs google-cloud-aiplatform 2.7 refuses 40 before it sends: that is why the check is our own."""
+    """Of 173 broken jobs google-cloud-aiplatform 2.7 refuses 40 before the send: hence our own check."""
     refused = []
     for base, path, value, _, _ in BROKEN:
         try:
             _parse(_changed(GOOD[base], (path, value)))
-        except Exception:  # ParseError, or what the parser itself breaks on
+        except Exception:  # ParseError, or an error inside the parser
             refused.append((path, value))
     assert len(BROKEN) / 5 < len(refused) < len(BROKEN) / 3, (len(refused), len(BROKEN))
     assert ("displayName", ...) not in refused
@@ -439,14 +439,14 @@ A4X = {"machineType": "a4x-highgpu-4g", "acceleratorType": "NVIDIA_GB200", "acce
     ],
 )
 def test_doubtful_machine_is_a_warning(machine: dict[str, Any], field: str, said: str) -> None:
-    """Google adds machines, and what is scarce may be had all the same."""
+    """Google adds machines, and scarce machines may still be available."""
     (found,) = check.violations(_changed(GOOD["cpu"], (f"{POOL}.machineSpec", machine)))
     assert (found.path, found.is_warning) == (f"{POOL}.machineSpec.{field}", True)
     assert said in found.message
 
 
-def test_new_machine_takes_accelerators_that_the_table_knows() -> None:
-    """Of a machine type that is newer than the table nobody here knows how many it has; but not none."""
+def test_new_machine_accepts_known_accelerators() -> None:
+    """The table cannot know the number of accelerators of a newer machine type, but 0 is wrong."""
     at = f"{POOL}.machineSpec"
     new = {"machineType": "a9-hypergpu-6g", "acceleratorType": "NVIDIA_B200", "acceleratorCount": 6}
     assert _refused(_changed(GOOD["cpu"], (at, new))) == []
@@ -455,7 +455,7 @@ def test_new_machine_takes_accelerators_that_the_table_knows() -> None:
 
 
 def test_region_of_the_job_decides() -> None:
-    """Where the region is known, all that lies in another is refused, however many agree."""
+    """If the region is known, every resource in a different region is refused, even if several agree."""
     found = _refused(GOOD["reserved"], "us-central1")
     both = [f"{pool}.machineSpec.reservationAffinity.values[0]" for pool in (POOL, POOL1)]
     assert {each.path for each in found} == {"encryptionSpec.kmsKeyName", "jobSpec.tensorboard", *both}
@@ -474,8 +474,8 @@ def test_region_of_the_job_decides() -> None:
         (POOL1, {}, "vertex.raw"),
     ],
 )
-def test_fault_stands_under_the_configs_key(path: str, value: Any, key: str) -> None:
-    """Where one leads there, else under `raw`'s; the message begins with the place in the job."""
+def test_fault_is_reported_at_the_configs_key(path: str, value: Any, key: str) -> None:
+    """A fault without a key of its own is under `raw`; the message begins with the place in the job."""
     (fault,) = check.faults(_changed(NODES, (path, value)))
     assert (fault.key, fault.message.startswith(f"{path}: "), fault.is_warning) == (key, True, False)
 
@@ -490,21 +490,21 @@ def test_fault_stands_under_the_configs_key(path: str, value: Any, key: str) -> 
         (f"{POOL}.machineSpec.acceleratorType", "NVIDIA_B300", "update cloudtrain, if Google has a newer one"),
     ],
 )
-def test_hint_says_where_to(path: str, value: Any, hint: str) -> None:
-    """A misplaced field belongs elsewhere, and of a new accelerator an old table knows nothing."""
+def test_hint_gives_the_right_place(path: str, value: Any, hint: str) -> None:
+    """A misplaced field has its place in the hint, and a new accelerator may need a newer table."""
     assert hint in [fault.hint for fault in check.faults(_changed(NODES, (path, value)))]
 
 
 def test_all_faults_come_at_once() -> None:
-    """The table's and the rules', of all parts of the job."""
+    """Faults of the table and of the rules, in all parts of the job, are reported together."""
     changes = [("displayName", 7), ("labels.A", "x"), (f"{POOL1}.replicaCount", 0), ("jobSpec.network", "x")]
     assert {each.path for each in _refused(_changed(NODES, *changes))} == {path for path, _ in changes}
 
 
 @settings(max_examples=400, deadline=None)
 @given(data=st.data())
-def test_any_rubbish_is_a_fault_and_no_crash(data: st.DataObject) -> None:
-    """Whatever `raw` puts anywhere into the job: the check answers with faults."""
+def test_any_garbage_is_a_fault_and_no_crash(data: st.DataObject) -> None:
+    """For any value of `raw` at any place in the job, the check answers with faults."""
     job = copy.deepcopy(GOOD[data.draw(st.sampled_from(sorted(GOOD)))])
     junk: list[Any] = [None, 0, -1, 1.5, True, "", "x", "0s", [], ["x"], [[]], {}, {"key": {}}, {"x": {}}, {1: 2}]
     for _ in range(data.draw(st.integers(1, 3))):
@@ -521,13 +521,13 @@ def test_any_rubbish_is_a_fault_and_no_crash(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("job", [None, [], "x", {}, {1: 2}])
-def test_what_is_no_job_is_a_fault(job: Any) -> None:
-    """Even what is no mapping."""
+def test_non_job_is_a_fault(job: Any) -> None:
+    """Even a value that is no mapping gives faults."""
     assert _refused(job)
 
 
 def test_check_stays_light() -> None:
-    """A dry run has a quarter of a second in all: nothing of Google's, no network library."""
+    """A dry run has a quarter of a second in all: no Google library, no network library."""
     code = "import sys; from cloudtrain.backends.vertex import check; list(check.faults({})); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = (
@@ -545,10 +545,10 @@ def test_check_stays_light() -> None:
 
 
 def test_check_is_quick() -> None:
-    """Reading the table and walking a job of many nodes takes less than 20 ms of the processor."""
+    """A read of the table and a check of a job with many nodes take less than 20 ms of processor time."""
     job = _changed(NODES, (f"{POOL}.containerSpec.env", VARIABLES[:100]))
     took = []
-    for _ in range(3):  # the least of three: the others may have waited for memory
+    for _ in range(3):  # the minimum of three, as a run may wait for memory
         request_rules.read.cache_clear()
         begin = time.process_time()
         assert list(check.faults(job)) == []
@@ -557,7 +557,7 @@ def test_check_is_quick() -> None:
 
 
 def test_pairs_know_every_machine_of_the_price_list() -> None:
-    """The price list's accelerators and counts are those that the machine has, or a host that takes some."""
+    """The price list's accelerators and counts equal the machine's, or the machine is a host that can attach some."""
     rows = csv.DictReader((ROOT / "launcher" / "prices" / "instances.csv").read_text().splitlines())
     seen = 0
     for row in (row for row in rows if row["backend"] == "vertex"):
@@ -576,7 +576,7 @@ def test_pairs_know_every_machine_of_the_price_list() -> None:
 
 
 def test_pairs_are_words_of_the_table() -> None:
-    """Every accelerator of the machines is one that the API knows, and every GPU that it knows is on some machine."""
+    """Every accelerator of a machine is a word of the API, and every GPU of the API is on some machine."""
     words = json.loads((ROOT / "backends" / "vertex" / "rules.json").read_text())["shapes"]["MachineSpec"]["members"]
     known = {word for word in words["acceleratorType"]["enum"] if word.startswith("NVIDIA")}
     built_in = {found[0] for kind in pairs.known() if (found := pairs.fixed(kind))}
@@ -607,12 +607,12 @@ def test_pairs_are_words_of_the_table() -> None:
     ],
 )
 def test_accelerator_has_a_word_of_the_api(name: str, machine_type: str | None, word: str | None) -> None:
-    """By the config's name, and by the machine where two are called alike."""
+    """The word follows from the config's name, and from the machine if two accelerators share a name."""
     assert pairs.enum_of(name, machine_type) == word
 
 
 def test_hosts_come_smallest_first() -> None:
-    """The first is enough; larger ones need more GPUs to serve them."""
+    """The first host is enough; larger hosts need more GPUs."""
     assert pairs.hosts_for("NVIDIA_TESLA_T4", 1)[:3] == ["n1-standard-4", "n1-highmem-4", "n1-standard-8"]
     assert pairs.hosts_for("NVIDIA_TESLA_P100", 4)[-1] == "n1-highcpu-64"
     assert "n1-standard-16" not in pairs.hosts_for("NVIDIA_TESLA_V100", 1)

@@ -1,4 +1,4 @@
-"""Sends to Vertex AI that die, are lost, or come late: one job runs or none, and whoever looks knows which."""
+"""Submits to Vertex AI that die, are lost, or arrive late: one job runs or no job, and the next command finds out."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ STEPS = {
 
 @pytest.fixture
 def folder(tmp_path: Path, google_project: Google) -> Path:
-    """Return a project's folder; its jobs run nothing."""
+    """Return a project's folder; its jobs run no containers."""
     google_project.settings(execute=False)
     folder = tmp_path / "project"
     folder.mkdir()
@@ -75,8 +75,8 @@ def folder(tmp_path: Path, google_project: Google) -> Path:
 
 
 @pytest.mark.slow
-def test_submit_that_is_killed_at_any_step(cli: Any, folder: Path, google: Google) -> None:
-    """`kill -9`; the next command finds one job or none, and leaves nothing of what was never sent."""
+def test_submit_killed_at_any_step_leaves_one_job_or_none(cli: Any, folder: Path, google: Google) -> None:
+    """After `kill -9` the next command finds one job or no job, and cleans up after an unsent job."""
     dying = {
         name: subprocess.Popen(
             [sys.executable, "-c", DRIVER, target, when, *SUBMIT, "--name", name],
@@ -89,7 +89,7 @@ def test_submit_that_is_killed_at_any_step(cli: Any, folder: Path, google: Googl
     }
     said = {name: process.communicate(timeout=200)[1] for name, process in dying.items()}
     assert {process.returncode for process in dying.values()} == {-signal.SIGKILL}, said
-    assert len(google.secrets()) == 5  # of those that were killed later
+    assert len(google.secrets()) == 5  # of the submits that were killed later
     listed = {job["job"]: job for job in cli("list", "--json").json["jobs"]}
     found = {name: "runs" if job["state"] == "pending" else "never sent" for name, job in listed.items()}
     assert found == {name: expected for name, (_, _, expected) in STEPS.items()}
@@ -103,8 +103,8 @@ def test_submit_that_is_killed_at_any_step(cli: Any, folder: Path, google: Googl
 
 
 @pytest.mark.slow
-def test_submits_that_are_killed_at_random(cli: Any, folder: Path, google: Google) -> None:
-    """Ten at once, while every other answer is lost: what the list shows is what runs, each of them once."""
+def test_submits_killed_at_random_leave_one_job_or_none(cli: Any, folder: Path, google: Google) -> None:
+    """Ten parallel submits with every second answer lost: the listed jobs are the running jobs, each once."""
     seed = random.Random(6)
     google.fault("jobs.create", "lost", every=2)
     names = [f"r{number}" for number in range(10)]
@@ -114,7 +114,7 @@ def test_submits_that_are_killed_at_random(cli: Any, folder: Path, google: Googl
     while any(process.poll() is None for process in submits.values()):
         assert time.monotonic() < end
         told = json.dumps(google.objects("cloudtrain/jobs") + google.secrets() + google.jobs())
-        for name, most in dies_at.items():  # the more often it is named, the further it has come
+        for name, most in dies_at.items():  # more mentions of the name mean more progress
             if told.count(f"{name}/") + told.count(f"{name}-1") >= min(most, 4) and submits[name].poll() is None:
                 time.sleep(seed.random() * 0.2)
                 submits[name].kill()
@@ -131,13 +131,13 @@ def test_submits_that_are_killed_at_random(cli: Any, folder: Path, google: Googl
 
 
 def digest() -> str:
-    """Return what the script says of its secret."""
+    """Return the digest that the script prints of its secret."""
     return hashlib.sha256(TOKEN["TOKEN"].encode()).hexdigest()
 
 
 @pytest.mark.slow
-def test_job_that_comes_late_finds_its_place_taken(vertex: Any, folder: Path, google: Google, wait_until: Any) -> None:
-    """Its replicas see that the order is not for them and end; the job runs once, with its secret."""
+def test_late_job_finds_its_place_taken(vertex: Any, folder: Path, google: Google, wait_until: Any) -> None:
+    """The replicas of the late job see that the order is not theirs, and end; the job runs once, with its secret."""
     google.settings(execute=True)
     google.fault("jobs.create", "late", count=1, delay_s=2.0)
     done = vertex(*SUBMIT, "--name", "one", cwd=folder, env=TOKEN)
@@ -154,10 +154,10 @@ def test_job_that_comes_late_finds_its_place_taken(vertex: Any, folder: Path, go
 
 
 @pytest.mark.slow
-def test_job_that_comes_when_nobody_waits_runs_nothing(
+def test_job_that_arrives_after_the_give_up_runs_nothing(
     vertex: Any, folder: Path, google: Google, wait_until: Any
 ) -> None:
-    """All tries came too late; by then it was said that nothing runs, and so it is."""
+    """All tries arrive after the report that nothing runs, and the report stays true."""
     google.settings(execute=True)
     google.fault("jobs.create", "late", delay_s=8.0)
     assert vertex(*SUBMIT, "--name", "one", cwd=folder, env=TOKEN).code == 7

@@ -1,4 +1,4 @@
-"""`doctor vertex`: what stands in the way of a job is found before it, and said with its cure."""
+"""`doctor vertex`: obstacles to a job are found before the job, and reported with a remedy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DISABLED = "Secret Manager API has not been used in project 1 before or it is di
 
 @pytest.fixture
 def doctor(vertex: Any, tmp_path: Path) -> Any:
-    """Return the checks of a config whose block has these changes: by name, the verdict, and all words."""
+    """Return the checks of a config whose block has these changes: by name, the verdict and all words."""
 
     def run(env: dict[str, str] | None = None, resources: Any = None, **block: Any) -> dict[str, tuple[str, str]]:
         told = {**CONFIG, "vertex": {**CONFIG["vertex"], **block}}
@@ -41,8 +41,8 @@ def doctor(vertex: Any, tmp_path: Path) -> Any:
     return run
 
 
-def test_all_is_well(doctor: Any, google: Google) -> None:
-    """Everything that a job needs is tried, the table of prices compared with Google's list, and nothing stays."""
+def test_valid_setup_passes_all_checks(doctor: Any, google: Google) -> None:
+    """Every requirement of a job is tried, prices are compared with Google's list, and no object remains."""
     before = google.objects(), google.secrets(), google.jobs()
     found = doctor()
     assert {name: verdict for name, (verdict, _) in found.items()} == dict.fromkeys(
@@ -53,8 +53,8 @@ def test_all_is_well(doctor: Any, google: Google) -> None:
     assert google.unserved() == []
 
 
-def test_without_a_config(vertex: Any, tmp_path: Path, google: Google) -> None:
-    """Project and region come from the environment; what hangs on a job is not asked."""
+def test_checks_without_a_config(vertex: Any, tmp_path: Path, google: Google) -> None:
+    """Project and region come from the environment; checks that depend on a job are skipped."""
     env = {"GOOGLE_CLOUD_LOCATION": REGION}
     found = vertex("doctor", "vertex", "--json", cwd=tmp_path, env=env).json["vertex"]
     assert [one["name"] for one in found] == ["credentials", "Vertex AI", "Cloud Logging"]
@@ -62,28 +62,28 @@ def test_without_a_config(vertex: Any, tmp_path: Path, google: Google) -> None:
 
 
 @pytest.mark.parametrize("key", ["GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION"])
-def test_without_a_config_and_a_place(vertex: Any, tmp_path: Path, key: str) -> None:
-    """Who names neither hears where to."""
+def test_missing_place_is_reported_without_a_config(vertex: Any, tmp_path: Path, key: str) -> None:
+    """The remedy says how to set project and region."""
     env = {"GOOGLE_CLOUD_PROJECT": PROJECT, "GOOGLE_CLOUD_LOCATION": REGION, key: ""}
     [found] = vertex("doctor", "vertex", "--json", cwd=tmp_path, env=env).json["vertex"]
     assert (found["verdict"], "doctor vertex -f FILE" in found["cure"]) == ("fail", True)
 
 
-def test_person_s_own_login(doctor: Any, google: Google) -> None:
-    """Told from an account."""
+def test_login_of_a_person_is_recognised(doctor: Any, google: Google) -> None:
+    """A personal login differs from a service account."""
     assert "your own login" in doctor(env={"GOOGLE_APPLICATION_CREDENTIALS": google.user_file})["credentials"][1]
 
 
 def test_login_that_has_expired_is_found_at_once(doctor: Any, google: Google) -> None:
-    """By asking for a token, not by looking for a file; and nothing else is asked."""
+    """The check requests a token instead of a file; no further checks run."""
     google.settings(refresh_revoked=True)
     found = doctor(env={"GOOGLE_APPLICATION_CREDENTIALS": google.user_file})
     assert (list(found), found["credentials"][0]) == (["credentials", "not checked without credentials"], "fail")
     assert "gcloud auth application-default login" in found["credentials"][1]
 
 
-def test_no_credentials(doctor: Any) -> None:
-    """The cure, the missing machine type, and the names of the skipped checks."""
+def test_missing_credentials_are_reported(doctor: Any) -> None:
+    """The report has the remedy, the missing machine type, and the names of the skipped checks."""
     found = doctor(env={"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere/key.json"}, resources={"instances": 1})
     assert list(found) == ["credentials", "config", "not checked without credentials"]
     assert "application-default login" in found["credentials"][1]
@@ -102,8 +102,8 @@ def test_no_credentials(doctor: Any) -> None:
         ("secrets.delete", "secrets", "Secret Manager Admin"),
     ],
 )
-def test_right_that_is_missing(doctor: Any, google: Google, operation: str, name: str, words: str) -> None:
-    """Found by doing what a job does; with the role."""
+def test_missing_right_is_reported(doctor: Any, google: Google, operation: str, name: str, words: str) -> None:
+    """The checks do the actions of a job; the report names the role."""
     google.settings(denied=[operation])
     found = doctor()
     assert (found[name][0], words in found[name][1]) == ("fail", True), found
@@ -125,10 +125,10 @@ def test_right_that_is_missing(doctor: Any, google: Google, operation: str, name
     ],
     ids=str,
 )
-def test_what_is_wrong_is_named(
+def test_faults_are_named(
     doctor: Any, google: Google, block: dict[str, Any], name: str, verdict: str, words: str
 ) -> None:
-    """With what to do."""
+    """Each fault has a remedy."""
     google.bucket("far-away", location="europe-west4")
     for resource, machine, state in (("big", "n1-standard-96", "RUNNING"), ("slow", "n1-standard-4", "PROVISIONING")):
         google.persistent(resource, state=state, resourcePools=[{"machineSpec": {"machineType": machine}}])
@@ -137,23 +137,23 @@ def test_what_is_wrong_is_named(
     assert (found[name][0], words in found[name][1]) == (verdict, True), found
 
 
-def test_api_that_is_disabled(doctor: Any, google: Google) -> None:
-    """By its own name."""
+def test_disabled_api_is_reported(doctor: Any, google: Google) -> None:
+    """The report contains the API's name."""
     google.fault("secrets.create", "403", message=DISABLED)
     verdict, words = doctor()["secrets"]
     assert (verdict, "gcloud services enable secretmanager.googleapis.com" in words) == ("fail", True)
 
 
 @pytest.mark.parametrize("kind", ["503", "drop"])
-def test_service_that_is_away_is_no_fault_of_the_user_s(doctor: Any, google: Google, kind: str) -> None:
-    """A warning; the rest is asked."""
+def test_unavailable_service_is_no_fault_of_the_users(doctor: Any, google: Google, kind: str) -> None:
+    """The check gives a warning; further checks still run."""
     google.fault("logging.list", kind)
     found = doctor()
     assert (found["Cloud Logging"][0], found["bucket"][0]) == ("warn", "ok")
 
 
-def test_price_that_is_another_today(doctor: Any, google: Google, home: Path) -> None:
-    """The plan counts with our table, or with what was read before: the difference is told, with what to do."""
+def test_changed_price_is_reported(doctor: Any, google: Google, home: Path) -> None:
+    """The plan uses our table or earlier readings: the difference is reported with a remedy."""
     verdict, words = doctor(resources={"accelerators": "T4:1"})["price"]
     assert (verdict, "our table knows none: cloudtrain prices refresh --backend vertex" in words) == ("warn", True)
     key, rate = Key("vertex", "n1-standard-4", REGION, "on_demand"), Rate(0.1, "2026-11-20", "another list")
@@ -162,8 +162,8 @@ def test_price_that_is_another_today(doctor: Any, google: Google, home: Path) ->
     assert (verdict, "our table says 0.100, as of 2026-11-20: cloudtrain prices" in words) == ("warn", True)
 
 
-def test_text_for_people(vertex: Any, tmp_path: Path, google: Google) -> None:
-    """Each line with its cure, and a failure is the command's."""
+def test_text_report_has_remedies_and_a_code(vertex: Any, tmp_path: Path, google: Google) -> None:
+    """Each line has its remedy, and a failure gives the command a non-zero code."""
     (tmp_path / "loop.py").write_text("")
     (tmp_path / "cloudtrain.yaml").write_text(json.dumps(CONFIG))
     google.settings(denied=["logging.*"])

@@ -1,4 +1,4 @@
-"""What stands in the way of a Vertex AI job is said in a sentence, with its cure, and nothing of the job stays."""
+"""Obstacles to a Vertex AI job are reported in a sentence with a remedy, and no object of the job remains."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BAD_IMAGE = "List of found errors: 1.Field: job_spec.worker_pool_specs[0].contai
 
 @pytest.fixture
 def folder(tmp_path: Path, google_project: Google, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a project's folder; its jobs run nothing."""
+    """Return a project's folder; its jobs run no containers."""
     google_project.settings(execute=False)
     monkeypatch.setenv("TOKEN", "sesame")
     folder = tmp_path / "project"
@@ -56,7 +56,7 @@ def configured(folder: Path, **vertex: Any) -> None:
 
 
 def said(done: Any, code: int, *words: str) -> None:
-    """Hold that the command ended so, with these words in one report."""
+    """Check that the command ended with the code, and with these words in one report."""
     assert done.code == code, done.stderr
     assert [word for word in words if word not in done.stderr] == [], done.stderr
     assert ("itself failed" in done.stderr, "Traceback" in done.stderr) == (False, False), done.stderr
@@ -77,7 +77,7 @@ DENIED = [
 def test_refusal_names_the_role(
     vertex: Any, folder: Path, google: Google, operation: str, words: tuple[str, ...]
 ) -> None:
-    """Nothing of the job stays, and its attempt is closed."""
+    """No object of the job remains, and its attempt is closed."""
     google.settings(denied=[operation])
     said(vertex(*SUBMIT, cwd=folder), 4, "not allowed: ", *words)
     google.settings(denied=[])
@@ -86,14 +86,14 @@ def test_refusal_names_the_role(
     assert (status["state"], status["detail"].startswith("not sent: ")) == ("failed", True)
 
 
-def test_bucket_whose_looks_are_not_one_s_own(vertex: Any, folder: Path, google: Google) -> None:
+def test_bucket_without_metadata_access_works(vertex: Any, folder: Path, google: Google) -> None:
     """The role on the objects does not include the bucket itself."""
     google.settings(denied=["storage.bucket"])
     assert vertex(*SUBMIT, cwd=folder).code == 0
 
 
-def test_log_that_may_not_be_read(vertex: Any, folder: Path, google: Google) -> None:
-    """What is known of the job is told without it; who wants the log hears why not."""
+def test_unreadable_log_hides_no_state(vertex: Any, folder: Path, google: Google) -> None:
+    """The known facts of the job are shown without the log; the command `logs` gives the reason."""
     assert vertex(*SUBMIT, cwd=folder).code == 0
     google.begin("one-1")
     google.settings(denied=["logging.*"])
@@ -112,10 +112,10 @@ def test_log_that_may_not_be_read(vertex: Any, folder: Path, google: Google) -> 
     ],
     ids=["quota", "disabled", "invalid", "token", "other"],
 )
-def test_refusal_of_the_job(
+def test_refusal_of_the_job_is_reported(
     vertex: Any, folder: Path, google: Google, kind: str, message: str, code: int, words: tuple[str, ...]
 ) -> None:
-    """In Google's words and ours; nothing of it stays."""
+    """The report has Google's message and our hint; no object of the job remains."""
     google.fault("jobs.create", kind, message=message)
     said(vertex(*SUBMIT, cwd=folder), code, "cannot start the job: ", *words)
     assert len(google.journal("jobs.create")) == 1
@@ -123,10 +123,10 @@ def test_refusal_of_the_job(
     assert vertex("list", "--active", "--json").json["jobs"] == []
 
 
-def test_quota_is_said_alike_when_it_is_known_and_when_it_is_found_out(
+def test_quota_error_is_the_same_at_the_submit_and_at_a_later_status_call(
     vertex: Any, folder: Path, google: Google
 ) -> None:
-    """At the sending, 429; or hours later, as the error of a job that never began."""
+    """Google refuses the request with 429, or hours later as the error of a job that never began."""
     google.settings(quotas={QUOTA: 0})
     early = vertex(*SUBMIT, cwd=folder)
     said(early, 5, QUOTA)
@@ -138,10 +138,10 @@ def test_quota_is_said_alike_when_it_is_known_and_when_it_is_found_out(
     assert vertex("status", "two", "--json").json["error"]["kind"] == "capacity"
 
 
-def test_secret_that_may_not_be_removed_does_not_hide_what_became_of_a_send(
+def test_secret_that_may_not_be_removed_does_not_hide_the_outcome_of_a_send(
     vertex: Any, folder: Path, google: Google
 ) -> None:
-    """It is said, with the command that removes it; and the attempt is settled."""
+    """The message has the command that removes the secret, and the attempt is settled."""
     google.fault("jobs.create", "drop")
     assert vertex(*SUBMIT, cwd=folder).code == 7
     google.settings(denied=["secrets.delete"])
@@ -150,44 +150,44 @@ def test_secret_that_may_not_be_removed_does_not_hide_what_became_of_a_send(
 
 
 @pytest.mark.parametrize("api", ["secretmanager.googleapis.com", "storage.googleapis.com"])
-def test_api_that_is_disabled_is_named(vertex: Any, folder: Path, google: Google, api: str) -> None:
-    """Each has a command of its own that enables it."""
+def test_disabled_api_is_named(vertex: Any, folder: Path, google: Google, api: str) -> None:
+    """Each API has its own command that enables the API."""
     operation = {"secretmanager.googleapis.com": "secrets.create", "storage.googleapis.com": "storage.insert"}[api]
     google.fault(operation, "403", message=DISABLED.format("This", api))
     said(vertex(*SUBMIT, cwd=folder), 3, f"hint: gcloud services enable {api}")
 
 
-def test_no_bucket(vertex: Any, folder: Path, google: Google) -> None:
-    """With the command that makes one."""
+def test_missing_bucket_is_reported(vertex: Any, folder: Path, google: Google) -> None:
+    """The hint has the command that makes the bucket."""
     configured(folder, staging_bucket="nowhere-bucket")
     hint = f"hint: gcloud storage buckets create gs://nowhere-bucket --location {REGION}"
     said(vertex(*SUBMIT, cwd=folder), 3, "there is no bucket nowhere-bucket", "vertex.staging_bucket", hint)
 
 
-def test_bucket_of_another_project(vertex: Any, folder: Path, google: Google) -> None:
-    """It is there, and not ours."""
+def test_bucket_of_a_foreign_project_is_reported(vertex: Any, folder: Path, google: Google) -> None:
+    """The bucket exists, but belongs to a different project."""
     google.bucket("their-bucket", project="another-project")
     configured(folder, staging_bucket="their-bucket")
     said(vertex(*SUBMIT, cwd=folder), 4, "not allowed", "Storage Object User")
 
 
 def key_file(google: Google, folder: Path, **changes: Any) -> str:
-    """Return the path of credentials like the account's own, but for these."""
+    """Return the path of a copy of the account's credentials with these changes."""
     path = folder / "key.json"
     path.write_text(json.dumps({**json.loads(Path(google.key_file).read_text()), **changes}))
     return str(path)
 
 
-def test_no_credentials(vertex: Any, folder: Path) -> None:
-    """Whatever is missing: the file named, what is in it, or all."""
+def test_missing_credentials_are_reported(vertex: Any, folder: Path) -> None:
+    """The file, its content, or both may be missing."""
     login = "gcloud auth application-default login"
     for path, words in ((str(folder / "none.json"), "none.json"), (str(folder / "loop.py"), "loop.py"), ("", "")):
         done = vertex(*SUBMIT[:3], cwd=folder, env={"GOOGLE_APPLICATION_CREDENTIALS": path})
         said(done, 4, "no valid Google credentials", login, words)
 
 
-def test_login_that_has_expired(vertex: Any, folder: Path, google: Google) -> None:
-    """A person's, which lasts hours to weeks; a job that is there is not lost with it, and the next login serves."""
+def test_expired_login_is_reported(vertex: Any, folder: Path, google: Google) -> None:
+    """A personal login lasts hours to weeks; an existing job survives, and the next login works again."""
     mine = {"GOOGLE_APPLICATION_CREDENTIALS": google.user_file}
     assert vertex(*SUBMIT, cwd=folder, env=mine).code == 0
     google.settings(refresh_revoked=True)
@@ -198,8 +198,8 @@ def test_login_that_has_expired(vertex: Any, folder: Path, google: Google) -> No
     assert vertex("status", "one", "--json", env=mine).json["unreachable_since_s"] is None
 
 
-def test_account_that_google_does_not_know(vertex: Any, folder: Path, google: Google) -> None:
-    """Its key is another's, as after a rotation."""
+def test_unknown_key_of_an_account_is_reported(vertex: Any, folder: Path, google: Google) -> None:
+    """After a rotation Google does not know the old key."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -211,34 +211,34 @@ def test_account_that_google_does_not_know(vertex: Any, folder: Path, google: Go
     said(vertex(*SUBMIT, cwd=folder, env=env), 4, "no valid Google credentials")
 
 
-def test_token_that_is_refused_meanwhile(vertex: Any, folder: Path, google: Google) -> None:
-    """REST calls get another one by themselves."""
+def test_token_refused_in_between_is_replaced(vertex: Any, folder: Path, google: Google) -> None:
+    """REST calls get a new token automatically."""
     assert vertex(*SUBMIT, cwd=folder).code == 0
     google.expire_tokens()
     assert vertex("status", "one", "--json").json["unreachable_since_s"] is None
 
 
 @pytest.mark.parametrize("away", ["http://127.0.0.1:9", "http://[bad"])
-def test_network_that_is_away(vertex: Any, folder: Path, away: str) -> None:
-    """It says nothing about any job."""
+def test_unreachable_network_is_reported(vertex: Any, folder: Path, away: str) -> None:
+    """A missing network proves nothing about any job."""
     done = vertex(*SUBMIT, cwd=folder, env={"HTTPS_PROXY": away, "https_proxy": away})
     said(done, 7, "gave an unexpected answer")
 
 
-def test_login_server_that_is_away_is_no_expired_login(vertex: Any, folder: Path, google: Google) -> None:
-    """The command to log in anew would not help."""
+def test_unreachable_login_server_is_no_expired_login(vertex: Any, folder: Path, google: Google) -> None:
+    """A command for a new login would not help."""
     google.fault("token", "503")
     said(vertex(*SUBMIT, cwd=folder), 7, "gave an unexpected answer")
 
 
-def test_certificates_that_are_not_there(vertex: Any, folder: Path) -> None:
-    """The variable is named."""
+def test_missing_certificates_are_reported(vertex: Any, folder: Path) -> None:
+    """The message names the variable."""
     done = vertex(*SUBMIT, cwd=folder, env={"REQUESTS_CA_BUNDLE": "/nowhere/ca.pem"})
     said(done, 3, "/nowhere/ca.pem", "fix REQUESTS_CA_BUNDLE")
 
 
-def test_netrc_does_not_take_the_tokens_place(vertex: Any, folder: Path, tmp_path: Path) -> None:
-    """requests reads it by itself."""
+def test_netrc_does_not_replace_the_token(vertex: Any, folder: Path, tmp_path: Path) -> None:
+    """requests reads ~/.netrc by default."""
     path = tmp_path / "netrc"
     path.write_text("default login somebody password else\n")
     assert vertex(*SUBMIT, cwd=folder, env={"NETRC": str(path)}).code == 0
@@ -248,12 +248,12 @@ def test_netrc_does_not_take_the_tokens_place(vertex: Any, folder: Path, tmp_pat
     "name",
     ["google.auth", "google.cloud.storage", "google.cloud.aiplatform_v1.services.job_service", "google.protobuf"],
 )
-def test_libraries_that_are_missing(
+def test_missing_libraries_are_reported(
     vertex: Any, folder: Path, google: Google, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The extra to install, in one line; nothing of the job stays."""
+    """One line gives the extra to install; no object of the job remains."""
     monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.chdir(folder)  # the command in the hint depends on the working folder
+    monkeypatch.chdir(folder)  # the hint's command depends on the working folder
     said(vertex(*SUBMIT, cwd=folder), 3, name, f"hint: {install('vertex')}")
     assert (google.secrets(), google.objects("cloudtrain/jobs/one/attempt-1")) == ([], [])
 
@@ -263,10 +263,10 @@ PAGE = b"<!DOCTYPE html><html><title>Sign in to the guest network</title></html>
 
 @pytest.mark.parametrize("status", [200, 302, 403, 404, 407])
 @pytest.mark.parametrize("service", ["aiplatform", "storage", "secretmanager"])
-def test_page_of_somebody_else(
+def test_foreign_page_is_no_answer(
     vertex: Any, folder: Path, google: Google, service: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy's, or a guest network's: no answer of Google's, whatever its status."""
+    """A page of a proxy or a guest network is no answer of Google's, with any status."""
     monkeypatch.setattr(rest, "TRIES", 2)
     with served(lambda request: Answer(status, {"Content-Type": "text/html", "Location": "http://x/"}, PAGE)) as url:
         configured(folder, endpoints={**google.endpoints, service: url})
@@ -275,8 +275,8 @@ def test_page_of_somebody_else(
     assert vertex("status", "one", "--json").json["state"] in ("pending", "failed")
 
 
-def test_page_in_the_answers_place_when_the_job_is_sent(google_project: Google, folder: Path) -> None:
-    """Google's client would raise an error of its own kind; whether there is a job nobody knows."""
+def test_foreign_page_at_the_send_leaves_the_state_unknown(google_project: Google, folder: Path) -> None:
+    """Google's client would raise its own kind of error, although the job may exist."""
     from cloudtrain.backends.vertex import sdk
 
     with served(lambda request: Answer(200, {"Content-Type": "text/html"}, PAGE)) as url:
@@ -293,20 +293,20 @@ def test_page_in_the_answers_place_when_the_job_is_sent(google_project: Google, 
         ({"endpoints": {"compute": "https://x"}}, "`compute` is not a service"),
     ],
 )
-def test_endpoint_that_is_none(vertex: Any, folder: Path, settings: dict[str, Any], words: str) -> None:
-    """Before anything is sent."""
+def test_invalid_endpoint_is_refused(vertex: Any, folder: Path, settings: dict[str, Any], words: str) -> None:
+    """The error comes before any request."""
     configured(folder, **settings)
     said(vertex(*SUBMIT, cwd=folder), 3, words, "vertex.endpoints")
 
 
-def test_endpoint_where_nobody_answers(vertex: Any, folder: Path, google: Google) -> None:
-    """Named by its address."""
+def test_endpoint_without_a_server_is_reported(vertex: Any, folder: Path, google: Google) -> None:
+    """The message contains the address."""
     configured(folder, endpoints={"storage": "http://127.0.0.1:9"})
     said(vertex(*SUBMIT, cwd=folder), 7, "gave an unexpected answer")
 
 
-def test_project_that_is_not_ours(vertex: Any, folder: Path, google: Google) -> None:
-    """Google says 403 for it, and for one that does not exist."""
+def test_foreign_project_is_reported(vertex: Any, folder: Path, google: Google) -> None:
+    """Google answers 403 for a foreign project, and for a project that does not exist."""
     configured(folder, project="another-project")
     said(vertex(*SUBMIT, cwd=folder), 4, "projects/another-project")
     assert google.jobs() == []

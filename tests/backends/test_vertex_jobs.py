@@ -54,7 +54,7 @@ vertex: {{{WHERE}}}
 
 @dataclass(frozen=True)
 class Whole:
-    """An undisturbed run."""
+    """The result of an undisturbed run."""
 
     losses: dict[int, float]
     weights: dict[str, torch.Tensor]
@@ -74,19 +74,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def events(lines: str, name: str) -> list[dict[str, Any]]:
-    """Return the events of that name among lines as `logs --json` prints them."""
+    """Return the events of the given name among lines of `logs --json`."""
     told = (json.loads(line).get("event") for line in lines.splitlines())
     return [event for event in told if event and event["e"] == name]
 
 
 def losses(cli: Any, job: str) -> dict[int, float]:
-    """Return the losses by step, as the job's log has them."""
+    """Return the losses by step, from the job's log."""
     lines = cli("logs", job, "--json", "--raw").stdout
     return {event["step"]: event["loss"] for event in events(lines, "step")}
 
 
 def weights(cli: Any, job: str, folder: Path) -> dict[str, torch.Tensor]:
-    """Return what the job has exported, fetched as a user would."""
+    """Return the job's exported weights, fetched as a user would."""
     fetched = cli("artifacts", job, "-o", folder / f"{job}-output", "--json")
     assert fetched.code == 0, fetched.stderr
     [file] = [path for path in fetched.json["files"] if path.endswith("model.pt")]
@@ -94,14 +94,14 @@ def weights(cli: Any, job: str, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    """Hold that the weights are the same, bit for bit."""
+    """Assert that the weights are the same, bit for bit."""
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.fixture
 def whole(cli: Any, google_project: Google, folder: Path) -> Whole:
-    """Return what the same job comes to where nothing disturbs it; run once for all tests."""
+    """Return the result of the same job without disturbance; run once for all tests."""
     if not _whole:
         assert cli("submit", "--force", "-y", "--name", "whole", cwd=folder).code == 0
         _whole.append(Whole(losses(cli, "whole"), weights(cli, "whole", folder)))
@@ -116,9 +116,9 @@ def as_script(folder: Path, text: str) -> None:
     (folder / "cloudtrain.yaml").write_text(config[: config.index("training:")] + config[config.index("limits:") :])
 
 
-@pytest.mark.soak  # the tutorial's walk trains a whole task there
-def test_digits_are_read(cli: Any, google_project: Google, tmp_path: Path) -> None:
-    """The README's example on two replicas: 97 % of what it has not seen, and the weights come home."""
+@pytest.mark.soak  # the tutorial's test trains a whole task on Vertex AI
+def test_digits_example_reaches_its_accuracy(cli: Any, google_project: Google, tmp_path: Path) -> None:
+    """The README's example on two replicas: 97 % of unseen samples, and the weights are fetched."""
     shutil.copytree(ROOT / "examples/digits", tmp_path / "digits")
     where = ("project", PROJECT), ("location", REGION), ("staging_bucket", BUCKET)
     more = ("resources.accelerators=null", "resources.spot=false", "budget=null", "env={OMP_NUM_THREADS: '1'}")
@@ -137,7 +137,7 @@ def test_digits_are_read(cli: Any, google_project: Google, tmp_path: Path) -> No
 def test_killed_replica_changes_nothing(
     cli: Any, google_project: Google, folder: Path, wait_until: Any, whole: Whole
 ) -> None:
-    """A machine is lost mid-run and Vertex AI begins all replicas anew, on empty disks: the same weights."""
+    """A machine is lost in mid-run and Vertex AI restarts all replicas, on empty disks: the weights are the same."""
     process = cli.start("submit", "--force", "-y", "--name", "broken", cwd=folder)
     wait_until(lambda: "cloudtrain/checkpoints/broken/latest.json" in google_project.objects(), 120, 0.1)
     google_project.preempt("broken-1", "workerpool1-0")
@@ -148,12 +148,12 @@ def test_killed_replica_changes_nothing(
     [again] = [event for event in events(cli("logs", "broken", "--json", "--raw").stdout, "restart") if event["step"]]
     assert again["step"] >= 10
     assert_equal(weights(cli, "broken", folder), whole.weights)
-    assert losses(cli, "broken").items() <= whole.losses.items()  # a line may die with its machine
+    assert losses(cli, "broken").items() <= whole.losses.items()  # a line may be lost with its machine
     assert len(google_project.jobs()) == 1 + ("whole-1" in {job["display_name"] for job in google_project.jobs()})
 
 
-# Rank 0 alone saves, as most scripts do; without a checkpoint, rank 1 is lost, once what was saved has left: replicas
-# look every 20 s. What is younger may be lost with the replica, on a slow machine each time anew.
+# Rank 0 alone saves, as most scripts do; without a checkpoint, rank 1 is lost after the save was uploaded: replicas
+# scan every 20 s. A younger save may be lost with the replica, on a slow machine repeatedly.
 SAVER = """
 import os, sys, time
 from pathlib import Path
@@ -170,10 +170,10 @@ Path(os.environ["CLOUDTRAIN_OUTPUT_DIR"], f"out-{rank}").write_text("done")
 
 
 @pytest.mark.parametrize("lost", ["machine", pytest.param("rank", marks=pytest.mark.soak)])
-def test_scripts_checkpoints_go_with_it(
+def test_scripts_checkpoints_survive_a_loss(
     cli: Any, google_project: Google, folder: Path, wait_until: Any, lost: str
 ) -> None:
-    """What one node has saved all nodes find after a machine, or a rank, was lost; and the output is fetched."""
+    """After the loss of a machine or a rank, all nodes find the save of one node; the output is fetched."""
     as_script(folder, SAVER)
     process = cli.start("submit", "--force", "-y", "--name", "saves", "--set", f"args=[{lost}]", cwd=folder)
     if lost == "machine":
@@ -181,15 +181,15 @@ def test_scripts_checkpoints_go_with_it(
         google_project.preempt("saves-1", "workerpool0-0")
     shown, said = process.communicate(timeout=200)
     assert process.returncode == 0, shown + said
-    # A start of all may come before the last seconds' files have left: then there is another one.
+    # All replicas may restart before the files of the last seconds were uploaded: then a further restart follows.
     assert (shown.count("found nothing") >= 2, shown.count("found saved")) == (True, 2)
     fetched = cli("artifacts", "saves", "-o", folder / "out", "--json")
     names = {Path(path).name for path in fetched.json["files"] if not Path(path).name.startswith(".")}
     assert names == {"last", "out-0", "out-1"}
 
 
-def test_inputs_are_brought_where_nothing_is_mounted(cli: Any, google_project: Google, folder: Path) -> None:
-    """A folder and a single file of the bucket, copied first where the machine has no /gcs; read there where it has."""
+def test_inputs_are_copied_if_nothing_is_mounted(cli: Any, google_project: Google, folder: Path) -> None:
+    """A folder and a file of the bucket are copied on a machine without /gcs, and read in place with /gcs."""
     google_project.settings(gcs=False)
     google_project.put_object("data/train/a b.txt", b"one")
     google_project.put_object("data/train/sub/c.txt", b"two")
@@ -213,7 +213,7 @@ def test_inputs_are_brought_where_nothing_is_mounted(cli: Any, google_project: G
 
 
 def test_following_twice_shows_every_line_once(cli: Any, google_project: Google, folder: Path, wait_until: Any) -> None:
-    """kill -9 of a submit under a Cloud Logging that stumbles in every way: the next one has all, and the code."""
+    """After kill -9 of a submit under all faults of Cloud Logging, the next follower has all lines, and the code."""
     google_project.settings(log_late_share=0.02, log_late_s=(3, 8), log_duplicate_share=0.02, log_resent_share=0.02)
     google_project.fault("logging.list", "429", every=5)
     google_project.fault("logging.list", "503", every=7)
@@ -239,7 +239,7 @@ def test_following_twice_shows_every_line_once(cli: Any, google_project: Google,
 
 
 def test_prebuilt_image_runs_the_boot_as_a_package(cli: Any, google_project: Google, folder: Path) -> None:
-    """Google's own images take a Python package: the boot is one, and the script runs under it."""
+    """Google's own images accept a Python package: the boot program is one, and starts the script."""
     as_script(folder, "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n")
     image = "image=us-docker.pkg.dev/vertex-ai/training/pytorch-cpu.2-4.py310:latest"
     done = cli("submit", "--force", "-y", "--set", image, cwd=folder)

@@ -1,4 +1,4 @@
-"""Vertex AI: a job's lines out of Cloud Logging, which brings them late, twice, in pieces, and seldom at all."""
+"""Vertex AI: a job's lines from Cloud Logging, which delivers lines late, twice, in pieces, or never."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ACCESS = VertexAccess(PROJECT, REGION)
 
 @dataclass
 class Writer:
-    """Containers of a job that is not executed, as entrypoints/container/log_relay.py writes."""
+    """Containers of a job that is not executed, which write like entrypoints/container/log_relay.py."""
 
     google: Google
     job: str
@@ -42,7 +42,7 @@ class Writer:
         self.google.write_log(self.job, *lines, task=entries.task_of(node))
 
     def end(self, node: int, *, final: bool = True, life: str | None = None) -> None:
-        """Say the container's last word."""
+        """Write the container's end event."""
         life = life or f"life-{node}"
         fields = {"node": node, "final": final, "life": life, "lines": self.counts.get(life, 0)}
         self.google.write_log(self.job, events.format_line("end", "it has ended", fields), task=entries.task_of(node))
@@ -50,7 +50,7 @@ class Writer:
 
 @dataclass
 class Reader:
-    """A reader with its cursor, which each page takes through JSON."""
+    """A reader with its cursor, which each page passes through JSON."""
 
     job: str
     home: Path
@@ -67,7 +67,7 @@ class Reader:
         return found
 
     def until(self, is_enough: Callable[[LogPage], bool], timeout_s: float = 60.0) -> LogPage:
-        """Read on until a page is as wanted."""
+        """Read on until a page meets the condition."""
         end_s = time.monotonic() + timeout_s
         while not is_enough(found := self.page()):
             assert time.monotonic() < end_s, f"{len(self.lines)} lines, the last page {found}"
@@ -81,7 +81,7 @@ class Reader:
 
 @pytest.fixture
 def job(google_project: Google) -> Iterator[str]:
-    """Return the number of a job that runs nothing; feeds of the tests before are gone."""
+    """Return the number of a job without containers; pollers of earlier tests are gone."""
     google_project.settings(execute=False, log_tail_sessions=10)
     follow.forget()
     yield google_project.submit("j", "true", workers=1)
@@ -101,12 +101,12 @@ def reader(job: str, tmp_path: Path) -> Reader:
 
 
 def complete(page: LogPage) -> bool:
-    """Return whether nothing can come any more."""
+    """Return whether no more lines can come."""
     return page.is_clean and page.is_complete
 
 
-def test_ranks_tags_and_ends(writer: Writer, reader: Reader) -> None:
-    """Each line has its node and rank; what containers say of themselves is none of the lines."""
+def test_lines_have_rank_and_node_without_end_events(writer: Writer, reader: Reader) -> None:
+    """Each line has its node and rank; the containers' own end events are no lines."""
     writer.write(0, "a", "b", rank=0)
     writer.write(1, "c", rank=9)
     writer.write(1, "node's own", rank=None)
@@ -122,8 +122,8 @@ def test_ranks_tags_and_ends(writer: Writer, reader: Reader) -> None:
 
 
 @pytest.mark.slow
-def test_late_repeated_and_resent_lines(google_project: Google, writer: Writer, reader: Reader) -> None:
-    """Live, with a third late, repeated, or sent again under another key: each once, and few calls."""
+def test_late_repeated_and_resent_lines_come_once(google_project: Google, writer: Writer, reader: Reader) -> None:
+    """A third of the lines is late, repeated, or sent again under a new key: each appears once, with few calls."""
     google_project.settings(log_late_share=0.15, log_late_s=(1, 4), log_duplicate_share=0.1, log_resent_share=0.1)
 
     def write() -> None:
@@ -146,8 +146,8 @@ def test_late_repeated_and_resent_lines(google_project: Google, writer: Writer, 
 
 
 @pytest.mark.parametrize("pieces", [3, 40])
-def test_cursor_goes_on_in_another_process(writer: Writer, reader: Reader, pieces: int) -> None:
-    """Wherever it was put away: nothing twice, nothing missing, in order."""
+def test_cursor_works_in_a_new_process(writer: Writer, reader: Reader, pieces: int) -> None:
+    """A cursor saved at any moment repeats no line, misses no line, and keeps the order."""
     for piece in range(4):
         writer.write(0, *(f"{piece}-{number}" for number in range(pieces)))
         before = len(reader.lines)
@@ -160,8 +160,8 @@ def test_cursor_goes_on_in_another_process(writer: Writer, reader: Reader, piece
 
 
 @pytest.mark.slow
-def test_faults_of_all_kinds(google_project: Google, writer: Writer, reader: Reader) -> None:
-    """Throttled, unavailable, dropped, cut, with tokens that have run out: it goes on, and misses nothing."""
+def test_faults_of_all_kinds_lose_no_line(google_project: Google, writer: Writer, reader: Reader) -> None:
+    """Throttled, unavailable, dropped, cut, with expired tokens: the reader continues, and misses no line."""
     google_project.fault("logging.list", "429", every=4)
     google_project.fault("logging.list", "503", every=5)
     google_project.fault("logging.list", "drop", every=7)
@@ -183,7 +183,7 @@ def test_faults_of_all_kinds(google_project: Google, writer: Writer, reader: Rea
 
 
 def try_page(reader: Reader) -> LogPage | None:
-    """Read a page, as far as it can be read now."""
+    """Read a page if possible."""
     try:
         return reader.page()
     except UnreachableError:
@@ -192,7 +192,7 @@ def try_page(reader: Reader) -> LogPage | None:
 
 @pytest.mark.slow
 def test_without_a_tail_lists_are_enough(google_project: Google, writer: Writer, reader: Reader) -> None:
-    """Where the tail may not be used, lines come all the same."""
+    """Without permission for the tail, all lines still arrive."""
     google_project.settings(denied=["logging.tail"])
     reader.page()
     for number in range(5):
@@ -203,7 +203,7 @@ def test_without_a_tail_lists_are_enough(google_project: Google, writer: Writer,
 
 @pytest.mark.slow
 def test_tail_brings_lines_between_two_lists(google_project: Google, writer: Writer, reader: Reader) -> None:
-    """With the tail open, lists become rare, and lines come within two seconds."""
+    """With the tail open, lists become rare, and lines arrive within two seconds."""
     reader.until(lambda page: bool(google_project.tails()))
     google_project.clear_journal()
     begin_s = time.monotonic()
@@ -214,8 +214,8 @@ def test_tail_brings_lines_between_two_lists(google_project: Google, writer: Wri
     assert len(google_project.journal("logging.list")) <= 3
 
 
-def test_what_the_tail_leaves_out_the_lists_bring(google_project: Google, writer: Writer, reader: Reader) -> None:
-    """A suppression is told by the tail, and what it has dropped is asked for at once."""
+def test_lines_left_out_by_the_tail_come_from_lists(google_project: Google, writer: Writer, reader: Reader) -> None:
+    """The tail reports a suppression, and the dropped lines are requested at once."""
     reader.until(lambda page: bool(google_project.tails()))
     google_project.suppress(5, "NOT_CONSUMED")
     writer.write(0, *map(str, range(20)))
@@ -225,8 +225,8 @@ def test_what_the_tail_leaves_out_the_lists_bring(google_project: Google, writer
     assert reader.texts(0) == list(map(str, range(20)))
 
 
-def test_long_lines_come_whole(google_project: Google, writer: Writer, reader: Reader) -> None:
-    """What Cloud Logging has split is one line again."""
+def test_long_lines_are_joined(google_project: Google, writer: Writer, reader: Reader) -> None:
+    """A line that Cloud Logging has split is one line again."""
     google_project.settings(log_entry_bytes=1000)
     text = "x" * 2500 + "end"
     google_project.write_log(reader.job, text, task="workerpool0-0")
@@ -235,7 +235,7 @@ def test_long_lines_come_whole(google_project: Google, writer: Writer, reader: R
 
 
 def test_one_pass_reads_all_pages_and_ends(google_project: Google, writer: Writer, reader: Reader) -> None:
-    """`logs` of what is there: page by page, pages that are short or empty too, then it is done without a wait."""
+    """`logs` reads page by page, with short and empty pages, and then ends without a wait."""
     google_project.settings(log_page_cap=40, log_empty_every=3)
     for piece in range(5):
         writer.write(0, *(f"{piece * 50 + number}" for number in range(50)))
@@ -246,8 +246,8 @@ def test_one_pass_reads_all_pages_and_ends(google_project: Google, writer: Write
     assert time.monotonic() - begin_s < 5
 
 
-def test_one_pass_with_the_cursor_of_another_process_asks_once(writer: Writer, reader: Reader) -> None:
-    """A line that was written after the last look of a follower is read at once, not 10 s later."""
+def test_one_pass_with_a_cursor_of_an_earlier_process_asks_once(writer: Writer, reader: Reader) -> None:
+    """A line written after a follower's last poll is read at once, not 10 s later."""
     writer.write(0, "early")
     reader.until(lambda page: bool(reader.lines) and page.is_clean)
     follow.forget()
@@ -257,8 +257,8 @@ def test_one_pass_with_the_cursor_of_another_process_asks_once(writer: Writer, r
     assert reader.texts(0) == ["early", "late"]
 
 
-def test_a_node_alone(writer: Writer, reader: Reader) -> None:
-    """Only the wanted node's lines are asked for; it is complete with that node's end."""
+def test_single_node_is_read_alone(writer: Writer, reader: Reader) -> None:
+    """Only the wanted node's lines are requested; its end completes the log."""
     writer.write(0, "head")
     writer.write(1, "other")
     writer.end(1)
@@ -267,8 +267,8 @@ def test_a_node_alone(writer: Writer, reader: Reader) -> None:
     assert [line.text for line in reader.lines] == ["other"]
 
 
-def test_restarted_container_counts_anew(writer: Writer, reader: Reader) -> None:
-    """After a preemption the same replica has another life, whose lines begin at one."""
+def test_restarted_container_counts_from_one(writer: Writer, reader: Reader) -> None:
+    """After a preemption the same replica has a new container, whose lines begin at one."""
     writer.write(0, "before", life="first")
     writer.end(0, final=False, life="first")
     reader.until(lambda page: bool(reader.lines))
@@ -280,15 +280,15 @@ def test_restarted_container_counts_anew(writer: Writer, reader: Reader) -> None
     assert reader.texts(0) == ["before", "after"]
 
 
-def test_service_and_images_words_are_shown(google_project: Google, writer: Writer, reader: Reader) -> None:
-    """What comes before our container, from the service or the image, has no rank and is not lost."""
+def test_lines_of_service_and_image_are_shown(google_project: Google, writer: Writer, reader: Reader) -> None:
+    """Lines of the service or the image before our container have no rank and are not lost."""
     google_project.write_log(reader.job, "an image's greeting", task="workerpool1-0")
     reader.until(lambda page: bool(reader.texts(1)))
     assert "an image's greeting" in reader.texts(1)
 
 
 def test_several_readers_share_the_calls(google_project: Google, writer: Writer, tmp_path: Path, job: str) -> None:
-    """A follower and one who looks for progress in the same process cost the calls of one."""
+    """A follower and a progress poll in the same process together make the calls of one."""
     one, other = Reader(job, tmp_path), Reader(job, tmp_path, only=frozenset({0}))
     one.page()
     other.page()
@@ -304,7 +304,7 @@ def test_several_readers_share_the_calls(google_project: Google, writer: Writer,
 
 
 def test_calls_stay_below_the_limit(google_project: Google, writer: Writer, reader: Reader) -> None:
-    """Whoever asks and however often: what others of this home have asked counts."""
+    """Calls of all processes of the home folder count, in any number."""
     for _ in range(calls.FOLLOWING):
         assert calls.may_ask(reader.home, PROJECT)
     reader.cursor = {"order": None, "backlog": None, "listed_s": 0.0}
@@ -315,7 +315,7 @@ def test_calls_stay_below_the_limit(google_project: Google, writer: Writer, read
 
 
 def numbered(google: Google, reader: Reader, number: int, age_s: float, node: int = 0) -> None:
-    """Let one line of a container arrive now that was written some time ago."""
+    """Add a container's line now with an earlier time."""
     mark = {"l": f"life-{node}", "n": number, "t": int((time.time() - age_s) * 1000)}
     line = json.dumps({"severity": "INFO", "message": f"[0] {number}", "ct": mark})
     google.write_log(reader.job, line, task=entries.task_of(node), at_s=time.time() - age_s)
@@ -326,10 +326,10 @@ def numbered(google: Google, reader: Reader, number: int, age_s: float, node: in
     [([(2, 14), (3, 0)], (1, 15)), ([(1, 300), (3, 19), (4, 0)], (2, 20)), ([(1, 60), (3, 30), (5, 0)], (2, 31))],
     ids=["the first line", "after a long silence", "one of several"],
 )
-def test_what_is_missing_is_asked_for_where_it_belongs(
+def test_missing_line_is_requested_at_its_place(
     google_project: Google, reader: Reader, before: list[tuple[int, float]], late: tuple[int, float]
 ) -> None:
-    """A line that comes long after its time, without a tail: between its neighbours, however far apart they are."""
+    """A very late line, without a tail, is requested between its neighbours, at any distance."""
     google_project.settings(denied=["logging.tail"])
     for number, age_s in before:
         numbered(google_project, reader, number, age_s)
@@ -339,8 +339,8 @@ def test_what_is_missing_is_asked_for_where_it_belongs(
 
 
 @pytest.mark.slow
-def test_what_never_comes_hides_nothing_else(google_project: Google, reader: Reader) -> None:
-    """With thirty lines that an exclusion filter keeps away, a further one that is late is asked for in its turn."""
+def test_permanent_gap_does_not_block_later_lines(google_project: Google, reader: Reader) -> None:
+    """Thirty lines are lost to an exclusion filter, but a further late line is still requested in its turn."""
     google_project.settings(denied=["logging.tail"])
     for number in range(1, 60, 2):
         numbered(google_project, reader, number, 3000 - number * 40)
@@ -351,8 +351,8 @@ def test_what_never_comes_hides_nothing_else(google_project: Google, reader: Rea
 
 
 @pytest.mark.slow
-def test_replica_that_is_taken_in_later_than_others(google_project: Google, reader: Reader) -> None:
-    """All lines of node 1 come 15 s late and in order, so none is known to be missing: they are shown all the same."""
+def test_replica_whose_lines_are_ingested_late_is_shown(google_project: Google, reader: Reader) -> None:
+    """All lines of node 1 come 15 s late and in order, so no gap is known: the lines are still shown."""
     google_project.settings(denied=["logging.tail"])
     for number in range(1, 9):
         numbered(google_project, reader, number, 0)
@@ -363,8 +363,8 @@ def test_replica_that_is_taken_in_later_than_others(google_project: Google, read
 
 
 @pytest.mark.slow
-def test_newest_life_of_each_node_counts(writer: Writer, reader: Reader) -> None:
-    """Nodes that ended for good and were begun anew all the same are followed on, and complete when all have ended."""
+def test_newest_container_of_each_node_counts(writer: Writer, reader: Reader) -> None:
+    """Nodes that ended and were restarted are followed further; the log is complete when all have ended again."""
     for node in (0, 1):
         writer.write(node, "before", life=f"first-{node}")
         writer.end(node, life=f"first-{node}")
@@ -379,8 +379,8 @@ def test_newest_life_of_each_node_counts(writer: Writer, reader: Reader) -> None
     reader.until(complete, 20)
 
 
-def test_follower_keeps_to_its_calls_in_a_backlog(google_project: Google, writer: Writer, reader: Reader) -> None:
-    """Who will stay may not take what others need, however much there is to read at first."""
+def test_follower_keeps_its_limit_in_a_backlog(google_project: Google, writer: Writer, reader: Reader) -> None:
+    """A follower leaves calls to further readers, even with a large backlog."""
     google_project.settings(log_page_cap=20)
     for piece in range(10):
         writer.write(0, *(f"{piece}-{number}" for number in range(100)))
@@ -389,8 +389,8 @@ def test_follower_keeps_to_its_calls_in_a_backlog(google_project: Google, writer
     assert len(google_project.journal("logging.list")) <= calls.FOLLOWING
 
 
-def test_refusal_is_honoured_everywhere(google_project: Google, writer: Writer, reader: Reader) -> None:
-    """After a 429 nothing is asked for a while, in the backlog too."""
+def test_refused_call_pauses_all_calls(google_project: Google, writer: Writer, reader: Reader) -> None:
+    """After a 429 no call is made for a while, in the backlog too."""
     google_project.fault("logging.list", "429")
     writer.write(0, "x")
     for _ in range(10):
@@ -398,8 +398,8 @@ def test_refusal_is_honoured_everywhere(google_project: Google, writer: Writer, 
     assert len(google_project.journal("logging.list")) == 1
 
 
-def test_clock_that_steps_back_turns_nothing_round(google_project: Google, reader: Reader) -> None:
-    """A machine's clock is set shortly after its start: its own order is the lines' numbers."""
+def test_clock_that_steps_back_changes_no_order(google_project: Google, reader: Reader) -> None:
+    """A machine's clock is set shortly after its start: the order is by the lines' numbers."""
     now_ms = int(time.time() * 1000)
     for number, stepped in ((1, 0), (2, 3000)):
         mark = {"l": "l", "n": number, "t": now_ms - stepped}

@@ -1,4 +1,4 @@
-"""Vertex AI: what a reader of Cloud Logging remembers, so that every line comes once and in its turn."""
+"""Vertex AI: the memory of a reader of Cloud Logging, so that every line appears once and in order."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BOTH = frozenset({0, 1})
 
 
 def line(number: int, node: int = 0, life: str = "a", copy: int = 0) -> LogEntry:
-    """Return a container's line of that number; a `copy` has another key."""
+    """Return a container's line with the number; a `copy` has a different key."""
     return LogEntry(f"{life}{number}-{copy}", node, float(number), float(number), f"{life} {number}", 0, life, number)
 
 
 def end(count: int, node: int = 0, life: str = "a", *, final: bool = True) -> LogEntry:
-    """Return a container's last word."""
+    """Return a container's end event."""
     own = {"e": "end", "node": node, "final": final, "life": life, "lines": count}
     return LogEntry(f"end {life}", node, float(count), float(count), "", own=own)
 
@@ -35,8 +35,8 @@ def texts(found: list[Any]) -> list[str]:
 
 @settings(max_examples=300, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 60), st.integers(1, 3))
-def test_every_line_once_in_any_order_of_coming(chance: random.Random, count: int, lives: int) -> None:
-    """However lines come - late, twice, under other keys - and wherever the cursor was put away: each once."""
+def test_every_line_comes_once_in_any_order_of_arrival(chance: random.Random, count: int, lives: int) -> None:
+    """Lines may arrive late, twice or under new keys, and the cursor be saved anywhere: each line appears once."""
     sent = [line(n, life % 2, str(life), copy) for life in range(lives) for n in range(1, count + 1) for copy in (0, 1)]
     sent += [end(count, life % 2, str(life)) for life in range(lives)]
     chance.shuffle(sent)
@@ -52,8 +52,8 @@ def test_every_line_once_in_any_order_of_coming(chance: random.Random, count: in
     assert (reader.is_complete(nodes), reader.gaps(nodes), reader.is_holding) == (True, [], False)
 
 
-def test_a_line_waits_for_those_before_it_for_a_moment() -> None:
-    """Two that have changed places are put right; one that is missing holds the others up no longer than HOLD_S."""
+def test_line_waits_a_moment_for_earlier_lines() -> None:
+    """Two swapped lines are put in order; a missing line delays later lines by at most HOLD_S."""
     reader = Order()
     assert texts(reader.take([line(2), line(1), line(4)], 10.0)) == ["a 1", "a 2"]
     assert reader.is_holding
@@ -64,8 +64,8 @@ def test_a_line_waits_for_those_before_it_for_a_moment() -> None:
     assert reader.gaps(BOTH) == []
 
 
-def test_what_is_missing_behind_the_last_line_is_known() -> None:
-    """A container says how many lines it had: its last ones cannot be lost unseen."""
+def test_gap_after_the_last_line_is_known() -> None:
+    """A container reports its number of lines, so lost last lines are noticed."""
     reader = Order()
     reader.take([line(1), end(3)], 0.0)
     assert not reader.is_complete(frozenset({0}))
@@ -75,8 +75,8 @@ def test_what_is_missing_behind_the_last_line_is_known() -> None:
     assert not reader.is_complete(BOTH)
 
 
-def test_a_life_that_another_follows_is_not_the_last() -> None:
-    """A container that was preempted says that it is not the end; its lines and its successor's do not mix."""
+def test_end_of_a_replaced_container_is_not_the_last() -> None:
+    """A preempted container's end is not final; its lines and its successor's do not mix."""
     reader = Order()
     reader.take([line(1), end(1, final=False)], 0.0)
     assert not reader.is_complete(frozenset({0}))
@@ -84,8 +84,8 @@ def test_a_life_that_another_follows_is_not_the_last() -> None:
     assert reader.is_complete(frozenset({0}))
 
 
-def test_of_a_job_that_is_over_any_end_is_the_last() -> None:
-    """A container that saved and left, as another might take over, has none to follow it where the job has ended."""
+def test_any_end_is_the_last_after_the_job() -> None:
+    """A container that saved and left, as before a restart, has no successor if the job has ended."""
     reader = Order()
     reader.take([line(1), end(1, final=False)], 0.0)
     assert not reader.is_complete(frozenset({0}))
@@ -93,14 +93,14 @@ def test_of_a_job_that_is_over_any_end_is_the_last() -> None:
 
 
 def test_memory_does_not_grow_with_a_gap() -> None:
-    """With a line that never comes and many after it, the many are given out."""
+    """If a line never arrives and many follow, the later lines are returned."""
     reader = Order()
     found = reader.take([line(n) for n in range(2, MOST_HELD + 10)], 0.0)
     assert len(found) == MOST_HELD + 8
 
 
-def test_lines_without_numbers_are_told_apart_by_their_keys() -> None:
-    """The service's own words, and what an image prints before us."""
+def test_lines_without_numbers_differ_by_their_keys() -> None:
+    """Lines of the service, and output of an image before our program, have no numbers."""
     reader = Order()
     one, other = (LogEntry(key, 0, 5.0, 5.0, "the same words") for key in ("k1", "k2"))
     assert len(reader.take([one, other, one], 0.0)) == 2
@@ -127,8 +127,8 @@ RESOURCE = {"labels": {"job_id": "1", "task_name": "workerpool1-2"}}
     ],
     ids=str,
 )
-def test_line_of_an_entry(payload: dict[str, Any], expected: tuple[Any, ...]) -> None:
-    """Whether Cloud Logging has read the object or kept its text; and what is not of ours."""
+def test_entry_becomes_a_line(payload: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    """Cloud Logging may parse the object or keep its text, and foreign entries have no rank."""
     raw = {"timestamp": "1970-01-01T00:00:02.500000001Z", "insertId": "i", "resource": RESOURCE, **payload}
     found = entries.of_json(raw)
     assert (found.text, found.rank, found.life, found.number, pytest.approx(found.time_s)) == expected
@@ -136,7 +136,7 @@ def test_line_of_an_entry(payload: dict[str, Any], expected: tuple[Any, ...]) ->
 
 
 def test_split_entries_are_one_line() -> None:
-    """A line over 256 KiB comes in parts, in any order and over pages."""
+    """A line over 256 KiB arrives in parts, in any order and over pages."""
     parts: dict[str, dict[str, str]] = {}
 
     def part(index: int, text: str) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def test_split_entries_are_one_line() -> None:
 
 
 def test_calls_are_counted_over_processes(tmp_path: Any) -> None:
-    """No more than so many a minute, whoever asks; another project's are others."""
+    """All processes together make the given number of calls a minute; a second project counts apart."""
     assert [calls.may_ask(tmp_path, "p", 3) for _ in range(5)] == [True, True, True, False, False]
     assert calls.may_ask(tmp_path, "q", 3)
     [file, _] = sorted(tmp_path.iterdir())
@@ -157,8 +157,8 @@ def test_calls_are_counted_over_processes(tmp_path: Any) -> None:
     assert calls.may_ask(tmp_path, "p", 3)
 
 
-def test_nodes_and_replicas() -> None:
-    """Pool 0 is the head, pool 1 the others; service messages count as the head's."""
+def test_nodes_map_to_replicas() -> None:
+    """Pool 0 is the leader, pool 1 has the remaining nodes; service messages count as the leader's."""
     assert [entries.node_of(entries.task_of(node)) for node in range(4)] == [0, 1, 2, 3]
     assert [entries.node_of(task) for task in ("service", "", "workerpool2-0")] == [0, 0, 0]
-    assert order.HOLD_S < 4  # of the promise that half of all lines are shown within four seconds
+    assert order.HOLD_S < 4  # half of all lines must appear within four seconds

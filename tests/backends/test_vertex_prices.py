@@ -1,4 +1,4 @@
-"""What a Vertex AI machine costs: the rules, the table's prices in a plan, and Google's own list."""
+"""The price of a Vertex AI machine: the rules, the table's prices in a plan, and Google's own list."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Get = Callable[[str, dict[str, str]], dict[str, Any]]
 
 
 def sku(description: str, usd: float, unit: str = "h", **changes: Any) -> dict[str, Any]:
-    """Return a SKU as the catalogue has it."""
+    """Return a SKU in the catalogue's format."""
     units, nanos = divmod(round(usd * 1e9), 10**9)
     price = {"currencyCode": "USD", "units": str(units), "nanos": nanos}
     expression = {"usageUnit": unit, "tieredRates": [{"startUsageAmount": 0, "unitPrice": price}]}
@@ -65,7 +65,7 @@ BILL_DISK_USD = 0.53561644  # 2,000 GB of pd-ssd
 
 
 def served(compute_engine: list[dict[str, Any]], vertex: list[dict[str, Any]], page: int = 5000) -> Get:
-    """Return a getter that answers with these, a page at a time."""
+    """Return a getter that answers with these SKUs, one page at a time."""
 
     def get(path: str, query: dict[str, str]) -> dict[str, Any]:
         assert query["currencyCode"] == "USD"
@@ -78,12 +78,12 @@ def served(compute_engine: list[dict[str, Any]], vertex: list[dict[str, Any]], p
 
 
 def priced(get: Get, machine_type: str, kind: Any, *attached: Any) -> listprices.Price:
-    """Return the machine's price of the list that the getter gives."""
+    """Return the machine's price from the getter's list."""
     return listprices.assemble(listprices.catalogue(get, REGION), machine_type, kind, *attached)
 
 
-def test_fee_is_of_the_price_on_demand() -> None:
-    """Inside a STANDARD price; on top of the reduced one of the other kinds, whose reduction does not reach it."""
+def test_fee_is_a_share_of_the_price_on_demand() -> None:
+    """STANDARD prices include the fee; reduced prices add the fee of the full price."""
     assert prices.standard_usd(4 * 0.031611 + 15 * 0.004237) == pytest.approx(0.21849885, abs=1e-9)
     assert prices.with_fee_usd(4.2008, 9.79655) == pytest.approx(5.670, abs=5e-4)
     assert prices.disk_hourly("pd-ssd", 2000) == pytest.approx(BILL_DISK_USD, abs=1e-6)
@@ -92,7 +92,7 @@ def test_fee_is_of_the_price_on_demand() -> None:
 
 @given(st.floats(0.01, 500), st.floats(0, 1))
 def test_fee_makes_no_kind_dearer_than_standard(on_demand: float, share: float) -> None:
-    """And none cheaper than the fee alone, however little the machine itself costs."""
+    """No kind is cheaper than the fee alone, for any price of the machine."""
     price = prices.with_fee_usd(on_demand * share, on_demand)
     assert on_demand * prices.FEE <= price <= prices.standard_usd(on_demand) * (1 + 1e-12)
 
@@ -106,8 +106,8 @@ def test_fee_makes_no_kind_dearer_than_standard(on_demand: float, share: float) 
         ("reservation", 33.795142, "list price of 2026-07-30 x 1.15, on demand: a reservation costs as much"),
     ],
 )
-def test_plan_has_the_kinds_price_and_its_origin(kind: Any, usd: float, source: str) -> None:
-    """Of flex start no price is in the table: the one on demand stands for it, and says that it is a bound."""
+def test_plan_has_the_kinds_price_and_its_source(kind: Any, usd: float, source: str) -> None:
+    """The table has no flex-start price: the price on demand counts as an upper bound, and the source says so."""
     machine = catalog.by_type("vertex", "a2-highgpu-8g", REGION)
     assert machine is not None
     found, words, *_ = prices.hourly(machine, kind)
@@ -116,8 +116,8 @@ def test_plan_has_the_kinds_price_and_its_origin(kind: Any, usd: float, source: 
     assert source in words
 
 
-def test_plan_tells_a_quoted_price_from_a_derived_one() -> None:
-    """Google's page has n1-standard-4's."""
+def test_plan_distinguishes_quoted_and_derived_prices() -> None:
+    """Google's page lists the price of n1-standard-4."""
     machine = catalog.by_type("vertex", "n1-standard-4", REGION)
     assert machine is not None
     assert prices.hourly(machine, "standard")[:2] == (0.21849885, "n1-standard-4, list price of 2026-10-07, on demand")
@@ -128,7 +128,7 @@ def test_plan_tells_a_quoted_price_from_a_derived_one() -> None:
     ("machine", "words"),
     [
         (Machine("a4-highgpu-8g", "B200", 8), "no price of a4-highgpu-8g"),
-        # The host's own price is in the table, and would be taken for that of both.
+        # The table has the host's price alone, which must not count for both.
         (
             Machine("n1-standard-4", "NVIDIA_TESLA_T4", 2, {"on_demand": Rate(0.22, "2026", "list")}),
             "with 2 x NVIDIA_TESLA_T4",
@@ -136,15 +136,15 @@ def test_plan_tells_a_quoted_price_from_a_derived_one() -> None:
     ],
 )
 def test_unknown_price_is_none(machine: Machine, words: str, kind: Any) -> None:
-    """Never 0, and never a part of it; with the key to set."""
+    """The price is never 0 and never partial; the message names the key to set."""
     found, said, *_ = prices.hourly(machine, kind)
     assert found is None
     assert words in said
     assert "set vertex.price_per_hour" in said
 
 
-def test_spot_without_a_price_of_its_own_is_bounded() -> None:
-    """By the one on demand."""
+def test_spot_without_its_own_price_is_bounded() -> None:
+    """The bound is the price on demand."""
     machine = Machine("g9-standard-4", "L9", 1, {"on_demand": Rate(2.5, "2026-11-01", "list")})
     found, words, *_ = prices.hourly(machine, "spot")
     assert (found, "an upper bound" in words) == (2.5, True)
@@ -153,8 +153,8 @@ def test_spot_without_a_price_of_its_own_is_bounded() -> None:
 @pytest.mark.parametrize(
     ("kind", "billed_usd"), [("standard", 101.5429684 - BILL_DISK_USD), ("flex_start", 52.0306163 - BILL_DISK_USD)]
 )
-def test_bill_is_met_both_ways(kind: Any, billed_usd: float) -> None:
-    """By Vertex's own prices, and by the rule from Compute Engine's alone: to a hundredth of a cent an hour."""
+def test_both_rules_match_the_bill(kind: Any, billed_usd: float) -> None:
+    """Vertex's own prices, and the rule on Compute Engine's, match the bill to 0.01 cent an hour."""
     found = priced(served(BILL_COMPUTE_ENGINE, BILL_VERTEX), "a3-highgpu-8g", kind)
     assert found.total_usd == pytest.approx(billed_usd, abs=1e-4)
     assert found.other_usd == pytest.approx(billed_usd, rel=1e-5)
@@ -164,15 +164,15 @@ def test_bill_is_met_both_ways(kind: Any, billed_usd: float) -> None:
     assert "Compute Engine" in alone.rule
 
 
-def test_reservation_costs_as_on_demand_with_its_disks() -> None:
-    """Compute Engine bills the machine with its local disks; Vertex's fee leaves these out."""
+def test_reservation_costs_as_on_demand_with_disks() -> None:
+    """Compute Engine bills the machine with its local disks; Vertex's fee excludes the disks."""
     found = priced(served(BILL_COMPUTE_ENGINE, BILL_VERTEX), "a3-highgpu-8g", "reservation")
     assert found.total_usd == pytest.approx(88.49 + 13.1749616, abs=1e-3)
     assert sum(part.usd for part in found.parts if "Local Storage" in part.description) == pytest.approx(0.657534)
 
 
-def test_both_ways_that_differ_are_told() -> None:
-    """Where Vertex's accelerator price had no fee in it, a budget would count with the higher of both."""
+def test_difference_of_both_rules_is_reported() -> None:
+    """If Vertex's accelerator price had no fee, a budget would use the higher of both."""
     vertex = [sku(f"{ON}NVIDIA H100 80GB in Iowa", 9.79655057), *BILL_VERTEX[1:]]
     found = priced(served(BILL_COMPUTE_ENGINE, vertex), "a3-highgpu-8g", "standard")
     assert found.difference == pytest.approx(0.1317, abs=1e-3)
@@ -212,8 +212,8 @@ TRAPS_VERTEX = [
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 40))
-def test_no_trap_of_the_catalogue_is_taken(shuffled: random.Random, page: int) -> None:
-    """In whatever order and on however many pages Google lists them."""
+def test_no_misleading_sku_is_used(shuffled: random.Random, page: int) -> None:
+    """The result is the same for any order and any number of pages."""
     compute_engine, vertex = [*BILL_COMPUTE_ENGINE, *TRAPS], [*BILL_VERTEX, *TRAPS_VERTEX]
     shuffled.shuffle(compute_engine)
     shuffled.shuffle(vertex)
@@ -232,7 +232,7 @@ _USD = st.floats(0.0001, 20).map(lambda usd: round(usd, 9))
 
 @given(_USD, _USD, _USD, st.sampled_from([1, 2, 4]))
 def test_machine_is_the_sum_of_its_parts(core: float, ram: float, card: float, count: int) -> None:
-    """vCPUs, GiB and attached cards, each times its own price, whole dollars and billionths."""
+    """vCPUs, GiB and attached cards each count with their own price, in whole dollars and billionths."""
     listed = [
         sku("N1 Predefined Instance Core running in Americas", core),
         sku("N1 Predefined Instance Ram running in Americas", ram, "GiBy.h"),
@@ -245,8 +245,8 @@ def test_machine_is_the_sum_of_its_parts(core: float, ram: float, card: float, c
     assert found.total_usd == pytest.approx(1.15 * (8 * core + 52 * ram + count * card), abs=2e-6)
 
 
-def test_a100_of_40_is_not_that_of_80() -> None:
-    """The one's name begins the other's."""
+def test_a100_of_40_gb_differs_from_80_gb() -> None:
+    """The name of the 40 GB card is the beginning of the other name."""
     listed = [
         sku("A2 Instance Core running in Americas", 0.031611),
         sku("A2 Instance Ram running in Americas", 0.004237, "GiBy.h"),
@@ -282,7 +282,7 @@ PRICED = [row["instance_type"] for row in catalog.rows("vertex") if row["region"
 
 @pytest.mark.parametrize("machine_type", [name for name in PRICED if not name.startswith(("a3-ultra", "a4"))])
 def test_parts_make_the_tables_price(machine_type: str) -> None:
-    """What each type is made of is written down twice, here and in the price table's source: both give the same.
+    """The parts of each type are in this code and in the price table's source: both give the same price.
 
     The table counts local disks into the fee and into STANDARD jobs: up to 1 % more than a bill.
     """
@@ -294,8 +294,8 @@ def test_parts_make_the_tables_price(machine_type: str) -> None:
     assert machine.hourly_usd * 0.99 < priced(get, machine_type, "standard").total_usd < machine.hourly_usd * 1.001
 
 
-def test_slice_is_the_whole_machine() -> None:
-    """Of A4 Google lists one price for a GPU with its share of everything, and tags the spot one as OnDemand."""
+def test_slice_price_is_for_the_whole_machine() -> None:
+    """For A4 Google lists a price for a GPU with its share of the machine, and tags spot as OnDemand."""
     listed = [
         sku("A4 Nvidia B200 (1 gpu slice) running in Americas", 16.11),
         sku(
@@ -310,7 +310,7 @@ def test_slice_is_the_whole_machine() -> None:
 
 
 def test_a3_mega_has_three_names_for_its_card() -> None:
-    """Plus on demand, Mega in the others, in two orders; and local disks as a3-highgpu-8g."""
+    """The card is Plus on demand, and Mega otherwise, in two word orders; local disks equal a3-highgpu-8g's."""
     listed = [
         sku("Nvidia H100 80GB Plus GPU running in Americas", 10.344276),
         sku("Nvidia H100 Mega 80GB GPU attached to DWS Defined Duration VMs running in Americas", 4.423936),
@@ -334,15 +334,15 @@ def test_a3_mega_has_three_names_for_its_card() -> None:
         assert total == pytest.approx(8 * card + host + disks + 0.15 * on_demand, abs=1e-5)
 
 
-def test_part_for_nothing_is_not_listed() -> None:
-    """Some entries hold a place at 0 USD: a machine with free cards would be the cheapest of all."""
+def test_part_at_0_usd_is_not_listed() -> None:
+    """Some entries are placeholders at 0 USD: a machine with free cards would seem the cheapest."""
     listed = [sku("Nvidia H100 80GB GPU running in Americas", 0.0), *BILL_COMPUTE_ENGINE[1:]]
     with pytest.raises(listprices.NotListed, match="`h100 80gb`"):
         priced(served(listed, []), "a3-highgpu-8g", "standard")
 
 
-def test_units_and_tiers() -> None:
-    """Memory by the decimal gigabyte is counted in GiB; of tiers the last is the price, of prices over time, too."""
+def test_units_and_tiers_are_converted() -> None:
+    """Memory in decimal gigabytes is converted to GiB; the last tier counts, and the latest price."""
     first = sku("E2 Instance Core running in Americas", 0.02)
     old, new = first["pricingInfo"][0], sku("", 0.03)["pricingInfo"][0]
     new["pricingExpression"]["tieredRates"].insert(0, {"startUsageAmount": 0, "unitPrice": {"units": "0", "nanos": 0}})
@@ -354,8 +354,8 @@ def test_units_and_tiers() -> None:
     assert found.effective_time == "2026-11-01T00:00:00Z"
 
 
-def test_of_two_prices_the_higher_counts() -> None:
-    """Too little would break a budget."""
+def test_higher_of_two_prices_counts() -> None:
+    """A price that is too low would break a budget."""
     twice = [*BILL_COMPUTE_ENGINE, sku("Nvidia H100 80GB GPU running in Iowa", 9.9)]
     for listed in (twice, twice[::-1]):
         found = priced(served(listed, []), "a3-highgpu-8g", "standard")
@@ -367,7 +367,7 @@ def test_missing_part_is_no_price(lacking: int) -> None:
     """A machine without its cards, or without its memory, would look cheap."""
     listed = [one for place, one in enumerate(BILL_COMPUTE_ENGINE) if place != lacking]
     found = listprices.catalogue(served(listed, []), REGION)
-    # The fee needs the prices on demand, a STANDARD job no disks, flex start its own price of everything.
+    # The fee needs the prices on demand, a STANDARD job no disks, flex start its own price of every part.
     lacks: list[Any] = ["standard", "flex_start", "reservation"] if lacking < 3 else ["flex_start"]
     for kind in ["reservation"] if lacking == 3 else lacks:
         with pytest.raises(listprices.NotListed, match="Google lists no"):
@@ -376,13 +376,13 @@ def test_missing_part_is_no_price(lacking: int) -> None:
 
 @pytest.mark.parametrize("name", ["g2-standard-5", "g4-standard-24", "x9-mega-8", "m1-ultramem-40", "", "n1-standard-"])
 def test_machine_of_unknown_parts_is_refused(name: str) -> None:
-    """Rather than priced by a guess."""
+    """The price is not guessed."""
     with pytest.raises(listprices.NotListed, match="is not known here"):
         priced(served(PARTS, BILL_VERTEX), name, "standard")
 
 
-def test_answer_of_no_sense_is_refused() -> None:
-    """Another currency than the one asked for, prices of another form, and pages without an end."""
+def test_invalid_answer_is_refused() -> None:
+    """A wrong currency, prices in an unknown form, and endless pages raise ValueError."""
     euros = sku("A3 Instance Core running in Americas", 1.0)
     euros["pricingInfo"][0]["pricingExpression"]["tieredRates"][0]["unitPrice"]["currencyCode"] = "EUR"
     with pytest.raises(ValueError, match="EUR, not USD"):
@@ -397,7 +397,7 @@ def test_answer_of_no_sense_is_refused() -> None:
 @pytest.mark.parametrize("region", ["us-central1", "europe-west4"])
 @pytest.mark.parametrize("page", [7, 5000])
 def test_list_is_read_over_http(region: str, page: int) -> None:
-    """Every machine of the stand-in's list, in every kind, over all its pages: as that adds it up by itself."""
+    """Every machine of the stand-in's list, in every kind, over all pages, has the stand-in's own sum."""
     (route,) = (route for route in billing.ROUTES if route.name == "billing.skus")
     world = SimpleNamespace(settings=billing.BillingSettings(sku_page_size=page))
 

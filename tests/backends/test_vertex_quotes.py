@@ -14,20 +14,20 @@ from doubles.google.handle import BUCKET, PROJECT, REGION, Google
 
 @pytest.fixture(autouse=True)
 def region(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Name the region as Google's own tools are told."""
+    """Set the region by the variable of Google's own tools."""
     monkeypatch.setenv("GOOGLE_CLOUD_LOCATION", REGION)
 
 
 def refreshed(vertex: Any, *more: str, code: int = 0) -> dict[tuple[str, str], Any]:
-    """Return what the command has read, by type and kind."""
+    """Return the prices that the command has read, by type and kind."""
     done = vertex("prices", "refresh", "--backend", "vertex", "--json", *more)
     assert done.code == code, done.stderr
     assert "itself failed" not in done.stderr
     return {(one["instance_type"], one["kind"]): one for one in done.json["prices"]}
 
 
-def test_machines_are_summed_up_in_every_way(vertex: Any, google: Google) -> None:
-    """As the stand-in adds them up by itself, by units and billionths, whatever the page's size; CPU types, too."""
+def test_machines_are_summed_for_every_kind(vertex: Any, google: Google) -> None:
+    """The sums equal the stand-in's, in units and billionths, for any page size; CPU types are included."""
     google.settings(sku_page_size=9)
     names = ["a3-highgpu-8g", "e2-standard-4", "n1-standard-8 + 2 x NVIDIA_TESLA_T4"]
     found = refreshed(vertex, *(f"--type={name}" for name in names))
@@ -43,8 +43,8 @@ def test_machines_are_summed_up_in_every_way(vertex: Any, google: Google) -> Non
     assert found["a3-highgpu-8g", "spot"]["derived"] is False
 
 
-def test_plan_counts_with_what_was_read(vertex: Any, google: Google, tmp_path: Path) -> None:
-    """The T4s that the table does not know, in the way that is asked for."""
+def test_plan_uses_refreshed_prices(vertex: Any, google: Google, tmp_path: Path) -> None:
+    """The table lacks T4s; the plan uses the price of the requested kind."""
     (tmp_path / "loop.py").write_text("print('x')\n")
     block = {"project": PROJECT, "location": REGION, "staging_bucket": BUCKET}
     config = {"name": "j", "backend": "vertex", "script": "loop.py", "vertex": block}
@@ -62,8 +62,8 @@ def test_plan_counts_with_what_was_read(vertex: Any, google: Google, tmp_path: P
 
 
 @pytest.mark.parametrize(("name", "why"), [("x9-mega-8", "is not known here"), ("g4-standard-48", "lists no")])
-def test_what_is_no_price_says_why(vertex: Any, google: Google, name: str, why: str) -> None:
-    """A machine of unknown parts, or one that Google lists not."""
+def test_missing_price_gives_a_reason(vertex: Any, google: Google, name: str, why: str) -> None:
+    """The machine has unknown parts, or Google does not list the machine."""
     found = refreshed(vertex, "--type", name, code=3)
     assert [one["usd_per_hour"] for one in found.values()] == [None]
     assert why in found[name, "on_demand"]["reason"]
@@ -78,27 +78,27 @@ def test_what_is_no_price_says_why(vertex: Any, google: Google, name: str, why: 
         ("403", 4, "Cloud Billing API"),
     ],
 )
-def test_list_that_cannot_be_read_is_told(vertex: Any, google: Google, fault: str, code: int, why: str) -> None:
-    """In one row, with the code; once is no matter for what is busy."""
+def test_unreadable_list_is_reported(vertex: Any, google: Google, fault: str, code: int, why: str) -> None:
+    """One row has the reason, and the exit code follows; a single busy answer is retried."""
     google.fault("billing.skus", fault)
     found = refreshed(vertex, code=code)
     assert why in found["", "on_demand"]["reason"]
 
 
-def test_other_currency_is_no_price(vertex: Any, google: Google) -> None:
-    """Of whatever account."""
+def test_foreign_currency_is_no_price(vertex: Any, google: Google) -> None:
+    """The rule holds for any account."""
     google.settings(sku_currency="EUR")
     assert "in EUR, not USD" in refreshed(vertex, code=7)["", "on_demand"]["reason"]
 
 
-def test_expired_login_is_told(vertex: Any, google: Google) -> None:
-    """With what to do."""
+def test_expired_login_is_reported(vertex: Any, google: Google) -> None:
+    """The reason has the remedy."""
     google.fault("billing.skus", "UNAUTHENTICATED")
     assert "gcloud auth" in refreshed(vertex, code=4)["", "on_demand"]["reason"]
 
 
 def test_project_and_region_are_needed(vertex: Any, google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Google asks on whose account a login reads."""
+    """Google needs the project that a login reads for."""
     monkeypatch.delenv("GOOGLE_CLOUD_PROJECT")
     reason = refreshed(vertex, "--region", REGION, code=3)["", "on_demand"]["reason"]
     assert "no Google Cloud project" in reason

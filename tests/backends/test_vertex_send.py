@@ -1,4 +1,4 @@
-"""Sending to Vertex AI, through the command and Google's own clients: one job whatever happens on the way."""
+"""Submits to Vertex AI with the command and Google's own clients: always a single job, despite any fault."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECRET, TOKEN = ("--set", "secrets=[TOKEN]"), {"TOKEN": "sesame-open"}
 
 @pytest.fixture(autouse=True)
 def jobs_never_end(google_project: Google) -> None:
-    """Start nothing: a job stays as it is until the test moves it."""
+    """Start no container: a job keeps its state until the test changes the state."""
     google_project.settings(execute=False)
 
 
@@ -48,19 +48,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def active(google: Google) -> list[str]:
-    """Return the names of the jobs that are not over, nor about to be."""
+    """Return the names of the jobs that have neither ended nor begun to end."""
     over = ("SUCCEEDED", "FAILED", "CANCELLED", "CANCELLING")
     return [job["display_name"] for job in google.jobs() if job["state"].removeprefix("JOB_STATE_") not in over]
 
 
 def body_of(google: Google, job: str) -> dict[str, Any]:
-    """Return the job as the service has it."""
+    """Return the job in the service's form."""
     found: dict[str, Any] = google.job(job)["body"]
     return found
 
 
 def order_of(google: Google, job: str, attempt: int = 1) -> dict[str, Any]:
-    """Return what the job's replicas are to do."""
+    """Return the order for the job's replicas."""
     found: dict[str, Any] = json.loads(google.object(f"cloudtrain/jobs/{job}/attempt-{attempt}/order.json") or "")
     return found
 
@@ -71,15 +71,15 @@ def fences(body: dict[str, Any]) -> set[str]:
 
 
 def end(google: Google, job: str) -> None:
-    """End the job, after both its containers' last words."""
+    """End the job, after the end events of both containers."""
     for node in range(2):
         fields = {"node": node, "final": True, "life": f"life-{node}", "lines": 0}
         google.write_log(job, events.format_line("end", "it has ended", fields), task=f"workerpool{node}-0")
     google.end(job)
 
 
-def test_what_is_sent_is_the_dry_run(vertex: Any, folder: Path, google: Google, tmp_path: Path) -> None:
-    """But for the job's own name, the owner, the mark and the token; the code is uploaded once."""
+def test_request_equals_the_dry_run(vertex: Any, folder: Path, google: Google, tmp_path: Path) -> None:
+    """Only name, owner, mark and token differ; the code is uploaded once."""
     written = tmp_path / "written"
     dry = yaml.safe_load(vertex("submit", "--dry-run", "-o", written, cwd=folder).stdout)
     planned = json.loads((written / "order.json").read_text())
@@ -89,7 +89,7 @@ def test_what_is_sent_is_the_dry_run(vertex: Any, folder: Path, google: Google, 
     own = {"cloudtrain_run": "one-1", "cloudtrain_job": "one", "cloudtrain_owner": body["labels"]["cloudtrain_owner"]}
     assert body["labels"] == {**dry["labels"], **own}
     assert {**order, "job": "", "fence": "", "token": ""}.keys() - {"token", "sent_s", "record"} == planned.keys()
-    # Its own clock begins after the image was fetched, which the hour may count; what is not gone of it comes back.
+    # The job's own clock begins after the fetch of the image, which the hour may include; the unused rest is returned.
     assert abs(time.time() - order["sent_s"]) < 60
     assert (order["job"], order["run"], order["max_duration_s"]) == ("one", planned["run"], 3600 - 300)
     commands = [pool["containerSpec"]["command"] for spec in (body, dry) for pool in spec["jobSpec"]["workerPoolSpecs"]]
@@ -103,8 +103,8 @@ def test_what_is_sent_is_the_dry_run(vertex: Any, folder: Path, google: Google, 
     assert len(google.journal("jobs.create")) == 2
 
 
-def test_code_that_another_uploads_meanwhile_is_left(google_project: Google, tmp_path: Path) -> None:
-    """Both have the same bytes, or one of them has no right to the name."""
+def test_code_uploaded_by_a_second_submit_is_kept(google_project: Google, tmp_path: Path) -> None:
+    """Both submits have the same bytes, or one of them has no right to the name."""
     path = tmp_path / "code"
     path.write_bytes(b"mine")
     uri = google_project.put_object("code", b"theirs")
@@ -112,8 +112,8 @@ def test_code_that_another_uploads_meanwhile_is_left(google_project: Google, tmp
     assert google_project.object("code") == b"theirs"
 
 
-def test_nothing_of_the_sdk_is_on_the_screen(cli: Any, folder: Path, google_project: Google) -> None:
-    """No warning, no log line, from a process that has just imported it all; and what to do next."""
+def test_sdk_prints_nothing(cli: Any, folder: Path, google_project: Google) -> None:
+    """A process with a fresh import prints no warning and no log line, but the next commands."""
     done = cli(*SUBMIT, "--name", "one", cwd=folder)
     assert (done.code, done.stdout) == (0, "")
     assert "sent: one\n  follow it   cloudtrain logs -f one\n  stop it     cloudtrain stop one\n" in done.stderr
@@ -132,8 +132,8 @@ ONCE = [
 
 
 @pytest.mark.parametrize(("kind", "count"), ONCE, ids=str)
-def test_answer_that_does_not_come(vertex: Any, folder: Path, google: Google, kind: str, count: int) -> None:
-    """Whatever is lost on the way, the command goes on, and there is one job, found by its label."""
+def test_lost_answer_leaves_one_job(vertex: Any, folder: Path, google: Google, kind: str, count: int) -> None:
+    """Despite lost answers the command succeeds with a single job, found by its label."""
     google.fault("jobs.create", kind, count=count)
     done = vertex(*SUBMIT, "--name", "one", cwd=folder)
     assert (done.code, active(google)) == (0, ["one-1"]), done.stderr
@@ -142,10 +142,10 @@ def test_answer_that_does_not_come(vertex: Any, folder: Path, google: Google, ki
 
 
 @pytest.mark.parametrize("kind", ["hang", "slow"])
-def test_answer_that_takes_too_long(
+def test_slow_answer_is_not_awaited_endlessly(
     vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch, kind: str, wait_until: Any
 ) -> None:
-    """Google's client waits for ever by itself. What is done after all does not run."""
+    """Google's client has no time limit of its own. A late job does not run."""
     monkeypatch.setattr(sdk, "CREATE_S", 1.0)
     google.fault("jobs.create", kind, count=1, delay_s=3.0)
     done = vertex(*SUBMIT, "--name", "one", cwd=folder)
@@ -160,17 +160,17 @@ def test_answer_that_takes_too_long(
 
 @pytest.mark.parametrize("operation", ["storage.bucket", "storage.get", "storage.insert", "jobs.list", "secrets.*"])
 @pytest.mark.parametrize("kind", ["lost", "drop", "503", "429"])
-def test_way_that_stumbles(vertex: Any, folder: Path, google: Google, operation: str, kind: str) -> None:
-    """Every call on the way may fail and be made again."""
+def test_failing_calls_are_retried(vertex: Any, folder: Path, google: Google, operation: str, kind: str) -> None:
+    """Every call before the submit may fail and is made again."""
     google.fault(operation, kind, every=2)
     done = vertex(*SUBMIT, *SECRET, "--name", "one", cwd=folder, env=TOKEN)
     assert (done.code, active(google)) == (0, ["one-1"]), done.stderr
 
 
-def test_job_that_arrives_after_another_was_sent_is_cancelled(
+def test_late_duplicate_of_a_job_with_an_order_is_cancelled(
     vertex: Any, folder: Path, google: Google, wait_until: Any
 ) -> None:
-    """Two were made, and the one whose mark the order has is the job: the next look cancels the other."""
+    """Of two jobs the one with the order's mark counts: the next poll cancels the other."""
     google.fault("jobs.create", "late", count=1, delay_s=2.0)
     assert vertex(*SUBMIT, "--name", "one", cwd=folder).code == 0
     [first] = google.jobs()
@@ -181,8 +181,8 @@ def test_job_that_arrives_after_another_was_sent_is_cancelled(
     assert fences(body_of(google, first["id"])) == {order_of(google, "one")["fence"]}
 
 
-def test_refusal_of_a_look_is_no_refusal_of_the_job(vertex: Any, folder: Path, google: Google) -> None:
-    """The answer was lost, and whether the job is there cannot be seen: it is not known, and found out later."""
+def test_refused_poll_is_no_refusal_of_the_job(vertex: Any, folder: Path, google: Google) -> None:
+    """After a lost answer and a refused poll the state is unknown, and found out later."""
     google.fault("jobs.create", "lost")
     google.fault("jobs.list", "403", after=1)
     done = vertex(*SUBMIT, *SECRET, "--name", "one", cwd=folder, env=TOKEN)
@@ -196,8 +196,8 @@ def test_refusal_of_a_look_is_no_refusal_of_the_job(vertex: Any, folder: Path, g
     assert (vertex("wait", "one").code, google.secrets()) == (0, [])
 
 
-def test_send_that_never_came_is_known_later(vertex: Any, folder: Path, google: Google) -> None:
-    """Not known yet; then it is: nothing runs, nothing stays, and a request that comes after finds the door closed."""
+def test_send_that_never_arrived_is_known_later(vertex: Any, folder: Path, google: Google) -> None:
+    """At first unknown, later certain: no job runs, no object remains, and a late request finds no order."""
     google.fault("jobs.create", "drop")
     done = vertex(*SUBMIT, *SECRET, "--name", "one", cwd=folder, env=TOKEN)
     assert (done.code, len(google.secrets())) == (7, 1), done.stderr
@@ -207,8 +207,8 @@ def test_send_that_never_came_is_known_later(vertex: Any, folder: Path, google: 
     assert (google.secrets(), google.objects("cloudtrain/jobs/one/attempt-1")) == ([], [])
 
 
-def test_name_that_another_home_has_taken(vertex: Any, folder: Path, google: Google, tmp_path: Path) -> None:
-    """Two machines, one bucket, one name: the second is refused, and the first one's job is untouched."""
+def test_name_taken_by_a_second_home_is_refused(vertex: Any, folder: Path, google: Google, tmp_path: Path) -> None:
+    """With two machines on one bucket the second submit is refused, and the first job is untouched."""
     assert vertex(*SUBMIT, *SECRET, "--name", "one", cwd=folder, env=TOKEN).code == 0
     before = order_of(google, "one"), google.secrets()
     elsewhere = {"CLOUDTRAIN_HOME": str(tmp_path / "elsewhere"), **TOKEN}
@@ -218,10 +218,10 @@ def test_name_that_another_home_has_taken(vertex: Any, folder: Path, google: Goo
     assert vertex("status", "one", "--json", env=elsewhere).json["state"] == "failed"
 
 
-def test_job_of_that_name_with_another_bucket_is_not_ours(
+def test_job_of_that_name_with_a_different_bucket_is_foreign(
     vertex: Any, folder: Path, google: Google, tmp_path: Path
 ) -> None:
-    """Another home's, which its label tells: neither taken for this one nor cancelled as its double."""
+    """The label names the other home: the job is neither adopted nor cancelled as a duplicate."""
     google.bucket("another-bucket")
     assert vertex(*SUBMIT, "--name", "one", cwd=folder).code == 0
     elsewhere = {"CLOUDTRAIN_HOME": str(tmp_path / "elsewhere")}
@@ -235,7 +235,7 @@ def test_job_of_that_name_with_another_bucket_is_not_ours(
 
 
 def test_name_is_not_used_twice(vertex: Any, folder: Path, google: Google, home: Path) -> None:
-    """Not while its job runs, nor after; and not where a lost registry no longer knows of it."""
+    """A name is refused while its job runs, afterwards, and even if a lost registry has no row of the name."""
     assert vertex(*SUBMIT, *SECRET, "--name", "one", cwd=folder, env=TOKEN).code == 0
     assert vertex(*SUBMIT, "--name", "one", cwd=folder).code == 2
     before = order_of(google, "one"), google.secrets()
@@ -247,8 +247,8 @@ def test_name_is_not_used_twice(vertex: Any, folder: Path, google: Google, home:
     assert json.loads(google.secret(google.secrets()[0]) or "") == TOKEN
 
 
-def test_secrets_are_in_secret_manager_alone(vertex: Any, folder: Path, google: Google, home: Path) -> None:
-    """One entry, whose name the order has; it ends by itself should nobody see the job's end; gone when that is."""
+def test_secrets_are_only_in_secret_manager(vertex: Any, folder: Path, google: Google, home: Path) -> None:
+    """The order names the single entry, which expires by itself, and is removed when the job's end is seen."""
     done = vertex(*SUBMIT, *SECRET, "--name", "one", cwd=folder, env=TOKEN)
     [name] = google.secrets()
     assert json.loads(google.secret(name) or "") == TOKEN
@@ -268,8 +268,8 @@ def test_secrets_are_in_secret_manager_alone(vertex: Any, folder: Path, google: 
     assert (vertex("wait", "one").code, google.secrets()) == (0, [])
 
 
-def test_secret_that_cannot_be_removed_is_said(vertex: Any, folder: Path, google: Google) -> None:
-    """And the job's end is told all the same."""
+def test_secret_that_cannot_be_removed_is_reported(vertex: Any, folder: Path, google: Google) -> None:
+    """The job's end is still reported."""
     assert vertex(*SUBMIT, *SECRET, "--name", "one", cwd=folder, env=TOKEN).code == 0
     end(google, "one-1")
     google.settings(denied=["secrets.delete"])
@@ -277,14 +277,14 @@ def test_secret_that_cannot_be_removed_is_said(vertex: Any, folder: Path, google
     assert (done.json["state"], "gcloud secrets delete one-1-" in done.stderr) == ("succeeded", True)
 
 
-def test_whole_submit_by_endpoints_of_ones_own(
+def test_whole_submit_works_with_custom_endpoints(
     vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Addresses in the config: over REST, with what comes after; Google's own hosts need not be reached."""
+    """With addresses in the config all calls use REST, and Google's own hosts are not needed."""
     told = yaml.safe_load(CONFIG)
     told["vertex"]["endpoints"] = google.endpoints
     (folder / "cloudtrain.yaml").write_text(yaml.safe_dump(told))
-    token = Credentials(google.client.token())  # else one would be had from Google's own host
+    token = Credentials(google.client.token())  # else Google's own host would be called
     monkeypatch.setattr(rest, "credentials", lambda project: token)
     for name in ("HTTPS_PROXY", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -301,7 +301,7 @@ def test_whole_submit_by_endpoints_of_ones_own(
 
 
 def test_url_leads_to_the_console(vertex: Any, folder: Path, google: Google) -> None:
-    """By the number that Google has given the job."""
+    """The link contains the number that Google has given the job."""
     assert vertex(*SUBMIT, "--name", "one", cwd=folder).code == 0
     [job] = google.jobs()
     assert job["name"] == f"projects/{NUMBER}/locations/{REGION}/customJobs/{job['id']}"
@@ -309,8 +309,8 @@ def test_url_leads_to_the_console(vertex: Any, folder: Path, google: Google) -> 
 
 
 @pytest.mark.parametrize(("order", "kept"), [("whole", 1), ("taken back", 0), ("garbage", 0)])
-def test_find_settles_what_is_there(vertex: Any, folder: Path, google: Google, order: str, kept: int) -> None:
-    """Of two jobs the one that the order is for, and the other is cancelled; where no order tells, the first."""
+def test_find_settles_duplicate_jobs(vertex: Any, folder: Path, google: Google, order: str, kept: int) -> None:
+    """Of two jobs the one with the order's mark stays and the other is cancelled; without an order, the first stays."""
     google.fault("jobs.create", "lost", count=1)
     google.fault("jobs.list", "403", after=1)
     assert vertex(*SUBMIT, "--name", "one", cwd=folder).code == 7
@@ -331,8 +331,8 @@ def test_find_settles_what_is_there(vertex: Any, folder: Path, google: Google, o
     assert google.job(ids[kept])["state"] == "JOB_STATE_PENDING"
 
 
-def test_list_whose_first_page_is_empty(vertex: Any, folder: Path, google: Google, monkeypatch: Any) -> None:
-    """A filtered list may give an empty page and a token: the job is on the next one, and is not sent again."""
+def test_job_after_an_empty_first_page_is_found(vertex: Any, folder: Path, google: Google, monkeypatch: Any) -> None:
+    """A filtered list may give an empty page and a token: the job is on the next page, and is not sent again."""
     real = rest.get_json
 
     def get(access: VertexAccess, service: str, path: str, params: Any = None) -> dict[str, Any]:
@@ -346,10 +346,10 @@ def test_list_whose_first_page_is_empty(vertex: Any, folder: Path, google: Googl
     assert active(google) == ["one-1"]
 
 
-def test_job_that_the_order_is_not_for_is_given_it(
+def test_order_is_changed_to_the_job_that_arrived(
     vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first try arrives while the second is lost: the order is made the first one's, whose replicas wait for it."""
+    """The first try arrives while the second is lost: the order gets the first mark, and its replicas start."""
     real, bodies = sdk.create, []
 
     def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None]) -> dict[str, Any]:
@@ -366,10 +366,10 @@ def test_job_that_the_order_is_not_for_is_given_it(
     assert {pool["containerSpec"]["args"][2] for pool in pools} == {order_of(google, "one")["fence"]}
 
 
-def test_refusal_after_a_lost_try_is_no_word_on_that(
+def test_refusal_after_a_lost_try_leaves_the_state_unknown(
     vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The quota may be used up by the very job whose answer was lost: it is not called never sent, and found later."""
+    """The lost job itself may use up the quota, so "not sent" would be wrong; it is found later."""
     real, bodies = sdk.create, []
 
     def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None]) -> dict[str, Any]:
@@ -388,8 +388,8 @@ def test_refusal_after_a_lost_try_is_no_word_on_that(
     assert active(google) == ["one-1"]
 
 
-def test_job_that_was_deleted_there_is_over(vertex: Any, folder: Path, google: Google, monkeypatch: Any) -> None:
-    """What it has cost so far stays; right after a send it may merely not be there yet."""
+def test_deleted_job_counts_as_stopped(vertex: Any, folder: Path, google: Google, monkeypatch: Any) -> None:
+    """The spend so far stays; right after a send the job may only be invisible."""
     assert vertex(*SUBMIT, "--name", "one", cwd=folder).code == 0
     google.begin("one-1")
     assert vertex("status", "one", "--json").json["state"] == "running"

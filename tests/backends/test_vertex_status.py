@@ -1,4 +1,4 @@
-"""What Vertex AI says of a custom job, in our words: states, reasons, causes, billed seconds; and stopping it."""
+"""Vertex AI's description of a custom job in our terms: states, reasons, causes, billed seconds; and the stop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FULL = "Resources are insufficient in region: us-central1. Please try a differen
 
 
 def told(state: str | None, ended: float | None = None, **more: Any) -> State:
-    """Return the state of a job that began at 0, at second 100; its limit is an hour."""
+    """Return the state, at second 100, of a job that began at 0; its limit is an hour."""
     details = {key: more.pop(key) for key in ("account", "limit_s", "is_spot", "has_checkpoint") if key in more}
     error = more.pop("error", None)
     job: dict[str, Any] = {"startTime": rfc3339(BEGIN_S), **more}
@@ -48,8 +48,8 @@ def told(state: str | None, ended: float | None = None, **more: Any) -> State:
         ("CANCELLING", "stopping"),
     ],
 )
-def test_job_that_is_not_over(name: str | None, state: str) -> None:
-    """A state that nobody has heard of is of a job that runs, once it has begun."""
+def test_active_job_has_a_state(name: str | None, state: str) -> None:
+    """An unknown state counts as running, if the job has begun."""
     found = told(name)
     assert (found.state, found.ended_s, found.billed_s) == (state, None, pytest.approx(100))
     before = told(name, startTime=None)
@@ -57,8 +57,8 @@ def test_job_that_is_not_over(name: str | None, state: str) -> None:
     assert told("SOMETHING_NEW", startTime=None).state == "pending"
 
 
-def test_what_is_waited_for_is_said() -> None:
-    """By Google's own words where there are some."""
+def test_reason_of_a_wait_is_shown() -> None:
+    """Google's own words come first."""
     assert told("QUEUED", startTime=None).detail == "queued: the project's quota has no room for it yet"
     assert told("PENDING", startTime=None).detail == "waiting for machines"
     assert told("PENDING", startTime=None, error=(8, "no L4 yet")).detail == "no L4 yet"
@@ -104,8 +104,8 @@ def test_what_is_waited_for_is_said() -> None:
     ],
     ids=str,
 )
-def test_how_a_job_ended(given: dict[str, Any], expected: tuple[str, str | None, bool] | None) -> None:
-    """The containers' own account counts before Google's words, but not against a preemption or the time limit."""
+def test_ended_job_has_state_and_reason(given: dict[str, Any], expected: tuple[str, str | None, bool] | None) -> None:
+    """The containers' own report counts before Google's words, but not against a preemption or the time limit."""
     found = told(**{"ended": 50, **given})
     assert (found.state, found.reason, found.resumable) == (expected or ("failed", "preempted", True))
     assert found.ended_s == pytest.approx(BEGIN_S + given.get("ended", 50))
@@ -115,7 +115,7 @@ def test_how_a_job_ended(given: dict[str, Any], expected: tuple[str, str | None,
 
 
 def test_first_failing_rank_is_named() -> None:
-    """Not the replica's exit code, which is all that Google tells."""
+    """The exit report names the rank, while Google only gives the replica's exit code."""
     found = told("FAILED", 50, error=(3, EXITED.format(1)), account={**ERROR, "traceback": "train.py:7"})
     assert found.error == {
         "rank": 3,
@@ -132,15 +132,15 @@ def test_first_failing_rank_is_named() -> None:
     assert told("FAILED", 50, error=(3, EXITED.format(143)), account=LOST).restarts == 2
 
 
-def test_want_of_machines_has_its_cure() -> None:
-    """The same that a submit has which is refused for it."""
+def test_lack_of_machines_has_a_remedy() -> None:
+    """The remedy equals the remedy of a submit refused for the same reason."""
     found = told("FAILED", 50, startTime=None, error=(8, FULL))
     assert found.error == {"rank": None, "kind": "capacity", "message": f"{FULL.rstrip('.')}; {rest.NO_MACHINES}"}
     assert found.billed_s == 0.0
 
 
-def test_seconds_that_are_billed() -> None:
-    """From the first RUNNING to the end; the queue costs nothing, clocks that differ nothing less."""
+def test_billed_seconds() -> None:
+    """The time from the first RUNNING to the end counts; the queue is free, and the time is never negative."""
     assert told("SUCCEEDED", 50.25, createTime=rfc3339(0)).billed_s == pytest.approx(50.25)
     assert told("RUNNING", startTime=rfc3339(BEGIN_S + 500)).billed_s == 0.0
     assert told("RUNNING", startTime="2026-10-01T00:00:00.123456789Z").started_s is not None
@@ -148,7 +148,7 @@ def test_seconds_that_are_billed() -> None:
 
 
 def test_exit_code_of_a_job_that_ran_out_of_budget() -> None:
-    """What Vertex AI ends when the money's time is over is the budget's end, as on every backend."""
+    """A job that Vertex AI ends at the time of the budget counts as ended by the budget, as on every backend."""
     assert exit_code(told("CANCELLED", 3600)) == 6
 
 
@@ -165,7 +165,7 @@ SUBMIT = ("submit", "-d", "-y", "--force", "--name", "one")
 
 @pytest.fixture
 def folder(tmp_path: Path, google_project: Google) -> Path:
-    """Return a project's folder; its jobs run nothing."""
+    """Return a project's folder; its jobs run no containers."""
     google_project.settings(execute=False)
     folder = tmp_path / "project"
     folder.mkdir()
@@ -175,20 +175,20 @@ def folder(tmp_path: Path, google_project: Google) -> Path:
 
 
 def tell(google: Google, account: Any, node: int = 0, attempt: int = 1) -> None:
-    """Leave a container's account of the end where it leaves it."""
+    """Write a container's exit report to its place."""
     data = account if isinstance(account, str) else json.dumps(account)
     google.put_object(f"cloudtrain/jobs/one/attempt-{attempt}/ended-{node}.json", data)
 
 
 def last_words(google: Google, job: str) -> None:
-    """Let both containers say that nothing more will come."""
+    """Write the end events of both containers."""
     for node in range(2):
         fields = {"node": node, "final": True, "life": f"life-{node}", "lines": 0}
         google.write_log(job, events.format_line("end", "it has ended", fields), task=f"workerpool{node}-0")
 
 
 def test_states_over_a_job_s_life(vertex: Any, folder: Path, google: Google) -> None:
-    """As the service has them, in a command's words."""
+    """The states of the service appear as the states of the command."""
     assert vertex(*SUBMIT, cwd=folder).code == 0
     seen = []
     for state in ("QUEUED", "PENDING", "RUNNING", "CANCELLING"):
@@ -197,8 +197,8 @@ def test_states_over_a_job_s_life(vertex: Any, folder: Path, google: Google) -> 
     assert seen == ["pending", "pending", "running", "stopping"]
 
 
-def test_failure_waits_for_the_containers_account(vertex: Any, folder: Path, google: Google) -> None:
-    """It may be a little late; what Google says of an exit code is not the cause. Any node's will do."""
+def test_failure_waits_for_the_containers_exit_report(vertex: Any, folder: Path, google: Google) -> None:
+    """The report may be late; Google's exit code is not the cause. The report of any node counts."""
     assert vertex(*SUBMIT, cwd=folder).code == 0
     google.begin("one-1")
     last_words(google, "one-1")
@@ -214,10 +214,10 @@ def test_failure_waits_for_the_containers_account(vertex: Any, folder: Path, goo
     assert ("boom" in vertex("status", "one").stdout, vertex("wait", "one").code) == (True, 1)
 
 
-def test_account_that_never_comes_is_not_waited_for_long(
+def test_missing_exit_report_is_awaited_only_for_a_limited_time(
     vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor one that is none."""
+    """An invalid report does not count either."""
     monkeypatch.setattr(status, "LATE_S", 0.0)
     assert vertex(*SUBMIT, cwd=folder).code == 0
     google.begin("one-1")
@@ -233,10 +233,10 @@ def test_account_that_never_comes_is_not_waited_for_long(
     ("name", "is_resumable"),
     [("step-5/a", True), (".hidden", False), ("x.tmp", False), ("damaged-1/x.damaged-3", True), (None, False)],
 )
-def test_resumable_is_what_has_a_checkpoint(
+def test_job_with_a_checkpoint_is_resumable(
     vertex: Any, folder: Path, google: Google, name: str | None, is_resumable: bool
 ) -> None:
-    """In the bucket, as the next attempt will find it, whatever the account says."""
+    """The checkpoints in the bucket decide, as the next attempt finds them, despite the report."""
     assert vertex(*SUBMIT, cwd=folder).code == 0
     google.begin("one-1")
     last_words(google, "one-1")
@@ -249,13 +249,13 @@ def test_resumable_is_what_has_a_checkpoint(
 
 
 def saved(google: Google) -> None:
-    """Put the account there of a container that was told to stop."""
+    """Write the exit report of a container after a stop request."""
     told = {"state": "stopped", "reason": "preempted", "resumable": False, "restarts": 0, "kind": None}
     google.put_object("cloudtrain/jobs/one/attempt-1/ended-0.json", json.dumps(told).encode())
 
 
-def test_stop_is_asked_as_often_as_one_likes(vertex: Any, folder: Path, google: Google) -> None:
-    """Of a job that runs, that is being cancelled, that is over."""
+def test_repeated_stop_is_no_error(vertex: Any, folder: Path, google: Google) -> None:
+    """A stop is accepted for running, cancelled and ended jobs."""
     assert vertex(*SUBMIT, cwd=folder).code == 0
     google.begin("one-1")
     last_words(google, "one-1")
@@ -267,8 +267,8 @@ def test_stop_is_asked_as_often_as_one_likes(vertex: Any, folder: Path, google: 
     assert vertex("status", "one", "--json").json["reason"] == "user"
 
 
-def test_stop_of_a_job_that_has_just_ended(vertex: Any, folder: Path, google: Google) -> None:
-    """Between two looks: there is nothing to complain about."""
+def test_stop_of_a_finished_job_is_no_error(vertex: Any, folder: Path, google: Google) -> None:
+    """A job that ended between two polls gives no message."""
     assert vertex(*SUBMIT, cwd=folder).code == 0
     google.begin("one-1")
     last_words(google, "one-1")
@@ -279,8 +279,8 @@ def test_stop_of_a_job_that_has_just_ended(vertex: Any, folder: Path, google: Go
 
 
 @pytest.mark.parametrize("kind", ["lost", "503", "drop"])
-def test_stop_goes_through(vertex: Any, folder: Path, google: Google, kind: str) -> None:
-    """Though its answer is lost, or nobody answers at first."""
+def test_stop_succeeds_despite_faults(vertex: Any, folder: Path, google: Google, kind: str) -> None:
+    """The answer may be lost, or the first calls fail."""
     assert vertex(*SUBMIT, cwd=folder).code == 0
     google.begin("one-1")
     last_words(google, "one-1")
@@ -290,8 +290,8 @@ def test_stop_goes_through(vertex: Any, folder: Path, google: Google, kind: str)
     google.wait("one-1", "CANCELLED")
 
 
-def test_preempted_attempt_is_followed_by_another(cli: Any, folder: Path, google: Google, wait_until: Any) -> None:
-    """Where the config asks for it and somebody follows; it goes on by the same checkpoints, under its own label."""
+def test_preempted_attempt_is_retried(cli: Any, folder: Path, google: Google, wait_until: Any) -> None:
+    """With a config for retries and a follower, the retry has the same checkpoints, and its own label."""
     process = cli.start("submit", "-y", "--force", "--set", "retry.max_attempts=2", "--name", "one", cwd=folder)
     wait_until(lambda: [job["display_name"] for job in google.jobs()] == ["one-1"], 60, 0.1)
     google.begin("one-1")
@@ -311,8 +311,8 @@ def test_preempted_attempt_is_followed_by_another(cli: Any, folder: Path, google
     assert (first[0], "attempt-2/order.json" in second[1]) == (second[0], True)
 
 
-def test_poll_that_fails_says_nothing_about_the_job(vertex: Any, folder: Path, google: Google) -> None:
-    """Forbidden, gone, broken: the job stays what it was, and is shown as out of reach."""
+def test_poll_that_fails_changes_no_state(vertex: Any, folder: Path, google: Google) -> None:
+    """Forbidden, missing or broken: the job keeps its state, and is shown as unreachable."""
     assert vertex(*SUBMIT, cwd=folder).code == 0
     google.begin("one-1")
     assert vertex("status", "one", "--json").json["state"] == "running"
@@ -324,8 +324,8 @@ def test_poll_that_fails_says_nothing_about_the_job(vertex: Any, folder: Path, g
     assert vertex("status", "one", "--json").json["unreachable_since_s"] is None
 
 
-def test_doubles_that_cannot_be_seen_do_not_hide_the_job(vertex: Any, folder: Path, google: Google) -> None:
-    """Its own state is known, and told."""
+def test_unlisted_duplicates_do_not_hide_the_job(vertex: Any, folder: Path, google: Google) -> None:
+    """The job's own state is known, and shown."""
     google.fault("jobs.create", "lost", count=1)
     assert vertex(*SUBMIT, cwd=folder).code == 0
     google.begin("one-1")
@@ -335,7 +335,7 @@ def test_doubles_that_cannot_be_seen_do_not_hide_the_job(vertex: Any, folder: Pa
 
 
 def test_money_is_counted_from_the_start(vertex: Any, folder: Path, google: Google) -> None:
-    """By the job's own times, while it runs, too."""
+    """The job's own times count, during the run too."""
     assert vertex(*SUBMIT, cwd=folder).code == 0
     assert vertex("status", "one", "--json").json["spend_usd"] == 0
     google.begin("one-1")

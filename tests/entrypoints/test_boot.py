@@ -146,7 +146,7 @@ def test_outcome_of_a_foreign_sigterm_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_outcome_of_a_sigterm_from_torchrun_is_an_echo(tmp_path: Path) -> None:
-    """torchrun ends the siblings of a failed rank: the failed rank is the cause, even if it lost a peer."""
+    """torchrun ends the siblings of a failed rank: the failed rank is the cause, even with a lost peer."""
     echo = {"rank": 1, "kind": "exception", "message": "Timed out waiting", "peer_lost": True, "time_s": 0.0}
     assert outcome(tmp_path, torchrun=[{**SIGTERM, "time_s": 1.0}], rank_1=echo)[1][0]["rank"] == 1
 
