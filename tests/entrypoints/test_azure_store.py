@@ -327,7 +327,7 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_silent_proxy_and_closed_door_are_given_up(hasty: None, store: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_proxy_and_closed_port_are_given_up(hasty: None, store: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a key, so without a login: a proxy that never answers and a closed port both raise an error."""
     monkeypatch.setenv("AZURE_STORAGE_KEY", ACCOUNT_KEY)
     with silent() as address:
@@ -729,7 +729,7 @@ def trained() -> ModuleType:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp"])  # every strategy uses the same store code; ddp is tested with a bucket
-def test_killed_run_resumes_from_a_container_to_the_bit(
+def test_killed_run_resumes_from_a_container_bit_for_bit(
     strategy: str, store: Azure, trained: ModuleType, tmp_path: Path
 ) -> None:
     """A run killed in step 13 resumes from the container's step 10 with identical numbers and tensors.

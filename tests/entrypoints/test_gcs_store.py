@@ -712,7 +712,7 @@ def trained() -> ModuleType:
 
 
 @pytest.mark.slow
-def test_killed_run_resumes_from_a_bucket_to_the_bit(store: Google, trained: ModuleType, tmp_path: Path) -> None:
+def test_killed_run_resumes_from_a_bucket_bit_for_bit(store: Google, trained: ModuleType, tmp_path: Path) -> None:
     """A run killed in step 13 resumes from the bucket's step 10 with identical numbers and tensors.
 
     The run's own folder is gone, and a fifth of the calls fail.
