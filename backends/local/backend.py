@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from cloudtrain.backends.local import check as rules
 from cloudtrain.backends.local import request as requests
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.agent import node_folder, node_logs
+from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.entrypoints.job_files import NEVER_SENT, RECORD, START_LOCK, STATE
 from cloudtrain.launcher.backend import Capacity, Check, FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, Terms
 from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
@@ -285,28 +287,25 @@ def agent_spec(
     environment: dict[str, str],
     python: str,
     folder: Path,
-) -> dict[str, Any]:
+) -> AgentSpec:
     """Return the message for a node's agent."""
-    return {
-        "job": body["job"],
-        "attempt": body["attempt"],
-        "node": node["node"],
-        "address": node["address"],
-        "root": str(folder / f"node-{node['node']}"),
-        "bundle": str(shipment.bundle.path),
-        "sha256": shipment.bundle.sha256,
-        "python": python,
-        "environment": {**_share_of_gpus(node), **environment},
-        "secrets": dict(shipment.secrets),
-        "max_duration_s": body["max_duration_s"],
-        "limit_reason": body["limit_reason"],
-        "deadline_s": body["deadline_s"],
-        "grace_s": body["grace_s"],
-        "max_restarts": body["max_restarts"],
-        "colocated": len(body["nodes"]),
-        "workdir": str(shipment.home),
-        "spec": body["spec"],
-    }
+    return AgentSpec(
+        job=JobSpec.load(body["spec"]),
+        node=node["node"],
+        address=node["address"],
+        root=str(folder / f"node-{node['node']}"),
+        bundle=str(shipment.bundle.path),
+        sha256=shipment.bundle.sha256,
+        python=python,
+        environment={**_share_of_gpus(node), **environment},
+        secrets=dict(shipment.secrets),
+        max_duration_s=body["max_duration_s"],
+        limit_reason=body["limit_reason"],
+        deadline_s=body["deadline_s"],
+        grace_s=body["grace_s"],
+        colocated=len(body["nodes"]),
+        workdir=str(shipment.home),
+    )
 
 
 def _share_of_gpus(node: dict[str, Any]) -> dict[str, str]:
@@ -315,7 +314,7 @@ def _share_of_gpus(node: dict[str, Any]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(visible[number] for number in node["gpus"])}
 
 
-def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
+def _start_agents(folder: Path, specs: list[AgentSpec]) -> None:
     """Start all nodes by one message: a launcher killed meanwhile has started all nodes or no node."""
     token = secrets.token_hex(16)
     starter = subprocess.Popen(
@@ -327,7 +326,7 @@ def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
         text=True,
         start_new_session=True,
     )
-    message = {"folder": str(folder), "nodes": [{**spec, "token": token} for spec in specs]}
+    message = {"folder": str(folder), "nodes": [replace(spec, token=token).dump() for spec in specs]}
     answer, complaint = starter.communicate(json.dumps(message))
     if starter.returncode != 0:
         last = complaint.strip().splitlines()[-1:] or [f"their starter ended with code {starter.returncode}"]

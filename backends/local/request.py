@@ -24,7 +24,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         "local/request.json",
         name=name,
         plan=plan,
-        spec=job_spec(plan, config, job_id, attempt),
+        spec=job_spec(plan, config, job_id, attempt).dump(),
         bundle_sha256=bundle_sha256,
         grace_s=STOP_TAIL_S,
         python=config.local.python if config.local else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from cloudtrain.backends.sagemaker import aws, files, outputs, parameters, statu
 from cloudtrain.backends.sagemaker import logs as streams
 from cloudtrain.backends.sagemaker import request as requests
 from cloudtrain.backends.sagemaker.machine import block_of, region_of
+from cloudtrain.entrypoints.contract import ContainerOrder, ParameterSecrets
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.job import platform_name
@@ -185,25 +187,27 @@ def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
 
 def _ref(request: Request, owner: str) -> JobRef:
     body, beside = request.body, request.beside
-    told = beside["spec"]["secrets"] or {"prefix": "", "names": []}
+    order = ContainerOrder.load(beside["spec"])
+    source = order.secrets if isinstance(order.secrets, ParameterSecrets) else ParameterSecrets("", "")
     return {
         **{key: beside[key] for key in ("region", "profile", "endpoints")},
         "name": request.name,
-        "nodes": beside["spec"]["nodes"],
-        "nproc_per_node": beside["spec"]["nproc_per_node"],
-        "limit_reason": beside["spec"]["limit_reason"],
+        "nodes": order.job.nodes,
+        "nproc_per_node": order.job.nproc_per_node,
+        "limit_reason": order.limit_reason,
         "checkpoint_uri": body["CheckpointConfig"]["S3Uri"],
         "output_uri": body["OutputDataConfig"]["S3OutputPath"],
-        "secrets_prefix": f"{told['prefix']}-{owner[:8]}",  # a job of another machine may have the same name
-        "secrets": told["names"],
+        "secrets_prefix": f"{source.prefix}-{owner[:8]}",  # a job of another machine may have the same name
+        "secrets": list(source.names),
     }
 
 
 def _order(request: Request, ref: JobRef) -> dict[str, Any]:
-    """Return the container order: the request's spec, with the fields that only a send knows."""
-    spec = request.beside["spec"]
-    told = spec["secrets"] and {**spec["secrets"], "prefix": ref["secrets_prefix"]}
-    return {**spec, "secrets": told, "token": secrets.token_hex(16)}
+    """Return the container order: the request's order, with the fields that only a send knows."""
+    order = ContainerOrder.load(request.beside["spec"])
+    if isinstance(order.secrets, ParameterSecrets):
+        order = replace(order, secrets=replace(order.secrets, prefix=ref["secrets_prefix"]))
+    return replace(order, token=secrets.token_hex(16)).dump()
 
 
 def _create(access: aws.AwsAccess, request: Request) -> None:

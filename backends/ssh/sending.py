@@ -12,6 +12,7 @@ import secrets
 import tarfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from cloudtrain.backends.ssh.crew import Assignment, address_of, path_on, requir
 from cloudtrain.backends.ssh.fleet import Call, Fleet, HostAnswer, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.store.home import identity, known_identity
@@ -52,6 +54,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     held.
     """
     body, lines = request.body, fleet()
+    job = JobSpec.load(body["spec"])
     shipment.sending.prepares()
     seats = seated(body, lines)
     seats = _holder_first(lines, body, seats)
@@ -60,8 +63,8 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         "job": body["job"],
         "attempt": body["attempt"],
         "nodes": nodes,
-        "nproc_per_node": body["spec"]["nproc_per_node"],
-        "can_shrink": body["spec"]["min_nodes"] < len(seats),
+        "nproc_per_node": job.nproc_per_node,
+        "can_shrink": (job.min_nodes or job.nodes) < len(seats),
     }
     owner = identity(shipment.home)
     made_of = {"owner": owner, "record": {"record": dict(shipment.record), "ref": ref}}
@@ -191,7 +194,7 @@ def _holder_first(lines: Fleet, body: Mapping[str, Any], seats: list[Assignment]
         return [same[0], *(seat for seat in seats if seat is not same[0])]
     say(f"{seats[0].host.name} fetches what was saved on {best.name}, which takes no part this time")
     offer = {"folder": there[best], "address": address_of(lines, best), "ports": body["ports"]}
-    name = newest[best]["name"] if body["spec"]["run"]["kind"] == "task" else None
+    name = newest[best]["name"] if JobSpec.load(body["spec"]).run.kind == "task" else None
     fetch = {
         **lines.tell(best, "offer", offer),
         "name": name,
@@ -250,33 +253,32 @@ def agent_spec(
     shipment: Shipment,
     paths: Mapping[str, str],
     made: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> AgentSpec:
     """Return the message for the host's agent."""
-    visible, nodes = "" if not body["gpus"] else ",".join(seat.takes), body["spec"]["nodes"]
+    job, visible = JobSpec.load(body["spec"]), "" if not body["gpus"] else ",".join(seat.takes)
     places = {f"CLOUDTRAIN_INPUT_{name.upper()}": uri for name, uri in node["inputs"].items()}
     places |= {"CLOUDTRAIN_CHECKPOINT_DIR": node["checkpoints"], "CLOUDTRAIN_OUTPUT_DIR": node["output"]}
-    return {
-        **{key: body[key] for key in ("job", "attempt", "max_duration_s", "limit_reason", "deadline_s", "grace_s")},
-        **{key: body[key] for key in ("max_restarts", "ports", "spec")},
-        "node": number,
-        "address": seat.address,
-        "root": node["root"],
-        "bundle": paths[seat.host.name],
-        "sha256": shipment.bundle.sha256,
-        "python": made["python"],
-        "container": made["container"],
-        "environment_lock": made["lock"],
-        "mounts": _mounts(node),
-        "gpus": list(seat.takes) if body["gpus"] else [],
-        "environment": {"CUDA_VISIBLE_DEVICES": visible, **made["environment"], **body["environment"], **places},
-        "secrets": dict(shipment.secrets),
-        "colocated": 1,
-        "workdir": seat.workdir,
-        "silence_s": SILENCE_S,
-        "succeeds": nodes > 2,
-        "copies": _fetched_note(seat, body) if nodes > 1 else None,
-        "join_timeout_s": JOIN_S,
-    }
+    return AgentSpec(
+        job=job,
+        **{key: body[key] for key in ("max_duration_s", "limit_reason", "deadline_s", "grace_s", "ports")},
+        node=number,
+        address=seat.address,
+        root=node["root"],
+        bundle=paths[seat.host.name],
+        sha256=shipment.bundle.sha256,
+        python=made["python"],
+        container=made["container"],
+        environment_lock=made["lock"],
+        mounts=_mounts(node),
+        gpus=tuple(seat.takes) if body["gpus"] else (),
+        environment={"CUDA_VISIBLE_DEVICES": visible, **made["environment"], **body["environment"], **places},
+        secrets=dict(shipment.secrets),
+        workdir=seat.workdir,
+        silence_s=SILENCE_S,
+        succeeds=job.nodes > 2,
+        copies=_fetched_note(seat, body) if job.nodes > 1 else None,
+        join_timeout_s=JOIN_S,
+    )
 
 
 def _fetched_note(seat: Assignment, body: Mapping[str, Any]) -> str:
@@ -284,13 +286,13 @@ def _fetched_note(seat: Assignment, body: Mapping[str, Any]) -> str:
     return f"{seat.workdir}/jobs/{body['job']}/fetched-{seat.name}.json"
 
 
-def _mounts(node: Mapping[str, Any]) -> list[list[Any]]:
+def _mounts(node: Mapping[str, Any]) -> tuple[tuple[str, bool], ...]:
     """Return a container's mounts besides the node's own folder: path, and whether the mount is read-only."""
     written = [node["checkpoints"], node["output"], *node["outputs"].values()]
-    return [*([path, False] for path in written), *([path, True] for path in node["inputs"].values())]
+    return (*((path, False) for path in written), *((path, True) for path in node["inputs"].values()))
 
 
-def _start(lines: Fleet, seats: Sequence[Assignment], specs: list[dict[str, Any]], body: Mapping[str, Any]) -> None:
+def _start(lines: Fleet, seats: Sequence[Assignment], specs: Sequence[AgentSpec], body: Mapping[str, Any]) -> None:
     """Start node 0's agent, then the rest; if a start fails, stop all. Raises CapacityError, and the agents' errors.
 
     If several submits have each taken a part of the same hosts, the job with the smallest name keeps its hosts and
@@ -316,7 +318,7 @@ def _start(lines: Fleet, seats: Sequence[Assignment], specs: list[dict[str, Any]
 def _start_all(
     lines: Fleet,
     seats: Sequence[Assignment],
-    specs: Sequence[dict[str, Any]],
+    specs: Sequence[AgentSpec],
     body: Mapping[str, Any],
     keep_until_s: float,
 ) -> str | None:
@@ -324,9 +326,9 @@ def _start_all(
     about, token, head = {"job": body["job"], "nodes": len(seats)}, secrets.token_hex(16), None
 
     def call(number: int) -> Call:
-        seat, spec = seats[number], {**specs[number], "token": token, "head": head}
+        seat, spec = seats[number], replace(specs[number], token=token, head=head)
         locks = {"folder": body["gpu_locks"], "names": seat.takes, "about": {**about, "labels": dict(seat.labels)}}
-        return Call("start", {"request": {"folder": spec["root"], "nodes": [spec], "locks": locks}})
+        return Call("start", {"request": {"folder": spec.root, "nodes": [spec.dump()], "locks": locks}})
 
     waiting = list(range(len(seats)))
     while waiting:
@@ -364,9 +366,9 @@ def _why(seat: Assignment, told: Mapping[str, Any]) -> str:
     return f"{seat.host.name}: {told['why']}"
 
 
-def _give_up(lines: Fleet, seats: Sequence[Assignment], specs: Sequence[Mapping[str, Any]], *, for_ever: bool) -> None:
+def _give_up(lines: Fleet, seats: Sequence[Assignment], specs: Sequence[AgentSpec], *, for_ever: bool) -> None:
     calls = {
-        seat.host: Call("give_up", {"root": spec["root"], "for_ever": for_ever})
+        seat.host: Call("give_up", {"root": spec.root, "for_ever": for_ever})
         for seat, spec in zip(seats, specs, strict=True)
     }
     lines.ask(calls, is_urgent=True)

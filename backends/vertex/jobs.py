@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.vertex import files, follow, outputs, rest, secretmanager, status
 from cloudtrain.backends.vertex.machine import block_of, location_of, project_of
 from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
+from cloudtrain.entrypoints.contract import ContainerOrder, SecretManagerSecrets
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.store.home import home as state_home
@@ -210,7 +211,7 @@ def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
 
 
 def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> JobRef:
-    beside = request.beside
+    beside, order = request.beside, ContainerOrder.load(request.beside["order"])
     kept = ("project", "location", "endpoints", "checkpoint_uri", "output_uri", "kind")
     numeric = name.rpartition("/")[2]
     place = f"locations/{beside['location']}/training/{numeric}?project={beside['project']}"
@@ -220,11 +221,11 @@ def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> JobRe
         "label": request.name,
         "owner": owner,
         "job": numeric,
-        "nodes": beside["order"]["nodes"],
-        "nproc_per_node": beside["order"]["nproc_per_node"],
-        "limit_s": beside.get("limit_s", beside["order"]["max_duration_s"]),
-        "limit_reason": beside["order"]["limit_reason"],
-        "ended_uri": beside["order"]["ended_uri"],
+        "nodes": order.job.nodes,
+        "nproc_per_node": order.job.nproc_per_node,
+        "limit_s": beside.get("limit_s", order.max_duration_s),
+        "limit_reason": order.limit_reason,
+        "ended_uri": order.ended_uri,
         "secret": _secret(request, owner),
         "url": f"https://console.cloud.google.com/agent-platform/{place}",
         "sent_s": time.time(),
@@ -234,8 +235,8 @@ def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> JobRe
 
 def _secret(request: Request, owner: str) -> str | None:
     """Return the name of the job's entry in Secret Manager, with a part of the owner: a name may repeat elsewhere."""
-    told = request.beside["order"]["secrets"]
-    return f"{told['secret']}-{owner[:8]}" if told else None
+    source = ContainerOrder.load(request.beside["order"]).secrets
+    return f"{source.secret}-{owner[:8]}" if isinstance(source, SecretManagerSecrets) else None
 
 
 def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipment) -> tuple[str, bool]:
@@ -283,9 +284,10 @@ def _order(request: Request, owner: str, fence: str, sent_s: float | None = None
 
     `sent_s` is the time of the send, None if the job may have been sent before.
     """
-    order: dict[str, Any] = request.beside["order"]
-    told = order["secrets"] and {**order["secrets"], "secret": f"{_secret(request, owner)}/versions/latest"}
-    return {**order, "secrets": told, "fence": fence, "token": secrets.token_hex(16), "sent_s": sent_s}
+    order = ContainerOrder.load(request.beside["order"])
+    if isinstance(order.secrets, SecretManagerSecrets):
+        order = replace(order, secrets=replace(order.secrets, secret=f"{_secret(request, owner)}/versions/latest"))
+    return replace(order, fence=fence, token=secrets.token_hex(16), sent_s=sent_s).dump()
 
 
 def _with_marks(request: Request, owner: str, fence: str) -> dict[str, Any]:
