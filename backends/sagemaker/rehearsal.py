@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends.sagemaker.records import SageMakerSending
 from cloudtrain.backends.sagemaker.request import BUNDLE, CODE, JOB, SPEC
 from cloudtrain.entrypoints.contract import ContainerOrder
 from cloudtrain.launcher.backend import Request
@@ -34,7 +35,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         raise ConfigError(message, where="sagemaker.distribution", hint="write `distribution: torchrun`")
     hosts = [f"algo-{number}" for number in range(1, len(stage.addresses) + 1)]
     checkpoints = request.body["CheckpointConfig"].get("LocalPath", "/opt/ml/checkpoints")
-    order = ContainerOrder.load(request.beside["spec"])
+    order = SageMakerSending.load(request.beside).order
     job, mirrored = stage.with_own_mirror(order.job)
     nodes = []
     for number, host in enumerate(hosts):
@@ -121,7 +122,7 @@ def _inputs(request: Request, stage: Stage) -> dict[str, Path]:
 
 
 def _environment(request: Request, host: str, disk: Path, stage: Stage, number: int) -> dict[str, str]:
-    body, region = request.body, str(request.beside["region"])
+    body, region = request.body, SageMakerSending.load(request.beside).region
     return {
         "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
         "HOME": "/tmp" if stage.has_own_places else str(disk),

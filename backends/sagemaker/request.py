@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.sagemaker import images
 from cloudtrain.backends.sagemaker.machine import S3Location, block_of, choose, disk_gb, place_of, region_of
+from cloudtrain.backends.sagemaker.records import SageMakerSending
 from cloudtrain.entrypoints.contract import ParameterSecrets, Places
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
@@ -119,20 +120,20 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     spec, checkpoint_uri = job_spec(plan, config, job_id, attempt), body["CheckpointConfig"]["S3Uri"]
     own = _own_order(config, place, name, checkpoint_uri, gathers=config.task is None and plan.instances > 1)
     order = container_order(plan, config, spec, bundle_sha256, **own).dump()
-    beside = {
-        "region": place.region,
-        "profile": block.profile,
-        "endpoints": dict(block.endpoints),
-        "default_of": place.role.split(":")[4] if block.bucket is None else None,  # the account
-        "code_uri": code_uri,
-        "job_uri": job_uri,
-        "owner_uri": f"{home}/owner",
-        "spec": order,
-    }
+    sending = SageMakerSending(
+        region=place.region,
+        profile=block.profile,
+        endpoints=dict(block.endpoints),
+        default_of=place.role.split(":")[4] if block.bucket is None else None,  # the account
+        code_uri=code_uri,
+        job_uri=job_uri,
+        owner_uri=f"{home}/owner",
+        spec=order,
+    )
     text = render.as_json(body)
     files = {"create-training-job.json": text, SPEC: render.as_json(order)}
     carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if config.resources.spot else [])}
-    return Request(name, body, text, files, beside, (*changes, *_notes(config)), frozenset(carried))
+    return Request(name, body, text, files, sending.dump(), (*changes, *_notes(config)), frozenset(carried))
 
 
 def _own_tags(config: JobConfig, job_id: str, attempt: int) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends.vertex.records import VertexSending
 from cloudtrain.backends.vertex.request import boot_source
 from cloudtrain.entrypoints.contract import ContainerOrder, FetchedInput
 from cloudtrain.launcher.backend import Request
@@ -28,13 +29,14 @@ PORT, MASTER_PORT = 2222, "3333"  # the ports that Vertex AI puts into CLUSTER_S
 def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     """Prepare the replicas. Raises ConfigError if `raw` has added pools, because they are not nodes of the training."""
     pools = request.body["jobSpec"]["workerPoolSpecs"]
-    order, mirrored = _order(request), dict[str, Path]()
+    plan = VertexSending.load(request.beside)
+    order, mirrored = _order(request.name, plan), dict[str, Path]()
     if not str(order.job.checkpoint.mirror).startswith("gs://"):  # a folder here replaces another cloud's store
         job, mirrored = stage.with_own_mirror(order.job)
         order = replace(order, job=job)
     _fill(stage, order.fetched or {})
-    _put(stage, request.beside["code_uri"], stage.bundle.path.read_bytes())
-    _put(stage, request.beside["order_uri"], json.dumps(order.dump()).encode())
+    _put(stage, plan.code_uri, stage.bundle.path.read_bytes())
+    _put(stage, plan.order_uri, json.dumps(order.dump()).encode())
     replicas = [(pool, index) for pool, spec in enumerate(pools) for index in range(int(spec["replicaCount"]))]
     if len(replicas) != len(stage.addresses):
         message = f"{len(replicas)} replicas are asked for, of which {len(stage.addresses)} train"
@@ -69,7 +71,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
                 names=dict(zip(hosts, stage.addresses, strict=True)),
             )
         )
-    checkpoints = str(order.job.checkpoint.mirror) if mirrored else request.beside["checkpoint_uri"]
+    checkpoints = str(order.job.checkpoint.mirror) if mirrored else plan.checkpoint_uri or ""
     return Rehearsal(
         tuple(nodes),
         notice="SIGTERM to every replica, SIGKILL after 30 s; all start again with empty disks, from the bucket",
@@ -79,15 +81,15 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         replaced=(
             "Cloud Storage and the metadata server: a folder here answers, by an address added to the boot's arguments",
             f"the image {task.get('imageUri') or task.get('executorImageUri')}",
-            *(["Secret Manager"] if request.beside["order"].get("secrets") else []),
+            *(["Secret Manager"] if plan.container_order.secrets else []),
             *(["how pip installs the boot's package"] if "pythonModule" in task else []),
         ),
     )
 
 
-def _order(request: Request) -> ContainerOrder:
+def _order(name: str, plan: VertexSending) -> ContainerOrder:
     """Return the order as a send writes the order, without secrets: a rehearsal passes secrets as variables."""
-    return replace(ContainerOrder.load(request.beside["order"]), secrets=None, token=request.name)
+    return replace(plan.container_order, secrets=None, token=name)
 
 
 def _argv(task: dict[str, Any], service: str) -> tuple[str, ...]:
@@ -109,12 +111,15 @@ def _platform(request: Request, replicas: list[tuple[int, int]], hosts: list[str
     task = {"type": f"workerpool{pool}", "index": index, "trial": ""}
     spec = {"cluster": cluster, "environment": "cloud", "task": task, "job": "{}"}
     ranks = {"MASTER_ADDR": hosts[0], "MASTER_PORT": MASTER_PORT, "RANK": str(number), "WORLD_SIZE": str(len(hosts))}
-    prefix = request.body["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"].rstrip("/")
+    plan, prefix = (
+        VertexSending.load(request.beside),
+        request.body["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"].rstrip("/"),
+    )
     folders = {"MODEL_DIR": "model", "CHECKPOINT_DIR": "checkpoints", "TENSORBOARD_LOG_DIR": "logs"}
     return {
         "CLOUD_ML_JOB_ID": "0000000000000000000",
-        "CLOUD_ML_PROJECT_ID": str(request.beside["project"]),
-        "CLOUD_ML_REGION": str(request.beside["location"]),
+        "CLOUD_ML_PROJECT_ID": plan.project,
+        "CLOUD_ML_REGION": plan.location,
         "CLUSTER_SPEC": json.dumps(spec),
         **(ranks if len(hosts) > 1 else {}),
         **{f"AIP_{name}": f"{prefix}/{folder}/" for name, folder in folders.items()},

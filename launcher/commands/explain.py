@@ -124,8 +124,10 @@ def default_words(facts: dict[str, Any]) -> str:
 
 
 def _closest(path: str) -> str:
-    from cloudtrain.launcher.config.schema import JobConfig, keys_named
+    from cloudtrain.launcher.config.schema import TYPO, JobConfig, keys_named
 
+    if typo := get_close_matches(path, JobConfig.model_fields, 1, TYPO):
+        return f"did you mean `{typo[0]}`?"
     names = list(every_key(JobConfig))
     key = path.rpartition(".")[2]
     exact = [name for name in names if name.rpartition(".")[2] == key]

@@ -47,6 +47,7 @@ from cloudtrain.launcher.job import PROJECT_PATTERN
 
 __all__ = [
     "BACKENDS",
+    "TYPO",
     "Budget",
     "JobConfig",
     "as_yaml",
@@ -59,6 +60,7 @@ __all__ = [
     "written_default",
 ]
 
+TYPO = 0.85  # from this ratio of difflib's, a misspelt top-level key wins over the same key in a section
 BACKENDS = ("local", "ssh", "sagemaker", "azureml", "vertex")
 
 NotifyEvent = Literal[
@@ -272,7 +274,10 @@ class Retry(Section):
 class JobConfig(Section):
     """A training job."""
 
-    name: JobName = Field(description="Name of the job.", examples=["digits"])
+    name: JobName = Field(
+        description="Name of the job; the id adds five letters, or is the ID of `submit --name ID`.",
+        examples=["digits"],
+    )
     backend: BackendChoice = Field(
         "local",
         description="Place of the job: local, ssh, sagemaker, azureml, vertex, or a plug-in's name; of several, `plan` "
