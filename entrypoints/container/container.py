@@ -41,6 +41,7 @@ from cloudtrain.entrypoints.container.log_relay import LogRelay
 from cloudtrain.entrypoints.contract import (
     AgentSpec,
     ContainerOrder,
+    ContractError,
     ExitCodes,
     ExitReport,
     KeyVaultSecrets,
@@ -207,7 +208,9 @@ def _link(usual: Path, path: Path) -> None:
 
 
 def _agent_spec(order: ContainerOrder, root: Path, node: nodes.Node) -> AgentSpec:
-    """Return the agent's spec for this node."""
+    """Return the agent's spec for this node. Raises ContractError if no send has completed the order."""
+    if not order.token:
+        raise ContractError("the container order lacks `token`")
     places, job = order.places, order.job
     own, checkpoints, output = root / places.own, root / places.checkpoints, root / places.output
     for folder in (checkpoints, output):
@@ -224,7 +227,7 @@ def _agent_spec(order: ContainerOrder, root: Path, node: nodes.Node) -> AgentSpe
         limit_reason=order.limit_reason,
         grace_s=order.grace_s,
         join_timeout_s=order.join_timeout_s,
-        token=order.token or job.job,
+        token=order.token,
         node=node.rank,
         address=node.address,
         head=(node.head, node.port),

@@ -38,15 +38,15 @@ def order(uri: str, root: Path, fence: str) -> ContainerOrder:
     path = root / "order.json"
     try:
         google_storage.Bucket(bucket).get(key, path)
-        found = ContainerOrder.load(json.loads(path.read_text()))
+        found: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise StagingError("the container order was withdrawn: this job must not run", may_mend=False) from error
     except OSError as error:
         lasts = isinstance(error, PermissionError)
         raise StagingError(f"cannot read the job's order: {error}", may_mend=not lasts) from error
-    if found.fence != fence:
+    if found.get("fence") != fence:
         raise StagingError("a later submit of this job replaced this one, which must not run", may_mend=False)
-    return found
+    return ContainerOrder.load(found)
 
 
 def bring_in(order: ContainerOrder, root: Path) -> ContainerOrder:

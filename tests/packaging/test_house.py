@@ -17,7 +17,7 @@ from cloudtrain.launcher import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 # The parts of entrypoints that the launcher's side may use: modules at the top, folders, modules in folders.
-FROM_ENTRYPOINTS = {"atomic_json", "errors", "events", "format", "job_files", "processes"}
+FROM_ENTRYPOINTS = {"atomic_json", "contract", "errors", "events", "format", "job_files", "processes"}
 FROM_ENTRYPOINTS |= {"environments", "host", "notices"}
 FROM_ENTRYPOINTS |= {"agent.last_lines", "agent.node_folder", "agent.node_logs", "rank.rehearsal", "rank.tracebacks"}
 FROM_ENTRYPOINTS |= {"rank.variables"}
@@ -31,7 +31,8 @@ ROOMS = {
     ),
     "entrypoints": (
         *("train", "container", "host", "agent", "trainer", "scripts", "environments", "replication", "checkpoints"),
-        *("stores", "rank", "notices", "atomic_json", "bundle_file", "events", "format", "job_files", "processes"),
+        *("stores", "rank", "notices", "contract", "atomic_json", "bundle_file", "events", "format", "job_files"),
+        "processes",
         "errors",
     ),
 }
