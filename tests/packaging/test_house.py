@@ -182,12 +182,15 @@ def keys_of(node: ast.AST) -> Iterator[tuple[str, str]]:
             yield ast.unparse(owner), key
 
 
-@pytest.mark.parametrize("name", ["plan", "ref", "beside"])
-def test_typed_objects_are_read_by_their_fields(name: str) -> None:
-    """No module reads a plan, a handle or a sending plan by a string key: their `load` alone knows the stored names."""
+STORED = [(name, folder) for name in ("plan", "ref", "beside") for folder in ("launcher", "backends")]
+SENT = [(name, "entrypoints") for name in ("spec", "order", "verdict")]
+
+
+@pytest.mark.parametrize(("name", "folder"), [*STORED, *SENT])
+def test_typed_objects_are_read_by_their_fields(name: str, folder: str) -> None:
+    """No module reads a plan, a handle or a message by a string key: their `load` alone knows the JSON names."""
     found = [
         (str(path.relative_to(ROOT)), owner, key)
-        for folder in ("launcher", "backends")
         for path in sorted((ROOT / folder).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_bytes(), str(path)))
         for owner, key in keys_of(node)
