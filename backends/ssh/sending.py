@@ -109,9 +109,8 @@ def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
 
     A host that cannot be asked is named, and hides no further host. Raises UnreachableError if no host can be asked.
     """
-    if config is not None and config.ssh is not None and config.ssh.hosts:
-        asked = hosts.of_config(config)
-    else:
+    asked = hosts.of_config(config) if config is not None else []
+    if not asked:
         notes = (atomic_json.read_json(path) or {"nodes": []} for path in (home / "ssh").glob("*/attempt-*.json"))
         asked = list(dict.fromkeys(Host(**node["host"]) for note in notes for node in note["nodes"]))
     found: dict[tuple[str, int], FoundAttempt] = {}

@@ -27,7 +27,7 @@ ROOMS = {
     "launcher": (
         *("cli", "api", "commands", "checkup", "completion", "ui", "live", "report", "rehearsal", "jobs", "logs"),
         *("notices", "money", "planning", "prices", "store", "backend", "lazily", "metering", "config", "text", "plan"),
-        *("job", "errors"),
+        *("backend_table", "job", "errors"),
     ),
     "entrypoints": (
         *("train", "container", "host", "agent", "trainer", "scripts", "environments", "replication", "checkpoints"),
