@@ -182,16 +182,21 @@ def _run(argv: list[str], debug: bool, as_json: bool) -> int:
 
 
 def _setting(error: click.ClickException) -> str:
-    """Return the `--set` options for an unknown option with the name of a config key, else an empty text."""
+    """Return how to set the config key with the name of an unknown option, else an empty text."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
     if all(param.name != "settings" for param in error.ctx.command.params):
         return ""
+    if error.option_name == "--args" and error.ctx.command.name == "submit":
+        return "cloudtrain submit -- --epochs 10"
+    from shlex import quote
+
     from cloudtrain.launcher.config.schema import as_yaml, field_at, keys_named
 
     keys = keys_named(error.option_name.lstrip("-").replace("-", "_"))
     fields = [(key, field) for key in keys if (field := field_at(tuple(key.split("."))))]
-    return " or ".join(f"--set {key}={as_yaml((field.examples or ['VALUE'])[0])}" for key, field in fields[:3])
+    examples = [f"{key}={as_yaml((field.examples or ['VALUE'])[0])}" for key, field in fields[:3]]
+    return " or ".join(f"--set {quote(example)}" for example in examples)
 
 
 def _ended(error: dict[str, Any], as_json: bool) -> int:

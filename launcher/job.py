@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.plan import Plan
 
 __all__ = [
     "PROJECT_PATTERN",
@@ -17,7 +21,9 @@ __all__ = [
     "Job",
     "JobState",
     "State",
+    "StoredConfig",
     "exit_code",
+    "name_of",
     "new_id",
     "platform_name",
     "require_name",
@@ -84,7 +90,7 @@ class Attempt:
     job_id: str
     number: int
     phase: str
-    plan: dict[str, Any]
+    plan: Plan
     request: dict[str, Any]
     created_s: float
     submitter: dict[str, Any]
@@ -106,8 +112,7 @@ class Attempt:
     @property
     def hourly_usd(self) -> float | None:
         """The price of all instances for an hour: as planned, else as the platform reports; None if unknown."""
-        planned: float | None = self.plan["hourly_usd"]
-        return self.state.hourly_usd if planned is None else planned
+        return self.state.hourly_usd if self.plan.hourly_usd is None else self.plan.hourly_usd
 
     @property
     def idle_usd(self) -> float | None:
@@ -118,10 +123,53 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class StoredConfig:
+    """The values of a stored config that the launcher reads, as text where the config has text; None if not set."""
+
+    budget: str | None
+    on_limit: str | None
+    alert_at: Sequence[Any]
+    max_duration: str | None
+    max_wait: str | None
+    retry_on: Sequence[str]
+    max_attempts: int
+    task: str | None
+    is_script: bool
+    timeout_s: int
+    hang_timeout: Any
+    tags: dict[str, str]
+    monitor: dict[str, Any]
+
+    @classmethod
+    def load(cls, config: Mapping[str, Any]) -> StoredConfig:
+        """Return the values; a config of an older version may lack keys."""
+        names = ("budget", "limits", "retry", "distributed", "training")
+        budget, limits, retry, distributed, training = (
+            found if isinstance(found := config.get(name), dict) else {} for name in names
+        )
+        return cls(
+            budget=budget.get("limit"),
+            on_limit=budget.get("on_limit"),
+            alert_at=budget.get("alert_at") or (),
+            max_duration=limits.get("max_duration"),
+            max_wait=limits.get("max_wait"),
+            retry_on=retry.get("on") or (),
+            max_attempts=retry.get("max_attempts", 1),
+            task=config.get("task"),
+            is_script=bool(config.get("script") or config.get("module")),
+            timeout_s=distributed.get("timeout_s") or 600,
+            hang_timeout=distributed.get("hang_timeout"),
+            tags=config.get("tags") or {},
+            monitor=training.get("monitor") or {},
+        )
+
+
+@dataclass(frozen=True)
 class Job:
     """A submitted job: the config as loaded, the bundle, and the folder's git state at the submit.
 
-    `seq` counts the submits of the home folder; 0 before the job is journalled.
+    `config` is the whole stored config, for a resume; `asked` has the values that the launcher reads. `seq` counts the
+    submits of the home folder; 0 before the job is journalled.
     """
 
     id: str
@@ -135,10 +183,15 @@ class Job:
     idempotency_key: str | None = None
     seq: int = 0
 
+    @cached_property
+    def asked(self) -> StoredConfig:
+        """The values of the config that the launcher reads."""
+        return StoredConfig.load(self.config)
+
     @property
     def saves(self) -> bool:
         """Whether cloudtrain saves the job at a stop; if not, its script gets SIGTERM and may save by itself."""
-        return bool(self.attempt.plan.get("saves", True))
+        return self.attempt.plan.saves
 
     @property
     def active(self) -> bool:
@@ -149,6 +202,12 @@ class Job:
 def new_id(name: str) -> str:
     """Return a job id for a config's name: unlikely to be taken, short enough to type."""
     return f"{name}-{''.join(secrets.choice(_ALPHABET) for _ in range(5))}"
+
+
+def name_of(folder: Path) -> str:
+    """Return the folder's name as a job's name."""
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:41].strip("-")
+    return name if name not in ("", "last") else "starter"
 
 
 def require_name(name: str) -> None:

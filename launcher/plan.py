@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 __all__ = ["Batch", "Plan"]
@@ -65,3 +66,37 @@ class Plan:
     def dump(self) -> dict[str, Any]:
         """Return the fields for JSON."""
         return asdict(self)
+
+    @classmethod
+    def load(cls, stored: Mapping[str, Any]) -> Plan:
+        """Return a stored plan. Raises ValueError or TypeError for a damaged plan.
+
+        A plan of an older version may lack keys, and unknown keys of a newer version are ignored.
+        """
+        kept = _OLDEST | {key: value for key, value in stored.items() if value is not None and key in _KEYS}
+        is_whole = all(isinstance(stored.get(key), int) for key in _PLANNED)
+        is_whole = is_whole and all(isinstance(stored.get(key, 1), (float, int)) for key in _NEVER_NONE)
+        if not is_whole or not all(isinstance(kept.get(key, 0), _FIGURE) for key in _FIGURES):
+            raise ValueError("its plan is not whole")
+        kept["alert_micro"] = tuple(kept.get("alert_micro", ()))
+        if isinstance(batch := kept["batch"], dict):
+            kept["batch"] = Batch(*(batch.get(key, 0) for key in ("global_size", "micro_size", "accumulation")))
+        if (worst_usd := kept["worst_case_usd"]) is not None:
+            kept.setdefault("worst_case_micro", round(worst_usd * 1_000_000))
+        return cls(**kept)
+
+
+_PLANNED = ("instances", "nproc_per_node", "ranks", "cap_s")  # keys of every stored plan
+_NEVER_NONE = ("attempts", "uncertainty", "unit_s", "minimum_bill_s")  # keys that a plan of an older version may lack
+_OLDEST: dict[str, Any] = {  # values of keys that a plan of an older version may lack
+    "gpus_per_instance": 0,
+    "hourly_usd": None,
+    "price_source": "",
+    "cap_reason": "",
+    "deadline_s": 0,
+    "worst_case_usd": None,
+    "batch": None,
+}
+_KEYS = frozenset(each.name for each in fields(Plan))
+_FIGURES = tuple(key for key in _KEYS if key.endswith(("_s", "_usd", "_micro")) and key != "alert_micro")
+_FIGURE = (float, int, type(None))

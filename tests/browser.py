@@ -1,11 +1,11 @@
-"""A real Chromium for tests of pages: one a test file, a fresh profile for each test, and what went wrong in it.
+"""A real Chromium for tests of pages: one a test file, a fresh profile for each test, and a record of errors.
 
     def test_page_opens(open_page):
         page = open_page(path.as_uri())
         assert page.locator("h1").inner_text() == "digits"
 
-A test ends with a failure if the page has written an error to the console, has raised one, or has asked the network
-for anything but loopback.
+A test fails if the page has written an error to the console, has raised an error, or has sent a request beyond
+loopback.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["Seen", "browser", "contrast", "open_page", "page_seen"]
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-PATIENT_MS = 120_000  # CI is slow and busy; what is waited for comes in a second or two
+PATIENT_MS = 120_000  # CI is slow and busy; the awaited changes take a second or two
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", "--no-first-run", "--disable-dev-shm-usage"),
 ]
 
-# The least contrast (WCAG 2.1, 1.4.3) of the texts that match, each against what is painted behind it.
+# The least contrast (WCAG 2.1, 1.4.3) of the matching texts, each against the background painted behind it.
 _CONTRAST = """
 (selector) => {
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
@@ -67,20 +67,20 @@ _CONTRAST = """
 
 @dataclass
 class Seen:
-    """What a test's pages have done: `requests` are all addresses that were asked for, `errors` what went wrong."""
+    """A record of a test's pages: `requests` are all requested addresses, `errors` all errors."""
 
     requests: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     def watch(self, page: Page) -> None:
-        """Note what this page does from now on."""
+        """Record the page's requests and errors from now on."""
         page.on("request", lambda request: self.requests.append(request.url))
         page.on("pageerror", lambda error: self.errors.append(f"raised: {error}"))
         page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
 
     @property
     def far(self) -> list[str]:
-        """The addresses that are neither a file nor on this machine."""
+        """Return the addresses that are neither a file nor on this machine."""
         near = ("127.0.0.1", "localhost", "::1")
         return [url for url in self.requests if urlsplit(url).scheme in ("http", "https", "ws", "wss")
                 and urlsplit(url).hostname not in near]  # fmt: skip
@@ -90,14 +90,14 @@ class Seen:
 def browser() -> Iterator[Browser]:
     """Return the machine's Chromium, headless.
 
-    One a file: while it is open playwright has this thread's event loop running, and other tests want one of their own.
+    One for each file: an open playwright runs the thread's event loop, and other tests need their own loop.
     """
     from playwright.sync_api import sync_playwright
 
     path = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
     if path is None:
         pytest.fail("there is no chromium on this machine: apt-get install chromium fonts-dejavu-core", pytrace=False)
-    with pytest.MonkeyPatch.context() as patch:  # else it would count as a process that the first test has left
+    with pytest.MonkeyPatch.context() as patch:  # else a process left by the first test
         for name in [name for name in os.environ if name.startswith("CLOUDTRAIN_")]:
             patch.delenv(name)
         driver = sync_playwright().start()
@@ -109,7 +109,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page_seen() -> Seen:
-    """Return what this test's pages have done."""
+    """Return the record of the test's pages."""
     return Seen()
 
 
@@ -117,7 +117,7 @@ def page_seen() -> Seen:
 def open_page(browser: Browser, page_seen: Seen) -> Iterator[Callable[..., Page]]:
     """Return a function that opens an address in a fresh profile: `open_page(url, width=400, color_scheme="dark")`.
 
-    Further names are playwright's for a context. After the test its console must be clean and nothing far asked for.
+    Other names are playwright's for a context. After the test the record must have no errors and no far requests.
     """
     contexts: list[BrowserContext] = []
 
@@ -138,5 +138,5 @@ def open_page(browser: Browser, page_seen: Seen) -> Iterator[Callable[..., Page]
 
 
 def contrast(page: Page, selector: str = "body *") -> list[tuple[float, str]]:
-    """Return the lowest contrasts of the texts that match, and the texts: 4.5 is the least that people read well."""
+    """Return the lowest contrasts of the matching texts, with the texts: below 4.5 a text is hard to read."""
     return [(ratio, text) for ratio, text in page.evaluate(_CONTRAST, selector)]

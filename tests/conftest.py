@@ -1,4 +1,4 @@
-"""What the tests share: a private home, the installed command as a real process, and nothing left behind."""
+"""Fixtures for all tests: a private home folder, the installed command as a process, a check for leftover processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from doubles.fixtures import (  # noqa: F401 - fixtures
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = Path(sys.executable).with_name("cloudtrain")
 
-# Runs for a minute in small steps, and imports nothing: for jobs that are stopped.
+# Runs for a minute in small steps, with only light imports: for jobs that a test stops.
 LOOP = """\
 import time
 
@@ -45,7 +45,7 @@ for _ in range(600):
 """
 
 
-# Gives up every capability (capset(2), linux/capability.h version 3): then root is a user like any other.
+# Drops every capability (capset(2), linux/capability.h version 3): then root has an ordinary user's rights.
 _AS_ANYBODY = """\
 import ctypes
 ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
@@ -54,7 +54,7 @@ main()
 """
 
 
-# Takes a cap of some seconds for a useful one: no test waits for the minutes that the shortest take on a cloud.
+# Accepts a cap of some seconds as useful: no test waits for the minutes of the shortest cap on a cloud.
 _CONTENT_WITH_LITTLE = """\
 from cloudtrain.launcher.metering import limit as cap
 cap.least_useful_s = lambda terms: max(terms.least_s, 20)
@@ -65,7 +65,7 @@ main()
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int
     stdout: str
@@ -73,15 +73,15 @@ class Result:
 
     @property
     def json(self) -> Any:
-        """Return what it printed, read as JSON."""
+        """Return the output read as JSON."""
         return json.loads(self.stdout)
 
 
 @dataclass(frozen=True)
 class Cli:
-    """The installed `cloudtrain`, run as a user would: another process, in a folder, with the private home.
+    """The installed `cloudtrain`, run as by a user: a separate process, in a folder, with the private home folder.
 
-    It may begin with modules `preloaded`: for tests of many commands, each of which would import a cloud's SDK.
+    The process may begin with modules `preloaded`, for tests with many commands that would each import a cloud's SDK.
     """
 
     home: Path
@@ -98,7 +98,7 @@ class Cli:
         stdin: str | None = None,
         timeout_s: float = 120,
     ) -> Result:
-        """Run to the end."""
+        """Run the command to its end."""
         if self.preloaded and stdin is None:
             command, where = [*self.command, *map(str, args)], cwd or self.cwd
             done = warmpython.run(command, where, self.environment(env), timeout_s, self.preloaded)
@@ -116,7 +116,7 @@ class Cli:
         return Result(done.returncode, done.stdout, done.stderr)
 
     def start(self, *args: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> Any:
-        """Start it and return the process (subprocess.Popen), its output in pipes."""
+        """Start the command and return the process (subprocess.Popen), with its output in pipes."""
         return subprocess.Popen(
             [*self.command, *map(str, args)],
             cwd=cwd or self.cwd,
@@ -125,12 +125,12 @@ class Cli:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # A shell's background jobs ignore SIGINT, and so would what they start: a terminal's do not.
+            # A shell's background jobs ignore SIGINT, and their children inherit the setting; a terminal's jobs do not.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def watch(self, text: str, *args: str, count: int = 1, cwd: Path | None = None, timeout_s: float = 120) -> None:
-        """Run until it has printed the text so often, then kill it: it costs less than asking again and again."""
+        """Run until the output has the text `count` times, then kill the process: cheaper than repeated commands."""
         process = self.start(*args, cwd=cwd)
         too_late = threading.Timer(timeout_s, process.kill)
         too_late.start()
@@ -141,14 +141,14 @@ class Cli:
         assert len(seen) == count, f"{text!r} was printed {len(seen)} times: {said}"
 
     def environment(self, more: dict[str, str] | None = None) -> dict[str, str]:
-        """Return the environment of a user who has set nothing of ours but the home."""
+        """Return the environment of a user without CLOUDTRAIN variables, except for the home folder."""
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("CLOUDTRAIN_", "PYTEST_"))}
         return {**clean, "CLOUDTRAIN_HOME": str(self.home), **self.env, **(more or {})}
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a private state folder, which every process started by the test uses; it is not made yet."""
+    """Return a private state folder, not yet made, for every process that the test starts."""
     folder = tmp_path / "home"
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(folder))
     return folder
@@ -156,19 +156,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cli(home: Path, tmp_path: Path) -> Cli:
-    """Return the installed command, run in `tmp_path` unless told otherwise."""
+    """Return the installed command, run in `tmp_path` by default."""
     return Cli(home, tmp_path)
 
 
 @pytest.fixture
 def content_cli(cli: Cli) -> Cli:
-    """Return the command line with one thing changed: no cap from money is too short to be of use."""
+    """Return the command line with one change: even a short cap from a budget counts as useful."""
     return replace(cli, command=(sys.executable, "-c", _CONTENT_WITH_LITTLE))
 
 
 @pytest.fixture
 def unprivileged(cli: Cli) -> Callable[..., Result]:
-    """Return the command line run without root's right to read and write everything (as root; else as it is)."""
+    """Return the command line without root's right to read and write all files (unchanged for other users)."""
 
     def run(*args: str | Path, cwd: Path) -> Result:
         done = subprocess.run(
@@ -201,9 +201,9 @@ def project(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def idle_python(tmp_path: Path) -> Path:
-    """Return an interpreter that only sleeps: for tests of what starts jobs, where no job need train.
+    """Return an interpreter that only sleeps: for tests of the start of jobs, without training.
 
-    `local.python` set to it makes real agents start something real, without the seconds of importing torch.
+    `local.python` set to it makes real agents start a real process, without the seconds of importing torch.
     """
     path = tmp_path / "idle-python"
     path.write_text("#!/bin/sh\nexec sleep 300\n")
@@ -227,7 +227,7 @@ def wait_until() -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Hold, after every slow test, that no process of its private home is left; kill what is."""
+    """Check after every slow test that no process of its private home folder is left; kill the processes left."""
     if request.node.get_closest_marker("slow") is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""`cloudtrain ui` as a process of its own, and a client that says exactly what it is told to."""
+"""`cloudtrain ui` as a separate process, and a client that sends exactly the given request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE_S = 90  # CI is slow and busy
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server has answered; `headers` by their names in small letters."""
+    """The server's answer; `headers` have lower-case names."""
 
     status: int
     headers: dict[str, str]
@@ -31,7 +31,7 @@ class Answer:
 
 @dataclass
 class Served:
-    """The process, where it listens, and the cookie once a token was exchanged."""
+    """The process, its address, and the cookie after the exchange of a token."""
 
     process: Any
     address: str
@@ -46,18 +46,18 @@ class Served:
 
     @property
     def token(self) -> str:
-        """Return the token that was printed first."""
+        """Return the token in the printed address."""
         return self.address.partition("token=")[2]
 
     @property
     def origin(self) -> str:
-        """Return what our own page's requests say that they come from."""
+        """Return the origin of requests from the server's own page."""
         return f"http://127.0.0.1:{self.port}"
 
     def ask(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: str | bytes | None = None
     ) -> Answer:
-        """Send one request with these headers; a `Host` among them is sent as it is."""
+        """Send one request with exactly these headers; a given `Host` replaces the default."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         given = {name.lower() for name in headers or {}}
         connection.putrequest(method, path, skip_host="host" in given, skip_accept_encoding=True)
@@ -79,11 +79,11 @@ class Served:
         return self.cookie
 
     def get(self, path: str, **headers: str) -> Answer:
-        """Ask as the page of somebody who has entered does."""
+        """Send a GET with the cookie, as a page after the exchange does."""
         return self.ask("GET", path, {"cookie": self.cookie, **headers})
 
     def post(self, path: str, fields: Mapping[str, str], headers: Mapping[str, str] | None = None) -> Answer:
-        """Send a form as our own page does, but for these headers and fields."""
+        """Send a form as the server's own page does, with changed headers and fields."""
         if not self.csrf:
             self.csrf = self.get("/").text.partition('name="csrf" content="')[2].partition('"')[0]
         said = {
@@ -97,7 +97,7 @@ class Served:
         return self.ask("POST", path, said, urlencode({"csrf": self.csrf, **fields}))
 
     def end(self) -> tuple[int, str, str]:
-        """Press Ctrl-C; return the exit code, and what else was printed."""
+        """Press Ctrl-C; return the exit code, and the rest of the output."""
         self.process.send_signal(signal.SIGINT)
         stdout, stderr = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, stdout, stderr
@@ -105,7 +105,7 @@ class Served:
 
 @contextmanager
 def serving(home: Path, *options: str, setup: str = "", **env: str) -> Iterator[Served]:
-    """Serve the page of this home on a free port; end the process as a user does. `setup`: code that runs first."""
+    """Serve the page of the home folder on a free port; end the process as a user does. `setup`: code to run first."""
     command = [sys.executable, "-c", f"import sys\n{setup}\nfrom cloudtrain.launcher.cli import main\nsys.exit(main())"]
     clean = {
         name: value
@@ -119,7 +119,7 @@ def serving(home: Path, *options: str, setup: str = "", **env: str) -> Iterator[
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell's background jobs ignore SIGINT, and so would what they start: a terminal's do not.
+        # A shell's background jobs ignore SIGINT, and their children inherit the setting; a terminal's jobs do not.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     address = process.stdout.readline().strip() if process.stdout else ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cloudtrain.backends.azureml.records import AzureMLSending
 from cloudtrain.launcher import lazily
 from cloudtrain.launcher.backend import Capacity, Request, Terms
 from cloudtrain.launcher.prices import catalog
@@ -73,5 +74,5 @@ rehearsal = lazily.of("cloudtrain.backends.azureml.rehearsal", "rehearsal")
 
 def where_to_look(request: Request) -> str:
     """Return the az command that shows the job."""
-    place = request.beside["workspace"]
-    return f"az ml job show -n {request.name} -w {place['name']} -g {place['resource_group']}"
+    place = AzureMLSending.load(request.beside).workspace
+    return f"az ml job show -n {request.name} -w {place.name} -g {place.resource_group}"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.backends.azureml import rest
+from cloudtrain.backends.azureml.records import AzureMLSending
 from cloudtrain.backends.azureml.workspace import Workspace, plain_region
 from cloudtrain.entrypoints.format import span
-from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.text.times import duration_s
 from cloudtrain.launcher.text.units import format_duration
@@ -56,33 +56,32 @@ def fitting(workspace: Workspace, name: str, instance_type: str | None, instance
     return Cluster(size, most, priority, state, _idle_of(own, instances), str(there.get("computeLocation") or ""))
 
 
-def require(workspace: Workspace, request: Request) -> float:
+def require(plan: AzureMLSending) -> float:
     """Return the seconds that the cluster's machines idle after a job, 0 without a cluster; check that the job fits.
 
     Raises ConfigError for a wrong name (Azure reports it after the upload), region, or idle time above the plan's.
     """
-    beside = request.beside
-    if beside["compute"] is None:
-        _require_region(workspace, beside.get("priced_region"), "")
+    if plan.compute is None:
+        _require_region(plan.workspace, plan.priced_region, "")
         return 0.0
-    found = fitting(workspace, beside["compute"], beside["instance_type"], beside["nodes"])
-    _require_region(workspace, beside.get("priced_region"), found.region)
-    counted_s = beside.get("counted_idle_s")
+    found = fitting(plan.workspace, plan.compute, plan.instance_type, plan.nodes)
+    _require_region(plan.workspace, plan.priced_region, found.region)
+    counted_s = plan.counted_idle_s
     if counted_s is not None and found.idle_s > counted_s:
         told, counted = span(found.idle_s), span(counted_s)
-        message = f"`{beside['compute']}` keeps idle machines for {told}, and the plan counts {counted} of it"
+        message = f"`{plan.compute}` keeps idle machines for {told}, and the plan counts {counted} of it"
         hint = f"write `idle: {format_duration(int(found.idle_s))}`, or set the cluster to release them sooner"
         raise ConfigError([Fault(message, key="azureml.idle", hint=hint)])
     return found.idle_s
 
 
-def idle_s(workspace: Workspace, request: Request) -> float:
+def idle_s(plan: AzureMLSending) -> float:
     """Return the seconds that the cluster's machines idle; IDLE_S if Azure cannot be asked."""
-    if request.beside["compute"] is None:
+    if plan.compute is None:
         return 0.0
     with contextlib.suppress(rest.AzureError, KeyError):
-        found = rest.get_json(workspace, f"/computes/{request.beside['compute']}")
-        return _idle_of(found["properties"].get("properties") or {}, request.beside["nodes"])
+        found = rest.get_json(plan.workspace, f"/computes/{plan.compute}")
+        return _idle_of(found["properties"].get("properties") or {}, plan.nodes)
     return IDLE_S
 
 

@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.azureml import compute, files, history, rest, status, vault
 from cloudtrain.backends.azureml import logs as streams
 from cloudtrain.backends.azureml.machine import block_of, workspace_of
+from cloudtrain.backends.azureml.records import AzureMLRef, AzureMLSending, Unpriced
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
@@ -50,7 +51,7 @@ def ready(request: Request, shipment: Shipment) -> None:
     """Raise ConfigError without the SDK, CredentialError without credentials, UnreachableError without the login."""
     if find_spec("azure") is None or find_spec("azure.ai") is None or find_spec("azure.ai.ml") is None:
         raise rest.not_installed(ImportError("No module named 'azure.ai.ml'"))
-    cloud = request.beside["workspace"]["cloud"]
+    cloud = AzureMLSending.load(request.beside).workspace.cloud
     with rest.answers("start the job"):
         rest.token(cloud, f"https://{rest.hosts(cloud)[0]}")
 
@@ -63,14 +64,15 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     """
     from cloudtrain.backends.azureml.request import SENT, encoded  # few users of this module need the functions
 
-    workspace, owner = _workspace(request.beside), identity(shipment.home)
+    plan, owner = AzureMLSending.load(request.beside), identity(shipment.home)
+    workspace = plan.workspace
     shipment.sending.prepares()
     with rest.answers("start the job"):
         there = _described(workspace, request.name)
         if there is not None:  # an earlier try's job, whose answer was lost
-            return _found(request, _services_of_ours(request, there, owner))
-        idle_s = compute.require(workspace, request)
-        files.datastore_of(workspace, request.beside["datastore"])
+            return _found(request, _services_of_ours(request, there, owner)).dump()
+        idle_s = compute.require(plan)
+        files.datastore_of(workspace, plan.datastore)
         sent: dict[str, Any] = {"token": secrets.token_hex(16), "sent_s": time.time()}
         if shipment.secrets:
             sent["vault"] = vault.url_of(workspace, request.name)
@@ -92,7 +94,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         if shipment.sending.is_nothing_sent(error):  # leave no secret behind
             _remove_secrets(workspace, sent.get("vault"))
         raise
-    return _ref(request, services, idle_s, sent.get("vault"))
+    return _ref(request, services, idle_s, sent.get("vault")).dump()
 
 
 def find(request: Request, home: Path) -> JobRef | None:
@@ -100,17 +102,18 @@ def find(request: Request, home: Path) -> JobRef | None:
 
     Azure cannot be told to refuse a name, so a request under way gets SETTLE_S to arrive.
     """
-    workspace, owner = _workspace(request.beside), identity(home)
+    plan, owner = AzureMLSending.load(request.beside), identity(home)
+    workspace = plan.workspace
     with rest.polls(f"ask for {request.name}"):
         there = _described(workspace, request.name)
         if there is None:
             time.sleep(SETTLE_S)
             there = _described(workspace, request.name)
-        if there is None and request.beside["secrets"]:
+        if there is None and plan.secrets:
             vault.remove(workspace, vault.url_of(workspace, request.name))
         if there is None or not _is_ours(there, owner):
             return None
-        return _found(request, _services(there))
+        return _found(request, _services(there)).dump()
 
 
 def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
@@ -140,10 +143,11 @@ def _as_found(workspace: Workspace, job: dict[str, Any], home: Path) -> FoundAtt
     is_own = owner is not None and owner == known_identity(home)
 
     def ref_of(request: Request) -> JobRef:  # only the sender removes the job's secrets
-        return _found(request, _services(job)) | ({} if is_own else {"vault": None})
+        handle = _found(request, _services(job))
+        return (handle if is_own else replace(handle, vault=None)).dump()
 
     with contextlib.suppress(rest.AzureError):  # about the machines; the job can be listed without them
-        return FoundAttempt.of(name, record, {"workspace": asdict(workspace)}, ref_of, is_own=is_own)
+        return FoundAttempt.of(name, record, {"workspace": workspace.dump()}, ref_of, is_own=is_own)
     return FoundAttempt.of(name, None, {}, ref_of, is_own=is_own)
 
 
@@ -156,43 +160,43 @@ def _kept(record: Mapping[str, Any]) -> dict[str, str]:
 
 def state(ref: JobRef) -> State:
     """Return the job's state at Azure."""
-    workspace = _workspace(ref)
-    told = history.details(workspace, _root(ref, workspace), ref["name"])
+    handle = AzureMLRef.load(ref)
+    workspace = handle.workspace
+    told = history.details(workspace, _root(ref, handle), handle.name)
     account, has_checkpoint = None, None
     if told.is_over and told.status != "Completed":
         account = _account(told)
         if account is None and status.may_tell_more(told):
-            return status.awaiting(told, ref["studio"])
-        if ref["checkpoint_uri"] is not None:
+            return status.awaiting(told, handle.studio)
+        if handle.checkpoint_uri is not None:
             with contextlib.suppress(Exception):  # a failed extra request must not hide the end
-                has_checkpoint = files.has_checkpoint(workspace, ref["checkpoint_uri"])
+                has_checkpoint = files.has_checkpoint(workspace, handle.checkpoint_uri)
     if told.is_over:
-        _remove_secrets(workspace, ref["vault"])
+        _remove_secrets(workspace, handle.vault)
     found = status.state_of(
         told,
         account,
-        limit_s=ref["limit_s"],
-        limit_reason=ref["limit_reason"],
+        limit_s=handle.limit_s,
+        limit_reason=handle.limit_reason,
         has_checkpoint=has_checkpoint,
-        idle_s=ref["idle_s"],
+        idle_s=handle.idle_s,
     )
-    return replace(found, url=ref["studio"], hourly_usd=_hourly_usd(told, ref))
+    return replace(found, url=handle.studio, hourly_usd=_hourly_usd(told, handle))
 
 
 def logs(
     ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
 ) -> LogPage:
     """Return the lines after the cursor."""
-    only = nodes_of(ranks, ref["nproc_per_node"])
-    workspace = _workspace(ref)
-    root = _root(ref, workspace)
+    handle = AzureMLRef.load(ref)
+    only, root = nodes_of(ranks, handle.nproc_per_node), _root(ref, handle)
 
     def ask(fresh_s: float) -> history.Details:
-        return history.details(workspace, root, ref["name"], fresh_s=fresh_s)
+        return history.details(handle.workspace, root, handle.name, fresh_s=fresh_s)
 
-    page = streams.page(ask, ref["nodes"], cursor, only)
+    page = streams.page(ask, handle.nodes, cursor, only)
     if page.lines:
-        _last_line_s[ref["name"]] = time.monotonic()
+        _last_line_s[handle.name] = time.monotonic()
     return page if ranks is None else page.only(ranks)
 
 
@@ -201,8 +205,8 @@ def pace(ref: JobRef) -> Pace:
 
     The pause stays short for a run that may fail at any moment, and may be longer for a run that waits for machines.
     """
-    now_s, told = time.monotonic(), history.known(ref["name"])
-    quiet_s = now_s - _last_line_s.setdefault(ref["name"], now_s)
+    name, now_s = AzureMLRef.load(ref).name, time.monotonic()
+    told, quiet_s = history.known(name), now_s - _last_line_s.setdefault(name, now_s)
     is_waiting = told is not None and told.status in (*history.WAITING, "Preparing")
     lines_s = min(WAIT_PAUSE_S if is_waiting else RUN_PAUSE_S, max(1.0, quiet_s / BUSY_S))
     return Pace(lines_s=lines_s, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=streams.HOLD_BACK_S)
@@ -213,50 +217,57 @@ def stop(ref: JobRef, *, now: bool) -> None:
 
     `now` makes no difference there.
     """
-    workspace = _workspace(ref)
-    with rest.answers(f"stop {ref['name']}"):
+    handle = AzureMLRef.load(ref)
+    with rest.answers(f"stop {handle.name}"):
         try:
-            rest.arm(workspace, "POST", f"/jobs/{ref['name']}/cancel", version=JOB_VERSION)
+            rest.arm(handle.workspace, "POST", f"/jobs/{handle.name}/cancel", version=JOB_VERSION)
         except rest.AzureError as error:
-            there = _described(workspace, ref["name"]) if error.status in (400, 409) else None
+            there = _described(handle.workspace, handle.name) if error.status in (400, 409) else None
             if there is None or there["properties"].get("status") not in history.OVER:
                 raise
 
 
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     """Download the job's output folder, also while the job runs; return the files."""
-    return files.download(_workspace(ref), ref["output_uri"], folder)
+    handle = AzureMLRef.load(ref)
+    return files.download(handle.workspace, handle.output_uri, folder)
 
 
 def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
     """Download the job's checkpoint folder, also while the job runs; return the files."""
-    return files.download(_workspace(ref), ref["checkpoint_uri"], folder)
+    handle = AzureMLRef.load(ref)
+    if handle.checkpoint_uri is None:
+        raise ConfigError(
+            "the job has no checkpoint folder in the datastore", hint="`cloudtrain artifacts` has its files"
+        )
+    return files.download(handle.workspace, handle.checkpoint_uri, folder)
 
 
-def _workspace(data: dict[str, Any]) -> Workspace:
-    return Workspace(**data["workspace"])
-
-
-def _found(request: Request, services: dict[str, Any]) -> JobRef:
+def _found(request: Request, services: dict[str, Any]) -> AzureMLRef:
     """Return the handle of a job that was sent before. Raises AzureError."""
-    workspace = _workspace(request.beside)
-    url = vault.url_of(workspace, request.name) if request.beside["secrets"] else None
-    return _ref(request, services, compute.idle_s(workspace, request), url)
+    plan = AzureMLSending.load(request.beside)
+    url = vault.url_of(plan.workspace, request.name) if plan.secrets else None
+    return _ref(request, services, compute.idle_s(plan), url)
 
 
-def _ref(request: Request, services: dict[str, Any], idle_s: float, vault_url: str | None) -> JobRef:
-    beside, workspace = request.beside, _workspace(request.beside)
-    kept = ("workspace", "checkpoint_uri", "output_uri", "nodes", "nproc_per_node", "limit_s", "limit_reason")
-    return {
-        **{key: beside[key] for key in kept},
-        "name": request.name,
-        "history": history.root_of(workspace, services),
-        "studio": (services.get("Studio") or {}).get("endpoint"),
-        "vault": vault_url,
-        "idle_s": idle_s,
+def _ref(request: Request, services: dict[str, Any], idle_s: float, vault_url: str | None) -> AzureMLRef:
+    plan = AzureMLSending.load(request.beside)
+    return AzureMLRef(
+        workspace=plan.workspace,
+        checkpoint_uri=plan.checkpoint_uri,
+        output_uri=plan.output_uri,
+        nodes=plan.nodes,
+        nproc_per_node=plan.nproc_per_node,
+        limit_s=plan.limit_s,
+        limit_reason=plan.limit_reason,
+        name=request.name,
+        history=history.root_of(plan.workspace, services),
+        studio=(services.get("Studio") or {}).get("endpoint"),
+        vault=vault_url,
+        idle_s=idle_s,
         # Without a price in the plan, the run's machines may have a price.
-        "prices": None if beside["has_price"] or beside["instance_type"] else {"region": beside["region"]},
-    }
+        prices=None if plan.has_price or plan.instance_type else Unpriced(plan.region),
+    )
 
 
 def _create(request: Request, shipment: Shipment, job: dict[str, Any], owner: str) -> dict[str, Any]:
@@ -267,8 +278,8 @@ def _create(request: Request, shipment: Shipment, job: dict[str, Any], owner: st
     """
     from cloudtrain.backends.azureml import sdk
 
-    workspace, begin_s = _workspace(request.beside), time.monotonic()
-    folder = (shipment.base / request.beside["code_dir"]).absolute()
+    plan, begin_s = AzureMLSending.load(request.beside), time.monotonic()
+    workspace, folder = plan.workspace, (shipment.base / plan.code_dir).absolute()
     for number in range(1, TRIES + 1):
         try:
             with rest.answers("start the job"):
@@ -328,15 +339,17 @@ def _services(there: dict[str, Any]) -> dict[str, Any]:
     return there["properties"].get("services") or {}
 
 
-def _root(ref: JobRef, workspace: Workspace) -> str:
+def _root(ref: JobRef, handle: AzureMLRef) -> str:
     """Return the URL of the run history; the handle of a job that `find` returned may lack the URL at first."""
-    if ref["history"] is None:
-        with rest.polls(f"ask for {ref['name']}"):
-            there = _described(workspace, ref["name"])
-        ref["history"] = history.root_of(workspace, _services(there)) if there else None
-        if ref["history"] is None:
-            raise UnreachableError(f"Azure ML does not say yet where the run {ref['name']} is to be followed")
-    return str(ref["history"])
+    if handle.history is not None:
+        return handle.history
+    with rest.polls(f"ask for {handle.name}"):
+        there = _described(handle.workspace, handle.name)
+    root = history.root_of(handle.workspace, _services(there)) if there else None
+    if root is None:
+        raise UnreachableError(f"Azure ML does not say yet where the run {handle.name} is to be followed")
+    ref.update(history=root)  # for this process's next polls
+    return root
 
 
 def _account(told: history.Details) -> dict[str, Any] | None:
@@ -364,10 +377,10 @@ def _account(told: history.Details) -> dict[str, Any] | None:
             raise
 
 
-def _hourly_usd(told: history.Details, ref: JobRef) -> float | None:
+def _hourly_usd(told: history.Details, handle: AzureMLRef) -> float | None:
     """Return the hourly price of the run's machines, if the plan had no price."""
-    if ref["prices"] is None:
+    if handle.prices is None:
         return None
     size, region = status.machine_of(told.data)
-    machine = catalog.by_type("azureml", size, region or ref["prices"]["region"]) if size else None
-    return None if machine is None or machine.hourly_usd is None else machine.hourly_usd * ref["nodes"]
+    machine = catalog.by_type("azureml", size, region or handle.prices.region) if size else None
+    return None if machine is None or machine.hourly_usd is None else machine.hourly_usd * handle.nodes

@@ -55,8 +55,9 @@ def choose(config: JobConfig) -> Machine:
     if resources.accelerators is not None:
         found = catalog.by_accelerators("azureml", resources.accelerators, region_of(block))
         if not found:
+            hint = catalog.advice("azureml", resources.accelerators)
             message = f"no Azure machine of our table has `{resources.accelerators}`"
-            raise ConfigError([Fault(message, key="resources.accelerators", hint="name one by `instance_type`")])
+            raise ConfigError([Fault(message, key="resources.accelerators", hint=hint)])
         return found[0]
     if block.compute is None:
         hint = "write `accelerators: A100:4`, `instance_type: Standard_NC96ads_A100_v4`, or `azureml.compute`"

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of, workspace_of
+from cloudtrain.backends.azureml.records import AzureMLSending
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
@@ -104,41 +105,30 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     body, changes = render.overlaid(planned, block.raw)
     if faults := list(render.changed(planned, body, _PLANNED, "azureml.raw")):
         raise ConfigError(faults)
-    beside = {
-        "workspace": {
-            "subscription": workspace.subscription,
-            "resource_group": workspace.resource_group,
-            "name": workspace.name,
-            "cloud": workspace.cloud,
-        },
-        "compute": block.compute,
-        "instance_type": machine.instance_type,
-        "datastore": block.datastore,
-        "code_dir": config.code.dir,
-        "checkpoint_uri": outputs.get(CHECKPOINTS),
-        "output_uri": outputs[OUTPUT],
-        "secrets": list(config.secrets),
-        "nodes": plan.instances,
-        "nproc_per_node": plan.nproc_per_node,
-        "limit_s": plan.cap_s,
-        "limit_reason": plan.cap_reason,
-        "region": block.region,
-        "has_price": block.price_per_hour is not None,
-        **_counted(plan, config),
-    }
+    has_price, is_counted = block.price_per_hour is not None, plan.price_micro is not None
+    sending = AzureMLSending(
+        workspace=workspace,
+        compute=block.compute,
+        instance_type=machine.instance_type,
+        datastore=block.datastore,
+        code_dir=config.code.dir,
+        checkpoint_uri=outputs.get(CHECKPOINTS),
+        output_uri=outputs[OUTPUT],
+        secrets=list(config.secrets),
+        nodes=plan.instances,
+        nproc_per_node=plan.nproc_per_node,
+        limit_s=plan.cap_s,
+        limit_reason=plan.cap_reason,
+        region=block.region,
+        has_price=has_price,
+        # A send compares both values with Azure's answers if the plan has a price: budgets use the plan.
+        counted_idle_s=idle_s_of(block) if is_counted else None,
+        priced_region=block.region if is_counted and not has_price else None,
+    )
     text = render.as_yaml(body)
     files = {"job.yml": text, "order.json": render.as_json(order)}
     carried, notes, decoded = frozenset({"resources.spot"}), (*changes, *_notes(config)), {ORDER: files["order.json"]}
-    return Request(name, body, text, files, beside, notes, carried, f"code/{BUNDLE}", decoded)
-
-
-def _counted(plan: Plan, config: JobConfig) -> dict[str, Any]:
-    """Return the values that a send compares with Azure's answers, if the plan has a price: budgets use the plan."""
-    if plan.price_micro is None:
-        return {}
-    block = block_of(config)
-    priced = {"priced_region": block.region} if block.price_per_hour is None else {}
-    return {"counted_idle_s": idle_s_of(block), **priced}
+    return Request(name, body, text, files, sending.dump(), notes, carried, f"code/{BUNDLE}", decoded)
 
 
 def encoded(data: dict[str, Any]) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cloudtrain.launcher.backend import StoredRecord
+
 __all__ = ["Workspace", "plain_region"]
 
 
 @dataclass(frozen=True)
-class Workspace:
+class Workspace(StoredRecord):
     """Where jobs are kept; `cloud` is a name from `az cloud list`."""
 
     subscription: str

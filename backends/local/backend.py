@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.local import check as rules
 from cloudtrain.backends.local import request as requests
+from cloudtrain.backends.local.records import LocalRef
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.agent import node_folder, node_logs
 from cloudtrain.entrypoints.job_files import NEVER_SENT, RECORD, START_LOCK, STATE
@@ -78,7 +79,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     job_folder = shipment.home / "local" / body["job"]
     folder = job_folder / f"attempt-{body['attempt']}"
     checkpoints = shipment.base / (body["checkpoint_dir"] or job_folder / "checkpoints")
-    ref: JobRef = {"folder": str(folder), "nodes": len(body["nodes"]), "checkpoint_dir": str(checkpoints)}
+    ref = LocalRef(str(folder), len(body["nodes"]), str(checkpoints)).dump()
     try:
         job_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _make_own(folder, body["job"])
@@ -117,7 +118,7 @@ def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     found = []
     for path in sorted((home / "local").glob("*/attempt-*/ref.json")):
         ref, number = atomic_json.read_json(path), path.parent.name.removeprefix("attempt-")
-        if ref and number.isdigit() and any(map(node_folder.agent_pid, _roots(ref))):
+        if ref and number.isdigit() and any(map(node_folder.agent_pid, LocalRef.load(ref).roots)):
             found.append(
                 FoundAttempt(path.parent.parent.name, int(number), ref, atomic_json.read_json(path.parent / RECORD))
             )
@@ -126,9 +127,10 @@ def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
 
 def state(ref: JobRef) -> State:
     """Return the combined state of the nodes."""
-    checkpoints = Path(ref["checkpoint_dir"])
-    looks = {node: node_folder.look(root, checkpoints) for node, root in enumerate(_roots(ref))}
-    found = agent_state.fold(looks, ref["nodes"])
+    handle = LocalRef.load(ref)
+    checkpoints = Path(handle.checkpoint_dir)
+    looks = {node: node_folder.look(root, checkpoints) for node, root in enumerate(handle.roots)}
+    found = agent_state.fold(looks, handle.nodes)
     assert found is not None  # all were seen
     return found
 
@@ -137,7 +139,8 @@ def logs(
     ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
 ) -> LogPage:
     """Return the lines after the cursor; all existing lines are available at once, so no line is held back."""
-    roots, page_bytes = _roots(ref), PAGE_BYTES // ref["nodes"]
+    handle = LocalRef.load(ref)
+    roots, page_bytes = handle.roots, PAGE_BYTES // handle.nodes
     found = {
         node: node_logs.read(root, agent_pages.offsets(cursor, node), ranks, page_bytes)
         for node, root in enumerate(roots)
@@ -151,7 +154,7 @@ def logs_from(
     """Return a cursor before each file's last lines, or before the lines written since the time."""
     return {
         f"{node}/{name}": offset
-        for node, root in enumerate(_roots(ref))
+        for node, root in enumerate(LocalRef.load(ref).roots)
         for name, offset in node_logs.near_end(root, ranks, lines=lines, since_s=since_s).items()
     }
 
@@ -163,7 +166,7 @@ def pace(ref: JobRef) -> Pace:
 
 def stop(ref: JobRef, *, now: bool) -> None:
     """Send each agent the stop request; kill processes of dead agents and, with `now`, agents that do not obey."""
-    roots = _roots(ref)
+    roots = LocalRef.load(ref).roots
     try:
         for root in roots:
             node_folder.ask_to_stop(root, "now" if now else "user")
@@ -184,12 +187,12 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
 
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     """Copy the output folder below `folder`; return the files there."""
-    return _copied(Path(ref["folder"]).parent / "output", folder)
+    return _copied(Path(LocalRef.load(ref).folder).parent / "output", folder)
 
 
 def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
     """Copy the checkpoint folder below `folder`; return the files there."""
-    return _copied(Path(ref["checkpoint_dir"]), folder)
+    return _copied(Path(LocalRef.load(ref).checkpoint_dir), folder)
 
 
 def _copied(source: Path, folder: Path) -> list[Path]:
@@ -339,11 +342,6 @@ def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
         is_full = "no space is left" in told["why"]
         hint = "free space there, or set CLOUDTRAIN_HOME to a folder on another disk" if is_full else ""
         raise ConfigError(f"the agents did not start: {told['why']}", where=folder, hint=hint)
-
-
-def _roots(ref: JobRef) -> list[Path]:
-    """Return the nodes' folders, by their number."""
-    return [Path(ref["folder"]) / f"node-{node}" for node in range(ref["nodes"])]
 
 
 @contextmanager

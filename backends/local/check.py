@@ -57,7 +57,8 @@ def _crowding(body: dict[str, Any], cores: int) -> Iterator[Fault]:
     own = ranks * _threads(body["environment"], max(1, cores // ranks))
     if jobs and own + sum(held.values()) > cores:
         others = f"{len(jobs)} other local job{'s use' if len(jobs) > 1 else ' uses'}"
-        message = f"{others} {sum(held.values())} threads, and this job {own}, on {cores} cores: the jobs get slower"
+        message = f"{others} {sum(held.values())} threads, and this job {own}, on {cores} cores: the jobs get slower; "
+        message += "wait for the other jobs, or set a smaller env.OMP_NUM_THREADS"
         yield Fault(message, key="env.OMP_NUM_THREADS", is_warning=True)
 
 

@@ -7,9 +7,9 @@ import gc
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.errors import (
     CapacityError,
@@ -19,6 +19,9 @@ from cloudtrain.launcher.errors import (
     UnreachableError,
 )
 from cloudtrain.launcher.text.extras import install
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.sagemaker.records import SageMakerRef, SageMakerSending
 
 __all__ = [
     "AwsAccess",
@@ -60,9 +63,9 @@ class AwsAccess:
     endpoints: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> AwsAccess:
-        """Return the access for a request's `beside` or a job's handle."""
-        return cls(data["region"], data["profile"], tuple(sorted(data["endpoints"].items())))
+    def of(cls, data: SageMakerRef | SageMakerSending) -> AwsAccess:
+        """Return the access for a job's handle or sending plan."""
+        return cls(data.region, data.profile, tuple(sorted(data.endpoints.items())))
 
 
 def client(access: AwsAccess, service: str, *, patient: bool = False) -> Any:

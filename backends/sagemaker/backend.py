@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.backends.sagemaker import check as rules
 from cloudtrain.backends.sagemaker.machine import block_of, choose, disk_gb, disk_usd, region_of
+from cloudtrain.backends.sagemaker.records import SageMakerSending
 from cloudtrain.launcher import lazily
 from cloudtrain.launcher.backend import Capacity, Request, Terms
 from cloudtrain.launcher.prices import catalog
@@ -76,4 +77,5 @@ rehearsal = lazily.of("cloudtrain.backends.sagemaker.rehearsal", "rehearsal")
 
 def where_to_look(request: Request) -> str:
     """Return the aws command that shows the job."""
-    return f"aws sagemaker describe-training-job --region {request.beside['region']} --training-job-name {request.name}"
+    region = SageMakerSending.load(request.beside).region
+    return f"aws sagemaker describe-training-job --region {region} --training-job-name {request.name}"

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 from cloudtrain.backends.sagemaker import aws
+from cloudtrain.backends.sagemaker.records import SageMakerRef
 from cloudtrain.launcher.backend import Invoice, JobRef
 from cloudtrain.launcher.errors import ConfigError
 
@@ -31,7 +32,7 @@ _ABSENT = (
 
 def invoice(ref: JobRef, job_id: str, from_s: float, to_s: float) -> Invoice:
     """Return the bill for the days from `from_s` to `to_s`. Raises CredentialError, UnreachableError."""
-    access = replace(aws.AwsAccess.of(ref), region=HOME)
+    access = replace(aws.AwsAccess.of(SageMakerRef.load(ref)), region=HOME)
     first, after = _day(from_s), _day(max(to_s, from_s) + _DAY_S)  # `End` is exclusive
     asked: dict[str, Any] = {
         "TimePeriod": {"Start": first, "End": after},

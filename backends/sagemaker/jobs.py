@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from cloudtrain.backends.sagemaker import aws, files, outputs, parameters, statu
 from cloudtrain.backends.sagemaker import logs as streams
 from cloudtrain.backends.sagemaker import request as requests
 from cloudtrain.backends.sagemaker.machine import block_of, region_of
+from cloudtrain.backends.sagemaker.records import SageMakerRef, SageMakerSending
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.job import platform_name
@@ -32,7 +34,7 @@ LATE_S = 15.0  # from a job's end to its last line in CloudWatch, if a container
 
 def ready(request: Request, shipment: Shipment) -> None:
     """Raise ConfigError without the SDK, CredentialError if the SDK finds no credentials."""
-    aws.require_credentials(aws.AwsAccess.of(request.beside))
+    aws.require_credentials(aws.AwsAccess.of(SageMakerSending.load(request.beside)))
 
 
 def send(request: Request, shipment: Shipment) -> JobRef:
@@ -41,24 +43,24 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     Raises CredentialError, CapacityError, ConfigError or UsageError; raises UnreachableError if the start is uncertain,
     and `find` can later tell whether the job exists.
     """
-    beside, owner = request.beside, identity(shipment.home)
-    access, ref = aws.AwsAccess.of(beside), _ref(request, owner)
+    plan, owner = SageMakerSending.load(request.beside), identity(shipment.home)
+    access, handle = aws.AwsAccess.of(plan), _ref(request, owner)
     shipment.sending.prepares()
-    files.put_bundle(access, shipment.bundle, beside["code_uri"] + requests.BUNDLE, default_of=beside["default_of"])
-    files.claim(access, beside["owner_uri"], owner)
-    files.put_order(access, beside["job_uri"] + requests.SPEC, _order(request, ref) | {"record": dict(shipment.record)})
+    files.put_bundle(access, shipment.bundle, plan.code_uri + requests.BUNDLE, default_of=plan.default_of)
+    files.claim(access, plan.owner_uri, owner)
+    files.put_order(access, plan.job_uri + requests.SPEC, _order(plan, handle) | {"record": dict(shipment.record)})
     try:
         if shipment.secrets:
-            parameters.put(access, ref["secrets_prefix"], shipment.secrets)
+            parameters.put(access, handle.secrets_prefix, shipment.secrets)
         shipment.sending.creates()
         _create(access, request)
     except BaseException as error:
         if shipment.sending.is_nothing_sent(error):  # leave no part of the job behind
             with contextlib.suppress(CloudtrainError):
-                files.retract(access, beside["job_uri"] + requests.SPEC)
-                parameters.remove(access, ref["secrets_prefix"], ref["secrets"])
+                files.retract(access, plan.job_uri + requests.SPEC)
+                parameters.remove(access, handle.secrets_prefix, handle.secrets)
         raise
-    return ref
+    return handle.dump()
 
 
 def find(request: Request, home: Path) -> JobRef | None:
@@ -66,17 +68,17 @@ def find(request: Request, home: Path) -> JobRef | None:
 
     If another home folder, or no home folder, has claimed the name, no job was sent: return None and change nothing.
     """
-    access, owner = aws.AwsAccess.of(request.beside), identity(home)
-    ref = _ref(request, owner)
+    plan, owner = SageMakerSending.load(request.beside), identity(home)
+    access, handle = aws.AwsAccess.of(plan), _ref(request, owner)
     with aws.polls(f"ask for {request.name}"):
-        if files.owner(access, request.beside["owner_uri"]) != owner:
+        if files.owner(access, plan.owner_uri) != owner:
             return None
         if not _is_ours(_described(access, request.name), request):
-            files.retract(access, request.beside["job_uri"] + requests.SPEC)
+            files.retract(access, plan.job_uri + requests.SPEC)
             if not _is_ours(_described(access, request.name), request):
-                parameters.remove(access, ref["secrets_prefix"], ref["secrets"])
+                parameters.remove(access, handle.secrets_prefix, handle.secrets)
                 return None
-    return ref
+    return handle.dump()
 
 
 def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
@@ -112,35 +114,38 @@ def _as_found(access: aws.AwsAccess, name: str, home: Path) -> FoundAttempt | No
     asked = {"region": access.region, "profile": access.profile, "endpoints": dict(access.endpoints)}
 
     def ref_of(request: Request) -> JobRef:  # only the sender removes the job's secrets
-        return _ref(request, owner) | ({} if is_own else {"secrets": []})
+        handle = _ref(request, owner)
+        return (handle if is_own else replace(handle, secrets=[])).dump()
 
     return FoundAttempt.of(name, record, asked, ref_of, is_own=is_own)
 
 
 def state(ref: JobRef) -> State:
     """Return the job's state at SageMaker; once the job is over, remove its secrets."""
-    access = aws.AwsAccess.of(ref)
-    with aws.polls(f"ask for {ref['name']}"):
-        described = _described(access, ref["name"])
+    handle = SageMakerRef.load(ref)
+    access = aws.AwsAccess.of(handle)
+    with aws.polls(f"ask for {handle.name}"):
+        described = _described(access, handle.name)
         if described is None or "TrainingJobStatus" not in described:
-            raise UnreachableError(f"SageMaker does not know {ref['name']} in {access.region}", hint="another account?")
+            raise UnreachableError(f"SageMaker does not know {handle.name} in {access.region}", hint="another account?")
     has_checkpoint = False
     if status.is_over(described):  # failures of the extra requests must not hide the end
         if described["TrainingJobStatus"] != "Completed":
             with contextlib.suppress(CloudtrainError):
-                has_checkpoint = files.has_checkpoint(access, ref["checkpoint_uri"])
+                has_checkpoint = files.has_checkpoint(access, handle.checkpoint_uri)
         with contextlib.suppress(CloudtrainError):
-            parameters.remove(access, ref["secrets_prefix"], ref["secrets"])
-    return status.state_of(described, ref["limit_reason"], has_checkpoint=has_checkpoint)
+            parameters.remove(access, handle.secrets_prefix, handle.secrets)
+    return status.state_of(described, handle.limit_reason, has_checkpoint=has_checkpoint)
 
 
 def logs(
     ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
 ) -> LogPage:
     """Return the lines after the cursor."""
-    only = nodes_of(ranks, ref["nproc_per_node"])
-    connect = partial(aws.client, aws.AwsAccess.of(ref), "logs")
-    page = streams.page(connect, ref["name"], ref["nodes"], cursor, only)
+    handle = SageMakerRef.load(ref)
+    only = nodes_of(ranks, handle.nproc_per_node)
+    connect = partial(aws.client, aws.AwsAccess.of(handle), "logs")
+    page = streams.page(connect, handle.name, handle.nodes, cursor, only)
     if ranks is None:
         return page
     return page.only(ranks)
@@ -149,7 +154,7 @@ def logs(
 def pace(ref: JobRef) -> Pace:
     """Return the polling intervals: each poll costs one call for each host."""
     return Pace(
-        lines_s=max(1.0, ref["nodes"] / CALLS_PER_S),
+        lines_s=max(1.0, SageMakerRef.load(ref).nodes / CALLS_PER_S),
         state_s=STATE_S,
         late_s=LATE_S,
         can_kill=False,
@@ -163,47 +168,51 @@ def stop(ref: JobRef, *, now: bool) -> None:
 
     `now` makes no difference there.
     """
-    access = aws.AwsAccess.of(ref)
-    with aws.answers(f"stop {ref['name']}"):
+    handle = SageMakerRef.load(ref)
+    access = aws.AwsAccess.of(handle)
+    with aws.answers(f"stop {handle.name}"):
         try:
-            aws.client(access, "sagemaker").stop_training_job(TrainingJobName=ref["name"])
+            aws.client(access, "sagemaker").stop_training_job(TrainingJobName=handle.name)
         except Exception as error:
-            described = _described(access, ref["name"]) if aws.code_of(error) == "ValidationException" else None
+            described = _described(access, handle.name) if aws.code_of(error) == "ValidationException" else None
             if described is None or described["TrainingJobStatus"] == "InProgress":
                 raise
 
 
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     """Download the archives of the job's output folder; return the files."""
-    return outputs.download(aws.AwsAccess.of(ref), ref["output_uri"], ref["name"], folder)
+    handle = SageMakerRef.load(ref)
+    return outputs.download(aws.AwsAccess.of(handle), handle.output_uri, handle.name, folder)
 
 
 def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
     """Download the job's checkpoint folder, also while the job runs; return the files."""
-    return files.fetch_all(aws.AwsAccess.of(ref), ref["checkpoint_uri"], folder)
+    handle = SageMakerRef.load(ref)
+    return files.fetch_all(aws.AwsAccess.of(handle), handle.checkpoint_uri, folder)
 
 
-def _ref(request: Request, owner: str) -> JobRef:
-    body, beside = request.body, request.beside
-    told = beside["spec"]["secrets"] or {"prefix": "", "names": []}
-    return {
-        **{key: beside[key] for key in ("region", "profile", "endpoints")},
-        "name": request.name,
-        "nodes": beside["spec"]["nodes"],
-        "nproc_per_node": beside["spec"]["nproc_per_node"],
-        "limit_reason": beside["spec"]["limit_reason"],
-        "checkpoint_uri": body["CheckpointConfig"]["S3Uri"],
-        "output_uri": body["OutputDataConfig"]["S3OutputPath"],
-        "secrets_prefix": f"{told['prefix']}-{owner[:8]}",  # a job of another machine may have the same name
-        "secrets": told["names"],
-    }
+def _ref(request: Request, owner: str) -> SageMakerRef:
+    body, plan = request.body, SageMakerSending.load(request.beside)
+    told = plan.spec["secrets"] or {"prefix": "", "names": []}
+    return SageMakerRef(
+        region=plan.region,
+        profile=plan.profile,
+        endpoints=plan.endpoints,
+        name=request.name,
+        nodes=plan.spec["nodes"],
+        nproc_per_node=plan.spec["nproc_per_node"],
+        limit_reason=plan.spec["limit_reason"],
+        checkpoint_uri=body["CheckpointConfig"]["S3Uri"],
+        output_uri=body["OutputDataConfig"]["S3OutputPath"],
+        secrets_prefix=f"{told['prefix']}-{owner[:8]}",  # a job of another machine may have the same name
+        secrets=told["names"],
+    )
 
 
-def _order(request: Request, ref: JobRef) -> dict[str, Any]:
-    """Return the container order: the request's spec, with the fields that only a send knows."""
-    spec = request.beside["spec"]
-    told = spec["secrets"] and {**spec["secrets"], "prefix": ref["secrets_prefix"]}
-    return {**spec, "secrets": told, "token": secrets.token_hex(16)}
+def _order(plan: SageMakerSending, handle: SageMakerRef) -> dict[str, Any]:
+    """Return the container order: the plan's spec, with the fields that only a send knows."""
+    told = plan.spec["secrets"] and {**plan.spec["secrets"], "prefix": handle.secrets_prefix}
+    return {**plan.spec, "secrets": told, "token": secrets.token_hex(16)}
 
 
 def _create(access: aws.AwsAccess, request: Request) -> None:
@@ -228,7 +237,7 @@ def _is_ours(described: dict[str, Any] | None, request: Request) -> bool:
     if described is None:
         return False
     theirs = (channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in described.get("InputDataConfig", ()))
-    return request.beside["job_uri"] in theirs
+    return SageMakerSending.load(request.beside).job_uri in theirs
 
 
 def _described(access: aws.AwsAccess, name: str) -> dict[str, Any] | None:

@@ -62,8 +62,9 @@ def choose(config: JobConfig) -> Machine:
         raise ConfigError([_no_neuron(resources.accelerators, "resources.accelerators")])
     found = catalog.by_accelerators("sagemaker", resources.accelerators, region)
     if not found:
+        hint = catalog.advice("sagemaker", resources.accelerators)
         message = f"no SageMaker machine of our table has `{resources.accelerators}`"
-        raise ConfigError([Fault(message, key="resources.accelerators", hint="name one by `instance_type`")])
+        raise ConfigError([Fault(message, key="resources.accelerators", hint=hint)])
     return found[0]
 
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends.sagemaker.records import SageMakerSending
 from cloudtrain.backends.sagemaker.request import BUNDLE, CODE, JOB, SPEC
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
@@ -32,7 +33,8 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         raise ConfigError(message, where="sagemaker.distribution", hint="write `distribution: torchrun`")
     hosts = [f"algo-{number}" for number in range(1, len(stage.addresses) + 1)]
     checkpoints = request.body["CheckpointConfig"].get("LocalPath", "/opt/ml/checkpoints")
-    order, mirrored = stage.with_own_mirror(request.beside["spec"])
+    plan = SageMakerSending.load(request.beside)
+    order, mirrored = stage.with_own_mirror(plan.spec)
     nodes = []
     for number, host in enumerate(hosts):
         disk = stage.folder / host
@@ -63,7 +65,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         replaced=(
             "S3: the channels and /opt/ml/checkpoints are folders here, copied at an instance's start and end",
             f"the image {algorithm.get('TrainingImage', '')}",
-            *(["the role's permissions, Parameter Store"] if request.beside["spec"]["secrets"] else ["the role"]),
+            *(["the role's permissions, Parameter Store"] if plan.spec["secrets"] else ["the role"]),
         ),
     )
 
@@ -119,7 +121,7 @@ def _inputs(request: Request, stage: Stage) -> dict[str, Path]:
 
 
 def _environment(request: Request, host: str, disk: Path, stage: Stage, number: int) -> dict[str, str]:
-    body, region = request.body, str(request.beside["region"])
+    body, region = request.body, SageMakerSending.load(request.beside).region
     return {
         "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
         "HOME": "/tmp" if stage.has_own_places else str(disk),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.sagemaker import images
 from cloudtrain.backends.sagemaker.machine import S3Location, block_of, choose, disk_gb, place_of, region_of
+from cloudtrain.backends.sagemaker.records import SageMakerSending
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
@@ -120,20 +121,20 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     if not block.network_isolation:  # an isolated container cannot reach S3
         sent_spec["places"]["copied_to"] = body["CheckpointConfig"]["S3Uri"]
         sent_spec |= {"environments_in": f"{place.root}/environments"} if config.requirements else {}
-    beside = {
-        "region": place.region,
-        "profile": block.profile,
-        "endpoints": dict(block.endpoints),
-        "default_of": place.role.split(":")[4] if block.bucket is None else None,  # the account
-        "code_uri": code_uri,
-        "job_uri": job_uri,
-        "owner_uri": f"{home}/owner",
-        "spec": sent_spec,
-    }
+    sending = SageMakerSending(
+        region=place.region,
+        profile=block.profile,
+        endpoints=dict(block.endpoints),
+        default_of=place.role.split(":")[4] if block.bucket is None else None,  # the account
+        code_uri=code_uri,
+        job_uri=job_uri,
+        owner_uri=f"{home}/owner",
+        spec=sent_spec,
+    )
     text = render.as_json(body)
     files = {"create-training-job.json": text, SPEC: render.as_json(sent_spec)}
     carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if config.resources.spot else [])}
-    return Request(name, body, text, files, beside, (*changes, *_notes(config)), frozenset(carried))
+    return Request(name, body, text, files, sending.dump(), (*changes, *_notes(config)), frozenset(carried))
 
 
 def _own_tags(config: JobConfig, job_id: str, attempt: int) -> list[tuple[str, str]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cloudtrain.launcher.backend import StoredRecord
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -15,7 +17,7 @@ __all__ = ["Host", "of_config"]
 
 
 @dataclass(frozen=True)
-class Host:
+class Host(StoredRecord):
     """One machine. A field that is None is left to ssh's own configuration, or to the host."""
 
     name: str
@@ -50,10 +52,6 @@ class Host:
         """Return a key that identifies the connection's settings."""
         told = (self.name, self.user, self.port, self.ssh_config, self.accepts_new_keys)
         return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
-
-    def dump(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return asdict(self)
 
 
 def of_config(config: JobConfig) -> list[Host]:

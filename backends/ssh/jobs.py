@@ -10,6 +10,7 @@ from typing import Any
 from cloudtrain.backends.ssh import laggards, masters
 from cloudtrain.backends.ssh.fleet import Call, HostAnswer, fleet
 from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.ssh.records import SshRef
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.agent.node_logs import Chunk
 from cloudtrain.launcher.backend import JobRef, LogPage, Pace
@@ -32,14 +33,14 @@ CLOCKS_S = 0.25  # clock differences up to this are not corrected: the round tri
 
 def state(ref: JobRef) -> State:
     """Return the job's state, from node 0's answer, else from all nodes' answers. Raises UnreachableError."""
-    nodes = ref["nodes"]
-    first = _look(ref, [0], lambda answers: True)[0]
+    handle = SshRef.load(ref)
+    first = _look(handle, [0], lambda answers: True)[0]
     if first.error is None and (first.told["alive"] or first.told["exit"]):
-        found = _fold(ref, {0: first})
+        found = _fold(handle, {0: first})
         if found is not None:
             return found
-    answers = _look(ref, range(len(nodes)), lambda answers: _fold(ref, answers) is not None)
-    found = _fold(ref, answers)
+    answers = _look(handle, range(len(handle.nodes)), lambda answers: _fold(handle, answers) is not None)
+    found = _fold(handle, answers)
     if found is None:
         raise next(answer.error for answer in answers.values() if answer.error is not None)
     return found
@@ -49,25 +50,25 @@ def logs(
     ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
 ) -> LogPage:
     """Return the lines after the cursor from all reachable hosts; unreachable hosts' lines come later, without loss."""
-    wanted = _nodes_of(ref, ranks)
-    calls = {}
+    handle = SshRef.load(ref)
+    wanted, calls = _nodes_of(handle, ranks), {}
     for node in wanted:
         asked = {
-            "root": ref["nodes"][node]["root"],
+            "root": handle.nodes[node].root,
             "offsets": agent_pages.offsets(cursor, node),
             "page_bytes": node_logs.PAGE_BYTES // len(wanted),
         }
-        calls[_host(ref, node)] = Call("read", {**asked, "ranks": None if ranks is None else sorted(ranks)})
+        calls[handle.nodes[node].host] = Call("read", {**asked, "ranks": None if ranks is None else sorted(ranks)})
     answers = fleet().ask(calls) if now else laggards.ask(calls, _has_one)
     found, ahead_s = {}, {}
     for node, answer in zip(wanted, answers.values(), strict=True):
         if answer.error is None:
             found[node] = _chunks(answer)
-            ahead_s[node] = _ahead_s(_host(ref, node))
+            ahead_s[node] = _ahead_s(handle.nodes[node].host)
     if not found and answers:
         raise next(answer.error for answer in answers.values() if answer.error is not None)
     page = agent_pages.page(cursor, found, ahead_s)
-    missing = [_host(ref, node).name for node in wanted if node not in found]
+    missing = [handle.nodes[node].host.name for node in wanted if node not in found]
     if missing and now and not page.lines:
         say(f"the lines of {', '.join(missing)} are missing: not to be reached for now")
     have_ended = not missing and all(answer.told["ended"] for answer in answers.values())
@@ -82,12 +83,13 @@ def logs_from(
 
     Raises UnreachableError, also if a single host cannot be reached: its lines must not be skipped.
     """
-    wanted, calls = _nodes_of(ref, ranks), {}
+    handle = SshRef.load(ref)
+    wanted, calls = _nodes_of(handle, ranks), {}
     for node in wanted:
-        ahead_s = _ahead_s(_host(ref, node))
+        host, ahead_s = handle.nodes[node].host, _ahead_s(handle.nodes[node].host)
         asked = {"lines": lines, "since_s": None if since_s is None else since_s + ahead_s}
-        named = {"root": ref["nodes"][node]["root"], "ranks": None if ranks is None else sorted(ranks)}
-        calls[_host(ref, node)] = Call("near_end", {**named, **asked})
+        named = {"root": handle.nodes[node].root, "ranks": None if ranks is None else sorted(ranks)}
+        calls[host] = Call("near_end", {**named, **asked})
     cursor = {}
     for node, answer in zip(wanted, fleet().ask(calls).values(), strict=True):
         if answer.error is not None:
@@ -107,7 +109,7 @@ def stop(ref: JobRef, *, now: bool) -> None:
     A single agent with the request is enough: then all agents save and stop.
     """
     asked = {"reason": "now" if now else "user", "by_force": now}
-    calls = {_host(ref, number): Call("stop", {**asked, "root": node["root"]}) for number, node in _numbered(ref)}
+    calls = {node.host: Call("stop", {**asked, "root": node.root}) for node in SshRef.load(ref).nodes}
     answers = fleet().ask(calls, STOP_S, is_urgent=True)
     unreached = [(host.name, answer.error) for host, answer in answers.items() if answer.error is not None]
     if len(unreached) == len(calls):
@@ -120,39 +122,40 @@ def stop(ref: JobRef, *, now: bool) -> None:
 
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     """Copy the nodes' output folders below `folder`; return the files there. Raises UnreachableError as `_brought`."""
-    return _brought(ref, "output", folder)
+    nodes = SshRef.load(ref).nodes
+    return _brought([(node.host, node.output) for node in nodes], folder)
 
 
 def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
     """Copy the nodes' checkpoint folders below `folder`; return the files. Raises UnreachableError as `_brought`."""
-    return _brought(ref, "checkpoints", folder)
+    nodes = SshRef.load(ref).nodes
+    return _brought([(node.host, node.checkpoints) for node in nodes], folder)
 
 
-def _brought(ref: JobRef, place: str, folder: Path) -> list[Path]:
-    """Copy a folder of all nodes below `folder`; return the files there.
+def _brought(places: Sequence[tuple[Host, str]], folder: Path) -> list[Path]:
+    """Copy a folder of each node below `folder`; return the files there.
 
     If files of equal names differ between hosts, the later hosts' files go to `node-N/`. Raises UnreachableError if a
     host was skipped, after the files of the reached hosts are in the folder.
     """
     files: dict[Path, int] = {}
     missing = []
-    for number, node in _numbered(ref):
-        host = _host(ref, number)
+    for number, (host, place) in enumerate(places):
         try:
-            told = fleet().tell(host, "tree", {"folder": node[place]})
+            told = fleet().tell(host, "tree", {"folder": place})
         except UnreachableError:
             missing.append(host.name)
             continue
         here = {name: files.get(_inside(folder, name)) for name, _ in told["files"]}
         like = [name for name, size in told["files"] if here[name] == size]
-        sums = fleet().tell(host, "tree", {"folder": node[place], "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
+        sums = fleet().tell(host, "tree", {"folder": place, "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
         for name, size in told["files"]:
             path = _inside(folder, name)
             if name in sums and sums[name] == _sha256(path):
                 continue  # from a disk that the hosts share, or equal on each host
             if here[name] is not None:
                 path = _inside(folder / f"node-{number}", name)
-            _download(host, f"{node[place]}/{name}", size, path)
+            _download(host, f"{place}/{name}", size, path)
             files[path] = size
     if missing:
         what = f"{', '.join(missing)} cannot be reached: what only it has is missing"
@@ -162,49 +165,41 @@ def _brought(ref: JobRef, place: str, folder: Path) -> list[Path]:
 
 def shell(ref: JobRef, node: int, argv: list[str]) -> list[str]:
     """Return the ssh command that runs `argv`, or a shell, in the node's code folder with its ranks' variables."""
-    if not 0 <= node < len(ref["nodes"]):
-        raise UsageError(f"there is no node {node}", hint=f"the job has nodes 0 to {len(ref['nodes']) - 1}")
-    host, root = _host(ref, node), ref["nodes"][node]["root"]
-    lines = fleet()
-    path = lines.tell(host, "script", {"root": root, "argv": argv})["path"]
+    nodes = SshRef.load(ref).nodes
+    if not 0 <= node < len(nodes):
+        raise UsageError(f"there is no node {node}", hint=f"the job has nodes 0 to {len(nodes) - 1}")
+    host, lines = nodes[node].host, fleet()
+    path = lines.tell(host, "script", {"root": nodes[node].root, "argv": argv})["path"]
     command = masters.argv(host, lines.masters.socket(host), is_terminal=not argv)
     return [*command, *host.target, f"exec sh '{path}'"]
 
 
 def _look(
-    ref: JobRef, nodes: Sequence[int], is_enough: Callable[[Mapping[int, HostAnswer]], bool]
+    handle: SshRef, nodes: Sequence[int], is_enough: Callable[[Mapping[int, HostAnswer]], bool]
 ) -> dict[int, HostAnswer]:
     calls, numbers = {}, {}
     for node in nodes:
-        asked = {key: ref["nodes"][node][key] for key in ("root", "checkpoints")}
-        host = _host(ref, node)
-        calls[host], numbers[host] = Call("look", asked), node
+        place = handle.nodes[node]
+        numbers[place.host] = node
+        calls[place.host] = Call("look", {"root": place.root, "checkpoints": place.checkpoints})
     answers = laggards.ask(calls, lambda found: is_enough({numbers[host]: found[host] for host in found}))
     return {numbers[host]: answer for host, answer in answers.items()}
 
 
-def _fold(ref: JobRef, answers: Mapping[int, HostAnswer]) -> State | None:
+def _fold(handle: SshRef, answers: Mapping[int, HostAnswer]) -> State | None:
     told = {node: answer.told for node, answer in answers.items() if answer.error is None}
-    return agent_state.fold(told, len(ref["nodes"]), can_shrink=ref["can_shrink"]) if told else None
+    return agent_state.fold(told, len(handle.nodes), can_shrink=handle.can_shrink) if told else None
 
 
 def _has_one(answers: Mapping[Host, HostAnswer]) -> bool:
     return any(answer.error is None for answer in answers.values())
 
 
-def _host(ref: JobRef, node: int) -> Host:
-    return Host(**ref["nodes"][node]["host"])
-
-
-def _numbered(ref: JobRef) -> list[tuple[int, dict[str, Any]]]:
-    return list(enumerate(ref["nodes"]))
-
-
-def _nodes_of(ref: JobRef, ranks: frozenset[int] | None) -> list[int]:
+def _nodes_of(handle: SshRef, ranks: frozenset[int] | None) -> list[int]:
     """Return the nodes that may have the ranks' lines: after a restart on fewer nodes, a rank may be on any node."""
-    if ranks is None or ref["can_shrink"]:
-        return list(range(len(ref["nodes"])))
-    return sorted({rank // ref["nproc_per_node"] for rank in ranks} & set(range(len(ref["nodes"]))))
+    if ranks is None or handle.can_shrink:
+        return list(range(len(handle.nodes)))
+    return sorted({rank // handle.nproc_per_node for rank in ranks} & set(range(len(handle.nodes))))
 
 
 def _chunks(answer: HostAnswer) -> list[Chunk]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from cloudtrain.backends.ssh.crew import Assignment
 from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.ssh.records import SshNode
 from cloudtrain.backends.ssh.sending import agent_spec
 from cloudtrain.launcher.backend import Request, Shipment
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
@@ -33,9 +34,9 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         disk = stage.kept / f"host-{number}"
         host = Host(**body["hosts"][number])
         seat = Assignment(host, host.name, str(disk), address, stage.gpus[number] or ("machine",), {})
-        places = _places(disk, body, stage)
+        node = _node(host, disk, body, stage)
         made: dict[str, Any] = {"python": sys.executable, "container": None, "lock": None, "environment": {}}
-        told = agent_spec(number, seat, places, body, shipment, {host.name: str(stage.bundle.path)}, made)
+        told = agent_spec(number, seat, node, body, shipment, {host.name: str(stage.bundle.path)}, made)
         told |= {"token": token, "colocated": 1}
         Path(told["root"]).mkdir(parents=True)
         told["environment"] = {**told["environment"], "CUDA_VISIBLE_DEVICES": ",".join(stage.gpus[number])}
@@ -66,20 +67,20 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     )
 
 
-def _places(disk: Path, body: Mapping[str, Any], stage: Stage) -> dict[str, Any]:
+def _node(host: Host, disk: Path, body: Mapping[str, Any], stage: Stage) -> SshNode:
     """Return the node's folders, in the layout that sending.py makes on a host."""
     job = disk / "jobs" / body["job"]
     checkpoints = stage.kept / "checkpoints" if body["checkpoint_dir"] is not None else job / "checkpoints"
     inputs = {name: stage.inputs.get(name, disk / "inputs" / name) for name in body["inputs"]}
     for folder in (checkpoints, job / "output", *(path for name, path in inputs.items() if name not in stage.inputs)):
         folder.mkdir(parents=True, exist_ok=True)
-    return {
-        "root": str(job / f"attempt-{stage.number}/{disk.name}"),
-        "checkpoints": str(checkpoints),
-        "output": str(job / "output"),
-        "inputs": {name: str(path) for name, path in inputs.items()},
-        "outputs": {},
-    }
+    return SshNode(
+        host=host,
+        root=str(job / f"attempt-{stage.number}/{disk.name}"),
+        checkpoints=str(checkpoints),
+        output=str(job / "output"),
+        inputs={name: str(path) for name, path in inputs.items()},
+    )
 
 
 def _of_first(stage: Stage, body: Mapping[str, Any]) -> Path:

@@ -19,8 +19,9 @@ from cloudtrain.backends.ssh import hosts, shipping
 from cloudtrain.backends.ssh.crew import Assignment, address_of, path_on, require_answers, seated
 from cloudtrain.backends.ssh.fleet import Call, Fleet, HostAnswer, fleet
 from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.ssh.records import SshNode, SshRef
 from cloudtrain.entrypoints import atomic_json
-from cloudtrain.launcher.backend import FoundAttempt, JobRef, Request, Shipment
+from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
@@ -56,13 +57,8 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     seats = seated(body, lines)
     seats = _holder_first(lines, body, seats)
     nodes = [_node(lines, number, seat, body) for number, seat in enumerate(seats)]
-    ref: JobRef = {
-        "job": body["job"],
-        "attempt": body["attempt"],
-        "nodes": nodes,
-        "nproc_per_node": body["spec"]["nproc_per_node"],
-        "can_shrink": body["spec"]["min_nodes"] < len(seats),
-    }
+    spec = body["spec"]
+    ref = SshRef(nodes, spec["nproc_per_node"], spec["min_nodes"] < len(seats), body["job"], body["attempt"]).dump()
     owner = identity(shipment.home)
     made_of = {"owner": owner, "record": {"record": dict(shipment.record), "ref": ref}}
     _all(lines, {seat.host: Call("make", _folders(node) | made_of) for seat, node in zip(seats, nodes, strict=True)})
@@ -92,7 +88,7 @@ def find(request: Request, home: Path) -> JobRef | None:
         if noted.exists():  # the job may have been started
             raise UnreachableError(f"where {request.name} was started cannot be read", hint=f"look at {noted}")
         return None
-    lines, roots = fleet(), {Host(**node["host"]): node["root"] for node in ref["nodes"]}
+    lines, roots = fleet(), {node.host: node.root for node in SshRef.load(ref).nodes}
     answers = lines.ask({host: Call("door", {"root": root}) for host, root in roots.items()}, is_urgent=True)
     errors = [answer.error for answer in answers.values() if answer.error is not None]
     if all(answer.told.get("started") for answer in answers.values() if answer.error is None):
@@ -111,8 +107,8 @@ def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """
     asked = hosts.of_config(config) if config is not None else []
     if not asked:
-        notes = (atomic_json.read_json(path) or {"nodes": []} for path in (home / "ssh").glob("*/attempt-*.json"))
-        asked = list(dict.fromkeys(Host(**node["host"]) for note in notes for node in note["nodes"]))
+        notes = filter(None, map(atomic_json.read_json, (home / "ssh").glob("*/attempt-*.json")))
+        asked = list(dict.fromkeys(node.host for note in notes for node in SshRef.load(note).nodes))
     found: dict[tuple[str, int], FoundAttempt] = {}
     answers = fleet().ask({host: Call("jobs", {}) for host in asked}, is_urgent=True)
     for host, answer in answers.items():
@@ -136,28 +132,28 @@ def _kept(kept: Any, asked: Sequence[Host]) -> tuple[JobRef, dict[str, Any] | No
     known = {host.name: host.dump() for host in asked}
     try:
         nodes = [{**node, "host": known[node["host"]["name"]]} for node in kept["ref"]["nodes"]]
-        return {**kept["ref"], "nodes": nodes}, kept["record"]
-    except (LookupError, TypeError):
+        return SshRef.load({**kept["ref"], "nodes": nodes}).dump(), kept["record"]
+    except (LookupError, TypeError, DamagedRecordError):
         return {}, None
 
 
-def _node(lines: Fleet, number: int, seat: Assignment, body: Mapping[str, Any]) -> dict[str, Any]:
+def _node(lines: Fleet, number: int, seat: Assignment, body: Mapping[str, Any]) -> SshNode:
     """Return the node's folders as absolute paths on its host."""
     job = f"{seat.workdir}/jobs/{body['job']}"
 
     def there(places: Mapping[str, str]) -> dict[str, str]:
         return {name: path_on(lines, seat.host, path) for name, path in places.items()}
 
-    return {
-        "host": seat.host.dump(),
-        "address": seat.address,
-        "job": job,
-        "root": f"{job}/attempt-{body['attempt']}/node-{number}",
-        "checkpoints": _checkpoints(lines, seat.host, body),
-        "output": f"{job}/output",
-        "inputs": there(body["inputs"]),
-        "outputs": there(body["outputs"]),
-    }
+    return SshNode(
+        host=seat.host,
+        address=seat.address,
+        job=job,
+        root=f"{job}/attempt-{body['attempt']}/node-{number}",
+        checkpoints=_checkpoints(lines, seat.host, body),
+        output=f"{job}/output",
+        inputs=there(body["inputs"]),
+        outputs=there(body["outputs"]),
+    )
 
 
 def _checkpoints(lines: Fleet, host: Host, body: Mapping[str, Any]) -> str:
@@ -165,10 +161,10 @@ def _checkpoints(lines: Fleet, host: Host, body: Mapping[str, Any]) -> str:
     return path_on(lines, host, body["checkpoint_dir"]) if body["checkpoint_dir"] else own
 
 
-def _folders(node: Mapping[str, Any]) -> dict[str, Any]:
-    folders = [node["checkpoints"], node["output"], *node["outputs"].values()]
-    links = {f"{node['output']}/{name}": target for name, target in node["outputs"].items()}
-    return {"job": node["job"], "root": node["root"], "folders": folders, "links": links}
+def _folders(node: SshNode) -> dict[str, Any]:
+    folders = [node.checkpoints, node.output, *node.outputs.values()]
+    links = {f"{node.output}/{name}": target for name, target in node.outputs.items()}
+    return {"job": node.job, "root": node.root, "folders": folders, "links": links}
 
 
 def _holder_first(lines: Fleet, body: Mapping[str, Any], seats: list[Assignment]) -> list[Assignment]:
@@ -205,7 +201,7 @@ def _environments(
     lines: Fleet,
     body: Mapping[str, Any],
     seats: Sequence[Assignment],
-    nodes: Sequence[Mapping[str, Any]],
+    nodes: Sequence[SshNode],
     paths: Mapping[str, str],
     bundle: Path,
 ) -> list[dict[str, Any]]:
@@ -215,14 +211,14 @@ def _environments(
         say(f"preparing the job's environment ({runs_in['kind']})")
     if runs_in["kind"] == "venv":
         calls = {
-            seat.host: Call("unpack", {"path": paths[seat.host.name], "sha256": body["bundle"], "root": node["root"]})
+            seat.host: Call("unpack", {"path": paths[seat.host.name], "sha256": body["bundle"], "root": node.root})
             for seat, node in zip(seats, nodes, strict=True)
         }
         _all(lines, calls)
         runs_in = {**runs_in, "requirements": _shipped_text(bundle, runs_in["requirements"])}
     asked = {}
     for seat, node in zip(seats, nodes, strict=True):
-        own: dict[str, Any] = {"python": seat.host.python, "workdir": seat.workdir, "code": f"{node['root']}/code"}
+        own: dict[str, Any] = {"python": seat.host.python, "workdir": seat.workdir, "code": f"{node.root}/code"}
         own["gpus"] = list(seat.takes) if body["gpus"] else []
         asked[seat.host] = Call("environment", {**runs_in, **own})
     answers = _all(lines, asked, BUILD_S)
@@ -244,7 +240,7 @@ def _shipped_text(bundle: Path, name: str) -> str:
 def agent_spec(
     number: int,
     seat: Assignment,
-    node: Mapping[str, Any],
+    node: SshNode,
     body: Mapping[str, Any],
     shipment: Shipment,
     paths: Mapping[str, str],
@@ -252,14 +248,14 @@ def agent_spec(
 ) -> dict[str, Any]:
     """Return the message for the host's agent."""
     visible, nodes = "" if not body["gpus"] else ",".join(seat.takes), body["spec"]["nodes"]
-    places = {f"CLOUDTRAIN_INPUT_{name.upper()}": uri for name, uri in node["inputs"].items()}
-    places |= {"CLOUDTRAIN_CHECKPOINT_DIR": node["checkpoints"], "CLOUDTRAIN_OUTPUT_DIR": node["output"]}
+    places = {f"CLOUDTRAIN_INPUT_{name.upper()}": uri for name, uri in node.inputs.items()}
+    places |= {"CLOUDTRAIN_CHECKPOINT_DIR": node.checkpoints, "CLOUDTRAIN_OUTPUT_DIR": node.output}
     return {
         **{key: body[key] for key in ("job", "attempt", "max_duration_s", "limit_reason", "deadline_s", "grace_s")},
         **{key: body[key] for key in ("max_restarts", "ports", "spec")},
         "node": number,
         "address": seat.address,
-        "root": node["root"],
+        "root": node.root,
         "bundle": paths[seat.host.name],
         "sha256": shipment.bundle.sha256,
         "python": made["python"],
@@ -283,10 +279,10 @@ def _fetched_note(seat: Assignment, body: Mapping[str, Any]) -> str:
     return f"{seat.workdir}/jobs/{body['job']}/fetched-{seat.name}.json"
 
 
-def _mounts(node: Mapping[str, Any]) -> list[list[Any]]:
+def _mounts(node: SshNode) -> list[list[Any]]:
     """Return a container's mounts besides the node's own folder: path, and whether the mount is read-only."""
-    written = [node["checkpoints"], node["output"], *node["outputs"].values()]
-    return [*([path, False] for path in written), *([path, True] for path in node["inputs"].values())]
+    written = [node.checkpoints, node.output, *node.outputs.values()]
+    return [*([path, False] for path in written), *([path, True] for path in node.inputs.values())]
 
 
 def _start(lines: Fleet, seats: Sequence[Assignment], specs: list[dict[str, Any]], body: Mapping[str, Any]) -> None:

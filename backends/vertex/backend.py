@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cloudtrain.backends.vertex.records import VertexSending
 from cloudtrain.launcher import lazily
 from cloudtrain.launcher.backend import Capacity, Request, Terms
 from cloudtrain.launcher.prices import catalog
@@ -72,7 +73,7 @@ def check(request: Request) -> list[Fault]:
     """Return the faults for which Vertex AI would refuse the request."""
     from cloudtrain.backends.vertex import check as rules
 
-    return list(rules.faults(request.body, request.beside["location"]))
+    return list(rules.faults(request.body, VertexSending.load(request.beside).location))
 
 
 rehearsal = lazily.of("cloudtrain.backends.vertex.rehearsal", "rehearsal")
@@ -81,5 +82,6 @@ rehearsal_service = lazily.of("cloudtrain.backends.vertex.rehearsalstore", "serv
 
 def where_to_look(request: Request) -> str:
     """Return the gcloud command that shows the job."""
-    place = f"--project {request.beside['project']} --region {request.beside['location']}"
+    plan = VertexSending.load(request.beside)
+    place = f"--project {plan.project} --region {plan.location}"
     return f"gcloud ai custom-jobs list {place} --filter labels.cloudtrain_run={request.name}"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.vertex import files, follow, outputs, rest, secretmanager, status
 from cloudtrain.backends.vertex.machine import block_of, location_of, project_of
+from cloudtrain.backends.vertex.records import VertexRef, VertexSending
 from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
@@ -44,7 +45,7 @@ _over: set[str] = set()  # jobs whose end this process has seen
 
 def ready(request: Request, shipment: Shipment) -> None:
     """Raise ConfigError if Google's libraries are missing, CredentialError if the libraries find no credentials."""
-    access = VertexAccess.of(request.beside)
+    access = VertexAccess.of(VertexSending.load(request.beside))
     with rest.answers("start the job"):
         rest.credentials(access.project)
     if find_spec("google.cloud") is None or find_spec("google.cloud.aiplatform_v1") is None:
@@ -59,17 +60,18 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     """
     from cloudtrain.backends.vertex import sdk
 
-    beside, access, owner = request.beside, VertexAccess.of(request.beside), identity(shipment.home)
+    plan, owner = VertexSending.load(request.beside), identity(shipment.home)
+    access = VertexAccess.of(plan)
     shipment.sending.prepares()
-    files.require_bucket(access, beside["code_uri"])
+    files.require_bucket(access, plan.code_uri)
     with rest.answers("write to the bucket", needs=files.ROLE):
-        if not files.exists(access, beside["code_uri"], shipment.bundle.path.stat().st_size):
-            sdk.put(access, shipment.bundle.path, beside["code_uri"])
-        if beside["wheel_uri"] is not None:
-            _put_wheel(access, beside["wheel_uri"], shipment.home)
-        files.claim(access, beside["owner_uri"], owner)
+        if not files.exists(access, plan.code_uri, shipment.bundle.path.stat().st_size):
+            sdk.put(access, shipment.bundle.path, plan.code_uri)
+        if plan.wheel_uri is not None:
+            _put_wheel(access, plan.wheel_uri, shipment.home)
+        files.claim(access, plan.owner_uri, owner)
     _require_new(access, request, owner)
-    secret = _secret(request, owner)
+    secret = _secret(plan, owner)
     try:
         if shipment.secrets and secret is not None:
             with rest.answers("store the job's secrets", needs=secretmanager.ROLE):
@@ -78,10 +80,10 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     except BaseException as error:
         if shipment.sending.is_nothing_sent(error):  # leave no part of the job behind
             with contextlib.suppress(GoogleError):
-                files.retract(access, beside["order_uri"])
+                files.retract(access, plan.order_uri)
             _remove_secret(access, secret)
         raise
-    return _ref(request, name, owner, is_doubtful=is_doubtful)
+    return _ref(request, name, owner, is_doubtful=is_doubtful).dump()
 
 
 def find(request: Request, home: Path) -> JobRef | None:
@@ -89,18 +91,19 @@ def find(request: Request, home: Path) -> JobRef | None:
 
     If another home folder has claimed the name, this home folder has sent no job: return None and change nothing.
     """
-    access, owner = VertexAccess.of(request.beside), identity(home)
+    plan, owner = VertexSending.load(request.beside), identity(home)
+    access = VertexAccess.of(plan)
     with rest.polls(f"ask for {request.name}"):
-        if files.owner(access, request.beside["owner_uri"]) not in (owner, None):  # None: the claim was deleted
+        if files.owner(access, plan.owner_uri) not in (owner, None):  # None: the claim was deleted
             return None
         found = _there(access, request.name, owner)
         if not found:
-            files.retract(access, request.beside["order_uri"])
+            files.retract(access, plan.order_uri)
             found = _there(access, request.name, owner)
         if not found:
-            _remove_secret(access, _secret(request, owner))
+            _remove_secret(access, _secret(plan, owner))
             return None
-        return _ref(request, _settle(access, request, owner, found), owner, is_doubtful=True)
+        return _ref(request, _settle(access, request, owner, found), owner, is_doubtful=True).dump()
 
 
 def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
@@ -131,56 +134,59 @@ def _as_found(access: VertexAccess, job: dict[str, Any], home: Path) -> FoundAtt
     asked = {"project": access.project, "location": access.location, "endpoints": dict(access.endpoints)}
 
     def ref_of(request: Request) -> JobRef:  # only the sender removes the job's secrets
-        return _ref(request, job["name"], owner, is_doubtful=is_own) | ({} if is_own else {"secret": None})
+        handle = _ref(request, job["name"], owner, is_doubtful=is_own)
+        return (handle if is_own else replace(handle, secret=None)).dump()
 
     return FoundAttempt.of(name, record, asked, ref_of, is_own=is_own)
 
 
 def state(ref: JobRef) -> State:
     """Return the job's state at Vertex AI; once the job is over, remove its secrets."""
-    access = VertexAccess.of(ref)
-    with rest.polls(f"ask for {ref['label']}"):
-        told = _described(access, ref)
-    if ref["doubtful_until_s"] > time.time():
+    handle = VertexRef.load(ref)
+    access = VertexAccess.of(handle)
+    with rest.polls(f"ask for {handle.label}"):
+        told = _described(access, handle)
+    if handle.doubtful_until_s > time.time():
         with contextlib.suppress(GoogleError):  # the next poll tries again; the job's own state is known
-            _cancel_others(access, ref["label"], ref["owner"], ref["name"])
+            _cancel_others(access, handle.label, handle.owner, handle.name)
     account, has_checkpoint = None, None
     if status.is_over(told) and told.get("state") != "JOB_STATE_SUCCEEDED":
         with rest.polls("read how it has ended"):
-            account = files.account(access, ref["ended_uri"], ref["nodes"])
+            account = files.account(access, handle.ended_uri, handle.nodes)
         if account is None and status.may_tell_more(told, time.time()):
-            return replace(status.awaiting(told), url=ref["url"])
-        if ref["checkpoint_uri"] is not None:
+            return replace(status.awaiting(told), url=handle.url)
+        if handle.checkpoint_uri is not None:
             with contextlib.suppress(GoogleError, CloudtrainError):  # a failed extra request must not hide the end
-                has_checkpoint = files.has_checkpoint(access, ref["checkpoint_uri"])
+                has_checkpoint = files.has_checkpoint(access, handle.checkpoint_uri)
     if status.is_over(told):
-        _over.add(ref["name"])
-        _remove_secret(access, ref["secret"])
+        _over.add(handle.name)
+        _remove_secret(access, handle.secret)
     found = status.state_of(
         told,
         account,
-        limit_s=ref["limit_s"],
-        limit_reason=ref["limit_reason"],
-        is_spot=ref["kind"] in ("spot", "flex_start"),
+        limit_s=handle.limit_s,
+        limit_reason=handle.limit_reason,
+        is_spot=handle.kind in ("spot", "flex_start"),
         has_checkpoint=has_checkpoint,
     )
-    return replace(found, url=ref["url"])
+    return replace(found, url=handle.url)
 
 
 def logs(
     ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
 ) -> LogPage:
     """Return the lines after the cursor."""
-    only = nodes_of(ranks, ref["nproc_per_node"])
+    handle = VertexRef.load(ref)
+    only = nodes_of(ranks, handle.nproc_per_node)
     found = follow.page(
-        VertexAccess.of(ref),
-        ref["job"],
-        ref["nodes"],
+        VertexAccess.of(handle),
+        handle.job,
+        handle.nodes,
         cursor,
         only,
         state_home(),
         is_passing=now,
-        is_over=ref["name"] in _over,
+        is_over=handle.name in _over,
     )
     return found if ranks is None else found.only(ranks)
 
@@ -192,49 +198,58 @@ def pace(ref: JobRef) -> Pace:
 
 def stop(ref: JobRef, *, now: bool) -> None:
     """Ask Vertex AI to cancel the job; Vertex AI signals the containers, which save. `now` makes no difference."""
-    access = VertexAccess.of(ref)
-    with rest.answers(f"stop {ref['label']}"):
-        _cancel(access, ref["name"])
+    handle = VertexRef.load(ref)
+    with rest.answers(f"stop {handle.label}"):
+        _cancel(VertexAccess.of(handle), handle.name)
 
 
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     """Download the job's output folder, also while the job runs; return the files."""
+    handle = VertexRef.load(ref)
     with rest.answers("download the outputs", needs=files.ROLE):
-        return outputs.download(VertexAccess.of(ref), ref["output_uri"], folder)
+        return outputs.download(VertexAccess.of(handle), handle.output_uri, folder)
 
 
 def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
     """Download the job's checkpoint folder, also while the job runs; return the files."""
+    handle = VertexRef.load(ref)
+    if handle.checkpoint_uri is None:
+        raise ConfigError(
+            "the job's checkpoints are not in Cloud Storage", hint="copy them with their store's own tools"
+        )
     with rest.answers("download the checkpoints", needs=files.ROLE):
-        return outputs.download(VertexAccess.of(ref), ref["checkpoint_uri"], folder)
+        return outputs.download(VertexAccess.of(handle), handle.checkpoint_uri, folder)
 
 
-def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> JobRef:
-    beside = request.beside
-    kept = ("project", "location", "endpoints", "checkpoint_uri", "output_uri", "kind")
-    numeric = name.rpartition("/")[2]
-    place = f"locations/{beside['location']}/training/{numeric}?project={beside['project']}"
-    return {
-        **{key: beside[key] for key in kept},
-        "name": name,
-        "label": request.name,
-        "owner": owner,
-        "job": numeric,
-        "nodes": beside["order"]["nodes"],
-        "nproc_per_node": beside["order"]["nproc_per_node"],
-        "limit_s": beside.get("limit_s", beside["order"]["max_duration_s"]),
-        "limit_reason": beside["order"]["limit_reason"],
-        "ended_uri": beside["order"]["ended_uri"],
-        "secret": _secret(request, owner),
-        "url": f"https://console.cloud.google.com/agent-platform/{place}",
-        "sent_s": time.time(),
-        "doubtful_until_s": time.time() + DUPLICATES_S if is_doubtful else 0.0,
-    }
+def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> VertexRef:
+    plan, numeric = VertexSending.load(request.beside), name.rpartition("/")[2]
+    place = f"locations/{plan.location}/training/{numeric}?project={plan.project}"
+    return VertexRef(
+        project=plan.project,
+        location=plan.location,
+        endpoints=plan.endpoints,
+        checkpoint_uri=plan.checkpoint_uri,
+        output_uri=plan.output_uri,
+        kind=plan.kind,
+        name=name,
+        label=request.name,
+        owner=owner,
+        job=numeric,
+        nodes=plan.order["nodes"],
+        nproc_per_node=plan.order["nproc_per_node"],
+        limit_s=plan.order["max_duration_s"] if plan.limit_s is None else plan.limit_s,
+        limit_reason=plan.order["limit_reason"],
+        ended_uri=plan.order["ended_uri"],
+        secret=_secret(plan, owner),
+        url=f"https://console.cloud.google.com/agent-platform/{place}",
+        sent_s=time.time(),
+        doubtful_until_s=time.time() + DUPLICATES_S if is_doubtful else 0.0,
+    )
 
 
-def _secret(request: Request, owner: str) -> str | None:
+def _secret(plan: VertexSending, owner: str) -> str | None:
     """Return the name of the job's entry in Secret Manager, with a part of the owner: a name may repeat elsewhere."""
-    told = request.beside["order"]["secrets"]
+    told = plan.order["secrets"]
     return f"{told['secret']}-{owner[:8]}" if told else None
 
 
@@ -247,12 +262,13 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
     from cloudtrain.backends.vertex import sdk
 
     begin_s, sending, record = time.monotonic(), shipment.sending, dict(shipment.record)
+    plan = VertexSending.load(request.beside)
     for number in range(1, TRIES + 1):
         fence = secrets.token_hex(8)
         try:
             with rest.answers("start the job"):
-                order = _order(request, owner, fence, time.time()) | {"record": record}
-                files.put_order(access, request.beside["order_uri"], order)
+                order = _order(plan, owner, fence, time.time()) | {"record": record}
+                files.put_order(access, plan.order_uri, order)
                 made = sdk.create(access, _with_marks(request, owner, fence), sending.creates)
             if number > 1:
                 with contextlib.suppress(GoogleError):
@@ -278,14 +294,13 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
     raise AssertionError("unreachable")
 
 
-def _order(request: Request, owner: str, fence: str, sent_s: float | None = None) -> dict[str, Any]:
-    """Return the container order: the request's order, with the fields that only a send knows.
+def _order(plan: VertexSending, owner: str, fence: str, sent_s: float | None = None) -> dict[str, Any]:
+    """Return the container order: the plan's order, with the fields that only a send knows.
 
     `sent_s` is the time of the send, None if the job may have been sent before.
     """
-    order: dict[str, Any] = request.beside["order"]
-    told = order["secrets"] and {**order["secrets"], "secret": f"{_secret(request, owner)}/versions/latest"}
-    return {**order, "secrets": told, "fence": fence, "token": secrets.token_hex(16), "sent_s": sent_s}
+    told = plan.order["secrets"] and {**plan.order["secrets"], "secret": f"{_secret(plan, owner)}/versions/latest"}
+    return {**plan.order, "secrets": told, "fence": fence, "token": secrets.token_hex(16), "sent_s": sent_s}
 
 
 def _with_marks(request: Request, owner: str, fence: str) -> dict[str, Any]:
@@ -341,7 +356,8 @@ def _settle(access: VertexAccess, request: Request, owner: str, found: list[dict
 
     If the order was retracted, or its send was lost, renew the order for the first running job, else the first job.
     """
-    order = files.read_order(access, request.beside["order_uri"]) or {}
+    plan = VertexSending.load(request.beside)
+    order = files.read_order(access, plan.order_uri) or {}
     own = [job for job in found if order.get("fence") == _mark_of(job)]
     taken = (own or [job for job in found if not status.is_over(job)] or found)[0]
     for job in found:
@@ -349,7 +365,7 @@ def _settle(access: VertexAccess, request: Request, owner: str, found: list[dict
             _cancel(access, str(job["name"]))
     if not own:
         kept = {"record": order.get("record")}
-        files.put_order(access, request.beside["order_uri"], _order(request, owner, _mark_of(taken)) | kept)
+        files.put_order(access, plan.order_uri, _order(plan, owner, _mark_of(taken)) | kept)
     return str(taken["name"])
 
 
@@ -365,12 +381,12 @@ def _arguments(job: dict[str, Any]) -> list[str]:
     return [*map(str, spec.get("args", ())), "", "", ""]
 
 
-def _described(access: VertexAccess, ref: JobRef) -> dict[str, Any]:
+def _described(access: VertexAccess, handle: VertexRef) -> dict[str, Any]:
     """Return the job at Vertex AI; report a job that a user has deleted there as cancelled. Raises GoogleError."""
     try:
-        return rest.get_json(access, "aiplatform", f"/v1/{ref['name']}")
+        return rest.get_json(access, "aiplatform", f"/v1/{handle.name}")
     except GoogleError as error:
-        if error.status != 404 or time.time() - ref["sent_s"] < NEW_S:
+        if error.status != 404 or time.time() - handle.sent_s < NEW_S:
             raise
     error_now = {"code": 5, "message": "it was deleted at Vertex AI; what it has cost is not known here any more"}
     return {"state": "JOB_STATE_CANCELLED", "error": error_now}

@@ -124,6 +124,7 @@ def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Mac
     kind = pairs.enum_of(name, host) or pairs.enum_of(name)
     if kind is None:
         hint = "there are A100, A100-80GB, H100, H200, B200, L4, RTX PRO 6000, and on N1 machines T4, V100, P100, P4"
+        hint = catalog.unknown(wanted).partition("; ")[2] or hint
         raise ConfigError([Fault(f"Vertex AI has no accelerator `{name}`", key=key, hint=hint)])
     if host is not None:
         return _with(host, kind, count, location)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.backends.vertex.records import VertexSending
 from cloudtrain.backends.vertex.request import boot_source
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
@@ -25,12 +26,13 @@ PORT, MASTER_PORT = 2222, "3333"  # the ports that Vertex AI puts into CLUSTER_S
 def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     """Prepare the replicas. Raises ConfigError if `raw` has added pools, because they are not nodes of the training."""
     pools = request.body["jobSpec"]["workerPoolSpecs"]
-    order, mirrored = _order(request), dict[str, Path]()
+    plan = VertexSending.load(request.beside)
+    order, mirrored = _order(request.name, plan), dict[str, Path]()
     if not str(order["checkpoint"].get("mirror")).startswith("gs://"):  # a folder here replaces another cloud's store
         order, mirrored = stage.with_own_mirror(order)
     _fill(stage, order["fetched"])
-    _put(stage, request.beside["code_uri"], stage.bundle.path.read_bytes())
-    _put(stage, request.beside["order_uri"], json.dumps(order).encode())
+    _put(stage, plan.code_uri, stage.bundle.path.read_bytes())
+    _put(stage, plan.order_uri, json.dumps(order).encode())
     replicas = [(pool, index) for pool, spec in enumerate(pools) for index in range(int(spec["replicaCount"]))]
     if len(replicas) != len(stage.addresses):
         message = f"{len(replicas)} replicas are asked for, of which {len(stage.addresses)} train"
@@ -65,7 +67,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
                 names=dict(zip(hosts, stage.addresses, strict=True)),
             )
         )
-    checkpoints = order["checkpoint"]["mirror"] if mirrored else request.beside["checkpoint_uri"]
+    checkpoints = order["checkpoint"]["mirror"] if mirrored else plan.checkpoint_uri or ""
     return Rehearsal(
         tuple(nodes),
         notice="SIGTERM to every replica, SIGKILL after 30 s; all start again with empty disks, from the bucket",
@@ -75,15 +77,15 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         replaced=(
             "Cloud Storage and the metadata server: a folder here answers, by an address added to the boot's arguments",
             f"the image {task.get('imageUri') or task.get('executorImageUri')}",
-            *(["Secret Manager"] if request.beside["order"]["secrets"] else []),
+            *(["Secret Manager"] if plan.order["secrets"] else []),
             *(["how pip installs the boot's package"] if "pythonModule" in task else []),
         ),
     )
 
 
-def _order(request: Request) -> dict[str, Any]:
+def _order(name: str, plan: VertexSending) -> dict[str, Any]:
     """Return the order as a send writes the order, without secrets: a rehearsal passes secrets as variables."""
-    return {**request.beside["order"], "secrets": None, "token": request.name}
+    return {**plan.order, "secrets": None, "token": name}
 
 
 def _argv(task: dict[str, Any], service: str) -> tuple[str, ...]:
@@ -105,12 +107,15 @@ def _platform(request: Request, replicas: list[tuple[int, int]], hosts: list[str
     task = {"type": f"workerpool{pool}", "index": index, "trial": ""}
     spec = {"cluster": cluster, "environment": "cloud", "task": task, "job": "{}"}
     ranks = {"MASTER_ADDR": hosts[0], "MASTER_PORT": MASTER_PORT, "RANK": str(number), "WORLD_SIZE": str(len(hosts))}
-    prefix = request.body["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"].rstrip("/")
+    plan, prefix = (
+        VertexSending.load(request.beside),
+        request.body["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"].rstrip("/"),
+    )
     folders = {"MODEL_DIR": "model", "CHECKPOINT_DIR": "checkpoints", "TENSORBOARD_LOG_DIR": "logs"}
     return {
         "CLOUD_ML_JOB_ID": "0000000000000000000",
-        "CLOUD_ML_PROJECT_ID": str(request.beside["project"]),
-        "CLOUD_ML_REGION": str(request.beside["location"]),
+        "CLOUD_ML_PROJECT_ID": plan.project,
+        "CLOUD_ML_REGION": plan.location,
         "CLUSTER_SPEC": json.dumps(spec),
         **(ranks if len(hosts) > 1 else {}),
         **{f"AIP_{name}": f"{prefix}/{folder}/" for name, folder in folders.items()},

@@ -25,6 +25,7 @@ from cloudtrain.backends.vertex.machine import (
     location_of,
     place_of,
 )
+from cloudtrain.backends.vertex.records import VertexSending
 from cloudtrain.backends.vertex.regions import REGIONS, REGIONS_AS_OF
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
@@ -116,26 +117,28 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     planned = render.render_yaml("vertex/job.yml", job=job)
     body, changes = render.overlaid(planned, block_of(config).raw)
     _require_as_planned(planned, body, has_price=plan.price_micro is not None)
-    beside = {
-        "project": place.project,
-        "location": place.location,
-        "endpoints": dict(block_of(config).endpoints),
-        "code_uri": code_uri,
-        "wheel_uri": wheel,
-        "order_uri": order_uri,
-        "owner_uri": f"{home}/owner",
-        "checkpoint_uri": checkpoint_uri if checkpoint_uri.startswith("gs://") else None,
-        "output_uri": output_uri,
-        "order": order,
-        "limit_s": plan.cap_s,
-        "label": choice.label,
-        "kind": kind,
-    }
+    sending = VertexSending(
+        project=place.project,
+        location=place.location,
+        endpoints=dict(block_of(config).endpoints),
+        code_uri=code_uri,
+        wheel_uri=wheel,
+        order_uri=order_uri,
+        owner_uri=f"{home}/owner",
+        checkpoint_uri=checkpoint_uri if checkpoint_uri.startswith("gs://") else None,
+        output_uri=output_uri,
+        order=order,
+        limit_s=plan.cap_s,
+        label=choice.label,
+        kind=kind,
+    )
     notes = (*changes, *renamed, *_notes(config, kind))
     carried = {"resources.disk_gb", "resources.spot", *(["limits.max_wait"] if kind == "flex_start" else [])}
-    written = _files(body, order, beside)
+    written = _files(body, sending)
     archive = f"code/{bundle_sha256}/{BUNDLE}"
-    return Request(name, body, render.as_yaml(body), written, beside, notes, frozenset(carried), archive=archive)
+    return Request(
+        name, body, render.as_yaml(body), written, sending.dump(), notes, frozenset(carried), archive=archive
+    )
 
 
 def with_fence(body: dict[str, Any], fence: str) -> dict[str, Any]:
@@ -295,7 +298,7 @@ def _notes(config: JobConfig, kind: Kind) -> Iterator[str]:
         yield "inputs are read below /gcs as they are; where a machine has no /gcs they are copied first"
 
 
-def _files(body: dict[str, Any], order: dict[str, Any], beside: dict[str, Any]) -> dict[str, str]:
+def _files(body: dict[str, Any], sending: VertexSending) -> dict[str, str]:
     """Return the files that `-o DIR` writes: the spec in gcloud's form, the order, and the commands that send both."""
     labels = ",".join(f"{key}={value}" for key, value in body.get("labels", {}).items())
     kms = (body.get("encryptionSpec") or {}).get("kmsKeyName")
@@ -303,16 +306,16 @@ def _files(body: dict[str, Any], order: dict[str, Any], beside: dict[str, Any]) 
         "#!/bin/sh -e",
         "# Sends the job as `cloudtrain submit` does, with Google's own command line; cloudtrain does not follow it.",
         'cd "$(dirname "$0")"',
-        f"gcloud storage cp --no-clobber code/*/{BUNDLE} {quote(beside['code_uri'])}",
-        *([f"gcloud storage cp --no-clobber code/*.whl {quote(beside['wheel_uri'])}"] if beside["wheel_uri"] else []),
-        f"gcloud storage cp {ORDER} {quote(beside['order_uri'])}",
+        f"gcloud storage cp --no-clobber code/*/{BUNDLE} {quote(sending.code_uri)}",
+        *([f"gcloud storage cp --no-clobber code/*.whl {quote(sending.wheel_uri)}"] if sending.wheel_uri else []),
+        f"gcloud storage cp {ORDER} {quote(sending.order_uri)}",
         "gcloud ai custom-jobs create --config job-spec.yml \\",
-        f"  --project {beside['project']} --region {beside['location']} --display-name {quote(body['displayName'])} \\",
+        f"  --project {sending.project} --region {sending.location} --display-name {quote(body['displayName'])} \\",
         f"  --labels {quote(labels)}" + (f" --kms-key {quote(kms)}" if kms else ""),
     ]
     return {
         "job-spec.yml": render.as_yaml(body["jobSpec"]),
-        ORDER: render.as_json(order),
+        ORDER: render.as_json(sending.order),
         "create.sh": "\n".join(commands) + "\n",
     }
 

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from cloudtrain.launcher.errors import (
@@ -26,6 +26,9 @@ from cloudtrain.launcher.errors import (
 )
 from cloudtrain.launcher.text.extras import install
 from cloudtrain.launcher.text.remote import NO_NAME, cause, one_line
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.vertex.records import VertexRef, VertexSending
 
 __all__ = [
     "VertexAccess",
@@ -74,9 +77,9 @@ class VertexAccess:
     endpoints: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> VertexAccess:
-        """Return the access for a request's `beside` or a job's handle."""
-        return cls(data["project"], data["location"], tuple(sorted(data["endpoints"].items())))
+    def of(cls, data: VertexRef | VertexSending) -> VertexAccess:
+        """Return the access for a job's handle or sending plan."""
+        return cls(data.project, data.location, tuple(sorted(data.endpoints.items())))
 
     @property
     def parent(self) -> str:

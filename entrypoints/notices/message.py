@@ -36,7 +36,8 @@ class Facts:
     """The state of a job; None means unknown. Money in micro-dollars, times in unix seconds.
 
     `cap_at_s`: when the platform ends the job; `deadline_at_s`: when the job begins to leave, after a save if it
-    `saves`; `resume`: the command that continues the ended job, `resume_words`: how the command's sum is composed.
+    `saves`; `saved`: a checkpoint is known, perhaps without a step; `resume`: the command that continues the ended
+    job, `resume_words`: how the command's sum is composed.
     """
 
     job: str
@@ -54,7 +55,7 @@ class Facts:
     step: int | None = None
     max_steps: int | None = None
     checkpoint_step: int | None = None
-    checkpoint: str | None = None
+    saved: bool = False
     resume: str | None = None
     resume_words: str = ""
     saves: bool = True
@@ -201,10 +202,8 @@ def _lines(facts: Facts, now_s: float) -> list[str]:
         cost = f" for {dollars(facts.total_micro)} in all" if done and facts.total_micro else ""
         lines.append(f"progress    step {facts.step}{of}{done}{cost}")
     if facts.state != "succeeded":
-        at = facts.checkpoint or (
-            f"step {facts.checkpoint_step}" if facts.checkpoint_step is not None else "none known"
-        )
-        lines.append(f"checkpoint  {_one_line(at)}")
+        at = "saved, step not reported" if facts.saved else "no checkpoint reported"
+        lines.append(f"checkpoint  {at if facts.checkpoint_step is None else f'step {facts.checkpoint_step}'}")
     if facts.stop:
         lines.append(f"stop it     {facts.stop}")
     if facts.resume:

@@ -158,7 +158,8 @@ class NodeNotifier:
         now_s = self._now_s()
         due = self._due(what({}, now_s), now_s)
         if due:  # the log is read only if a notification is due
-            due = self._due(what(_progress(self._log), now_s), now_s)
+            saved = {"checkpoint_step": None} if has_checkpoint(self._folder) else {}
+            due = self._due(what(saved | _progress(self._log), now_s), now_s)
         faults = try_all([partial(self._send, name, notice) for name, notice in due])
         for (name, notice), fault in zip(due, faults, strict=True):
             if fault is not None and (name, notice.key) not in self._told:
@@ -266,6 +267,7 @@ def _facts(
         step=progress.get("step"),
         max_steps=progress.get("max_steps"),
         checkpoint_step=progress.get("checkpoint_step"),
+        saved="checkpoint_step" in progress,
         resume=resume,
         resume_words="" if resume is None or more is None else more.words,
         saves=run.saves,

@@ -145,7 +145,8 @@ class FileKeeper:
         if found is not None and found != told and self._log is not None:
             self._due_s = time.monotonic() + TELL_S
             path = found[0].encode(errors="replace").decode()  # a file's name may be any bytes
-            events.append(self._log, [events.format_line("checkpoint", f"saved {path}", {"path": path})])
+            told_of = {"path": path, "changed_s": round(found[1], 3)}
+            events.append(self._log, [events.format_line("checkpoint", f"saved {path}", told_of)])
 
     def _try_to_carry(self, *, is_last: bool) -> None:
         try:

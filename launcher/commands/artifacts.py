@@ -54,7 +54,7 @@ def _fetched(job: Job, folder: Path) -> list[Path]:
 
     backend, ref = backends.load(job.backend), job.attempt.ref
     assert ref is not None
-    if job.config.get("task") or not hasattr(backend, "checkpoints"):
+    if job.asked.task or not hasattr(backend, "checkpoints"):
         return backend.artifacts(ref, folder)
     files: list[Path] = []
     missing: list[CloudtrainError] = []

@@ -252,6 +252,8 @@ def _what(words: tuple[str, ...]) -> tuple[str, int]:
         raise UsageError("that is more than a project and a limit", hint="cloudtrain budget set [PROJECT] 5000USD")
     if len(given) == 2:
         _require_name(given[0])
+    elif re.fullmatch("[a-z][a-z0-9_-]*", given[0]):  # a project's name: no amount begins with a small letter
+        raise UsageError(f"the amount is missing: cloudtrain budget set {given[0]} 500USD")
     return (given[0] if len(given) == 2 else ""), _money(given[-1])
 
 

@@ -125,8 +125,10 @@ def default_words(facts: dict[str, Any]) -> str:
 
 
 def _closest(path: str) -> str:
-    from cloudtrain.launcher.config.schema import keys_named, model
+    from cloudtrain.launcher.config.schema import TYPO, keys_named, model
 
+    if typo := get_close_matches(path, model().model_fields, 1, TYPO):
+        return f"did you mean `{typo[0]}`?"
     names = every_key(model())
     key = path.rpartition(".")[2]
     exact = [name for name in names if name.rpartition(".")[2] == key]

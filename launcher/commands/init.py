@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from importlib.resources import files
 from pathlib import Path
 
 import click
 
 from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.job import name_of
 
 __all__ = ["KINDS", "command"]
 
@@ -41,7 +41,7 @@ def command(folder: Path, kind: str, force: bool) -> None:
             raise UsageError(f"already there: {', '.join(existing)}", hint=hint)
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in starter.items():
-            text = text.replace("name: starter", f"name: {_job_name(folder)}", 1) if name.endswith(".yaml") else text
+            text = text.replace("name: starter", f"name: {name_of(folder)}", 1) if name.endswith(".yaml") else text
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as exc:
         raise UsageError(f"cannot write to {folder}: {exc.strerror or exc}") from exc
@@ -51,9 +51,3 @@ def command(folder: Path, kind: str, force: bool) -> None:
         click.echo(f"  cd {folder}")
     for line, told in NEXT.items():
         click.echo(f"  {line:<{max(map(len, NEXT))}}  # {told}")
-
-
-def _job_name(folder: Path) -> str:
-    """Return the folder's name as a job's name."""
-    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:41].strip("-")
-    return name or "starter"

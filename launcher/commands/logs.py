@@ -131,7 +131,7 @@ def _show_all(registry: Registry, job: Job, view: View, tail: int | None, *, fol
 
 def _require_there(attempts: list[Attempt], view: View) -> None:
     """Raise UsageError if no attempt has the wanted ranks or the wanted node."""
-    ranks, nodes = (max(each.plan[name] for each in attempts) for name in ("ranks", "instances"))
+    ranks, nodes = max(each.plan.ranks for each in attempts), max(each.plan.instances for each in attempts)
     job_id = attempts[0].job_id
     if view.ranks and min(view.ranks) >= ranks:
         raise UsageError(f"{job_id} has no such rank", hint=f"its ranks are 0 to {ranks - 1}")

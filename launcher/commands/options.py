@@ -210,7 +210,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         budget_micro: int | None,
         **rest: Any,
     ) -> Any:
-        file = _one_file(file, given)
+        file = _one_file(file, given, settings)
         # The typed options become settings, and win over `--set`.
         typed = [f"resources.instances={instances}"] if instances is not None else []
         if budget_micro is not None:
@@ -229,10 +229,14 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_overrides
 
 
-def _one_file(file: Path, given: Path | None) -> Path:
-    """Return the config file of -f or of FILE. Raises UsageError for a script, or if both are given."""
+def _one_file(file: Path, given: Path | None, settings: Sequence[str]) -> Path:
+    """Return the config file of -f or of FILE. Raises UsageError for a script, half a setting, or two files."""
     if given is None:
         return file
+    if settings and given.name.endswith(("]", "}")) and not given.exists():
+        key = settings[-1].partition("=")[0]
+        hint = f"quote the value: --set '{key}=...'"
+        raise UsageError(f"the shell has split the value of `{key}` at a space: `{given}` is the rest", hint=hint)
     if click.get_current_context().get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE:
         raise UsageError(f"`{given}` and `-f {file}` name two config files", hint="give one of them")
     if given.suffix in (".py", ".sh"):

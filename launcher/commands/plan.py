@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.commands.options import Overrides, config_options, examples, json_option
+from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.text.tables import width, wrapped
 from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
 
@@ -56,6 +57,9 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
     from cloudtrain.launcher.money import compare
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
+    if all(offer.error or offer.lacks for offer in found):
+        with overrides.placing():
+            _require_known(found)
     first = compare.cheapest(found)
     if as_json:
         print_json({"backends": [offer.dump() for offer in found], "cheapest": first.backend if first else None})
@@ -68,13 +72,22 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
     return 0 if any(offer.prepared for offer in found) else 3
 
 
+def _require_known(found: list[BackendOffer]) -> None:
+    """Raise ConfigError if no backend's price list has the accelerators."""
+    from cloudtrain.launcher.prices import catalog
+
+    wanted = next((offer.prepared.config.resources.accelerators for offer in found if offer.prepared), None)
+    if wanted and (message := catalog.unknown(wanted)):
+        raise ConfigError([Fault(message, key="resources.accelerators", hint="`cloudtrain prices` lists machines")])
+
+
 def _below(first: BackendOffer | None, found: list[BackendOffer]) -> str:
     """Return the line below the table: how to choose a backend, or the reason that no choice is possible."""
     if len(found) == 1 and found[0].prepared:
         return f"only `{found[0].backend}` is configured: add another backend's block to compare"
     if first is not None:
         return f"cheapest by the hour, of the known prices: cloudtrain submit --backend {first.backend}"
-    if any(offer.lacks for offer in found):
+    if any(offer.lacks for offer in found) and all(offer.lacks or offer.error for offer in found):
         return "no backend with the accelerators has a known price: `cloudtrain plan --backend NAME` shows the problem"
     if any(offer.prepared for offer in found):
         return "no price is known: set BACKEND.price_per_hour, or choose by `cloudtrain submit --backend NAME`"

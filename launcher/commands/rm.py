@@ -23,8 +23,9 @@ __all__ = ["command", "removed"]
 def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
     """Remove ended jobs: rows of the registry, folders on this machine with checkpoints, cached logs, unused code.
 
-    Files in the cloud and on other machines stay. Budgets still count the cost. No new job gets the name of a removed
-    job that has run. JOB is an id if several jobs have the name.
+    Code that no job uses is removed once an hour has passed since the last submit. Files in the cloud and on other
+    machines stay. `budget show` and `cost` still count the cost. No new job gets the name of a removed job that has
+    run. JOB is an id if several jobs have the name.
     """
     from cloudtrain.launcher.jobs.refresh import refresh
     from cloudtrain.launcher.store.registry import Registry

@@ -150,7 +150,7 @@ def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json
 
     say(f"{'sent' if is_new else 'was sent before, with this key'}: {job.id}")
     if as_json:
-        print_json({"job": job.id, "backend": job.backend, "new": is_new, "plan": job.attempt.plan})
+        print_json({"job": job.id, "backend": job.backend, "new": is_new, "plan": job.attempt.plan.dump()})
     if detach:
         say("\n".join(unattended(job)))
         return 0

@@ -48,6 +48,7 @@ from cloudtrain.launcher.config.schema_training import Checkpoint, Training
 from cloudtrain.launcher.job import PROJECT_PATTERN
 
 __all__ = [
+    "TYPO",
     "Budget",
     "JobConfig",
     "as_yaml",
@@ -62,6 +63,7 @@ __all__ = [
     "written_default",
 ]
 
+TYPO = 0.85  # from this ratio of difflib's, a misspelt top-level key wins over the same key in a section
 B = TypeVar("B", bound=Section)
 
 NotifyEvent = Literal[
@@ -275,7 +277,10 @@ class Retry(Section):
 class JobConfig(Section):
     """A training job."""  # `model` adds the blocks of backends
 
-    name: JobName = Field(description="Name of the job.", examples=["digits"])
+    name: JobName = Field(
+        description="Name of the job; the id adds five letters, or is the ID of `submit --name ID`.",
+        examples=["digits"],
+    )
     backend: BackendChoice = Field(
         DEFAULT,
         description=f"Place of the job: {', '.join(BUILT_IN)}, or a plug-in's name; of several, `plan` "

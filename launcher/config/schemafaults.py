@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from cloudtrain.launcher.config import rivals, schema
 from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode, find, key_place
 from cloudtrain.launcher.errors import Fault, Place
+from cloudtrain.launcher.job import name_of
 
 __all__ = ["dotted", "faults_of", "found", "named", "quoted"]
 
@@ -166,6 +168,8 @@ def _key_hint(name: str, path: KeyPath) -> str:
         return f"it is `{own}` here"
     if said := rivals.advice(name):
         return said
+    if len(path) == 1 and (close := get_close_matches(plain, siblings, 1, schema.TYPO)):
+        return f"did you mean `{close[0]}`?"
     elsewhere = list(schema.keys_named(plain))
     if elsewhere and len(elsewhere) <= 3:
         sections = [place.rpartition(".")[0] for place in elsewhere]
@@ -193,6 +197,7 @@ def _model_at(path: KeyPath) -> type[BaseModel] | None:
 def _missing_key(path: KeyPath, root: YamlNode) -> Fault:
     field = schema.field_at(path)
     example = schema.as_yaml(field.examples[0]) if field is not None and field.examples else "..."
+    example = name_of(Path(root.place.file).parent) if path == ("name",) else example
     hint = f"add `{path[-1]}: {example}`"
     if (place := key_place(root, path)) is not None:
         return Fault(f"`{path[-1]}` has no value", dotted(path), place, f"for example `{path[-1]}: {example}`")

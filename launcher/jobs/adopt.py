@@ -16,9 +16,10 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import Attempt, Job, require_name
 from cloudtrain.launcher.jobs import reserve
 from cloudtrain.launcher.money import teams
+from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.home import where
-from cloudtrain.launcher.store.registry import PLANNED, Registry, this_process
+from cloudtrain.launcher.store.registry import Registry, this_process
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -30,7 +31,8 @@ def record_of(job: Job) -> dict[str, Any]:
     """Return the fields of a registry row, without the config's alerts: an address of an alert may be a secret."""
     attempt, config = job.attempt, {**job.config, "notify": []}
     kept = {key: getattr(job, key) for key in ("name", "created_s", "config_file", "bundle")}
-    return {**kept, "config": config, "plan": attempt.plan, "request": attempt.request, "sent_s": attempt.created_s}
+    plan, request = attempt.plan.dump(), attempt.request
+    return {**kept, "config": config, "plan": plan, "request": request, "sent_s": attempt.created_s}
 
 
 def unknown(name: str, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
@@ -74,10 +76,7 @@ def row_of(backend: str, found: FoundAttempt) -> Job:
     try:
         require_name(found.job_id)
         record: Mapping[str, Any] = found.record or {}
-        plan, request = dict(record["plan"]), dict(record["request"])
-        if not all(isinstance(plan[key], int) for key in PLANNED):
-            raise ValueError("its plan is not whole")
-        reserve.amount_of(plan)
+        plan, request = Plan.load(dict(record["plan"])), dict(record["request"])
         attempt = Attempt(found.job_id, found.number, "intent", plan, request, float(record["sent_s"]), this_process())
         return Job(
             id=found.job_id,

@@ -44,7 +44,7 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "name": job.name,
         "backend": job.backend,
         "project": project_of(job),
-        "tags": job.config.get("tags") or {},
+        "tags": job.asked.tags,
         "state": state.state,
         "phase": attempt.phase,
         "reason": state.reason,
@@ -53,8 +53,8 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "restarts": state.restarts,
         "platform_name": attempt.name,
         "url": state.url,
-        "instances": attempt.plan["instances"],
-        "ranks": attempt.plan["ranks"],
+        "instances": attempt.plan.instances,
+        "ranks": attempt.plan.ranks,
         "step": progress.get("step"),
         "max_steps": progress.get("max_steps"),
         "loss": progress.get("loss"),
@@ -68,7 +68,7 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "gpu_warning": gpu_figures.warning(progress) if job.active else "",
         "eta_s": None if money.finish_at_s is None else max(0.0, money.finish_at_s - now_s),
         "checkpoint_step": money.checkpoint_step,
-        "checkpoint_at_s": progress.get("saved_s"),
+        "checkpoint_at_s": money.saved_s,
         "spend_usd": as_usd(money.spent_micro),
         "limit_usd": as_usd(money.limit_micro),
         "burn_usd_per_hour": as_usd(money.burn_micro_h),
@@ -189,5 +189,5 @@ def limit_words(job: Job, money: Forecast) -> str:
     end_s = money.deadline_at_s or money.cap_at_s
     if end_s is None or money.finish_at_s is None or money.finish_at_s <= end_s:
         return "the budget is used up before the finish"
-    which = "budget's cap" if job.attempt.plan.get("cap_reason") == "budget" else "time limit"
+    which = "budget's cap" if job.attempt.plan.cap_reason == "budget" else "time limit"
     return f"the {which} comes before the finish"

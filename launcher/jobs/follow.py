@@ -287,4 +287,4 @@ def _pace(job: Job) -> backends.Pace:
 
 def view_of(job: Job, view: View) -> View:
     """Return the view with the job's attempt, and with rank prefixes if the job has several ranks."""
-    return replace(view, attempt=job.attempt.number, prefix=job.attempt.plan["ranks"] > 1)
+    return replace(view, attempt=job.attempt.number, prefix=job.attempt.plan.ranks > 1)

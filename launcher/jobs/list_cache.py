@@ -161,7 +161,7 @@ def _conditions(choice: JobFilter) -> tuple[str, list[Any]]:
 
 def _fits(job: Job, choice: JobFilter) -> bool:
     """Return whether the choice includes the job, for any state."""
-    tags = job.config.get("tags") or {}
+    tags = job.asked.tags
     return (
         (not choice.backends or job.backend in choice.backends)
         and (choice.project is None or choice.project == project_of(job))
@@ -237,14 +237,14 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ..
         job_id=job.id,
         backend=job.backend,
         state=job.attempt.state.state,
-        ranks=f"{plan['instances']} x {plan['nproc_per_node']}",
+        ranks=f"{plan.instances} x {plan.nproc_per_node}",
         outcome=how,
         progress=far,
         money=money,
         created_s=job.created_s,
         described=described,
     )
-    return (*line, FORM, project_of(job), json.dumps(job.config.get("tags") or {}))
+    return (*line, FORM, project_of(job), json.dumps(job.asked.tags))
 
 
 def _spent(job: Job, attempts: Sequence[Attempt], now_s: float) -> str:

@@ -112,7 +112,7 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
 
 def _head(job: Job, now_s: float) -> list[str]:
     attempt, state, plan = job.attempt, job.attempt.state, job.attempt.plan
-    ranks = f"{plan['instances']} x {plan['nproc_per_node']} = {plan['ranks']} rank{'s' if plan['ranks'] != 1 else ''}"
+    ranks = f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks} rank{'s' if plan.ranks != 1 else ''}"
     again = f", {state.restarts} restart{'s' if state.restarts != 1 else ''}" if state.restarts else ""
     lines = [
         f"{job.id}  {outcome(job)}",
@@ -137,7 +137,7 @@ def _pending(job: Job, now_s: float) -> list[str]:
         if not submitter_lives(attempt):
             return [f"  waiting     {waited}: {job.backend} has not said yet whether it was sent, as {attempt.name}"]
         return [f"  waiting     {waited}, to be sent by process {who.get('pid')} on {who.get('host')}"]
-    most = (job.config.get("limits") or {}).get("max_wait")
+    most = job.asked.max_wait
     detail = f": {attempt.state.detail}" if attempt.state.detail else " for its machines to start"
     return [f"  waiting     {waited}{detail}{f'; given up after {most}' if most else ''}"]
 
@@ -163,7 +163,7 @@ def _progress_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
 
 
 def _script_hint(job: Job, words: str) -> list[str]:
-    return [] if job.config.get("task") else [f"{_HANG}(how a script {words})"]
+    return [] if job.asked.task else [f"{_HANG}(how a script {words})"]
 
 
 def _done(progress: dict[str, Any]) -> str:
@@ -221,8 +221,10 @@ def _trend(progress: dict[str, Any]) -> str:
 def _checkpoint_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
     """Return the newest checkpoint, its age, and the amount of work that would be lost, or was lost."""
     step, progress, state = money.checkpoint_step, job.attempt.progress, job.attempt.state
-    saved_s, at = progress.get("saved_s"), progress.get("step")
-    age = f", {when(saved_s, now_s)}" if isinstance(saved_s, float | int) else ""
+    saved_s, at, number = money.saved_s, progress.get("step"), money.saved_attempt
+    age = f", {when(saved_s, now_s)}" if saved_s is not None else ""
+    is_earlier = number is not None and number < job.attempt.number
+    age += f", in attempt {number}" if is_earlier else ""
     if step is None:
         if state.resumable or age:  # a script that reports no step with a save
             return [f"  checkpoint  saved, step not reported{age}"]
@@ -233,7 +235,7 @@ def _checkpoint_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
     if isinstance(at, int) and at > step:
         steps = f"{at - step} step{'s' if at - step != 1 else ''}"
         seen_s = now_s if job.active else (state.ended_s or now_s)
-        took = f" ({span(seen_s - saved_s)})" if isinstance(saved_s, float | int) and seen_s > saved_s else ""
+        took = f" ({span(seen_s - saved_s)})" if saved_s is not None and not is_earlier and seen_s > saved_s else ""
         risk = f"; {steps} since{took} {'not yet' if job.active else 'were not'} saved"
     return [f"  checkpoint  step {step}{age}{risk}"]
 
@@ -247,7 +249,7 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Forecast, now_s: 
         took_s = (state.ended_s or now_s) - state.started_s
         ended = f", ended {when(state.ended_s, now_s)}" if state.ended_s else ""
         which = f" in attempt {attempt.number}," if attempt.number > 1 else ""
-        lines.append(f"  time        {span(took_s)}{which} of at most {span(attempt.plan['cap_s'])}{ended}")
+        lines.append(f"  time        {span(took_s)}{which} of at most {span(attempt.plan.cap_s)}{ended}")
     if job.active:
         burn = f"; {dollars(money.burn_micro_h)}/h" if money.burn_micro_h else ""
         lines.append(f"  spend       {spent}{burn}")

@@ -16,6 +16,7 @@ from cloudtrain.launcher.store.budgets import MOST_MICRO, OVERALL, Standing
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt
+    from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["adopt", "amount_of", "ledgers_of", "project_of", "reconcile", "reserve", "words"]
@@ -103,9 +104,6 @@ def ledgers_of(registry: Registry, config: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(uri for uri in (own, known.get(OVERALL)) if uri is not None))
 
 
-def amount_of(plan: Mapping[str, Any]) -> int | None:
+def amount_of(plan: Plan) -> int | None:
     """Return the plan's worst case over all attempts that the platform may make; None at an unknown price."""
-    if (micro := plan.get("worst_case_micro")) is not None:
-        return min(int(micro), MOST_MICRO)
-    worst_usd = plan.get("worst_case_usd")  # from an earlier version
-    return None if worst_usd is None else min(round(worst_usd * 1_000_000), MOST_MICRO)
+    return None if plan.worst_case_micro is None else min(plan.worst_case_micro, MOST_MICRO)

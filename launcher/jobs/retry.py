@@ -91,13 +91,12 @@ def _spent_micro(registry: Registry, job: Job, config: JobConfig) -> int:
 
 def is_earned(job: Job) -> bool:
     """Return whether a retry is due by the config's `retry`, and the platform makes no retries by itself."""
-    attempt, asked = job.attempt, job.config.get("retry") or {}
-    state = attempt.state
+    attempt, state = job.attempt, job.attempt.state
     # A preemption may leave a job the time to save and stop.
     is_fault = state.state == "failed" or (state.state == "stopped" and state.reason == "preempted")
-    if not is_fault or attempt.ref is None or state.reason not in asked.get("on", ()):
+    if not is_fault or attempt.ref is None or state.reason not in job.asked.retry_on:
         return False
-    return attempt.number < asked.get("max_attempts", 1) and not backends.load(job.backend).pace(attempt.ref).retries
+    return attempt.number < job.asked.max_attempts and not backends.load(job.backend).pace(attempt.ref).retries
 
 
 def earned(registry: Registry, job: Job) -> Job | None:
@@ -110,7 +109,7 @@ def earned(registry: Registry, job: Job) -> Job | None:
 
     if not is_earned(job):
         return None
-    number, most = job.attempt.number + 1, job.config["retry"]["max_attempts"]
+    number, most = job.attempt.number + 1, job.asked.max_attempts
     say(f"{job.id}: {job.attempt.state.reason}; attempt {number} of at most {most} begins")
     try:
         return submit.resend(registry, job, prepare_next(registry, job))

@@ -41,7 +41,7 @@ class StopResult:
         """How the job is stopped."""
         if self.kills:
             return "at once, without saving"
-        keeps = self.job.attempt.plan.get("keeps")
+        keeps = self.job.attempt.plan.keeps
         saved = "the files of `keep` are saved" if keeps else "only the script itself can save"
         return "after saving" if self.job.saves else f"with SIGTERM ({saved})"
 

@@ -75,7 +75,7 @@ def heading(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
     took = ""
     if state.started_s is not None:
         took = span((state.ended_s or now_s) - state.started_s)
-        took += f" of at most {span(job.attempt.plan['cap_s'])}" if job.active else ""
+        took += f" of at most {span(job.attempt.plan.cap_s)}" if job.active else ""
     return [sides(width, signs, left, [(took, QUIET)] if took else [])]
 
 
@@ -98,7 +98,7 @@ def trouble(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
 def place(sight: Sight, width: int, signs: Signs) -> list[Text]:
     """Return the backend, the ranks and the attempt."""
     attempt, plan = sight.job.attempt, sight.job.attempt.plan
-    ranks = f"{plan['instances']} x {plan['nproc_per_node']} = {plan['ranks']} rank{'s' if plan['ranks'] != 1 else ''}"
+    ranks = f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks} rank{'s' if plan.ranks != 1 else ''}"
     again = attempt.state.restarts
     more = f", {again} restart{'s' if again != 1 else ''}" if again else ""
     return [labelled(width, signs, "backend", f"{sight.job.backend}, {ranks}, attempt {attempt.number}{more}")]

@@ -139,7 +139,7 @@ def _press(key: str, feed: JobFeed, state: FrameState, screen: Screen) -> str:
     scene = feed.scene(time.time())
     ids = [sight.job.id for sight in scene.sights]
     opened = scene.of(state.choice.opened or "")
-    ranks = opened.job.attempt.plan["ranks"] if opened is not None else 0
+    ranks = opened.job.attempt.plan.ranks if opened is not None else 0
     lines = state.tail.shot().lines if state.tail is not None else ()
     state.choice, action = steer(state.choice, key, ids, lines, state.page, ranks)
     feed.mark(state.choice.chosen)

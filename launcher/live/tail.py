@@ -73,7 +73,7 @@ class LogTail:
                 with self._lock:
                     self._lines.clear()
                     self._running.clear()
-                self._tell(is_prefixed=job.attempt.plan["ranks"] > 1, is_read=False, is_over=False)
+                self._tell(is_prefixed=job.attempt.plan.ranks > 1, is_read=False, is_over=False)
                 stream = LogStream(registry, job, job.attempt, ranks=self._ranks)
                 try:
                     self._take(stream.tail(MOST // 4))

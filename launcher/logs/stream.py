@@ -246,8 +246,8 @@ class LogStream:
         if self._now or self._place.is_complete:
             seconds = 0.0
         elif seconds is None:
-            nodes = backends.nodes_of(self._ranks, self._attempt.plan["nproc_per_node"])
-            is_alone = self._attempt.plan["instances"] == 1 or (nodes is not None and len(nodes) == 1)
+            nodes = backends.nodes_of(self._ranks, self._attempt.plan.nproc_per_node)
+            is_alone = self._attempt.plan.instances == 1 or (nodes is not None and len(nodes) == 1)
             seconds = 0.0 if is_alone else self.pace.hold_back_s
         self._hold_back = HoldBack(seconds, held)
 

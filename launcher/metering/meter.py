@@ -142,7 +142,7 @@ def _legs(attempt: Attempt) -> list[Leg]:
     state, plan = attempt.state, attempt.plan
     if attempt.phase == "never_sent":
         return []
-    instances: int = plan.get("instances", 1)
+    instances = plan.instances
     runs = state.state in ACTIVE
     whole = Leg(
         attempt.job_id,
@@ -170,11 +170,9 @@ def _legs(attempt: Attempt) -> list[Leg]:
 
 def _price_micro(attempt: Attempt) -> int | None:
     """Return an instance's price as frozen in the plan, else as the platform reports (it may choose machines)."""
-    if (frozen := attempt.plan.get("price_micro")) is not None:
-        return int(frozen)
-    hourly_usd = attempt.plan.get("hourly_usd")
-    hourly_usd = attempt.state.hourly_usd if hourly_usd is None else hourly_usd
-    return None if hourly_usd is None else round(hourly_usd * _MICRO / attempt.plan.get("instances", 1))
+    if attempt.plan.price_micro is not None:
+        return attempt.plan.price_micro
+    return None if attempt.hourly_usd is None else round(attempt.hourly_usd * _MICRO / attempt.plan.instances)
 
 
 def _told_s(state: State) -> float | None:
@@ -185,9 +183,7 @@ def _told_s(state: State) -> float | None:
     return state.told_s
 
 
-def _most_s(attempt: Attempt) -> float | None:
+def _most_s(attempt: Attempt) -> float:
     """Return the most seconds that an instance can be billed: the platform's limit plus its tail, for each start."""
     plan = attempt.plan
-    if plan.get("cap_s") is None:
-        return None
-    return float((plan["cap_s"] + (plan.get("tail_s") or 0)) * (plan.get("attempts") or 1))
+    return float((plan.cap_s + plan.tail_s) * plan.attempts)

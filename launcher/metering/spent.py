@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.metering.limit import PARTS, CostRate, Terms, parts, worst_case_micro
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt
+    from cloudtrain.launcher.plan import Plan
 
 __all__ = ["metered_at_worst_micro", "spent_at_worst_micro"]
 
@@ -26,24 +27,22 @@ def spent_at_worst_micro(attempts: Sequence[Attempt], now_s: float, price_micro:
     return None if None in costs else sum(cost or 0 for cost in costs)
 
 
-def metered_at_worst_micro(plan: Mapping[str, Any], attempt: int, spent_micro: int) -> int:
+def metered_at_worst_micro(plan: Plan, attempt: int, spent_micro: int) -> int:
     """Return the most that may have been billed if the meter counts `spent_micro`: one billing unit more per attempt.
 
     The last attempt's plan gives the unit and the uncertainty. A stored plan without a price gives the meter's sum.
     """
-    price_micro = plan.get("price_micro")
-    if not price_micro:
+    if not plan.price_micro:
         return spent_micro
-    rate = CostRate(plan["instances"], price_micro, plan.get("uncertainty", 1.0))
-    rounding_micro = worst_case_micro(plan.get("unit_s", 1) + plan.get("minimum_bill_s", 0), rate, Terms()) * attempt
+    rate = CostRate(plan.instances, plan.price_micro, plan.uncertainty)
+    rounding_micro = worst_case_micro(plan.unit_s + plan.minimum_bill_s, rate, Terms()) * attempt
     return -(-spent_micro * parts(rate.uncertainty) // PARTS) + rounding_micro
 
 
 def _at_worst(attempt: Attempt, now_s: float, price_micro: int | None) -> int | None:
     plan, idle_s = attempt.plan, attempt.state.idle_s or 0.0
-    unit_s, least_s = plan.get("unit_s", 1), plan.get("minimum_bill_s", 0)
-    scale = parts(plan.get("uncertainty", 1.0))
-    return _sum(_billed(meter.legs_of([attempt]), now_s, unit_s, least_s, idle_s, price_micro), scale)
+    billed = _billed(meter.legs_of([attempt]), now_s, plan.unit_s, plan.minimum_bill_s, idle_s, price_micro)
+    return _sum(billed, parts(plan.uncertainty))
 
 
 def _billed(

@@ -88,6 +88,7 @@ def _facts(job: Job, outlook: Forecast) -> Facts:
         step=progress.get("step"),
         max_steps=progress.get("max_steps"),
         checkpoint_step=outlook.checkpoint_step,
+        saved=outlook.saved_attempt is not None or state.resumable,
         resume=None if resume is None else resume.command,
         resume_words="" if resume is None else resume.words,
         saves=job.saves,
@@ -118,7 +119,7 @@ def _threshold(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Itera
     if limit is None or reached is None:
         return
     percent, headline = reached
-    if percent >= 100 and job.active and (job.config.get("budget") or {}).get("on_limit") == "alert":
+    if percent >= 100 and job.active and job.asked.on_limit == "alert":
         headline += "; it runs on (on_limit: alert)"
     yield compose(budget_key(percent, limit), "budget", headline, facts, now_s)
 
@@ -139,7 +140,7 @@ def _projected(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Itera
             yield compose(f"within:{which}", "projected", headline, facts, now_s, also=("budget",))
         return
     is_spent = bool(outlook.limit_micro) and (outlook.spent_micro or 0) * SURE_SHARE >= (outlook.limit_micro or 0)
-    if not is_spent and now_s - began_s < min(SURE_S, job.attempt.plan["cap_s"] / SURE_SHARE):
+    if not is_spent and now_s - began_s < min(SURE_S, job.attempt.plan.cap_s / SURE_SHARE):
         return
     is_over = outlook.limit_micro is not None and (outlook.total_micro or 0) > outlook.limit_micro
     if is_over or is_short_of_money(job, outlook):
@@ -154,7 +155,7 @@ def _deadline(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Iterat
     at_s, began_s = outlook.deadline_at_s or outlook.cap_at_s, job.attempt.state.started_s
     if at_s is None or began_s is None:
         return
-    is_money = job.attempt.plan.get("cap_reason") == "budget"
+    is_money = job.attempt.plan.cap_reason == "budget"
     headline = leaving(facts, at_s, began_s, now_s, is_money=is_money, is_hard=_is_hard(job))
     if headline is None:
         return
@@ -165,10 +166,8 @@ def _stalled(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Iterato
     """Yield a notice of a stall: no step for half the hang timeout, and at least for STEPS steps' time."""
     if outlook.stalled_s is None or job.attempt.state.state != "running":
         return
-    asked = job.config.get("distributed") or {}
-    is_script = bool(job.config.get("script") or job.config.get("module"))
-    default_s = default_hang_timeout_s(asked.get("timeout_s") or 600, is_task=not is_script)
-    hang_s = _seconds(asked.get("hang_timeout")) or default_s
+    default_s = default_hang_timeout_s(job.asked.timeout_s, is_task=not job.asked.is_script)
+    hang_s = _seconds(job.asked.hang_timeout) or default_s
     progress = job.attempt.progress
     rest_s, step, last = left_s(progress), number(progress.get("step")), number(progress.get("max_steps"))
     step_s = rest_s / (last - step) if rest_s and step is not None and last and last > step else 0.0
@@ -182,9 +181,8 @@ def _end(job: Job, facts: Facts, now_s: float) -> Iterator[Notice]:
     state, number = job.attempt.state, job.attempt.number
     reason = f" ({state.reason})" if state.reason else ""
     headline = f"{state.state}{reason}" + (", resumable" if state.resumable else "")
-    retry = job.config.get("retry") or {}
-    if state.state != "succeeded" and state.reason in retry.get("on", ()) and number < retry.get("max_attempts", 1):
-        headline += f"; attempt {number} of at most {retry['max_attempts']}"
+    if state.state != "succeeded" and state.reason in job.asked.retry_on and number < job.asked.max_attempts:
+        headline += f"; attempt {number} of at most {job.asked.max_attempts}"
     if message := (state.error or {}).get("message"):
         headline += f": {str(message)[:300]}"
     also = (state.reason,) if state.reason in ("preempted", "budget") else ()
@@ -212,14 +210,12 @@ def _threshold_of(key: str) -> tuple[int, str]:
 
 def _is_hard(job: Job) -> bool:
     """Return whether the limit ends the job without a save (on_limit: stop)."""
-    plan = job.attempt.plan
-    return plan.get("deadline_s") is not None and plan["deadline_s"] == plan.get("own_limit_s")
+    return 0 < job.attempt.plan.deadline_s == job.attempt.plan.own_limit_s
 
 
 def _alert_at(job: Job) -> list[int]:
     """Return the thresholds in percent; a stored config contains text such as `80%`."""
-    asked = (job.config.get("budget") or {}).get("alert_at", ())
-    return [int(str(each).strip().rstrip("%")) for each in asked]
+    return [int(str(each).strip().rstrip("%")) for each in job.asked.alert_at]
 
 
 def _seconds(value: Any) -> float | None:

@@ -117,10 +117,7 @@ def _worst_micro(attempts: Sequence[Attempt], now_s: float) -> int | None:
     if not sent:
         return None
     before = meter.spent_micro(meter.legs_of(sent[:-1]), now_s)
-    plan = sent[-1].plan
-    worst = plan.get("worst_case_micro")
-    if worst is None and plan.get("worst_case_usd") is not None:
-        worst = round(plan["worst_case_usd"] * 1e6)
+    worst = sent[-1].plan.worst_case_micro
     return None if before is None or worst is None else before + worst
 
 
@@ -132,7 +129,7 @@ def _estimate(attempts: Sequence[Attempt], now_s: float) -> tuple[int | None, in
         forecast = attempt.progress.get("forecast")
         if forecast and attempt.state.started_s is not None:
             step, end_s = forecast
-            whole = replace(legs[0], instances=attempt.plan["instances"], ended_s=max(end_s, attempt.state.started_s))
+            whole = replace(legs[0], instances=attempt.plan.instances, ended_s=max(end_s, attempt.state.started_s))
             cost = meter.cost_micro(replace(whole, billed_s=None, told_s=None), now_s)
             return (None if cost is None else before + cost), step
         spent = meter.spent_micro(legs, now_s)

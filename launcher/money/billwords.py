@@ -82,7 +82,7 @@ def spent_rows(spent: Sequence[Spent]) -> list[list[str]]:
         [job.job_id, job.backend, job.state, _hours(job.node_s), "unknown" if job.unknown else _amount(job.spent_micro)]
         for job in spent
     ]
-    return [*rows, [f"total of {_jobs(len(spent))}", "", "", *_sum_cells(total(spent))]]
+    return [*rows, [f"total of {_jobs(total(spent).jobs)}", "", "", *_sum_cells(total(spent))]]
 
 
 def group_rows(groups: Sequence[Group], whole: Group) -> list[list[str]]:

@@ -54,12 +54,10 @@ class ApplicableBudgets:
         return [] if amount_micro == 0 else list(self._lines(amount_micro))
 
     def unknown(self) -> Iterator[str]:
-        """Yield a line if the project has no budget while some projects do."""
-        if self.is_unknown:
+        """Yield a line if the project has no budget while some projects do; a job may have no project on purpose."""
+        if self.project and self.is_unknown:
             named = ", ".join(self.budgeted[:MOST_NAMED]) + (", ..." if len(self.budgeted) > MOST_NAMED else "")
-            own = f"project {self.project}: no budget of its own"
-            whose = own if self.project else "no project, so no project's budget"
-            yield f"{whose} (known: {named})"
+            yield f"project {self.project}: no budget of its own (known: {named})"
 
     def dump(self, amount_micro: int | None) -> dict[str, Any]:
         """Return the preview for JSON."""

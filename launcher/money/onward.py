@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from cloudtrain.launcher.text.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.plan import Plan
 
 __all__ = ["ResumeAdvice", "is_short_of_money", "only_alerts", "onward", "tariff"]
 
@@ -38,7 +38,8 @@ def onward(job: Job, outlook: Forecast) -> ResumeAdvice | None:
     if job.active and not _has_end_before_finish(job, outlook):
         return None
     until_s, progress = _until_s(job, outlook), _progress(job, outlook)
-    command = f"cloudtrain resume {job.id}"
+    is_in_code = state.state == "failed" and (state.error or {}).get("kind") == "exception"  # the user fixes the code
+    command = f"cloudtrain resume {job.id}{' --update-code' if is_in_code else ''}"
     more = _more(job, outlook, progress, until_s)
     if more is not None:
         command += f" --budget +{further.amount(more.micro)}"
@@ -51,25 +52,25 @@ def is_short_of_money(job: Job, outlook: Forecast) -> bool:
     if not outlook.hits_limit or outlook.limit_micro is None or only_alerts(job):
         return False
     is_over = outlook.total_micro is not None and outlook.total_micro > outlook.limit_micro
-    return is_over or job.attempt.plan.get("cap_reason") == "budget"
+    return is_over or job.attempt.plan.cap_reason == "budget"
 
 
 def only_alerts(job: Job) -> bool:
     """Return whether the job's budget only alerts and never ends the job."""
-    return (job.config.get("budget") or {}).get("on_limit") == "alert"
+    return job.asked.on_limit == "alert"
 
 
-def tariff(plan: Mapping[str, Any], hourly_usd: float) -> PriceTerms:
-    """Return the price terms of a stored plan; plans of older versions lack some terms."""
+def tariff(plan: Plan, hourly_usd: float) -> PriceTerms:
+    """Return the price terms of a stored plan."""
     return PriceTerms(
         rate_micro_h=hourly_usd * 1e6,
-        uncertainty=parts(plan.get("uncertainty") or 1.0) / PARTS,
-        tail_s=plan.get("tail_s") or 0,
-        lead_s=max(0, plan["cap_s"] - (plan.get("own_limit_s") or plan["cap_s"])),
-        unit_s=plan.get("unit_s") or 1,
-        least_bill_s=plan.get("minimum_bill_s") or 0,
-        least_s=plan.get("useful_s") or 0,
-        starts=plan.get("attempts") or 1,
+        uncertainty=parts(plan.uncertainty) / PARTS,
+        tail_s=plan.tail_s,
+        lead_s=max(0, plan.cap_s - (plan.own_limit_s or plan.cap_s)),
+        unit_s=plan.unit_s,
+        least_bill_s=plan.minimum_bill_s,
+        least_s=plan.useful_s or 0,
+        starts=plan.attempts,
     )
 
 
@@ -79,7 +80,7 @@ def _has_end_before_finish(job: Job, outlook: Forecast) -> bool:
     A budget with `on_limit: alert` never ends a job.
     """
     if outlook.hits_limit is None:
-        return job.attempt.plan.get("cap_reason") == "budget"
+        return job.attempt.plan.cap_reason == "budget"
     end_s = outlook.deadline_at_s or outlook.cap_at_s
     is_late = outlook.finish_at_s is not None and end_s is not None and outlook.finish_at_s > end_s
     return is_late or is_short_of_money(job, outlook)
@@ -118,7 +119,7 @@ def _more(job: Job, outlook: Forecast, progress: dict[str, Any], until_s: float 
 
 def _longer(job: Job, progress: dict[str, Any], until_s: float | None) -> str:
     """Return the option for the time that the next attempt needs, if the config's limit is too short."""
-    asked = (job.config.get("limits") or {}).get("max_duration")
+    asked = job.asked.max_duration
     costs = tariff(job.attempt.plan, job.attempt.hourly_usd or 0.0)
     needs_s = further.cap_s(progress, costs, until_s)
     if asked is None or needs_s is None or needs_s <= parse_duration(asked):

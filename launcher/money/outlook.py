@@ -12,6 +12,7 @@ from cloudtrain.launcher.text.units import parse_money
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
+    from cloudtrain.launcher.plan import Plan
 
 __all__ = ["Forecast", "budget_micro", "left_s", "limit_micro", "outlook"]
 
@@ -32,6 +33,8 @@ class Forecast:
     hits_limit: bool | None  # whether a limit, of time or money, comes before the finish
     stalled_s: float | None  # since the last step; None before the first
     checkpoint_step: int | None = None  # of the newest checkpoint, possibly saved by an earlier attempt
+    saved_attempt: int | None = None  # the attempt of the newest checkpoint, and the time of the save
+    saved_s: float | None = None
 
 
 def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
@@ -42,7 +45,7 @@ def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
     began_s = last.state.started_s if job.active else None
     cap_at_s = deadline_at_s = finish_at_s = stalled_s = None
     if began_s is not None:
-        cap_at_s, deadline_at_s = began_s + last.plan["cap_s"], _deadline_at_s(began_s, last.plan)
+        cap_at_s, deadline_at_s = began_s + last.plan.cap_s, _deadline_at_s(began_s, last.plan)
         finish_at_s = _finish_at_s(last.progress, now_s)
         stepped_s = last.progress.get("stepped_s")
         stalled_s = None if stepped_s is None else max(0.0, now_s - stepped_s)
@@ -53,33 +56,32 @@ def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
     if finish_at_s is not None and cap_at_s is not None:
         is_late = finish_at_s > (cap_at_s if deadline_at_s is None else deadline_at_s)
         hits_limit = is_late or (limit is not None and total is not None and total > limit)
-    saved = _checkpoint_step([*attempts, last])
-    return Forecast(spent, burn, limit, cap_at_s, deadline_at_s, finish_at_s, total, hits_limit, stalled_s, saved)
+    ends = (spent, burn, limit, cap_at_s, deadline_at_s, finish_at_s, total, hits_limit, stalled_s)
+    return Forecast(*ends, *_newest_save([last, *attempts]))
 
 
 def limit_micro(job: Job) -> int | None:
     """Return the job's budget; None without a budget, and on own machines without a price, where no budget applies."""
-    return None if job.attempt.plan.get("unpriced_budget_micro") is not None else budget_micro(job)
+    return None if job.attempt.plan.unpriced_budget_micro is not None else budget_micro(job)
 
 
 def budget_micro(job: Job) -> int | None:
     """Return the budget in the job's config, or None."""
-    limit = (job.config.get("budget") or {}).get("limit")
-    return None if limit is None else parse_money(limit)
+    return None if job.asked.budget is None else parse_money(job.asked.budget)
 
 
-def _checkpoint_step(attempts: Sequence[Attempt]) -> int | None:
-    """Return the step of the newest checkpoint that any attempt has reported or resumed from."""
+def _newest_save(attempts: Sequence[Attempt]) -> tuple[int | None, int | None, float | None]:
+    """Return step, attempt and time of the newest checkpoint that any attempt has reported or resumed from."""
     for attempt in sorted(attempts, key=lambda each: -each.number):
-        step = attempt.progress.get("checkpoint_step")
-        if isinstance(step, int) or "saved_s" in attempt.progress:
-            return step if isinstance(step, int) else None  # a stored row may be damaged
-    return None
+        step, saved_s = attempt.progress.get("checkpoint_step"), attempt.progress.get("saved_s")
+        if isinstance(step, int) or saved_s is not None:  # a stored row may be damaged
+            is_time = isinstance(saved_s, float | int)
+            return step if isinstance(step, int) else None, attempt.number, saved_s if is_time else None
+    return None, None, None
 
 
-def _deadline_at_s(began_s: float, plan: dict[str, Any]) -> float | None:
-    deadline_s = plan.get("deadline_s")
-    return None if deadline_s is None else began_s + deadline_s
+def _deadline_at_s(began_s: float, plan: Plan) -> float | None:
+    return began_s + plan.deadline_s if plan.deadline_s else None  # 0: a plan of an older version
 
 
 def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:

@@ -33,13 +33,25 @@ WHERE a.phase != 'never_sent' AND a.created_s < ?
            OR COALESCE(CASE WHEN json_valid(a.outcome) THEN json_extract(a.outcome, '$.ended_s') END, ?1) >= ?)
 ORDER BY jobs.seq, a.number
 """
+# The ledger keeps the costs of removed jobs by month; each cost counts at its end.
+_REMOVED = """
+SELECT r.project, COUNT(DISTINCT r.job_id) AS jobs, COALESCE(SUM(s.spent_micro), 0) AS spent,
+       MAX(r.spent_micro IS NULL) AS unknown,
+       MIN(r.ended_s, COALESCE(CAST(strftime('%s', s.month || '-01', '+1 month') AS REAL), r.ended_s)) AS at_s
+FROM reservations r LEFT JOIN spends s ON s.job_id = r.job_id AND s.attempt = r.attempt
+WHERE r.state = 'settled' AND r.job_id NOT IN (SELECT id FROM jobs) AND at_s > ? AND at_s <= ?
+GROUP BY r.project HAVING spent > 0 OR unknown
+"""
 _LABELS = ", json_extract(jobs.config, '$.tags') AS tags, json_extract(jobs.config, '$.project') AS project"
 _EARLY_S = 86_400.0  # a platform's clock may be behind: a start may carry a time before the send
 
 
 @dataclass
 class Spent:
-    """The cost of a job in the span; `spent_micro` leaves out legs without a price, and `unknown` marks them."""
+    """The cost of a job in the span; `spent_micro` leaves out legs without a price, and `unknown` marks them.
+
+    The removed jobs of a project are a single row of `jobs` jobs, with the state `removed`.
+    """
 
     job_id: str
     name: str
@@ -51,6 +63,7 @@ class Spent:
     spent_micro: int = 0
     unknown: bool = False
     node_s: float = 0.0
+    jobs: int = 1
 
 
 @dataclass
@@ -74,6 +87,10 @@ def spent_between(database: Database, from_s: float, to_s: float, now_s: float, 
         job.state = attempt.state.state
         if _add(job, attempt, from_s, to_s, now_s):
             found[attempt.job_id] = job
+    for row in database.execute(_REMOVED, (from_s, to_s)):
+        title = f"(removed jobs{' of ' * bool(row['project'])}{row['project']})"
+        found[title] = removed = Spent(title, title, "-", 0.0, "removed", row["project"], jobs=row["jobs"])
+        removed.spent_micro, removed.unknown = row["spent"], bool(row["unknown"])
     return sorted(found.values(), key=lambda each: (-each.spent_micro, not each.unknown, each.created_s))
 
 
@@ -82,7 +99,7 @@ def grouped(spent: Iterable[Spent], by: str) -> list[Group]:
     found: dict[str, Group] = {}
     for job in spent:
         group = found.setdefault(_key(job, by), Group(_key(job, by)))
-        group.jobs += 1
+        group.jobs += job.jobs
         group.spent_micro += job.spent_micro
         group.unknown += job.unknown
         group.node_s += job.node_s

@@ -32,7 +32,7 @@ from cloudtrain.launcher.planning import secret_files
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-__all__ = ["GENERATOR", "IGNORE_FILES", "check", "collect", "is_report", "pack", "size_words", "summary"]
+__all__ = ["GENERATOR", "IGNORE_FILES", "changed", "check", "collect", "is_report", "pack", "size_words", "summary"]
 
 IGNORE_FILES = (".gitignore", ".cloudtrainignore")
 # Never code, often large: left out before any ignore file is read. Names, then endings.
@@ -99,6 +99,31 @@ def pack(
     path = into / f"{sha256}.tar.gz"
     largest = tuple(sorted(sizes.items(), key=lambda item: -item[1])[:5])
     return Bundle(sha256, path, packed, len(names), sum(sizes.values()), largest, _git(folder), code)
+
+
+def changed(bundle: Bundle, folder: Path, exclude: Iterable[str], config_file: Path) -> list[str]:
+    """Return the changed, new and removed files of the folder since the archive was packed; without the config file.
+
+    An unreadable folder or archive counts as unchanged: the send reports the fault.
+    """
+    folder, own, found = folder.resolve(), config_file.parent.resolve() / config_file.name, set[str]()
+    with contextlib.suppress(OSError, EOFError, zlib.error, tarfile.TarError), tarfile.open(bundle.path) as tar:
+        now = {str(name) for name in collect(folder, exclude)}
+        for member in tar:  # in the order of the archive, which gzip reads only forwards
+            name = member.name.removeprefix("code/")
+            if member.name != name and name in now and _is_same(tar, member, folder / name):
+                now.remove(name)
+            elif member.name != name:
+                now.add(name)
+        found = now
+    return sorted(name for name in found if folder / name != own)
+
+
+def _is_same(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bool:
+    file = tar.extractfile(member) if member.isfile() else None
+    if file is None or path.is_symlink():
+        return path.is_symlink() and member.linkname == os.path.relpath(path.resolve(), path.parent)
+    return path.stat().st_size == member.size and path.read_bytes() == file.read()
 
 
 class _Rules:

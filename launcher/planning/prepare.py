@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DRY_SUFFIX", "Prepared", "prepare", "refused", "require_a_plan"]
 
+MOST_NAMED = 3  # changed files, in a warning
 DRY_SUFFIX = "00000"  # in place of the random part of a submit's id
 
 
@@ -69,7 +70,10 @@ def prepare(
     if faults := [fault for fault in found if not fault.is_warning]:
         raise ConfigError(faults)
     doubts = [f"warning: {fault.message} ({fault.key})" for fault in found]
-    noticed = () if shipped else (*clear_values.notes_of(config, config_file), *notes_of(config, folder))
+    if shipped is None:
+        noticed = (*clear_values.notes_of(config, config_file), *notes_of(config, folder))
+    else:
+        noticed = _old_code(bundles.changed(shipped, folder, exclude, config_file))
     warnings = (*request.notes, *doubts, *noticed, *_warnings(config, request, plan))
     prepared = Prepared(config, config_file, backend, plan, bundle, request, warnings)
     if dry and shipped is None and config.resources.spot:  # a submit refuses, with the same text
@@ -104,6 +108,13 @@ def refused(config: JobConfig, config_file: Path) -> Sequence[Fault]:
     return ()
 
 
+def _old_code(names: list[str]) -> tuple[str, ...]:
+    """Return a warning that the submitted code is sent, though the named files have changed since."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    old = "changed since the submit; this attempt runs the submitted code: --update-code takes the new code"
+    return (f"{', '.join(names[:MOST_NAMED])}{more} {old}",) if names else ()
+
+
 def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Iterator[str]:
     """Yield the config keys that the backend ignores, and further facts to know before a submit."""
     runs_here = backends.traits(config.backend).runs_here
@@ -136,5 +147,10 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
         gpus = f"{there} GPU{'s' * (there > 1)}" if there else "no GPU"
         ignored = f"ignored on {config.backend}: resources.accelerators ({wanted})"
         yield f"{ignored}; this machine has {gpus} for each instance"
+    if config.resources.accelerators:
+        from cloudtrain.launcher.prices import catalog
+
+        if config.backend not in catalog.backends():  # the listed backends check their own types
+            yield from filter(None, [catalog.unknown(config.resources.accelerators)])
     if names := [name for name, is_set in asked.items() if is_set and name not in request.carried]:
         yield f"ignored on {config.backend}: {', '.join(names)}"

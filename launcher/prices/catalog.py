@@ -9,13 +9,14 @@ from __future__ import annotations
 import csv
 import functools
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib.resources import files
 
 from cloudtrain.launcher.backend_table import traits
 from cloudtrain.launcher.metering.rate import Kind, Machine, Rate
 from cloudtrain.launcher.store import home
 
-__all__ = ["backends", "by_accelerators", "by_type", "plain", "rates", "rows", "types", "unpriced"]
+__all__ = ["advice", "backends", "by_accelerators", "by_type", "plain", "rates", "rows", "types", "unknown", "unpriced"]
 
 TABLE = "instances.csv"
 
@@ -77,6 +78,28 @@ def types(backend: str, accelerator: str | None = None, count: int | None = None
         and (count is None or row["count"] == str(count))
     }
     return list(found)
+
+
+def unknown(wanted: str) -> str:
+    """Return a message with a similar name if no backend's table has the accelerator of `A100:8`, else empty text."""
+    name = wanted.partition(":")[0]
+    listed = {row["accelerator"] for backend in backends() for row in rows(backend)}
+    # `(host for T4/P100)`: a machine for attached accelerators. `A100-80GB` is a kind of A100.
+    names = {each for one in listed for each in one.removeprefix("(host for ").strip(")").split("/")}
+    if {plain(name), plain(name.partition("-")[0])} & set(map(plain, names)):
+        return ""
+    close = get_close_matches(name.upper(), names, 1)
+    return f"no price list has an accelerator `{name}`{f'; did you mean `{close[0]}`?' if close else ''}"
+
+
+def advice(backend: str, wanted: str) -> str:
+    """Return the hint for accelerators without a machine: the counts in the table, or a similar name."""
+    name = wanted.partition(":")[0]
+    counts = {int(row["count"]) for row in rows(backend) if plain(row["accelerator"]) == plain(name)}
+    if not counts:
+        return unknown(wanted) or "name one by `instance_type`"
+    existing = ", ".join(f"{name}:{count}" for count in sorted(counts))
+    return f"existing: {existing}; `cloudtrain prices --accelerator {name}` lists the machines"
 
 
 def unpriced(backend: str, name: str, where: str) -> str:

@@ -121,15 +121,17 @@ def compared(
     allowed = tolerance or (0.0 if is_exact or not is_task else ROUNDING)
     if not is_task and not before:
         return _by_steps_alone(verdict, "no loss was reported before the interruption")
+    limit = f"more than --tolerance {tolerance:g} allows" if tolerance else ""
     if not is_task and max(before.values()) > allowed:
-        return _by_steps_alone(verdict, "two runs of the script differ before the interruption, too")
+        more = f", {limit}" if limit else ", too"
+        return _by_steps_alone(verdict, f"two runs of the script differ before the interruption{more}")
     step, worst = max(after.items(), key=lambda item: (item[1] > allowed, -item[0]))
     if worst > allowed:
         pair = f"{second.account.steps[step]:.7g} and not {whole.account.steps[step]:.7g}"
-        words = f"the losses differ after the resume: at step {step} {pair}"
-        hint = "is the optimizer's state, the schedule, the order of the samples or a random state not saved? "
-        hint += "A script whose runs differ a little needs --tolerance"
-        return _wrong(verdict, second, "losses", f"{words}; {hint}")
+        gap = f" by {100 * worst:.3g} %, {limit}" if limit else ""
+        verdict.hint = "is the optimizer's state, the schedule, the order of the samples or a random state not saved?"
+        verdict.hint += "" if limit else " A script whose runs differ a little needs --tolerance"
+        return _wrong(verdict, second, "losses", f"the losses differ after the resume{gap}: at step {step} {pair}")
     how = "equal bit for bit" if not allowed else f"equal to {max(after.values()):.1g} of {allowed:g}"
     words = f"losses of steps {min(after)} to {max(after)} {how}"
     verdict.words = _proof(verdict, f", {words}")

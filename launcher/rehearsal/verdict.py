@@ -100,7 +100,8 @@ class Verdict:
         """Return lines for people: facts checked and not checked, and the verdict last, where readers look."""
         scaled = f", as {', '.join(self.scaled)}" if self.scaled else ""
         shown = [f"{self.backend}, rehearsed here in {self.seconds:.0f} s{scaled}"]
-        shown += [f"  {'ok  ' if one.is_right else 'FAIL'}  {one.words}" for one in self.findings]
+        # A failure ends the rehearsal: the headline contains the words of the failed check.
+        shown += [f"  ok    {one.words}" if one.is_right else f"  FAIL  {one.name}" for one in self.findings]
         shown += [f"not checked: {'; '.join(self.not_checked)}"] if self.not_checked else []
         shown += self._cause()
         shown += [f"all logs are in {self.folder}"] if self.folder else []

@@ -109,14 +109,14 @@ def environment(job: Job, series: Series) -> list[Row]:
     block = job.config.get(job.backend) or {}
     rows = [("backend", job.backend)]
     rows += [(key, str(block[key])) for key in ("region", "location", "workspace", "project") if block.get(key)]
-    rows.append(("machines", f"{plan['instances']} x {plan.get('machine') or 'a machine'}"))
+    rows.append(("machines", f"{plan.instances} x {plan.machine or 'a machine'}"))
     if resources := job.config.get("resources"):
         rows += [
             (name, "yes" if resources[key] is True else str(resources[key]))
             for key, name in _RESOURCES
             if resources.get(key)
         ]
-    rows.append(("ranks", f"{plan['instances']} x {plan['nproc_per_node']} = {plan['ranks']}"))
+    rows.append(("ranks", f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}"))
     if job.config.get("image"):
         rows.append(("image", str(job.config["image"])))
     if told.get("gpu"):
@@ -169,12 +169,10 @@ def plan_rows(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[tuple
     last, plan = job.attempt, job.attempt.plan
     rows = []
     if last.state.started_s is not None:
-        why = "budget" if plan.get("cap_reason") == "budget" else "time limit"
-        rows.append(
-            (f"time, attempt {last.number}", f"at most {span(plan['cap_s'])} ({why})", span(_ran_s(last, now_s)))
-        )
+        why = "budget" if plan.cap_reason == "budget" else "time limit"
+        rows.append((f"time, attempt {last.number}", f"at most {span(plan.cap_s)} ({why})", span(_ran_s(last, now_s))))
     spent = meter.spent_micro(meter.legs_of([last]), now_s)
-    worst = plan.get("worst_case_usd")
+    worst = plan.worst_case_usd
     if worst is not None and spent is not None and (worst or spent):
         rows.append((f"cost, attempt {last.number}", f"at worst {dollars(worst * 1e6)}", dollars(spent)))
     for attempt in attempts:
@@ -189,7 +187,7 @@ def plan_rows(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[tuple
             (f"end, attempt {attempt.number}", f"{moment(forecast[1])} UTC, reported at step {forecast[0]}", came)
         )
     if (hourly := last.hourly_usd) is not None:
-        source = ", ".join(str(plan[key]) for key in ("price_source", "price_as_of") if plan.get(key))
+        source = ", ".join(each for each in (plan.price_source, plan.price_as_of) if each)
         source = f"by {source}" if source else ""
         rows.append(("price", f"{dollars(hourly * 1e6)} an hour, all instances", source))
     return rows
@@ -253,7 +251,7 @@ def commands(job: Job, attempts: Sequence[Attempt]) -> list[Row]:
 
 def _best(name: str, job: Job, series: Series) -> tuple[Any, int | None] | None:
     """Return the best value of a metric and its step; None if the better direction is unknown."""
-    monitor = (job.config.get("training") or {}).get("monitor") or {}
+    monitor = job.asked.monitor
     mode = monitor.get("mode") if monitor.get("metric") == name else None
     if mode is None and (_FALLS.search(name) or _RISES.search(name)):
         mode = "min" if _FALLS.search(name) else "max"

@@ -55,7 +55,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
                 now["checkpoint_step"] = step
             now["checkpoint"] = name
             if kind == "checkpoint" and time_s is not None:
-                now["saved_s"] = time_s
+                changed_s = sanitize.value(event.get("changed_s"))  # of a kept file, which the agent found later
+                now["saved_s"] = min(time_s, changed_s) if isinstance(changed_s, float | int) else time_s
         elif kind == "gpu" and time_s is not None:
             now["gpus"] = gpu_figures.fold(now.get("gpus") or {}, event.get("gpus"), time_s)
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):

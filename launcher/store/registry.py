@@ -19,11 +19,12 @@ from typing import Any, get_args
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.errors import NoSuchJobError, UsageError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, JobState, State, new_id
+from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.store import sanitize
 from cloudtrain.launcher.store.database import Database
 from cloudtrain.launcher.text.units import parse_money
 
-__all__ = ["PLANNED", "RAN", "Registry", "attempt_of", "submitter_lives", "this_process"]
+__all__ = ["RAN", "Registry", "attempt_of", "submitter_lives", "this_process"]
 
 _JOB_WITH_LAST_ATTEMPT = """
 SELECT jobs.*, a.number, a.phase, a.plan, a.request, a.created_s AS sent_s, a.submitter, a.ref, a.outcome, a.progress,
@@ -32,9 +33,6 @@ FROM jobs JOIN attempts a ON a.job_id = jobs.id
 WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
 """
 RAN = "SELECT job_id FROM attempts WHERE phase != 'never_sent'"
-_FIGURES = ("_s", "_usd", "_micro")  # ends of a plan's keys with numbers, or None
-_NEVER_NONE = ("attempts", "uncertainty", "unit_s", "minimum_bill_s")  # keys that a plan of an earlier version may lack
-PLANNED = ("instances", "nproc_per_node", "ranks", "cap_s")  # keys of every plan
 _UNLESS_OVER = "AND state IN ('pending', 'running', 'stopping')"
 
 
@@ -290,7 +288,7 @@ class Registry:
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(attempt.job_id, attempt.number, attempt.phase),
-                *(json.dumps(attempt.plan), json.dumps(attempt.request), attempt.created_s),
+                *(json.dumps(attempt.plan.dump()), json.dumps(attempt.request), attempt.created_s),
                 *(json.dumps(attempt.submitter), attempt.state.state, json.dumps(asdict(attempt.state))),
             ),
         )
@@ -359,7 +357,7 @@ def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
             job_id=job_id,
             number=row["number"],
             phase=row["phase"],
-            plan=_object(row["plan"]),
+            plan=Plan.load(_object(row["plan"])),
             request=_object(row["request"]),
             created_s=float(row["sent_s"]),
             submitter=_object(row["submitter"]),
@@ -368,18 +366,14 @@ def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
             progress=_object(row["progress"]),
             unreachable_since_s=row["unreachable_since_s"],
         )
-        figures = [value for key, value in found.plan.items() if key.endswith(_FIGURES) and key != "alert_micro"]
         parts = [found.progress.get(key) or {} for key in ("metrics", "cursor", "gpus")]
-        figures += [figure for rank in parts[2].values() for figure in rank.values()]
+        figures = [figure for rank in parts[2].values() for figure in rank.values()]
         times = (state.started_s, state.ended_s, found.unreachable_since_s, *figures)
         if not all(isinstance(part, dict) for part in parts):
             raise ValueError("its progress is not whole")
         if state.state not in get_args(JobState) or not all(isinstance(each, float | int | None) for each in times):
             raise ValueError(f"its state is {state.state!r}")
-        is_whole = all(isinstance(found.plan.get(key, 1), float | int) for key in _NEVER_NONE)
-        if not is_whole or not all(isinstance(found.plan.get(key), int) for key in PLANNED):
-            raise ValueError("its plan is not whole")
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         return _damaged(row, job_id, error)
     return found
 
@@ -387,7 +381,7 @@ def attempt_of(row: sqlite3.Row, job_id: str) -> Attempt:
 def _damaged(row: sqlite3.Row, job_id: str, error: Exception) -> Attempt:
     detail = f"its row in the registry is damaged, so whether it runs is not known here: {error}"
     created_s = row["sent_s"] if isinstance(row["sent_s"], float | int) else 0.0
-    plan = {**dict.fromkeys(PLANNED, 0), "hourly_usd": None}
+    plan = Plan.load({"instances": 0, "nproc_per_node": 0, "ranks": 0, "cap_s": 0})
     return Attempt(job_id, row["number"], "damaged", plan, {}, created_s, {}, None, State("failed", detail=detail))
 
 

@@ -65,7 +65,7 @@ def _text(pool: Pool, wanted: LogQuery) -> Generator[bytes, None, None]:
     with pool.one() as registry:
         job = registry.find(wanted.job)
         attempt = registry.attempt(job, wanted.attempt)
-        is_alone = attempt.plan["ranks"] == 1
+        is_alone = attempt.plan.ranks == 1
         stream = LogStream(registry, job, attempt, ranks=wanted.ranks, now=True, find=find)
         try:
             while True:

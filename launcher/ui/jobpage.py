@@ -46,7 +46,7 @@ def facts(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
     began_s = state.started_s
     return {
         "job": as_json(job, attempts),
-        "tags": job.config.get("tags") or {},
+        "tags": job.asked.tags,
         "config_file": job.config_file,
         "is_active": job.active,
         "can_stop": job.active and job.attempt.ref is not None and state.state != "stopping",
@@ -89,7 +89,7 @@ def _attempt(attempt: Attempt, now_s: float) -> dict[str, Any]:
         "took_s": None if state.started_s is None else (state.ended_s or now_s) - state.started_s,
         "step": attempt.progress.get("step"),
         "spend_usd": as_usd(spent_micro(legs_of([attempt]), now_s)) if attempt.phase == "sent" else 0.0,
-        "ranks": attempt.plan["ranks"],
+        "ranks": attempt.plan.ranks,
         "url": state.url,
     }
 

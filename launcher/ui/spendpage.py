@@ -31,6 +31,7 @@ def spend(database: Database, month: str, by: str) -> dict[str, Any]:
     # A read for each month; only the chosen month needs labels.
     sums = {name: period.spent_between(database, *spans[name], now_s, labels=name == month) for name in names}
     chosen = sums[month]
+    listed = [job for job in chosen if job.state != "removed"]  # a removed job has no page
     tags = sorted({name for job in chosen for name in job.tags})
     kinds = ["backend", "project", "name", *(f"tag:{name}" for name in tags)]
     by = by if by in kinds else "backend"
@@ -55,8 +56,8 @@ def spend(database: Database, month: str, by: str) -> dict[str, Any]:
         "whole": _row(whole.key, whole, whole.spent_micro),
         "groups": [_row(each.key, each, whole.spent_micro) for each in groups[:MOST_ROWS]],
         "more_groups": max(0, len(groups) - MOST_ROWS),
-        "jobs": [_job(job, whole.spent_micro) for job in chosen[:MOST_ROWS]],
-        "more_jobs": max(0, len(chosen) - MOST_ROWS),
+        "jobs": [_job(job, whole.spent_micro) for job in listed[:MOST_ROWS]],
+        "more_jobs": max(0, len(listed) - MOST_ROWS),
         "budgets": _budgets(ledger.standings(database, now_s)),
         "shared": sorted(set(ledger.ledgers(database).values())),
         "unpriced": ledger.unpriced(database),

@@ -62,7 +62,7 @@ def test_all_is_well(cli: Any, folder: Path) -> None:
         ("identity: managed->identity: managed, datastore: nowhere", "datastore", "there is no datastore `nowhere`"),
         ("region: eastus->region: moonbase", "price", "Azure lists no Standard_NC6s_v3 in moonbase"),
         ("region: eastus->region: moonbase", "workspace", "is in eastus, not in moonbase"),
-        ("identity: managed->identity: managed, compute: small", "compute", "grows to 1 machines, and the job wants 2"),
+        ("identity: managed->identity: managed, compute: small", "compute", "grows to 1 machines, and the job needs 2"),
     ],
 )
 def test_what_is_wrong_is_named(cli: Any, folder: Path, azure: Azure, setting: str, name: str, words: str) -> None:

@@ -222,7 +222,12 @@ def test_refusal_is_one_sentence_with_what_to_do(
     [
         ({"AZURE_CLIENT_SECRET": ""}, (), 4, "no valid Azure credentials"),
         ({"AZURE_CLIENT_SECRET": "wrong"}, (), 4, "Azure"),
-        ({"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}, (), 7, "does not answer"),
+        (
+            {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"},
+            (),
+            7,
+            "gave an unexpected answer",
+        ),
         ({}, ("azureml.workspace=nowhere",), 3, "there is no workspace nowhere"),
         ({}, ("azureml.resource_group=nowhere",), 3, "at azureml.resource_group"),
         ({}, ("azureml.compute=nowhere",), 3, "there is no compute `nowhere`"),

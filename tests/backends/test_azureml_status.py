@@ -12,6 +12,7 @@ from cloudtrain.backends.azureml.history import Details, root_of
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.job import Attempt, State, exit_code
 from cloudtrain.launcher.metering.meter import legs_of, spent_micro
+from doubles.plans import plan_of
 
 BEGIN_S = 1_000_000.0
 ACCOUNT = {"state": "failed", "reason": "error", "rank": 3, "kind": "error", "type": "ValueError", "message": "boom"}
@@ -117,10 +118,10 @@ def test_seconds_that_are_billed() -> None:
 
 def test_idle_time_is_shown_apart() -> None:
     """What a cluster's machines cost until they are let go is no part of what the job has cost."""
-    plan = {"hourly_usd": 36.0}
+    plan = plan_of(hourly_usd=36.0)
     attempt = Attempt("j", 1, "sent", plan, {}, 0.0, {}, {}, told("Completed", 50, computeDuration="00:01:40"))
     assert (spent_micro(legs_of([attempt]), 0.0), attempt.idle_usd) == (1_000_000, 1.2)
-    unknown = Attempt("j", 1, "sent", {"hourly_usd": None}, {}, 0.0, {}, {}, told("Completed", 50))
+    unknown = Attempt("j", 1, "sent", plan_of(), {}, 0.0, {}, {}, told("Completed", 50))
     assert (spent_micro(legs_of([unknown]), 0.0), unknown.idle_usd) == (None, None)
 
 

@@ -338,7 +338,7 @@ def test_plan_counts_the_threads_of_other_local_jobs(
             each.kill()
             each.wait()
     words = f"warning: 2 other local jobs use 2000 threads, and this job 3, on {processes.cores()} cores: the jobs get "
-    words += "slower (env.OMP_NUM_THREADS)"
+    words += "slower; wait for the other jobs, or set a smaller env.OMP_NUM_THREADS"
     assert words in told.stdout + told.stderr
     alone = cli("plan", cwd=project("env: {OMP_NUM_THREADS: '3'}\n"))
     assert "other local job" not in alone.stdout + alone.stderr

@@ -140,7 +140,7 @@ def test_rehearsal_misses_a_file_that_is_not_shipped(cli: Any, tmp_path: Path) -
     done = cli("rehearse", "--nodes", "1", cwd=folder)
     assert done.code == 1
     assert "ModuleNotFoundError: No module named 'neighbour'" in done.stdout
-    assert "FAIL  it failed before its first step" in done.stdout
+    assert "FAIL  steps" in done.stdout
 
 
 def test_spot_is_refused_until_its_resume_is_proven(cli: Any, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from cloudtrain.backends.sagemaker.status import is_over, state_of
 from cloudtrain.entrypoints.container.container import account
 from cloudtrain.launcher.job import Attempt, State, exit_code
 from cloudtrain.launcher.metering.meter import legs_of, spent_micro
+from doubles.plans import plan_of
 
 
 def at(seconds: float) -> datetime:
@@ -81,7 +82,7 @@ def test_spend_counts_what_is_billed() -> None:
     assert told(job("Completed", "Completed", *moves, **warm)).billed_s == 637
     pool = {"WarmPoolStatus": {"ResourceRetainedBillableTimeInSeconds": 90}}
     assert told(job("Completed", "Completed", *moves, **warm, **pool)).billed_s == 127
-    attempt = Attempt("j", 1, "sent", {"hourly_usd": 36.0}, {}, 0.0, {}, state=done)
+    attempt = Attempt("j", 1, "sent", plan_of(hourly_usd=36.0), {}, 0.0, {}, state=done)
     assert spent_micro(legs_of([attempt]), 0.0) == 370_000
 
 

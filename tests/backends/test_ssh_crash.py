@@ -214,7 +214,8 @@ def test_reader_that_is_killed_and_cut_off_loses_and_repeats_nothing(
     """Byte for byte, though reader, master and line die at any moment: lines long, unfinished, and no text."""
     seed, state, host = random.Random(7), tmp_path / "state", bed.hosts[0]
     target = {"name": "h0", "ssh_config": str(bed.cluster.ssh_config), "python": sys.executable}
-    ref = {"nodes": [{"host": target, "root": "/home/root/job"}], "nproc_per_node": 1, "can_shrink": False}
+    node = {"host": target, "root": "/home/root/job", "checkpoints": "/home/root/saved", "output": "/home/root/output"}
+    ref = {"nodes": [node], "nproc_per_node": 1, "can_shrink": False}
     writer = threading.Thread(target=host.run, args=([sys.executable, "-c", WRITER, "/home/root/job"],))
     writer.start()
     wait_until((host.home / "job/log/rank-0.log").exists)

@@ -1,23 +1,23 @@
-"""What a page shows, done as its reader would do it: files written, commands typed into bash, output compared.
+"""Runs a page's commands as its reader would: writes files, runs commands in bash, compares the output.
 
-Of a page's fenced blocks two kinds are done, from top to bottom, in one folder:
+Two kinds of a page's fenced blocks are run, from top to bottom, in one folder:
 
-- a block whose first line is a comment that names a file (`# cloudtrain.yaml`), or whose fence names a file
-  (```json title="trust.json"), is written to the file as it stands;
-- ```console has commands behind `$ ` (and `> ` where they go on) and, below each, what is shown.
+- a block whose first line is a comment with a file's name (`# cloudtrain.yaml`), or whose fence names a file
+  (```json title="trust.json"), is written to the file unchanged;
+- ```console has commands behind `$ ` (`> ` for further lines of a command) and, below each command, its output.
 
-All other blocks are for the eye. `cd` and `export` last from command to command. A command has to end with 0, unless
-`echo $?` comes next and shows another code.
+All other blocks are ignored. `cd` and `export` hold for all later commands. A command has to end with 0, unless the
+next command is `echo $?` and shows a different code.
 
-What is shown holds for what comes if all of it comes, in its order, nothing between two lines that stand together:
+The page's output matches if all its lines are printed in order, without other lines between adjacent lines:
 
-- `...` alone on a line is any lines, also none; within a line it is any text;
-- a figure with a decimal point or a unit (`0.1827`, `3.1k`, `12s`, `45%`) is any such figure; whole numbers, as steps
-  and ranks have, are those very ones;
-- the width of a column is any: where the page has two blanks or more, so may what comes, of its own number;
-- the five letters of a job's id (`spirals-x7k2m`) are any five.
+- `...` alone on a line matches any number of lines, also zero; within a line it matches any text;
+- a figure with a decimal point or a unit (`0.1827`, `3.1k`, `12s`, `45%`) matches any figure of the form; whole
+  numbers, as of steps and ranks, match only themselves;
+- the width of a column is free: two or more blanks of the page match two or more blanks;
+- the five letters of a job's id (`spirals-x7k2m`) match any five.
 
-`python tests/docs/console.py PAGE` prints a page's commands with what they print here, to write it from.
+`python tests/docs/console.py PAGE` prints a page's commands with their real output, as material for the page.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COMMAND_LIMIT_S = 300.0
 
 @dataclass(frozen=True)
 class Written:
-    """A file that the page has the reader write."""
+    """A file that the page asks its reader to write."""
 
     line: int
     name: str
@@ -52,7 +52,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Step:
-    """A command, and the lines that the page shows below it; `line` is where it stands, from 1."""
+    """A command, and its output on the page; `line` is the command's line number, from 1."""
 
     line: int
     command: str
@@ -60,7 +60,7 @@ class Step:
 
 
 def steps(page: str) -> Iterator[Written | Step]:
-    """Yield what the page has its reader do, in its order."""
+    """Yield the files and commands of the page in order."""
     lines = page.splitlines()
     number = 0
     while number < len(lines):
@@ -97,11 +97,11 @@ class Session:
         self._state.write_text("")
 
     def write(self, file: Written) -> None:
-        """Write a file where the reader is."""
+        """Write a file to the present folder."""
         (self.folder / file.name).write_text(file.text)
 
     def run(self, command: str) -> list[str]:
-        """Return the lines that the command prints; what it exports and where it goes last."""
+        """Return the lines that the command prints; its exports and its folder hold for later commands."""
         script = f'source "{self._state}"; (exit {self.code})\n{command}\ncode=$?; export -p > "{self._state}"\n'
         script += f'pwd > "{self._state}.folder"; exit $code'
         done = subprocess.run(
@@ -121,9 +121,9 @@ class Session:
 
 
 def missing(shown: tuple[str, ...], printed: list[str]) -> str | None:
-    """Return the first line of the page that was not printed in its place, None where all is as shown.
+    """Return the first line of the page that was not printed in order, or None if the output matches.
 
-    A page that shows nothing below a command says nothing of what it prints.
+    A page without output below a command makes no statement about the output.
     """
     if not shown:
         return None
@@ -138,14 +138,14 @@ def missing(shown: tuple[str, ...], printed: list[str]) -> str | None:
 
 
 def _pattern(line: str) -> str:
-    """Return the expression that a printed line has to match, its newline included."""
+    """Return the regular expression for a printed line, its newline included."""
     if line.strip() == "...":
         return "(?:.*\n)*?"
     return "".join(".*?" if part == "..." else _varying(part) for part in re.split(r"(\.\.\.)", line.rstrip())) + "\n"
 
 
 def _varying(text: str) -> str:
-    """Return the expression of a text without dots: its figures and ids are any, all else is itself."""
+    """Return the regular expression of a text without dots: figures and ids are free, the rest is literal."""
     parts, at = [], 0
     for found in re.finditer(rf"(?P<id>{ID})|(?P<gap> {{2,}})|{FIGURE.pattern}", text):
         any_ = ID if found["id"] else " {2,}" if found["gap"] else ANY_FIGURE
@@ -155,7 +155,7 @@ def _varying(text: str) -> str:
 
 
 def _record(path: Path) -> None:
-    """Print every command of a page with what it prints here."""
+    """Print every command of a page with its real output."""
     import os
 
     with tempfile.TemporaryDirectory() as name:

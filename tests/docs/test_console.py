@@ -1,4 +1,4 @@
-"""What holds the tutorials to what is printed: it has to find what differs."""
+"""The comparison of the tutorials with the printed output finds every difference."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ two
 
 
 def test_page_is_files_and_commands_in_order() -> None:
-    """Blocks for the eye are passed over; a command may go on behind `> `."""
+    """Blocks without a file name are ignored; a command may continue behind `> `."""
     assert list(steps(PAGE)) == [
         Written(4, "job.yaml", "# job.yaml\nname: x\n"),
         Written(13, "key.json", "{}\n"),
@@ -46,7 +46,7 @@ def test_page_is_files_and_commands_in_order() -> None:
 
 
 def test_session_keeps_folder_variables_and_code(tmp_path: Path) -> None:
-    """As a terminal does."""
+    """A session keeps its state from command to command, as a terminal does."""
     (tmp_path / "reader").mkdir()
     session = Session(tmp_path / "reader", {"PATH": "/usr/bin:/bin"})
     session.run("mkdir sub; cd sub; export WORD='a b'")
@@ -69,8 +69,8 @@ def test_session_keeps_folder_variables_and_code(tmp_path: Path) -> None:
         (["A   8s  x"], ["A    12s  x"]),
     ],
 )
-def test_what_varies_may_vary(shown: list[str], printed: list[str]) -> None:
-    """Figures that are measured, ids, and what dots stand for."""
+def test_variable_parts_may_differ(shown: list[str], printed: list[str]) -> None:
+    """Measured figures, ids, and text at dots may differ."""
     assert missing(tuple(shown), printed) is None
 
 
@@ -87,6 +87,6 @@ def test_what_varies_may_vary(shown: list[str], printed: list[str]) -> None:
         (["sent: spirals-x7k2m"], ["sent: spirals-aeiou"], "sent: spirals-x7k2m"),
     ],
 )
-def test_what_differs_is_found(shown: list[str], printed: list[str], lacking: str) -> None:
-    """The first line that is not there, in its place."""
+def test_first_difference_is_found(shown: list[str], printed: list[str], lacking: str) -> None:
+    """The first line that is missing in order is returned."""
     assert missing(tuple(shown), printed) == lacking

@@ -1,4 +1,4 @@
-"""Pages that are written from the code are what the code says now, and what pages point to is there."""
+"""Generated pages agree with the code, and the files, links and names on all pages exist."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-# A path of this repository between backticks: with a folder, and an ending or a slash behind.
+# A path of the repository between backticks: with a folder, and with a suffix or a slash at its end.
 FILE = re.compile(r"`((?:launcher|backends|entrypoints|templates|tests|tools|benchmarks|examples|docs)/[\w./-]*)`")
 
 
 def names(page: Path) -> str:
-    """Return a page's name, for the test's."""
+    """Return a page's name, for the ids of the tests."""
     return str(page.relative_to(ROOT))
 
 
@@ -32,21 +32,21 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return what a link can name of a page: its headings, as forges write them."""
+    """Return the anchors of a page: its headings, in the form of forges."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def targets(page: Path) -> Iterator[tuple[str, Path, str]]:
-    """Yield each link within this repository: as it is written, its file, its heading."""
+    """Yield each link within the repository: its text, its file, its heading."""
     for link in LINK.findall(prose(page)):
         if not re.match(r"[a-z]+:", link):
             path, _, anchor = link.partition("#")
             yield link, (page.parent / path).resolve() if path else page, anchor
 
 
-def test_generated_pages_are_what_the_code_says(tmp_path: Path) -> None:
-    """A help text or a key that has changed is renewed with one command, which the message names."""
+def test_generated_pages_agree_with_the_code(tmp_path: Path) -> None:
+    """The check's message names the command that renews the pages after a change of help texts or keys."""
     done = subprocess.run(
         [sys.executable, "tools/cli_pages.py", "--check"],
         cwd=ROOT,
@@ -59,8 +59,8 @@ def test_generated_pages_are_what_the_code_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
-def test_links_lead_somewhere(page: Path) -> None:
-    """Files and headings that a page links to are there."""
+def test_link_targets_exist(page: Path) -> None:
+    """Files and headings in a page's links exist."""
     dead = [
         link
         for link, path, anchor in targets(page)
@@ -70,14 +70,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
-def test_files_that_are_named_are_there(page: Path) -> None:
-    """A path between backticks is one of this repository; `NAME` in capitals and `*` stand for any."""
+def test_named_files_exist(page: Path) -> None:
+    """A path between backticks exists in the repository; `NAME` in capitals and `*` are placeholders."""
     named = [path for path in FILE.findall(prose(page)) if not re.search(r"[A-Z]{3}", path)]
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_architecture_names_only_files_that_exist() -> None:
-    """Every path and module on the page exists, in the tree and the diagrams too; a bare file name is one of ours."""
+    """Every path and module on the page exists, also in the tree and diagrams; a bare file name is in a folder."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     folders = ("launcher", "backends", "entrypoints", "templates", "typings", "tests", "tools")
     bare = {path.name for folder in folders for path in (ROOT / folder).rglob("*.*")}
@@ -100,13 +100,13 @@ def test_architecture_has_a_line_for_each_room(folder: str) -> None:
 
 
 def test_every_page_is_in_the_reading_list() -> None:
-    """A page that nothing leads to is not read."""
+    """A page without a link has no readers."""
     listed = {path for _, path, _ in targets(ROOT / "docs" / "README.md")}
     assert {page for page in PAGES if page.parent != ROOT} - listed == {ROOT / "docs" / "README.md"}
 
 
 def test_every_command_has_its_help_on_the_page() -> None:
-    """By a heading of its own, which can be linked to."""
+    """Each command has a separate heading as a target of links."""
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert [name for name in COMMANDS if f"## cloudtrain {name}\n" not in text] == []
 

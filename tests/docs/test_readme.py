@@ -34,7 +34,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_front_page_is_short_and_in_order() -> None:
-    """Sections, lines of the page, of the first run, of the own script and of each backend's block."""
+    """The sections have their order; the page, the first run, the script and each backend's block are short."""
     text = README.read_text(encoding="utf-8")
     script, *blocks = (block.splitlines() for block in YAML.findall(text))
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == SECTIONS

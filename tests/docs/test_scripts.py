@@ -41,7 +41,7 @@ FORMS = [
 
 
 def test_page_shows_the_files() -> None:
-    """The page holds the whole config of six scripts, each as its file has it."""
+    """The page has the whole config of six scripts, each identical to its file."""
     page = (ROOT / "docs" / "scripts.md").read_text(encoding="utf-8")
     blocks = BLOCK.findall(page)
     assert blocks == [(SCRIPTS / name / "cloudtrain.yaml").read_text(encoding="utf-8") for name in ON_THE_PAGE]
@@ -51,7 +51,7 @@ def test_page_shows_the_files() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("home")
 def test_config_serves_every_backend(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dry run renders the request of each backend, which uses each key; this machine has no GPU to choose."""
+    """A dry run renders each backend's request with every key; the local machine has no GPU to choose."""
     monkeypatch.chdir(SCRIPTS / name)
     done = CliRunner().invoke(command, ["--dry-run", "--backend", backend], catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -61,7 +61,7 @@ def test_config_serves_every_backend(name: str, backend: str, monkeypatch: pytes
 
 @pytest.fixture
 def long_job(cli: Any, tmp_path: Path, wait_until: Callable[..., Any]) -> Callable[[str], str]:
-    """Return a function that starts a script for a run without end, and returns the job once a checkpoint is kept."""
+    """Return a function that starts a script without an end, and returns the job once a checkpoint exists."""
 
     def start(name: str) -> str:
         if name in PACKAGES and importlib.util.find_spec(PACKAGES[name]) is None:
@@ -80,8 +80,8 @@ def long_job(cli: Any, tmp_path: Path, wait_until: Callable[..., Any]) -> Callab
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
-def test_killed_rank_goes_on_from_the_scripts_checkpoint(name: str, cli: Any, long_job: Callable[[str], str]) -> None:
-    """After kill -9 of a rank both ranks start again from the file that the script has written."""
+def test_killed_rank_continues_from_the_scripts_checkpoint(name: str, cli: Any, long_job: Callable[[str], str]) -> None:
+    """After kill -9 of a rank both ranks restart from the script's own file."""
     job = long_job(name)
     rank = processes.with_environment(CLOUDTRAIN_JOB=job, RANK="1")
     os.kill(max(rank), signal.SIGKILL)
@@ -98,7 +98,7 @@ def test_killed_rank_goes_on_from_the_scripts_checkpoint(name: str, cli: Any, lo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fsdp2", *(pytest.param(n, marks=pytest.mark.soak) for n in LONG if n != "fsdp2")])
-def test_resumed_script_goes_on_from_its_checkpoint(name: str, cli: Any, long_job: Callable[[str], str]) -> None:
+def test_resumed_script_continues_from_its_checkpoint(name: str, cli: Any, long_job: Callable[[str], str]) -> None:
     """After stop and resume the next attempt has the script's files in the working directory, and continues."""
     job = long_job(name)
     assert cli("stop", job, "-y").code == 0

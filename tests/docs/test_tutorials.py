@@ -1,4 +1,4 @@
-"""Every tutorial's commands, run in their order against the stand-ins, and what it shows held to what is printed."""
+"""Every tutorial's commands run in order against the stand-ins, and print the output on the page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from docs.console import Session, Written, missing, steps
 from doubles.aws.handle import Aws
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
-# What stands in for the platform; its `environ` is all that a reader's terminal here has beyond his own.
+# Page -> stand-in of the platform; its `environ` is all that the reader's terminal adds to the test's.
 STAND_INS = {"local": None, "ssh": "ssh_pair", "sagemaker": "aws", "azureml": "azure", "vertex": "google"}
 
 
@@ -24,7 +24,7 @@ def page(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def environment(page: str, cli: Any, request: pytest.FixtureRequest) -> dict[str, str]:
-    """Return the variables of a reader who has an account, or hosts, and has just installed cloudtrain."""
+    """Return the variables of a reader with an account, or hosts, who has just installed cloudtrain."""
     name = STAND_INS[page]
     platform = request.getfixturevalue(name) if name else None
     if isinstance(platform, Aws):
@@ -36,8 +36,8 @@ def environment(page: str, cli: Any, request: pytest.FixtureRequest) -> dict[str
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_tutorial_prints_what_it_shows(page: str, environment: dict[str, str], tmp_path: Path) -> None:
-    """Each command in turn, as its reader types it; one that fails without the page saying so fails here too."""
+def test_tutorial_prints_the_output_on_its_page(page: str, environment: dict[str, str], tmp_path: Path) -> None:
+    """Each command ends with 0, unless the page shows its exit code, and prints the lines on the page."""
     (tmp_path / "reader").mkdir()
     session = Session(tmp_path / "reader", environment)
     for step in steps((PAGES / f"{page}.md").read_text(encoding="utf-8")):
@@ -53,5 +53,5 @@ def test_tutorial_prints_what_it_shows(page: str, environment: dict[str, str], t
 
 
 def test_every_page_is_run() -> None:
-    """A tutorial without a stand-in here is not tested."""
+    """Every tutorial has a stand-in: a page without an entry would not be tested."""
     assert {path.stem for path in PAGES.glob("*.md")} == set(STAND_INS)

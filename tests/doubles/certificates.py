@@ -1,4 +1,4 @@
-"""A certificate authority for one process: made at its start, gone with its folder."""
+"""A certificate authority for one process: made at the process's start, removed with its folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DAYS = 30
 
 
 class Authority:
-    """Signs certificates for whatever host is asked for; `file` is what clients must trust."""
+    """Signs a certificate for each requested host; clients must trust `file`."""
 
     def __init__(self, folder: Path, protocols: Sequence[str] = ()) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ class Authority:
         self.file.write_bytes(self._certificate.public_bytes(serialization.Encoding.PEM))
 
     def context(self, host: str) -> ssl.SSLContext:
-        """Return the server's side of TLS for that host."""
+        """Return the server's side of TLS for the host."""
         with self._lock:
             if host not in self._contexts:
                 self._contexts[host] = self._make(host)

@@ -1,4 +1,4 @@
-"""Calls to a stand-in without any SDK, through its proxy."""
+"""Calls to a stand-in without any SDK, through the stand-in's proxy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Reply", "ask"]
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer, whatever its status; header names in lower case."""
+    """An answer of any status; header names are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -32,7 +32,7 @@ class Reply:
 def ask(
     proxy: str, ca: str, method: str, url: str, body: Any, headers: Mapping[str, str], timeout_s: float = 30.0
 ) -> Reply:
-    """Return the answer; a `body` that is no bytes is sent as JSON. Raises OSError where no answer came."""
+    """Return the answer; a `body` that is not bytes is sent as JSON. Raises OSError if no answer arrives."""
     told = dict(headers)
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     if data is not None and not isinstance(body, bytes):

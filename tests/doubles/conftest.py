@@ -1,4 +1,4 @@
-"""What the stand-ins' own tests share."""
+"""Fixtures and requests for the tests of the stand-ins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Request = dict[str, Any]
 
 
 def request_of(name: str, **more: Any) -> Request:
-    """Return a request as CreateTrainingJob takes it, for one instance that runs run.sh of the channel `code`."""
+    """Return a request for CreateTrainingJob: one instance runs run.sh of the channel `code`."""
     return {
         "TrainingJobName": name,
         "RoleArn": ROLE,
@@ -37,7 +37,7 @@ def channel(name: str, uri: str, **more: str) -> Request:
 
 @pytest.fixture
 def submit(aws: Aws) -> Callable[..., str]:
-    """Return a function that uploads a shell script, creates a job that runs it, and returns the job's name."""
+    """Return a function that uploads a shell script, creates a job for the script, and returns the job's name."""
     bucket = aws.bucket()
 
     def create(script: str, name: str = "job", instances: int = 1, **more: Any) -> str:

@@ -1,4 +1,4 @@
-"""The stand-ins as fixtures. Imported by every test run, so nothing heavy is imported before it is used."""
+"""The stand-ins as fixtures. Every test run imports the module, therefore large modules are imported on first use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def aws_server() -> Iterator[Aws]:
 
 @pytest.fixture
 def aws(aws_server: Aws) -> Iterator[Aws]:
-    """Return AWS's stand-in as a new account; whatever the test has left running is killed."""
+    """Return AWS's stand-in as a new account; all jobs that the test leaves running are killed."""
     aws_server.reset()
     yield aws_server
     aws_server.reset()
@@ -45,7 +45,7 @@ def azure_server() -> Iterator[Azure]:
 
 @pytest.fixture
 def azure(azure_server: Azure) -> Iterator[Azure]:
-    """Return Azure ML's stand-in as a new tenant; whatever the test has left running is killed."""
+    """Return Azure ML's stand-in as a new tenant; all jobs that the test leaves running are killed."""
     azure_server.reset()
     yield azure_server
     azure_server.reset()
@@ -61,7 +61,7 @@ def google_server() -> Iterator[Google]:
 
 @pytest.fixture
 def google(google_server: Google) -> Iterator[Google]:
-    """Return Google's stand-in as a new project; whatever the test has left running is killed."""
+    """Return Google's stand-in as a new project; all jobs that the test leaves running are killed."""
     google_server.reset()
     yield google_server
     google_server.reset()
@@ -69,7 +69,7 @@ def google(google_server: Google) -> Iterator[Google]:
 
 @pytest.fixture(scope="session")
 def ssh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Return two hosts with sshd, the same for the whole session; skip where there can be none."""
+    """Return two hosts with sshd, the same for the whole session; skip the test if the machine cannot have hosts."""
     _skip_without_hosts()
     started = Cluster.start(2, tmp_path_factory.mktemp("hosts") / "pair")
     yield started
@@ -78,14 +78,14 @@ def ssh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def ssh_pair(ssh_server: Cluster) -> Iterator[Cluster]:
-    """Return two hosts with sshd, h0 and h1, as new; whatever the test has left there is gone after it."""
+    """Return two hosts with sshd, h0 and h1, in a new state; the fixture removes all that the test leaves behind."""
     yield ssh_server
     ssh_server.reset()
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Return a function that starts so many hosts with sshd: `cluster(16)`, and options of Cluster.start."""
+    """Return a function that starts a number of hosts with sshd: `cluster(16)`, with the options of Cluster.start."""
     _skip_without_hosts()
     started: list[Cluster] = []
 

@@ -1,4 +1,4 @@
-"""The system calls by which a process makes namespaces and mounts for itself: thin, and errors raised as OSError."""
+"""Thin wrappers of the system calls by which a process makes namespaces and mounts; errors are raised as OSError."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
-    """Give the calling thread namespaces of its own; that of process numbers is for its children."""
+    """Give the calling thread new namespaces; a new process-number namespace holds for the thread's children only."""
     _check(_LIBC.unshare(flags), f"unshare {flags:#x}")
 
 
@@ -38,25 +38,25 @@ def sethostname(name: str) -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """Do as mount(2)."""
+    """Call mount(2)."""
     words = [None if word is None else word.encode() for word in (source, target, kind, data)]
     _check(_LIBC.mount(*words[:3], ctypes.c_ulong(flags), words[3]), f"mount {source} at {target}")
 
 
 def unmount(target: str) -> None:
-    """Take the mount away from here, even if it is in use."""
+    """Detach the mount, even if the mount is in use."""
     _check(_LIBC.umount2(target.encode(), MNT_DETACH), f"unmount {target}")
 
 
 def bind(source: str, target: str, *, is_read_only: bool = False) -> None:
-    """Let what is at source, with all that is mounted below, be at target too."""
+    """Mount `source`, with all mounts below, at `target` too."""
     mount(source, target, None, MS_BIND | MS_REC)
     if is_read_only:
         mount(None, target, None, MS_BIND | MS_REMOUNT | MS_RDONLY)
 
 
 def move_to_root(folder: str) -> None:
-    """Make the folder, a mount, the root of this mount namespace; what was mounted before is not there any more."""
+    """Make the folder, a mount, the root of this mount namespace; earlier mounts disappear."""
     os.chdir(folder)
     _check(_LIBC.pivot_root(b".", b"."), "pivot_root")
     unmount(".")

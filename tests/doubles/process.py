@@ -1,7 +1,7 @@
-"""A stand-in as a process of its own: how it begins and ends, from its own side and from the side that starts it.
+"""Runs a stand-in as a separate process: the process's own side, and the side that starts the process.
 
-It ends, with all containers, when it is told to, when its parent dies, and never leaves its folder behind: a shell that
-outlives it by a moment removes it, even after SIGKILL.
+A signal or the parent's death ends the process with all its containers. A shell outlives the process by a moment and
+always removes the state folder, even after SIGKILL.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _REMOVER = 'cat >/dev/null; for i in 1 2 3 4 5; do rm -rf -- "$0" && exit; sleep
 
 
 class Served(NamedTuple):
-    """What answers now."""
+    """A stand-in that answers requests."""
 
-    told: str  # to whoever started us, in one line
+    told: str  # the line printed for the parent
     close: Callable[[], None]
 
 
 def serve(name: str, description: str | None, begin: Callable[[Path, int], Served]) -> None:
-    """Be the process `python -m doubles.NAME`: begin with a folder and a port, print a line, end when told to."""
+    """Run as `python -m doubles.NAME`: begin with a folder and a port, print a line, end on a signal."""
     parser = argparse.ArgumentParser(prog=f"python -m doubles.{name}", description=description)
     parser.add_argument("--state", type=Path, help="a folder of its own, removed at the end (default: a new one)")
     parser.add_argument("--port", type=int, default=0, help="default: a free one")
@@ -59,12 +59,12 @@ def serve(name: str, description: str | None, begin: Callable[[Path, int], Serve
 
 
 def _remove_after_us(state: Path) -> None:
-    """Start a shell that waits for our end, by the end of its input, and removes the folder."""
+    """Start a shell that removes the folder when this process ends: its end closes the shell's input."""
     subprocess.Popen(["/bin/sh", "-c", _REMOVER, str(state)], stdin=subprocess.PIPE, start_new_session=True)
 
 
 def start(name: str, state: Path | None = None) -> tuple[subprocess.Popen[str], str]:
-    """Start the process, which dies with the calling thread; return it and its line, once it answers."""
+    """Start the process, which dies with the calling thread; return the process and its line once it answers."""
     argv = [sys.executable, "-m", f"doubles.{name}", "--parent", str(os.getpid())]
     argv += ["--state", str(state)] if state is not None else []
     env = {name: os.environ[name] for name in _KEPT if name in os.environ}

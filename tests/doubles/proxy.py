@@ -1,4 +1,4 @@
-"""The one port: a CONNECT proxy that ends TLS itself, and plain HTTP for the control and identity endpoints."""
+"""The single port: a CONNECT proxy that ends TLS itself, and plain HTTP for the control and identity endpoints."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from doubles.wire import Answer, HangUp, Request, read, write
 
 __all__ = ["Proxy", "bind"]
 
-IDLE_S = 600.0  # of a connection that is kept open
-# Of an answer that breaks off before it has begun: behind a proxy urllib3 takes a break without any byte for the
-# proxy's, and azure-core that for a request which was never sent. With these bytes both say what they say without one.
+IDLE_S = 600.0  # for a connection that is kept open
+# First bytes of an answer that breaks off before its status line. Without any byte of an answer, urllib3 reports an
+# error of the proxy, and azure-core a request that was never sent. With these bytes both report the broken connection.
 BEGINNING = b"HTTP/1.1"
-H2_PREFACE = b"PRI"  # how HTTP/2 begins without TLS
+H2_PREFACE = b"PRI"  # the first bytes of HTTP/2 without TLS
 
-# Talks HTTP/2 on a connection for a host until it ends: (connection, host, is_from_container).
+# Speaks HTTP/2 with a host's client until the connection ends: (connection, host, is_from_container).
 Http2 = Callable[[socket.socket, str, bool], None]
 
 
 class Proxy:
-    """Serves connections, each in a thread of its own."""
+    """Serves each connection in its own thread."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Proxy:
                 with _files(inner) as (stream, reply):
                     _converse(stream, reply, self._respond, is_from_container)
             finally:
-                with contextlib.suppress(OSError):  # a broken-off answer must look broken
+                with contextlib.suppress(OSError):  # the client must see a broken-off answer as broken
                     inner.shutdown(socket.SHUT_RDWR)
 
     def _direct(self, connection: socket.socket, host: str) -> None:
@@ -129,7 +129,7 @@ def _converse(
     is_from_container: bool,
     request: Request | None = None,
 ) -> None:
-    """Answer one request after the other until the client has no more."""
+    """Answer the requests in order until the client has no more."""
     request = request or read(stream, reply, is_from_container)
     while request is not None:
         try:

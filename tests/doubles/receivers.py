@@ -1,4 +1,4 @@
-"""Who is told: a real HTTP receiver and a real mail server on loopback, which fail as they are told to."""
+"""Receivers of notifications: a real HTTP receiver and a real mail server on loopback, which fail as a test asks."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from typing import Any
 
 __all__ = ["Hooks", "Letters", "free_port", "hooks", "letters"]
 
-HANG = 0  # in place of a status: takes the request and does not answer
-TRICKLE = 1  # answers a byte now and then, for ever
+HANG = 0  # in place of a status: reads the request and does not answer
+TRICKLE = 1  # sends a byte now and then, without end
 
 
 @dataclass
 class Hooks:
-    """What an HTTP receiver has been sent. `answers` are the next statuses, then 200."""
+    """The requests that an HTTP receiver has had. `answers` are the next statuses; after these the status is 200."""
 
     url: str
     answers: list[int] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)  # of every answer
-    got: list[dict[str, Any]] = field(default_factory=list)  # what was taken
-    asked: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)  # all that was sent
+    got: list[dict[str, Any]] = field(default_factory=list)  # bodies of accepted requests
+    asked: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)  # all requests: path, headers, body
     news: threading.Condition = field(default_factory=threading.Condition)
     is_over: threading.Event = field(default_factory=threading.Event)
 
     def wait(self, count: int, timeout_s: float = 20.0) -> list[dict[str, Any]]:
-        """Return what was taken, once it is so many."""
+        """Return the accepted bodies, once at least `count` have arrived."""
         with self.news:
             assert self.news.wait_for(lambda: len(self.got) >= count, timeout_s), f"only {len(self.got)} came"
             return list(self.got)
@@ -52,7 +52,7 @@ def hooks(answers: Sequence[int] = ()) -> Iterator[Hooks]:
                     if status == TRICKLE:
                         self.wfile.write(b"H")
                 return
-            # Taken before it is answered: as when an answer is lost.
+            # Stored before the answer is sent, to allow for a lost answer.
             with store.news:
                 if 200 <= status < 300:
                     store.got.append(body)
@@ -69,7 +69,7 @@ def hooks(answers: Sequence[int] = ()) -> Iterator[Hooks]:
         daemon_threads = True
 
         def handle_error(self, request: object, client_address: object) -> None:
-            pass  # whoever asked has gone
+            pass  # the client has gone
 
     with Server(("127.0.0.1", 0), Handler) as server:
         store.url = f"http://127.0.0.1:{server.server_port}/services/T0/secret-part"
@@ -85,7 +85,7 @@ def hooks(answers: Sequence[int] = ()) -> Iterator[Hooks]:
 
 @dataclass
 class Letters:
-    """What a mail server has taken: (sender, recipients, the text as it came). `refusals` are the next answers."""
+    """The letters that a mail server has: (sender, recipients, raw text). `refusals` are the next answers."""
 
     port: int
     got: list[tuple[str, list[str], bytes]] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Letters:
     refusals: list[str] = field(default_factory=list)
 
     async def handle_DATA(self, server: object, session: object, envelope: Any) -> str:
-        """Take a letter, as aiosmtpd calls it."""
+        """Store a letter; called by aiosmtpd."""
         if self.refusals:
             return self.refusals.pop(0)
         self.got.append((envelope.mail_from, list(envelope.rcpt_tos), envelope.content))
@@ -102,7 +102,7 @@ class Letters:
 
 @contextmanager
 def letters(password: str | None = None, tls: Any = None, *, at_once: bool = False) -> Iterator[Letters]:
-    """Run a mail server; with a password it lets in `me@here` alone, over TLS where it has a context for that.
+    """Run a mail server; with a password only `me@here` may log in, over TLS if `tls` has a context.
 
     `at_once`: TLS from the first byte, else by STARTTLS.
     """
@@ -131,7 +131,7 @@ def letters(password: str | None = None, tls: Any = None, *, at_once: bool = Fal
 
 
 def free_port() -> int:
-    """Return a port that nobody has: aiosmtpd cannot choose one by itself (1.4.6 dials port 0)."""
+    """Return a free port: aiosmtpd cannot choose a port by itself (1.4.6 dials port 0)."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

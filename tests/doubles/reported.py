@@ -1,4 +1,4 @@
-"""A job to report on: three attempts, a restart, losses that are no numbers, and texts that try to break out."""
+"""A job for the report: three attempts, a restart, losses that are NaN, and texts that try to inject HTML."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
+from doubles.plans import plan_of
 
 BEGAN_S = 1_790_000_000.0
 STEP_S = 2.0
 PAUSE_S = 600.0
 BREAKS_OUT = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'>\u2028"
-PLAN = {
-    "instances": 2,
-    "nproc_per_node": 4,
-    "ranks": 8,
-    "machine": "a big one",
-    "hourly_usd": 7.2,
-    "price_micro": 3_600_000,
-    "price_source": "the list of 2026-11",
-    "cap_s": 36_000,
-    "cap_reason": "budget",
-    "worst_case_usd": 72.0,
-}
+PLAN = plan_of(
+    instances=2,
+    nproc_per_node=4,
+    ranks=8,
+    machine="a big one",
+    hourly_usd=7.2,
+    price_micro=3_600_000,
+    price_source="the list of 2026-11",
+    cap_s=36_000,
+    cap_reason="budget",
+    worst_case_usd=72.0,
+)
 CONFIG = {
     "name": "seeded",
     "backend": "local",
@@ -45,7 +46,7 @@ CONFIG = {
 
 
 def step_line(step: int, loss: float, **more: Any) -> str:
-    """Return a step as the trainer tells it."""
+    """Return a step's line in the trainer's format."""
     fields = {"step": step, "max_steps": 600, "loss": loss, "lr": 0.1 / (step + 1), "grad_norm": 1 + step % 3}
     fields |= {"step_s": 2.0, "data_s": 0.25, "compute_s": 1.5, "communication_s": 0.25, "checkpoint_s": 0.0}
     fields |= {"samples_per_s": 1000.0 + step % 9, "memory_bytes": 2**30, "eta_s": 2.0 * (600 - step)}
@@ -53,7 +54,7 @@ def step_line(step: int, loss: float, **more: Any) -> str:
 
 
 def attempt_lines(number: int, first: int, last: int) -> list[str]:
-    """Return the lines of an attempt that goes from one step to another."""
+    """Return the lines of an attempt that trains from step `first` to step `last`."""
     told = {"ranks": 8, "device": "cuda:0", "gpu": "A card", "memory_total_bytes": 80 * 2**30, "strategy": BREAKS_OUT}
     lines = [format_line("start", "", told)]
     if number > 1:
@@ -71,7 +72,7 @@ def attempt_lines(number: int, first: int, last: int) -> list[str]:
 
 
 def put(registry: Registry, make_job: Callable[..., Job], name: str = "seeded", **config: Any) -> Job:
-    """Journal the job: preempted, then a node failure after steps that were lost, then an error."""
+    """Journal the job: a preemption, then a node failure after steps that were lost, then an error."""
     ends = [
         (0, 260, State("stopped", "preempted", resumable=True)),
         (250, 420, State("failed", "node_failure", resumable=True, restarts=1)),
@@ -104,5 +105,5 @@ def made(make_job: Callable[..., Job], name: str, bundle: dict[str, Any], config
 
 
 def end_s() -> float:
-    """Return a moment after all of it."""
+    """Return a time after the whole job."""
     return time.time() + 1e6

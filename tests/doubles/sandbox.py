@@ -1,9 +1,9 @@
-"""Containers for stand-ins: a command in mount, host-name, process and network namespaces of its own.
+"""Containers for stand-ins: a command in its own mount, host-name, process and network namespaces.
 
-Needs root, or a kernel that lets users make namespaces; where neither works (`mode()` says which), the command runs as
-a plain process with the private places written into its arguments, and hosts are loopback addresses. With root every
-container has its own network with one interface `eth0` on a switch that only this process's containers share, so all
-may listen on the same ports; else they share the machine's loopback.
+Needs root, or a kernel that lets users make namespaces. If neither works (see `mode()`), the command runs as a plain
+process, its arguments name the private folders, and hosts are loopback addresses. With root each container has its own
+network with an interface `eth0`, on a switch that connects only the containers of the calling process, and all
+containers may listen on the same ports. Without root the containers share the machine's loopback.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ __all__ = ["Container", "Running", "Switch", "installed_by_us", "loopback_block"
 
 INIT = Path(__file__).with_name("sandbox_init.py")
 GATEWAY_HARDWARE = "02:00:00:00:00:01"
-LOCK_PORT = 46_999  # of UDP, on a block's last address: held while the block is in use
-NETWORK = "10.213"  # of the switch: 10.213.0.1 is the outer world, the others are containers
+LOCK_PORT = 46_999  # UDP port on a block's last address, bound while the block is in use
+NETWORK = "10.213"  # of the switch: 10.213.0.1 is the outer world, all other addresses are containers
 CLONE_NEWNET = 0x40000000
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True)
 class Container:
-    """What to run, and what it may see."""
+    """The command to run, and the files and names that the command sees."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
-    root: Path  # of our own files about it: spec, hosts, its /tmp
+    root: Path  # for the sandbox's own files: spec, hosts, the container's /tmp
     hostname: str
-    private: Mapping[str, Path]  # absolute place in the container -> folder that is there
-    read_only: Mapping[str, Path] = field(default_factory=dict)  # the same, of what cannot be written there
+    private: Mapping[str, Path]  # absolute path in the container -> folder mounted at the path
+    read_only: Mapping[str, Path] = field(default_factory=dict)  # the same, mounted read-only
     hosts: Mapping[str, str] = field(default_factory=dict)  # name -> address
     address: str | None = None  # on the switch
     cwd: str = "/"
@@ -52,24 +52,24 @@ class Container:
 
 @dataclass(frozen=True)
 class Running:
-    """A started container; its output is in `process.stdout` (and `stderr`, if split), its exit code the process's."""
+    """A started container: `process.stdout` (and `stderr`, if split) has its output, the process its exit code."""
 
     process: subprocess.Popen[bytes]
 
     def terminate(self) -> None:
-        """Send SIGTERM to its first process."""
+        """Send SIGTERM to the container's first process."""
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
 
     def kill(self) -> None:
-        """Kill everything in it."""
+        """Kill all processes of the container."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGUSR1 if mode() == "none" else signal.SIGKILL)
 
 
 @functools.lru_cache(maxsize=1)
 def mode() -> str:
-    """Return the best that works here: `root`, `user` (a user namespace) or `none`."""
+    """Return the best mode that works on this machine: `root`, `user` (a user namespace) or `none`."""
     for name in ("root", "user"):
         if os.environ.get("DOUBLES_SANDBOX") in (None, name) and _works(name):
             return name
@@ -77,7 +77,7 @@ def mode() -> str:
 
 
 def start(container: Container, switch: Switch | None = None, *, is_split: bool = False) -> Running:
-    """Start it, with one stream for all that it writes or `is_split`; it dies with the calling thread."""
+    """Start the container, with one output stream or two (`is_split`); the container dies with the calling thread."""
     container.root.mkdir(parents=True, exist_ok=True)
     new_root = container.root / "root"
     new_root.mkdir(exist_ok=True)
@@ -102,9 +102,9 @@ def start(container: Container, switch: Switch | None = None, *, is_split: bool 
 
 
 class Switch:
-    """A network of this process's own, which its containers join; it ends with the process, or when closed.
+    """A network of the calling process, joined by the containers; ends with the process or on `close`.
 
-    Namespaces belong to threads: one thread stays in the network and does what must be done from there.
+    Namespaces belong to threads, therefore one thread stays in the network and does all work inside.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Switch:
 
     @staticmethod
     def open() -> Switch | None:
-        """Return one, or None where that needs rights or tools which are not here."""
+        """Return a new switch, or None if the machine lacks the rights or the tools."""
         if mode() != "root" or shutil.which("ip", path=SYSTEM_PATH) is None:
             return None
         with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -134,9 +134,9 @@ class Switch:
     def plug(self, pid: int, address: str) -> None:
         """Give the network namespace of the process an interface `eth0`.
 
-        The same address has the same hardware address always: who has talked to an earlier holder finds the next one.
+        The same address always gets the same hardware address: a peer of an earlier holder then finds the next one.
         """
-        name = f"v{next(self._plugs)}"  # the last holder's may still be there for a moment
+        name = f"v{next(self._plugs)}"  # a new name: the interface of the last holder may still exist for a moment
         numbers = [int(number) for number in address.split(".")]
         hardware = "02:00:" + ":".join(f"{number:02x}" for number in numbers)
         orders = f"link add {name} type veth peer name eth0 address {hardware} netns {pid}\n"
@@ -144,20 +144,20 @@ class Switch:
         self._inside.submit(_ip, orders).result()
 
     def close(self) -> None:
-        """Leave the network; it is gone with the last container."""
+        """Leave the network; the network ends with the last container."""
         self._inside.shutdown()
 
     def _make(self) -> None:
         if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "unshare")
-        # An address of its own: else a bridge takes its least port's, and another with each container that ends: who
-        # has learned the old one reaches nobody for most of a minute.
+        # A fixed hardware address: a bridge's default is the least of its ports' addresses, and changes with the
+        # containers. Peers with the old address in their ARP cache then reach no host for most of a minute.
         made = f"link add br0 address {GATEWAY_HARDWARE} type bridge\naddr add {self.gateway}/16 dev br0"
         _ip(f"link set lo up\n{made}\nlink set br0 up\n")
 
 
 def loopback_block() -> tuple[str, socket.socket]:
-    """Return the first three numbers of loopback addresses that nobody else on this machine uses, and their lock."""
+    """Return the first three numbers of a block of loopback addresses free on this machine, and the block's lock."""
     while True:
         block = f"127.{random.randint(64, 250)}.{random.randint(1, 250)}"
         lock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -171,7 +171,7 @@ def loopback_block() -> tuple[str, socket.socket]:
 
 @functools.lru_cache(maxsize=1)
 def installed_by_us() -> tuple[str, ...]:
-    """Return the files by which the development environment finds cloudtrain: no image has them."""
+    """Return the files by which the development environment finds cloudtrain; no image has these files."""
     return tuple(map(str, Path(sys.prefix).glob("lib/python*/site-packages/__editable__*cloudtrain*.pth")))
 
 
@@ -204,7 +204,7 @@ def _start_on(switch: Switch, spec: dict[str, object], container: Container, is_
     try:
         process = _spawn({**spec, "network": network}, container.root, (ready[1], go[0]), is_split)
         os.close(ready[1])
-        if os.read(ready[0], 1):  # else it has died, and its output says why
+        if os.read(ready[0], 1):  # no byte: the process has died, and its output has the reason
             switch.plug(process.pid, container.address)
             os.write(go[1], b"1")
     finally:
@@ -214,7 +214,7 @@ def _start_on(switch: Switch, spec: dict[str, object], container: Container, is_
 
 
 def _binds(container: Container) -> list[tuple[str, str]]:
-    """Return what is mounted where, in order: a later place may lie inside an earlier one."""
+    """Return the mounts (source, target) in order: a later target may lie inside an earlier target."""
     tmp, hosts, nothing = (container.root / name for name in ("tmp", "hosts", "nothing"))
     tmp.mkdir(exist_ok=True)
     tmp.chmod(0o1777)

@@ -1,8 +1,8 @@
-"""Runs one command in namespaces of its own, as the first process there: `python -I -S sandbox_init.py SPEC.json`.
+"""Runs one command as the first process in new namespaces: `python -I -S sandbox_init.py SPEC.json`.
 
-It forks once. The outer half stays with the caller, passes SIGTERM on and ends with the command's exit code; the inner
-half sees its own mounts, host name and processes, and becomes the command, process 1, as in a container without init.
-Both die with their parent, and with process 1 dies everything in its namespace. `doubles/sandbox.py` writes the spec.
+Forks once. The outer process stays with the caller, passes SIGTERM on and ends with the command's exit code. The inner
+process sees its own mounts, host name and processes, and becomes the command as process 1, as in a container without
+init. Both die with their parent, and process 1 takes its namespace down. `doubles/sandbox.py` writes the spec.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a file, it is in no package
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script file belongs to no package
 from doubles.namespaces import (
     CLONE_NEWIPC,
     CLONE_NEWNET,
@@ -46,11 +46,11 @@ from doubles.namespaces import (
     unshare,
 )
 
-NOT_STARTED = 127  # as a shell says of a command that is not there
+NOT_STARTED = 127  # a shell's exit code for a missing command
 
 
 def main() -> int:
-    """Run what the spec says; return its exit code, 128 + the signal for one that was killed."""
+    """Run the spec's command; return its exit code, or 128 + the signal if a signal killed the command."""
     spec = json.loads(Path(sys.argv[1]).read_text())
     if spec["mode"] == "none":
         return _run_without_namespaces(spec)
@@ -65,7 +65,7 @@ def main() -> int:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {ids[0]} 1")
         Path("/proc/self/gid_map").write_text(f"0 {ids[1]} 1")
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # kept until the command is there to have it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the command can receive SIGTERM
     alive, started = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -73,7 +73,7 @@ def main() -> int:
         os.close(started[0])
         _become(spec, alive[0])
     os.close(started[1])
-    os.read(started[0], 1)  # ends when the command's exec closes it
+    os.read(started[0], 1)  # returns when the command's exec closes the pipe
     signal.signal(signal.SIGTERM, lambda signum, frame: _signal(child, signum))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     return _code(os.waitpid(child, 0)[1])
@@ -85,7 +85,7 @@ def _code(status: int) -> int:
 
 
 def _join_network(network: dict[str, str]) -> None:
-    """Wait until the caller has put `eth0` here, and give it its address."""
+    """Wait until the caller has put `eth0` into this namespace, then give `eth0` its address."""
     os.write(int(network["ready"]), b"1")
     if os.read(int(network["go"]), 1) != b"1":
         sys.exit("the caller put no interface here")
@@ -97,7 +97,7 @@ def _become(spec: dict[str, Any], alive: int) -> None:
     """Set the namespaces up and become the command; never returns."""
     try:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if select.select([alive], [], [], 0)[0]:  # the outer half is gone already, before it could be noticed
+        if select.select([alive], [], [], 0)[0]:  # the outer process ended before PR_SET_PDEATHSIG was set
             os._exit(NOT_STARTED)
         _mount_all(spec)
         sethostname(spec["hostname"])
@@ -110,9 +110,9 @@ def _become(spec: dict[str, Any], alive: int) -> None:
 
 
 def _mount_all(spec: dict[str, Any]) -> None:
-    """Make the private places: what the spec names, /dev/shm, and a fresh /proc for the new process numbers."""
+    """Mount the private folders of the spec, /dev/shm, and a fresh /proc for the new process numbers."""
     mount(None, "/", None, MS_REC | MS_PRIVATE)
-    opened = [(os.open(source, os.O_PATH), target) for source, target in spec["binds"]]  # before they are covered
+    opened = [(os.open(source, os.O_PATH), target) for source, target in spec["binds"]]  # before mounts hide them
     for folder in spec["rebuilt"]:
         if folder == "/":
             _rebuild_root(spec["new_root"])
@@ -127,9 +127,9 @@ def _mount_all(spec: dict[str, Any]) -> None:
 
 
 def _rebuild_root(place: str) -> None:
-    """Do as `_rebuild` does with the root itself, in a folder that becomes it."""
+    """Do the same as `_rebuild` for the root itself, in a folder that becomes the root."""
     mount("tmpfs", place, "tmpfs", MS_NOSUID, "mode=755")
-    mount(None, place, None, MS_UNBINDABLE)  # it must not be found again below itself
+    mount(None, place, None, MS_UNBINDABLE)  # the mount must not appear again below itself
     for entry in os.scandir("/"):
         if entry.is_symlink():
             Path(place, entry.name).symlink_to(Path(entry.path).readlink())
@@ -144,7 +144,7 @@ def _rebuild_root(place: str) -> None:
 
 
 def _rebuild(folder: str) -> None:
-    """Put a folder in memory over this one with the same things in it, so that more can be added for us alone."""
+    """Mount a folder in memory over `folder` with the same entries, so that this namespace can add more entries."""
     entries = [(entry.name, os.open(entry.path, os.O_PATH | os.O_NOFOLLOW)) for entry in os.scandir(folder)]
     links = {entry.name: Path(entry.path).readlink() for entry in os.scandir(folder) if entry.is_symlink()}
     mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
@@ -157,7 +157,7 @@ def _rebuild(folder: str) -> None:
 
 
 def _bind(fd: int, target: str) -> None:
-    """Mount what is open as fd at target, which is made where it is missing."""
+    """Mount the file or folder open as `fd` at `target`; make a missing target."""
     path = Path(target)
     if stat.S_ISDIR(os.fstat(fd).st_mode):
         path.mkdir(parents=True, exist_ok=True)
@@ -168,7 +168,7 @@ def _bind(fd: int, target: str) -> None:
 
 
 def _run_without_namespaces(spec: dict[str, Any]) -> int:
-    """Run the command as a plain child; when told to die, or at its end, kill whatever it has started."""
+    """Run the command as a plain child; on SIGUSR1, and at the command's end, kill all processes of the command."""
     _die_with(spec["parent"], signal.SIGUSR1)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -199,7 +199,7 @@ def _run_without_namespaces(spec: dict[str, Any]) -> int:
 
 
 def _kill_descendants() -> None:
-    """Kill every process below this one, orphans too, for which it is the subreaper."""
+    """Kill every descendant of this process. Orphans count too, because this process is their subreaper."""
     while True:
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
         if not children:
@@ -213,7 +213,7 @@ def _kill_descendants() -> None:
 
 
 def _exec(argv: list[str], env: dict[str, str], cwd: str) -> None:
-    for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):  # Python's own wishes
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):  # handled by Python
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     os.chdir(cwd)

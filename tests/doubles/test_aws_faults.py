@@ -1,4 +1,4 @@
-"""AWS's stand-in misbehaves on demand, and remembers what it was asked."""
+"""AWS's stand-in injects faults on request, and records all calls."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Submit = Callable[..., str]
 BROKEN_CONNECTION = (HTTPClientError, EndpointConnectionError)
 
 
-def test_throttling_as_often_as_asked(aws: Aws) -> None:
-    """Then calls go through again."""
+def test_throttling_ends_after_its_count(aws: Aws) -> None:
+    """After the requested number of errors, calls succeed again."""
     client = aws.client("sagemaker")
     aws.fault("ListTrainingJobs", "throttle", count=2)
     for _ in range(2):
@@ -27,7 +27,7 @@ def test_throttling_as_often_as_asked(aws: Aws) -> None:
 
 
 def test_every_third_call_fails(aws: Aws) -> None:
-    """Of the operations named, together."""
+    """The calls of all named operations count together."""
     client = aws.client("sagemaker")
     aws.fault(["ListTrainingJobs", "logs:*"], "500", every=3)
     outcomes = []
@@ -41,24 +41,24 @@ def test_every_third_call_fails(aws: Aws) -> None:
     assert [call["outcome"] for call in aws.journal("ListTrainingJobs")] == ["ok", "ok", "500"] * 2
 
 
-def test_dropped_call_has_not_been_executed(aws: Aws) -> None:
-    """The client sees a broken connection."""
+def test_dropped_call_is_not_executed(aws: Aws) -> None:
+    """The client sees a broken connection, and the job does not exist."""
     aws.fault("CreateTrainingJob", "drop", count=1)
     with pytest.raises(BROKEN_CONNECTION):
         aws.client("sagemaker").create_training_job(**request_of("job"))
     assert aws.client("sagemaker").list_training_jobs()["TrainingJobSummaries"] == []
 
 
-def test_lost_answer_has_been_executed(aws: Aws) -> None:
-    """The client sees the same, and the job is there."""
+def test_call_with_lost_answer_is_executed(aws: Aws) -> None:
+    """The client sees a broken connection, but the job exists."""
     aws.fault("CreateTrainingJob", "lost", count=1)
     with pytest.raises(BROKEN_CONNECTION):
         aws.client("sagemaker").create_training_job(**request_of("job"))
     assert aws.describe("job")["TrainingJobName"] == "job"
 
 
-def test_lost_answer_of_s3_has_been_executed(aws: Aws) -> None:
-    """moto's services are no exception."""
+def test_s3_call_with_lost_answer_is_executed(aws: Aws) -> None:
+    """The fault also holds for moto's services."""
     bucket = aws.bucket()
     aws.fault("PutObject", "lost", count=1)
     with pytest.raises(BROKEN_CONNECTION):
@@ -66,8 +66,8 @@ def test_lost_answer_of_s3_has_been_executed(aws: Aws) -> None:
     assert aws.client("s3").get_object(Bucket=bucket, Key="k")["Body"].read() == b"v"
 
 
-def test_expired_credentials_are_refused_until_there_are_others(aws: Aws) -> None:
-    """For as many calls as the client makes with the old ones."""
+def test_expired_credentials_are_refused_until_replaced(aws: Aws) -> None:
+    """All calls with the old credentials fail, and calls with new credentials succeed."""
     aws.fault("*", "expired")
     for _ in range(2):
         with pytest.raises(ClientError, match="ExpiredTokenException"):
@@ -77,8 +77,8 @@ def test_expired_credentials_are_refused_until_there_are_others(aws: Aws) -> Non
     aws.client("sagemaker", access_key="AKIAUSER00000000000B").list_training_jobs()
 
 
-def test_any_error_of_any_service(aws: Aws) -> None:
-    """In the protocol of each."""
+def test_injected_error_reaches_every_service(aws: Aws) -> None:
+    """An injected error has the protocol of each service."""
     aws.fault("*", "error", code="AccessDeniedException", message="User is not authorized", status=403)
     for service, call in (("sagemaker", "list_training_jobs"), ("s3", "list_buckets"), ("iam", "list_roles")):
         with pytest.raises(ClientError, match=r"AccessDeniedException.*not authorized"):
@@ -87,16 +87,16 @@ def test_any_error_of_any_service(aws: Aws) -> None:
     aws.client("s3").list_buckets()
 
 
-def test_slow_answer(aws: Aws) -> None:
-    """For clients with a timeout of their own."""
+def test_slow_answer_is_delayed(aws: Aws) -> None:
+    """The answer arrives after the requested delay."""
     aws.fault("ListTrainingJobs", "slow", delay_s=0.3)
     begun = time.monotonic()
     aws.client("sagemaker").list_training_jobs()
     assert time.monotonic() - begun >= 0.3
 
 
-def test_faults_leave_containers_alone(aws: Aws, submit: Submit) -> None:
-    """Unless they are meant too."""
+def test_faults_spare_containers_by_default(aws: Aws, submit: Submit) -> None:
+    """Calls from containers succeed, unless the fault includes containers."""
     aws.fault("GetCallerIdentity", "throttle")
     script = "python3 -c \"import boto3; print(boto3.client('sts').get_caller_identity()['Account'])\""
     aws.wait(submit(script))
@@ -104,7 +104,7 @@ def test_faults_leave_containers_alone(aws: Aws, submit: Submit) -> None:
 
 
 def test_journal_has_every_call_with_its_parameters(aws: Aws) -> None:
-    """Of our own services and moto's, in their order."""
+    """The journal lists calls of the stand-in's own services and of moto's, in order."""
     bucket = aws.bucket()
     aws.client("s3").list_objects_v2(Bucket=bucket, Prefix="a/")
     aws.client("ssm").describe_parameters()
@@ -121,8 +121,8 @@ def test_journal_has_every_call_with_its_parameters(aws: Aws) -> None:
     assert aws.journal("DescribeTrainingJob")[0]["params"] == {"TrainingJobName": "nothing"}
 
 
-def test_reset_forgets_everything(aws: Aws, submit: Submit) -> None:
-    """Jobs, buckets, roles, settings, faults and calls."""
+def test_reset_removes_all_state(aws: Aws, submit: Submit) -> None:
+    """Reset removes jobs, buckets, roles, settings, faults and recorded calls."""
     aws.role()
     aws.settings(log_lag_s=9)
     aws.wait(submit("while :; do sleep 1; done"), "Training")
@@ -136,7 +136,7 @@ def test_reset_forgets_everything(aws: Aws, submit: Submit) -> None:
 
 
 def test_misspelt_control_is_refused(aws: Aws) -> None:
-    """A test must not pass because its fault was never set."""
+    """A misspelt fault, setting or job is an error: else a test could pass without its fault."""
     with pytest.raises(HTTPError, match="400"):
         aws.fault("ListTrainingJobs", "throtle")
     with pytest.raises(HTTPError, match="400"):

@@ -26,8 +26,8 @@ def texts(page: dict[str, Any]) -> list[str]:
     return [event["message"] for event in page["events"]]
 
 
-def test_nothing_is_found_before_the_first_line(aws: Aws) -> None:
-    """Neither the group nor the stream."""
+def test_group_and_stream_are_unknown_before_the_first_line(aws: Aws) -> None:
+    """Both the group and the stream are unknown before their first line."""
     with pytest.raises(ClientError, match=r"ResourceNotFoundException.*log group does not exist"):
         get(aws)
     with pytest.raises(ClientError, match="ResourceNotFoundException"):
@@ -37,8 +37,8 @@ def test_nothing_is_found_before_the_first_line(aws: Aws) -> None:
         get(aws)
 
 
-def test_same_token_means_the_end_so_far(aws: Aws) -> None:
-    """It goes on working when more has come."""
+def test_repeated_token_marks_the_present_end(aws: Aws) -> None:
+    """The token stays valid, and later returns the events that have arrived since."""
     aws.write_logs(GROUP, "s", messages=["a", "b"])
     page = get(aws, limit=1)
     assert texts(page) == ["a"]
@@ -51,8 +51,8 @@ def test_same_token_means_the_end_so_far(aws: Aws) -> None:
     assert texts(get(aws, nextToken=token)) == ["c"]
 
 
-def test_without_a_token_the_latest_come(aws: Aws) -> None:
-    """And the backward token leads to the earlier ones."""
+def test_page_without_token_has_the_latest_events(aws: Aws) -> None:
+    """Without a token the answer has the latest events; the backward token leads to earlier events."""
     aws.write_logs(GROUP, "s", count=5, text="{}")
     page = get(aws, startFromHead=False, limit=2)
     assert texts(page) == ["3", "4"]
@@ -61,7 +61,7 @@ def test_without_a_token_the_latest_come(aws: Aws) -> None:
 
 
 def test_empty_page_is_not_the_end(aws: Aws) -> None:
-    """Its token is another one, for the same place."""
+    """An empty page has a new token for the same position."""
     aws.write_logs(GROUP, "s", messages=["a", "b"])
     aws.fault("GetLogEvents", "empty", every=2)
     token: dict[str, str] = {}
@@ -76,8 +76,8 @@ def test_empty_page_is_not_the_end(aws: Aws) -> None:
     assert pages >= 5
 
 
-def test_lagging_events_appear_later_and_in_their_place(aws: Aws) -> None:
-    """A token given before is good after."""
+def test_lagging_events_appear_later_in_their_order(aws: Aws) -> None:
+    """A token from before the events appear stays valid afterwards."""
     aws.write_logs(GROUP, "s", messages=["a"])
     aws.settings(log_lag_s=0.5)
     aws.write_logs(GROUP, "s", messages=["b"])
@@ -90,13 +90,13 @@ def test_lagging_events_appear_later_and_in_their_place(aws: Aws) -> None:
 
 
 def test_page_holds_a_megabyte(aws: Aws) -> None:
-    """As many events as fit, counted as CloudWatch counts them."""
+    """A page has as many events as fit into a megabyte by CloudWatch's count."""
     aws.write_logs(GROUP, "s", count=20, text="x" * 100_000)
     assert len(get(aws)["events"]) == 10
 
 
-def test_hundred_thousand_events_of_sixteen_streams_are_read_quickly(aws: Aws) -> None:
-    """In pages of ten thousand, each event once and in its order."""
+def test_hundred_thousand_events_in_sixteen_streams_are_read_quickly(aws: Aws) -> None:
+    """Pages of ten thousand events return each event once and in order, within 30 s."""
     for stream in range(16):
         aws.write_logs(GROUP, f"s-{stream:02}", count=6250, text="step {} loss 1.5")
     begun = time.monotonic()
@@ -110,7 +110,7 @@ def test_hundred_thousand_events_of_sixteen_streams_are_read_quickly(aws: Aws) -
 
 
 def test_streams_are_described_in_pages_of_fifty(aws: Aws) -> None:
-    """By name, or by their last event."""
+    """Streams are listed by name or by their last event."""
     for number in range(60):
         aws.write_logs(GROUP, f"job-{number:02}", count=1, timestamp=1000 * (100 - number))
     client = aws.client("logs")
@@ -122,8 +122,8 @@ def test_streams_are_described_in_pages_of_fifty(aws: Aws) -> None:
         client.describe_log_streams(logGroupName=GROUP, orderBy="LastEventTime", logStreamNamePrefix="job")
 
 
-def test_client_puts_and_filters_events(aws: Aws) -> None:
-    """As an agent outside of training jobs does."""
+def test_client_writes_and_filters_events(aws: Aws) -> None:
+    """A client writes events and finds them by filter and time, as an agent outside of training jobs."""
     client = aws.client("logs")
     client.create_log_group(logGroupName=GROUP)
     client.create_log_stream(logGroupName=GROUP, logStreamName="s")
@@ -137,7 +137,7 @@ def test_client_puts_and_filters_events(aws: Aws) -> None:
 
 
 def test_bad_token_and_limit_are_refused(aws: Aws) -> None:
-    """In CloudWatch's words."""
+    """An invalid token and a too large limit raise CloudWatch's errors."""
     aws.write_logs(GROUP, "s", count=1)
     with pytest.raises(ClientError, match=r"InvalidParameterException.*nextToken is invalid"):
         get(aws, nextToken="f/0/s")

@@ -1,4 +1,4 @@
-"""What AWS's stand-in refuses, and what it tells about jobs."""
+"""The refusals of AWS's stand-in, and its descriptions of jobs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
 
 
 def refusal(request: dict[str, Any]) -> AwsError | None:
-    """Return what the stand-in answers to the request, if it refuses."""
+    """Return the stand-in's error for the request, or None."""
     try:
         validate.check("sagemaker", "CreateTrainingJob", request)
         rules.check(request)
@@ -78,7 +78,7 @@ def refusal(request: dict[str, Any]) -> AwsError | None:
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_request_is_refused(case: str) -> None:
-    """Every limit of the vendor's model holds, and the rules between fields."""
+    """The limits of the vendor's model and the rules between fields hold."""
     change, words = BROKEN[case]
     request = json.loads(json.dumps(request_of("job")))
     change(request)
@@ -89,22 +89,22 @@ def test_broken_request_is_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(CAPTURED.glob("sagemaker_*.json")), ids=lambda path: path.stem)
-def test_what_the_vendor_sends_is_taken(path: Path) -> None:
-    """The requests recorded from SageMaker's own SDKs are fine."""
+def test_recorded_requests_of_the_vendor_are_accepted(path: Path) -> None:
+    """Requests recorded from SageMaker's own SDKs pass the checks."""
     request = json.loads(path.read_text())
-    if path.stem == "sagemaker_v2_everything":  # the SDK sends it; machines with local disks take no key
+    if path.stem == "sagemaker_v2_everything":  # the SDK sends the key; machines with local disks do not accept a key
         assert "VolumeKmsKeyId is not supported for ml.p4d.24xlarge" in str(refusal(request))
         del request["ResourceConfig"]["VolumeKmsKeyId"]
     assert refusal(request) is None
 
 
-def test_letters_of_all_languages_are_letters() -> None:
-    """Java's classes of characters in the model mean the same here."""
+def test_tags_accept_letters_of_all_languages() -> None:
+    """The model's Java character classes match letters of all languages."""
     assert refusal(request_of("job", Tags=[{"Key": "Größe/名前", "Value": "a b+c"}])) is None
 
 
 def test_refused_job_does_not_exist(aws: Aws) -> None:
-    """boto3 raises AWS's code, and nothing has been created."""
+    """boto3 raises AWS's code, and the refused job does not exist."""
     with pytest.raises(ClientError, match=r"ValidationException.*trainingJobName"):
         aws.client("sagemaker").create_training_job(**request_of("a_b"))
     assert aws.client("sagemaker").list_training_jobs()["TrainingJobSummaries"] == []
@@ -112,8 +112,8 @@ def test_refused_job_does_not_exist(aws: Aws) -> None:
         aws.describe("a-b")
 
 
-def test_name_is_taken_once(aws: Aws, submit: Submit) -> None:
-    """A second job of the name is refused, also when the first has ended; another region has its own names."""
+def test_job_name_is_unique_in_its_region(aws: Aws, submit: Submit) -> None:
+    """A second job with the same name is refused, even after the first has ended; each region has separate names."""
     aws.wait(submit("true"))
     with pytest.raises(ClientError, match=r"ResourceInUse.*names must be unique within an AWS account and region"):
         submit("true")
@@ -123,7 +123,7 @@ def test_name_is_taken_once(aws: Aws, submit: Submit) -> None:
 
 
 def test_role_must_exist_and_trust_sagemaker(aws: Aws, submit: Submit) -> None:
-    """As soon as the account has a role at all."""
+    """The role is checked as soon as the account has any role."""
     aws.role("other", principal="ec2.amazonaws.com")
     with pytest.raises(ClientError, match="Could not assume role arn:aws:iam::123456789012:role/cloudtrain"):
         submit("true")
@@ -133,8 +133,8 @@ def test_role_must_exist_and_trust_sagemaker(aws: Aws, submit: Submit) -> None:
     submit("true")
 
 
-def test_quota_bounds_the_machines_in_use(aws: Aws, submit: Submit) -> None:
-    """Beyond it AWS refuses, in words with the quota's name; Service Quotas tells its value."""
+def test_quota_limits_the_machines_in_use(aws: Aws, submit: Submit) -> None:
+    """A job beyond the quota is refused with the quota's name; Service Quotas returns the quota's value."""
     name = "ml.m5.xlarge for training job usage"
     aws.quota(name, 3)
     aws.settings(execute=False)
@@ -152,8 +152,8 @@ def test_quota_bounds_the_machines_in_use(aws: Aws, submit: Submit) -> None:
     assert quotas.get_service_quota(ServiceCode="sagemaker", QuotaCode=code)["Quota"]["QuotaName"] == name
 
 
-def test_stop_is_refused_at_the_end(aws: Aws, submit: Submit) -> None:
-    """As is stopping what does not exist."""
+def test_stop_of_ended_job_is_refused(aws: Aws, submit: Submit) -> None:
+    """Stopping an ended job or an unknown job is an error."""
     aws.wait(submit("true"))
     client = aws.client("sagemaker")
     with pytest.raises(ClientError, match=r"ValidationException.*in status Completed"):
@@ -162,8 +162,8 @@ def test_stop_is_refused_at_the_end(aws: Aws, submit: Submit) -> None:
         client.stop_training_job(TrainingJobName="nothing")
 
 
-def test_two_hundred_jobs_at_once(aws: Aws) -> None:
-    """None is lost, none is made twice; they are listed page by page, and found by name and status."""
+def test_two_hundred_concurrent_creations_make_each_job_once(aws: Aws) -> None:
+    """Every name gets exactly one job; jobs are listed page by page, and found by name and status."""
     aws.settings(execute=False)
     aws.bucket()
     aws.client("s3").put_object(Bucket="cloudtrain-tests", Key="code/run.sh", Body=b"true")
@@ -187,7 +187,7 @@ def test_two_hundred_jobs_at_once(aws: Aws) -> None:
 
 
 def test_tags_are_kept_and_added(aws: Aws, submit: Submit) -> None:
-    """As a launcher finds its own jobs again."""
+    """Tags of the request and added tags are listed, as a launcher needs to find its jobs."""
     submit("true", Tags=[{"Key": "cloudtrain:job", "Value": "x"}])
     client, arn = aws.client("sagemaker"), aws.describe("job")["TrainingJobArn"]
     client.add_tags(ResourceArn=arn, Tags=[{"Key": "more", "Value": "y"}])
@@ -196,8 +196,8 @@ def test_tags_are_kept_and_added(aws: Aws, submit: Submit) -> None:
     assert "Tags" not in aws.describe("job")
 
 
-def test_description_gives_the_request_back(aws: Aws, submit: Submit) -> None:
-    """Every field of it, and times and seconds once the job has ended."""
+def test_description_repeats_the_request(aws: Aws, submit: Submit) -> None:
+    """The description has every field of the request, and times and seconds after the job's end."""
     aws.settings(execute=False)
     more = {"Environment": {"A": "b"}, "RetryStrategy": {"MaximumRetryAttempts": 2}, "HyperParameters": {"lr": "1"}}
     submit("true", **more)

@@ -1,4 +1,4 @@
-"""Jobs on AWS's stand-in are executed: containers, phases, ends, checkpoints, interruptions."""
+"""AWS's stand-in executes jobs: containers, phases, ends, checkpoints, interruptions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from doubles import sandbox
 from doubles.aws.handle import Aws
 from doubles.conftest import channel, request_of
 
-# Without namespaces only the request's own text can be moved to private places, not what these scripts say.
+# Without namespaces only paths in the request can be moved to private folders, not paths in these scripts.
 pytestmark = pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")
 
 Submit = Callable[..., str]
@@ -29,18 +29,18 @@ SPOT = {
     "StoppingCondition": {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 120},
     "CheckpointConfig": {"S3Uri": "s3://cloudtrain-tests/ck"},
 }
-# Ends at SIGTERM, with this code; as process 1 a shell without a trap would not even notice the signal.
+# Ends at SIGTERM, with code 75; as process 1 a shell without a trap ignores the signal.
 ENDS_AT_TERM = "trap 'echo told to end; exit 75' TERM\necho begun\nwhile :; do sleep 0.05; done\n"
 
 
 def names(members: bytes) -> list[str]:
-    """Return what is in an archive."""
+    """Return the names in an archive."""
     with tarfile.open(fileobj=io.BytesIO(members)) as tar:
         return sorted(tar.getnames())
 
 
 def phases(told: dict[str, list[dict[str, str]]]) -> list[str]:
-    """Return the secondary statuses that a job went through."""
+    """Return the secondary statuses of a job in order."""
     return [one["Status"] for one in told["SecondaryStatusTransitions"]]
 
 
@@ -56,8 +56,8 @@ def test_job_runs_its_entrypoint_and_completes(aws: Aws, submit: Submit, stored:
     assert told["BillableTimeInSeconds"] == told["TrainingTimeInSeconds"] >= 1
 
 
-def test_container_finds_what_the_platform_lays_out(aws: Aws, submit: Submit) -> None:
-    """Configuration, folders and variables are the platform's; nothing of the caller's environment is there."""
+def test_container_has_the_platforms_files_and_variables(aws: Aws, submit: Submit) -> None:
+    """Configuration, folders and variables are the platform's; the caller's environment is absent."""
     script = """
     for name in resourceconfig hyperparameters inputdataconfig checkpointconfig; do
         cat /opt/ml/input/config/$name.json; echo
@@ -80,7 +80,7 @@ def test_container_finds_what_the_platform_lays_out(aws: Aws, submit: Submit) ->
 
 
 def test_instances_reach_each_other_by_name_on_the_same_port(aws: Aws, submit: Submit) -> None:
-    """Two hosts of two jobs all listen on one port, and each host is answered by its peer."""
+    """Two hosts of two jobs all listen on the same port, and each host is answered by its peer."""
     script = """
     cat > /tmp/talk.py <<'END'
 import json, socket, time
@@ -109,8 +109,8 @@ END
         assert aws.lines(name) == [f"heard algo-2 of {name}", f"heard algo-1 of {name}"]
 
 
-def test_channels_hold_what_lies_under_their_prefix(aws: Aws, submit: Submit) -> None:
-    """A prefix takes every object whose name begins so; sharded channels spread them over the hosts."""
+def test_channels_have_the_objects_of_their_prefix(aws: Aws, submit: Submit) -> None:
+    """A channel has every object whose name begins with the prefix; sharded channels divide the objects among hosts."""
     for key in ("data/a/1", "data/a/2", "data/ab/3"):
         aws.client("s3").put_object(Bucket="cloudtrain-tests", Key=key, Body=b"x")
     channels = [channel("code", "s3://cloudtrain-tests/job/code/"), channel("whole", "s3://cloudtrain-tests/data/a")]
@@ -121,8 +121,8 @@ def test_channels_hold_what_lies_under_their_prefix(aws: Aws, submit: Submit) ->
     assert aws.lines("job", "algo-2") == ["shard/2 whole/1 whole/2 whole/ab/3"]
 
 
-def test_failed_container_ends_the_others(aws: Aws, submit: Submit) -> None:
-    """The job fails with the failure file of the first that failed, cut, and its exit code."""
+def test_failed_container_ends_the_other_containers(aws: Aws, submit: Submit) -> None:
+    """The job fails with the cut failure file and the exit code of the first failed container."""
     script = f"""
     if [ $(hostname) = algo-2 ]; then
         python3 -c 'print("x" * 2000, end="")' > /opt/ml/output/failure
@@ -137,7 +137,7 @@ def test_failed_container_ends_the_others(aws: Aws, submit: Submit) -> None:
 
 
 def test_missing_input_fails_the_job(aws: Aws, submit: Submit) -> None:
-    """A channel without an object is found when the job downloads it, not before."""
+    """A channel without objects fails the job during the download, not earlier."""
     told = aws.wait(submit("true", InputDataConfig=[channel("x", "s3://cloudtrain-tests/nothing/")]))
     assert told["TrainingJobStatus"] == "Failed"
     assert 'No S3 objects found under S3 URL "s3://cloudtrain-tests/nothing/"' in told["FailureReason"]
@@ -145,8 +145,8 @@ def test_missing_input_fails_the_job(aws: Aws, submit: Submit) -> None:
     assert told["FailureReason"].endswith("The specified bucket does not exist")
 
 
-def test_stop_lets_the_container_end_by_itself(aws: Aws, submit: Submit, stored: Stored) -> None:
-    """SIGTERM, then the grace; what it has saved is uploaded."""
+def test_stop_gives_the_container_a_grace_period(aws: Aws, submit: Submit, stored: Stored) -> None:
+    """The container receives SIGTERM and has the grace period; files saved until its end are uploaded."""
     job = submit(f"touch /opt/ml/model/kept\n{ENDS_AT_TERM}")
     aws.wait(job, "Training")
     wait_for_line(aws, job, "begun")
@@ -158,8 +158,8 @@ def test_stop_lets_the_container_end_by_itself(aws: Aws, submit: Submit, stored:
     assert names(stored(f"out/{job}/output/model.tar.gz")[f"out/{job}/output/model.tar.gz"]) == ["kept"]
 
 
-def test_stop_kills_the_whole_tree_after_the_grace(aws: Aws, submit: Submit) -> None:
-    """A container that does not end is killed with all that it has started."""
+def test_stop_kills_all_processes_after_the_grace_period(aws: Aws, submit: Submit) -> None:
+    """A container that ignores SIGTERM is killed with all its processes."""
     aws.settings(stop_grace_s=0.3)
     mark = str(random.randint(10**6, 10**8))
     job = submit(f"setsid sleep {mark} & sleep {mark} & echo begun; wait")
@@ -171,13 +171,13 @@ def test_stop_kills_the_whole_tree_after_the_grace(aws: Aws, submit: Submit) -> 
 
 
 def test_maximum_runtime_stops_the_job(aws: Aws, submit: Submit) -> None:
-    """The time limit is told as a stop with a reason of its own."""
+    """The time limit appears as a stop with its own secondary status."""
     told = aws.wait(submit(ENDS_AT_TERM, StoppingCondition={"MaxRuntimeInSeconds": 1}))
     assert (told["TrainingJobStatus"], told["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
     assert aws.lines("job") == ["begun", "told to end"]
 
 
-def test_maximum_wait_stops_a_job_that_finds_no_machines(aws: Aws, submit: Submit) -> None:
+def test_maximum_wait_stops_a_job_without_machines(aws: Aws, submit: Submit) -> None:
     """A spot job waits in Starting no longer than its limit."""
     aws.settings(pending=True)
     limits = {"MaxRuntimeInSeconds": 1, "MaxWaitTimeInSeconds": 1}
@@ -189,8 +189,8 @@ def test_maximum_wait_stops_a_job_that_finds_no_machines(aws: Aws, submit: Submi
     assert "TrainingStartTime" not in told
 
 
-def test_capacity_lets_jobs_wait_for_each_other(aws: Aws, submit: Submit) -> None:
-    """With room for one, the second starts when the first has ended."""
+def test_job_waits_for_capacity(aws: Aws, submit: Submit) -> None:
+    """With capacity for one job, the second starts after the first has ended."""
     aws.settings(capacity=1, execute=False)
     submit("true", name="one")
     aws.wait("one", "Training")
@@ -206,7 +206,7 @@ def test_capacity_lets_jobs_wait_for_each_other(aws: Aws, submit: Submit) -> Non
 
 
 def test_checkpoints_are_copied_while_training_and_at_the_end(aws: Aws, submit: Submit, stored: Stored) -> None:
-    """Incomplete files too; what is deleted stays in S3."""
+    """Incomplete files are copied too, and deleted files stay in S3."""
     aws.settings(sync_every_s=0.05)
     script = """
     cd /opt/ml/checkpoints && echo half > part && sleep 0.6 && rm part && echo last > final
@@ -218,8 +218,8 @@ def test_checkpoints_are_copied_while_training_and_at_the_end(aws: Aws, submit: 
     assert stored("ck/") == {"ck/part": b"half\n", "ck/final": b"last\n"}
 
 
-def test_interruption_starts_again_on_empty_disks_with_the_checkpoints(aws: Aws, submit: Submit) -> None:
-    """New instances have S3's checkpoints and nothing else of the old ones; their log streams are new and later."""
+def test_interrupted_job_restarts_on_empty_disks_with_its_checkpoints(aws: Aws, submit: Submit) -> None:
+    """New instances have only S3's checkpoints; their log streams are new and have later epochs."""
     script = f"""
     ls /opt/ml/checkpoints /opt/ml/output/data | xargs echo
     [ -e /opt/ml/checkpoints/1 ] && exit 0
@@ -242,8 +242,8 @@ def test_interruption_starts_again_on_empty_disks_with_the_checkpoints(aws: Aws,
     assert epochs[1] > epochs[0]
 
 
-def test_internal_error_is_tried_again_as_often_as_asked(aws: Aws, submit: Submit) -> None:
-    """The platform's own failure goes back to Starting, and at last fails the job."""
+def test_internal_error_is_retried_up_to_the_limit(aws: Aws, submit: Submit) -> None:
+    """An error of the platform returns the job to Starting, and fails the job after the retries."""
     job = submit(ENDS_AT_TERM, RetryStrategy={"MaximumRetryAttempts": 1})
     wait_for_line(aws, job, "begun")
     aws.internal_error(job)
@@ -255,7 +255,7 @@ def test_internal_error_is_tried_again_as_often_as_asked(aws: Aws, submit: Submi
 
 
 def test_tensorboard_and_output_are_uploaded(aws: Aws, submit: Submit, stored: Stored) -> None:
-    """Each at its place below the request's paths."""
+    """TensorBoard files and output arrive below the request's paths."""
     script = "mkdir -p /opt/ml/model/tb; echo e > /opt/ml/model/tb/events; echo o > /opt/ml/output/data/o"
     board = {"S3OutputPath": "s3://cloudtrain-tests/tb", "LocalPath": "/opt/ml/model/tb"}
     aws.wait(submit(script, TensorBoardOutputConfig=board))
@@ -264,7 +264,7 @@ def test_tensorboard_and_output_are_uploaded(aws: Aws, submit: Submit, stored: S
 
 
 def test_container_calls_aws_with_its_role(aws: Aws, submit: Submit) -> None:
-    """boto3 in the container reaches S3 and SSM without being told how."""
+    """boto3 in the container reaches S3 and SSM without configuration."""
     aws.client("ssm").put_parameter(Name="/cloudtrain/job/KEY", Value="secret", Type="SecureString")
     script = """
     python3 -c "
@@ -278,14 +278,14 @@ print(boto3.client('sts').get_caller_identity()['Account'])"
     assert [call["params"]["Key"] for call in aws.journal("PutObject")] == ["job/code/run.sh", "from/inside"]
 
 
-def test_nothing_of_ours_is_installed_in_the_container(aws: Aws, submit: Submit) -> None:
-    """An image has boto3 and torch, and no cloudtrain: only what the bundle brings can be imported."""
+def test_cloudtrain_is_not_installed_in_the_container(aws: Aws, submit: Submit) -> None:
+    """The image has boto3 and torch but not cloudtrain: only the bundle's modules can be imported."""
     aws.wait(submit('python3 -c "import boto3; import cloudtrain.entrypoints"'))
     assert aws.lines("job")[-1] == "ModuleNotFoundError: No module named 'cloudtrain'"
 
 
-def test_phases_take_as_long_as_set(aws: Aws, submit: Submit) -> None:
-    """A job can be seen, and stopped, in each of them."""
+def test_phase_lasts_as_long_as_set(aws: Aws, submit: Submit) -> None:
+    """A job can be observed and stopped in a phase with a set duration."""
     aws.settings(starting_s=30)
     job = submit("true")
     assert aws.describe(job)["SecondaryStatus"] == "Starting"
@@ -294,7 +294,7 @@ def test_phases_take_as_long_as_set(aws: Aws, submit: Submit) -> None:
 
 
 def test_aws_command_creates_and_describes(aws: Aws, submit: Submit, tmp_path: Path) -> None:
-    """The vendor's own command takes the same request from a file."""
+    """The vendor's own command accepts the same request from a file."""
     aws.client("s3").put_object(Bucket="cloudtrain-tests", Key="cli/code/run.sh", Body=b"echo by hand")
     path = tmp_path / "request.json"
     path.write_text(json.dumps(request_of("cli")))
@@ -311,7 +311,7 @@ def test_aws_command_creates_and_describes(aws: Aws, submit: Submit, tmp_path: P
 
 @pytest.mark.slow
 def test_torchrun_trains_over_two_instances(aws: Aws, submit: Submit, home: Path) -> None:
-    """torchrun and gloo find each other by the hosts' names, with the same port on both."""
+    """torchrun and gloo find the peer by the hosts' names, with the same port on both hosts."""
     script = """
     cat > /tmp/train.py <<'END'
 import os, torch, torch.distributed as dist
@@ -330,7 +330,7 @@ END
 
 
 def wait(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Wait until it holds."""
+    """Wait until the condition holds."""
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "did not come true"
@@ -338,7 +338,7 @@ def wait(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 
 def wait_for_line(aws: Aws, job: str, line: str, times: int = 1) -> None:
-    """Wait until the job has written the line so often."""
+    """Wait until the job has written the line `times` times."""
 
     def is_there() -> bool:
         groups = aws.client("logs").describe_log_groups()["logGroups"]
@@ -348,7 +348,7 @@ def wait_for_line(aws: Aws, job: str, line: str, times: int = 1) -> None:
 
 
 def sleepers(mark: str) -> list[str]:
-    """Return the processes anywhere on the machine that sleep for so long."""
+    """Return the machine's processes that sleep for `mark` seconds."""
     found = Path("/proc").glob("[0-9]*/cmdline")
     return [path.parent.name for path in found if _command(path) == f"sleep\0{mark}\0".encode()]
 

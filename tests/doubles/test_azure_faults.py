@@ -1,4 +1,4 @@
-"""Azure's stand-in misbehaves on demand, and remembers what it was asked."""
+"""Azure's stand-in injects faults on request, and records all calls."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BLOB = f"https://{ACCOUNT}.blob.core.windows.net/{CONTAINER}/a"
 STORAGE = "https://storage.azure.com"
 
 
-def test_throttling_as_often_as_asked(azure: Azure) -> None:
-    """With the time to wait; then calls go through again."""
+def test_throttling_ends_after_its_count(azure: Azure) -> None:
+    """The error has Retry-After; after the requested number of errors, calls succeed again."""
     azure.fault("computes.list", "throttle", count=2, retry_after="3")
     answers = [azure.call("GET", "/computes") for _ in range(3)]
     assert [answer.status for answer in answers] == [429, 429, 200]
@@ -30,7 +30,7 @@ def test_throttling_as_often_as_asked(azure: Azure) -> None:
 
 
 def test_every_third_call_fails(azure: Azure) -> None:
-    """Of the operations named, by a pattern too, together."""
+    """The calls of all named operations count together, including names by pattern."""
     azure.fault(["computes.*", "jobs.list"], "500", every=3)
     answers = [azure.call("GET", path).status for path in ("/computes", "/jobs") * 3]
     assert answers == [200, 200, 500] * 2
@@ -38,8 +38,8 @@ def test_every_third_call_fails(azure: Azure) -> None:
     assert outcomes == ["ok", "ok", "500"] * 2
 
 
-def test_first_calls_go_through(azure: Azure) -> None:
-    """As many as `after` says; 503 in the shape of storage."""
+def test_fault_begins_after_the_first_calls(azure: Azure) -> None:
+    """The first `after` calls succeed; storage answers 503 in its own format."""
     azure.put_blob("a", "1")
     azure.fault("blob.get", "503", after=1)
     assert azure.call("GET", BLOB, audience=STORAGE).status == 200
@@ -49,16 +49,16 @@ def test_first_calls_go_through(azure: Azure) -> None:
     assert azure.call("GET", BLOB, audience=STORAGE).status == 200
 
 
-def test_dropped_call_has_not_been_executed(azure: Azure) -> None:
-    """The client sees a broken connection."""
+def test_dropped_call_is_not_executed(azure: Azure) -> None:
+    """The client sees a broken connection, and the job does not exist."""
     azure.fault("jobs.put", "drop", count=1)
     with pytest.raises(OSError, match=r"closed|reset|EOF"):
         azure.submit("job", "true")
     assert azure.jobs() == []
 
 
-def test_lost_answer_has_been_executed(azure: Azure) -> None:
-    """The client sees the same, and the job is there; asking again changes nothing."""
+def test_call_with_lost_answer_is_executed(azure: Azure) -> None:
+    """The client sees a broken connection, but the job exists; a repeated PUT changes nothing."""
     azure.settings(execute=False)
     azure.fault("jobs.put", "lost", count=1)
     with pytest.raises(OSError, match=r"closed|reset|EOF"):
@@ -69,8 +69,8 @@ def test_lost_answer_has_been_executed(azure: Azure) -> None:
     assert (other.status, "already exists" in other.json["error"]["message"]) == (400, True)
 
 
-def test_answer_cut_in_the_middle(azure: Azure) -> None:
-    """The client has half of it."""
+def test_cut_answer_ends_in_the_middle(azure: Azure) -> None:
+    """The client receives half of the body."""
     from http.client import IncompleteRead
 
     azure.put_blob("a", "0123456789")
@@ -80,7 +80,7 @@ def test_answer_cut_in_the_middle(azure: Azure) -> None:
 
 
 def test_tokens_expire_on_demand(azure: Azure) -> None:
-    """Those given out before; a new one is good."""
+    """Tokens issued before the fault are refused, and a new token works."""
     old = {"Authorization": f"Bearer {azure.client.token('https://management.azure.com')}"}
     url = f"https://management.azure.com{workspace_id()}/computes"
     azure.fault("*", "expired")
@@ -90,8 +90,8 @@ def test_tokens_expire_on_demand(azure: Azure) -> None:
     assert azure.call("GET", url).status == 200
 
 
-def test_tokens_expire_by_themselves(azure: Azure) -> None:
-    """After the time that the settings say."""
+def test_tokens_expire_after_their_lifetime(azure: Azure) -> None:
+    """Tokens expire after the time in the settings."""
     azure.settings(token_s=0.2)
     old = {"Authorization": f"Bearer {azure.client.token('https://management.azure.com')}"}
     time.sleep(0.3)
@@ -100,7 +100,7 @@ def test_tokens_expire_by_themselves(azure: Azure) -> None:
 
 
 def test_signatures_expire_on_demand(azure: Azure) -> None:
-    """Those given out before; run history gives new ones."""
+    """Signatures issued before the fault are refused, and run history issues new signatures."""
     azure.settings(execute=False)
     azure.submit("job", "true")
     azure.write_log("job", "user_logs/std_log.txt", "line\n")
@@ -116,8 +116,8 @@ def test_signatures_expire_on_demand(azure: Azure) -> None:
     assert azure.call("GET", url(), audience=None).body == b"line\n"
 
 
-def test_any_error_of_any_service(azure: Azure) -> None:
-    """As asked for, in the service's own shape."""
+def test_injected_error_has_the_given_code_and_message(azure: Azure) -> None:
+    """The requested error is answered in the service's own format."""
     message = "The vCPU quota of the family standardNCADSA100v4Family is exceeded."
     azure.fault("jobs.put", "error", status=400, code="QuotaExceeded", message=message)
     refused = azure.client.submit("job", job_body("true"), {"empty.txt": ""})
@@ -125,16 +125,16 @@ def test_any_error_of_any_service(azure: Azure) -> None:
     assert refused.json["error"] == {"code": "QuotaExceeded", "message": message}
 
 
-def test_slow_answers(azure: Azure) -> None:
-    """Come late."""
+def test_slow_answer_is_delayed(azure: Azure) -> None:
+    """The answer arrives after the requested delay."""
     azure.fault("computes.list", "slow", delay_s=0.3, count=1)
     begun = time.monotonic()
     assert azure.call("GET", "/computes").status == 200
     assert time.monotonic() - begun >= 0.3
 
 
-def test_faults_spare_containers_unless_told(azure: Azure) -> None:
-    """A job's own calls go through."""
+def test_faults_spare_containers_by_default(azure: Azure) -> None:
+    """Calls from containers succeed, unless the fault includes containers."""
     azure.put_blob("a", "1")
     azure.fault("blob.get", "500")
     script = (
@@ -150,8 +150,8 @@ def test_faults_spare_containers_unless_told(azure: Azure) -> None:
     assert azure.call("GET", BLOB, audience=STORAGE).status == 500
 
 
-def test_journal_tells_what_was_asked_and_sent(azure: Azure) -> None:
-    """Operation, range, bytes of the answer, status."""
+def test_journal_records_request_and_answer(azure: Azure) -> None:
+    """The journal has operation, range, bytes of the answer, and status."""
     azure.put_blob("a", "0123456789")
     azure.call("GET", BLOB, audience=STORAGE, headers={"x-ms-range": "bytes=4-"})
     call = azure.journal("blob.get")[0]
@@ -167,7 +167,7 @@ def test_journal_tells_what_was_asked_and_sent(azure: Azure) -> None:
 
 
 def test_unknown_fault_or_setting_is_refused(azure: Azure) -> None:
-    """A test with a slip in it must not pass."""
+    """An unknown fault, setting or choice is an error: else a test could pass without its fault."""
     with pytest.raises(HTTPError):
         azure.fault("jobs.put", "nonsense")
     with pytest.raises(HTTPError):
@@ -176,8 +176,8 @@ def test_unknown_fault_or_setting_is_refused(azure: Azure) -> None:
         azure.settings(restart_logs="other")
 
 
-def test_reset_forgets_everything(azure: Azure) -> None:
-    """Jobs that run, too."""
+def test_reset_removes_all_state(azure: Azure) -> None:
+    """Reset removes jobs, blobs and recorded calls, even while a job runs."""
     azure.submit("job", "sleep 100")
     azure.wait("job", "Running")
     azure.put_blob("a", "1")
@@ -185,8 +185,8 @@ def test_reset_forgets_everything(azure: Azure) -> None:
     assert (azure.jobs(), azure.blobs(), azure.journal()) == ([], [], [])
 
 
-def test_nothing_is_left_after_a_sudden_end(tmp_path: Path) -> None:
-    """Neither containers nor folders, even where the stand-in was killed."""
+def test_killed_stand_in_leaves_no_containers_or_folders(tmp_path: Path) -> None:
+    """A killed stand-in leaves neither containers nor folders."""
     own = handle.start(tmp_path / "state")
     try:
         own.submit("job", "sleep 87.65")
@@ -199,12 +199,12 @@ def test_nothing_is_left_after_a_sudden_end(tmp_path: Path) -> None:
 
 
 def alive(command: str) -> bool:
-    """Return whether such a process runs."""
+    """Return whether a process with the command line runs."""
     return subprocess.run(["pgrep", "-xf", command], capture_output=True).returncode == 0
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until it is true."""
+    """Wait until the condition holds."""
     end = time.monotonic() + 20.0
     while not condition():
         assert time.monotonic() < end

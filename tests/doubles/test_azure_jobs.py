@@ -1,4 +1,4 @@
-"""Jobs on Azure's stand-in are executed: containers, ranks, mounts, ends, time limits, preemption."""
+"""Azure's stand-in executes jobs: containers, ranks, mounts, ends, time limits, preemption."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from doubles import sandbox
 from doubles.azure.handle import ACCOUNT, CONTAINER, REGION, Azure
 from doubles.azure.names import workspace_id
 
-# Without namespaces only the request's own text can be moved to private places, not what these scripts say.
+# Without namespaces only paths in the request can be moved to private folders, not paths in these scripts.
 pytestmark = pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")
 
 STORE = "azureml://datastores/workspaceblobstore/paths/"
-# Ends at SIGTERM, with this code.
+# Ends at SIGTERM, with code 75.
 ENDS_AT_TERM = "trap 'echo told to end; exit 75' TERM; echo begun; while :; do sleep 0.05; done"
 
 
@@ -32,14 +32,14 @@ def source(path: str, mode: str = "ReadOnlyMount") -> dict[str, Any]:
 
 
 def history(azure: Azure, job: str, what: str = "/details") -> dict[str, Any]:
-    """Return what run history says."""
+    """Return run history's description of a job."""
     url = f"https://{REGION}.api.azureml.ms/history/v1.0{workspace_id()}/runs/{job}{what}"
     told: dict[str, Any] = azure.call("GET", url).json
     return told
 
 
-def test_process_finds_what_the_platform_lays_out(azure: Azure) -> None:
-    """The documented variables, the code as current folder, and nothing of the caller's environment."""
+def test_process_has_the_platforms_variables_and_code(azure: Azure) -> None:
+    """The process has the documented variables, and the code as current folder; the caller's environment is absent."""
     script = "import json, os; print(json.dumps([os.getcwd(), os.listdir('.'), dict(os.environ)]))"
     azure.submit("job", "python show.py", {"show.py": script}, environmentVariables={"MINE": "a b"})
     azure.wait("job")
@@ -56,8 +56,8 @@ def test_process_finds_what_the_platform_lays_out(azure: Azure) -> None:
     assert not {"CLOUDTRAIN_HOME", "MSI_ENDPOINT"} & set(env)
 
 
-def test_processes_of_all_nodes_have_ranks_and_files_of_their_own(azure: Azure) -> None:
-    """Named with as many digits as the highest number has."""
+def test_each_process_has_its_rank_and_log_file(azure: Azure) -> None:
+    """Log files have as many digits as the highest process number."""
     azure.submit("job", "echo $RANK $NODE_RANK $LOCAL_RANK $WORLD_SIZE", nodes=2, processes=6)
     azure.wait("job")
     files = [f"user_logs/std_log_process_{number:02}.txt" for number in range(12)]
@@ -65,7 +65,7 @@ def test_processes_of_all_nodes_have_ranks_and_files_of_their_own(azure: Azure) 
 
 
 def test_nodes_reach_each_other_on_the_same_port(azure: Azure) -> None:
-    """Node 1 finds node 0 at MASTER_ADDR, and each has a machine of its own."""
+    """Node 1 finds node 0 at MASTER_ADDR, and each node has a separate machine."""
     script = """
 import os, socket, time
 port = int(os.environ["MASTER_PORT"])
@@ -86,7 +86,7 @@ while not server:
 
 
 def test_data_is_mounted_and_copied(azure: Azure) -> None:
-    """What is mounted is the container's folder itself; what is read-only cannot be written; a copy is private."""
+    """A mount is the container's folder itself, a read-only mount refuses writes, and a copy is private."""
     azure.put_blob("in/a", "content")
     command = (
         "cat ${{inputs.data}}/a; touch ${{inputs.data}}/b 2>/dev/null || echo ' refused'; "
@@ -105,7 +105,7 @@ def test_data_is_mounted_and_copied(azure: Azure) -> None:
 
 
 def test_missing_input_fails_the_job_before_it_starts(azure: Azure) -> None:
-    """With the cause in the run's error."""
+    """The run's error has the cause."""
     azure.submit("job", "true", inputs=source("nowhere"))
     told = azure.wait("job")
     assert told["status"] == "Failed"
@@ -113,8 +113,8 @@ def test_missing_input_fails_the_job_before_it_starts(azure: Azure) -> None:
     assert "Running" not in azure.statuses("job")
 
 
-def test_failing_node_ends_the_others_and_the_job(azure: Azure) -> None:
-    """The error names the log file of the one that failed first."""
+def test_failed_node_ends_all_nodes_and_the_job(azure: Azure) -> None:
+    """The error names the log file of the process that failed first."""
     command = f"if [ $NODE_RANK = 1 ]; then echo bad >&2; exit 70; fi; {ENDS_AT_TERM}"
     azure.submit("job", command, nodes=2)
     told = azure.wait("job")
@@ -126,8 +126,8 @@ def test_failing_node_ends_the_others_and_the_job(azure: Azure) -> None:
     assert history(azure, "job")["error"]["error"]["code"] == "UserError"
 
 
-def test_cancel_gives_the_grace_and_then_kills_everything(azure: Azure) -> None:
-    """A process in a session of its own, too: nothing of the job is left."""
+def test_cancel_kills_all_processes_after_the_grace_period(azure: Azure) -> None:
+    """After the grace no process of the job is left, not even a process in its own session."""
     azure.settings(cancel_grace_s=0.5)
     azure.submit("job", "setsid sleep 98.76 & trap 'echo no' TERM; echo begun; while :; do sleep 0.1; done")
     azure.wait_log("job", "begun")
@@ -139,14 +139,14 @@ def test_cancel_gives_the_grace_and_then_kills_everything(azure: Azure) -> None:
 
 
 def test_time_limit_ends_in_canceled(azure: Azure) -> None:
-    """With SIGTERM first."""
+    """The time limit sends SIGTERM first."""
     azure.submit("job", ENDS_AT_TERM, limits={"jobLimitsType": "Command", "timeout": "PT1S"})
     assert azure.wait("job")["status"] == "Canceled"
     assert azure.log("job") == "begun\ntold to end\n"
 
 
-def test_preempted_job_starts_again_under_the_same_name(azure: Azure) -> None:
-    """Without a warning; what is in the mounted folder is there, what was on the node is not."""
+def test_preempted_job_restarts_under_the_same_name(azure: Azure) -> None:
+    """The node is lost without a warning; files in the mounted folder stay, files on the node are gone."""
     command = f"cat ${{{{outputs.out}}}}/n; ls; touch local; echo first > ${{{{outputs.out}}}}/n; {ENDS_AT_TERM}"
     azure.submit("job", command, outputs=output("ck"), nodes=2)
     file = "user_logs/std_log_process_0.txt"
@@ -160,22 +160,22 @@ def test_preempted_job_starts_again_under_the_same_name(azure: Azure) -> None:
     assert azure.job("job")["attempts"] == 2
 
 
-def test_preemption_with_a_notice_and_new_log_files(azure: Azure) -> None:
-    """As the settings say."""
+def test_preemption_can_warn_and_replace_log_files(azure: Azure) -> None:
+    """By setting, a preemption sends SIGTERM first and starts new log files."""
     azure.settings(preempt_grace_s=5, restart_logs="replace")
     azure.submit("job", ENDS_AT_TERM)
     azure.wait_log("job", "begun")
     first = history(azure, "job")["logFiles"]["user_logs/std_log.txt"]
     created = azure.call("GET", first, audience=None).headers["x-ms-creation-time"]
-    time.sleep(1.1)  # Azure tells times in whole seconds
+    time.sleep(1.1)  # Azure reports times in whole seconds
     azure.preempt("job")
     azure.wait_attempt("job", 2)
     assert azure.wait_log("job", "begun") == "begun\n"
     assert azure.call("GET", first, audience=None).headers["x-ms-creation-time"] != created
 
 
-def test_preemption_that_ends_the_job(azure: Azure) -> None:
-    """As some users report it."""
+def test_preemption_can_fail_the_job(azure: Azure) -> None:
+    """By choice, a preemption fails the job with PreemptionError, as some users report."""
     azure.submit("job", ENDS_AT_TERM)
     azure.wait_log("job", "begun")
     azure.preempt("job", how="fail")
@@ -183,8 +183,8 @@ def test_preemption_that_ends_the_job(azure: Azure) -> None:
     assert (told["status"], told["error"]["code"]) == ("Failed", "PreemptionError")
 
 
-def test_run_history_tells_machines_and_times(azure: Azure) -> None:
-    """For the price of what ran."""
+def test_run_history_has_machines_and_times(azure: Azure) -> None:
+    """Run history has machines and times, from which the price follows."""
     azure.submit("job", "sleep 0.3", compute="low-cluster", nodes=2)
     azure.wait("job")
     run = history(azure, "job", "")
@@ -195,7 +195,7 @@ def test_run_history_tells_machines_and_times(azure: Azure) -> None:
 
 
 def test_job_waits_for_capacity(azure: Azure) -> None:
-    """In Queued."""
+    """A job without capacity waits in Queued."""
     azure.settings(capacity=1)
     azure.submit("one", ENDS_AT_TERM)
     azure.wait("one", "Running")
@@ -205,8 +205,8 @@ def test_job_waits_for_capacity(azure: Azure) -> None:
     assert azure.wait("two")["status"] == "Completed"
 
 
-def test_container_reaches_blobs_and_the_vault_as_its_identity(azure: Azure) -> None:
-    """By the proxy, with a token of the identity endpoint; nothing else is to be reached."""
+def test_container_reaches_blobs_and_vault_with_its_identity(azure: Azure) -> None:
+    """The container reaches Azure by the proxy, with a token of the identity endpoint, and no other host."""
     azure.put_blob("a", "blob's content")
     azure.set_secret("s", "secret's value")
     script = f"""
@@ -231,8 +231,8 @@ except requests.exceptions.ProxyError:
     assert all(call["is_from_container"] for call in azure.journal("vault.get"))
 
 
-def test_job_can_be_driven_by_hand(azure: Azure) -> None:
-    """Without any container: status, log files, end."""
+def test_handle_drives_a_job_without_containers(azure: Azure) -> None:
+    """Without containers the handle sets status, log files and end."""
     azure.settings(execute=False)
     azure.submit("job", "true", nodes=64, compute=None)
     assert history(azure, "job")["logFiles"] == {}

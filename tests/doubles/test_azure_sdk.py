@@ -1,4 +1,4 @@
-"""Azure's stand-in under the unmodified azure-ai-ml: submit, get, list, stream, download, cancel, edit, delete."""
+"""The unmodified azure-ai-ml works with Azure's stand-in: submit, get, list, stream, download, cancel, edit, delete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from doubles import sandbox
 from doubles.azure.handle import GROUP, SUBSCRIPTION, WORKSPACE, Azure
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # the SDK's own, many
+    pytest.mark.filterwarnings("ignore"),  # many warnings of the SDK itself
     pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces"),
 ]
 
@@ -31,7 +31,7 @@ tags: {a: b}
 
 @pytest.fixture
 def client(azure: Azure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """Return the SDK's client, signed in as a service would be."""
+    """Return the SDK's client, signed in as a service principal."""
     from azure.ai.ml import MLClient
     from azure.identity import DefaultAzureCredential
 
@@ -60,7 +60,7 @@ def submit(client: Any, tmp_path: Path) -> Callable[..., Any]:
 
 
 def test_job_submitted_by_the_sdk_runs(azure: Azure, submit: Callable[..., Any]) -> None:
-    """Each node in the folder of the code, its lines in a log file of its own, its files in the datastore."""
+    """Each node runs in the code's folder, with its own log file; its files are in the datastore."""
     output = {"type": "uri_folder", "mode": "rw_mount", "path": "azureml://datastores/workspaceblobstore/paths/ck/j"}
     command = "python train.py; ls; echo $RANK of $WORLD_SIZE > ${{outputs.ckpt}}/$NODE_RANK"
     told = submit("j", command, outputs={"ckpt": output}, resources={"instance_count": 2})
@@ -75,8 +75,8 @@ def test_job_submitted_by_the_sdk_runs(azure: Azure, submit: Callable[..., Any])
     assert azure.unserved() == []
 
 
-def test_requests_of_a_submit_are_the_real_ones(azure: Azure, submit: Callable[..., Any]) -> None:
-    """In their order; the same code is not uploaded again."""
+def test_submit_makes_the_sdks_requests_in_order(azure: Azure, submit: Callable[..., Any]) -> None:
+    """The calls have the SDK's order, and unchanged code is not uploaded again."""
     submit("j1", "true")
     assert [call["operation"] for call in azure.journal()] == [
         *("openid", "token", "codes.list", "codes.upload", "blob.head", "blob.put", "blob.metadata", "codes.put"),
@@ -89,8 +89,8 @@ def test_requests_of_a_submit_are_the_real_ones(azure: Azure, submit: Callable[.
     ]
 
 
-def test_jobs_are_got_and_listed_in_pages(azure: Azure, client: Any, submit: Callable[..., Any]) -> None:
-    """The newest first."""
+def test_jobs_are_listed_in_pages(azure: Azure, client: Any, submit: Callable[..., Any]) -> None:
+    """Jobs are listed in pages, the newest first."""
     azure.settings(execute=False, page_size=2)
     for number in range(3):
         submit(f"j{number}", "true")
@@ -100,7 +100,7 @@ def test_jobs_are_got_and_listed_in_pages(azure: Azure, client: Any, submit: Cal
 
 
 def test_missing_job_is_not_found(client: Any) -> None:
-    """With the SDK's own error."""
+    """A missing job raises the SDK's own error."""
     from azure.core.exceptions import ResourceNotFoundError
 
     with pytest.raises(ResourceNotFoundError):
@@ -108,10 +108,10 @@ def test_missing_job_is_not_found(client: Any) -> None:
 
 
 @pytest.mark.slow
-def test_stream_shows_the_lines_of_a_running_job(
+def test_stream_prints_the_lines_of_a_running_job(
     azure: Azure, client: Any, submit: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As long as it runs, and its end."""
+    """`stream` prints the lines of a running job until its end."""
     azure.settings(datastore_credentials="key")
     submit("j", "echo begun; sleep 3; echo done")
     client.jobs.stream("j")
@@ -122,10 +122,10 @@ def test_stream_shows_the_lines_of_a_running_job(
     assert azure.unserved() == []
 
 
-def test_download_brings_logs_and_outputs(
+def test_download_fetches_logs_and_outputs(
     azure: Azure, client: Any, submit: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Of a job that has ended, by key or by SAS."""
+    """`download` fetches logs and outputs of an ended job, by key or by SAS."""
     submit("j", "echo line; echo m > ${{outputs.model}}/m", outputs={"model": {"type": "uri_folder"}})
     azure.wait("j")
     azure.settings(datastore_credentials="sas")
@@ -144,7 +144,7 @@ def test_cancel_waits_for_the_end(azure: Azure, client: Any, submit: Callable[..
 
 
 def test_update_changes_tags_and_delete_removes(azure: Azure, client: Any, submit: Callable[..., Any]) -> None:
-    """Tags through run history, of which ARM tells as well."""
+    """Tags change through run history, and ARM shows them too."""
     azure.settings(execute=False)
     submit("j", "true")
     assert client.jobs.update("j", tags={"c": "d"}).tags == {"a": "b", "c": "d"}
@@ -154,8 +154,8 @@ def test_update_changes_tags_and_delete_removes(azure: Azure, client: Any, submi
     assert list(client.jobs.list()) == []
 
 
-def test_computes_and_datastores_are_told(client: Any) -> None:
-    """As the SDK reads them."""
+def test_sdk_reads_computes_and_datastores(client: Any) -> None:
+    """The SDK reads computes, datastores and the workspace."""
     low = client.compute.get("low-cluster")
     assert (low.type, low.tier, low.size, low.idle_time_before_scale_down) == (
         *("amlcompute", "low_priority", "Standard_DS3_v2", 120),

@@ -1,4 +1,4 @@
-"""Azure's stand-in beside jobs and blobs: sign-in, what ARM refuses, the vault, prices, identities."""
+"""Azure's stand-in beside jobs and blobs: sign-in, ARM's refusals, the vault, prices, identities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AUDIENCE = "https://vault.azure.net"
 
 
 def test_wrong_secret_does_not_sign_in(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the real credential, and Azure's own code in its words."""
+    """The real credential raises its error with Azure's own code."""
     from azure.core.exceptions import ClientAuthenticationError
     from azure.identity import EnvironmentCredential
 
@@ -25,15 +25,15 @@ def test_wrong_secret_does_not_sign_in(azure: Azure, monkeypatch: pytest.MonkeyP
         credential.get_token("https://management.azure.com/.default")
 
 
-def test_token_of_another_audience_is_refused(azure: Azure) -> None:
-    """As ARM says it."""
+def test_token_of_wrong_audience_is_refused(azure: Azure) -> None:
+    """ARM refuses a token of a wrong audience, and a call without a token."""
     refused = azure.call("GET", "/computes", audience="https://storage.azure.com")
     assert (refused.status, refused.json["error"]["code"]) == (401, "InvalidAuthenticationTokenAudience")
     assert azure.call("GET", "/computes", audience=None).status == 401
 
 
-def test_other_workspace_is_not_found(azure: Azure) -> None:
-    """Nor another group."""
+def test_unknown_workspace_is_not_found(azure: Azure) -> None:
+    """An unknown workspace and an unknown group are not found."""
     from doubles.azure.names import workspace_id
 
     for old, new, code in (
@@ -57,16 +57,16 @@ def test_other_workspace_is_not_found(azure: Azure) -> None:
         ({"resources": {"shmSize": "16 GiB"}}, 400, "invalid"),
     ],
 )
-def test_bodies_that_are_refused(azure: Azure, changes: dict[str, Any], status: int, words: str) -> None:
-    """By the schema, and by what only the service knows."""
+def test_invalid_job_body_is_refused(azure: Azure, changes: dict[str, Any], status: int, words: str) -> None:
+    """Bodies are refused by the schema, and by rules that only the service checks."""
     command, told = changes.get("command", "true"), {key: value for key, value in changes.items() if key != "command"}
     refused = azure.client.submit("job", job_body(command, **told), {"empty.txt": ""})
     assert (refused.status, words in refused.json["error"]["message"]) == (status, True), refused
     assert azure.jobs() == []
 
 
-def test_clusters_are_as_a_test_makes_them(azure: Azure) -> None:
-    """And are gone when it removes them."""
+def test_clusters_have_the_properties_set_by_a_test(azure: Azure) -> None:
+    """A test makes a cluster with its properties and removes it."""
     azure.compute("big", vmSize="Standard_ND96asr_v4", vmPriority="LowPriority", nodeIdleTimeBeforeScaleDown="PT15M")
     told = azure.call("GET", "/computes/big").json["properties"]["properties"]
     assert (told["vmSize"], told["vmPriority"]) == ("Standard_ND96asr_v4", "LowPriority")
@@ -76,7 +76,7 @@ def test_clusters_are_as_a_test_makes_them(azure: Azure) -> None:
 
 
 def test_secret_is_written_read_and_removed(azure: Azure) -> None:
-    """By who has a token for vaults."""
+    """A token for vaults is needed to write, read and remove a secret."""
     assert azure.call("GET", SECRET, audience=AUDIENCE).json["error"]["code"] == "SecretNotFound"
     assert azure.call("PUT", SECRET, {"value": "v"}, audience=AUDIENCE).status == 200
     assert azure.call("GET", SECRET, audience=AUDIENCE).json["value"] == "v" == azure.secret("s")
@@ -87,8 +87,8 @@ def test_secret_is_written_read_and_removed(azure: Azure) -> None:
     assert (refused.status, "vault.azure.net" in refused.headers["www-authenticate"]) == (401, True)
 
 
-def test_removed_secret_keeps_its_name_until_it_is_purged(azure: Azure) -> None:
-    """Or comes back, where vaults delete softly; all new ones do."""
+def test_removed_secret_keeps_its_name_until_its_purge(azure: Azure) -> None:
+    """Vaults delete softly, as all new vaults do: a removed secret can be recovered or purged."""
     gone = SECRET.replace("/secrets/", "/deletedsecrets/")
     azure.set_secret("s", "v")
     azure.call("DELETE", SECRET, audience=AUDIENCE)
@@ -102,16 +102,16 @@ def test_removed_secret_keeps_its_name_until_it_is_purged(azure: Azure) -> None:
     assert azure.call("PUT", SECRET, {"value": "w"}, audience=AUDIENCE).status == 200
 
 
-def test_vault_without_permission(azure: Azure) -> None:
-    """403, with the action that is not allowed."""
+def test_vault_refuses_without_permission(azure: Azure) -> None:
+    """Without permission the vault answers 403 with the action."""
     azure.settings(vault_access=False)
     refused = azure.call("PUT", SECRET, {"value": "v"}, audience=AUDIENCE)
     assert (refused.status, refused.json["error"]["code"]) == (403, "Forbidden")
     assert "setSecret" in refused.json["error"]["message"]
 
 
-def test_prices_have_the_real_list_s_traps(azure: Azure) -> None:
-    """Windows, Spot and Low Priority beside the price that is meant; values by their exact case; pages."""
+def test_price_list_has_the_traps_of_the_real_list(azure: Azure) -> None:
+    """The list has Windows, Spot and Low Priority beside the relevant price, case-sensitive values, and pages."""
     size = "Standard_NC24ads_A100_v4"
     found = prices(azure, f"armSkuName eq '{size}' and armRegionName eq 'eastus' and priceType eq 'Consumption'")
     assert len(found) == 6
@@ -126,7 +126,7 @@ def test_prices_have_the_real_list_s_traps(azure: Azure) -> None:
 
 
 def test_user_identity_acts_as_the_submitter(azure: Azure) -> None:
-    """By an endpoint without a secret."""
+    """The endpoint needs no secret."""
     azure.set_secret("s", "of the user")
     azure.settings(job_vault_access=False)
     script = (
@@ -140,8 +140,8 @@ def test_user_identity_acts_as_the_submitter(azure: Azure) -> None:
     assert azure.log("job") == "of the user\n"
 
 
-def test_usages_are_told(azure: Azure) -> None:
-    """As a test sets them."""
+def test_usages_are_listed(azure: Azure) -> None:
+    """The usages have the values that a test sets."""
     from doubles.azure.names import REGION, SUBSCRIPTION
 
     azure.usage("standardDSv2Family", 24, used=4)

@@ -1,4 +1,4 @@
-"""Blobs of Azure's stand-in: the unmodified client, who may do what, conditions, ranges, pages."""
+"""Blobs of Azure's stand-in: the unmodified client, authorization, conditions, ranges, pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from azure.storage.blob import ContainerClient
 
 URL = f"https://{ACCOUNT}.blob.core.windows.net"
-# The clients keep connections open, and do not close them when they are thrown away.
+# The clients keep connections open, and do not close them at the end of their life.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -29,7 +29,7 @@ def container(azure: Azure, monkeypatch: pytest.MonkeyPatch) -> Iterator[Contain
 
 
 def client(credential: Any) -> ContainerClient:
-    """Return a client that does not try again by itself."""
+    """Return a client without retries."""
     from azure.storage.blob import ContainerClient
 
     return ContainerClient(URL, CONTAINER, credential=credential, retry_total=0, max_single_put_size=1000)
@@ -53,7 +53,7 @@ def get(azure: Azure, url: str, **headers: str) -> Any:
 
 
 def test_client_with_the_key_writes_reads_lists_and_removes(container: ContainerClient) -> None:
-    """SharedKey is verified over names that need quoting, too."""
+    """SharedKey is verified for names with quoted characters, too."""
     container.upload_blob("a b/ü+%.bin", b"0123456789", metadata={"k": "v"})
     blob = container.get_blob_client("a b/ü+%.bin")
     assert blob.get_blob_properties().metadata == {"k": "v"}
@@ -64,7 +64,7 @@ def test_client_with_the_key_writes_reads_lists_and_removes(container: Container
 
 
 def test_wrong_key_is_refused(azure: Azure, container: ContainerClient) -> None:
-    """With the code and the status of Azure."""
+    """A wrong key is refused with Azure's code and status."""
     from azure.core.exceptions import ClientAuthenticationError
 
     with client("d3Jvbmcga2V5") as other, pytest.raises(ClientAuthenticationError) as caught:
@@ -72,8 +72,8 @@ def test_wrong_key_is_refused(azure: Azure, container: ContainerClient) -> None:
     assert (caught.value.status_code, caught.value.error_code) == (403, "AuthenticationFailed")
 
 
-def test_big_blob_goes_in_blocks_and_comes_in_ranges(azure: Azure, container: ContainerClient) -> None:
-    """As its client decides."""
+def test_big_blob_is_sent_in_blocks_and_read_in_ranges(azure: Azure, container: ContainerClient) -> None:
+    """The client uploads in blocks and downloads in ranges by its own choice."""
     data = bytes(range(256)) * 20
     container.upload_blob("big", data, max_concurrency=2)
     assert azure.journal("blob.put_blocklist")
@@ -81,7 +81,7 @@ def test_big_blob_goes_in_blocks_and_comes_in_ranges(azure: Azure, container: Co
 
 
 def test_append_blob_grows(container: ContainerClient) -> None:
-    """And keeps the time of its creation."""
+    """An append blob keeps its creation time."""
     blob = container.get_blob_client("log")
     blob.create_append_blob()
     created = blob.get_blob_properties().creation_time
@@ -91,8 +91,8 @@ def test_append_blob_grows(container: ContainerClient) -> None:
     assert blob.get_blob_properties().creation_time == created
 
 
-def test_token_of_the_right_audience_reads_and_of_another_does_not(azure: Azure) -> None:
-    """The challenge tells the audience."""
+def test_only_a_token_of_the_storage_audience_reads(azure: Azure) -> None:
+    """A token of the storage audience reads; the challenge for a wrong token names the audience."""
     azure.put_blob("a", b"1")
     url, version = f"{URL}/{CONTAINER}/a", {"x-ms-version": "2023-11-03"}
     assert azure.call("GET", url, audience="https://storage.azure.com", headers=version).body == b"1"
@@ -102,7 +102,7 @@ def test_token_of_the_right_audience_reads_and_of_another_does_not(azure: Azure)
 
 
 def test_user_without_a_role_is_refused(azure: Azure) -> None:
-    """A reader reads; who has no role does not even that."""
+    """A reader may read but not write; a user without a role may not read either."""
     url, storage = f"{URL}/{CONTAINER}/a", "https://storage.azure.com"
     put = {"x-ms-blob-type": "BlockBlob"}
     azure.put_blob("a", b"1")
@@ -115,7 +115,7 @@ def test_user_without_a_role_is_refused(azure: Azure) -> None:
 
 
 def test_signature_is_verified(azure: Azure) -> None:
-    """The real client's holds; with anything changed, or too late, it does not."""
+    """The real client's signature is valid; a changed signature is refused."""
     azure.put_blob("a", b"1")
     azure.put_blob("b", b"2")
     assert get(azure, signed(azure, "a")).body == b"1"
@@ -129,8 +129,8 @@ def test_signature_is_verified(azure: Azure) -> None:
         assert b"<Code>AuthenticationFailed</Code>" in refused.body
 
 
-def test_signature_gives_only_its_permissions_and_its_time(azure: Azure) -> None:
-    """A signature to read does not write; after its time it does nothing."""
+def test_signature_is_limited_to_its_permissions_and_time(azure: Azure) -> None:
+    """A signature for reading does not allow writing, and expires after its time."""
     azure.put_blob("a", b"1")
     put = {"x-ms-blob-type": "BlockBlob"}
     refused = azure.call("PUT", signed(azure, "a"), b"2", audience=None, headers=put)
@@ -144,16 +144,16 @@ def test_signature_gives_only_its_permissions_and_its_time(azure: Azure) -> None
     assert get(azure, url).status == 403
 
 
-def test_account_without_keys_refuses_them(azure: Azure) -> None:
-    """Where only identities may."""
+def test_account_without_keys_refuses_signatures(azure: Azure) -> None:
+    """An account for identities only refuses signatures by key."""
     azure.put_blob("a", b"1")
     azure.settings(storage_keys=False)
     refused = get(azure, signed(azure, "a"))
     assert (refused.status, refused.headers["x-ms-error-code"]) == (403, "KeyBasedAuthenticationNotPermitted")
 
 
-def test_ranges_as_azure_has_them(azure: Azure) -> None:
-    """206 with Content-Range; 416 at the end and past it; no ranges from the end."""
+def test_ranges_follow_azures_rules(azure: Azure) -> None:
+    """Ranges are answered with 206 and Content-Range, or 416 past the end; suffix ranges are refused."""
     azure.put_blob("a", b"0123456789")
     url = signed(azure, "a")
     part = get(azure, url, Range="bytes=2-3")
@@ -166,8 +166,8 @@ def test_ranges_as_azure_has_them(azure: Azure) -> None:
     assert get(azure, url, Range="bytes=-2").status == 400
 
 
-def test_conditions_of_writes_and_reads(container: ContainerClient) -> None:
-    """If-None-Match: * keeps what is there, If-Match what has changed meanwhile."""
+def test_conditional_writes_are_checked(container: ContainerClient) -> None:
+    """If-None-Match: * protects an existing blob, If-Match a changed blob."""
     from azure.core import MatchConditions
     from azure.core.exceptions import ResourceExistsError, ResourceModifiedError
 
@@ -183,8 +183,8 @@ def test_conditions_of_writes_and_reads(container: ContainerClient) -> None:
     assert blob.download_blob().readall() == b"2"
 
 
-def test_list_comes_in_pages_and_folders(container: ContainerClient) -> None:
-    """With a prefix, a delimiter, and a marker."""
+def test_list_has_pages_and_folders(container: ContainerClient) -> None:
+    """Lists have a prefix, a delimiter, and a marker."""
     for name in ("a/1", "a/2", "b/c/3", "b/4", "d"):
         container.upload_blob(name, b"x")
     assert [item.name for item in container.walk_blobs(delimiter="/")] == ["a/", "b/", "d"]
@@ -193,8 +193,8 @@ def test_list_comes_in_pages_and_folders(container: ContainerClient) -> None:
     assert pages == [["a/1", "a/2"], ["b/4", "b/c/3"], ["d"]]
 
 
-def test_missing_things_are_not_found(container: ContainerClient) -> None:
-    """A blob, and a container."""
+def test_missing_blob_is_not_found(container: ContainerClient) -> None:
+    """A missing blob raises BlobNotFound."""
     from azure.core.exceptions import ResourceNotFoundError
 
     with pytest.raises(ResourceNotFoundError) as caught:
@@ -202,15 +202,15 @@ def test_missing_things_are_not_found(container: ContainerClient) -> None:
     assert caught.value.error_code == "BlobNotFound"
 
 
-def test_unknown_host_is_noted(azure: Azure) -> None:
-    """And answered with 502 by the proxy."""
+def test_unknown_host_is_recorded(azure: Azure) -> None:
+    """The proxy answers 502 and the journal has the host."""
     with pytest.raises(OSError, match="502"):
         azure.call("GET", "https://elsewhere.blob.core.windows.net/c/b", audience=None)
     assert azure.unserved() == ["elsewhere.blob.core.windows.net"]
 
 
 def details(azure: Azure, job: str) -> dict[str, Any]:
-    """Return what run history says of a job."""
+    """Return run history's description of a job."""
     from doubles.azure.names import REGION, workspace_id
 
     url = f"https://{REGION}.api.azureml.ms/history/v1.0{workspace_id()}/runs/{job}/details"

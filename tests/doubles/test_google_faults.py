@@ -1,4 +1,4 @@
-"""Google's stand-in misbehaves on demand, and remembers what it was asked; test_google_sdk has gRPC's."""
+"""Google's stand-in injects faults on request, and records all calls; test_google_sdk has gRPC's faults."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def create(google: Google, name: str = "job") -> int:
     return google.call("POST", "/customJobs", job_body(name, "true")).status
 
 
-def test_errors_as_often_as_asked(google: Google) -> None:
-    """In the shape of Google's APIs, without a time to wait; then calls go through again."""
+def test_errors_end_after_their_count(google: Google) -> None:
+    """Errors have the format of Google's APIs, without Retry-After; after the count calls succeed again."""
     google.fault("jobs.list", "429", count=2)
     answers = [google.call("GET", "/customJobs") for _ in range(3)]
     assert [answer.status for answer in answers] == [429, 429, 200]
@@ -49,7 +49,7 @@ def test_errors_as_often_as_asked(google: Google) -> None:
     ],
 )
 def test_codes_and_statuses_agree(google: Google, kind: str, status: int, code: str) -> None:
-    """A fault is named by either."""
+    """A fault is named by its code or by its HTTP status."""
     google.fault("jobs.list", kind, message="for a test")
     answer = google.call("GET", "/customJobs")
     assert (answer.status, answer.json["error"]) == (
@@ -59,14 +59,14 @@ def test_codes_and_statuses_agree(google: Google, kind: str, status: int, code: 
 
 
 def test_every_third_call_fails(google: Google) -> None:
-    """Of the operations named, by a pattern too, together; those before `after` go through."""
+    """The calls of all named operations count together, including names by pattern; the first `after` calls succeed."""
     google.fault(["jobs.*", "resources.list"], "500", every=3, after=1)
     answers = [google.call("GET", path).status for path in ("/customJobs", "/persistentResources") * 4]
     assert answers == [200, 200, 200, 500, 200, 200, 500, 200]
 
 
-def test_storage_has_errors_of_its_own(google: Google) -> None:
-    """With reasons in place of codes."""
+def test_storage_errors_have_reasons(google: Google) -> None:
+    """Storage errors have reasons in place of codes."""
     google.put_object("a", "1")
     google.fault("storage.get", "503")
     error = google.call("GET", OBJECT).json["error"]
@@ -75,16 +75,16 @@ def test_storage_has_errors_of_its_own(google: Google) -> None:
     assert google.call("GET", OBJECT).json["size"] == "1"
 
 
-def test_dropped_call_has_not_been_executed(google: Google) -> None:
-    """The client sees a broken connection."""
+def test_dropped_call_is_not_executed(google: Google) -> None:
+    """The client sees a broken connection, and the job does not exist."""
     google.fault("jobs.create", "drop", count=1)
     with pytest.raises(OSError, match=r"closed|reset|EOF"):
         create(google)
     assert google.jobs() == []
 
 
-def test_lost_answer_has_been_executed(google: Google) -> None:
-    """The client sees the same, and the job is there; asking again makes a second one."""
+def test_call_with_lost_answer_is_executed(google: Google) -> None:
+    """The client sees a broken connection, but the job exists; a repeated call makes a second job."""
     google.fault("jobs.create", "lost", count=1)
     with pytest.raises(OSError, match=r"closed|reset|EOF"):
         create(google)
@@ -92,8 +92,8 @@ def test_lost_answer_has_been_executed(google: Google) -> None:
     assert [job["display_name"] for job in google.jobs()] == ["job", "job"]
 
 
-def test_late_call_is_executed_after_its_failure(google: Google) -> None:
-    """The client sees a broken connection, and looks in vain; then the job is there."""
+def test_late_call_is_executed_after_the_connection_breaks(google: Google) -> None:
+    """The client sees a broken connection and no job; later the job appears."""
     google.fault("jobs.create", "late", delay_s=0.5, count=1)
     with pytest.raises(OSError, match=r"closed|reset|EOF"):
         create(google)
@@ -101,8 +101,8 @@ def test_late_call_is_executed_after_its_failure(google: Google) -> None:
     wait_for(lambda: len(google.jobs()) == 1)
 
 
-def test_reset_forgets_what_is_late(google: Google) -> None:
-    """Nothing of one test comes up in the next."""
+def test_reset_cancels_late_calls(google: Google) -> None:
+    """A late call of one test has no effect in the next test."""
     google.fault("jobs.create", "late", delay_s=0.3)
     with pytest.raises(OSError, match=r"closed|reset|EOF"):
         create(google)
@@ -112,7 +112,7 @@ def test_reset_forgets_what_is_late(google: Google) -> None:
 
 
 def test_hanging_call_is_not_answered(google: Google) -> None:
-    """Until the client gives up; it has not been executed."""
+    """The call waits until the client's timeout, and is not executed."""
     google.fault("jobs.list", "hang")
     with pytest.raises(TimeoutError):
         google.call("GET", "/customJobs", timeout_s=0.3)
@@ -120,16 +120,16 @@ def test_hanging_call_is_not_answered(google: Google) -> None:
     assert google.call("GET", "/customJobs").status == 200
 
 
-def test_slow_answer(google: Google) -> None:
-    """Comes late."""
+def test_slow_answer_is_delayed(google: Google) -> None:
+    """The answer arrives after the requested delay."""
     google.fault("jobs.list", "slow", delay_s=0.3, count=1)
     begun = time.monotonic()
     assert google.call("GET", "/customJobs").status == 200
     assert time.monotonic() - begun >= 0.3
 
 
-def test_answer_cut_in_the_middle(google: Google) -> None:
-    """The client has half of it."""
+def test_cut_answer_ends_in_the_middle(google: Google) -> None:
+    """The client receives half of the body."""
     from http.client import IncompleteRead
 
     google.put_object("a", "0123456789")
@@ -140,7 +140,7 @@ def test_answer_cut_in_the_middle(google: Google) -> None:
 
 
 def test_calls_need_a_token(google: Google) -> None:
-    """That is ours, and has not expired."""
+    """Only a token of the stand-in that has not expired is accepted."""
     url = "/customJobs"
     missing = google.call("GET", url, is_signed_in=False)
     assert (missing.status, missing.json["error"]["status"]) == (401, "UNAUTHENTICATED")
@@ -154,15 +154,15 @@ def test_calls_need_a_token(google: Google) -> None:
 
 
 def test_tokens_expire_on_demand(google: Google) -> None:
-    """Those given out before; a new one is good."""
+    """Tokens issued before are refused, and a new token works."""
     old = {"Authorization": f"Bearer {google.client.token()}"}
     google.expire_tokens()
     assert google.call("GET", "/customJobs", is_signed_in=False, headers=old).status == 401
     assert google.call("GET", "/customJobs").status == 200
 
 
-def test_refresh_tokens_give_tokens_until_revoked(google: Google) -> None:
-    """As a user's login does."""
+def test_refresh_token_works_until_revoked(google: Google) -> None:
+    """A user's refresh token works until it is revoked."""
     told = json.loads(Path(google.user_file).read_text())
     form = {"grant_type": "refresh_token", "refresh_token": told["refresh_token"]}
     data = urllib.parse.urlencode(form).encode()
@@ -175,7 +175,7 @@ def test_refresh_tokens_give_tokens_until_revoked(google: Google) -> None:
 
 
 def test_operations_can_be_denied(google: Google) -> None:
-    """With the permission that is missing."""
+    """The error names the missing permission."""
     google.put_object("a", "1")
     google.settings(denied=["jobs.create", "storage.get"], execute=False)
     refused = google.call("POST", "/customJobs", job_body("job", "true")).json["error"]
@@ -186,7 +186,7 @@ def test_operations_can_be_denied(google: Google) -> None:
 
 
 def replica_get(google: Google) -> str:
-    """Run a job that asks for an object with its own account; return the answer's status."""
+    """Run a job that requests an object with its own account; return the answer's status."""
     script = """
 import os, requests
 url = f"http://{os.environ['GCE_METADATA_HOST']}/computeMetadata/v1/instance/service-accounts/default/token"
@@ -199,8 +199,8 @@ print(requests.get("%s", headers={"Authorization": f"Bearer {token}"}).status_co
 
 
 @needs_namespaces
-def test_faults_spare_replicas_unless_told(google: Google) -> None:
-    """A job's own calls go through."""
+def test_faults_spare_replicas_by_default(google: Google) -> None:
+    """Calls from replicas succeed, unless the fault includes containers."""
     google.put_object("a", "1")
     google.fault("storage.get", "500")
     assert replica_get(google) == "200"
@@ -210,16 +210,16 @@ def test_faults_spare_replicas_unless_told(google: Google) -> None:
 
 
 @needs_namespaces
-def test_replicas_have_rights_of_their_own(google: Google) -> None:
-    """What the user may does not matter."""
+def test_replicas_have_separate_rights(google: Google) -> None:
+    """The rights of replicas are independent of the user's rights."""
     google.put_object("a", "1")
     google.settings(job_denied=["storage.*"])
     assert replica_get(google) == "403"
     assert google.call("GET", OBJECT).status == 200
 
 
-def test_metadata_server_is_for_replicas(google: Google) -> None:
-    """On the user's machine there is none."""
+def test_metadata_server_answers_only_replicas(google: Google) -> None:
+    """The user's machine has no metadata server."""
     import http.client
 
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(google.url).netloc)
@@ -229,8 +229,8 @@ def test_metadata_server_is_for_replicas(google: Google) -> None:
     connection.close()
 
 
-def test_journal_tells_what_was_asked_and_sent(google: Google) -> None:
-    """Operation, range, bytes of the answer, status."""
+def test_journal_records_request_and_answer(google: Google) -> None:
+    """The journal has operation, range, bytes of the answer, and status."""
     google.put_object("a", "0123456789")
     google.call("GET", f"{OBJECT}?alt=media", headers={"Range": "bytes=4-"})
     call = google.journal("storage.download")[0]
@@ -246,8 +246,8 @@ def test_journal_tells_what_was_asked_and_sent(google: Google) -> None:
     }
 
 
-def test_unserved_calls_are_told(google: Google) -> None:
-    """Of hosts and paths that the stand-in does not have."""
+def test_unserved_calls_are_recorded(google: Google) -> None:
+    """Calls to unknown hosts and paths are recorded."""
     vertex = f"https://{REGION}-aiplatform.googleapis.com/v1/projects/{PROJECT}/locations/{REGION}"
     assert google.call("GET", f"{vertex}/endpoints").status == 404
     with pytest.raises(OSError, match="502"):
@@ -259,7 +259,7 @@ def test_unserved_calls_are_told(google: Google) -> None:
 
 
 def test_unknown_fault_or_setting_is_refused(google: Google) -> None:
-    """A test with a slip in it must not pass."""
+    """An unknown fault, field, setting, choice or job is an error: else a test could pass without its fault."""
     for wrong in (
         lambda: google.fault("jobs.create", "nonsense"),
         lambda: google.fault("jobs.create", "drop", often=2),
@@ -272,8 +272,8 @@ def test_unknown_fault_or_setting_is_refused(google: Google) -> None:
 
 
 @needs_namespaces
-def test_nothing_is_left_after_a_sudden_end(tmp_path: Path) -> None:
-    """Neither replicas nor folders, even where the stand-in was killed."""
+def test_killed_stand_in_leaves_no_replicas_or_folders(tmp_path: Path) -> None:
+    """A killed stand-in leaves neither replicas nor folders."""
     own = handle.start(tmp_path / "state")
     try:
         own.submit("job", "sleep", "87.64", workers=1)
@@ -286,12 +286,12 @@ def test_nothing_is_left_after_a_sudden_end(tmp_path: Path) -> None:
 
 
 def alive(command: str) -> bool:
-    """Return whether such a process runs."""
+    """Return whether a process with the command line runs."""
     return subprocess.run(["pgrep", "-xf", command], capture_output=True).returncode == 0
 
 
 def wait_for(condition: Callable[[], Any]) -> None:
-    """Wait until it is true."""
+    """Wait until the condition holds."""
     end = time.monotonic() + 20.0
     while not condition():
         assert time.monotonic() < end

@@ -1,4 +1,4 @@
-"""Jobs on Google's stand-in are executed: replicas, restarts, preemption, ends, time limits."""
+"""Google's stand-in executes jobs: replicas, restarts, preemption, ends, time limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from doubles import sandbox
 from doubles.google.client import job_body
 from doubles.google.handle import BUCKET, NUMBER, REGION, Google
 
-# Without namespaces replicas have no names, and only the request's own text can be moved to private places.
+# Without namespaces replicas have no names, and only paths in the request can be moved to private folders.
 pytestmark = pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")
 
 FOREVER = "while :; do sleep 0.05; done"
@@ -24,7 +24,7 @@ ENDS_AT_TERM = f"trap 'echo told to end; exit 75' TERM; echo begun; {FOREVER}"
 
 
 def sh(text: str) -> tuple[str, str, str]:
-    """Return a command."""
+    """Return a shell command."""
     return "sh", "-c", text
 
 
@@ -39,7 +39,7 @@ def environments(google: Google, job: str) -> dict[str, dict[str, str]]:
 
 
 def alive(pids: Iterable[int]) -> list[int]:
-    """Return those that still run."""
+    """Return the processes that still run."""
     found = []
     for pid in pids:
         try:
@@ -53,8 +53,8 @@ def alive(pids: Iterable[int]) -> list[int]:
 PRINT_ENV = ("python3", "-c", "import json, os; print(json.dumps({**os.environ, 'cwd': os.getcwd()}))")
 
 
-def test_replica_finds_what_the_platform_sets(google: Google) -> None:
-    """The documented variables, none of torch's for one replica, and nothing of the caller's environment."""
+def test_replica_has_the_platforms_variables(google: Google) -> None:
+    """One replica has the documented variables, but not torch's and not the caller's."""
     where = {"outputUriPrefix": "gs://bucket/out"}
     job = google.submit("job", *PRINT_ENV, env={"MINE": "a $(OTHER)", "OTHER": "b"}, baseOutputDirectory=where)
     google.wait(job)
@@ -69,7 +69,7 @@ def test_replica_finds_what_the_platform_sets(google: Google) -> None:
 
 
 def test_ranks_count_machines(google: Google) -> None:
-    """RANK is the replica's number among all pools, and all have the first one's name for MASTER_ADDR."""
+    """RANK is the replica's number among all pools, and MASTER_ADDR is the first replica's name."""
     google.wait(google.submit("job", *sh("echo $RANK $WORLD_SIZE $MASTER_ADDR; sleep 0.5"), workers=2))
     master = google.replica("job")["hostname"]
     told = [google.log("job", f"workerpool{pool}-{index}") for pool, index in ((0, 0), (1, 0), (1, 1))]
@@ -77,15 +77,15 @@ def test_ranks_count_machines(google: Google) -> None:
 
 
 @pytest.mark.parametrize(("kind", "told"), [("empty", ""), ("missing", None)])
-def test_one_replica_may_have_no_cluster(google: Google, kind: str, told: str | None) -> None:
-    """As users have found it."""
+def test_single_replica_may_have_no_cluster_spec(google: Google, kind: str, told: str | None) -> None:
+    """By setting, one replica has an empty CLUSTER_SPEC or no CLUSTER_SPEC, as users report."""
     google.settings(single_cluster_spec=kind)
     google.wait(google.submit("job", *PRINT_ENV))
     assert environments(google, "job")["workerpool0-0"].get("CLUSTER_SPEC") == told
 
 
 def test_replicas_reach_each_other_by_name(google: Google) -> None:
-    """On the port that CLUSTER_SPEC names, which each has for itself."""
+    """Each replica listens on the port in CLUSTER_SPEC at its own name."""
     script = """
 import os, socket, time
 address = (os.environ["MASTER_ADDR"], 2222)
@@ -108,7 +108,7 @@ else:
 
 
 def test_streams_have_severities(google: Google) -> None:
-    """What is written to stderr is ERROR; the platform's own messages are the task "service"."""
+    """Lines from stderr are ERROR; the platform's own messages have the task "service"."""
     google.wait(google.submit("job", *sh("echo out; echo err >&2")))
     told = {
         (one["resource"]["labels"]["task_name"], one["severity"]): one.get("jsonPayload", {}).get("message")
@@ -119,7 +119,7 @@ def test_streams_have_severities(google: Google) -> None:
 
 
 def test_code_runs_before_the_job_is_running(google: Google) -> None:
-    """Start-up is no gang: the first replica works while the second has no machine."""
+    """The first replica works while the second has no machine: start-up does not wait for all replicas."""
     google.settings(stagger_s=1.0)
     job = google.submit("job", *sh("echo begun; sleep 9"), workers=1)
     google.wait_log(job, "begun")
@@ -128,15 +128,15 @@ def test_code_runs_before_the_job_is_running(google: Google) -> None:
     google.wait_log(job, "begun", count=2)
 
 
-def test_flex_start_is_a_gang(google: Google) -> None:
-    """All replicas start together, whatever the others' jobs do."""
+def test_flex_start_starts_all_replicas_together(google: Google) -> None:
+    """All replicas start together, without a stagger."""
     google.settings(stagger_s=30.0)
     google.submit("job", *sh("sleep 0.3"), workers=1, scheduling={"strategy": "FLEX_START"})
     google.wait("job", timeout_s=15)
 
 
 def test_job_ends_with_its_first_replica(google: Google) -> None:
-    """The others are ended; a worker that ends before does not matter."""
+    """The other replicas are ended; a worker that ends earlier does not matter."""
     script = f'case $RANK in 0) sleep 0.5;; 1) exit 0;; *) trap "echo ended; exit 0" TERM; {FOREVER};; esac'
     told = google.wait(google.submit("job", *sh(script), workers=2))
     assert (told["state"], told["error"]) == ("JOB_STATE_SUCCEEDED", None)
@@ -144,7 +144,7 @@ def test_job_ends_with_its_first_replica(google: Google) -> None:
 
 
 def test_failed_worker_fails_the_job(google: Google) -> None:
-    """With the service's sentence, which names the replica; nothing is tried again."""
+    """The error has the service's sentence with the replica's name, without a retry."""
     told = google.wait(google.submit("job", *sh(f"if [ $RANK = 1 ]; then exit 3; fi; {FOREVER}"), workers=1))
     assert told["state"] == "JOB_STATE_FAILED"
     assert told["error"]["code"] == 3
@@ -155,8 +155,8 @@ def test_failed_worker_fails_the_job(google: Google) -> None:
     assert [one["starts"] for one in told["replicas"]] == [1, 1]
 
 
-def test_killed_worker_is_restarted_in_its_place(google: Google) -> None:
-    """On an empty disk, under its old name, while the others go on."""
+def test_killed_worker_restarts_under_its_name(google: Google) -> None:
+    """The replica restarts on an empty disk under its old name, while the remaining replicas run on."""
     job = google.submit("job", *sh(f"ls; touch seen; echo $HOSTNAME; {FOREVER}"), workers=1)
     google.wait(job, "RUNNING")
     google.wait_log(job, "workerpool1")
@@ -169,8 +169,8 @@ def test_killed_worker_is_restarted_in_its_place(google: Google) -> None:
     assert google.states(job) == ["PENDING", "RUNNING"]
 
 
-def test_restarted_replica_is_reached_at_once(google: Google) -> None:
-    """Its address and hardware address are the old ones: no neighbour waits for a stale entry to go."""
+def test_restarted_replica_is_reachable_at_once(google: Google) -> None:
+    """Its address and hardware address stay the same: peers need not wait for a stale ARP entry to expire."""
     script = """
 import os, socket, time
 if os.environ["RANK"] == "1":
@@ -194,8 +194,8 @@ while len(seen) < 2:
     assert google.wait(job, timeout_s=15)["state"] == "JOB_STATE_SUCCEEDED"
 
 
-def test_worker_restart_restarts_the_job_where_asked(google: Google) -> None:
-    """All replicas start again on empty disks under their old names; startTime stays."""
+def test_worker_restart_restarts_the_job_if_configured(google: Google) -> None:
+    """All replicas restart on empty disks under their old names; startTime stays."""
     job = google.submit(
         "job",
         *sh(f"ls; touch seen; echo begun; {FOREVER}"),
@@ -214,14 +214,14 @@ def test_worker_restart_restarts_the_job_where_asked(google: Google) -> None:
 
 
 def test_retries_can_be_disabled(google: Google) -> None:
-    """Then a signal ends the job as an exit code does."""
+    """Without retries a signal ends the job as an exit code does."""
     told = google.wait(google.submit("job", *sh("exit 137"), scheduling={"disableRetries": True}))
     assert (told["state"], told["replicas"][0]["codes"]) == ("JOB_STATE_FAILED", [137])
     assert "exited with a non-zero status of 9(SIGKILL)" in told["error"]["message"]
 
 
 def test_retries_are_limited(google: Google) -> None:
-    """So many a worker, then so many of the whole job."""
+    """Retries are limited per worker, then for the whole job."""
     google.settings(worker_restarts=2, job_restarts=1)
     told = google.wait(google.submit("job", *sh("exit 139")))
     assert told["state"] == "JOB_STATE_FAILED"
@@ -229,8 +229,8 @@ def test_retries_are_limited(google: Google) -> None:
     assert (told["attempts"], told["replicas"][0]["codes"]) == (2, [139] * 6)
 
 
-def test_preempted_replica_is_started_again(google: Google) -> None:
-    """It is killed unwarned, unless a setting says otherwise, and its exit code does not count."""
+def test_preempted_replica_is_restarted(google: Google) -> None:
+    """The replica is killed without warning, unless a setting allows a grace; its exit code does not matter."""
     google.settings(preempt_grace_s=5.0)
     job = google.submit("job", *sh(ENDS_AT_TERM), scheduling={"strategy": "SPOT"})
     google.wait_log(job, "begun")
@@ -243,7 +243,7 @@ def test_preempted_replica_is_started_again(google: Google) -> None:
 
 
 def test_cancel_warns_first(google: Google) -> None:
-    """SIGTERM, then CANCELLED with the code that the API names; a second cancel is refused."""
+    """Cancel sends SIGTERM and ends in CANCELLED with the API's code; a second cancel is refused."""
     job = google.submit("job", *sh(ENDS_AT_TERM), workers=1)
     google.wait_log(job, "begun", count=2)
     assert google.call("POST", f"/customJobs/{job}:cancel", {}).status == 200
@@ -256,7 +256,7 @@ def test_cancel_warns_first(google: Google) -> None:
 
 
 def test_waiting_job_is_cancelled_at_once(google: Google) -> None:
-    """It has never run."""
+    """A cancelled job that waits for quota never runs."""
     google.settings(queued=True)
     job = google.submit("job", "true")
     google.call("POST", f"/customJobs/{job}:cancel", {})
@@ -264,8 +264,8 @@ def test_waiting_job_is_cancelled_at_once(google: Google) -> None:
     assert google.states(job) == ["QUEUED", "CANCELLING", "CANCELLED"]
 
 
-def test_cancel_kills_in_the_end(google: Google, wait_until: Callable[..., Any]) -> None:
-    """Who does not listen to SIGTERM is killed after the grace, with all that it has started."""
+def test_cancel_kills_after_the_grace_period(google: Google, wait_until: Callable[..., Any]) -> None:
+    """A process that ignores SIGTERM is killed after the grace, with all its children."""
     google.settings(cancel_grace_s=0.2)
     job = google.submit("job", *sh(f"trap '' TERM; sleep 99 & echo begun; {FOREVER}"))
     google.wait_log(job, "begun")
@@ -278,7 +278,7 @@ def test_cancel_kills_in_the_end(google: Google, wait_until: Callable[..., Any])
 
 @pytest.mark.parametrize("state", ["JOB_STATE_CANCELLED", "JOB_STATE_FAILED"])
 def test_timeout_ends_the_job(google: Google, state: str) -> None:
-    """It counts from the first RUNNING."""
+    """The timeout counts from the first RUNNING."""
     google.settings(timeout_state=state, pending_s=1.0)
     told = google.wait(google.submit("job", *sh(ENDS_AT_TERM), scheduling={"timeout": "0.5s"}))
     assert told["state"] == state
@@ -287,7 +287,7 @@ def test_timeout_ends_the_job(google: Google, state: str) -> None:
 
 
 def test_job_waits_for_quota_and_machines(google: Google) -> None:
-    """QUEUED without the former, PENDING without the latter."""
+    """The job is QUEUED without quota, and PENDING without machines."""
     google.settings(queued=True, pending=True)
     job = google.submit("job", "true")
     google.settings(queued=False)
@@ -298,22 +298,22 @@ def test_job_waits_for_quota_and_machines(google: Google) -> None:
 
 
 def test_flex_start_expires(google: Google) -> None:
-    """Where no machines are found within maxWaitDuration."""
+    """A job without machines within maxWaitDuration is EXPIRED."""
     google.settings(pending=True)
     google.submit("job", "true", scheduling={"strategy": "FLEX_START", "maxWaitDuration": "0.3s"})
     assert google.wait("job")["state"] == "JOB_STATE_EXPIRED"
 
 
 def test_stockout_fails_the_job(google: Google) -> None:
-    """With code 8, before it has run."""
+    """A stockout fails the job with code 8, before the job has run."""
     google.settings(stockout=True)
     told = google.wait(google.submit("job", "true"))
     assert (told["error"]["code"], told["started"]) == (8, None)
     assert f"Resources are insufficient in region: {REGION}." in told["error"]["message"]
 
 
-def test_quota_is_counted(google: Google) -> None:
-    """Of all active jobs together; spot machines have a quota of their own."""
+def test_quota_counts_all_active_jobs(google: Google) -> None:
+    """The quota counts all active jobs together; spot machines have a separate quota."""
     google.settings(quotas={"custom_model_training_nvidia_a100_gpus": 8}, execute=False)
     machine = {"machineType": "a2-highgpu-4g", "acceleratorType": "NVIDIA_TESLA_A100", "acceleratorCount": 4}
     google.submit("one", "true", workers=1, machine=machine)
@@ -357,7 +357,7 @@ def package_job(uri: str) -> dict[str, Any]:
 
 
 def test_python_packages_are_installed(google: Google) -> None:
-    """From the bucket, into the replica alone; then the module runs."""
+    """The package comes from the bucket into the replica only; then the module runs."""
     uri = google.put_object("packages/told-1.0-py3-none-any.whl", wheel())
     assert google.call("POST", "/customJobs", package_job(uri)).status == 200
     assert google.wait("job")["state"] == "JOB_STATE_SUCCEEDED", google.log("job")
@@ -365,14 +365,14 @@ def test_python_packages_are_installed(google: Google) -> None:
 
 
 def test_missing_package_fails_the_job(google: Google) -> None:
-    """In the replica, which says so."""
+    """The replica's log has the failed download."""
     google.call("POST", "/customJobs", package_job("gs://nowhere/told.whl"))
     assert google.wait("job")["state"] == "JOB_STATE_FAILED"
     assert google.log("job") == "cannot download gs://nowhere/told.whl\n"
 
 
 def test_buckets_are_mounted(google: Google) -> None:
-    """Below /gcs, to be read; a setting takes them away, as some machines have none."""
+    """Buckets are read-only below /gcs; a setting removes the mount, as on some machines."""
     google.put_object("data/a b.txt", "content\n")
     google.wait(google.submit("job", *sh(f"cat /gcs/{BUCKET}/data/*; touch /gcs/{BUCKET}/new || echo read-only")))
     assert {"content", "read-only"} <= set(google.log("job").splitlines())
@@ -381,8 +381,8 @@ def test_buckets_are_mounted(google: Google) -> None:
     assert google.log("without") == "none\n"
 
 
-def test_jobs_may_be_led_by_hand(google: Google) -> None:
-    """Where nothing is executed, the handle says what happens."""
+def test_handle_drives_a_job_without_replicas(google: Google) -> None:
+    """With `execute=False` the handle sets the job's states, log and error."""
     google.settings(execute=False)
     job = google.submit("job", "false")
     google.begin(job)
@@ -392,8 +392,8 @@ def test_jobs_may_be_led_by_hand(google: Google) -> None:
     assert (google.job(job)["error"], google.log(job)) == ({"code": 13, "message": "gone"}, "by hand\n")
 
 
-def test_reset_kills_what_runs(google: Google, wait_until: Callable[..., Any]) -> None:
-    """And forgets all jobs, logs and objects."""
+def test_reset_kills_all_processes(google: Google, wait_until: Callable[..., Any]) -> None:
+    """Reset kills all processes, and forgets all jobs, logs and objects."""
     job = google.submit("job", *sh(f"echo begun; {FOREVER}"), workers=1)
     google.wait_log(job, "begun", count=2)
     pids = [pid for one in google.job(job)["replicas"] for pid in one["pids"]]
@@ -405,7 +405,7 @@ def test_reset_kills_what_runs(google: Google, wait_until: Callable[..., Any]) -
 
 
 def test_resource_has_the_projects_number_and_times(google: Google) -> None:
-    """As the API tells it: startTime once it runs, endTime once it has ended."""
+    """The resource has startTime once it runs, and endTime once it has ended."""
     google.settings(execute=False)
     made = google.call("POST", "/customJobs", job_body("job", "true", labels={"a": "b"})).json
     job = made["name"].rpartition("/")[2]
@@ -421,7 +421,7 @@ def test_resource_has_the_projects_number_and_times(google: Google) -> None:
 
 
 def test_ended_jobs_can_be_deleted(google: Google) -> None:
-    """Others cannot."""
+    """A job that has not ended cannot be deleted."""
     google.settings(execute=False)
     job = google.submit("job", "true")
     assert google.call("DELETE", f"/customJobs/{job}").status == 400

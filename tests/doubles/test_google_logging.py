@@ -1,4 +1,4 @@
-"""Cloud Logging of Google's stand-in: entries of lines, the filter language, pages, lateness, quota, tail."""
+"""Cloud Logging of Google's stand-in: entries, the filter language, pages, lateness, quota, tail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHIEF, OTHER = "workerpool0-0", "workerpool1-0"
 
 
 class Logs:
-    """A store whose time and settings a test moves."""
+    """A store with a clock and settings that a test sets."""
 
     def __init__(self) -> None:
         self.now_s, self.settings = START_S, LogSettings(log_reads_a_minute=10_000)
@@ -36,7 +36,7 @@ class Logs:
         self.settings = replace(self.settings, **values)
 
     def list(self, text: str = "", **more: Any) -> list[dict[str, Any]]:
-        """Return all entries that a filter finds, page after page."""
+        """Return all entries that match a filter, page after page."""
         found: list[dict[str, Any]] = []
         body = {"resourceNames": NAMES, "filter": text, "pageSize": 1000, **more}
         while True:
@@ -47,12 +47,12 @@ class Logs:
             body["pageToken"] = page["nextPageToken"]
 
     def words(self, text: str = "", **more: Any) -> list[str]:
-        """Return their messages."""
+        """Return the messages of the entries."""
         return [message(entry) for entry in self.list(text, **more)]
 
 
 def message(entry: dict[str, Any]) -> str:
-    """Return an entry's message, of either kind of payload."""
+    """Return an entry's message, from either kind of payload."""
     return str(entry["textPayload"] if "textPayload" in entry else entry["jsonPayload"].get("message"))
 
 
@@ -74,7 +74,7 @@ def logs() -> Logs:
     ],
 )
 def test_line_becomes_an_entry(logs: Logs, line: str, details: Any, severity: str, payload: dict[str, Any]) -> None:
-    """A line that is one JSON object is the payload, its severity the entry's; any other is the payload's message."""
+    """A JSON object is the payload, and its severity the entry's; any different line is the payload's message."""
     logs.store.write("7", CHIEF, line, **details)
     (entry,) = logs.list()
     assert (entry["severity"], entry["jsonPayload"]) == (severity, payload)
@@ -83,8 +83,8 @@ def test_line_becomes_an_entry(logs: Logs, line: str, details: Any, severity: st
     assert entry["resource"] == {"type": "ml_job", "labels": labels}
 
 
-def test_json_stays_text_where_it_is_not_read(logs: Logs) -> None:
-    """As nobody has confirmed yet what the real service does."""
+def test_json_stays_text_without_parsing(logs: Logs) -> None:
+    """By setting, a JSON line stays text: the real service's behaviour is not confirmed."""
     logs.set(log_parse_json=False)
     logs.store.write("7", CHIEF, '{"message": "m", "severity": "ERROR"}')
     (entry,) = logs.list()
@@ -92,7 +92,7 @@ def test_json_stays_text_where_it_is_not_read(logs: Logs) -> None:
 
 
 def test_message_of_the_service_is_text(logs: Logs) -> None:
-    """Under the task `service`."""
+    """A message of the service has the task `service` and a text payload."""
     logs.store.write("7", "service", "Job failed.", severity="ERROR")
     (entry,) = logs.list('resource.labels.task_name="service" severity>=ERROR')
     assert entry["textPayload"] == "Job failed."
@@ -124,7 +124,7 @@ FILTERS = {
 
 @pytest.mark.parametrize(("text", "found"), FILTERS.items())
 def test_filter_finds(logs: Logs, text: str, found: str) -> None:
-    """What a follower asks for; NOT binds closest, then OR, then AND, which may be left out."""
+    """The filters of a follower work; NOT binds closest, then OR, then AND, which may be left out."""
     lines = [("7", CHIEF, "a", "stdout"), ("7", CHIEF, '{"message": "b", "severity": "WARNING", "step": 2}', "stdout")]
     lines += [("7", CHIEF, "c", "stderr"), ("7", OTHER, "d", "stdout"), ("8", OTHER, "e", "stdout")]
     for number, (job, task, line, stream) in enumerate(lines):
@@ -155,8 +155,8 @@ def test_filter_finds(logs: Logs, text: str, found: str) -> None:
         "x" * 20_001,
     ],
 )
-def test_filter_that_is_not_known_is_refused(logs: Logs, text: str) -> None:
-    """Rather than to find everything, or nothing."""
+def test_unknown_filter_is_refused(logs: Logs, text: str) -> None:
+    """An unknown filter is an error, and never matches everything or nothing."""
     with pytest.raises(GoogleError, match="filter") as caught:
         logs.list(text)
     assert caught.value.code == "INVALID_ARGUMENT"
@@ -174,15 +174,15 @@ def test_filter_that_is_not_known_is_refused(logs: Logs, text: str) -> None:
         ({"resourceNames": ["projects/another"]}, "PERMISSION_DENIED"),
     ],
 )
-def test_request_is_refused(logs: Logs, changes: dict[str, Any], code: str) -> None:
-    """Where it asks for too much, or for what is not there."""
+def test_invalid_request_is_refused(logs: Logs, changes: dict[str, Any], code: str) -> None:
+    """A request with too large values, unknown fields or another project is an error."""
     with pytest.raises(GoogleError) as caught:
         logs.store.list_entries({"resourceNames": NAMES, **changes})
     assert caught.value.code == code
 
 
-def test_insert_ids_order_lines_of_one_moment(logs: Logs) -> None:
-    """And can be compared."""
+def test_insert_ids_order_lines_of_equal_time(logs: Logs) -> None:
+    """insertIds of equal timestamps are ordered and can be compared."""
     for word in "abc":
         logs.store.write("7", CHIEF, word, at_s=START_S)
     first, second, third = logs.list()
@@ -191,8 +191,8 @@ def test_insert_ids_order_lines_of_one_moment(logs: Logs) -> None:
     assert logs.words(f'insertId>"{first["insertId"]}"') == ["b", "c"]
 
 
-def test_pages_go_on_where_the_last_one_ended(logs: Logs) -> None:
-    """A full page has a token, which holds for the same filter alone; the last page may be empty."""
+def test_page_continues_after_the_last_page(logs: Logs) -> None:
+    """A full page has a token, which is valid for the same filter only; the last page may be empty."""
     logs.store.write_lines("7", CHIEF, ["a", "b", "c", "d"])
     body: dict[str, Any] = {"resourceNames": NAMES, "filter": "severity=INFO", "pageSize": 2}
     first = logs.store.list_entries(body)
@@ -203,8 +203,8 @@ def test_pages_go_on_where_the_last_one_ended(logs: Logs) -> None:
         logs.store.list_entries({**body, "filter": "", "pageToken": first["nextPageToken"]})
 
 
-def test_pages_may_be_short_or_empty(logs: Logs) -> None:
-    """With a token all the same: nothing is lost."""
+def test_short_and_empty_pages_lose_no_entries(logs: Logs) -> None:
+    """Short and empty pages have a token too: no entry is lost."""
     logs.store.write_lines("7", CHIEF, "abcdefg")
     logs.set(log_page_cap=2, log_empty_every=2)
     assert len(logs.store.list_entries({"resourceNames": NAMES})["entries"]) == 2
@@ -212,8 +212,8 @@ def test_pages_may_be_short_or_empty(logs: Logs) -> None:
     assert logs.words() == list("abcdefg")
 
 
-def test_late_entries_come_later_in_an_earlier_place(logs: Logs) -> None:
-    """They are seen by the time they come in, and sorted by the time they tell."""
+def test_late_entries_appear_in_timestamp_order(logs: Logs) -> None:
+    """Entries become visible by their arrival time, and are sorted by their own time."""
     logs.set(log_ingest_s=1.0, log_late_share=0.5, log_late_s=(6.0, 20.0))
     logs.store.write_lines("7", CHIEF, [str(number) for number in range(100)])
     assert logs.words() == []
@@ -227,8 +227,8 @@ def test_late_entries_come_later_in_an_earlier_place(logs: Logs) -> None:
     assert all(entry["receiveTimestamp"] > entry["timestamp"] for entry in logs.list())
 
 
-def test_duplicates_of_both_kinds(logs: Logs) -> None:
-    """One entry listed twice, and one line that is two entries."""
+def test_both_kinds_of_duplicates_are_listed(logs: Logs) -> None:
+    """A duplicate is the same entry listed twice, or one line in two entries."""
     logs.set(log_duplicate_share=1.0)
     logs.store.write("7", CHIEF, "twice")
     first, second = logs.list()
@@ -242,7 +242,7 @@ def test_duplicates_of_both_kinds(logs: Logs) -> None:
 
 @pytest.mark.parametrize("line", ["äöü" * 20, '{"message": "' + "äöü" * 20 + '", "step": 1}'])
 def test_long_line_is_split(logs: Logs, line: str) -> None:
-    """At the borders of characters; an index of 0 is left out, as JSON's zeros are."""
+    """Parts end between characters; an index of 0 is left out, as JSON omits zeros."""
     logs.set(log_entry_bytes=31)
     logs.store.write("7", CHIEF, line)
     parts = logs.list()
@@ -253,8 +253,8 @@ def test_long_line_is_split(logs: Logs, line: str) -> None:
     assert len({part["insertId"] for part in parts}) == 4
 
 
-def test_reads_are_counted_by_the_minute(logs: Logs) -> None:
-    """The 61st is refused, without a word of when to come back; a minute after the first there is room."""
+def test_reads_are_limited_per_minute(logs: Logs) -> None:
+    """The 61st read is refused without Retry-After; a minute after the first read the next succeeds."""
     logs.set(log_reads_a_minute=60)
     for _ in range(60):
         logs.list()
@@ -268,8 +268,8 @@ def test_reads_are_counted_by_the_minute(logs: Logs) -> None:
         logs.list()
 
 
-def test_entries_are_written(logs: Logs) -> None:
-    """By the API, too; too long ones are refused."""
+def test_api_writes_entries(logs: Logs) -> None:
+    """The API writes entries, and refuses too long entries."""
     entry = {"jsonPayload": {"message": "m"}, "severity": "ERROR", "insertId": "x", "timestamp": "2026-11-22T00:00:00Z"}
     body = {"logName": f"projects/{PROJECT}/logs/mine", "entries": [entry]}
     assert logs.store.write_entries(body) == {}
@@ -280,8 +280,8 @@ def test_entries_are_written(logs: Logs) -> None:
         logs.store.write_entries(body)
 
 
-def test_many_entries_are_no_burden(logs: Logs) -> None:
-    """A page near the end of 100,000 entries costs what the first one does."""
+def test_late_page_of_many_entries_is_fast(logs: Logs) -> None:
+    """A page near the end of 100,000 entries takes as long as the first page."""
     lines = [f"line {number}" for number in range(50_000)]
     logs.store.write_lines("7", CHIEF, lines)
     logs.store.write_lines("8", CHIEF, lines)
@@ -324,7 +324,7 @@ def tail(logs: Logs) -> Iterator[Tail]:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait for something."""
+    """Wait until the condition holds."""
     end = time.monotonic() + 20
     while not holds():
         assert time.monotonic() < end
@@ -336,8 +336,8 @@ def texts(response: Any) -> list[str]:
     return [entry.json_payload["message"] for entry in response.entries]
 
 
-def test_tail_begins_now(logs: Logs, tail: Tail) -> None:
-    """What came in before is for lists, but for what is still on its way."""
+def test_tail_returns_only_new_entries(logs: Logs, tail: Tail) -> None:
+    """Tail returns entries that become visible after its start, including delayed entries, but not earlier entries."""
     logs.set(log_ingest_s=5.0)
     logs.store.write("7", CHIEF, "on its way")
     logs.set(log_ingest_s=0.0)
@@ -352,8 +352,8 @@ def test_tail_begins_now(logs: Logs, tail: Tail) -> None:
     assert texts(told.get(timeout=20)) == ["on its way"]
 
 
-def test_tail_puts_what_it_holds_back_in_order(logs: Logs, tail: Tail) -> None:
-    """As far as its window reaches."""
+def test_tail_sorts_entries_within_its_window(logs: Logs, tail: Tail) -> None:
+    """Entries are sorted within the buffer window."""
     told = tail(buffer_s=0.5)
     logs.now_s += 0.1
     logs.store.write("7", CHIEF, "second")
@@ -366,8 +366,8 @@ def test_tail_puts_what_it_holds_back_in_order(logs: Logs, tail: Tail) -> None:
     assert texts(told.get(timeout=20)) == ["first", "second"]
 
 
-def test_tail_tells_what_it_leaves_out(logs: Logs, tail: Tail) -> None:
-    """By its rate, or because a test says so; lists have it all."""
+def test_tail_reports_suppressed_entries(logs: Logs, tail: Tail) -> None:
+    """Tail counts entries left out by its rate or by a test; lists have all entries."""
     logs.set(log_tail_a_minute=2)
     told = tail()
     logs.now_s += 0.1
@@ -386,23 +386,23 @@ def test_tail_tells_what_it_leaves_out(logs: Logs, tail: Tail) -> None:
     assert logs.words() == list("abcdefg")
 
 
-def test_tail_ends(logs: Logs, tail: Tail) -> None:
-    """After its hour, with OUT_OF_RANGE."""
+def test_tail_session_ends_after_an_hour(logs: Logs, tail: Tail) -> None:
+    """A session ends after an hour with OUT_OF_RANGE."""
     told = tail()
     logs.now_s += 3600
     assert told.get(timeout=20).code == "OUT_OF_RANGE"
     until(lambda: logs.store.tails() == 0)
 
 
-def test_tail_has_few_sessions(logs: Logs, tail: Tail) -> None:
-    """Ten of a project; the next is refused."""
+def test_tail_sessions_are_limited(logs: Logs, tail: Tail) -> None:
+    """A project has ten sessions; the next is refused."""
     for number in range(10):
         tail(sessions=number + 1)
     assert tail(sessions=11).get(timeout=20).code == "RESOURCE_EXHAUSTED"
 
 
 def test_real_client_reads_pages_and_the_stream(logs: Logs) -> None:
-    """google-cloud-logging, unmodified, over gRPC."""
+    """The unmodified google-cloud-logging works over gRPC."""
     import grpc
     from google.api_core.exceptions import ResourceExhausted
     from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
@@ -433,7 +433,7 @@ def test_real_client_reads_pages_and_the_stream(logs: Logs) -> None:
 
 
 def later(logs: Logs) -> None:
-    """Write a line a moment after all others."""
+    """Write a line later than all existing lines."""
     logs.now_s += 1
     logs.store.write("7", CHIEF, "d")
     logs.now_s += 1

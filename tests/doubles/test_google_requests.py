@@ -1,4 +1,4 @@
-"""What Google's stand-in refuses, and what its list finds."""
+"""The refusals of Google's stand-in, and the filters of its list."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ FLEX = {"strategy": "FLEX_START"}
         ),
     ],
 )
-def test_wrong_job_is_refused(google: Google, change: Change, field: str) -> None:
-    """With the field's name, in a list of all errors."""
+def test_invalid_job_is_refused(google: Google, change: Change, field: str) -> None:
+    """The error names the field, in a list of all errors."""
     body = job_body("job", "true", workers=1, scheduling=FLEX)
     change(body)
     answer = google.call("POST", "/customJobs", body)
@@ -83,15 +83,15 @@ def test_wrong_job_is_refused(google: Google, change: Change, field: str) -> Non
     assert google.jobs() == []
 
 
-def test_all_errors_are_told_at_once(google: Google) -> None:
-    """As the service does."""
+def test_all_errors_are_reported_together(google: Google) -> None:
+    """One answer lists all errors, as the service's answer does."""
     error = google.call("POST", "/customJobs", {"jobSpec": {"workerPoolSpecs": [{"replicaCount": "2"}]}}).json["error"]
     assert "\t5.Field: " not in error["message"]
     assert len(error["details"][0]["fieldViolations"]) == 4
 
 
 def test_unknown_field_is_refused(google: Google) -> None:
-    """In Google's words, with the place where it stands."""
+    """The error has Google's words, with the field's path."""
     body = job_body("job", "true")
     body["jobSpec"]["scheduling"] = {"timeOut": "3s"}
     error = google.call("POST", "/customJobs", body).json["error"]
@@ -109,15 +109,15 @@ def test_unknown_field_is_refused(google: Google) -> None:
         changed(f"{POOL}.pythonPackageSpec", {"pythonModule": "both"}),
     ],
 )
-def test_wrong_value_is_refused(google: Google, change: Change) -> None:
-    """Of another type, of no member of an enumeration, and both tasks in one pool."""
+def test_invalid_value_is_refused(google: Google, change: Change) -> None:
+    """Wrong types, unknown enumeration members, and two tasks in a pool are errors."""
     body = job_body("job", "true")
     change(body)
     assert google.call("POST", "/customJobs", body).json["error"]["status"] == "INVALID_ARGUMENT"
 
 
 def test_placeholder_pool_is_allowed(google: Google) -> None:
-    """Pools are told apart by their number: reducers are the third."""
+    """Pools are identified by their number: reducers are the third pool."""
     google.settings(execute=False)
     body = job_body("job", "true")
     pools = body["jobSpec"]["workerPoolSpecs"]
@@ -126,7 +126,7 @@ def test_placeholder_pool_is_allowed(google: Google) -> None:
 
 
 def test_other_projects_and_regions_are_refused(google: Google) -> None:
-    """A host serves its own location alone."""
+    """A host serves its own location only."""
     host = f"https://{REGION}-aiplatform.googleapis.com/v1"
     other = google.call("GET", f"{host}/projects/other/locations/{REGION}/customJobs")
     assert other.json["error"]["status"] == "PERMISSION_DENIED"
@@ -137,7 +137,7 @@ def test_other_projects_and_regions_are_refused(google: Google) -> None:
 
 
 def found(google: Google, text: str) -> list[str]:
-    """Return the display names that a filter finds."""
+    """Return the display names that match a filter."""
     from urllib.parse import quote
 
     answer = google.call("GET", f"/customJobs?filter={quote(text)}")
@@ -160,8 +160,8 @@ def found(google: Google, text: str) -> list[str]:
         ('create_time>"2020-01-01T00:00:00Z" AND createTime<"2021-01-01T00:00:00Z"', []),
     ],
 )
-def test_list_filters(google: Google, text: str, names: list[str]) -> None:
-    """By labels, names and states, the newest first."""
+def test_list_matches_its_filter(google: Google, text: str, names: list[str]) -> None:
+    """The list filters by labels, names and states, the newest first."""
     google.settings(execute=False)
     google.submit("one", "true", labels={"cloudtrain_run": "r1"})
     google.submit("two", "true", labels={"cloudtrain_run": "r1", "n": "2"})
@@ -174,14 +174,14 @@ def test_list_filters(google: Google, text: str, names: list[str]) -> None:
     "text", ["labels.a", 'name="x"', 'display_name="a" OR display_name="b"', 'state="a" AND ', '"']
 )
 def test_unreadable_filter_is_refused(google: Google, text: str) -> None:
-    """As the service does."""
+    """An unreadable filter is an error, as with the service."""
     from urllib.parse import quote
 
     assert google.call("GET", f"/customJobs?filter={quote(text)}").status == 400
 
 
 def test_list_has_pages(google: Google) -> None:
-    """As large as asked for, or as a setting says; a new job does not shift them."""
+    """The page size is the requested size or a setting; a new job does not shift the pages."""
     google.settings(execute=False, page_size=2)
     for name in ("one", "two", "three"):
         google.submit(name, "true")
@@ -195,8 +195,8 @@ def test_list_has_pages(google: Google) -> None:
     assert google.call("GET", "/customJobs?pageToken=x").status == 400
 
 
-def test_persistent_resources_are_told(google: Google) -> None:
-    """Those that the handle has made."""
+def test_persistent_resources_are_listed(google: Google) -> None:
+    """The API returns the resources that the handle has made."""
     google.persistent("pool", resourcePools=[{"id": "a", "machineSpec": {"machineType": "n1-standard-4"}}])
     told = google.call("GET", "/persistentResources/pool").json
     assert (told["state"], told["resourcePools"][0]["id"]) == ("RUNNING", "a")

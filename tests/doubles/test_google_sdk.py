@@ -1,4 +1,4 @@
-"""Google's stand-in under unmodified clients: Vertex AI by gRPC and REST, Cloud Logging, storage, high-level SDK."""
+"""Unmodified clients work with Google's stand-in: Vertex AI by gRPC and REST, Cloud Logging, storage, the SDK."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from doubles import sandbox
 from doubles.google.client import LOCATION, job_body
 from doubles.google.handle import BUCKET, PROJECT, REGION, Google
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # the clients' own
+pytestmark = pytest.mark.filterwarnings("ignore")  # the clients' own warnings
 needs_namespaces = pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")
 
 ENDPOINT = f"{REGION}-aiplatform.googleapis.com"
@@ -39,7 +39,7 @@ def client(request: pytest.FixtureRequest, connect: Callable[..., Any]) -> Any:
 
 
 def custom_job(*command: str, **details: Any) -> Any:
-    """Return a CustomJob as the client wants it."""
+    """Return a CustomJob as the client's type."""
     from google.cloud.aiplatform_v1 import CustomJob
     from google.protobuf import json_format
 
@@ -49,7 +49,7 @@ def custom_job(*command: str, **details: Any) -> Any:
 
 @needs_namespaces
 def test_client_creates_follows_and_deletes_a_job(google: Google, client: Any) -> None:
-    """By either transport; what comes back is what was sent."""
+    """Both transports work; the returned job equals the sent job."""
     from google.cloud.aiplatform_v1 import JobState
 
     made = client.create_custom_job(parent=LOCATION, custom_job=custom_job(labels={"a": "b"}), timeout=20)
@@ -65,8 +65,8 @@ def test_client_creates_follows_and_deletes_a_job(google: Google, client: Any) -
     assert google.unserved() == []
 
 
-def test_client_has_googles_errors(google: Google, client: Any) -> None:
-    """As exceptions of api_core, with details."""
+def test_client_raises_googles_errors(google: Google, client: Any) -> None:
+    """Errors are exceptions of api_core, with details."""
     from google.api_core import exceptions
 
     google.settings(execute=False)
@@ -82,8 +82,8 @@ def test_client_has_googles_errors(google: Google, client: Any) -> None:
     assert "job_spec.scheduling.strategy" in str(caught.value.details)
 
 
-def test_client_meets_quota(google: Google, client: Any) -> None:
-    """429 by either transport, with the metric's name."""
+def test_client_raises_quota_errors(google: Google, client: Any) -> None:
+    """Both transports answer 429 with the metric's name."""
     from google.api_core.exceptions import TooManyRequests
 
     google.settings(quotas={"custom_model_training_cpus": 3})
@@ -101,8 +101,8 @@ def test_client_meets_quota(google: Google, client: Any) -> None:
         ("401", "Unauthorized"),
     ],
 )
-def test_client_meets_faults(google: Google, client: Any, kind: str, name: str) -> None:
-    """Once; nothing is tried again by itself but what REST signs in for anew."""
+def test_client_raises_injected_faults(google: Google, client: Any, kind: str, name: str) -> None:
+    """A fault reaches the caller once; only REST's sign-in after a 401 is retried."""
     from google.api_core import exceptions
 
     google.fault("jobs.get", kind, count=3 if kind == "401" else 1)
@@ -112,8 +112,8 @@ def test_client_meets_faults(google: Google, client: Any, kind: str, name: str) 
 
 
 @pytest.mark.parametrize(("kind", "count"), [("drop", 0), ("lost", 1), ("late", 0)])
-def test_broken_connection_under_grpc(google: Google, connect: Callable[..., Any], kind: str, count: int) -> None:
-    """The client sees UNAVAILABLE, whether the job was made or not, and connects again for the next call."""
+def test_grpc_client_reconnects_after_break(google: Google, connect: Callable[..., Any], kind: str, count: int) -> None:
+    """The client sees UNAVAILABLE whether or not the job was made, and reconnects for the next call."""
     from google.api_core.exceptions import ServiceUnavailable
 
     google.settings(execute=False)
@@ -125,8 +125,8 @@ def test_broken_connection_under_grpc(google: Google, connect: Callable[..., Any
     assert len(list(client.list_custom_jobs(parent=LOCATION, timeout=20))) == count
 
 
-def test_hanging_call_ends_with_the_clients_timeout(google: Google, connect: Callable[..., Any]) -> None:
-    """And with nothing else."""
+def test_hanging_call_ends_at_the_clients_timeout(google: Google, connect: Callable[..., Any]) -> None:
+    """Only the client's timeout ends the call."""
     from google.api_core.exceptions import DeadlineExceeded
 
     google.fault("jobs.get", "hang")
@@ -134,8 +134,8 @@ def test_hanging_call_ends_with_the_clients_timeout(google: Google, connect: Cal
         connect().get_custom_job(name=f"{LOCATION}/customJobs/1", timeout=0.5)
 
 
-def test_expired_tokens_under_both_transports(google: Google, connect: Callable[..., Any]) -> None:
-    """REST signs in anew by itself; gRPC tells the caller, and a new client is needed."""
+def test_only_rest_renews_expired_tokens(google: Google, connect: Callable[..., Any]) -> None:
+    """REST signs in again by itself; gRPC raises, and a new client is needed."""
     from google.api_core.exceptions import Unauthenticated
 
     rest, grpc = connect(transport="rest"), connect()
@@ -148,10 +148,10 @@ def test_expired_tokens_under_both_transports(google: Google, connect: Callable[
     connect().list_custom_jobs(parent=LOCATION)
 
 
-def test_user_signs_in_until_the_login_is_revoked(
+def test_user_login_works_until_revoked(
     google: Google, connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `gcloud auth application-default login` leaves it: then google-auth raises RefreshError."""
+    """After the revocation of a `gcloud auth application-default login`, google-auth raises RefreshError."""
     from google.auth.exceptions import RefreshError
 
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", google.user_file)
@@ -162,7 +162,7 @@ def test_user_signs_in_until_the_login_is_revoked(
 
 
 def test_direct_ports_serve_both_transports(google: Google, connect: Callable[..., Any]) -> None:
-    """Without TLS or proxy, as `endpoints` of a config would have it; tokens are wanted there too."""
+    """The ports work without TLS and proxy, as for `endpoints` of a config; tokens are needed too."""
     import grpc
     from google.cloud.aiplatform_v1.services.job_service.transports import JobServiceGrpcTransport
 
@@ -186,7 +186,7 @@ def logging_client(google: Google, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @needs_namespaces
 def test_client_reads_a_jobs_log(google: Google, logging_client: Any) -> None:
-    """By pages, with the severities of stdout and stderr."""
+    """Pages have the severities of stdout and stderr."""
     job = google.submit("job", "sh", "-c", "echo one; sleep 0.2; echo two >&2")
     google.wait(job)
     text = f'resource.type="ml_job" AND resource.labels.job_id="{job}" AND resource.labels.task_name="workerpool0-0"'
@@ -197,7 +197,7 @@ def test_client_reads_a_jobs_log(google: Google, logging_client: Any) -> None:
 
 
 def test_client_tails_a_jobs_log(google: Google, logging_client: Any, wait_until: Callable[..., Any]) -> None:
-    """What is written from then on, until the connection breaks."""
+    """Tail returns new lines, until the connection breaks."""
     from google.api_core.exceptions import ServiceUnavailable
     from google.cloud.logging_v2.types import TailLogEntriesRequest
 
@@ -221,7 +221,7 @@ def test_client_tails_a_jobs_log(google: Google, logging_client: Any, wait_until
 @needs_namespaces
 @pytest.mark.slow
 def test_replica_uses_the_clients_with_its_own_account(google: Google, home: Any) -> None:
-    """Storage and Vertex AI, from inside, under their real names and by the metadata server's token."""
+    """A replica reaches Storage and Vertex AI under their real names, with the metadata server's token."""
     script = f"""
 from google.cloud import aiplatform_v1, storage
 storage.Client().bucket("{BUCKET}").blob("out/a").upload_from_string("from inside")
@@ -238,7 +238,7 @@ print([job.display_name for job in client.list_custom_jobs(parent="{LOCATION}")]
 @needs_namespaces
 @pytest.mark.slow
 def test_replicas_train_under_torchrun(google: Google, home: Any) -> None:
-    """Two machines meet at the name that the platform gives them, and each has the other's sum."""
+    """Two machines meet at the platform's MASTER_ADDR, and both have the sum."""
     script = "import torch.distributed as dist, torch\ndist.init_process_group('gloo')\nx = torch.ones(1)\n"
     script += "dist.all_reduce(x)\nprint('sum', int(x), dist.get_rank(), flush=True)\ndist.destroy_process_group()\n"
     command = (
@@ -254,7 +254,7 @@ def test_replicas_train_under_torchrun(google: Google, home: Any) -> None:
 @needs_namespaces
 @pytest.mark.slow
 def test_high_level_sdk_runs_a_job(google: Google, home: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """aiplatform.CustomJob, which uploads nothing here and waits for the end."""
+    """aiplatform.CustomJob runs without uploads, and waits for the end."""
     from google.cloud import aiplatform
 
     google.apply(monkeypatch)

@@ -26,7 +26,7 @@ DATA = base64.b64encode(b"value").decode()
 
 @dataclass
 class World:
-    """As much of the stand-in as these services look at."""
+    """The part of the stand-in that these services use."""
 
     now_s: float = 1_795_000_000.0
     settings: BillingSettings = field(default_factory=BillingSettings)
@@ -46,7 +46,7 @@ class World:
         raise LookupError(f"{method} {path}")
 
     def code(self, method: str, path: str, body: Any = None, **query: str) -> str:
-        """Return the code with which it is refused."""
+        """Return the code of the refusal."""
         with pytest.raises(GoogleError) as caught:
             self.call(method, path, body, **query)
         return caught.value.code
@@ -58,8 +58,8 @@ def world() -> World:
     return World()
 
 
-def test_secret_is_made_given_a_value_read_and_removed(world: World) -> None:
-    """By the project's id; answers name it by its number."""
+def test_secret_is_created_read_and_removed(world: World) -> None:
+    """Requests use the project's id; answers use its number."""
     assert world.call("POST", SECRETS, {**SECRET, "labels": {"run": "1"}}, secretId="s")["name"] == NAME
     assert world.code("GET", f"{SECRETS}/s/versions/latest:access") == "NOT_FOUND"
     added = world.call("POST", f"{SECRETS}/s:addVersion", {"payload": {"data": DATA}})
@@ -74,7 +74,7 @@ def test_secret_is_made_given_a_value_read_and_removed(world: World) -> None:
 
 
 def test_versions_count_up(world: World) -> None:
-    """The latest is the last that was added, whatever became of it."""
+    """The latest version is the newest, even after it is disabled."""
     world.secrets.set("s", "1")
     world.secrets.set("s", "2")
     assert world.call("GET", f"{SECRETS}/s/versions/1:access")["payload"]["data"] == "MQ=="
@@ -88,8 +88,8 @@ def test_versions_count_up(world: World) -> None:
     assert world.code("GET", f"{SECRETS}/s/versions/3:access") == "NOT_FOUND"
 
 
-def test_secret_ends_by_itself(world: World) -> None:
-    """After its ttl, or at its time; until then it is told when."""
+def test_secret_expires(world: World) -> None:
+    """A secret expires after its ttl or at its time; before then the answer has the time."""
     made = world.call("POST", SECRETS, {**SECRET, "ttl": "3600s"}, secretId="s")
     assert (made["expireTime"][:19], "ttl" in made) == ("2026-11-18T12:06:40", False)
     world.now_s += 3599
@@ -116,8 +116,8 @@ def test_secret_ends_by_itself(world: World) -> None:
         ("", SECRET),
     ],
 )
-def test_secret_is_refused(world: World, name: str, body: dict[str, Any]) -> None:
-    """For what the API does not have, or not so."""
+def test_invalid_secret_is_refused(world: World, name: str, body: dict[str, Any]) -> None:
+    """A field or value that the API does not accept is an error."""
     assert world.code("POST", SECRETS, body, secretId=name) == "INVALID_ARGUMENT"
     assert world.secrets.values() == {}
 
@@ -126,23 +126,23 @@ def test_secret_is_refused(world: World, name: str, body: dict[str, Any]) -> Non
     "payload",
     [{}, {"data": ""}, {"data": "?"}, {"data": DATA, "dataCrc32c": "1"}, {"data": base64.b64encode(bytes(65537))}],
 )
-def test_value_is_refused(world: World, payload: dict[str, Any]) -> None:
-    """Empty, no base64, of another checksum, over 64 KiB."""
+def test_invalid_value_is_refused(world: World, payload: dict[str, Any]) -> None:
+    """An empty value, invalid base64, a wrong checksum and more than 64 KiB are errors."""
     world.secrets.set("s", "1")
     told = {key: value.decode() if isinstance(value, bytes) else value for key, value in payload.items()}
     assert world.code("POST", f"{SECRETS}/s:addVersion", {"payload": told}) == "INVALID_ARGUMENT"
     assert world.secrets.value("s") == "1"
 
 
-def test_name_is_taken(world: World) -> None:
-    """Once; and another project is closed."""
+def test_existing_name_is_refused(world: World) -> None:
+    """A name exists once; another project is not accessible."""
     world.secrets.set("s", "1")
     assert world.code("POST", SECRETS, SECRET, secretId="s") == "ALREADY_EXISTS"
     assert world.code("GET", "/v1/projects/another/secrets/s") == "PERMISSION_DENIED"
 
 
 def test_secrets_are_listed_in_pages(world: World) -> None:
-    """The newest first."""
+    """Pages list the newest secret first."""
     for name in "abc":
         world.now_s += 1
         world.secrets.set(name, name)
@@ -165,13 +165,13 @@ def skus(world: World, service: str, region: str = "us-central1") -> dict[str, d
 
 
 def usd(sku: dict[str, Any]) -> float:
-    """Return a SKU's price now."""
+    """Return a SKU's present price."""
     price = sku["pricingInfo"][-1]["pricingExpression"]["tieredRates"][-1]["unitPrice"]
     return int(price["units"]) + float(price["nanos"]) / 1e9
 
 
-def test_prices_of_a_bill_add_up(world: World) -> None:
-    """a3-highgpu-8g by the list is what the bill of August 2025 says, to the cent."""
+def test_prices_add_up_to_a_real_bill(world: World) -> None:
+    """The price of a3-highgpu-8g equals the bill of August 2025, to the cent."""
     own, infrastructure = skus(world, VERTEX), skus(world, COMPUTE_ENGINE)
     on = "Vertex AI: Training/Pipelines on "
     parts = ((f"{on}NVIDIA H100 80GB", 8), (f"{on}A3 Instance Core", 208), (f"{on}A3 Instance RAM", 1872))
@@ -189,8 +189,8 @@ def test_prices_of_a_bill_add_up(world: World) -> None:
     assert flex + fee + disk == pytest.approx(52.03, abs=1e-2)
 
 
-def test_prices_have_the_real_list_s_traps(world: World) -> None:
-    """Names inside names, gifts, what was due before, commitments, a spot price that is tagged as on demand."""
+def test_price_list_has_the_traps_of_the_real_list(world: World) -> None:
+    """The list has similar names, free tiers, earlier prices, commitments, and a spot price tagged as on demand."""
     found = skus(world, COMPUTE_ENGINE)
     core = found["E2 Instance Core running in Americas"]
     assert [name for name in found if "E2 Instance Core running in" in name and name != core["description"]]
@@ -207,8 +207,8 @@ def test_prices_have_the_real_list_s_traps(world: World) -> None:
     )
 
 
-def test_prices_come_in_pages(world: World) -> None:
-    """Of as many as the service likes, and of no more than 5,000; each SKU once."""
+def test_prices_are_listed_in_pages(world: World) -> None:
+    """A page has the service's size, at most 5,000; each SKU is listed once."""
     whole = world.call("GET", f"/v1/services/{VERTEX}/skus")
     assert (len(whole["skus"]) > 50, whole["nextPageToken"]) == (True, "")
     world.settings = BillingSettings(sku_page_size=7)
@@ -219,7 +219,7 @@ def test_prices_come_in_pages(world: World) -> None:
 
 
 def test_services_are_listed(world: World) -> None:
-    """Three of Google's thousands."""
+    """The list has three of Google's thousands of services."""
     world.settings = BillingSettings(sku_page_size=5000)
     found = {one["serviceId"]: one["displayName"] for one in world.call("GET", "/v1/services")["services"]}
     assert (found[VERTEX], found[COMPUTE_ENGINE]) == ("Vertex AI", "Compute Engine")

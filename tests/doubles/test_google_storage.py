@@ -1,4 +1,4 @@
-"""Cloud Storage of Google's stand-in: the unmodified client, preconditions, ranges, uploads that break off, lists."""
+"""Cloud Storage of Google's stand-in: the unmodified client, preconditions, ranges, broken uploads, lists."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 OBJECTS = f"/storage/v1/b/{BUCKET}/o"
 UPLOADS = f"/upload{OBJECTS}"
-# The client keeps connections open, and does not close them when it is thrown away.
+# The client keeps connections open, and does not close them at the end of its life.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @dataclass
 class Served:
-    """A service under an address, and what it was asked for."""
+    """A service at an address, and its calls."""
 
     storage: Storage
     url: str = ""
@@ -47,7 +47,7 @@ class Served:
         return self.call("POST", UPLOADS, data, params={"uploadType": "media", "name": name, **query})
 
     def respond(self, request: Request) -> Answer:
-        """Answer, and note it."""
+        """Answer a request and record the call."""
         answer = self.storage.respond(request)
         self.calls.append((self.storage.operation(request), answer.status))
         return answer
@@ -77,7 +77,7 @@ def bucket(gcs: Served) -> Iterator[Bucket]:
 
 
 def test_client_writes_reads_lists_and_removes(gcs: Served, bucket: Bucket, tmp_path: Path) -> None:
-    """Under names that need quoting, too; the checksums are verified on both ways."""
+    """Names may need quoting; checksums are verified for upload and download."""
     (tmp_path / "file").write_bytes(b"0123456789")
     blob = bucket.blob("a b/ü+%.bin")
     blob.metadata = {"k": "v"}
@@ -97,8 +97,8 @@ def test_client_writes_reads_lists_and_removes(gcs: Served, bucket: Bucket, tmp_
     assert not found.exists()
 
 
-def test_client_notices_a_body_that_is_not_what_was_stored(gcs: Served, bucket: Bucket) -> None:
-    """By the header with the checksums."""
+def test_client_detects_a_corrupt_body(gcs: Served, bucket: Bucket) -> None:
+    """The client compares the body with the header's checksums."""
     from google.cloud.storage.exceptions import DataCorruption
 
     gcs.storage.put(BUCKET, "a", b"0123456789")
@@ -109,8 +109,8 @@ def test_client_notices_a_body_that_is_not_what_was_stored(gcs: Served, bucket: 
         bucket.blob("a").download_as_bytes(checksum="crc32c")
 
 
-def test_second_writer_is_refused(bucket: Bucket) -> None:
-    """Where it says that there must be nothing yet, or which generation it has seen."""
+def test_writer_with_failed_precondition_is_refused(bucket: Bucket) -> None:
+    """A writer with a precondition on absence or on an old generation is refused."""
     from google.api_core.exceptions import PreconditionFailed
 
     first = bucket.blob("a")
@@ -130,7 +130,7 @@ def test_second_writer_is_refused(bucket: Bucket) -> None:
 
 
 def test_one_of_many_writers_wins(gcs: Served) -> None:
-    """Whatever the order in which they come."""
+    """Exactly one writer succeeds, in any order of arrival."""
     statuses: list[int] = []
     start = threading.Barrier(12)
 
@@ -146,8 +146,8 @@ def test_one_of_many_writers_wins(gcs: Served) -> None:
     assert sorted(statuses) == [200] + [412] * 11
 
 
-def test_precondition_that_fails_is_told_as_google_does(gcs: Served) -> None:
-    """412 with conditionNotMet; a GET of what the client has already is 304."""
+def test_failed_precondition_has_googles_error(gcs: Served) -> None:
+    """A failed precondition is 412 with conditionNotMet; a GET of the client's current copy is 304."""
     generation = gcs.put("a", "1").json()["generation"]
     refused = gcs.put("a", "2", ifGenerationMatch="0")
     error = refused.json()["error"]
@@ -173,8 +173,8 @@ def test_precondition_that_fails_is_told_as_google_does(gcs: Served) -> None:
         ("bytes=10-", 416, None, "bytes */10"),
     ],
 )
-def test_ranges(gcs: Served, asked: str, status: int, body: bytes | None, told: str | None) -> None:
-    """206 with Content-Range, 416 past the end; the checksums are the whole object's."""
+def test_ranges_are_answered(gcs: Served, asked: str, status: int, body: bytes | None, told: str | None) -> None:
+    """A range is answered with 206 and Content-Range, or 416 past the end; the checksums are the whole object's."""
     gcs.put("a", "0123456789")
     found = gcs.call("GET", f"{OBJECTS}/a?alt=media", headers={"Range": asked})
     assert (found.status_code, found.headers.get("content-range")) == (status, told)
@@ -184,7 +184,7 @@ def test_ranges(gcs: Served, asked: str, status: int, body: bytes | None, told: 
 
 
 def test_old_generation_is_gone(gcs: Served) -> None:
-    """A bucket without versions keeps the newest alone."""
+    """A bucket without versions keeps only the newest generation."""
     generation = gcs.put("a", "1").json()["generation"]
     gcs.put("a", "2")
     assert gcs.call("GET", f"{OBJECTS}/a?generation={generation}").status_code == 404
@@ -192,8 +192,8 @@ def test_old_generation_is_gone(gcs: Served) -> None:
     assert gcs.storage.read(BUCKET, "a") == b"2"
 
 
-def test_big_file_goes_in_chunks(gcs: Served, bucket: Bucket, tmp_path: Path) -> None:
-    """Over 8 MiB the client takes an upload that can be resumed; preconditions hold there, too."""
+def test_big_file_is_sent_in_chunks(gcs: Served, bucket: Bucket, tmp_path: Path) -> None:
+    """Above 8 MiB the client uses a resumable upload; preconditions hold for it, too."""
     from google.api_core.exceptions import PreconditionFailed
 
     data = bytes(range(256)) * 4096 * 9
@@ -206,8 +206,8 @@ def test_big_file_goes_in_chunks(gcs: Served, bucket: Bucket, tmp_path: Path) ->
         bucket.blob("a").upload_from_filename(str(tmp_path / "file"), if_generation_match=0)
 
 
-def test_client_takes_up_an_upload_that_broke_off(gcs: Served, bucket: Bucket, tmp_path: Path) -> None:
-    """From what the service has kept: the chunk is sent again, what is there already is passed over."""
+def test_client_resumes_a_broken_upload(gcs: Served, bucket: Bucket, tmp_path: Path) -> None:
+    """The client continues from the bytes kept: it repeats the chunk, and the service skips known bytes."""
     data = bytes(range(256)) * 4096 * 9
     (tmp_path / "file").write_bytes(data)
     gcs.storage.break_next_chunk(300_000)
@@ -228,8 +228,8 @@ def send(gcs: Served, place: str, data: bytes, content_range: str) -> requests.R
     return gcs.call("PUT", place, data, headers={"Content-Range": content_range})
 
 
-def test_upload_tells_how_far_it_is(gcs: Served) -> None:
-    """As 308 with a Range, which is missing at first; in the end with the object."""
+def test_upload_reports_its_progress(gcs: Served) -> None:
+    """Status queries answer 308 with a Range, absent at first; at the end the answer is the object."""
     place, data = begin(gcs), bytes(CHUNK_BYTES + 5)
     assert [send(gcs, place, b"", "bytes */*").headers.get("range")] == [None]
     gcs.storage.break_next_chunk(CHUNK_BYTES + 4)
@@ -241,8 +241,8 @@ def test_upload_tells_how_far_it_is(gcs: Served) -> None:
     assert send(gcs, place, b"", "bytes */*").json()["generation"] == done.json()["generation"]
 
 
-def test_upload_refuses_what_does_not_fit(gcs: Served) -> None:
-    """A gap, a chunk of an odd size that is not the last, a session that is not known."""
+def test_upload_refuses_wrong_ranges(gcs: Served) -> None:
+    """A gap, an odd chunk size before the last chunk, and an unknown session are errors."""
     place = begin(gcs)
     assert send(gcs, place, bytes(1000), "bytes 0-999/*").status_code == 400
     assert send(gcs, place, bytes(CHUNK_BYTES), f"bytes {CHUNK_BYTES}-{2 * CHUNK_BYTES - 1}/*").status_code == 400
@@ -252,8 +252,8 @@ def test_upload_refuses_what_does_not_fit(gcs: Served) -> None:
     assert gcs.storage.names(BUCKET) == []
 
 
-def test_precondition_of_an_upload_is_looked_at_in_its_end(gcs: Served) -> None:
-    """Whoever comes first with a whole object wins, not who began first."""
+def test_precondition_of_an_upload_is_checked_at_its_end(gcs: Served) -> None:
+    """The first complete object wins, not the first upload to begin."""
     place = begin(gcs, ifGenerationMatch="0")
     gcs.put("a", "other")
     assert send(gcs, place, b"12", "bytes 0-1/2").status_code == 412
@@ -263,7 +263,7 @@ def test_precondition_of_an_upload_is_looked_at_in_its_end(gcs: Served) -> None:
 
 
 def test_wrong_checksum_is_refused(gcs: Served) -> None:
-    """Of a body, and of an upload's end."""
+    """The checksum of a body and of a whole upload is verified."""
     header = {"x-goog-hash": "crc32c=AAAAAA=="}
     refused = gcs.call("POST", f"{UPLOADS}?uploadType=media&name=a", b"12", headers=header)
     assert (refused.status_code, "crc32c" in refused.json()["error"]["message"]) == (400, True)
@@ -272,8 +272,8 @@ def test_wrong_checksum_is_refused(gcs: Served) -> None:
     assert gcs.storage.names(BUCKET) == []
 
 
-def test_list_comes_in_pages_and_folders(gcs: Served, bucket: Bucket) -> None:
-    """With a prefix, a delimiter and a token; a page counts folders as it does objects."""
+def test_list_has_pages_and_folders(gcs: Served, bucket: Bucket) -> None:
+    """Lists have a prefix, a delimiter and a token; a page counts folders as objects."""
     for name in ("a/1", "a/2", "b/c/3", "b/4", "d", "e/", "e/5"):
         gcs.storage.put(BUCKET, name, b"x")
     found = bucket.list_blobs(delimiter="/", page_size=2)
@@ -297,7 +297,7 @@ def test_list_comes_in_pages_and_folders(gcs: Served, bucket: Bucket) -> None:
 
 
 def test_objects_are_composed(bucket: Bucket) -> None:
-    """In the order given; there is no MD5 of the whole."""
+    """Parts are joined in the given order; the whole has no MD5."""
     for name in ("1", "2"):
         bucket.blob(name).upload_from_string(name * 3)
     whole = bucket.blob("whole")
@@ -306,8 +306,8 @@ def test_objects_are_composed(bucket: Bucket) -> None:
     assert bucket.blob("whole").download_as_bytes(checksum="crc32c") == b"222111"
 
 
-def test_missing_things_are_not_found(gcs: Served, bucket: Bucket) -> None:
-    """In JSON, but for a download, whose error is text."""
+def test_missing_object_and_bucket_are_not_found(gcs: Served, bucket: Bucket) -> None:
+    """The error is JSON, except for a download, whose error is text."""
     from google.api_core.exceptions import NotFound
 
     for method in ("GET", "DELETE"):
@@ -321,8 +321,8 @@ def test_missing_things_are_not_found(gcs: Served, bucket: Bucket) -> None:
     assert gcs.call("GET", "/storage/v2/b").status_code == 404
 
 
-def test_buckets(gcs: Served, bucket: Bucket) -> None:
-    """One is there; others are made, in a place, once; another project's are not ours."""
+def test_buckets_are_created_and_listed(gcs: Served, bucket: Bucket) -> None:
+    """Buckets are created once and have a location; buckets of another project are not accessible."""
     from google.api_core.exceptions import Conflict, Forbidden
 
     assert bucket.client.get_bucket(BUCKET).location == "US-CENTRAL1"
@@ -338,24 +338,24 @@ def test_buckets(gcs: Served, bucket: Bucket) -> None:
     assert gcs.call("POST", "/upload/storage/v1/b/theirs/o?uploadType=media&name=a", "1").status_code == 403
 
 
-def test_who_may_not_delete_may_not_replace(gcs: Served) -> None:
-    """As with the role that creates objects alone."""
+def test_replacing_needs_the_right_to_delete(gcs: Served) -> None:
+    """Replacing needs the right to delete, as with the role that only creates objects."""
     gcs.settings = replace(gcs.settings, denied=("storage.delete",))
     assert gcs.put("a", "1").status_code == 200
     refused = gcs.put("a", "2")
     assert (refused.status_code, "storage.objects.delete" in refused.json()["error"]["message"]) == (403, True)
 
 
-def test_names_that_no_object_can_have(gcs: Served) -> None:
-    """And fields that none has."""
+def test_invalid_name_or_field_is_refused(gcs: Served) -> None:
+    """Invalid names and unknown fields are errors."""
     for name in ("", "..", "a\nb", "x" * 1025):
         assert gcs.put(name, "1").status_code == 400
     bad = gcs.call("POST", f"{UPLOADS}?uploadType=resumable&name=a", '{"contentTyp": "x"}')
     assert (bad.status_code, "contentTyp" in bad.json()["error"]["message"]) == (400, True)
 
 
-def test_body_is_read_while_it_is_sent(gcs: Served) -> None:
-    """A piece at a time, of the object as it was; half of it is a body that was cut."""
+def test_body_is_read_during_sending(gcs: Served) -> None:
+    """The body is read piece by piece from the old object; a cut body has half of the bytes."""
     gcs.storage.put(BUCKET, "a", bytes(5 << 20))
     request = Request("GET", f"{OBJECTS}/a?alt=media", "", f"{OBJECTS}/a", {"alt": "media"}, {}, b"")
     answer = gcs.storage.respond(request)
@@ -367,8 +367,8 @@ def test_body_is_read_while_it_is_sent(gcs: Served) -> None:
     assert (answer.length, sum(len(piece) for piece in answer.pieces), answer.is_last) == (5 << 20, 5 << 19, True)
 
 
-def test_files_of_what_is_gone_are_gone(gcs: Served) -> None:
-    """Replaced, removed, refused, called off."""
+def test_removed_contents_leave_no_files(gcs: Served) -> None:
+    """Replaced, removed, refused and cancelled contents leave no files."""
     gcs.put("a", "1")
     gcs.put("a", "2")
     gcs.put("a", "3", ifGenerationMatch="0")

@@ -1,4 +1,4 @@
-"""Containers for stand-ins: what they see, and that nothing of them is left."""
+"""Containers for stand-ins: their view of the machine, and nothing left after their end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from doubles import process, sandbox
 from doubles.aws import handle
 from doubles.conftest import request_of
 
-# Runs a container in another process, so that each mode can be had: argv is the mode, a folder and a mark.
+# Runs a container in a separate process, for a choice of the mode: argv is the mode, a folder and a mark.
 RUN = """
 import os, sys
 os.environ["DOUBLES_SANDBOX"] = sys.argv[1]
@@ -37,7 +37,7 @@ print("code", running.process.wait())
 """
 
 
-# The same with a folder at the root, which cannot be written there.
+# The same with a read-only folder at the root.
 READ_ONLY = """
 import os, sys
 os.environ["DOUBLES_SANDBOX"] = sys.argv[1]
@@ -56,8 +56,8 @@ print(sandbox.start(container).process.stdout.read().decode().split())
 
 
 @pytest.mark.parametrize("mode", ["root", "user"])
-def test_container_has_a_place_at_the_root(mode: str, tmp_path: Path) -> None:
-    """Which it can only read, next to those that are its own; the machine itself has none."""
+def test_container_has_a_read_only_folder_at_the_root(mode: str, tmp_path: Path) -> None:
+    """A folder at the root is read-only, next to the private folders; the machine itself has no folder there."""
     env = {**os.environ, "PYTHONPATH": str(process.TESTS)}
     done = subprocess.run([sys.executable, "-c", READ_ONLY, mode, tmp_path], env=env, capture_output=True, text=True)
     found, _, told = done.stdout.partition("\n")
@@ -69,8 +69,8 @@ def test_container_has_a_place_at_the_root(mode: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["root", "user", "none"])
-def test_container_has_private_places_in_every_mode(mode: str, tmp_path: Path) -> None:
-    """With namespaces of whichever kind, or without any; and everything that it has started is gone."""
+def test_container_has_private_folders_in_every_mode(mode: str, tmp_path: Path) -> None:
+    """Private folders work in all modes, with or without namespaces; all processes of the container are gone."""
     env, mark = {**os.environ, "PYTHONPATH": str(process.TESTS)}, new_mark()
     done = subprocess.run([sys.executable, "-c", RUN, mode, tmp_path, mark], env=env, capture_output=True, text=True)
     assert done.stderr == ""
@@ -86,8 +86,8 @@ def test_container_has_private_places_in_every_mode(mode: str, tmp_path: Path) -
 
 
 @pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")
-def test_host_sees_nothing_of_it(tmp_path: Path) -> None:
-    """No mount, no folder, no network interface."""
+def test_host_sees_no_trace_of_the_container(tmp_path: Path) -> None:
+    """The host sees no mount, no folder and no network interface of the container."""
     before = Path("/proc/mounts").read_text(), os.listdir("/opt"), os.listdir("/sys/class/net")
     switch = sandbox.Switch.open()
     container = sandbox.Container(
@@ -108,8 +108,8 @@ def test_host_sees_nothing_of_it(tmp_path: Path) -> None:
         switch.close()
 
 
-def test_command_that_is_not_there(tmp_path: Path) -> None:
-    """A code as a shell gives it, and a reason."""
+def test_missing_command_exits_with_127(tmp_path: Path) -> None:
+    """The code is a shell's, and the output has the reason."""
     container = sandbox.Container(["nothing"], {"PATH": os.defpath}, tmp_path / "own", "h", {"/opt/ml": tmp_path})
     process = sandbox.start(container).process
     assert process.stdout is not None
@@ -119,8 +119,8 @@ def test_command_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", ["server", "its parent"])
-def test_nothing_is_left_when_it_is_killed(victim: str, tmp_path: Path) -> None:
-    """SIGKILL to the server, or to whoever has started it, ends its containers and removes its folder."""
+def test_killed_server_leaves_no_containers_or_folder(victim: str, tmp_path: Path) -> None:
+    """SIGKILL to the server, or to its parent, ends its containers and removes its folder."""
     state = tmp_path / "state"
     code = f"from doubles.aws import handle; from pathlib import Path; a = handle.start(Path({str(state)!r}))\n"
     code += "print(a.url, a.process.pid, flush=True); a.process.wait()"
@@ -146,12 +146,12 @@ def _run_sleepers(aws: handle.Aws, mark: str) -> None:
 
 
 def new_mark() -> str:
-    """Return seconds to sleep that nobody else on this machine sleeps: other runs of this test may be under way."""
+    """Return a unique number of seconds to sleep: parallel runs of the test must not share the number."""
     return str(random.randint(10**6, 10**8))
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Wait until it holds."""
+    """Wait until the condition holds."""
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "did not come true"
@@ -160,13 +160,13 @@ def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 def _is_alive(pid: str) -> bool:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # a zombie has none
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # a zombie's is empty
     except OSError:
         return False
 
 
 def sleeping(mark: str) -> list[str]:
-    """Return the processes anywhere on the machine that sleep for so long."""
+    """Return the machine's processes that sleep for `mark` seconds."""
     return [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _command(path) == f"sleep\0{mark}\0"]
 
 

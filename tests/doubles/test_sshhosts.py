@@ -1,4 +1,4 @@
-"""Hosts with real sshd: what they are, that their faults are faults, and that nothing of them is left."""
+"""Hosts with real sshd: their properties, their faults, and nothing left after their end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PYTHON = sys.executable
 QUICK = ("-o", "ConnectTimeout=1")
 HELLO = "import socket; print(socket.create_connection(('h1', 22), {}).recv(7).decode())"
 
-# Starts hosts in another process, which is killed: argv is their folder.
+# Starts hosts in a separate process that the test kills: argv is their folder.
 START = """
 import sys, time
 from pathlib import Path
@@ -32,7 +32,7 @@ cluster.ssh("h0", "setsid sleep 600 >/dev/null 2>&1 &")
 print(*(host.pid for host in cluster.hosts), flush=True)
 time.sleep(600)
 """
-# Asks whether there can be hosts, as a root who may not make namespaces: without CAP_SYS_ADMIN, by PR_CAPBSET_DROP.
+# Calls `missing` as a root user without the right to make namespaces: drops CAP_SYS_ADMIN by PR_CAPBSET_DROP.
 UNPRIVILEGED = """
 import ctypes
 ctypes.CDLL(None).prctl(24, 21, 0, 0, 0)
@@ -41,16 +41,16 @@ print(missing())
 """
 
 
-def test_hosts_answer_over_ssh_under_their_own_names(ssh_pair: Cluster) -> None:
-    """With the system's Python and the tests' own, where cloudtrain is not."""
+def test_hosts_answer_over_ssh_with_their_names(ssh_pair: Cluster) -> None:
+    """The hosts have the system's Python and the tests' own, without cloudtrain."""
     assert [ssh_pair.ssh(name, "hostname").stdout for name in ("h0", "h1")] == ["h0\n", "h1\n"]
     find = "from importlib.util import find_spec as f; print(bool(f('torch')), bool(f('cloudtrain')))"
     assert ssh_pair.ssh("h0", f'{PYTHON} -c "{find}"').stdout == "True False\n"
     assert ssh_pair.ssh("h0", "python3 -IS -c 'import os; print(os.getcwd())'").stdout == "/home/root\n"
 
 
-def test_hosts_have_keys_of_their_own(ssh_pair: Cluster) -> None:
-    """A host with the other's key is refused by the client, as is a host that is not known."""
+def test_client_refuses_a_wrong_host_key(ssh_pair: Cluster) -> None:
+    """The client refuses a host with a wrong key, and an unknown host."""
     known = ssh_pair.client_folder / "known_hosts"
     lines = known.read_text()
     try:
@@ -58,18 +58,18 @@ def test_hosts_have_keys_of_their_own(ssh_pair: Cluster) -> None:
         refused = [ssh_pair.ssh(name, "true") for name in ("h0", "h1")]
     finally:
         known.write_text(lines)
-    assert [done.returncode for done in refused] == [255, 0]  # h1 has shown its own as well
+    assert [done.returncode for done in refused] == [255, 0]  # h1 has shown its own key as well
     assert "Host key verification failed" in refused[0].stderr
 
 
 def own(names: list[str]) -> list[str]:
-    """Return the names without the folder below /tmp that holds the test's Python, which every host sees."""
+    """Return the names without the folder below /tmp that has the test's Python and is visible on every host."""
     prefixes = [Path(prefix).parts[2] for prefix in (sys.prefix, sys.base_prefix) if prefix.startswith("/tmp/")]
     return [name for name in names if name not in prefixes]
 
 
-def test_hosts_have_places_of_their_own(ssh_pair: Cluster) -> None:
-    """What one writes the other has not, and a test sees it; of the machine's files none can be changed."""
+def test_hosts_have_separate_folders(ssh_pair: Cluster) -> None:
+    """Files of a host are visible to the test but not on the second host; the machine's files are read-only."""
     one, other = ssh_pair.hosts
     told = ssh_pair.ssh("h0", "touch ~/a /tmp/of-host-h0 /dev/shm/c /data/d /run/e && touch /usr/f; ls /root /tmp")
     assert "Read-only file system" in told.stderr
@@ -81,8 +81,8 @@ def test_hosts_have_places_of_their_own(ssh_pair: Cluster) -> None:
     assert not Path("/tmp/of-host-h0").exists()
 
 
-def test_small_places_have_the_size_asked_for(cluster: Callable[..., Cluster]) -> None:
-    """And a full disk is full."""
+def test_small_disks_have_the_requested_size(cluster: Callable[..., Cluster]) -> None:
+    """The disks have the requested size, and a full disk refuses writes."""
     host = cluster(1, shm_mib=8, data_mib=2).hosts[0]
     assert host.run(["df", "--output=size", "/dev/shm", "/data"]).split()[1:] == ["8192", "2048"]
     with pytest.raises(OSError, match="No space left"):
@@ -91,16 +91,16 @@ def test_small_places_have_the_size_asked_for(cluster: Callable[..., Cluster]) -
     assert host.run(["df", "--output=size", "/dev/shm"]).split()[1:] == ["4096"]
 
 
-def test_users_have_homes_that_others_cannot_read(ssh_pair: Cluster) -> None:
-    """With the same Python, whoever's folder it lies in."""
+def test_home_folders_are_private(ssh_pair: Cluster) -> None:
+    """Users share the Python, from any folder, but not their home folders."""
     done = ssh_pair.ssh("alice@h0", f"whoami; pwd; touch mine; {PYTHON} -c 'print(1)'; ls /home/bob")
     assert done.stdout.split() == ["alice", "/home/alice", "1"]
     assert "Permission denied" in done.stderr
     assert (ssh_pair.hosts[0].home_of("alice") / "mine").stat().st_uid == 2001
 
 
-def test_programs_of_a_hosts_own_come_first(ssh_pair: Cluster) -> None:
-    """So that a test can say what `nvidia-smi` says."""
+def test_programs_in_a_hosts_bin_come_first(ssh_pair: Cluster) -> None:
+    """A test can replace `nvidia-smi` on one host."""
     tool = ssh_pair.hosts[1].bin / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho no devices were found\n")
     tool.chmod(0o755)
@@ -108,8 +108,8 @@ def test_programs_of_a_hosts_own_come_first(ssh_pair: Cluster) -> None:
     assert ssh_pair.ssh("h0", "nvidia-smi").returncode == 127
 
 
-def test_homes_can_be_one_folder(cluster: Callable[..., Cluster]) -> None:
-    """As with NFS."""
+def test_hosts_can_share_home_folders(cluster: Callable[..., Cluster]) -> None:
+    """The hosts can share their home folders, as with NFS."""
     shared = cluster(2, is_home_shared=True)
     shared.ssh("h0", "touch a")
     assert shared.ssh("h1", "ls").stdout == "a\n"
@@ -117,8 +117,8 @@ def test_homes_can_be_one_folder(cluster: Callable[..., Cluster]) -> None:
     assert shared.ssh("h1", "ls").stdout == ""
 
 
-def test_cut_host_is_not_reached_until_it_joins(ssh_pair: Cluster) -> None:
-    """It sees that its cable is out."""
+def test_cut_host_is_unreachable_until_it_joins(ssh_pair: Cluster) -> None:
+    """A host with a cut cable sees its interface without a carrier."""
     host = ssh_pair.hosts[1]
     host.cut()
     assert ssh_pair.ssh("h1", "true", *QUICK).returncode == 255
@@ -128,7 +128,7 @@ def test_cut_host_is_not_reached_until_it_joins(ssh_pair: Cluster) -> None:
 
 
 def test_blackholed_connection_is_half_open(ssh_pair: Cluster) -> None:
-    """Neither end hears of it, and what was written arrives when the line is back."""
+    """Neither end notices the fault, and pending bytes arrive when the line is back."""
     with _cat(ssh_pair, "h0") as session:
         assert _echo(session, b"before\n", 20) == b"before\n"
         ssh_pair.hosts[0].blackhole()
@@ -140,8 +140,8 @@ def test_blackholed_connection_is_half_open(ssh_pair: Cluster) -> None:
         session.kill()
 
 
-def test_clients_own_line_can_be_cut(ssh_pair: Cluster) -> None:
-    """The hosts reach each other all the same."""
+def test_cut_client_leaves_hosts_connected(ssh_pair: Cluster) -> None:
+    """The hosts still reach each other."""
     ssh_pair.client.blackhole()
     assert ssh_pair.ssh("h1", "true", *QUICK).returncode == 255
     assert ssh_pair.hosts[0].run([PYTHON, "-ISc", HELLO.format(10)]) == "SSH-2.0\n"
@@ -149,8 +149,8 @@ def test_clients_own_line_can_be_cut(ssh_pair: Cluster) -> None:
     assert ssh_pair.ssh("h1", "true").returncode == 0
 
 
-def test_isolated_hosts_are_reached_by_the_client_alone(ssh_pair: Cluster) -> None:
-    """Until they join again."""
+def test_isolated_hosts_are_reachable_only_from_the_client(ssh_pair: Cluster) -> None:
+    """Isolated hosts do not reach each other until they join again."""
     hosts = ssh_pair.hosts
     for host in hosts:
         host.isolate()
@@ -161,10 +161,10 @@ def test_isolated_hosts_are_reached_by_the_client_alone(ssh_pair: Cluster) -> No
     assert hosts[0].run([PYTHON, "-ISc", HELLO.format(10)]) == "SSH-2.0\n"
 
 
-def test_power_off_ends_everything_and_boot_brings_the_disks_back(
+def test_power_off_kills_all_processes_and_boot_restores_the_disks(
     ssh_pair: Cluster, wait_until: Callable[..., Any]
 ) -> None:
-    """A boot has an id of its own; memory is lost, disks are not."""
+    """A boot has a new boot id; memory is lost, disks stay."""
     host, boot_id = ssh_pair.hosts[0], "cat /proc/sys/kernel/random/boot_id"
     ssh_pair.ssh("h0", "touch ~/a /data/b /dev/shm/c; setsid sleep 6543 >/dev/null 2>&1 &")
     wait_until(lambda: [line for _, line in host.processes()] == ["sleep 6543"])
@@ -180,8 +180,8 @@ def test_power_off_ends_everything_and_boot_brings_the_disks_back(
     assert first != second != Path("/proc/sys/kernel/random/boot_id").read_text()
 
 
-def test_killed_sshd_refuses_and_leaves_sessions(ssh_pair: Cluster) -> None:
-    """Until it is started again."""
+def test_killed_sshd_refuses_connections_and_keeps_sessions(ssh_pair: Cluster) -> None:
+    """Connections are refused until sshd is started again, but open sessions continue."""
     host = ssh_pair.hosts[0]
     with _cat(ssh_pair, "h0") as session:
         assert _echo(session, b"before\n", 20) == b"before\n"
@@ -194,8 +194,8 @@ def test_killed_sshd_refuses_and_leaves_sessions(ssh_pair: Cluster) -> None:
         assert session.wait(20) == 255
 
 
-def test_host_behind_a_bastion_is_reached_through_it_alone(ssh_pair: Cluster) -> None:
-    """Its name is one that only the bastion knows."""
+def test_host_behind_a_bastion_is_reachable_only_through_it(ssh_pair: Cluster) -> None:
+    """Only the bastion can look up the host's name."""
     config = ssh_pair.jump_config()
     through = ssh_pair.ssh("h1", "hostname; echo $SSH_CLIENT", "-F", str(config))
     assert through.stdout.split()[:2] == ["h1", ssh_pair.hosts[0].address]
@@ -203,8 +203,8 @@ def test_host_behind_a_bastion_is_reached_through_it_alone(ssh_pair: Cluster) ->
     assert "Could not resolve hostname h1" in direct.stderr
 
 
-def test_slow_line_is_late_and_good_again_after(ssh_pair: Cluster) -> None:
-    """The delay is each way, and whole frames arrive unhurt."""
+def test_slow_line_delays_until_it_joins(ssh_pair: Cluster) -> None:
+    """The delay applies each way, and whole frames arrive unchanged."""
     host = ssh_pair.hosts[0]
     before = _connect_s(ssh_pair)
     host.slow(delay_ms=100)
@@ -241,7 +241,7 @@ def test_slow_line_keeps_its_rate_and_loses_its_share(ssh_pair: Cluster) -> None
 
 
 def test_reset_makes_hosts_new(ssh_pair: Cluster) -> None:
-    """Whatever was done to them."""
+    """A reset removes files, processes, and faults of power and line."""
     one, other = ssh_pair.hosts
     ssh_pair.ssh("h0", "touch ~/a /tmp/b /data/c /opt/bin/d; setsid sleep 6543 >/dev/null 2>&1 &")
     (one.folder / "etc/hosts").write_text("")
@@ -256,7 +256,7 @@ def test_reset_makes_hosts_new(ssh_pair: Cluster) -> None:
 
 
 def test_hosts_end_with_the_process_that_started_them(tmp_path: Path, wait_until: Callable[..., Any]) -> None:
-    """Even if it is killed."""
+    """Killing the process that started the hosts ends the hosts."""
     env = {**os.environ, "PYTHONPATH": str(process.TESTS)}
     argv = [PYTHON, "-c", START, str(tmp_path / "hosts")]
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as starter:
@@ -270,8 +270,8 @@ def test_hosts_end_with_the_process_that_started_them(tmp_path: Path, wait_until
     wait_until(lambda: not _in_namespace(spaces))
 
 
-def test_host_that_cannot_start_says_why_and_can_be_mended(ssh_pair: Cluster) -> None:
-    """As its administrator would."""
+def test_host_that_cannot_start_reports_the_error_and_can_be_repaired(ssh_pair: Cluster) -> None:
+    """The error names the host; after a repair of its configuration the host boots."""
     host = ssh_pair.hosts[0]
     config = host.folder / "etc/ssh/sshd_config"
     host.power_off()
@@ -284,8 +284,8 @@ def test_host_that_cannot_start_says_why_and_can_be_mended(ssh_pair: Cluster) ->
     assert ssh_pair.ssh("h0", "hostname").stdout == "h0\n"
 
 
-def test_machine_without_rights_or_packages_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the tests that are passed over there."""
+def test_missing_rights_or_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason is given to tests that must be skipped."""
     env = {**os.environ, "PYTHONPATH": str(process.TESTS)}
     done = subprocess.run([PYTHON, "-c", UNPRIVILEGED], env=env, capture_output=True, text=True)
     assert done.stdout.startswith(
@@ -298,7 +298,7 @@ def test_machine_without_rights_or_packages_is_told_so(monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_sixteen_hosts_leave_nothing(cluster: Callable[..., Cluster]) -> None:
-    """No process, namespace, link or file; and so many answer at once."""
+    """Sixteen hosts answer together, and leave no process, namespace, link or file."""
     links = os.listdir("/sys/class/net")
     many = cluster(16)
     argv = ["ssh", "-F", str(many.ssh_config)]
@@ -322,7 +322,7 @@ def _namespaces(pid: int | None) -> set[str]:
 
 
 def _in_namespace(spaces: set[str]) -> list[int]:
-    """Return the processes that are in one of these."""
+    """Return the processes inside any of the namespaces."""
     found = []
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         with contextlib.suppress(OSError):
@@ -332,7 +332,7 @@ def _in_namespace(spaces: set[str]) -> list[int]:
 
 
 def _cat(cluster: Cluster, host: str) -> subprocess.Popen[bytes]:
-    """Return a session that sends back what it is sent."""
+    """Return a session that echoes its input."""
     argv = ["ssh", "-F", str(cluster.ssh_config), host, "cat"]
     env = {**os.environ, **cluster.environ}
     return subprocess.Popen(argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
@@ -346,7 +346,7 @@ def _echo(session: subprocess.Popen[bytes], sent: bytes, within_s: float) -> byt
 
 
 def _connect_s(cluster: Cluster) -> float:
-    """Return the time a TCP connection from the client to h0 takes to make, in seconds."""
+    """Return the seconds for a TCP connection from the client to h0."""
     code = "import socket, time; t = time.monotonic(); socket.create_connection(('10.214.0.10', 22)).close()"
     argv = [*cluster.inside, PYTHON, "-IS", "-c", f"{code}; print(time.monotonic() - t)"]
     return float(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)

@@ -1,4 +1,4 @@
-"""The warm interpreter, against the interpreter itself."""
+"""The warm interpreter, compared with the real interpreter."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("what", ["leave", "exit", "raise"])
 @pytest.mark.parametrize("how", [["tell.py"], ["-m", "tell"]])
-def test_runs_as_the_interpreter_does(folder: Path, how: list[str], what: str) -> None:
-    """The same exit code and output, to the last line of a traceback; arguments, folder and environment arrive."""
+def test_warm_run_equals_a_real_run(folder: Path, how: list[str], what: str) -> None:
+    """Exit code and output are equal, to the last line of a traceback; arguments, folder and environment arrive."""
     env = {"PATH": os.environ["PATH"], "WORD": "a b"}
     warm = warmpython.run([*how, what, ""], folder, env, 60)
     cold = subprocess.run(
@@ -49,8 +49,8 @@ def test_runs_as_the_interpreter_does(folder: Path, how: list[str], what: str) -
     assert warm.stderr.splitlines()[::-1][:1] == cold.stderr.splitlines()[::-1][:1]
 
 
-def test_torchruns_ranks_are_warm_too(folder: Path) -> None:
-    """Each with the environment that torchrun gives it; its verdict names the rank that failed."""
+def test_ranks_of_torchrun_are_warm(folder: Path) -> None:
+    """Each rank has torchrun's environment; torchrun's verdict names the failed rank."""
     (folder / "rank.py").write_text(
         "import os, sys\nwarm = 'cloudtrain.entrypoints.trainer.train' in sys.modules or 'torch' in sys.modules\n"
         "print(os.environ['RANK'], os.environ['WORLD_SIZE'], warm, os.getpid() == os.getsid(0), flush=True)\n"
@@ -61,14 +61,14 @@ def test_torchruns_ranks_are_warm_too(folder: Path) -> None:
     assert (done.returncode, "exitcode  : 75" in done.stderr) == (1, True)
 
 
-def test_killed_process_is_told_apart(folder: Path) -> None:
-    """By the signal, as subprocess does."""
+def test_killed_process_returns_its_signal(folder: Path) -> None:
+    """The return code has the signal, as with subprocess."""
     (folder / "kill.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
     assert warmpython.run(["kill.py"], folder, dict(os.environ), 60).returncode == -9
 
 
-def test_what_a_run_leaves_behind_is_found_and_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever session it has gone to."""
+def test_processes_left_behind_are_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process in a new session is found and killed, too."""
     monkeypatch.setattr(warmpython, "LEFT_S", 0.2)
     child = "import subprocess; print(subprocess.Popen(['sleep', '300'], start_new_session=True).pid)"
     (folder / "leave.py").write_text(child)
@@ -78,8 +78,8 @@ def test_what_a_run_leaves_behind_is_found_and_killed(folder: Path, monkeypatch:
     assert warmpython.run(["next.py"], folder, dict(os.environ), 60).returncode == 0
 
 
-def test_run_that_takes_too_long_is_ended(folder: Path) -> None:
-    """With everything that it has started."""
+def test_run_over_its_time_limit_is_killed(folder: Path) -> None:
+    """The timeout kills the run with all its processes."""
     (folder / "long.py").write_text("import subprocess\nsubprocess.run(['sleep', '300'])\n")
     with pytest.raises(subprocess.TimeoutExpired):
         warmpython.run(["long.py"], folder, dict(os.environ), 1)

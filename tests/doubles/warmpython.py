@@ -1,9 +1,9 @@
-"""A stand-in for the interpreter, whose processes begin with something large imported: torch, or a cloud's SDK.
+"""A stand-in for the interpreter: processes start with large modules already imported, as torch or a cloud's SDK.
 
-Importing torch and the trainer takes some four seconds of processor time, several times what most runs of it take in a
-test. So a server imports them once for each test process, and forks what is to be run: `python -m MODULE` or `python
-SCRIPT`, with arguments, folder, environment and output of its own, to its usual end. torchrun's ranks are forked, too.
-What it cannot show is that an import is missing: some runs of each kind use the interpreter itself.
+Importing torch and the trainer takes some four seconds of processor time, several times as long as most test runs of
+the trainer. A server of the test process imports the modules once, and then forks each process, `python -m MODULE` or
+`python SCRIPT`, with its own arguments, folder, environment and output, until the usual end. torchrun's ranks are
+forked, too. A warm process cannot show a missing import: some runs of each kind use the real interpreter.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from cloudtrain.entrypoints import processes
 
 __all__ = ["TRAINER", "Popen", "run"]
 
-# The last two are imported by every optimizer, and by fsdp, on their first use.
+# Every optimizer imports `torch._dynamo` on its first use, and fsdp imports the last module.
 TRAINER = ("torch.distributed.run", "cloudtrain.entrypoints.trainer.train", "torch._dynamo", "torch.distributed.fsdp")
 POLL_S = 0.01
-LEFT_S = 10.0  # for what a run has started to be gone after it
+LEFT_S = 10.0  # for the processes started by a run to end after the run
 MESSAGE_BYTES = 200_000
 
 
 class Popen:
-    """A process of the server's: of subprocess.Popen, what torchrun and `run` use."""
+    """A process of the server, with the part of subprocess.Popen that torchrun and `run` use."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Popen:
         return self.returncode
 
     def poll(self) -> int | None:
-        """Return the exit code, None before the end."""
+        """Return the exit code, or None before the end."""
         try:
             return self.wait(0)
         except subprocess.TimeoutExpired:
@@ -79,10 +79,10 @@ class Popen:
 def run(
     args: list[str], cwd: Path, env: dict[str, str], timeout_s: float, preloaded: tuple[str, ...] = TRAINER
 ) -> subprocess.CompletedProcess[str]:
-    """Return what `subprocess.run([sys.executable, *args], capture_output=True)` would, in a session of its own.
+    """Return the result of `subprocess.run([sys.executable, *args], capture_output=True)` in a new session.
 
-    What is `preloaded` is imported when the process begins. Raises subprocess.TimeoutExpired, and AssertionError where
-    it leaves processes behind.
+    The process begins with the modules `preloaded` imported. Raises subprocess.TimeoutExpired, and AssertionError if
+    the run leaves processes behind.
     """
     server, path = _server(preloaded)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -103,10 +103,10 @@ def run(
 
 @functools.cache
 def _server(preloaded: tuple[str, ...]) -> tuple[subprocess.Popen[bytes], str]:
-    """Return the server and its address; it ends with this process."""
+    """Return the server and its address; the server ends with this process."""
     folder = tempfile.TemporaryDirectory(prefix="warm-python-")
     path = f"{folder.name}/socket"
-    # A user's environment of ours is each run's own, and what is left of a run is looked for by it.
+    # Each run has its own CLOUDTRAIN variables: tests search for the processes left by a run by these variables.
     env = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDTRAIN_")}
     server = subprocess.Popen(
         [sys.executable, __file__, path, str(os.getpid()), *preloaded],
@@ -128,7 +128,7 @@ def _server(preloaded: tuple[str, ...]) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def _serve(listener: socket.socket) -> dict[str, Any]:
-    """Fork for every request and tell each one's exit code; return the request in the process that is to be it."""
+    """Fork for every request and send each child's exit code; return the request in the child process."""
     running: dict[int, socket.socket] = {}
     while True:
         if select.select([listener], [], [], POLL_S if running else None)[0]:
@@ -159,12 +159,12 @@ def _tell_ends(running: dict[int, socket.socket]) -> None:
         if pid == 0:
             return
         if pid in running:  # else an orphan
-            with running.pop(pid) as connection, contextlib.suppress(OSError):  # whoever asked for it may be gone
+            with running.pop(pid) as connection, contextlib.suppress(OSError):  # the requester may have ended
                 connection.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _be(request: dict[str, Any], folders: list[str]) -> None:
-    """Be the process that was asked for, as `python ARGS` would be."""
+    """Become the requested process, as `python ARGS` would be."""
     if request["session"]:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -188,7 +188,7 @@ def _be(request: dict[str, Any], folders: list[str]) -> None:
     if name == "torch.distributed.run":
         handler = sys.modules["torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"]
         handler.Popen = Popen
-    sys.modules.pop(name, None)  # to be run it is loaded again, under the name __main__
+    sys.modules.pop(name, None)  # `run_module` loads the module again, under the name __main__
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
@@ -199,11 +199,11 @@ def _main() -> None:
         sys.exit("the parent is gone")
     processes.become_subreaper()
     folders = sys.path[1:]
-    sys.path[:] = folders  # beside this file there is an `azure`, too
+    sys.path[:] = folders  # this file's folder has a module `azure`, too
     for name in preloaded:
         __import__(name)
     gc.collect()
-    gc.freeze()  # what is never collected is never copied
+    gc.freeze()  # objects that are never collected are never copied
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     listener.listen(64)

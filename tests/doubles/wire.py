@@ -1,4 +1,4 @@
-"""HTTP/1.1 as the stand-ins speak it: a request read from a connection, an answer written to it."""
+"""HTTP/1.1 of the stand-ins: read a request from a connection, write an answer to the connection."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MAX_HEADERS = 200
 
 
 class HangUp(Exception):
-    """The connection is to be closed without an answer."""
+    """Raised to close the connection without an answer."""
 
 
 class BadJson(Exception):
-    """A request's body is not the JSON that it should be."""
+    """Raised if the body of a request is not valid JSON."""
 
 
 @dataclass
@@ -38,11 +38,11 @@ class Request:
 
     @property
     def raw_path(self) -> str:
-        """Return the path as it came, still quoted."""
+        """Return the path as received, still quoted."""
         return urlsplit(self.target).path if "://" in self.target else self.target.partition("?")[0]
 
     def json(self) -> Any:
-        """Return the body read as JSON. Raises BadJson where it is none."""
+        """Return the body read as JSON. Raises BadJson if the body is not valid JSON."""
         try:
             return json.loads(self.body or b"{}")
         except ValueError as error:
@@ -51,13 +51,13 @@ class Request:
 
 @dataclass
 class Answer:
-    """One answer; Content-Length is added."""
+    """One answer; `write` adds Content-Length."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
-    length: int | None = None  # to be told in place of the body's: HEAD, and answers that are cut
-    is_last: bool = False  # whether the connection ends here
+    length: int | None = None  # Content-Length in place of the body's: for HEAD, and for answers that are cut
+    is_last: bool = False  # whether the connection ends after this answer
 
     def cut(self) -> None:
         """Let the connection end in the middle of the body."""
@@ -72,7 +72,7 @@ def json_answer(content: Any, status: int = 200, headers: Mapping[str, str] | No
 
 
 def read(stream: BinaryIO, reply: BinaryIO, is_from_container: bool) -> Request | None:
-    """Return the next request, or None at the connection's end. Raises HangUp for what is no HTTP."""
+    """Return the next request, or None at the connection's end. Raises HangUp if the bytes are not HTTP."""
     first = stream.readline(65537)
     if not first.strip():
         return None

@@ -203,6 +203,14 @@ def test_channel_never_shows_its_address() -> None:
     assert masked("https://user:secret@host:8443/secret?token=secret") == "https://host:8443/..."
 
 
+def test_save_without_a_step_is_a_known_checkpoint() -> None:
+    """The words are the words of `status`; a step comes before the words."""
+    saved = replace(FACTS, saved=True)
+    assert "  checkpoint  saved, step not reported\n" in notice("ends", saved).text
+    assert "  checkpoint  no checkpoint reported\n" in notice("ends", FACTS).text
+    assert "  checkpoint  step 0\n" in notice("ends", replace(saved, checkpoint_step=0)).text
+
+
 def test_what_is_missing_is_said_as_unknown() -> None:
     """No sum stands for one that nobody knows."""
     told = notice("ends", Facts("j-1", "ssh", 2, state="failed"))

@@ -151,6 +151,18 @@ def test_threshold_and_end_are_told_and_logged(tmp_path: Path, monkeypatch: pyte
     assert sorted(logged(tmp_path)) == ["budget:100@1000000", "budget:50@1000000", "stopped:1"]
 
 
+def test_kept_file_of_an_earlier_attempt_is_a_known_checkpoint(tmp_path: Path) -> None:
+    """The log of this attempt reports no save; the folder of checkpoints holds a file of `keep`."""
+    with receivers.hooks([]) as told:
+        found = of_agent(agent_spec(tmp_path, told.url), time.time())
+        assert found is not None
+        (tmp_path / "checkpoints" / "ckpt.pt").write_text("weights")
+        found.start()
+        found.end({"state": "failed", "reason": "error", "error": None})
+        found.finish()
+        assert "  checkpoint  saved, step not reported" in told.wait(1)[0]["text"]
+
+
 def test_end_waits_no_longer_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A receiver that hangs costs no machine's time."""
     monkeypatch.setattr(teller, "EXIT_S", 0.4)

@@ -12,8 +12,9 @@ import pytest
 
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.store.registry import Registry, this_process
+from doubles.plans import plan_of
 
-PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 0.0, "cap_s": 3600}
+PLAN = plan_of(instances=2, ranks=2, hourly_usd=0.0)
 
 
 @pytest.fixture

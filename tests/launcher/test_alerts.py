@@ -12,6 +12,7 @@ from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.money.alerts import standing, untold, wanted
 from cloudtrain.launcher.money.outlook import Forecast, outlook
+from doubles.plans import plan_of
 
 NOW = 1_000_000.0
 PLAN = {"instances": 1, "hourly_usd": 36.0, "cap_s": 10_000, "deadline_s": 9_000, "own_limit_s": 9_500}
@@ -38,7 +39,9 @@ def job(
 ) -> Job:
     """Return a job that runs, unless told otherwise, for 1000 s already."""
     state = state or State("running", started_s=NOW - 1000)
-    attempt = Attempt("j-x1", number, "sent", {**PLAN, **(plan or {})}, {}, 0.0, {}, {"x": 1}, state, dict(PROGRESS))
+    attempt = Attempt(
+        "j-x1", number, "sent", plan_of(**{**PLAN, **(plan or {})}), {}, 0.0, {}, {"x": 1}, state, dict(PROGRESS)
+    )
     asked = {"budget": {"limit": "100 USD", "alert_at": ["50%", "80%", "100%"], "on_limit": "checkpoint-and-stop"}}
     return Job("j-x1", "j", "local", 0.0, {**asked, **(config or {})}, "/x", {}, attempt)
 
@@ -199,7 +202,10 @@ def test_checkpoint_of_an_earlier_attempt_counts() -> None:
     assert notice.fields["checkpoint_step"] == 103
     assert "checkpoint  step 103" in notice.lines
     again.attempt.progress.update(checkpoint_step=None, saved_s=NOW)  # a newer save, without a step
-    assert outlook(again, [first, again.attempt], NOW).checkpoint_step is None
+    look = outlook(again, [first, again.attempt], NOW)
+    assert (look.checkpoint_step, look.saved_attempt, look.saved_s) == (None, 2, NOW)
+    notice = due(again, replace(look, spent_micro=60_000_000), {"started:2"}, NOW)[0]
+    assert "checkpoint  saved, step not reported" in notice.lines
 
 
 def test_limit_that_is_reached_is_not_foreseen() -> None:

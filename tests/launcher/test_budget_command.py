@@ -25,7 +25,8 @@ def quick(cli: Any) -> Any:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["vision"], "an amount in US dollars"),
+        (["vision"], "the amount is missing: cloudtrain budget set vision 500USD"),
+        (["EUR"], "an amount in US dollars"),
         (["vision", "-5"], "No such option"),
         (["--", "-5USD"], "an amount in US dollars"),
         (["vision", "1e99"], "an amount in US dollars"),

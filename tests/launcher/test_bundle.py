@@ -18,7 +18,7 @@ import pytest
 from cloudtrain.entrypoints.bundle_file import BundleError, unpack
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.planning.bundle import MB, collect, pack, summary
+from cloudtrain.launcher.planning.bundle import MB, changed, collect, pack, summary
 
 Tree = Callable[..., Path]
 
@@ -45,6 +45,21 @@ def packed(folder: Path, exclude: tuple[str, ...] = (), max_mb: int = 10) -> Bun
 def names_in(folder: Path, exclude: tuple[str, ...] = ()) -> list[str]:
     """Return what would be shipped, as text."""
     return [str(name) for name in collect(folder.resolve(), exclude)]
+
+
+def test_changed_names_the_files_that_differ_from_the_archive(tree: Tree, tmp_path: Path) -> None:
+    """Changed, new and removed files and links count; equal files, ignored files and the config file do not."""
+    folder = tree({"a.py": "1", "b.py": "2", "gone.py": "3", "job.yaml": "x", "sub/c.py": "4"})
+    (folder / "link.py").symlink_to("a.py")
+    bundle, config = packed(folder), folder / "job.yaml"
+    assert changed(bundle, folder, (), config) == []
+    tree({"b.py": "5", "job.yaml": "y", "new.py": "6", "x.tmp": "7"})
+    (folder / "gone.py").unlink()
+    (folder / "link.py").unlink()
+    (folder / "link.py").symlink_to("b.py")
+    assert changed(bundle, folder, ("*.tmp",), config) == ["b.py", "gone.py", "link.py", "new.py"]
+    bundle.path.write_bytes(b"no archive")
+    assert changed(bundle, folder, (), config) == changed(bundle, tmp_path / "none", (), config) == []
 
 
 # -- the name --------------------------------------------------------------------------------------------------------

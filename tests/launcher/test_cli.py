@@ -428,11 +428,14 @@ def test_interrupt_during_the_imports_is_one_line(
     [
         ("submit --max_duration 5", "--set limits.max_duration=12h"),
         ("plan --max-steps=5", "--set training.max_steps=2000"),
+        ("submit --args --epochs", "cloudtrain submit -- --epochs 10"),
+        ("plan --args x", "--set 'args=[--epochs, \"10\"]'"),
+        ("plan --set args=[--epochs, 400]", "quote the value: --set 'args=...'"),
         ("prune", "cloudtrain prune --older 30d"),
     ],
 )
 def test_hint_shows_the_option_to_type(cli: Any, line: str, hint: str) -> None:
-    """An unknown option with the name of a config key, and a missing option, are answered with an example."""
+    """The answer to a config key as an option, to half a setting, and to a missing option is an example."""
     done = cli(*line.split())
     assert (done.code, done.stderr.splitlines()[-1]) == (2, f"  hint: {hint}")
 
@@ -448,3 +451,27 @@ def test_plan_and_submit_show_one_form(cli: Any, project: Callable[..., Path]) -
     )
     several = cli("submit", "--dry-run", "--backend", "local,ssh", cwd=folder).stderr
     assert several.startswith("local: 2 instances"), several
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("plan --backend all", 3, "error: no price list has an accelerator `A1000`; did you mean `A100`?"),
+        ("plan", 0, "no price list has an accelerator `A1000`; did you mean `A100`?"),
+        ("plan --backend ssh --set ssh.hosts=[gpu1]", 0, "no price list has an accelerator `A1000`"),
+        ("plan --backend all --set ssh.hosts=[gpu1]", 0, "no price is known"),
+    ],
+)
+def test_unknown_accelerator_is_named(cli: Any, project: Callable[..., Path], line: str, code: int, said: str) -> None:
+    """A comparison without a machine fails with the similar name; a plan for the user's own machines warns."""
+    done = cli(*line.split(), "--set", "resources.accelerators=A1000:8", cwd=project("sagemaker: {}\n"))
+    assert (done.code, said in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("backend", ["sagemaker", "azureml"])
+def test_count_without_a_machine_names_the_existing_counts(
+    cli: Any, project: Callable[..., Path], backend: str
+) -> None:
+    """The hint for `A100:3` names counts that exist, and the command that lists the machines."""
+    done = cli("plan", "--backend", backend, "--set", "resources.accelerators=A100:3", cwd=project())
+    assert (done.code, "A100:8; `cloudtrain prices --accelerator A100` lists" in done.stderr) == (3, True), done.stderr

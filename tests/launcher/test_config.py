@@ -53,6 +53,17 @@ def load(tmp_path: Path) -> Load:
     return load
 
 
+def test_missing_name_is_suggested_from_the_folder(tmp_path: Path) -> None:
+    """The hint for a missing name is the name that `init` would write."""
+    file = tmp_path / "My_Vision" / "cloudtrain.yaml"
+    file.parent.mkdir()
+    file.write_text("task: task.py\n")
+    (file.parent / "task.py").write_text(TASK)
+    with pytest.raises(ConfigError) as caught:
+        config.load(file)
+    assert [fault.hint for fault in caught.value.faults] == ["add `name: my-vision`"]
+
+
 def faults(load: Load, text: str, *overrides: str, **environ: str) -> Sequence[Fault]:
     """Return the faults of a text."""
     with pytest.raises(ConfigError) as caught:
@@ -306,6 +317,7 @@ def test_places_for_checkpoints_are_known(load: Load, uri: str, monkeypatch: pyt
 
 UNKNOWN_KEYS = [
     ("nam", "did you mean `name`?"),
+    ("limit", "did you mean `limits`?"),
     ("Backend", "did you mean `backend`?"),
     ("instances", "`instances` belongs under `resources`"),
     ("spot", "`spot` belongs under `resources`"),

@@ -16,10 +16,12 @@ import pytest
 from cloudtrain.launcher import cli
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.jobs import remove
 from cloudtrain.launcher.money.period import month_span
-from cloudtrain.launcher.store import curve
+from cloudtrain.launcher.store import curve, ledger
 from cloudtrain.launcher.store.registry import Registry, this_process
 from cloudtrain.launcher.text.tables import csv_text
+from doubles.plans import plan_of
 
 NEW_YEAR_S = 1_767_225_600.0  # 2026-01-01 00:00 UTC
 PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 72.0, "cap_s": 3600, "worst_case_usd": 72.0}
@@ -39,7 +41,7 @@ def put(home: Path) -> Put:
 
     def add(name: str, *states: State, progress: dict[str, Any] | None = None, **changes: Any) -> Job:
         registry = Registry()
-        plan = {**PLAN, **changes.pop("plan", {})}
+        plan = plan_of(**{**PLAN, **changes.pop("plan", {})})
         config = {**CONFIG, **changes.pop("config", {})}
 
         def make(job_id: str, number: int) -> Job:
@@ -127,6 +129,27 @@ def test_month_takes_its_part_of_a_leg_over_the_border(put: Put, cost: Callable[
     assert [(job["job"], job["spend_usd"]) for job in january["jobs"]] == [("later", 2.0), ("party", 1.2)]
     assert (december["to_s"], december["spend_usd"], january["spend_usd"]) == (NEW_YEAR_S, 0.6, 3.2)
     assert json.loads(cost("--month", "2026-02", "--json"))["jobs"] == []
+
+
+def test_removed_jobs_are_in_the_sum(put: Put, cost: Callable[..., str]) -> None:
+    """In each month the row has the ledger's part; the kept job and the removed jobs add up to the spent budget."""
+    put("party", ran(NEW_YEAR_S - 30, NEW_YEAR_S + 60))
+    put("later", ran(NEW_YEAR_S + 100, NEW_YEAR_S + 200))
+    put("kept", ran(NEW_YEAR_S + 100, NEW_YEAR_S + 200))
+    registry = Registry()
+    for name in ("party", "later"):
+        remove.remove(registry, registry.find(name))
+    december, january = (json.loads(cost("--month", month, "--json")) for month in ("2025-12", "2026-01"))
+    assert (december["spend_usd"], january["spend_usd"], january["job_count"]) == (0.6, 5.2, 3)
+    assert ledger.months(registry.database)[""] == {"2025-12": 600_000, "2026-01": 5_200_000}
+    lines = [line.split() for line in cost("--month", "2026-01").splitlines()]
+    assert [lines[1][0], lines[1][-1], *lines[-1][:4]] == ["(removed", "3.20", "total", "of", "3", "jobs"]
+    groups = json.loads(cost("--month", "2026-01", "--by", "project", "--json"))["groups"]
+    assert [(each["key"], each["spend_usd"], each["job_count"]) for each in groups] == [
+        ("", 3.2, 2),
+        ("digits", 2.0, 1),
+    ]
+    assert json.loads(cost("--since", "2026-01-02", "--json"))["job_count"] == 0
 
 
 def test_price_that_is_unknown_makes_the_sum_a_least_one(put: Put, cost: Callable[..., str]) -> None:

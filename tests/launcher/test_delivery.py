@@ -252,7 +252,7 @@ def test_herald_prints_what_comes_due_and_has_it_told(
     notify = {"webhook": told.url, "on": ["budget"]}
     running, registry = seed("seeded", State("running", started_s=time.time() - 1000)), Registry(home)
     config = {"budget": {"limit": "10 USD", "alert_at": ["50%"]}, "notify": [notify]}
-    plan = {**running.attempt.plan, "hourly_usd": 36.0, "price_micro": 18_000_000}
+    plan = {**running.attempt.plan.dump(), "hourly_usd": 36.0, "price_micro": 18_000_000}
     for column, value in (("config", config), ("plan", plan)):
         table, key = ("jobs", "id") if column == "config" else ("attempts", "job_id")
         registry.database.execute(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (json.dumps(value), running.id))

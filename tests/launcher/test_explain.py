@@ -58,6 +58,7 @@ def test_explain_says_types_in_words(path: str, words: str) -> None:
         ("resorces.spot", "resources.spot"),
         ("resources.project", "did you mean `project`?"),
         ("lr", "training.optimizer.lr"),
+        ("limit", "did you mean `limits`?"),
         ("²", "lists the top level"),
     ],
 )

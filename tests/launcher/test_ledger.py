@@ -23,6 +23,7 @@ from cloudtrain.launcher.store import database as databases
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import LedgerBudget
 from cloudtrain.launcher.store.registry import Registry
+from doubles.plans import plan_of
 
 USD = 1_000_000
 NOVEMBER_S = 1_795_348_800.0  # 2026-11-22 12:00 UTC
@@ -42,7 +43,8 @@ def submit(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Jo
     def add(
         name: str, amount_usd: float | None = 10, project: str | None = "vision", more: dict[str, Any] | None = None
     ) -> Job:
-        plan = {**PRICED, **(more or {}), "worst_case_micro": None if amount_usd is None else round(amount_usd * USD)}
+        worst_micro = None if amount_usd is None else round(amount_usd * USD)
+        plan = plan_of(**{**PRICED, **(more or {}), "worst_case_micro": worst_micro})
 
         def make(job_id: str, number: int) -> Job:
             made = make_job(job_id, number)
@@ -106,7 +108,7 @@ def test_unknown_price_is_refused_where_a_budget_applies(registry: Registry, sub
     """And nowhere else; but once it runs, a budget that it would count against cannot be kept."""
     submit("before", None)
     limit(registry, 100)
-    with pytest.raises(BudgetError, match="price of before"):
+    with pytest.raises(BudgetError, match="without a known price: before"):
         submit("one")
     with pytest.raises(BudgetError, match="this job's price"):
         submit("two", None)
@@ -229,7 +231,7 @@ def test_registry_of_the_first_version_loses_nothing(
     monkeypatch.setattr(ledger, "revive", lambda *args: None)
     monkeypatch.setattr(Registry, "_booked", lambda *args: [])
     old = Registry()
-    plan = {**PRICED, "price_micro": None, "worst_case_usd": 10.0}
+    plan = plan_of(**{**PRICED, "price_micro": None, "worst_case_usd": 10.0})
     for name in ("runs", "ended", "unsent"):
         made = make_job(name)
         job = replace(made, attempt=replace(made.attempt, plan=plan))

@@ -24,9 +24,10 @@ from cloudtrain.launcher.notices.claims import Sent
 from cloudtrain.launcher.store import curve
 from cloudtrain.launcher.store.series import Point, Series
 from cloudtrain.launcher.text.signs import ASCII, UNICODE
+from doubles.plans import plan_of
 
 NOW = 1_763_820_000.0  # 14:00:00 UTC
-PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 2.4, "cap_s": 7200, "deadline_s": 6900}
+PLAN = plan_of(instances=2, ranks=2, hourly_usd=2.4, cap_s=7200, deadline_s=6900)
 SIZES = [(80, 24), (120, 40), (40, 10), (40, 12), (200, 60), (20, 4), (33, 7)]
 HOSTILE = (
     "[red]no markup[/red] [/]",

@@ -10,6 +10,7 @@ from typing import Any
 from cloudtrain.launcher.job import Attempt, State
 from cloudtrain.launcher.jobs import agent_state
 from cloudtrain.launcher.metering import meter
+from doubles.plans import plan_of
 
 HISTORIES = 20_000
 HOUR = 3600
@@ -18,7 +19,7 @@ HOUR_MS = HOUR * 1000
 
 def attempt(number: int = 1, state: State | None = None, phase: str = "sent", **plan: Any) -> Attempt:
     """Return an attempt on two instances of 36 USD an hour, a cent a second each."""
-    planned = {"instances": 2, "hourly_usd": 72.0, "cap_s": 3600, **plan}
+    planned = plan_of(**{"instances": 2, "hourly_usd": 72.0, **plan})
     return Attempt("j", number, phase, planned, {}, 0.0, {}, state=state or State("pending"))
 
 

@@ -23,6 +23,7 @@ from cloudtrain.launcher.store import curve
 from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.money import clock, moment, of_limit
+from doubles.plans import plan_of
 
 PLAN = {"instances": 2, "nproc_per_node": 4, "ranks": 8, "hourly_usd": 72.0, "cap_s": 3600, "deadline_s": 3480}
 
@@ -30,7 +31,7 @@ PLAN = {"instances": 2, "nproc_per_node": 4, "ranks": 8, "hourly_usd": 72.0, "ca
 def job_of(*states: State, progress: dict[str, Any] | None = None, **plan: Any) -> tuple[Job, list[Attempt]]:
     """Return a job of 100 USD with these attempts, on two instances of a cent a second each."""
     attempts = [
-        Attempt("j-1", number, "sent", {**PLAN, **plan}, {}, 0.0, {}, {}, state, progress or {})
+        Attempt("j-1", number, "sent", plan_of(**{**PLAN, **plan}), {}, 0.0, {}, {}, state, progress or {})
         for number, state in enumerate(states, 1)
     ]
     return Job("j-1", "j", "ssh", 0.0, {"budget": {"limit": "100 USD"}}, "/x.yaml", {}, attempts[-1]), attempts
@@ -143,7 +144,7 @@ def test_prices_hold_over_a_resume() -> None:
         State("failed", started_s=0.0, ended_s=100.0), State("succeeded", started_s=100.0, ended_s=200.0)
     )
     attempts[0] = replace(attempts[0], progress={"epoch": 1.0, "curve": curve.dump(first)})
-    dear = {**PLAN, "instances": 8, "price_micro": 36_000_000}
+    dear = plan_of(**{**PLAN, "instances": 8, "price_micro": 36_000_000})
     attempts[1] = replace(attempts[1], plan=dear, progress={"epoch": 2.0, "curve": curve.dump(second)})
     points = achieved.points(attempts, 1000.0)
     assert [point.spent_micro for point in points] == sorted(point.spent_micro for point in points)
@@ -160,7 +161,7 @@ def test_loss_that_goes_up_buys_nothing() -> None:
     found = achieved.achieved(attempts, 200.0)
     assert found.loss_micro is None
     assert achieved.last_words(found) == "for the last 0.40 USD it rose by 0.21"
-    free = [replace(job.attempt, plan={**PLAN, "hourly_usd": 0.0})]
+    free = [replace(job.attempt, plan=plan_of(**{**PLAN, "hourly_usd": 0.0}))]
     assert achieved.in_words(achieved.achieved(free, 200.0)) == ""
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -242,3 +244,19 @@ def test_plan_of_an_example_has_at_most_ten_lines(cli: Callable[..., Any]) -> No
     assert "budget 5 USD: at most about 0.094 USD will be used, because the time limit comes first" in lines
     assert "  includes 20 s that count after the job ends" in lines  # of the user's own price, which bills nobody
     assert "ignored on local: resources.spot" in lines
+
+
+def test_stored_plan_of_another_version_is_read() -> None:
+    """An old plan lacks keys, and a newer plan has unknown keys; a plan that was dumped is read back unchanged."""
+    oldest = {"instances": 2, "nproc_per_node": 4, "ranks": 8, "cap_s": 60}
+    found = Plan.load({**oldest, "worst_case_usd": 1.5, "of_a_newer_version": {}})
+    assert (found.worst_case_micro, found.unit_s, found.attempts, found.hourly_usd) == (1_500_000, 1, 1, None)
+    whole = replace(found, batch=Batch(16, 2, 1), alert_micro=(5, 10))
+    assert Plan.load(json.loads(json.dumps(whole.dump()))) == whole
+
+
+@pytest.mark.parametrize("change", [{"ranks": None}, {"cap_s": "60"}, {"unit_s": None}, {"tail_s": "1"}])
+def test_stored_plan_with_a_wrong_type_is_refused(change: dict[str, Any]) -> None:
+    """The registry shows such a row as damaged."""
+    with pytest.raises(ValueError, match="not whole"):
+        Plan.load({"instances": 2, "nproc_per_node": 4, "ranks": 8, "cap_s": 60, **change})

@@ -64,6 +64,13 @@ def test_progress_holds_the_time_of_a_save_without_a_step() -> None:
     assert (found["checkpoint_step"], found["saved_s"]) == (None, 60.0)
 
 
+@pytest.mark.parametrize(("changed_s", "saved_s"), [(40.5, 40.5), (70.0, 50.0), ("nan", 50.0), (None, 50.0)])
+def test_progress_has_the_time_of_a_kept_file(changed_s: Any, saved_s: float) -> None:
+    """The agent may report the file later, at the stop: the file's own time counts, unless invalid or in the future."""
+    line = (event("checkpoint", path="out/ckpt.pt", changed_s=changed_s), 50.0)
+    assert fold({}, [line])["saved_s"] == saved_s
+
+
 def test_progress_ignores_what_is_no_event() -> None:
     """A script's own lines, broken tails and unknown events change nothing."""
     lines = ["step 5 loss 3", "x  ::ct {broken", "x  ::ct [1]", 'x  ::ct {"step": 1}', event("boot", node=0)]

@@ -26,12 +26,14 @@ ADDER = """\
 import json, sys, time
 from pathlib import Path
 from cloudtrain.launcher.job import Attempt, Job
+from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.store.registry import Registry, this_process
 
 count, key, gate = int(sys.argv[1]), sys.argv[2] or None, Path(sys.argv[3])
 
 def make(job_id, number=1):
-    attempt = Attempt(job_id, 1, "intent", {}, {}, 0.0, this_process())
+    plan = Plan.load(dict.fromkeys(("instances", "nproc_per_node", "ranks", "cap_s"), 1))
+    attempt = Attempt(job_id, 1, "intent", plan, {}, 0.0, this_process())
     return Job(job_id, "many", "local", 0.0, {}, "f", {}, attempt, key)
 
 print("ready", flush=True)

@@ -212,6 +212,17 @@ def test_script_that_never_repeats_is_judged_by_its_steps() -> None:
     assert "whether the weights and the optimizer's state come back" in verdict.not_checked[0]
 
 
+def test_losses_beyond_the_tolerance_are_reported_once() -> None:
+    """A failed comparison states the difference and the given tolerance once, and does not advise the option."""
+    verdict = Verdict("local", is_asked_to_prove=True, interrupted_step=2, next_step=3)
+    runs = ended({1: 0.5, 2: 0.4}), ended({3: 0.35}), ended({1: 0.5, 2: 0.4, 3: 0.32})
+    assert not judging.compared(verdict, *runs, 0.05, is_exact=False, is_task=False)
+    told = "\n".join(verdict.lines())
+    assert told.count("the losses differ after the resume by 8.57 %, more than --tolerance 0.05 allows") == 1
+    assert "needs --tolerance" not in told
+    assert told.count("is the optimizer's state") == 1
+
+
 LAID_OUT = Rehearsal((), "SIGTERM", 30.0, Path("nowhere"))
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import BudgetError
 from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.jobs import reserve as reserving
 from cloudtrain.launcher.money import teamledger, teams
@@ -89,7 +90,7 @@ def submit(number):
         if name == fatal: os.kill(os.getpid(), signal.SIGKILL)
 
     def make(job_id, attempt_number):
-        attempt = Attempt(job_id, attempt_number, "intent", PLAN, {}, time.time(), this_process())
+        attempt = Attempt(job_id, attempt_number, "intent", Plan.load(PLAN), {}, time.time(), this_process())
         project = {"name": "vision", "ledger": place}
         job = Job(job_id, "paper", "paper", time.time(), {"project": project}, "f", {}, attempt)
         reserving.reserve(registry, attempt, job.config)

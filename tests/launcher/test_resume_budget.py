@@ -20,6 +20,7 @@ from cloudtrain.launcher.metering.spent import metered_at_worst_micro, spent_at_
 from cloudtrain.launcher.money.onward import tariff
 from cloudtrain.launcher.money.outlook import limit_micro
 from cloudtrain.launcher.store.registry import Registry
+from doubles.plans import plan_of
 
 MONEY = "budget: {limit: 85 USD}\nlocal: {price_per_hour: 3600 USD, python: %s}\n"
 ENDLESS = "import os, time\nprint('deadline', os.environ.get('CLOUDTRAIN_DEADLINE'), flush=True)\ntime.sleep(100)\n"
@@ -56,7 +57,7 @@ def test_resume_without_money_names_the_command_that_has_it(cli: Any, ended: str
     job = registry.find(ended)
     registry.close()
     assert (job.attempt.number, job.config["budget"]["limit"]) == (2, "131 USD")
-    assert (job.attempt.plan["cap_s"], job.attempt.plan["spent_micro"]) == (60, 51_000_000)
+    assert (job.attempt.plan.cap_s, job.attempt.plan.spent_micro) == (60, 51_000_000)
 
 
 def test_command_named_sends_what_was_refused(cli: Any, ended: str) -> None:
@@ -75,6 +76,20 @@ def test_command_named_sends_what_was_refused(cli: Any, ended: str) -> None:
 def test_status_names_a_resume_with_money(cli: Any, ended: str) -> None:
     """What comes next is the command with the sum."""
     assert re.search(r"next +cloudtrain resume one --budget \+[0-9.]+USD\n", cli("status", ended).stdout)
+
+
+def test_resume_names_code_that_changed_since_the_submit(cli: Any, ended: str) -> None:
+    """The attempt runs the submitted code, except with `--update-code`."""
+    registry = Registry()
+    folder = Path(registry.find(ended).config_file).parent
+    registry.close()
+    (folder / "fixed.py").write_text("")
+    warning = (
+        "fixed.py changed since the submit; this attempt runs the submitted code: --update-code takes the new code"
+    )
+    assert warning in cli("resume", "-d", "--budget", "+46USD", ended).stderr
+    cli("stop", "--now", ended)
+    assert "changed since" not in cli("resume", "-d", "--budget", "+200USD", "--update-code", ended).stderr
 
 
 @pytest.mark.slow
@@ -114,7 +129,7 @@ def test_budget_is_added_to_or_set(given: str, found: str | None, make_job: Call
 def test_budget_that_does_not_apply_is_raised_and_shown_nowhere(make_job: Callable[..., Job]) -> None:
     """An own machine without a price has no limit; the config keeps the sum for a backend that has one."""
     made = make_job("j", config={"budget": {"limit": "100 USD"}})
-    job = replace(made, attempt=replace(made.attempt, plan={**made.attempt.plan, "unpriced_budget_micro": 100_000_000}))
+    job = replace(made, attempt=replace(made.attempt, plan=plan_of(unpriced_budget_micro=100_000_000)))
     assert retry.budget_setting(job, "+50USD") == "budget.limit=150 USD"
     assert (limit_micro(made), limit_micro(job)) == (100_000_000, None)
     assert not any("budget" in line for line in unattended(job))
@@ -130,7 +145,7 @@ def test_nothing_can_be_added_to_no_budget(make_job: Callable[..., Job]) -> None
 def attempt(job: Job, number: int, seconds: float, **plan: Any) -> Any:
     """Return an attempt that has run so long."""
     state = State("stopped", "budget", started_s=1000.0, ended_s=1000.0 + seconds)
-    return replace(job.attempt, number=number, phase="sent", plan={**PLAN, **plan}, state=state)
+    return replace(job.attempt, number=number, phase="sent", plan=plan_of(**{**PLAN, **plan}), state=state)
 
 
 def test_earlier_attempts_count_at_worst(make_job: Callable[..., Job]) -> None:
@@ -150,8 +165,8 @@ def test_what_was_billed_at_worst_is_known_by_the_plan_alone(make_job: Callable[
     """As `status` and alerts count it: no less than the budget does, and at most a unit more for each attempt."""
     job = make_job("j-1")
     spent, metered = spent_at_worst_micro([attempt(job, 1, 31.0)], 2000.0) or 0, 2 * 31 * 1_000_000
-    assert spent <= metered_at_worst_micro(PLAN, 1, metered) <= spent + 2 * 30 * 1_100_000
-    assert metered_at_worst_micro({"instances": 1}, 1, 7) == 7
+    assert spent <= metered_at_worst_micro(plan_of(**PLAN), 1, metered) <= spent + 2 * 30 * 1_100_000
+    assert metered_at_worst_micro(plan_of(), 1, 7) == 7
     needed = spent + 2 * 90 * 1_100_000  # 60 s and 20 s of stopping, in units of 30 s
-    found = tariff({**PLAN, "cap_s": 600}, PLAN["hourly_usd"])
+    found = tariff(plan_of(**{**PLAN, "cap_s": 600}), 7200.0)
     assert found.worst_micro(60) == needed - spent

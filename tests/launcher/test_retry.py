@@ -52,7 +52,16 @@ def test_attempt_that_was_never_sent_earns_none(make_job: Callable[..., Job]) ->
 def test_platform_that_tries_again_by_itself_is_left_to(make_job: Callable[..., Job]) -> None:
     """SageMaker has its own retries, rendered into the request: those that are used up are not begun anew."""
     job = make_job("j-1", config={"retry": ASKED}, backend="sagemaker")
-    job = replace(job, attempt=replace(job.attempt, state=PREEMPTED, phase="sent", ref={"nodes": 2}))
+    place = {
+        "region": "eu-west-1",
+        "profile": None,
+        "endpoints": {},
+        "checkpoint_uri": "s3://b/c",
+        "output_uri": "s3://b/o",
+    }
+    ref = {**place, "name": "j-1-1", "nodes": 2, "nproc_per_node": 1, "limit_reason": "time_limit"}
+    ref |= {"secrets_prefix": "", "secrets": []}
+    job = replace(job, attempt=replace(job.attempt, state=PREEMPTED, phase="sent", ref=ref))
     assert not retry.is_earned(job)
 
 

@@ -98,7 +98,7 @@ def test_status_of_a_running_job_tells_how_far_and_how_fast(
 def test_status_of_a_script_promises_no_save_at_the_deadline(make_job: Callable[..., Job]) -> None:
     """The limit's line names the signal that the script gets."""
     made = make_job("x")
-    plan = {**made.attempt.plan, "cap_s": 900, "deadline_s": 800, "saves": False}
+    plan = replace(made.attempt.plan, cap_s=900, deadline_s=800, saves=False)
     attempt = replace(made.attempt, plan=plan, state=State("running", started_s=NOW_S - 60))
     shown = "\n".join(as_lines(replace(made, attempt=attempt), [attempt]))
     assert "limit       gets SIGTERM at " in shown
@@ -156,6 +156,7 @@ def test_status_of_a_pending_job_tells_what_it_waits_for(screen: Callable[..., s
 def test_status_of_a_failure_has_the_cause_on_one_screen(screen: Callable[..., str]) -> None:
     """The rank, its exception, its own last frames, what it printed before; attempts and all, it fits."""
     shown = screen(State("failed", "error", True, ERROR, started_s=NOW_S - 60, ended_s=NOW_S - 5), STEPS, earlier=3)
+    assert "  cloudtrain resume digits-x --update-code" in shown  # the user fixes the script
     assert "rank 1: ValueError: label 11 is not below 10" in shown
     assert "sample 8812" in shown
     assert 'File "part8.py", line 8' in shown
@@ -188,6 +189,17 @@ def test_status_shows_nothing_that_a_terminal_obeys(screen: Callable[..., str]) 
     shown = screen(State("failed", "error", True, error, started_s=1.0, ended_s=2.0))
     assert shown.replace("\n", "").isprintable()
     assert "::ct" not in shown
+
+
+def test_resumed_script_has_the_checkpoint_of_the_earlier_attempt(make_job: Callable[..., Job]) -> None:
+    """Attempt 2 has saved no file yet: the line names attempt 1 and the age, and gives no hint about `keep`."""
+    job = make_job("kept", 2, config={"script": "train.py"})
+    first = replace(job.attempt, number=1, progress={"step": 9, "checkpoint_step": None, "saved_s": NOW_S - 300})
+    last = replace(job.attempt, state=State("running", started_s=NOW_S - 60), progress={"step": 2})
+    shown = "\n".join(as_lines(replace(job, attempt=last), [first, last]))
+    assert "  checkpoint  saved, step not reported, 5m ago, in attempt 1\n" in shown
+    assert "how a script keeps" not in shown
+    assert as_json(replace(job, attempt=last), [first, last])["checkpoint_at_s"] == NOW_S - 300
 
 
 def test_status_lists_the_attempts_where_there_were_several(screen: Callable[..., str]) -> None:

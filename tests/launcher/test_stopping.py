@@ -43,9 +43,9 @@ class Platform:
 def test_stop_of_a_script_promises_no_save(make_job: Callable[..., Job]) -> None:
     """Only the script itself can save after SIGTERM; a kill lets nobody save."""
     made = make_job("j")
-    script = replace(made, attempt=replace(made.attempt, plan={**made.attempt.plan, "saves": False}))
+    script = replace(made, attempt=replace(made.attempt, plan=replace(made.attempt.plan, saves=False)))
     assert stopping.StopResult(script, "asked").words == "stopping j with SIGTERM (only the script itself can save)"
-    keeps = replace(made, attempt=replace(made.attempt, plan={**script.attempt.plan, "keeps": True}))
+    keeps = replace(made, attempt=replace(made.attempt, plan=replace(script.attempt.plan, keeps=True)))
     assert stopping.StopResult(keeps, "asked").words == "stopping j with SIGTERM (the files of `keep` are saved)"
     assert stopping.StopResult(script, "asked", True, True).words == "stopping j at once, without saving"
 

@@ -19,6 +19,7 @@ from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import LedgerBudget
 from cloudtrain.launcher.store.home import identity
 from cloudtrain.launcher.store.registry import Registry
+from doubles.plans import plan_of
 
 USD = 1_000_000
 BEGUN_S = float(int(time.time()) - 3600)
@@ -48,7 +49,7 @@ def journal(make_job: Callable[..., Job]) -> Callable[..., Job]:
         def make(job_id: str, number: int) -> Job:
             made = make_job(job_id, number)
             config = {"project": {"name": project, "ledger": uri}} if project else {}
-            job = replace(made, attempt=replace(made.attempt, plan=PLAN), config=config)
+            job = replace(made, attempt=replace(made.attempt, plan=plan_of(**PLAN)), config=config)
             reserve.reserve(registry, job.attempt, job.config)
             return job
 
@@ -294,6 +295,6 @@ def test_store_that_does_not_compare_keeps_no_ledger(
             return super().write(data, self.read()[1])
 
     monkeypatch.setattr(teams, "open_cell", Careless)
-    with pytest.raises(ConfigError, match="can keep no ledger"):
+    with pytest.raises(ConfigError, match="a ledger is not safe in this store"):
         teams.set_budget(homes[0].database, vision(10), place, may_make=True)
     assert ledger.ledgers(homes[0].database) == {}

@@ -17,6 +17,7 @@ from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.store.registry import Registry, this_process
 from cloudtrain.launcher.text.extras import install
 from cloudtrain.launcher.ui import server
+from doubles.plans import plan_of
 
 PLAN = {"instances": 2, "nproc_per_node": 1, "ranks": 2, "hourly_usd": 1.5, "cap_s": 3600}
 HOSTILE = "<script>alert(1)</script>"
@@ -37,7 +38,7 @@ def put(folder: Path, name: str, **more: Any) -> None:
     )
 
     def make(job_id: str, number: int) -> Job:
-        attempt = Attempt(job_id, number, "intent", PLAN, {"body": 1}, time.time() - 700, this_process())
+        attempt = Attempt(job_id, number, "intent", plan_of(**PLAN), {"body": 1}, time.time() - 700, this_process())
         config = {"tags": {"team": f'"><img src=x onerror=alert(1)>{name}'}}
         return Job(job_id, name, "local", time.time() - 700, config, f"/x/{HOSTILE}/c.yaml", {}, attempt)
 

@@ -14,10 +14,11 @@ import pytest
 
 from cloudtrain.backends.local import backend as local
 from cloudtrain.launcher import cli as command_line
-from cloudtrain.launcher.backend import Sending
+from cloudtrain.launcher.backend import BUILT_IN, Sending
+from cloudtrain.launcher.commands.rm import command as removal
 from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.jobs import stopping, submit
+from cloudtrain.launcher.jobs import remove, stopping, submit
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.registry import Registry
 
@@ -244,6 +245,26 @@ def test_wrong_types_deep_inside_a_row_hide_no_other_job(
         assert words == ("doctor",) or (code, "sound" in shown or words == ("cost",)) == (0, True), shown[-2000:]
 
 
+@pytest.mark.parametrize("backend", BUILT_IN)
+@pytest.mark.parametrize("ref", [{}, {"nodes": "x", "name": [7]}])
+def test_damaged_handle_of_a_running_job_is_a_clear_error(
+    registry: Registry,
+    add: Callable[..., Job],
+    command: Callable[..., tuple[int, str]],
+    backend: str,
+    ref: dict[str, Any],
+) -> None:
+    """A line names the damage; the other jobs are shown, and the damaged job still counts as running."""
+    add("sound")
+    add("broken", State("running", started_s=1000.0), backend=backend)
+    registry.database.execute("UPDATE attempts SET ref = ? WHERE job_id = 'broken'", (json.dumps(ref),))
+    for words in (("list",), ("status", "sound", "broken"), ("logs", "broken"), ("stop", "-y", "broken")):
+        shown = command(*words)[1]
+        assert ("the stored data of the job are damaged" in shown, "itself failed" in shown) == (True, False), shown
+        assert "sound" in shown or words[0] in ("logs", "stop"), shown
+    assert registry.find("broken").active
+
+
 def test_removed_job_leaves_its_cost_and_frees_its_folder(
     registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]]
 ) -> None:
@@ -282,6 +303,8 @@ def test_bundle_without_a_job_is_removed(
     assert sorted(path.name for path in folder.iterdir()) == ["shared.tar.gz", "young.tar.gz"]
     assert "removed 1 job, 3 KiB" in command("rm", "-y", "other")[1]
     assert [path.name for path in folder.iterdir()] == ["young.tar.gz"]
+    assert "removed once an hour has passed since the last submit" in " ".join(str(removal.help).split())
+    assert remove.UNSENT_S == 3600
 
 
 def test_name_of_a_removed_unsent_job_is_free(registry: Registry, add: Callable[..., Job]) -> None:

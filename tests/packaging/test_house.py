@@ -1,4 +1,4 @@
-"""The architecture's arrows, read from the imports themselves."""
+"""The imports of the code follow the architecture's arrows."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import pytest
 from cloudtrain.launcher import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-# The parts of entrypoints that the launcher's side may use: modules at the top, folders, modules of other folders.
+# The parts of entrypoints that the launcher's side may use: modules at the top, folders, modules in folders.
 FROM_ENTRYPOINTS = {"atomic_json", "errors", "events", "format", "job_files", "processes"}
 FROM_ENTRYPOINTS |= {"environments", "host", "notices"}
 FROM_ENTRYPOINTS |= {"agent.last_lines", "agent.node_folder", "agent.node_logs", "rank.rehearsal", "rank.tracebacks"}
 FROM_ENTRYPOINTS |= {"rank.variables"}
 # The rooms of a folder, from the top down: a room imports only rooms behind it, also inside functions, for types, and
-# by names in strings. A file at the top of the folder is a room of its own.
+# by names in strings. A file at the top of the folder is a separate room.
 ROOMS = {
     "launcher": (
         *("cli", "api", "commands", "checkup", "completion", "ui", "live", "report", "rehearsal", "jobs", "logs"),
-        *("notices", "money", "planning", "prices", "store", "backend", "lazily", "metering", "config", "text", "plan"),
-        *("backend_table", "job", "errors"),
+        *("notices", "money", "planning", "prices", "store", "backend", "lazily", "metering", "config", "text"),
+        *("backend_table", "job", "plan", "errors"),
     ),
     "entrypoints": (
         *("train", "container", "host", "agent", "trainer", "scripts", "environments", "replication", "checkpoints"),
@@ -37,7 +37,7 @@ ROOMS = {
 }
 MOST_AT_THE_TOP = 8  # modules, without `__init__` and the stub of a public name
 STUBS = {"train"}
-SDKS = {"azure", "boto3", "botocore", "google"}  # what entrypoints may use besides, on its first use
+SDKS = {"azure", "boto3", "botocore", "google"}  # third-party modules that entrypoints may use, imported on first use
 
 
 def imports(folder: str) -> Iterator[tuple[str, str]]:
@@ -57,13 +57,13 @@ def test_launcher_knows_no_concrete_backend() -> None:
 
 
 def test_launcher_uses_only_the_light_parts_of_entrypoints() -> None:
-    """The event grammar, figures and messages for people, and small tools; nothing that runs a node."""
+    """The launcher uses the event grammar, formats and messages for people, and small tools, but no code of a node."""
     used = {name.split(".", 2)[2] for _, name in imports("launcher") if name.startswith("cloudtrain.entrypoints.")}
     assert [name for name in used if not {name.split(".")[0], ".".join(name.split(".")[:2])} & FROM_ENTRYPOINTS] == []
 
 
 def modules_in_strings(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield (file, module) for every string of the folder's files that is the dotted name of a module of ours."""
+    """Yield (file, module) for every string of the folder's files that is the dotted name of a cloudtrain module."""
     for path in sorted((ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("cloudtrain."):
@@ -83,13 +83,13 @@ def test_imports_run_downwards(folder: str) -> None:
     ours = [
         (file, name.removeprefix("cloudtrain.")) for file, name in found if name.startswith(f"cloudtrain.{folder}.")
     ]
-    arrows = [(file, name) for file, name in ours if room(name) in order]  # else a prefix of names
+    arrows = [(file, name) for file, name in ours if room(name) in order]  # without prefixes of names
     assert [(file, name) for file, name in arrows if order[room(file)] > order[room(name)]] == []
 
 
 @pytest.mark.parametrize("folder", ROOMS)
-def test_rooms_are_all_in_the_table(folder: str) -> None:
-    """Each folder and file has its place, and few modules lie at the top."""
+def test_every_room_is_in_the_table(folder: str) -> None:
+    """Each folder and file has its place in the table, and few modules are at the top."""
     entries = [path for path in (ROOT / folder).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
     assert {path.stem for path in entries} - {"__init__"} == set(ROOMS[folder])
     assert (
@@ -109,12 +109,12 @@ def test_class_names_are_unique() -> None:
 
 @pytest.mark.parametrize("folder", ["launcher", "backends"])
 def test_torch_is_imported_only_on_the_nodes(folder: str) -> None:
-    """Neither at the top of a module nor inside a function."""
+    """No module imports torch or numpy, not even inside a function."""
     assert [found for found in imports(folder) if found[1].split(".")[0] in ("torch", "numpy")] == []
 
 
-def test_entrypoints_import_nothing_of_ours_outside_themselves() -> None:
-    """They are shipped alone: the standard library, torch, numpy, and each other; and inside a function an SDK."""
+def test_entrypoints_import_no_other_cloudtrain_code() -> None:
+    """They ship alone: imports are the standard library, torch, numpy, each other, and an SDK inside functions."""
     allowed = {*sys.stdlib_module_names, "torch", "numpy", *SDKS}
     foreign = [
         (file, name)
@@ -125,18 +125,18 @@ def test_entrypoints_import_nothing_of_ours_outside_themselves() -> None:
 
 
 def test_entrypoints_import_an_sdk_on_first_use() -> None:
-    """A job that asks for nothing of a cloud's needs no SDK on its machines."""
+    """A job that uses no cloud service needs no SDK on its machines."""
     files = [path.relative_to(ROOT).with_suffix("") for path in sorted((ROOT / "entrypoints").rglob("*.py"))]
     names = [f"cloudtrain.{'.'.join(file.parts)}" for file in files if file.name != "__init__"]
     probe = f"import importlib, sys; [importlib.import_module(name) for name in {names}]\n"
-    # Of a namespace that a .pth file has begun, without a file of its own, nothing is imported yet.
+    # A namespace package from a .pth file has no `__file__`, and none of its modules is imported.
     probe += "print(*{name.split('.')[0] for name in sys.modules if getattr(sys.modules[name], '__file__', None)})"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert SDKS & set(done.stdout.split()) == set()
 
 
 def test_backends_do_not_know_each_other() -> None:
-    """What two need lives in the launcher; each folder can be taken out by itself."""
+    """Code for two backends belongs to the launcher; each folder can be removed without the rest."""
     crossing = [
         (file, name)
         for file, name in imports("backends")
@@ -147,7 +147,7 @@ def test_backends_do_not_know_each_other() -> None:
 
 @pytest.mark.parametrize("name", ["launcher", "backends", "templates", "entrypoints"])
 def test_ruff_refuses_the_bare_names(tmp_path: Path, name: str) -> None:
-    """`import launcher` from the repository's root makes a second copy of every class: the linter says so."""
+    """`import launcher` from the repository's root makes a second copy of every class; the linter refuses it."""
     file = tmp_path / "probe.py"
     file.write_text(f"from {name}.cli import main\n\n__all__ = ['main']\n")
     ruff = [Path(sys.executable).with_name("ruff"), "check", "--no-cache", "--config", ROOT / "pyproject.toml"]
@@ -166,7 +166,30 @@ def test_command_has_a_module_of_its_name(name: str) -> None:
     assert module.command.name == name
 
 
-def test_commands_are_all_in_the_table() -> None:
-    """No file below commands/ is forgotten."""
+def test_every_command_is_in_the_table() -> None:
+    """Every file in commands/ is in the table of commands."""
     files = {path.stem for path in (ROOT / "launcher" / "commands").glob("*.py")} - {"__init__", "options"}
     assert files == set(cli.COMMANDS)
+
+
+def keys_of(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield (owner, key) if the node reads a constant key: of `plan["ranks"]`, and of `(plan or {}).get("ranks")`."""
+    match node:
+        case ast.Subscript(value=owner, slice=ast.Constant(value=str(key))):
+            yield ast.unparse(owner), key
+        case ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[ast.Constant(value=str(key)), *_]):
+            yield ast.unparse(owner), key
+
+
+@pytest.mark.parametrize("name", ["plan", "ref", "beside"])
+def test_typed_objects_are_read_by_their_fields(name: str) -> None:
+    """No module reads a plan, a handle or a sending plan by a string key: their `load` alone knows the stored names."""
+    found = [
+        (str(path.relative_to(ROOT)), owner, key)
+        for folder in ("launcher", "backends")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_bytes(), str(path)))
+        for owner, key in keys_of(node)
+        if re.search(rf"\b{name}$", owner)
+    ]
+    assert found == []

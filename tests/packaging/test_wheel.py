@@ -1,4 +1,4 @@
-"""The built wheel: what is in it, and that it works where nothing else is."""
+"""The built wheel: its files, and its work in an empty environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("launcher", "backends", "templates", "entrypoints")
 SIDE = ("pyproject.toml", "README.md", "LICENSE")
-# What boot and the agents need before anything is known of torch.
+# Modules that boot and the agents need before torch is found.
 STDLIB_ONLY = (
     *("agent.agent", "agent.boot", "agent.coordinate", "agent.elastic", "agent.log_times", "agent.node"),
     *("agent.transport", "agent.worker", "atomic_json", "bundle_file", "events", "processes"),
@@ -25,7 +25,7 @@ NEVER_IN_BASE = ("torch", "numpy", "boto3", "botocore", "sagemaker", "azure", "g
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel once, from a copy, so that the checkout stays as it is."""
+    """Build the wheel once, from a copy, to leave the checkout unchanged."""
     source = tmp_path_factory.mktemp("source")
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -55,37 +55,37 @@ def files_below(folder: str) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_wheel_holds_every_module(names: set[str], folder: str) -> None:
-    """A new sub-folder that `packages` does not name would be missing without a word."""
+def test_wheel_has_every_module(names: set[str], folder: str) -> None:
+    """A new sub-folder missing in `packages` would be left out without an error."""
     modules = {f"cloudtrain/{name}" for name in files_below(folder) if name.endswith(".py")}
     assert modules - names == set()
 
 
-def test_wheel_holds_every_data_file_of_the_templates(names: set[str]) -> None:
-    """Starters, job specs, and names that begin with a dot."""
+def test_wheel_has_every_data_file_of_the_templates(names: set[str]) -> None:
+    """The wheel has starters, job specs, and names that begin with a dot."""
     data = {f"cloudtrain/{name}" for name in files_below("templates")}
     assert any("starters" in name for name in data)
     assert data - names == set()
 
 
 def test_wheel_installs_nothing_outside_cloudtrain(names: set[str]) -> None:
-    """No bare `launcher` or `backends` at the top of anybody's site-packages."""
+    """The wheel puts no bare `launcher` or `backends` at the top of site-packages."""
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"cloudtrain"}
 
 
 def test_wheel_leaves_the_namespace_open(names: set[str]) -> None:
-    """`cloudtrain/__init__.py` would keep a plug-in's or the bundle's `cloudtrain/...` from being found."""
+    """`cloudtrain/__init__.py` would hide the `cloudtrain/...` of a plug-in or of the bundle."""
     assert "cloudtrain/__init__.py" not in names
 
 
 @pytest.mark.parametrize("package", ["launcher", "backends", "entrypoints"])
-def test_wheel_says_that_it_is_typed(names: set[str], package: str) -> None:
-    """Type checkers read a package's annotations only where it has this file."""
+def test_wheel_has_the_marker_of_typed_packages(names: set[str], package: str) -> None:
+    """Type checkers read a package's annotations only if the package has py.typed."""
     assert f"cloudtrain/{package}/py.typed" in names
 
 
-def test_wheel_holds_the_command_and_the_licence(wheel: Path, names: set[str]) -> None:
-    """One console script; the licence's text, and its name in the metadata."""
+def test_wheel_has_the_command_and_the_licence(wheel: Path, names: set[str]) -> None:
+    """The wheel has one console script, the licence's text, and the licence's name in the metadata."""
     info = next(name for name in names if name.endswith(".dist-info/METADATA")).rpartition("/")[0]
     with zipfile.ZipFile(wheel) as archive:
         scripts = archive.read(f"{info}/entry_points.txt").decode()
@@ -96,7 +96,7 @@ def test_wheel_holds_the_command_and_the_licence(wheel: Path, names: set[str]) -
 
 
 def test_wheel_needs_neither_torch_nor_an_sdk(wheel: Path, names: set[str]) -> None:
-    """The base dependencies are light; all else is an extra."""
+    """The base dependencies are light; torch and the SDKs are extras."""
     name = next(name for name in names if name.endswith(".dist-info/METADATA"))
     with zipfile.ZipFile(wheel) as archive:
         metadata = HeaderParser().parsestr(archive.read(name).decode())
@@ -106,7 +106,7 @@ def test_wheel_needs_neither_torch_nor_an_sdk(wheel: Path, names: set[str]) -> N
 
 @pytest.mark.parametrize("module", STDLIB_ONLY)
 def test_entrypoints_import_alone(wheel: Path, tmp_path: Path, module: str) -> None:
-    """On a node there is `cloudtrain/entrypoints` and Python: no torch, no launcher, no site-packages."""
+    """A node has only `cloudtrain/entrypoints` and Python: no torch, no launcher, no site-packages."""
     with zipfile.ZipFile(wheel) as archive:
         members = [name for name in archive.namelist() if name.startswith("cloudtrain/entrypoints/")]
         archive.extractall(tmp_path, members)
@@ -125,7 +125,7 @@ def test_entrypoints_import_alone(wheel: Path, tmp_path: Path, module: str) -> N
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_typings_links_exist_and_are_relative(folder: str) -> None:
-    """Type checkers find `cloudtrain.*` through them in every clone."""
+    """Type checkers find `cloudtrain.*` through the links in every clone."""
     link = ROOT / "typings" / "cloudtrain" / folder
     assert str(link.readlink()) == f"../../{folder}"
     assert link.resolve() == ROOT / folder
@@ -133,7 +133,7 @@ def test_typings_links_exist_and_are_relative(folder: str) -> None:
 
 @pytest.mark.slow
 def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path, cli: Callable[..., object]) -> None:
-    """Installed with its base dependencies alone, it helps, starts a project, checks it and shows the request."""
+    """With its base dependencies alone, the command prints help, starts a project, checks it and shows the request."""
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel], check=True)

@@ -1,4 +1,4 @@
-"""What stands for AWS while its own SDK submits: S3, IAM and SageMaker at one address, which say yes to everything."""
+"""A server for AWS's own SDK: S3, IAM and SageMaker at one address, with a positive answer to every call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BUCKETS = "<Buckets><Bucket><Name>my-bucket</Name><CreationDate>2026-01-01T00:00
 
 @dataclass(frozen=True)
 class Aws:
-    """The address, and what came: the calls' names, and the bodies of CreateTrainingJob."""
+    """The server's address, the names of its calls, and the bodies of CreateTrainingJob."""
 
     url: str
     calls: list[str] = field(default_factory=list)
@@ -40,10 +40,10 @@ class Aws:
 
 @pytest.fixture(scope="session")
 def aws() -> Iterator[Aws]:
-    """Listen as AWS on this machine."""
+    """Run the server on this machine."""
 
     class Endpoint(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"  # without it botocore waits a second before each upload
+        protocol_version = "HTTP/1.1"  # with HTTP/1.0 botocore waits a second before each upload
 
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"] or 0))
@@ -67,7 +67,7 @@ def aws() -> Iterator[Aws]:
             self.wfile.write(text.encode())
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
+            """Log no requests."""
 
     def _sagemaker(target: str, body: bytes) -> str:
         if target != "SageMaker.CreateTrainingJob":
@@ -85,7 +85,7 @@ def aws() -> Iterator[Aws]:
 
 
 def _iam(form: dict[str, str]) -> str:
-    """Return a role that SageMaker may take on, and that it may do whatever is asked for."""
+    """Return a role that SageMaker may assume, and a policy decision that allows every action."""
     action = form["Action"]
     if action == "GetRole":
         policy = quote(json.dumps({"Statement": [TRUST]}))

@@ -1,9 +1,9 @@
-"""Jobs as one writes them for SageMaker's own SDK; test_parity.py has their like for cloudtrain.
+"""Jobs for SageMaker's own SDK; test_parity.py has the same jobs for cloudtrain.
 
     AWS_ENDPOINT_URL=http://127.0.0.1:PORT python model_trainer.py CASE SOURCE_DIR
 
-A process of its own, because the SDK warns, logs and reads its settings as it is imported. It may reach this machine
-alone: prints, as JSON, where else it tried to.
+Runs as a separate process, because the SDK warns, logs and reads its settings during its import. The process may reach
+only this machine, and prints, as JSON, all other hosts that the SDK tried to reach.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MINE = "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine:1"
 
 
 def session() -> Session:
-    """Return a session with a bucket: for a name of its own the SDK asks STS, whatever the endpoint."""
+    """Return a session with a bucket: for a generated bucket name the SDK calls STS, past the configured endpoint."""
     return Session(default_bucket="my-bucket")
 
 
 def plain(source_dir: str) -> ModelTrainer:
-    """Return what two machines and a script take, all else left to the SDK."""
+    """Return a job with two machines and a script, and the SDK's defaults for all other settings."""
     kind = "ml.g5.12xlarge"
     where = {"framework": "pytorch-amzn2023", "image_scope": "training"}
     return ModelTrainer(
@@ -72,7 +72,7 @@ def spot(source_dir: str) -> ModelTrainer:
 
 
 def everything(source_dir: str) -> ModelTrainer:
-    """Return a job with all that both can say, but for spot machines."""
+    """Return a job with all settings that both sides support, except spot machines."""
     trainer = ModelTrainer(
         sagemaker_session=session(),
         training_image=MINE,
@@ -113,7 +113,7 @@ def everything(source_dir: str) -> ModelTrainer:
 
 
 def refuse_network() -> list[Any]:
-    """Refuse every connection but to this machine, and every look-up; return the list of those tried."""
+    """Refuse every connection to another machine, and every look-up; return the list of refused hosts."""
     tried: list[Any] = []
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
@@ -132,7 +132,7 @@ if __name__ == "__main__":
     tried = refuse_network()
     case, source_dir = sys.argv[1:]
     {"plain": plain, "spot": spot, "everything": everything}[case](source_dir).train(wait=False, logs=False)
-    for thread in threading.enumerate():  # telemetry, where it is on, is sent in one of its own
+    for thread in threading.enumerate():  # the SDK sends enabled telemetry in a separate thread
         if thread is not threading.current_thread():
             thread.join(timeout=10)
     print(json.dumps(tried))

@@ -1,4 +1,4 @@
-"""Our table of AWS's images against the one in SageMaker's own SDK."""
+"""The launcher's table of AWS's images equals the table in SageMaker's own SDK."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudtrain.backends.sagemaker import images
 MODERN = "pytorch-amzn2023"
 REGIONS = image_uris.config_for_framework(MODERN)["training"]["versions"][images.TORCH]["registries"]
 
-# In a process of its own, which may not look for another machine: not while it imports the SDK either.
+# A separate process without a network, also during the import of the SDK.
 OFFLINE = """\
 import sys
 
@@ -32,18 +32,18 @@ print(images.newest_of_sdk("us-west-2", "ml.p5.48xlarge"))
 @pytest.mark.parametrize(("kind", "gpus"), [("ml.g5.12xlarge", 4), ("ml.m5.xlarge", 0)])
 @pytest.mark.parametrize("region", REGIONS)
 def test_default_image_is_where_the_sdk_looks(region: str, kind: str, gpus: int) -> None:
-    """The account, the domain, the repository and the tag, in every region the SDK knows."""
+    """The account, the domain, the repository and the tag are equal in every region of the SDK."""
     theirs = image_uris.retrieve(MODERN, region, version=images.TORCH, instance_type=kind, image_scope="training")
     assert images.default_image(region, gpus) == theirs
 
 
-def test_table_names_no_region_that_the_sdk_does_not() -> None:
-    """Else nothing has been compared there."""
+def test_every_region_of_the_table_is_in_the_sdk() -> None:
+    """A region without an entry in the SDK could not be compared."""
     assert images._ACCOUNTS.keys() <= REGIONS.keys()
 
 
-def test_newest_is_the_last_that_the_region_has() -> None:
-    """A tag of the newest version where AWS has put it, an older one where it has not, None where there is none."""
+def test_newest_image_has_the_regions_newest_version() -> None:
+    """The image has the newest version that AWS publishes in the region; an unknown region gives None."""
     versions = image_uris.config_for_framework(MODERN)["training"]["versions"]
     for region in REGIONS:
         newest = [version for version in versions if region in versions[version]["registries"]][-1]
@@ -55,7 +55,7 @@ def test_newest_is_the_last_that_the_region_has() -> None:
 
 
 def test_lookup_needs_no_network(tmp_path: Path) -> None:
-    """No connection, no name asked for, and nothing said: telemetry goes with whole operations."""
+    """The look-up connects to no host, resolves no name and prints no warning; only whole operations send telemetry."""
     done = subprocess.run(
         [sys.executable, "-c", OFFLINE], cwd=tmp_path, env={"HOME": str(tmp_path)}, capture_output=True, text=True
     )

@@ -1,9 +1,9 @@
-"""Our request against what SageMaker's own SDK sends for the same job, field by field.
+"""The launcher's request equals the request of SageMaker's own SDK for the same job, field by field.
 
-`make parity` runs it, in a venv of its own: the SDK takes a gigabyte. Each case is written twice, as a cloudtrain.yaml
-here and for the SDK's ModelTrainer in model_trainer.py, whose calls end at conftest.py's server. Every field is in one
-of the tables below, which says what must hold of it: a field of either side that is in none is a fault, and so is an
-entry that no case needs.
+`make parity` runs the tests in a separate venv: the SDK takes a gigabyte. Each case is written twice, as a
+cloudtrain.yaml in CASES and for the SDK's ModelTrainer in model_trainer.py, whose calls end at conftest.py's server.
+Every field is in one of the tables below, with the expected relation of both sides. A field of either side that is
+missing in the tables is a fault, and so is an entry that no case needs.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ sagemaker:
 """,
 }
 
-# Patterns of paths; entries of lists go by their name or key.
+# Patterns of paths; entries of lists are named by their name or key.
 EQUAL = (
     "AlgorithmSpecification.MetricDefinitions.acc.*",
     "AlgorithmSpecification.TrainingImage",
@@ -111,7 +111,7 @@ EQUAL = (
     "TensorBoardOutputConfig.*",
     "VpcConfig.*",
 )
-# (path, who says it, why); `both` say it otherwise.
+# (path, sides with the field, reason); for `both` the values differ.
 DIFFERENT = (
     ("AlgorithmSpecification.ContainerArguments", "theirs", "we say it all in ContainerEntrypoint"),
     ("AlgorithmSpecification.ContainerEntrypoint", "both", "our own boot: a shell, tar and python3 are all it needs"),
@@ -126,7 +126,7 @@ DIFFERENT = (
     ("Tags.cloudtrain:*", "ours", "by which a job is found again"),
     ("TrainingJobName", "both", "ours is known before anything is sent, so that a lost answer can be asked for"),
 )
-# As above, where a case leaves it to the defaults.
+# Further differences of a case, where the case relies on defaults.
 DEFAULTS = {
     "plain": (
         ("CheckpointConfig.*", "ours", "what can be resumed needs its checkpoints outside; the SDK keeps none unasked"),
@@ -158,22 +158,22 @@ def pairs(aws: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_request_says_what_the_sdks_says(case: str, pairs: Any) -> None:
-    """The same value in the same field, or a difference of the tables."""
+def test_request_has_the_fields_of_the_sdks_request(case: str, pairs: Any) -> None:
+    """Each field has equal values, or a difference listed in the tables."""
     ours, theirs = (dict(_leaves(body)) for body in pairs[case])
     found = {path: _verdict(path, ours, theirs) for path in sorted(ours.keys() | theirs.keys())}
     assert found == {path: (_entry(case, path) or ("", "in no table"))[1] for path in found}
 
 
-def test_tables_hold_no_more_than_they_need(pairs: Any) -> None:
-    """An entry that no case meets compares nothing."""
+def test_tables_have_no_unused_entries(pairs: Any) -> None:
+    """An entry that matches no case compares no field."""
     met = {_entry(case, path) for case, bodies in pairs.items() for body in bodies for path, _ in _leaves(body)}
     assert [entry for case in CASES for entry in _table(case) if entry not in met] == []
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_the_sdk_sends_passes(case: str, pairs: Any) -> None:
-    """Our offline check finds no fault in it, nor in ours."""
+def test_offline_check_accepts_both_requests(case: str, pairs: Any) -> None:
+    """The launcher's offline check accepts both requests."""
     assert [found for body in pairs[case] for found in check.faults(body)] == []
 
 
@@ -186,7 +186,7 @@ def _ours(text: str, folder: Path) -> dict[str, Any]:
 
 
 def _theirs(case: str, folder: Path, aws: Any) -> dict[str, Any]:
-    """Return the request of the SDK's ModelTrainer, which may reach nothing but our server."""
+    """Return the request of the SDK's ModelTrainer, which may reach only the fixture's server."""
     settings = {
         "AWS_ACCESS_KEY_ID": "x",
         "AWS_SECRET_ACCESS_KEY": "y",
@@ -206,7 +206,7 @@ def _theirs(case: str, folder: Path, aws: Any) -> dict[str, Any]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of each field; an entry of a list of objects is called by its name or key."""
+    """Yield (path, value) of each field; an entry of a list of objects is named by its name or key."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         label = next(name for name in ("ChannelName", "Name", "Key") if name in value[0])
         value = {item[label]: {name: part for name, part in item.items() if name != label} for item in value}
@@ -226,7 +226,7 @@ def _verdict(path: str, ours: dict[str, Any], theirs: dict[str, Any]) -> str:
 
 
 def _table(case: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (path, verdict, reason), in the order they count."""
+    """Yield (path, verdict, reason), in order of precedence."""
     yield from DEFAULTS[case]
     yield from ((path, "equal", "") for path in EQUAL)
     yield from DIFFERENT

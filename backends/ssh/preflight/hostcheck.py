@@ -41,7 +41,7 @@ def system(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     """Yield whether processors and kernels are alike, and whether each host has a core for every rank."""
     machines = {host: str(fact["machine"]) for host, fact in facts.items() if fact.get("machine")}
     if len(set(machines.values())) > 1:
-        cure = "name hosts of one kind in ssh.hosts: --set ssh.hosts=[...]"
+        cure = "name hosts of one kind in ssh.hosts: --set 'ssh.hosts=[...]'"
         yield Check("processor", "warn", fold(machines, of), cure)
     kernels = {host: str(fact["kernel"]) for host, fact in facts.items() if fact.get("kernel")}
     if kernels:

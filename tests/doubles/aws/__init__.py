@@ -1,4 +1,4 @@
-"""AWS as far as training needs it, on loopback: what is sent to it is executed.
+"""The part of AWS that training needs, on loopback: the stand-in executes the requests.
 
 In a test, take the fixture `aws` (doubles/fixtures.py) and call it with the real boto3 or the real `aws`:
 
@@ -10,6 +10,5 @@ In a test, take the fixture `aws` (doubles/fixtures.py) and call it with the rea
 
 By hand: `PYTHONPATH=tests .venv/bin/python -m doubles.aws` prints the URL for AWS_ENDPOINT_URL.
 
-It encodes AWS's documentation and SDKs, not observed behaviour of the service; what is invented says so where it
-stands.
+The stand-in encodes AWS's documentation and SDKs, not observed behaviour of the service; invented values are marked.
 """

@@ -1,4 +1,4 @@
-"""`/_control/...`: what a test asks of the stand-in itself, in JSON. `doubles/aws/handle.py` has it as functions."""
+"""`/_control/...`: a test's requests to the stand-in itself, in JSON; `doubles/aws/handle.py` wraps them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ORDERS = ("interrupt", "internal_error", "capacity_error", "end", "abandon")
 
 
 def answer(world: World, environ: Environ, start: StartResponse) -> Reply:
-    """Return what the path and the method ask for."""
+    """Return the answer for the path and the method."""
     path = environ["PATH_INFO"].removeprefix(PREFIX).strip("/")
     body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     try:
@@ -59,6 +59,6 @@ def _write(
     text: str = "line {}",
     timestamp: int | None = None,
 ) -> None:
-    """Put lines into a stream: these, or `count` of `text` with their numbers."""
+    """Put lines into a stream: `messages`, or `count` times `text` with numbers."""
     lines = messages if messages is not None else [text.format(number) for number in range(count)]
     world.logs(region).append(group, stream, lines, timestamp)

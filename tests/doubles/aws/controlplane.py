@@ -1,4 +1,4 @@
-"""SageMaker's operations on training jobs, and the quotas that bound them."""
+"""SageMaker's operations on training jobs, and the quotas that limit jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from doubles.aws.world import World
 
 __all__ = ["quotas", "sagemaker"]
 
-MAX_LISTED = 10  # where the caller says nothing; API reference
+MAX_LISTED = 10  # default page size; API reference
 _NOT_FOUND = "Requested resource not found."
 
 Params = dict[str, Any]
@@ -69,7 +69,7 @@ def _create(world: World, call: Call) -> Params:
 
 
 def _require_role(arn: str) -> None:
-    """Raise AwsError unless SageMaker may take the role on; an account without any role is not asked."""
+    """Raise AwsError unless SageMaker may assume the role; an account without any role is not checked."""
     if arn.split(":")[4] != ACCOUNT:
         raise AwsError("ValidationException", "RoleArn: Cross-account pass role is not allowed.")
     roles = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].roles
@@ -189,7 +189,7 @@ def _get_quota(world: World, call: Call) -> Params:
 
 
 def _all_quotas(world: World) -> list[Params]:
-    """Return a quota for every type, on demand and spot, and those that a test has set. Their codes are invented."""
+    """Return a quota for every type, on demand and spot, and the quotas set by a test. The codes are invented."""
     kinds = ("training job", "spot training job")
     types = validate.enumeration("sagemaker", "TrainingInstanceType")
     names = {f"{instance_type} for {kind} usage" for instance_type in types for kind in kinds} | set(world.quotas)

@@ -1,4 +1,4 @@
-"""What is to go wrong, and with which calls."""
+"""Faults of calls, set by a test."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ KINDS = ("throttle", "500", "drop", "lost", "expired", "empty", "error", "slow")
 
 @dataclass
 class Fault:
-    """One thing that goes wrong: `throttle`, `500`, `error` and `expired` answer an error and execute nothing.
+    """A fault. `throttle`, `500`, `error` and `expired` answer an error and execute nothing.
 
-    `drop` closes the connection unanswered, nothing executed; `lost` executes, then closes it. `empty` makes a page of
-    GetLogEvents empty, with another token. `slow` answers after `delay_s`. `expired` holds for the first caller's
-    access key: with other credentials all is well.
+    `drop` closes the connection without an answer and executes nothing; `lost` executes, then closes the connection.
+    `empty` makes a page of GetLogEvents empty, with a new token. `slow` answers after `delay_s`. `expired` holds for
+    the first caller's access key only: calls with different credentials succeed.
     """
 
     operations: list[str]  # "CreateTrainingJob", "sagemaker:CreateTrainingJob", "sagemaker:*" or "*"
     kind: str
-    count: int | None = None  # how often; None: until taken back
-    every: int = 1  # only every n-th call of these
+    count: int | None = None  # number of hits; None: until cleared
+    every: int = 1  # only every n-th matching call
     after: int = 0  # calls let through first
     code: str = ""
     message: str = ""
     status: int = 400
     delay_s: float = 0.0
-    containers: bool = False  # whether calls from inside containers have it too
+    containers: bool = False  # whether calls from inside containers are hit, too
     seen: int = 0
     hits: int = 0
     access_key: str | None = None
 
     def error(self, call: Call) -> AwsError | None:
-        """Return what to answer in place of executing, if anything."""
+        """Return the error to answer in place of executing, or None."""
         s3 = call.protocol == "s3"
         if self.kind == "throttle":
             if s3:
@@ -53,7 +53,7 @@ class Fault:
 
 
 class Faults:
-    """All that are set, in the order of their setting; the first that fires decides."""
+    """All active faults, in the order of their setting; the first that fires decides."""
 
     def __init__(self, container_key: str) -> None:
         self._container_key = container_key
@@ -61,7 +61,7 @@ class Faults:
         self._faults: list[Fault] = []
 
     def add(self, asked: dict[str, Any]) -> None:
-        """Set one. Raises ValueError for an unknown kind or field."""
+        """Add a fault. Raises ValueError for an unknown kind or field."""
         names = {field.name for field in fields(Fault)} - {"seen", "hits", "access_key"}
         if asked.get("kind") not in KINDS or not set(asked) <= names:
             raise ValueError(f"a fault has {sorted(names)}, and kind is one of {KINDS}")
@@ -69,12 +69,12 @@ class Faults:
             self._faults.append(Fault(**asked))
 
     def clear(self) -> None:
-        """Take all back."""
+        """Remove all faults."""
         with self._lock:
             self._faults.clear()
 
     def take(self, call: Call) -> Fault | None:
-        """Return what goes wrong with this call, and count it."""
+        """Return the fault that hits the call, and count the hit."""
         with self._lock:
             return next((fault for fault in self._faults if self._fires(fault, call)), None)
 

@@ -1,4 +1,4 @@
-"""The stand-in from a test's side: start it, call it with boto3, tell it what to do."""
+"""The stand-in from a test's side: start it, call it with boto3, control it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["REGION", "ROLE", "Aws", "start", "stop"]
 
 REGION = "us-east-1"
 ROLE = "arn:aws:iam::123456789012:role/cloudtrain"
-# Calls go to loopback, whatever proxy the machine has.
+# Calls go to loopback, also on a machine with a proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -32,7 +32,7 @@ class Aws:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Return the variables by which boto3 and the `aws` command find it, and none of the machine's settings."""
+        """Return the variables by which boto3 and `aws` find the stand-in, without the machine's settings."""
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": "AKIAUSER00000000000A",
@@ -48,16 +48,16 @@ class Aws:
         }
 
     def client(self, service: str, access_key: str = "AKIAUSER00000000000A", region: str = REGION) -> Any:
-        """Return boto3's client, which does not try again by itself; the same one every time."""
+        """Return boto3's client without retries; equal arguments give the same client."""
         return _client(self.url, service, access_key, region)
 
     def fault(self, operations: str | Sequence[str], kind: str, **details: Any) -> None:
-        """Let something go wrong: see doubles.aws.faults.Fault."""
+        """Inject a fault: see doubles.aws.faults.Fault."""
         names = [operations] if isinstance(operations, str) else list(operations)
         self.control("faults", {"operations": names, "kind": kind, **details})
 
     def clear_faults(self) -> None:
-        """Take all faults back."""
+        """Remove all faults."""
         self.control("faults", method="DELETE")
 
     def settings(self, **values: Any) -> None:
@@ -69,7 +69,7 @@ class Aws:
         self.control("quotas", {name: value})
 
     def journal(self, operation: str | None = None) -> list[dict[str, Any]]:
-        """Return the calls so far in their order, those of one operation or all, containers' calls included."""
+        """Return the calls until now in order, including containers' calls; `operation` selects one operation."""
         calls: list[dict[str, Any]] = self.control("journal", method="GET")
         return [call for call in calls if operation in (None, call["operation"])]
 
@@ -82,15 +82,15 @@ class Aws:
         self.control(f"jobs/{job}/internal_error", {})
 
     def capacity_error(self, job: str) -> None:
-        """End the job for want of machines."""
+        """End the job for lack of machines."""
         self.control(f"jobs/{job}/capacity_error", {})
 
     def end(self, job: str, status: str = "Completed", **details: Any) -> None:
-        """End the job so: failure_reason, training_s, billable_s."""
+        """End the job with a status; details: failure_reason, training_s, billable_s."""
         self.control(f"jobs/{job}/end", {"status": status, **details})
 
     def write_logs(self, group: str, stream: str, **details: Any) -> None:
-        """Put many lines at once: messages, or count and text; timestamp in milliseconds, region."""
+        """Append many lines at once: messages, or count and text; timestamp in milliseconds, region."""
         self.control("logs", {"group": group, "stream": stream, **details})
 
     def bucket(self, name: str = "cloudtrain-tests") -> str:
@@ -99,7 +99,7 @@ class Aws:
         return name
 
     def role(self, name: str = "cloudtrain", principal: str = "sagemaker.amazonaws.com") -> str:
-        """Make a role that this service may take on; return its ARN. From then on a job's role must exist."""
+        """Make a role that the service may assume; return the role's ARN. From then on a job's role must exist."""
         statement = {"Effect": "Allow", "Principal": {"Service": principal}, "Action": "sts:AssumeRole"}
         policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
         arn: str = self.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=policy)["Role"]["Arn"]
@@ -111,7 +111,7 @@ class Aws:
         return answer
 
     def wait(self, job: str, *statuses: str, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Wait for one of these statuses, primary or secondary (default: any end); return the description."""
+        """Wait for one of the statuses, primary or secondary (default: any end); return the description."""
         wanted = statuses or ("Completed", "Failed", "Stopped")
         client, end = self.client("sagemaker"), time.monotonic() + timeout_s
         while True:
@@ -122,7 +122,7 @@ class Aws:
             time.sleep(0.05)
 
     def lines(self, job: str, host: str = "algo-") -> list[str]:
-        """Return the job's lines so far, stream after stream."""
+        """Return the job's lines until now, stream after stream."""
         client, group = self.client("logs"), "/aws/sagemaker/TrainingJobs"
         pages = client.get_paginator("describe_log_streams").paginate(
             logGroupName=group, logStreamNamePrefix=f"{job}/{host}"
@@ -139,11 +139,11 @@ class Aws:
         return found
 
     def reset(self) -> None:
-        """Kill what runs and forget everything."""
+        """Kill all containers and forget all state."""
         self.control("reset", {})
 
     def control(self, path: str, told: dict[str, Any] | None = None, method: str = "POST") -> Any:
-        """Ask the control endpoint. Raises HTTPError where it refuses."""
+        """Call the control endpoint. Raises HTTPError if the endpoint refuses."""
         data = None if told is None else json.dumps(told).encode()
         request = urllib.request.Request(f"{self.url}/_control/{path}", data, method=method)
         with _OPENER.open(request, timeout=60) as answer:
@@ -151,7 +151,7 @@ class Aws:
 
 
 def start(state: Path | None = None) -> Aws:
-    """Start the process, which dies with the calling thread; return when it answers."""
+    """Start the process, which dies with the calling thread; return when the stand-in answers."""
     process, told = doubles.process.start("aws", state)
     return Aws(told, process)
 

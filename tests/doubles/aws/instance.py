@@ -1,4 +1,4 @@
-"""One instance of a job: its folders laid out as the platform does, its container, its lines in CloudWatch Logs."""
+"""One instance of a job: its folders as on the platform, its container, its lines in CloudWatch Logs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from doubles.aws.world import CONTAINER_KEY, World
 __all__ = ["LOG_GROUP", "Instance", "InputError", "find_inputs"]
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
-EVENT_BYTES = 262_118  # the longest line in one event: 256 KiB less what CloudWatch counts for it
+EVENT_BYTES = 262_118  # the longest line in one event: 256 KiB less CloudWatch's overhead
 READ_BYTES = 1 << 16
 _FOLDERS = ("input/config", "input/data", "checkpoints", "model", "output/data", "output/metrics")
 
 
 class InputError(Exception):
-    """The job's input cannot be had; the message is the job's FailureReason."""
+    """The job's input is missing or unreadable; the message is the job's FailureReason."""
 
 
 @dataclass(eq=False)
 class Instance:
-    """One machine of one attempt, with an empty disk of its own below `root`."""
+    """One machine of one attempt, with an empty disk below `root`."""
 
     name: str  # algo-N
     kind: str
@@ -50,16 +50,16 @@ class Instance:
 
     @property
     def host(self) -> str:
-        """Return how the others call it: its name, or its address where names are the machine's own."""
+        """Return the name for peers: the instance's name, or its address if host names are the machine's own."""
         return self.name if sandbox.mode() != "none" else self.address
 
     @property
     def ml(self) -> Path:
-        """Return what is /opt/ml inside."""
+        """Return the folder that the container sees as /opt/ml."""
         return self.root / "ml"
 
     def failure(self) -> str:
-        """Return what the container has written about its failure."""
+        """Return the container's failure file, or an empty text."""
         path = self.ml / "output/failure"
         return path.read_text(errors="replace") if path.is_file() else ""
 
@@ -72,7 +72,7 @@ class Instance:
             (self.ml / "input/config" / f"{name}.json").write_text(json.dumps(content))
 
     def fill(self, job: Job, inputs: dict[str, list[str]], number: int, count: int) -> None:
-        """Download its share of the input, and the checkpoints so far."""
+        """Download the instance's share of the input, and the existing checkpoints."""
         for channel in job.request.get("InputDataConfig", ()):
             source = channel["DataSource"]["S3DataSource"]
             found = inputs[channel["ChannelName"]]
@@ -93,7 +93,7 @@ class Instance:
             self.mirrors.append(Mirror(folder, uri))
 
     def start(self, job: Job, world: World, peers: list[Instance]) -> None:
-        """Run the container. It dies with the calling thread."""
+        """Run the container, which dies with the calling thread."""
         algorithm = job.request["AlgorithmSpecification"]
         argv = [*algorithm.get("ContainerEntrypoint", ("train",)), *algorithm.get("ContainerArguments", ())]
         container = sandbox.Container(
@@ -110,7 +110,7 @@ class Instance:
         self.reader.start()
 
     def copy(self) -> None:
-        """Copy what is new of checkpoints and TensorBoard files to S3."""
+        """Copy new checkpoints and TensorBoard files to S3."""
         for mirror in self.mirrors:
             mirror.copy()
 
@@ -120,12 +120,12 @@ class Instance:
             self.running.terminate()
 
     def kill(self) -> None:
-        """Kill all that runs here."""
+        """Kill all processes of the container."""
         if self.running is not None:
             self.running.kill()
 
     def remove(self) -> None:
-        """Throw the disk away."""
+        """Remove the disk."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _place(self, path: str) -> Path:
@@ -136,7 +136,7 @@ class Instance:
         return folder
 
     def _read(self, world: World, region: str) -> None:
-        """Send what the container writes to its log stream, line by line as it comes, until it has ended."""
+        """Send the container's output to its log stream, line by line, until the container has ended."""
         assert self.running is not None
         process, rest = self.running.process, b""
         assert process.stdout is not None
@@ -154,14 +154,14 @@ class Instance:
         self.on_end()
 
     def _send(self, logs: Any, lines: list[bytes]) -> None:
-        # Docker's agent sends no empty lines, and CloudWatch takes none.
+        # Docker's agent sends no empty lines, and CloudWatch accepts none.
         messages = [line.decode(errors="replace") for line in lines if line]
         if messages:
             logs.append(LOG_GROUP, self.stream, messages)
 
 
 def find_inputs(job: Job) -> dict[str, list[str]]:
-    """Return the keys of every channel. Raises InputError where there is none, or where we could not run it."""
+    """Return the keys of every channel. Raises InputError if input is missing or the stand-in cannot run the job."""
     for uri in _written_to(job):
         if not storage.has(storage.split(uri)[0]):
             raise InputError(f'ClientError: Unable to write to S3 URL "{uri}": The specified bucket does not exist')
@@ -184,7 +184,7 @@ def find_inputs(job: Job) -> dict[str, list[str]]:
 
 
 def _written_to(job: Job) -> list[str]:
-    """Return where the platform is to write."""
+    """Return the addresses that the platform will write."""
     named = {"OutputDataConfig": "S3OutputPath", "CheckpointConfig": "S3Uri", "TensorBoardOutputConfig": "S3OutputPath"}
     return [job.request[name][key] for name, key in named.items() if name in job.request]
 
@@ -229,7 +229,7 @@ def _config_files(instance: Instance, job: Job, peers: list[Instance]) -> dict[s
 
 
 def _environment(job: Job, world: World, instance: Instance) -> dict[str, str]:
-    """Return the variables of the container: the platform's, and the request's. Without a network, no role either."""
+    """Return the container's variables: the platform's and the request's. Without a network the role is missing."""
     aws = {
         "AWS_ACCESS_KEY_ID": CONTAINER_KEY,
         "AWS_SECRET_ACCESS_KEY": "container-secret",

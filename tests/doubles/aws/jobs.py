@@ -1,4 +1,4 @@
-"""A training job: what was asked for, how it stands, and what DescribeTrainingJob says of it."""
+"""A training job: its request, its state, and its description in DescribeTrainingJob."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ACCOUNT", "TERMINAL", "Job", "described", "summary"]
 
 ACCOUNT = "123456789012"
 TERMINAL = ("Completed", "Failed", "Stopped")
-_NOT_TOLD = ("Tags",)  # of the request, in the description
+_NOT_TOLD = ("Tags",)  # fields of the request that the description omits
 _SUMMARY = (
     *("TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingEndTime", "LastModifiedTime"),
     *("TrainingJobStatus", "SecondaryStatus", "WarmPoolStatus"),
@@ -20,7 +20,7 @@ _SUMMARY = (
 
 @dataclass
 class Job:
-    """One job; `changed` guards what changes, and wakes who waits for it."""
+    """One job; `changed` guards the mutable fields and wakes waiting threads."""
 
     name: str
     region: str
@@ -29,7 +29,7 @@ class Job:
     tags: dict[str, str]
     number: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
-    orders: dict[str, dict[str, Any]] = field(default_factory=dict)  # what was asked of it and is not done yet
+    orders: dict[str, dict[str, Any]] = field(default_factory=dict)  # requested and not done yet
     status: str = "InProgress"
     secondary: str = "Starting"
     transitions: list[dict[str, Any]] = field(default_factory=list)
@@ -41,17 +41,17 @@ class Job:
     training_s: int | None = None
     billable_s: int | None = None
     ran_s: float = 0.0  # in containers, over all attempts
-    last_epoch: int = 0  # of its log streams
+    last_epoch: int = 0  # of the job's log streams
     thread: threading.Thread | None = None
 
     @property
     def arn(self) -> str:
-        """Return its name for all of AWS."""
+        """Return the job's ARN."""
         return f"arn:aws:sagemaker:{self.region}:{ACCOUNT}:training-job/{self.name.lower()}"
 
     @property
     def is_spot(self) -> bool:
-        """Return whether it runs on machines that may be taken away."""
+        """Return whether the job runs on spot machines."""
         return bool(self.request.get("EnableManagedSpotTraining", False))
 
     @property
@@ -71,10 +71,10 @@ class Job:
         return [(one["InstanceGroupName"], one["InstanceType"]) for one in groups for _ in range(one["InstanceCount"])]
 
     def enter(self, secondary: str, message: str, status: str | None = None) -> None:
-        """Go to the next secondary status; staying in one only changes its message."""
+        """Enter the next secondary status; for an unchanged status only the message changes."""
         with self.changed:
             if self.status == "Stopping" and status is None:
-                return  # stopping has overtaken what was to come
+                return  # stopping has overtaken the next status
             now = time.time()
             self.modified, self.secondary, self.status = now, secondary, status or self.status
             last = self.transitions[-1] if self.transitions else None
@@ -89,7 +89,7 @@ class Job:
             self.changed.notify_all()
 
     def order(self, name: str, **details: Any) -> None:
-        """Ask something of it: stop, interrupt, internal_error, capacity_error, end, abandon."""
+        """Order a change: stop, interrupt, internal_error, capacity_error, end, abandon."""
         with self.changed:
             self.orders[name] = details
             self.changed.notify_all()
@@ -130,6 +130,6 @@ def described(job: Job) -> dict[str, Any]:
 
 
 def summary(job: Job) -> dict[str, Any]:
-    """Return its line in the answer of ListTrainingJobs."""
+    """Return the job's entry in the answer of ListTrainingJobs."""
     whole = described(job)
     return {name: whole[name] for name in _SUMMARY if name in whole}

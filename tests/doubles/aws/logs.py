@@ -33,7 +33,7 @@ class Stream:
     visible_at: list[float] = field(default_factory=list)
 
     def visible(self) -> int:
-        """Return how many of its events can be seen by now."""
+        """Return the number of events that are visible now."""
         return bisect.bisect_right(self.visible_at, time.time())
 
 
@@ -73,7 +73,7 @@ class Logs:
             return actions[operation](params)
 
     def append(self, group: str, stream: str, messages: Iterable[str], stamp_ms: int | None = None) -> None:
-        """Put lines that arrive now; the group and the stream are made where they are missing."""
+        """Append lines that arrive now; a missing group or stream is created."""
         now_ms = int(time.time() * 1000)
         with self._lock:
             found = self._groups.setdefault(group, Group(group, now_ms))
@@ -81,7 +81,7 @@ class Logs:
             self._extend(to, [(now_ms if stamp_ms is None else stamp_ms, message) for message in messages], now_ms)
 
     def _extend(self, stream: Stream, events: list[tuple[int, str]], now_ms: int) -> None:
-        # Never before an earlier event, whatever the lag was then: a token counts events.
+        # Never visible before an earlier event, even after a change of the lag: a token counts events.
         visible_at = max(time.time() + self._lag_s(), stream.visible_at[-1] if stream.visible_at else 0.0)
         for stamp_ms, message in events:
             stream.stamps_ms.append(stamp_ms)
@@ -181,7 +181,7 @@ class Logs:
                 events.append(_event(stream, index))
         if not forward:
             events.reverse()
-        # At the end the very token comes back.
+        # At the end the same token comes back.
         return {"events": events, **_tokens(start, end, turn if start == end else 0)}
 
     def _filter(self, params: Params) -> Params:
@@ -214,7 +214,7 @@ def _read_token(token: str) -> tuple[str, int, int]:
 
 
 def _tokens(start: int, end: int, turn: int) -> Params:
-    """Return both tokens; `turn` tells apart those of one place, for pages that are empty and not the last."""
+    """Return both tokens; `turn` distinguishes tokens of one position, for pages that are empty and not the last."""
     forward, backward = f"f/{end:048d}{turn:08d}/s", f"b/{start:048d}{turn:08d}/s"
     return {"nextForwardToken": forward, "nextBackwardToken": backward}
 
@@ -247,5 +247,5 @@ def _paged(key: str, found: list[Params], params: Params) -> Params:
 
 
 def _terms(params: Params) -> list[str]:
-    """Return the words that a message must have all of: the plainest of CloudWatch's patterns."""
+    """Return the words that a message must all contain: the plainest of CloudWatch's patterns."""
     return [quoted or word for quoted, word in re.findall(r'"([^"]*)"|(\S+)', params.get("filterPattern", ""))]

@@ -1,7 +1,7 @@
-"""AWS's Price List: GetProducts and the public file, with invented figures and the traps of the real one.
+"""AWS's Price List: GetProducts and the public file, with invented figures and the traps of the real list.
 
-Real are ml.g5.2xlarge (1.515, USE1-Train:ml.g5.2xlarge), ml.m5.large (0.115) and ml.p4d.24xlarge's 25.251286, all of
-2026; the rows' form is that of GetProducts (one JSON string a row) and of the region files (products and terms apart).
+Real (of 2026) are ml.g5.2xlarge's 1.515 (USE1-Train:ml.g5.2xlarge), ml.m5.large's 0.115, ml.p4d.24xlarge's 25.251286.
+The rows have the form of GetProducts (one JSON string a row) and of the region files (products and terms apart).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TRAINING = {
     "ml.p4d.24xlarge": 25.251286,
     "ml.p5.48xlarge": 63.296,
 }
-# What else SageMaker does with a machine: platoinstancetype, part of the usage type, share of the training price.
+# SageMaker's other uses of a machine: platoinstancetype, part of the usage type, share of the training price.
 _OTHERS = (
     ("Hosting", "Host:", 1.0),
     ("Notebook", "Notebk:", 1.0),
@@ -67,7 +67,7 @@ def get_products(world: World, call: Call) -> JSON:
 
 
 def file(world: World, path: str) -> bytes | None:
-    """Return the public file at a path, None where there is none."""
+    """Return the public file at a path, or None for an unknown path."""
     service = f"{OFFERS}AmazonSageMaker/"
     regions = sorted(FACTOR)
     if path == f"{service}current/region_index.json":
@@ -94,7 +94,7 @@ def file(world: World, path: str) -> bytes | None:
 
 
 def _holds(one: JSON, row: JSON) -> bool:
-    """Return whether a filter lets the row through; values are compared whole, by their case."""
+    """Return whether a filter lets the row through; values are compared whole and case-sensitively."""
     value = {"productFamily": row["product"]["productFamily"], **row["product"]["attributes"]}.get(one["Field"])
     if one["Type"] in ("TERM_MATCH", "EQUALS"):
         return bool(value == one["Value"])
@@ -113,7 +113,7 @@ def _products(world: World) -> list[JSON]:
                 found.append(_row(region, name, kind, word, price * share))
             found.append(_row(region, name, "Training", "Train:", price))
             found.append(_row(region, name, "Training", "Train:", price * 1.5, place="AWS Outposts"))
-        # Listed, but for nothing; announced, but not yet; and one type twice.
+        # A row with price zero, an announced row that is not yet valid, and a type with two rows.
         found.append(_row(region, "ml.g9.xlarge", "Training", "Train:", 0.0))
         found.append(_row(region, "ml.g8.xlarge", "Training", "Train:", 2.0, since="2999-01-01T00:00:00Z"))
         found.append(_row(region, "ml.g7x.xlarge", "Training", "Train:", 3.0))

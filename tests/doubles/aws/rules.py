@@ -1,4 +1,4 @@
-"""The rules between fields of CreateTrainingJob that the vendor's model does not carry."""
+"""The rules between fields of CreateTrainingJob that are missing in the vendor's model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_LOCAL_DISK = re.compile(r"ml\.(m4|m5|c4|c5|p2|r5|t3)\.")
 
 
 def check(request: Request) -> None:
-    """Raise AwsError for the first rule that is broken; the request fits the model already."""
+    """Raise AwsError for the first broken rule; the request fits the model already."""
     for message in _broken(request):
         raise AwsError("ValidationException", message)
 

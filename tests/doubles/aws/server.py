@@ -1,4 +1,4 @@
-"""The HTTP server: our own services and the control endpoint in front of moto's application."""
+"""The HTTP server: the stand-in's own services and the control endpoint in front of moto's application."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Application:
     def __init__(self, world: World) -> None:
         self._world = world
         self._moto = DomainDispatcherApplication(create_backend_app)
-        self._conditional = threading.Lock()  # S3 compares and writes in one; moto first compares, then writes
+        self._conditional = threading.Lock()  # S3 compares and writes atomically; moto compares first, then writes
 
     def __call__(self, environ: Environ, start: StartResponse) -> Reply:
         """Answer one request."""
         if environ["PATH_INFO"].startswith(control.PREFIX):
             return control.answer(self._world, environ, start)
         call = parse(environ)
-        if environ["PATH_INFO"].startswith(pricelist.OFFERS):  # anybody may read it
+        if environ["PATH_INFO"].startswith(pricelist.OFFERS):  # public: no credentials needed
             call = replace(call, service="pricing", operation="GetFile", params={"path": environ["PATH_INFO"]})
         entry = {
             "service": call.service,
@@ -102,7 +102,7 @@ class _Handler(MotoRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log(self, type: str, message: str, *args: Any) -> None:
-        """Say nothing of single requests: the journal has them."""
+        """Log no single requests: the journal has them."""
 
 
 def bind(port: int) -> socket.socket:
@@ -111,7 +111,7 @@ def bind(port: int) -> socket.socket:
 
 
 def serve(world: World, listening: socket.socket) -> None:
-    """Serve until the process ends, containers on their own network too."""
+    """Serve until the process ends, on the containers' own network too."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = make_server(
         "127.0.0.1", world.port(), Application(world), threaded=True, request_handler=_Handler, fd=listening.fileno()
@@ -130,9 +130,9 @@ def _serve_too(server: ThreadedWSGIServer, listening: socket.socket) -> None:
 
 
 def _has_condition(environ: Environ) -> bool:
-    """Return whether it is a write that another one must not come in between."""
+    """Return whether the request is a conditional write, which must be atomic."""
     return environ["REQUEST_METHOD"] == "PUT" and bool({"HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH"} & environ.keys())
 
 
 def _nobody(*args: Any) -> Any:
-    """Take an answer's beginning and send it to nobody."""
+    """Discard the beginning of an answer that is never sent."""

@@ -1,4 +1,4 @@
-"""What a test may set about the stand-in's AWS: how long things take, and whether jobs run at all."""
+"""The settings of the stand-in's AWS that a test may change: durations, and whether jobs run at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Settings:
     """Times in seconds of real time."""
 
     execute: bool = True
-    """Whether containers run; else a job trains until it is stopped, told to end, or out of time."""
+    """Whether containers run; else a job trains until a stop, an order to end, or its time limit."""
     starting_s: float = 0.0
     downloading_s: float = 0.0
     uploading_s: float = 0.0
@@ -21,27 +21,27 @@ class Settings:
     stop_grace_s: float = 120.0
     """From SIGTERM to SIGKILL, after StopTrainingJob and when a time limit is reached."""
     failed_grace_s: float = 5.0
-    """The same, for the other containers when one has failed."""
+    """The same, for the remaining containers after a container has failed."""
     interrupt_grace_s: float = 120.0
     """The same, when spot machines are taken away."""
     sync_every_s: float = 1.0
     """Between two copies of checkpoints and TensorBoard files to S3."""
     sync_at_interrupt: bool = True
-    """Whether what was written since the last copy is copied too when spot machines are taken away."""
+    """Whether files written since the last copy are copied too when spot machines are taken away."""
     log_lag_s: float = 0.0
     """From a log event's arrival to its first appearance in an answer."""
     pending: bool = False
-    """Whether new jobs find no machines: they stay in Starting until this is false again."""
+    """Whether new jobs find no machines: jobs stay in Starting until the setting is false again."""
     capacity: int | None = None
-    """How many jobs may have machines at a time; the others stay in Starting."""
+    """How many jobs may have machines at a time; further jobs stay in Starting."""
     spot_billing: float = 0.3
-    """Billable seconds of a training second on spot machines. Invented: AWS says only that it is less than 1."""
+    """Billable seconds of a training second on spot machines. Invented: AWS documents only a value below 1."""
     quota: float = 10_000.0
-    """Of every service quota that was not set by its name."""
+    """Value of every service quota that a test has not set by name."""
     cost_tags: tuple[str, ...] = ("cloudtrain:job",)
-    """Tags that somebody has activated for Cost Explorer."""
+    """Tags that are activated for Cost Explorer."""
     cost_currency: str = "USD"
     price_page_size: int = 100
-    """Of GetProducts."""
+    """Rows per page of GetProducts."""
     price_damage: str = ""
-    """Of the price list: `truncated`, in another `currency`, of another `form`."""
+    """Damage of the price list: `truncated`, wrong `currency`, wrong `form`."""

@@ -1,4 +1,4 @@
-"""S3 as the platform itself uses it: straight into moto's own store, so that faults for clients do not reach it."""
+"""S3 as the platform itself uses it: directly in moto's store, so that faults for clients have no effect."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def split(uri: str) -> tuple[str, str]:
 
 
 def has(bucket: str) -> bool:
-    """Return whether there is such a bucket."""
+    """Return whether the bucket exists."""
     return bucket in _backend().buckets
 
 
 def keys(uri: str) -> list[str]:
-    """Return the keys that begin with the address's, in order."""
+    """Return, in order, the keys that begin with the address's key."""
     bucket, prefix = split(uri)
     if not has(bucket):
         return []
@@ -36,13 +36,13 @@ def keys(uri: str) -> list[str]:
 
 
 def put(bucket: str, key: str, data: bytes) -> None:
-    """Store an object; without the bucket nothing happens."""
+    """Store an object; a missing bucket is ignored."""
     if has(bucket):
         _backend().put_object(bucket, key, data)
 
 
 def download(uri: str, found: Iterable[str], folder: Path) -> None:
-    """Write the objects below the folder, each at its place relative to the address."""
+    """Write the objects below the folder, each at its path relative to the address."""
     bucket, prefix = split(uri)
     for key in found:
         to = folder / _relative(key, prefix)
@@ -56,7 +56,7 @@ def download(uri: str, found: Iterable[str], folder: Path) -> None:
 
 
 def archive(folders: Iterable[Path]) -> bytes:
-    """Return a .tar.gz of what is in the folders; of two files with one name, the first folder's."""
+    """Return a .tar.gz of the folders' files; of two files with the same name, the first folder's file."""
     packed = io.BytesIO()
     names: set[str] = set()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as tar:
@@ -71,19 +71,19 @@ def archive(folders: Iterable[Path]) -> bytes:
 
 @dataclass
 class Mirror:
-    """Copies a folder to S3 again and again: what is new or changed, never a deletion."""
+    """Copies a folder to S3 repeatedly: new and changed files, never a deletion."""
 
     folder: Path
     uri: str
     seen: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def fill(self) -> None:
-        """Download what is in S3 already; that need not be copied back."""
+        """Download the objects that S3 already has; `copy` will not copy these back."""
         download(f"{self.uri.rstrip('/')}/", keys(f"{self.uri.rstrip('/')}/"), self.folder)
         self.seen = self._now()
 
     def copy(self) -> None:
-        """Copy what has changed since the last copy, in whatever state it is."""
+        """Copy the files changed since the last copy, in their present state."""
         bucket, prefix = split(self.uri)
         for name, mark in self._now().items():
             if self.seen.get(name) == mark:
@@ -105,7 +105,7 @@ class Mirror:
 def _relative(key: str, prefix: str) -> str:
     if key.startswith(f"{prefix.rstrip('/')}/") and prefix:
         return key[len(prefix.rstrip("/")) + 1 :]
-    # The prefix ends inside a name: the folder that the name is in is left out.
+    # The prefix ends inside a name: leave out the folder of the name.
     return key[prefix.rfind("/") + 1 :]
 
 

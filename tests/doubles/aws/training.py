@@ -1,4 +1,4 @@
-"""The life of a training job, in a thread of its own: from waiting for machines to the archive of the model."""
+"""The course of a training job, in a separate thread: from waiting for machines to the archive of the model."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from doubles.aws.world import World
 
 __all__ = ["begin"]
 
-REASON_CHARACTERS = 1024  # of the failure file
+REASON_CHARACTERS = 1024  # length limit of the failure file
 NO_CAPACITY = "Insufficient capacity error from EC2 while launching instances, retrying!"
 CAPACITY_ERROR = (
     "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
 )
 INTERNAL_ERROR = "InternalServerError: We encountered an internal error. Please try again."
 
-# How an attempt ended -> secondary status of the job at its end, and the words for it.
+# End of an attempt -> secondary status of the job at its end, and its message.
 _ENDINGS = {
     "Completed": ("Completed", "Training job completed"),
     "Failed": ("Failed", "Training job failed"),
@@ -38,7 +38,7 @@ _ENDINGS = {
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended: a secondary status, or Interrupted, InternalError, Abandoned."""
+    """The end of an attempt: a secondary status, or Interrupted, InternalError, Abandoned."""
 
     kind: str
     reason: str | None = None
@@ -46,11 +46,11 @@ class Ending:
 
 
 class Abandoned(Exception):
-    """The stand-in is told to forget the job."""
+    """Raised when a test orders the stand-in to forget the job."""
 
 
 def begin(world: World, job: Job) -> None:
-    """Let the job live."""
+    """Start the job's thread."""
     job.enter("Starting", "Preparing the instances for training")
     job.thread = threading.Thread(target=_live, args=(world, job), name=job.name, daemon=True)
     job.thread.start()
@@ -74,7 +74,7 @@ def _live(world: World, job: Job) -> None:
 
 
 def _attempts(world: World, job: Job) -> Ending:
-    """Attempt until the job is over; interruptions cost no retry, errors of the platform do."""
+    """Repeat attempts until the job is over; an interruption costs no retry, an error of the platform costs one."""
     retries = job.request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0)
     number = 0
     while True:
@@ -97,7 +97,7 @@ def _attempts(world: World, job: Job) -> Ending:
 
 
 def _wait_for_machines(world: World, job: Job) -> Ending | None:
-    """Wait in Starting; return how the job ended meanwhile, if it did."""
+    """Wait in Starting; return the job's ending if the job ends meanwhile."""
     while True:
         ending = _pause(world, job, 0.0)
         if ending is not None:
@@ -145,7 +145,7 @@ def _attempt(world: World, job: Job, number: int) -> Ending:
 
 @contextlib.contextmanager
 def _instances(world: World, job: Job, attempt: int) -> Iterator[list[Instance]]:
-    """Return the attempt's machines, with empty disks; afterwards they are gone. None where nothing is executed."""
+    """Yield the attempt's machines, with empty disks, and remove the machines; an empty list if jobs do not execute."""
     if not world.settings.execute:
         yield []
         return
@@ -191,7 +191,7 @@ def _watch(world: World, job: Job, instances: list[Instance], began: float) -> E
 
 
 def _judged(world: World, job: Job, instances: list[Instance], deadline: float) -> Ending | None:
-    """Return how the attempt ended, having ended what still runs, or None while it goes on."""
+    """Return the attempt's ending, after ending its containers, or None while the attempt runs."""
     settings = world.settings
     if _over(instances) and "stop" not in job.orders:
         failed = [one for one in instances if one.code not in (None, 0)]
@@ -220,7 +220,7 @@ def _over(instances: list[Instance]) -> bool:
 
 
 def _ordered(job: Job) -> Ending | None:
-    """Take what the job was told, if anything, the most final first. Raises Abandoned."""
+    """Return the ending ordered for the job, if any, the most final first. Raises Abandoned."""
     with job.changed:
         if "abandon" in job.orders:
             raise Abandoned
@@ -237,13 +237,13 @@ def _ordered(job: Job) -> Ending | None:
 
 
 def _latest(job: Job) -> float:
-    """Return when a spot job has waited and run as long as it may."""
+    """Return the time limit of a spot job, waiting and running together."""
     wait_s = job.request.get("StoppingCondition", {}).get("MaxWaitTimeInSeconds")
     return job.created + wait_s if wait_s is not None else math.inf
 
 
 def _pause(world: World, job: Job, seconds: float) -> Ending | None:
-    """Wait so long; return how the job ended meanwhile, if it did."""
+    """Wait for some seconds; return the job's ending if the job ends meanwhile."""
     end = time.time() + seconds
     while True:
         ending = _ordered(job)
@@ -257,7 +257,7 @@ def _pause(world: World, job: Job, seconds: float) -> Ending | None:
 
 
 def _end(job: Job, instances: list[Instance], grace_s: float) -> None:
-    """End the containers that still run: SIGTERM, the grace, SIGKILL; return when all their output has been read."""
+    """End the running containers: SIGTERM, the grace, SIGKILL; return when all their output has been read."""
     running = [one for one in instances if one.running is not None and one.code is None]
     if grace_s > 0:
         for one in running:
@@ -280,7 +280,7 @@ def _copy(instances: list[Instance]) -> None:
 
 
 def _upload(world: World, job: Job, instances: list[Instance]) -> None:
-    """Put the model and the output where the request says, from all instances together."""
+    """Upload the model and the output, from all instances together, to the addresses of the request."""
     if job.status != "Stopping":
         job.enter("Uploading", "Uploading generated training model")
     _sleep_anyhow(job, world.settings.uploading_s)

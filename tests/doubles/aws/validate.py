@@ -1,7 +1,7 @@
-"""Whether an operation's parameters are what the vendor's own model (botocore's data) allows, said in AWS's words.
+"""Check an operation's parameters against the vendor's own model (botocore's data), with AWS's error messages.
 
-botocore itself checks types and required members only; here also lengths, ranges, patterns, enumerations and
-unknown members.
+botocore itself checks types and required members only; `check` adds lengths, ranges, patterns, enumerations and unknown
+members.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def check(service: str, operation: str, params: Any) -> None:
-    """Raise AwsError with everything that is wrong; nothing is returned."""
+    """Raise AwsError with all faults of the parameters."""
     model = _model(service)
     if operation not in model["operations"]:
         raise AwsError("UnknownOperationException", f"{service} has no {operation}")
@@ -76,7 +76,7 @@ def _wrong_types(model: dict[str, Any], name: str, value: Any) -> Iterator[str]:
 
 
 def _items(shape: dict[str, Any], value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield (path, shape's name, value) of what is inside."""
+    """Yield (path, shape's name, value) of each inner value."""
     if shape["type"] == "structure":
         for key, item in value.items():
             if key in shape["members"] and item is not None:
@@ -98,7 +98,7 @@ def _violations(model: dict[str, Any], name: str, value: Any, path: str) -> Iter
                 at = f"{path}.{_lower(key)}".lstrip(".")
                 yield f"Value null at '{at}' failed to satisfy constraint: Member must not be null"
         for key in value:
-            if key not in shape["members"]:  # AWS itself would pass over it in silence
+            if key not in shape["members"]:  # AWS itself would ignore the member
                 yield f"Unknown member '{key}' at '{path or name}'"
     for problem in _problems(shape, value):
         yield f"Value '{value}' at '{path}' failed to satisfy constraint: Member must {problem}"
@@ -130,7 +130,7 @@ def _lower(key: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _pattern(text: str) -> re.Pattern[str]:
-    """Return Java's pattern as Python's; a class such as \\p{L} stands inside brackets wherever the models use one."""
+    """Return Java's pattern as Python's; the models use a class such as \\p{L} only inside brackets."""
     text = text.replace(r"\p{Alnum}", "a-zA-Z0-9").replace(r"\p{Alpha}", "a-zA-Z").replace(r"\p{Digit}", "0-9")
     return re.compile(re.sub(r"\\p\{([LZN])\}", lambda found: _category(found[1]), text))
 

@@ -1,4 +1,4 @@
-"""An HTTP request to AWS read as a call of an operation, and answers in the protocol of the call."""
+"""An HTTP request to AWS parsed into a call of an operation, and answers in the protocol of the call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/\d+/([^/]+)/([^/]+)/aws4_reques
 
 
 class AwsError(Exception):
-    """An error that an operation answers."""
+    """An error as the answer of an operation."""
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(f"{code}: {message}")
@@ -40,7 +40,7 @@ class AwsError(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One operation as it was asked for."""
+    """A requested operation."""
 
     service: str
     operation: str
@@ -51,7 +51,7 @@ class Call:
 
 
 def parse(environ: Environ) -> Call:
-    """Return the call that the request makes; its body can still be read afterwards."""
+    """Return the call of the request; the request's body stays readable."""
     found = _CREDENTIAL.search(environ.get("HTTP_AUTHORIZATION", ""))
     access_key, region, service = (found[1], found[2], found[3]) if found else ("", "us-east-1", "s3")
     prefix, _, operation = environ.get("HTTP_X_AMZ_TARGET", "").partition(".")
@@ -97,7 +97,7 @@ def reply_error(start: StartResponse, call: Call, error: AwsError) -> Reply:
 
 
 def hang_up(environ: Environ) -> None:
-    """Close the connection without an answer. Raises ConnectionError, which the server takes for a lost client."""
+    """Close the connection without an answer. Raises ConnectionError, which the server treats as a lost client."""
     environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
     raise ConnectionResetError("hung up on purpose")
 

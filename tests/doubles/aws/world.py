@@ -1,4 +1,4 @@
-"""All that the stand-in holds: settings, jobs, logs, faults, the journal of calls, quotas."""
+"""The state of the stand-in: settings, jobs, logs, faults, the journal of calls, quotas."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CONTAINER_KEY = "ASIACONTAINERROLE000"  # the access key of the role inside cont
 
 
 class World:
-    """The account, in every region; one a server."""
+    """The account, in every region; each server has one account."""
 
     def __init__(self, state: Path, url: str, switch: Switch | None) -> None:
         self.state, self.url, self.switch = state, url, switch
-        self.container_url = url  # from inside a container
+        self.container_url = url  # the URL inside a container
         self.lock = threading.RLock()
         self.faults = Faults(CONTAINER_KEY)
         self._clear()
@@ -43,7 +43,7 @@ class World:
         self._created = 0
 
     def set(self, values: dict[str, Any]) -> None:
-        """Change settings. Raises TypeError for an unknown one."""
+        """Change settings. Raises TypeError for an unknown setting."""
         self.settings = replace(self.settings, **values)
 
     def logs(self, region: str) -> Logs:
@@ -52,7 +52,7 @@ class World:
             return self._logs.setdefault(region, Logs(lambda: self.settings.log_lag_s))
 
     def add(self, job: Job) -> bool:
-        """Keep the job unless its name is taken; return whether it was kept."""
+        """Store the job unless its name is taken; return whether the job was stored."""
         with self.lock:
             if (job.region, job.name) in self.jobs:
                 return False
@@ -62,7 +62,7 @@ class World:
             return True
 
     def job(self, name: str, region: str | None = None) -> Job | None:
-        """Return the job of that name, in that region or any."""
+        """Return the job with the name, in the region or in any region."""
         with self.lock:
             found = (job for job in self.jobs.values() if job.name == name and region in (None, job.region))
             return next(found, None)
@@ -73,7 +73,7 @@ class World:
             return [job for job in self.jobs.values() if job.status not in TERMINAL]
 
     def reset(self) -> None:
-        """Kill whatever runs and forget everything, moto's state too."""
+        """Kill all jobs and forget all state, moto's state too."""
         from moto.moto_api._internal.models import moto_api_backend
 
         with self.lock:
@@ -91,7 +91,7 @@ class World:
             shutil.rmtree(self.state / "jobs")
 
     def close(self) -> None:
-        """Kill whatever runs and remove the folder."""
+        """Kill all jobs and remove the folder."""
         self.reset()
         if self.switch is not None:
             self.switch.close()
@@ -102,7 +102,7 @@ class World:
         return int(self.url.rsplit(":", 1)[1])
 
     def listen_for_containers(self) -> socket.socket | None:
-        """Return a further socket to serve, on the containers' network, if they have one of their own."""
+        """Return a further socket to serve, on the containers' network, or None without such a network."""
         if self.switch is None:
             return None
         self.container_url = f"http://{self.switch.gateway}:{self.port()}"

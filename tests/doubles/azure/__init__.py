@@ -1,8 +1,8 @@
-"""Azure ML as far as training needs it, on loopback under its real host names: what is sent to it is executed.
+"""The part of Azure ML that training needs, on loopback under Azure's host names: the stand-in executes the requests.
 
-In a test, take the fixture `azure` (doubles/fixtures.py), and give `azure.environ` to any unmodified client: its
-HTTPS_PROXY leads to the stand-in, which answers as login, ARM, the region's data plane, blob storage, Key Vault and the
-price list, with certificates of its own.
+In a test, take the fixture `azure` (doubles/fixtures.py), and give any unmodified client `azure.environ`: its
+HTTPS_PROXY is the stand-in, which answers as login, ARM, the region's data plane, blob storage, Key Vault and the price
+list, with its own certificates.
 
     azure.apply(monkeypatch)                          # or subprocess.run([...], env={**os.environ, **azure.environ})
     azure.settings(queued_s=2, restart_logs="replace")              # settings.py
@@ -11,6 +11,5 @@ price list, with certificates of its own.
 
 By hand: `PYTHONPATH=tests .venv/bin/python -m doubles.azure` prints its address and the certificate's file.
 
-It encodes Azure's documentation and SDKs, not observed behaviour of the service; what is invented says so where it
-stands.
+The stand-in encodes Azure's documentation and SDKs, not observed behaviour of the service; invented values are marked.
 """

@@ -1,4 +1,4 @@
-"""Which operation a request is; journal, faults and the right to do it before it is executed."""
+"""Finds the operation of a request; then journal, faults and authorization, before the operation is executed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Operation = Callable[[], Answer]
 
 @dataclass(frozen=True)
 class Found:
-    """What a request is."""
+    """The operation of a request."""
 
     service: str
     name: str
@@ -51,7 +51,7 @@ class Found:
 
 
 def service_of(host: str) -> str | None:
-    """Return the service that answers under this name, or None."""
+    """Return the service of a host name, or None."""
     return SERVICES.get(host)
 
 
@@ -62,7 +62,7 @@ class Application:
         self._world = world
 
     def __call__(self, request: Request) -> Answer:
-        """Answer one request. Raises HangUp where the connection is to end."""
+        """Answer one request. Raises HangUp if the connection must end."""
         world, found = self._world, self._find(request)
         entry = _entry(request, found)
         world.journal.append(entry)
@@ -156,7 +156,7 @@ class Application:
 
 
 def _entry(request: Request, found: Found) -> dict[str, Any]:
-    """Return the journal's line about a call."""
+    """Return the journal's entry of a call."""
     return {
         "service": found.service,
         "operation": found.name,
@@ -176,7 +176,7 @@ def _entry(request: Request, found: Found) -> dict[str, Any]:
 
 
 def _shown(request: Request, found: Found) -> Any:
-    """Return the body where it is JSON and no secret."""
+    """Return the body if it is JSON without secrets."""
     if found.service not in ("arm", "data") or not request.body:
         return None
     try:
@@ -186,7 +186,7 @@ def _shown(request: Request, found: Found) -> Any:
 
 
 def _error(service: str, error: AzureError) -> Answer:
-    """Return the error in the service's shape."""
+    """Return the error in the service's format."""
     if service == "blob":
         text = f"<Code>{escape(error.code)}</Code><Message>{escape(error.message)}</Message>"
         data = f'<?xml version="1.0" encoding="utf-8"?><Error>{text}</Error>'.encode()

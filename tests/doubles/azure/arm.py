@@ -33,7 +33,7 @@ _SECRETS = {"key": "AccountKey", "sas": "Sas", "none": "None"}
 
 
 def check_workspace(subscription: str, group: str, workspace: str) -> None:
-    """Raise AzureError unless this is our workspace."""
+    """Raise AzureError unless the workspace is the stand-in's."""
     if subscription.lower() != SUBSCRIPTION:
         message = f"The subscription '{subscription}' could not be found."
         raise AzureError(404, "SubscriptionNotFound", message)
@@ -49,14 +49,14 @@ def check_workspace(subscription: str, group: str, workspace: str) -> None:
 
 
 def resource(kind: str, path: str, properties: Any, **more: Any) -> dict[str, Any]:
-    """Return a resource of the workspace as ARM shows it; `path` as in computes/NAME."""
+    """Return a resource of the workspace in ARM's form; `path` as in computes/NAME."""
     name = path.rpartition("/")[2]
     full = f"Microsoft.MachineLearningServices/workspaces/{kind}"
     return {"id": f"{workspace_id()}/{path}", "name": name, "type": full, "properties": properties, **more}
 
 
 def list_subscriptions(world: World, request: Request) -> Answer:
-    """Return the subscriptions that the caller sees."""
+    """Return the subscriptions visible to the caller."""
     one = {"id": f"/subscriptions/{SUBSCRIPTION}", "subscriptionId": SUBSCRIPTION, "displayName": "Tests"}
     return json_answer({"value": [{**one, "state": "Enabled", "tenantId": TENANT}]})
 
@@ -122,7 +122,7 @@ def get_datastore(world: World, request: Request, name: str) -> Answer:
 
 
 def list_datastores(world: World, request: Request) -> Answer:
-    """Return all datastores, or the default one."""
+    """Return all datastores, or only the default datastore."""
     is_default = request.query.get("isDefault", "").lower() == "true"
     names = [name for name in DATASTORES if not is_default or name == "workspaceblobstore"]
     return json_answer({"value": [_datastore(world, name) for name in names]})

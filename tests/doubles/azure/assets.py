@@ -19,7 +19,7 @@ CHANGED_PATH = "The asset's path is immutable: it cannot be changed once it is s
 
 
 def list_codes(world: World, request: Request, name: str) -> Answer:
-    """Return the versions of a code, or of all codes with the content that `hash` says."""
+    """Return the versions of a code, or the versions of all codes with the content hash `hash`."""
     wanted = request.query.get("hash")
     found = []
     for (code, version), body in world.codes.items():
@@ -50,7 +50,7 @@ def put_code(world: World, request: Request, name: str, version: str) -> Answer:
 
 
 def start_upload(world: World, request: Request, name: str, version: str) -> Answer:
-    """Make a container for the files of a code version; return a signature to write there."""
+    """Make a container for the files of a code version; return a signature for writing to the container."""
     container = f"5ab50000-{name}"[:63].lower()
     world.blobs.make(container)
     uri = f"https://{ACCOUNT}.blob.core.windows.net/{container}"

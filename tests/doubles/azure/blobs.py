@@ -1,4 +1,4 @@
-"""<account>.blob.core.windows.net: who may do what, conditions, ranges, and the operations on blobs."""
+"""<account>.blob.core.windows.net: authorization, conditions, ranges, and the operations on blobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _READS = ("GET", "HEAD")
 
 
 def operation(request: Request) -> str | None:
-    """Return the name of what is asked of a blob or a container."""
+    """Return the name of the requested operation on a blob or a container."""
     query, method = request.query, request.method
     is_blob = "/" in request.path.strip("/")
     if query.get("restype") == "container" or not is_blob:
@@ -45,7 +45,7 @@ def operation(request: Request) -> str | None:
 
 
 def authorize(world: World, request: Request, name: str) -> None:
-    """Raise AzureError unless the signature, the key or the token allows it."""
+    """Raise AzureError unless the signature, the key or the token allows the operation."""
     container, _, blob = request.path.lstrip("/").partition("/")
     authorization = request.headers.get("authorization", "")
     if "sig" in request.query:
@@ -71,7 +71,7 @@ def authorize(world: World, request: Request, name: str) -> None:
 
 
 def get(world: World, request: Request, container: str, name: str) -> Answer:
-    """Return the blob, or the range of it that the request asks for."""
+    """Return the blob, or its requested range."""
     with world.blobs.lock:
         blob = _found(world, request, container, name)
         if _is_same(request, blob):
@@ -152,7 +152,7 @@ def commit(world: World, request: Request, container: str, name: str) -> Answer:
         _check_conditions(request, world.blobs.find(container, name))
         blob = Blob(metadata=_metadata(request), content_type=_content_type(request))
         written = world.blobs.commit(container, name, blocks, blob)
-        written.md5 = request.headers.get("x-ms-blob-content-md5")  # else a blob of blocks has none
+        written.md5 = request.headers.get("x-ms-blob-content-md5")  # by default a blob of blocks has no MD5
         return _written(written)
 
 
@@ -191,7 +191,7 @@ def delete(world: World, request: Request, container: str, name: str) -> Answer:
     return Answer(202, {"x-ms-delete-type-permanent": "true"})
 
 
-# Operation -> letters of a signature of which one is enough.
+# Operation -> letters of a signature; any single letter is sufficient.
 _PERMISSIONS = {
     "blob.get": "r",
     "blob.head": "r",
@@ -229,7 +229,7 @@ def _found(world: World, request: Request, container: str, name: str) -> Blob:
 
 
 def _check_conditions(request: Request, blob: Blob | None) -> None:
-    """Raise AzureError where a condition of a write, or If-Match of a read, does not hold."""
+    """Raise AzureError if a condition of a write, or If-Match of a read, does not hold."""
     headers = request.headers
     unless, wanted = headers.get("if-none-match"), headers.get("if-match")
     if blob is not None and unless is not None and request.method not in _READS:
@@ -247,7 +247,7 @@ def _check_conditions(request: Request, blob: Blob | None) -> None:
 
 
 def _is_same(request: Request, blob: Blob) -> bool:
-    """Return whether a reader has this already."""
+    """Return whether the reader's copy is current."""
     unless, since = request.headers.get("if-none-match"), request.headers.get("if-modified-since")
     if unless is not None:
         return unless in ("*", blob.etag)
@@ -255,12 +255,12 @@ def _is_same(request: Request, blob: Blob) -> bool:
 
 
 def _bounds(request: Request, size: int) -> tuple[int, int] | None:
-    """Return the half-open range asked for. Raises AzureError past the end, and for a suffix range: Azure has none."""
+    """Return the requested half-open range. Raises AzureError past the end, and for a suffix range: Azure has none."""
     text = request.headers.get("x-ms-range") or request.headers.get("range")
     if text is None:
         return None
     found = re.fullmatch(r"bytes=(\d+)-(\d*)", text.strip())
-    if found is None:  # which of several answers Azure gives here is a guess
+    if found is None:  # the choice among several errors of Azure is a guess
         message = "The value for one of the HTTP headers is not in the correct format."
         raise AzureError(400, "InvalidHeaderValue", message)
     start, end = int(found[1]), int(found[2]) + 1 if found[2] else size

@@ -1,7 +1,7 @@
-"""Blobs as plain files below a folder for each container, so that a container's folder can be mounted in a job.
+"""Blobs as plain files below a folder for each container: a job can mount a container's folder.
 
-What a file cannot say (kind, metadata, creation time, MD5) is kept beside, in memory; a file that a job has written
-into the mounted folder is a block blob like any other, with what its file says.
+Kind, metadata, creation time and MD5 of a blob are kept in memory. A file that a job has written into the mounted
+folder is an ordinary block blob, with the properties of its file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME_CHARACTERS = 1024
 
 @dataclass
 class Blob:
-    """What is known of a blob."""
+    """Properties of a blob."""
 
     kind: str = "BlockBlob"
     created: float = 0.0
@@ -37,7 +37,7 @@ class Blob:
     md5: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     blocks: list[tuple[str, int]] = field(default_factory=list)
-    stamp: tuple[int, int] = (0, 0)  # of the file when this was true
+    stamp: tuple[int, int] = (0, 0)  # of the file at the time of these properties
 
 
 class Blobs:
@@ -52,23 +52,23 @@ class Blobs:
         self._staged.mkdir(parents=True, exist_ok=True)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all containers and blobs."""
         with self.lock:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._known.clear()
             self._blocks.clear()
 
     def make(self, container: str) -> Path:
-        """Return the container's folder, made if it is missing."""
+        """Return the container's folder; make a missing folder."""
         (self._folder / container).mkdir(parents=True, exist_ok=True)
         return self._folder / container
 
     def has(self, container: str) -> bool:
-        """Return whether there is such a container."""
+        """Return whether the container exists."""
         return (self._folder / container).is_dir()
 
     def containers(self) -> list[str]:
-        """Return their names."""
+        """Return the names of all containers."""
         return sorted(os.listdir(self._folder)) if self._folder.is_dir() else []
 
     def drop(self, container: str) -> None:
@@ -79,14 +79,14 @@ class Blobs:
                 del self._known[key]
 
     def path(self, container: str, name: str) -> Path:
-        """Return the blob's file, whether it is there or not. Raises AzureError for a name that no file can have."""
+        """Return the blob's file, existing or not. Raises AzureError for a name that is not valid for a file."""
         parts = name.split("/")
         if not name or len(name) > NAME_CHARACTERS or any(one in ("", ".", "..") or "\0" in one for one in parts):
             raise AzureError(400, "InvalidUri", "The requested URI does not represent any resource on the server.")
         return self._folder.joinpath(container, *parts)
 
     def find(self, container: str, name: str) -> Blob | None:
-        """Return what is known of the blob, or None."""
+        """Return the properties of the blob, or None."""
         with self.lock:
             path = self.path(container, name)
             try:
@@ -111,7 +111,7 @@ class Blobs:
             return file.read() if size is None else file.read(size)
 
     def put(self, container: str, name: str, data: bytes, blob: Blob | None = None) -> Blob:
-        """Write the blob whole: readers see the old one or the new one."""
+        """Write the whole blob atomically: readers see the old or the new content."""
         with self.lock:
             self.make(container)
             path = self.path(container, name)
@@ -128,7 +128,7 @@ class Blobs:
             except (NotADirectoryError, FileExistsError, IsADirectoryError):
                 Path(temporary).unlink(missing_ok=True)
                 message = "The specified path, or an element of the path, exists and its resource type is invalid."
-                raise AzureError(409, "InvalidResourceType", message) from None  # as where folders are real
+                raise AzureError(409, "InvalidResourceType", message) from None  # as on accounts with real folders
             return self._noted(container, name, blob, is_new=True)
 
     def append(self, container: str, name: str, data: bytes) -> Blob:
@@ -142,17 +142,17 @@ class Blobs:
             return self._noted(container, name, blob, is_new=False)
 
     def stage(self, container: str, name: str, block: str, data: bytes) -> None:
-        """Keep a block until it is committed."""
+        """Store a block until its commit."""
         with self.lock:
             self._blocks.setdefault((container, name), {})[block] = data
 
     def staged(self, container: str, name: str) -> dict[str, bytes]:
-        """Return the blocks that are not committed."""
+        """Return the uncommitted blocks."""
         with self.lock:
             return dict(self._blocks.get((container, name), {}))
 
     def commit(self, container: str, name: str, blocks: list[tuple[str, str]], blob: Blob) -> Blob:
-        """Make the blob of blocks: (Latest, Committed or Uncommitted; id). Raises AzureError for an unknown one."""
+        """Make the blob from blocks (Latest, Committed or Uncommitted; id). Raises AzureError for an unknown block."""
         with self.lock:
             old = self.find(container, name)
             committed = self._committed(container, name, old)
@@ -182,14 +182,14 @@ class Blobs:
             return self._noted(container, name, blob, is_new=False)
 
     def delete(self, container: str, name: str) -> None:
-        """Remove the blob, and folders that are empty then. Raises FileNotFoundError."""
+        """Remove the blob. Raises FileNotFoundError."""
         with self.lock:
             path = self.path(container, name)
             path.unlink()
             self._known.pop((container, name), None)
 
     def names(self, container: str, prefix: str = "") -> Iterator[str]:
-        """Yield the names that begin so, in the order of their text."""
+        """Yield the names with the prefix, in alphabetical order."""
         root = self._folder / container
         top = root / prefix.rpartition("/")[0]
         found = []
@@ -199,7 +199,7 @@ class Blobs:
         yield from sorted(name for name in found if name.startswith(prefix))
 
     def _noted(self, container: str, name: str, blob: Blob, is_new: bool) -> Blob:
-        """Keep what is known of the blob as its file is now."""
+        """Store the properties of the blob with its file's present size and time."""
         self._changes += 1
         status = self.path(container, name).stat()
         blob.stamp, blob.size, blob.modified = (status.st_mtime_ns, status.st_size), status.st_size, time.time()

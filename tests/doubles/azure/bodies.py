@@ -1,4 +1,4 @@
-"""What a job's body says, and what the service refuses of it that no schema knows."""
+"""The fields of a job's body, and the service's refusals that are not in a schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from doubles.azure.world import World
 __all__ = ["Place", "check", "compute_of", "place_of", "processes_per_node", "seconds"]
 
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,254}")
-DEFAULT_SIZE = "Standard_DS3_v2"  # of serverless jobs that name none; which one Azure takes depends on the quota
+DEFAULT_SIZE = "Standard_DS3_v2"  # for serverless jobs without a size; Azure's choice depends on the quota
 _BINDING = re.compile(r"\$\{\{\s*(inputs|outputs)\.([^}\s]+?)\s*\}\}")
 _DATASTORE = re.compile(r"azureml:(?://|/)?(?:.*/)?datastores/([^/]+)/(?:paths/)?(.*)")
 _BLOB = re.compile(rf"https://{ACCOUNT}\.blob\.core\.windows\.net/([^/]+)/?(.*)")
@@ -27,11 +27,11 @@ class Place:
     """A folder or file of the storage account."""
 
     container: str
-    path: str  # without slashes at its ends
+    path: str  # without leading and trailing slashes
 
 
 def check(world: World, name: str, body: Any) -> None:
-    """Raise AzureError for what is refused of the PUT of a new job. Texts are invented."""
+    """Raise AzureError for a PUT of a new job that the service refuses. Texts are invented."""
     if not NAME.fullmatch(name):
         raise _refused(f"The job name '{name}' is invalid: letters, digits, - and _, at most 255 of them.")
     told = [f"{path}: {message}" for path, message, is_warning in _violations(body) if not is_warning]
@@ -48,7 +48,7 @@ def check(world: World, name: str, body: Any) -> None:
 
 
 def compute_of(world: World, asked: dict[str, Any]) -> dict[str, Any]:
-    """Return what run history says of the machines."""
+    """Return run history's description of the machines."""
     resources = asked.get("resources") or {}
     count = int(resources.get("instanceCount") or 1)
     name = (asked.get("computeId") or "").rpartition("/")[2]
@@ -63,7 +63,7 @@ def compute_of(world: World, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def place_of(uri: str) -> Place | None:
-    """Return where the uri points, None where the stand-in has no such place."""
+    """Return the place of the uri, None if the stand-in does not have the place."""
     if found := _DATASTORE.fullmatch(uri):
         container = DATASTORES.get(found[1].lower())
         return None if container is None else Place(container, found[2].strip("/"))
@@ -72,7 +72,7 @@ def place_of(uri: str) -> Place | None:
 
 
 def processes_per_node(asked: dict[str, Any]) -> int:
-    """Return how many processes a node has."""
+    """Return the number of processes per node."""
     return int((asked.get("distribution") or {}).get("processCountPerInstance") or 1)
 
 
@@ -132,7 +132,7 @@ def _check_compute(world: World, asked: dict[str, Any]) -> None:
 
 
 def _gpus(size: str) -> int:
-    """Return how many GPUs a machine has, by its name."""
+    """Return the number of GPUs of a machine, derived from the machine's name."""
     found = re.match(r"Standard_N[CDV](\d+)", size, re.IGNORECASE)
     if found is None:
         return 0

@@ -1,4 +1,4 @@
-"""Calls to the stand-in without any SDK: signed in as our client, under the real host names."""
+"""Calls to the stand-in without any SDK: signed in as the tests' client, under the real host names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 30.0,
     ) -> Reply:
-        """Return the answer; a `url` without a host is below the workspace in ARM. Raises OSError where none came."""
+        """Return the answer; a `url` without a host is below the workspace in ARM. Raises OSError without an answer."""
         if url.startswith("/"):
             url = f"{MANAGEMENT}{workspace_id()}{url}{'&' if '?' in url else '?'}api-version={API}"
         told = dict(headers or {})
@@ -51,7 +51,7 @@ class Client:
         return token
 
     def submit(self, name: str, body: dict[str, Any], files: Mapping[str, str | bytes]) -> Reply:
-        """Upload the files as code, register them and an environment, and PUT the job; return the last answer."""
+        """Upload the files as code, register the code and an environment, and PUT the job; return the last answer."""
         digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
         code = f"/codes/{digest[:32]}/versions/1"
         told = self.call("POST", f"{code}/startPendingUpload", {}).json["blobReferenceForConsumption"]

@@ -1,4 +1,4 @@
-"""Containers of blobs: made, removed, and listed in pages."""
+"""Containers of blobs: create, remove, and list in pages."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def create(world: World, request: Request, container: str) -> Answer:
 
 
 def get(world: World, request: Request, container: str) -> Answer:
-    """Return its properties."""
+    """Return the container's properties."""
     _check(world, container)
     headers = {"ETag": '"0x8D0"', "Last-Modified": formatdate(0, usegmt=True), "x-ms-lease-state": "available"}
     return Answer(200, headers)
 
 
 def delete(world: World, request: Request, container: str) -> Answer:
-    """Remove it with its blobs."""
+    """Remove the container with its blobs."""
     _check(world, container)
     world.blobs.drop(container)
     return Answer(202)
@@ -55,7 +55,7 @@ def list_all(world: World, request: Request) -> Answer:
 
 
 def list_blobs(world: World, request: Request, container: str) -> Answer:
-    """Return a page of blobs, and of the common beginnings where a delimiter is given."""
+    """Return a page of blobs and, with a delimiter, of their common prefixes."""
     _check(world, container)
     query = request.query
     prefix, delimiter, marker = (query.get(name, "") for name in ("prefix", "delimiter", "marker"))
@@ -89,7 +89,7 @@ def _entries(world: World, container: str, prefix: str, delimiter: str) -> Itera
                 yield common, None
             continue
         blob = world.blobs.find(container, name)
-        if blob is not None:  # not removed meanwhile
+        if blob is not None:  # may be removed meanwhile
             yield name, blob
 
 

@@ -1,4 +1,4 @@
-"""`/_control/...`: what a test asks of the stand-in itself, in JSON. `doubles/azure/handle.py` has it as functions."""
+"""`/_control/...`: a test's requests to the stand-in itself, in JSON; `doubles/azure/handle.py` wraps them."""
 
 from __future__ import annotations
 

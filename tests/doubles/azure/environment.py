@@ -81,7 +81,7 @@ def _platform(job: Job, nodes: int, node: int) -> dict[str, str]:
 
 
 def _network(world: World) -> dict[str, str]:
-    """Return how the outer world is reached: through the proxy, which alone is there."""
+    """Return the variables for reaching the outer world: only through the proxy."""
     proxy = world.container_url
     none = f"localhost,127.0.0.1,{proxy.removeprefix('http://').partition(':')[0]}"
     return {
@@ -92,7 +92,7 @@ def _network(world: World) -> dict[str, str]:
 
 
 def _identity(world: World, asked: dict[str, Any]) -> dict[str, str]:
-    """Return where a token is to be had, for whom the request gives an identity."""
+    """Return the address of the token endpoint, if the request has an identity."""
     kind = (asked.get("identity") or {}).get("identityType")
     if kind == "Managed":
         url = f"{world.container_url}/msi/token"

@@ -1,4 +1,4 @@
-"""What an operation answers in place of a result."""
+"""Errors of operations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["AzureError"]
 
 
 class AzureError(Exception):
-    """An error that an operation answers; the service decides in which shape."""
+    """An error as the answer of an operation; the service decides its format."""
 
     def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(f"{status} {code}: {message}")

@@ -1,4 +1,4 @@
-"""What is to go wrong, and with which calls."""
+"""Faults of calls, set by a test."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ _COUNTED = ("seen", "hits", "token_serial", "sas_serial")
 
 @dataclass(frozen=True)
 class Called:
-    """A call as faults see it."""
+    """The properties of a call that faults depend on."""
 
     operation: str
     is_from_container: bool
     token_serial: int | None  # None: no token
-    sas_serial: int | None  # None: no signature; 0: one that the stand-in has not given out
+    sas_serial: int | None  # None: no signature; 0: a signature of unknown origin
 
 
 @dataclass
 class Fault:
-    """One thing that goes wrong: `throttle`, `500`, `503`, `error` answer an error and execute nothing.
+    """A fault. `throttle`, `500`, `503`, `error` answer an error and execute nothing.
 
-    `drop` closes the connection unanswered, nothing executed; `lost` executes, then closes it; `cut` closes it in the
-    middle of the answer's body. `slow` answers after `delay_s`. `expired` answers 401 to tokens given out before the
-    fault was set, `sas_expired` 403 to signatures given out before: with new ones all is well.
+    `drop` closes the connection without an answer and executes nothing; `lost` executes, then closes it; `cut` closes
+    it in the middle of the answer's body. `slow` answers after `delay_s`. `expired` answers 401 to tokens issued before
+    the fault was set, `sas_expired` 403 to signatures issued before; newer credentials work.
     """
 
     operations: list[str]  # "jobs.put", "blob.*", "*"
     kind: str
-    count: int | None = None  # how often; None: until taken back
-    every: int = 1  # only every n-th call of these
+    count: int | None = None  # number of hits; None: until cleared
+    every: int = 1  # only every n-th matching call
     after: int = 0  # calls let through first
     code: str = ""
     message: str = ""
     status: int = 400
     delay_s: float = 0.0
-    retry_after: str | None = "1"  # the header with throttle and 503; None: without it
-    containers: bool = False  # whether calls from inside containers have it too
+    retry_after: str | None = "1"  # the header with throttle and 503; None: no header
+    containers: bool = False  # whether calls from inside containers are hit, too
     seen: int = 0
     hits: int = 0
     token_serial: int = 0
     sas_serial: int = 0
 
     def error(self, service: str) -> AzureError | None:
-        """Return what to answer in place of executing, if anything."""
+        """Return the error to answer in place of executing, or None."""
         wait = {} if self.retry_after is None else {"Retry-After": self.retry_after}
         if self.kind == "throttle":
             code = "ServerBusy" if service == "blob" else "TooManyRequests"
@@ -73,14 +73,14 @@ class Fault:
 
 
 class Faults:
-    """All that are set, in the order of their setting; the first that fires decides."""
+    """All active faults, in the order of their setting; the first that fires decides."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._faults: list[Fault] = []
 
     def add(self, asked: dict[str, Any], token_serial: int, sas_serial: int) -> None:
-        """Set one. Raises ValueError for an unknown kind or field."""
+        """Add a fault. Raises ValueError for an unknown kind or field."""
         names = {field.name for field in fields(Fault)} - set(_COUNTED)
         if asked.get("kind") not in KINDS or not set(asked) <= names:
             raise ValueError(f"a fault has {sorted(names)}, and kind is one of {KINDS}")
@@ -88,12 +88,12 @@ class Faults:
             self._faults.append(Fault(**asked, token_serial=token_serial, sas_serial=sas_serial))
 
     def clear(self) -> None:
-        """Take all back."""
+        """Remove all faults."""
         with self._lock:
             self._faults.clear()
 
     def take(self, call: Called) -> Fault | None:
-        """Return what goes wrong with this call, and count it."""
+        """Return the fault that hits the call, and count the hit."""
         with self._lock:
             return next((fault for fault in self._faults if _fires(fault, call)), None)
 

@@ -1,4 +1,4 @@
-"""The stand-in from a test's side: start it, let unmodified clients find it, tell it what to do."""
+"""The stand-in from a test's side: start it, let unmodified clients find it, control it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["ACCOUNT", "ACCOUNT_KEY", "CLIENT", "CONTAINER", "GROUP", "REGION", "
 __all__ += ["WORKSPACE", "Azure", "start", "stop"]
 
 ENDS = ("Completed", "Failed", "Canceled")
-# Calls of the handle go to loopback, whatever proxy the machine has.
+# Calls of the handle go to loopback, also on a machine with a proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -45,12 +45,12 @@ class Azure:
     """A running stand-in."""
 
     url: str  # of the proxy
-    ca: str  # file with the certificate to trust
+    ca: str  # file with the certificate that clients must trust
     process: subprocess.Popen[str]
 
     @property
     def environ(self) -> dict[str, str]:
-        """Return the variables by which any client finds it under Azure's real host names, and may sign in."""
+        """Return the variables by which any client finds the stand-in under Azure's host names, and signs in."""
         return {
             **dict.fromkeys(("HTTPS_PROXY", "https_proxy"), self.url),
             **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost"),
@@ -68,22 +68,22 @@ class Azure:
         return Client(self.url, self.ca)
 
     def call(self, method: str, url: str, body: Any = None, **details: Any) -> Reply:
-        """Return the answer, whatever its status; a `url` as /jobs/NAME is below the workspace: see client.Client."""
+        """Return the answer of any status; a `url` as /jobs/NAME is below the workspace: see client.Client."""
         return self.client.call(method, url, body, **details)
 
     def submit(
         self, name: str, command: str, files: Mapping[str, str | bytes] | None = None, nodes: int = 1, **details: Any
     ) -> str:
-        """Create a job by hand, without any SDK; return its name. `details` as client.job_body has them.
+        """Create a job by hand, without any SDK; return the job's name. `details` are the arguments of client.job_body.
 
-        The files are its code, the command runs in their folder. The names of properties are ARM's own.
+        The files are the job's code, and the command runs in their folder. The names of properties are ARM's.
         """
         done = self.client.submit(name, job_body(command, nodes, **details), files or {"empty.txt": ""})
         assert done.status == 201, done
         return name
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let clients in this very process find it."""
+        """Let clients in the test process find the stand-in."""
         for name, value in self.environ.items():
             monkeypatch.setenv(name, value)
 
@@ -92,16 +92,16 @@ class Azure:
         self.control("settings", values)
 
     def fault(self, operations: str | Sequence[str], kind: str, **details: Any) -> None:
-        """Let something go wrong: see doubles.azure.faults.Fault; operations are named in routes.py."""
+        """Inject a fault: see doubles.azure.faults.Fault; routes.py has the names of operations."""
         names = [operations] if isinstance(operations, str) else list(operations)
         self.control("faults", {"operations": names, "kind": kind, **details})
 
     def clear_faults(self) -> None:
-        """Take all faults back."""
+        """Remove all faults."""
         self.control("faults", method="DELETE")
 
     def journal(self, operation: str | None = None) -> list[dict[str, Any]]:
-        """Return the calls so far in their order, those of one operation or all, containers' calls included.
+        """Return the calls until now in order, including containers' calls; `operation` selects one operation.
 
         Each has service, operation, host, method, path, query, range, body (of JSON requests to ARM and the data
         plane), received and sent (bytes of the bodies), status, outcome, time, is_from_container.
@@ -110,11 +110,11 @@ class Azure:
         return [call for call in calls if operation in (None, call["operation"])]
 
     def clear_journal(self) -> None:
-        """Forget the calls so far."""
+        """Forget the calls until now."""
         self.control("journal", method="DELETE")
 
     def unserved(self) -> list[str]:
-        """Return what was asked for that the stand-in does not have: host and path."""
+        """Return host and path of the requests that the stand-in cannot serve."""
         return [f"{call['host']}{call['path']}" for call in self.journal("unserved")]
 
     def compute(self, name: str, **properties: Any) -> None:
@@ -129,11 +129,11 @@ class Azure:
         self.control("computes", {"name": name, "properties": None})
 
     def usage(self, family: str, limit: int, used: int = 0) -> None:
-        """Set what the list of usages says of a family's cores, as of standardDSv2Family; it refuses nothing."""
+        """Set the listed usage of a family's cores, as of standardDSv2Family; the list limits no job."""
         self.control("usages", {family: {"limit": limit, "used": used}})
 
     def secret(self, name: str) -> str | None:
-        """Return a secret's value, None where there is none."""
+        """Return a secret's value, or None."""
         value: str | None = self.control("secrets", method="GET").get(name)
         return value
 
@@ -147,12 +147,12 @@ class Azure:
         self.control("secrets", {name: value})
 
     def blob(self, name: str, container: str = CONTAINER) -> bytes | None:
-        """Return a blob's content, None where there is none."""
+        """Return a blob's content, or None."""
         data = self.control("read", {"name": name, "container": container})
         return None if data is None else base64.b64decode(data)
 
     def blobs(self, prefix: str = "", container: str = CONTAINER) -> list[str]:
-        """Return the blobs' names, of workspaceblobstore's container or another."""
+        """Return the names of a container's blobs, by default of workspaceblobstore's container."""
         names: list[str] = self.control("blobs", {"prefix": prefix, "container": container})
         return names
 
@@ -167,33 +167,33 @@ class Azure:
         return names
 
     def job(self, name: str) -> dict[str, Any]:
-        """Return all of a job: name, status, history [[status, time]], body, tags, error, attempts, folder, pids..."""
+        """Return a job: name, status, history [[status, time]], body, tags, error, attempts, folder, pids, ..."""
         told: dict[str, Any] = self.control(f"jobs/{name}", method="GET")
         return told
 
     def statuses(self, name: str) -> list[str]:
-        """Return the statuses that the job went through."""
+        """Return the job's statuses in order."""
         return [status for status, _ in self.job(name)["history"]]
 
     def log(self, name: str, file: str = "user_logs/std_log.txt") -> str:
-        """Return a log file so far, "" where there is none."""
+        """Return a log file up to now, or "" if missing."""
         return (self.blob(f"ExperimentRun/dcid.{name}/{file}", "azureml") or b"").decode(errors="replace")
 
     def preempt(self, name: str, how: str = "restart") -> None:
-        """Take the job's nodes away; it starts again ("restart") or ends in Failed with PreemptionError ("fail")."""
+        """Take the job's nodes away; the job restarts ("restart") or ends in Failed with PreemptionError ("fail")."""
         self.control(f"jobs/{name}/preempt", {"how": how})
 
     def begin(self, name: str, status: str = "Running") -> None:
-        """Let a job that is not executed (settings(execute=False)) go to this status."""
+        """Set the status of a job that is not executed (settings(execute=False))."""
         self.control(f"jobs/{name}/begin", {"status": status})
 
     def write_log(self, name: str, file: str, data: bytes | str) -> None:
-        """Append to a log file of the job, such as user_logs/std_log_process_00.txt."""
+        """Append to a log file of the job, for example user_logs/std_log_process_00.txt."""
         raw = data.encode() if isinstance(data, str) else data
         self.control(f"jobs/{name}/write_log", {"file": file, "data": base64.b64encode(raw).decode()})
 
     def write_logs(self, name: str, node: int, *lines: str) -> None:
-        """Append lines to the log file of a node's (only) process, named by the count of the job's nodes."""
+        """Append lines to the log file of a node's (only) process; the file's name depends on the number of nodes."""
         self.control(f"jobs/{name}/write_lines", {"node": node, "lines": list(lines)})
 
     def end(self, name: str, status: str = "Completed", error: dict[str, Any] | None = None) -> None:
@@ -202,7 +202,7 @@ class Azure:
         self.wait(name)
 
     def wait(self, name: str, *statuses: str, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Wait for one of these statuses (default: any end); return job(name)."""
+        """Wait for one of the statuses (default: any end); return job(name)."""
         wanted, end = statuses or ENDS, time.monotonic() + timeout_s
         while True:
             told = self.job(name)
@@ -212,7 +212,7 @@ class Azure:
             time.sleep(0.05)
 
     def wait_attempt(self, name: str, attempt: int, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Wait until the job runs for the so manieth time, after preemptions; return job(name)."""
+        """Wait until the job's n-th attempt runs, after preemptions; return job(name)."""
         end = time.monotonic() + timeout_s
         while (told := self.job(name))["attempts"] < attempt or told["status"] != "Running":
             assert time.monotonic() < end, f"{name} is {told['status']} in its attempt {told['attempts']}"
@@ -222,7 +222,7 @@ class Azure:
     def wait_log(
         self, name: str, text: str, file: str = "user_logs/std_log.txt", count: int = 1, timeout_s: float = 60.0
     ) -> str:
-        """Wait until the file has the text so often; return the file."""
+        """Wait until the file contains the text `count` times; return the file."""
         end = time.monotonic() + timeout_s
         while (found := self.log(name, file)).count(text) < count:
             assert time.monotonic() < end, f"{text!r} is not in {file} of {name}: {found[-2000:]}"
@@ -230,11 +230,11 @@ class Azure:
         return found
 
     def reset(self) -> None:
-        """Kill what runs and forget everything."""
+        """Kill all containers and forget all state."""
         self.control("reset", {})
 
     def control(self, path: str, told: Any = None, method: str = "POST") -> Any:
-        """Ask the control endpoint. Raises HTTPError where it refuses."""
+        """Call the control endpoint. Raises HTTPError if the endpoint refuses."""
         data = None if told is None else json.dumps(told).encode()
         request = urllib.request.Request(f"{self.url}/_control/{path}", data, method=method)
         with _OPENER.open(request, timeout=60) as answer:
@@ -242,7 +242,7 @@ class Azure:
 
 
 def start(state: Path | None = None) -> Azure:
-    """Start the process, which dies with the calling thread; return when it answers."""
+    """Start the process, which dies with the calling thread; return when the stand-in answers."""
     process, told = doubles.process.start("azure", state)
     return Azure(process=process, **json.loads(told))
 

@@ -1,4 +1,4 @@
-"""https://<region>.api.azureml.ms: where the services are, and what run history says of a run."""
+"""https://<region>.api.azureml.ms: the addresses of the services, and run history."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DATA_ASSET = f"azureml://locations/{REGION}/workspaces/{WORKSPACE_ID}/data/"
 
 
 def discover(world: World, request: Request) -> Answer:
-    """Return where the region's services are."""
+    """Return the addresses of the region's services."""
     names = ("api", "catalog", "experimentation", "history", "hyperdrive", "labeling", "modelmanagement", "pipelines")
     return json_answer(
         {**dict.fromkeys(names, HOST), "notebooks": f"https://{WORKSPACE_ID}.{REGION}.notebooks.azure.net"}
@@ -66,7 +66,7 @@ def get(world: World, request: Request, run: str, experiment: str = "") -> Answe
 
 
 def patch(world: World, request: Request, run: str, experiment: str = "") -> Answer:
-    """Change the run's tags, properties, display name, description: what is told is added to what is there."""
+    """Add tags and properties to the run; change its display name and description."""
     job, told = _found(world, run), request.json()
     with job.changed:
         job.tags |= {key: str(value) for key, value in (told.get("tags") or {}).items()}
@@ -79,7 +79,7 @@ def patch(world: World, request: Request, run: str, experiment: str = "") -> Ans
 
 
 def run_data(world: World, request: Request) -> Answer:
-    """Return the run that the body names."""
+    """Return the run named in the body."""
     return json_answer({"runMetadata": _run(_found(world, request.json()["runId"])), "runDefinition": None})
 
 
@@ -90,7 +90,7 @@ def service_instances(world: World, request: Request, run: str, node: str) -> An
 
 
 def resolve(world: World, request: Request) -> Answer:
-    """Return where data assets are, which here are outputs of jobs."""
+    """Return the addresses of data assets; all assets of the stand-in are outputs of jobs."""
     values = {}
     for asset in request.json().get("values") or []:
         for job in list(world.jobs.values()):
@@ -110,7 +110,7 @@ def list_artifacts(world: World, request: Request, run: str, experiment: str = "
 
 
 def locate_artifact(world: World, request: Request, run: str, experiment: str = "") -> Answer:
-    """Return where a file of the run is, with a signature."""
+    """Return the address of a file of the run, with a signature."""
     job, path = _found(world, run), request.query.get("path", "")
     if world.blobs.find(ARTIFACTS, f"{job.folder}/{path}") is None:
         raise AzureError(404, "UserError", f"Artifact {path} not found.")
@@ -192,7 +192,7 @@ def _artifact(job: Job, path: str) -> dict[str, Any]:
 
 
 def _duration(seconds: float) -> str:
-    """Return it as .NET writes a time span."""
+    """Return the duration in .NET's format of a time span."""
     days, rest = divmod(max(0.0, seconds), 86_400)
     hours, rest = divmod(rest, 3600)
     minutes, rest = divmod(rest, 60)

@@ -1,4 +1,4 @@
-"""A job's log files: append blobs that grow in steps, as the platform's uploader makes them."""
+"""A job's log files: append blobs that grow in steps, as with the platform's uploader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["LogFiles", "file_of", "write"]
 
 
 class LogFiles:
-    """Gathers what a job's processes write, and appends it every `flush_s`; a thread of its own does so."""
+    """Collects the output of a job's processes; a separate thread appends it every `flush_s`."""
 
     def __init__(self, blobs: Blobs, job: Job, flush_s: float) -> None:
         self._blobs, self._job, self._flush_s = blobs, job, flush_s
@@ -23,17 +23,17 @@ class LogFiles:
         self._thread.start()
 
     def write(self, file: str, data: bytes) -> None:
-        """Take bytes for a file."""
+        """Buffer bytes for a file."""
         with self._lock:
             self._waiting.setdefault(file, bytearray()).extend(data)
 
     def note(self, file: str, text: str) -> None:
-        """Take a line of the platform's own."""
+        """Buffer a line of the platform itself."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.write(file, f"{stamp} {text}\n".encode())
 
     def close(self) -> None:
-        """Append what is left; return when it is there."""
+        """Append the buffered rest; return when the blobs have it."""
         self._ended.set()
         self._thread.join()
 
@@ -50,7 +50,7 @@ class LogFiles:
 
 
 def write(blobs: Blobs, job: Job, file: str, data: bytes, anew: bool = False) -> None:
-    """Append to a log file, which is made if it is missing, or `anew` in place of the one there is."""
+    """Append to a log file; make a missing file, and with `anew` replace an existing file."""
     name = f"{job.folder}/{file}"
     with blobs.lock:
         if anew or blobs.find(ARTIFACTS, name) is None:
@@ -60,7 +60,7 @@ def write(blobs: Blobs, job: Job, file: str, data: bytes, anew: bool = False) ->
 
 
 def file_of(process: int, count: int) -> str:
-    """Return the file of a process among all of the job."""
+    """Return the log file of a process, for a job with `count` processes."""
     if count == 1:
         return "user_logs/std_log.txt"
     digits = len(str(count - 1))

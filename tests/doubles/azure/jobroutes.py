@@ -1,4 +1,4 @@
-"""management.azure.com: jobs put, got, listed, cancelled, deleted."""
+"""management.azure.com: put, get, list, cancel and delete jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from doubles.wire import Answer, Request, json_answer
 
 __all__ = ["cancel", "delete", "get", "list_all", "operation", "put"]
 
-# What a PUT may change of a job that is there.
+# Properties of an existing job that a PUT may change.
 _CHANGEABLE = ("tags", "displayName", "description", "isArchived", "properties")
 TAKEN = (
     "A job with this name already exists. If you are trying to create a new job, use a different name. If you are "
@@ -27,7 +27,7 @@ TAKEN = (
 
 
 def put(world: World, request: Request, name: str) -> Answer:
-    """Create a job and let it run; the same PUT again changes nothing."""
+    """Create a job and run it; a repeated PUT changes nothing."""
     body = request.json()
     with world.lock:
         old = world.jobs.get(name)
@@ -43,7 +43,7 @@ def put(world: World, request: Request, name: str) -> Answer:
         told = _described(job)
         world.add(job)
     life.begin(world, job)
-    told["properties"]["status"] = "Starting"  # as a recorded answer has it
+    told["properties"]["status"] = "Starting"  # as in a recorded answer
     return json_answer(told, 201)
 
 
@@ -74,7 +74,7 @@ def list_all(world: World, request: Request) -> Answer:
 
 
 def cancel(world: World, request: Request, name: str) -> Answer:
-    """Ask for the job's end."""
+    """Request the job's end."""
     job = _found(world, name)
     with job.changed:
         if job.status in TERMINAL:
@@ -99,7 +99,7 @@ def delete(world: World, request: Request, name: str) -> Answer:
 
 
 def operation(world: World, request: Request, operation: str) -> Answer:
-    """Return 202 while the operation goes on, then 200."""
+    """Return 202 while the operation runs, then 200."""
     if operation not in world.operations:
         raise AzureError(404, "ResourceNotFound", f"There is no operation {operation}.")
     what, _, name = world.operations[operation].partition(" ")
@@ -142,7 +142,7 @@ def _accepted(world: World, operation: str, what: str) -> Answer:
 
 
 def _described(job: Job) -> dict[str, Any]:
-    """Return the job as ARM shows it."""
+    """Return the job in ARM's form."""
     asked = copy.deepcopy(job.properties_of_body)
     studio = f"https://ml.azure.com/runs/{job.name}?wsid={workspace_id()}"
     tracking = f"azureml://{REGION}.api.azureml.ms/mlflow/v1.0{workspace_id()}?"

@@ -1,4 +1,4 @@
-"""A job: what was asked for, how it stands, and what it has been told."""
+"""A job: its request, its state, and its pending orders."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ IN_PROGRESS = ("NotStarted", "Queued", "Preparing", "Starting", "Running", "Fina
 
 @dataclass
 class Job:
-    """One job; `changed` guards what changes, and wakes who waits for it."""
+    """One job; `changed` guards the mutable fields and wakes waiting threads."""
 
     name: str
     body: dict[str, Any]  # as it was PUT
     created: float
     number: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
-    orders: dict[str, dict[str, Any]] = field(default_factory=dict)  # what was asked of it and is not done yet
+    orders: dict[str, dict[str, Any]] = field(default_factory=dict)  # requested and not done yet
     status: str = "NotStarted"
     history: list[tuple[str, float]] = field(default_factory=list)
     started: float | None = None  # first time Running
     ended: float | None = None
     active_s: float = 0.0  # with nodes, over all attempts that have ended
-    active_since: float | None = None  # of the attempt that has not
+    active_since: float | None = None  # start of the running attempt
     revision: int = 0
     uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
     attempts: int = 0
@@ -44,42 +44,42 @@ class Job:
 
     @property
     def properties_of_body(self) -> dict[str, Any]:
-        """Return what the request says of it."""
+        """Return the properties of the request."""
         asked: dict[str, Any] = self.body.get("properties") or {}
         return asked
 
     @property
     def experiment(self) -> str:
-        """Return its experiment."""
+        """Return the job's experiment."""
         name: str = self.properties_of_body.get("experimentName") or "Default"
         return name
 
     @property
     def nodes(self) -> int:
-        """Return how many nodes it wants."""
+        """Return the number of requested nodes."""
         return int((self.properties_of_body.get("resources") or {}).get("instanceCount") or 1)
 
     @property
     def folder(self) -> str:
-        """Return where its logs and artifacts are, in the container of workspaceartifactstore."""
+        """Return the folder of the job's logs and artifacts, in the container of workspaceartifactstore."""
         return f"ExperimentRun/dcid.{self.name}"
 
     def output_uri(self, name: str) -> str:
-        """Return where an output is: where the request says, else where the service puts it."""
+        """Return the address of an output: from the request, else the service's default."""
         told = ((self.properties_of_body.get("outputs") or {}).get(name) or {}).get("uri")
         return told or f"azureml://datastores/workspaceblobstore/paths/azureml/{self.name}/{name}/"
 
     def active_now_s(self) -> float:
-        """Return for how long it has had nodes."""
+        """Return the seconds with nodes up to now."""
         since = self.active_since
         return self.active_s + (0.0 if since is None else time.time() - since)
 
     def enter_first(self) -> None:
-        """Be there."""
+        """Enter the first status."""
         self.history.append((self.status, time.time()))
 
     def enter(self, status: str) -> None:
-        """Go to the next status, unless a cancel has overtaken it."""
+        """Enter the next status, unless a cancel has overtaken the status."""
         with self.changed:
             if self.status == status or self.status in TERMINAL:
                 return
@@ -95,12 +95,12 @@ class Job:
             self.changed.notify_all()
 
     def order(self, name: str, **details: Any) -> None:
-        """Ask something of it: cancel, preempt, begin, end, abandon."""
+        """Order a change: cancel, preempt, begin, end, abandon."""
         with self.changed:
             self.orders[name] = details
             self.changed.notify_all()
 
     def wake(self) -> None:
-        """Let who waits look again."""
+        """Wake all threads that wait for a change."""
         with self.changed:
             self.changed.notify_all()

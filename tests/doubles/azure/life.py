@@ -1,4 +1,4 @@
-"""The life of a job, in a thread of its own: from NotStarted to its end."""
+"""The course of a job, in a separate thread: from NotStarted to its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from doubles.azure.world import World
 __all__ = ["begin", "restart_logs"]
 
 LIFECYCLER = "system_logs/lifecycler/lifecycler.log"
-# Codes and texts of both are invented, after what users report.
+# Code and text are invented, after users' reports.
 PREEMPTED = {
     "code": "PreemptionError",
     "message": "The compute node was preempted: PreemptionError. The job was ended.",
@@ -32,24 +32,24 @@ PREEMPTED = {
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt ended: Completed, Failed, Canceled, or Preempted."""
+    """The end of an attempt: Completed, Failed, Canceled, or Preempted."""
 
     kind: str
     error: dict[str, Any] | None = None
 
 
 class Abandoned(Exception):
-    """The stand-in is told to forget the job."""
+    """Raised when a test orders the stand-in to forget the job."""
 
 
 def begin(world: World, job: Job) -> None:
-    """Let the job live."""
+    """Start the job's thread."""
     job.thread = threading.Thread(target=_live, args=(world, job), name=job.name, daemon=True)
     job.thread.start()
 
 
 def restart_logs(world: World, job: Job) -> None:
-    """Put new blobs in place of the job's log files where the settings say so."""
+    """Replace the job's log files by new blobs if the settings require it."""
     if world.settings.restart_logs == "replace":
         for name in list(world.blobs.names(ARTIFACTS, f"{job.folder}/user_logs/")):
             joblogs.write(world.blobs, job, name.removeprefix(f"{job.folder}/"), b"", anew=True)
@@ -78,7 +78,7 @@ def _live(world: World, job: Job) -> None:
 
 
 def _by_hand(world: World, job: Job) -> Ending:
-    """Do what the handle says."""
+    """Follow the orders of the handle."""
     while True:
         with job.changed:
             while not job.orders:
@@ -98,7 +98,7 @@ def _by_hand(world: World, job: Job) -> Ending:
 
 
 def _attempts(world: World, job: Job) -> Ending:
-    """Attempt until the job is over: a preemption starts it again."""
+    """Repeat attempts until the job is over: a preemption starts the job again."""
     while True:
         job.attempts += 1
         ending = _wait_for_nodes(world, job) or _attempt(world, job)
@@ -119,7 +119,7 @@ def _release(world: World, job: Job) -> None:
 
 
 def _wait_for_nodes(world: World, job: Job) -> Ending | None:
-    """Wait in Queued, then prepare; return how the job ended meanwhile, if it did."""
+    """Wait in Queued, then prepare; return the job's ending if the job ends meanwhile."""
     job.enter("Queued")
     ending = _pause(job, world.settings.queued_s)
     while ending is None:
@@ -191,7 +191,7 @@ def _code_of(world: World, job: Job) -> tuple[str, str] | None:
 
 @contextlib.contextmanager
 def _nodes(world: World, job: Job) -> Iterator[list[Node]]:
-    """Return the attempt's machines, with empty disks; afterwards they are gone."""
+    """Yield the attempt's machines, with empty disks, and remove the machines at the end."""
     block, lock = (None, None) if world.switch is not None else sandbox.loopback_block()
     root = world.state / "jobs" / f"{job.number}-{job.name}" / f"attempt-{job.attempts}"
     processes = processes_per_node(job.properties_of_body)
@@ -210,7 +210,7 @@ def _nodes(world: World, job: Job) -> Iterator[list[Node]]:
 
 
 def _watch(world: World, job: Job, nodes: list[Node]) -> Ending:
-    """Wait until the attempt is over; return how, having ended what still runs."""
+    """Wait until the attempt is over; return its ending, after ending its containers."""
     limit_s = seconds((job.properties_of_body.get("limits") or {}).get("timeout"))
     deadline = math.inf if limit_s is None else (job.started or time.time()) + limit_s
     settings = world.settings
@@ -248,7 +248,7 @@ def _failure(node: Node, nodes: int) -> Ending:
 
 
 def _ordered(job: Job) -> Ending | None:
-    """Take what the job was told, if anything, the most final first. Raises Abandoned."""
+    """Return the ending ordered for the job, if any, the most final first. Raises Abandoned."""
     with job.changed:
         if "abandon" in job.orders:
             raise Abandoned
@@ -264,7 +264,7 @@ def _ordered(job: Job) -> Ending | None:
 
 
 def _pause(job: Job, wait_s: float) -> Ending | None:
-    """Wait so long; return how the job ended meanwhile, if it did."""
+    """Wait for some seconds; return the job's ending if the job ends meanwhile."""
     end = time.time() + wait_s
     while True:
         with job.changed:
@@ -282,7 +282,7 @@ def _sleep_anyhow(job: Job, wait_s: float) -> None:
 
 
 def _end(job: Job, nodes: list[Node], grace_s: float) -> None:
-    """End the containers that still run: SIGTERM, the grace, SIGKILL; return when all their output has been read."""
+    """End the running containers: SIGTERM, the grace, SIGKILL; return when all their output has been read."""
     running = [node for node in nodes if node.running is not None and not node.is_over]
     if grace_s > 0:
         for node in running:

@@ -1,4 +1,4 @@
-"""login.microsoftonline.com, and the identity endpoint that a job's container has."""
+"""login.microsoftonline.com, and the identity endpoint of a job's container."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOGIN = "https://login.microsoftonline.com"
 
 
 def open_id(world: World, request: Request, tenant: str) -> Answer:
-    """Return where this tenant's endpoints are."""
+    """Return the addresses of the tenant's endpoints."""
     base = f"{LOGIN}/{tenant}"
     return json_answer(
         {
@@ -53,7 +53,7 @@ def discover_instance(world: World, request: Request) -> Answer:
 
 
 def give_token(world: World, request: Request, tenant: str) -> Answer:
-    """Answer the client-credentials grant of our one client."""
+    """Answer the client-credentials grant of the tests' only client."""
     told = dict(parse_qsl(request.body.decode(errors="replace")))
     if tenant.lower() != TENANT:
         message = f"AADSTS90002: Tenant '{tenant}' not found. Check to make sure you have the correct tenant ID."
@@ -93,7 +93,7 @@ def give_token_to_job(world: World, request: Request) -> Answer:
 
 
 def give_token_on_behalf(world: World, request: Request) -> Answer:
-    """Answer OBO_ENDPOINT, which jobs of the identity UserIdentity have: a token of the submitter."""
+    """Answer OBO_ENDPOINT for jobs with the identity UserIdentity: a token of the submitter."""
     resource = request.query.get("resource")
     if not resource:
         raise AzureError(400, "bad_request", "The query has no `resource`.")

@@ -1,4 +1,4 @@
-"""Who and where: one tenant, one subscription, one workspace, one storage account, one vault."""
+"""The names of the account: one tenant, one subscription, one workspace, one storage account, one vault."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ += ["iso_time", "provider_id", "workspace_id"]
 TENANT = "72f988bf-0000-4000-8000-000000000001"
 CLIENT = "c11e0000-0000-4000-8000-000000000002"
 CLIENT_SECRET = "client-secret"
-JOB_CLIENT = "30b00000-0000-4000-8000-000000000003"  # the identity that jobs have
+JOB_CLIENT = "30b00000-0000-4000-8000-000000000003"  # the jobs' identity
 MSI_SECRET = "msi-secret"
 SUBSCRIPTION = "5ab50000-0000-4000-8000-000000000004"
 GROUP = "cloudtrain-tests"
@@ -31,12 +31,12 @@ def workspace_id() -> str:
 
 
 def provider_id(provider: str, kind: str, name: str) -> str:
-    """Return the ARM id of a resource in our group."""
+    """Return the ARM id of a resource in the tests' group."""
     return f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers/{provider}/{kind}/{name}"
 
 
 def iso_time(moment: float | None) -> str | None:
-    """Return a time as ARM and run history write it."""
+    """Return a time in the format of ARM and run history."""
     if moment is None:
         return None
     return datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f0+00:00")

@@ -1,4 +1,4 @@
-"""One node of an attempt: its folders, its mounts, its container, and what its processes write."""
+"""One node of an attempt: its folders, its mounts, its container, and the output of its processes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _COPIED = ("Download", "Upload", "Direct")
 
 
 class InputError(Exception):
-    """The job's data cannot be had; the message is the run's error."""
+    """The job's data is missing or unreadable; the message is the run's error."""
 
 
 @dataclass(frozen=True)
 class Volume:
-    """An input or output that is a folder or a file."""
+    """A folder or file that is an input or output."""
 
     name: str
     mode: str
@@ -45,7 +45,7 @@ class Volume:
 
 @dataclass(eq=False)
 class Node:
-    """One machine of one attempt, with an empty disk of its own below `root`."""
+    """One machine of one attempt, with an empty disk below `root`."""
 
     number: int
     address: str
@@ -63,11 +63,11 @@ class Node:
 
     @property
     def disk(self) -> Path:
-        """Return what is /mnt/azureml inside."""
+        """Return the folder that the container sees as /mnt/azureml."""
         return self.root / "azureml"
 
     def lay_out(self, job: Job, world: World, code: tuple[str, str] | None, data: list[Volume]) -> None:
-        """Make the folders: a private copy of the code, places of inputs and outputs."""
+        """Make the folders: a private copy of the code, and the folders of inputs and outputs."""
         work = self.disk / _inside(job) / "exe/wd"
         work.parent.mkdir(parents=True)
         if code is None:
@@ -83,7 +83,7 @@ class Node:
             self._lay_out_volume(world, volume, places / volume.name)
 
     def start(self, job: Job, world: World, data: list[Volume], nodes: list[Node], logs: LogFiles) -> None:
-        """Run the container. It dies with the calling thread."""
+        """Run the container, which dies with the calling thread."""
         cwd = f"{HOME}/{_inside(job)}/exe/wd"
         places = {one.name: place_inside(job, one.name) for one in data}
         total = self.processes * len(nodes)
@@ -122,26 +122,26 @@ class Node:
             self.running.terminate()
 
     def kill(self) -> None:
-        """Kill all that runs here."""
+        """Kill all processes of the container."""
         if self.running is not None:
             self.running.kill()
 
     def collect(self, job: Job, world: World, data: list[Volume]) -> None:
-        """Copy outputs in mode Upload to where they belong."""
+        """Copy outputs in mode Upload to their addresses."""
         for volume in data:
             if volume.is_output and volume.mode in _COPIED:
                 source = self.disk / _inside(job) / "cap/data-capability/wd" / volume.name
                 shutil.copytree(source, world.blobs.make(volume.container) / volume.path, dirs_exist_ok=True)
 
     def keep_outputs(self, job: Job, world: World) -> None:
-        """Copy what is in ./outputs and ./logs to the run's artifacts, as the platform does with these two."""
+        """Copy ./outputs and ./logs to the run's artifacts, as the platform does."""
         work = self.disk / _inside(job) / "exe/wd"
         for name in ("outputs", "logs"):
             if (work / name).is_dir():
                 shutil.copytree(work / name, world.blobs.make(ARTIFACTS) / job.folder / name, dirs_exist_ok=True)
 
     def remove(self) -> None:
-        """Throw the disk away."""
+        """Remove the disk."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _lay_out_volume(self, world: World, volume: Volume, place: Path) -> None:
@@ -159,7 +159,7 @@ class Node:
             place.symlink_to(source)
 
     def _read(self, logs: LogFiles, total: int) -> None:
-        """Take frames until the container has ended."""
+        """Read frames until the container has ended."""
         assert self.running is not None
         process = self.running.process
         stream = process.stdout
@@ -167,7 +167,7 @@ class Node:
         first = self.number * self.processes
         while len(head := stream.read(node_init.FRAME.size)) == node_init.FRAME.size:
             number, kind, size = node_init.FRAME.unpack(head)
-            if kind > node_init.ENDED or number >= self.processes:  # no frame: the container could not start
+            if kind > node_init.ENDED or number >= self.processes:  # not a frame: the container could not start
                 logs.write(file_of(first, total), head + stream.read())
                 break
             data = stream.read(size)
@@ -195,12 +195,12 @@ class Node:
 
 
 def place_inside(job: Job, name: str) -> str:
-    """Return where an input or output is in the container."""
+    """Return the path of an input or output in the container."""
     return f"{HOME}/{_inside(job)}/cap/data-capability/wd/{name}"
 
 
 def volumes(job: Job, world: World) -> list[Volume]:
-    """Return the job's folders and files. Raises InputError for one that is not there."""
+    """Return the job's folders and files. Raises InputError for a missing input."""
     asked, found = job.properties_of_body, []
     for name, told in (asked.get("inputs") or {}).items():
         if told["jobInputType"] == "literal":
@@ -225,7 +225,7 @@ def _inside(job: Job) -> str:
 
 
 def _command(job: Job, places: dict[str, str]) -> str:
-    """Return the command with the places and literals in it."""
+    """Return the command with paths and literals in place of the bindings."""
     asked = job.properties_of_body
     literals = {name: told["value"] for name, told in (asked.get("inputs") or {}).items() if "value" in told}
     text: str = asked["command"]

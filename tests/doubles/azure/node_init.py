@@ -1,7 +1,7 @@
 """Runs a node's processes, as the first process of its container: `python -I -S node_init.py SPEC`, SPEC in JSON.
 
-Mounts what the spec names, starts the command once for each process, and writes what they write to its own output in
-frames: process (1 byte), kind (1 byte), length (4 bytes), content. SIGTERM is passed on to every process's shell.
+Mounts the paths of the spec, starts the command once for each process, and writes the processes' output to its own
+output in frames: process (1 byte), kind (1 byte), length (4 bytes), content. SIGTERM goes on to every process's shell.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> int:
-    """Run what the spec says until every process has ended; return the first exit code that is not 0."""
+    """Run the spec until every process has ended; return the first exit code that is not 0."""
     spec = json.loads(sys.argv[1])
     processes: list[subprocess.Popen[bytes]] = []
     told: list[int] = []
@@ -49,7 +49,7 @@ def main() -> int:
     for number, env in enumerate(spec["processes"]):
         process = _start(spec, env)
         processes.append(process)
-        if told:  # before it was there
+        if told:  # before the process existed
             process.terminate()
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
@@ -59,7 +59,7 @@ def main() -> int:
         _pass_on(selector, 0.02)
         for number, process in enumerate(processes):
             if number not in codes and process.poll() is not None:
-                _pass_on(selector, 0.0)  # its last words, before its end is told
+                _pass_on(selector, 0.0)  # its last output goes before its end
                 code = process.returncode if process.returncode >= 0 else 128 - process.returncode
                 codes[number] = code
                 _send(number, ENDED, str(code).encode())
@@ -79,7 +79,7 @@ def _start(spec: dict[str, Any], env: dict[str, str]) -> subprocess.Popen[bytes]
 
 
 def _pass_on(selector: selectors.BaseSelector, timeout_s: float) -> None:
-    """Send what can be read now."""
+    """Send all output that is readable now."""
     while True:
         found = selector.select(timeout_s)
         if not found:
@@ -101,7 +101,7 @@ def _send(process: int, kind: int, data: bytes) -> None:
 
 
 def _mount(source: str, target: str, is_read_only: bool) -> None:
-    """Show a folder or a file at target."""
+    """Mount a folder or a file at target."""
     if Path(source).is_dir():
         Path(target).mkdir(parents=True, exist_ok=True)
     else:

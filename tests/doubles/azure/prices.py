@@ -1,4 +1,4 @@
-"""prices.azure.com: a price list with invented numbers, and the same traps as the real one."""
+"""prices.azure.com: a price list with invented numbers and the traps of the real list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = {  # US dollars an hour, invented
     "Standard_ND96isr_H100_v5": 98.0,
 }
 REGIONS = {"eastus": 1.0, "westus2": 1.0, "westeurope": 1.25}
-# Words of the meter -> part of the dedicated price.
+# Suffix of the meter -> share of the dedicated price.
 _METERS = {"": 1.0, " Spot": 0.3, " Low Priority": 0.2}
 _CLAUSE = re.compile(r"\s*(?:(\w+)\s+(eq|ne)\s+'((?:[^']|'')*)'|contains\((\w+),\s*'([^']*)'\))\s*")
 
@@ -52,7 +52,7 @@ def _clauses(text: str) -> list[re.Match[str]]:
 
 
 def _holds(clause: re.Match[str], item: dict[str, Any]) -> bool:
-    """Return whether the item is meant; values are case-sensitive, as from 2023-01-01-preview on."""
+    """Return whether the clause selects the item; values are case-sensitive since 2023-01-01-preview."""
     name = clause[1] or clause[4]
     key = "type" if name == "priceType" else name
     value = str(item.get(key, ""))
@@ -73,7 +73,7 @@ def _items() -> Iterator[dict[str, Any]]:
 
 
 def _traps() -> Iterator[dict[str, Any]]:
-    """Yield what no other size has: announced prices, twins, gifts, a spot price that saves nothing."""
+    """Yield rows that other sizes lack: announced prices, duplicates, prices of zero, a spot price without a saving."""
     later, region = "2999-01-01T00:00:00Z", "eastus"
 
     def item(size: str, price: float, word: str = "", system: str = "", **more: Any) -> dict[str, Any]:

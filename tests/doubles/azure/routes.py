@@ -1,4 +1,4 @@
-"""Every route of the JSON services, with the operation's name that faults and the journal use."""
+"""Every route of the JSON services, with the operation's name for faults and the journal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["BLOBS", "ROUTES", "Route"]
 
 
 class Route(NamedTuple):
-    """A request's method and path, and what it is."""
+    """A request's method and path, and the operation."""
 
     method: str
     pattern: str

@@ -1,4 +1,4 @@
-"""What a test may set about the stand-in's Azure: how long things take, who may what, and whether jobs run at all."""
+"""The settings of the stand-in's Azure: durations, permissions, and whether jobs run at all."""
 
 from __future__ import annotations
 
@@ -29,49 +29,49 @@ class Settings:
     restart_s: float = 0.0
     """From a preemption to the next start, in Queued."""
     cancel_grace_s: float = 30.0
-    """From SIGTERM to SIGKILL, after a cancel and when limits.timeout is reached. Invented: Azure states none."""
+    """From SIGTERM to SIGKILL, after a cancel and when limits.timeout is reached. Invented: Azure states no figure."""
     failed_grace_s: float = 5.0
-    """The same, for the other nodes when one has failed."""
+    """The same, for the remaining nodes after a node has failed."""
     preempt_grace_s: float = 0.0
     """The same, at a preemption; 0: killed without a warning."""
     restart_logs: str = "append"
-    """What a restart does to log files: go on ("append"), or new blobs with a new creation time ("replace")."""
+    """Log files after a restart: continued ("append"), or new blobs with a new creation time ("replace")."""
     log_flush_s: float = 0.1
     """Between two appends to a log blob."""
     pending: bool = False
-    """Whether new jobs find no nodes: they stay in Queued until this is false again."""
+    """Whether new jobs find no nodes: jobs stay in Queued until the setting is false again."""
     capacity: int | None = None
-    """How many jobs may have nodes at a time; the others stay in Queued."""
+    """How many jobs may have nodes at a time; further jobs stay in Queued."""
     token_s: float = 3600.0
-    """How long a token lasts."""
+    """Lifetime of a token."""
     sas_s: float = 3600.0
-    """How long a SAS given out lasts."""
+    """Lifetime of an issued SAS."""
     retry_after_s: float = 1.0
-    """What Retry-After says while a cancel or delete is polled."""
+    """Value of Retry-After while a cancel or delete is polled."""
     datastore_credentials: str = "key"
-    """What datastores have: an account key, a SAS, or none (identity-based)."""
+    """Credentials of datastores: an account key, a SAS, or none (identity-based)."""
     storage_role: str = "contributor"
-    """What bearers of a token may do with blobs."""
+    """Role of token bearers on blobs."""
     storage_keys: bool = True
-    """Whether the storage account takes SharedKey and SAS."""
+    """Whether the storage account accepts SharedKey and SAS."""
     vault_access: bool = True
     """Whether the user may write, read and delete secrets."""
     vault_soft_delete: bool = True
-    """Whether a removed secret keeps its name until it is purged or recovered, as in every new vault."""
+    """Whether a removed secret keeps its name until its purge or recovery, as in every new vault."""
     job_vault_access: bool = True
     """The same, for a job's identity."""
     job_storage_role: str = "contributor"
-    """What a job's identity may do with blobs."""
+    """Role of a job's identity on blobs."""
     page_size: int = 10
-    """Of the list of jobs."""
+    """Jobs per page of the list."""
     price_page_size: int = 100
-    """Of the list of prices."""
+    """Prices per page of the list."""
     price_currency: str = "USD"
-    """Of all prices, whatever is asked for."""
+    """Currency of all prices, independent of the query."""
 
 
 def checked(values: dict[str, Any]) -> dict[str, Any]:
-    """Return them. Raises ValueError for an unknown one, or a word that is none of the choices."""
+    """Return the values. Raises ValueError for an unknown setting or choice."""
     known = {field.name for field in fields(Settings)}
     unknown = set(values) - known
     if unknown:

@@ -1,4 +1,4 @@
-"""Shared access signatures and SharedKey, made and verified as the storage service documents them."""
+"""Shared access signatures and SharedKey, made and verified as in the storage service's documentation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from doubles.wire import Request
 
 __all__ = ["VERSION", "check_sas", "check_shared_key", "sas"]
 
-VERSION = "2023-11-03"  # of the signatures given out
+VERSION = "2023-11-03"  # of the issued signatures
 FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 REFUSED = (
     "Server failed to authenticate the request. Make sure the value of Authorization header is formed correctly "
@@ -28,13 +28,13 @@ _SIGNED_HEADERS = (
 
 
 def sas(container: str, blob: str | None, permissions: str, lasts_s: float, serial: int) -> str:
-    """Return a query string that gives these permissions on a blob, or on a whole container."""
+    """Return a query string that gives permissions on a blob, or on a whole container."""
     now = datetime.now(timezone.utc)
-    ends = FORMAT if lasts_s >= 10 else "%Y-%m-%dT%H:%M:%S.%f0Z"  # whole seconds, where they are exact enough
+    ends = FORMAT if lasts_s >= 10 else "%Y-%m-%dT%H:%M:%S.%f0Z"  # whole seconds, if precise enough
     query = {
         "sv": VERSION,
         "spr": "https",
-        "st": (now - timedelta(minutes=15, seconds=serial % 600)).strftime(FORMAT),  # so that each one is different
+        "st": (now - timedelta(minutes=15, seconds=serial % 600)).strftime(FORMAT),  # distinct for each serial
         "se": (now + timedelta(seconds=lasts_s)).strftime(ends),
         "sr": "c" if blob is None else "b",
         "sp": permissions,
@@ -43,7 +43,7 @@ def sas(container: str, blob: str | None, permissions: str, lasts_s: float, seri
 
 
 def check_sas(request: Request, container: str, blob: str | None, needed: str) -> None:
-    """Raise AzureError unless the signature is right, in time, and gives one of the permissions."""
+    """Raise AzureError unless the signature is correct and valid now, and gives one of the permissions."""
     query = request.query
     resource_blob = None if query.get("sr") == "c" else blob
     text = _sas_text(query, container, resource_blob)
@@ -83,7 +83,7 @@ def check_shared_key(request: Request) -> None:
 
 
 def _sas_text(query: Mapping[str, str], container: str, blob: str | None) -> str:
-    """Return what is signed: version 2020-12-06 and later have `ses`, 2018-11-09 and later `sr` and snapshot."""
+    """Return the signed text: versions from 2020-12-06 on have `ses`, from 2018-11-09 on `sr` and snapshot."""
     resource = f"/blob/{ACCOUNT}/{container}" + ("" if blob is None else f"/{blob}")
     names = ["si", "sip", "spr", "sv", "sr", "snapshot"]
     names += ["ses"] if query.get("sv", "") >= "2020-12-06" else []

@@ -16,7 +16,7 @@ from doubles.azure.names import TENANT
 
 __all__ = ["AUDIENCES", "Tokens", "audience_of"]
 
-# What each service takes for its audience.
+# Service -> accepted audiences.
 AUDIENCES = {
     "arm": ("https://management.azure.com", "https://management.core.windows.net"),
     "data": ("https://management.azure.com", "https://management.core.windows.net", "https://ml.azure.com"),
@@ -26,20 +26,20 @@ AUDIENCES = {
 
 
 def audience_of(scope: str) -> str:
-    """Return the audience that a scope or a resource asks for."""
+    """Return the audience of a scope or a resource."""
     return scope.split()[0].removesuffix("/.default").rstrip("/")
 
 
 class Tokens:
-    """Gives tokens out and reads them back; each has a serial number, so that earlier ones can be told."""
+    """Issues and verifies tokens; each token has a serial number, which tells its age."""
 
     def __init__(self) -> None:
         self._secret = os.urandom(32)
         self._serials = itertools.count(1)
-        self.last = 0  # serial number given out
+        self.last = 0  # serial number of the last issued token
 
     def issue(self, client: str, audience: str, lasts_s: float) -> str:
-        """Return a token, in a JSON Web Token's shape."""
+        """Return a token in the format of a JSON Web Token."""
         now = time.time()
         self.last = next(self._serials)
         claims: dict[str, Any] = {"aud": audience, "iss": f"https://sts.windows.net/{TENANT}/", "tid": TENANT}
@@ -48,7 +48,7 @@ class Tokens:
         return f"{text}.{self._signature(text)}"
 
     def claims(self, authorization: str, service: str) -> dict[str, Any]:
-        """Return what the header's token says. Raises AzureError unless it holds for that service."""
+        """Return the claims of the header's token. Raises AzureError unless the token is valid for the service."""
         kind, _, token = authorization.partition(" ")
         if kind.lower() != "bearer" or not token:
             raise AzureError(
@@ -71,7 +71,7 @@ class Tokens:
         return claims
 
     def serial(self, authorization: str) -> int:
-        """Return the token's number; 0 for what is none of ours."""
+        """Return the token's serial number; 0 for a foreign token."""
         try:
             payload = authorization.split(" ", 1)[1].split(".")[1]
             return int(json.loads(base64.urlsafe_b64decode(payload + "=="))["uti"])

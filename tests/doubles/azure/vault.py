@@ -1,4 +1,4 @@
-"""<vault>.vault.azure.net: secrets written, read, removed."""
+"""<vault>.vault.azure.net: write, read and remove secrets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def put(world: World, request: Request, name: str) -> Answer:
             f"Secret {name} is currently in a deleted but recoverable state, and its name cannot be reused; in this "
             "state, the secret can only be recovered or purged."
         )
-        raise AzureError(409, "Conflict", message)  # its inner error is ObjectIsDeletedButRecoverable
+        raise AzureError(409, "Conflict", message)  # the inner error is ObjectIsDeletedButRecoverable
     version = {"value": told["value"], "id": uuid.uuid4().hex, "created": time.time(), "tags": told.get("tags")}
     world.secrets.setdefault(name.lower(), []).append(version)
     return json_answer(_bundle(name, version))
@@ -57,7 +57,7 @@ def delete(world: World, request: Request, name: str) -> Answer:
 
 
 def get_deleted(world: World, request: Request, name: str) -> Answer:
-    """Return what is left of a removed secret."""
+    """Return the rest of a removed secret."""
     _check(world, request, "getSecret", name)
     if name.lower() not in world.deleted_secrets:
         raise _missing(name)
@@ -65,7 +65,7 @@ def get_deleted(world: World, request: Request, name: str) -> Answer:
 
 
 def purge(world: World, request: Request, name: str) -> Answer:
-    """Remove a removed secret for good."""
+    """Remove a removed secret permanently."""
     _check(world, request, "purge", name)
     if world.deleted_secrets.pop(name.lower(), None) is None:
         raise _missing(name)

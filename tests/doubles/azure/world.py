@@ -1,4 +1,4 @@
-"""All that the stand-in holds: settings, faults, the journal of calls, tokens, blobs, assets, jobs, secrets."""
+"""The state of the stand-in: settings, faults, the journal of calls, tokens, blobs, assets, jobs, secrets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMPUTES: dict[str, dict[str, Any]] = {
 
 
 class World:
-    """The tenant; one a server."""
+    """The tenant; each server has one tenant."""
 
     def __init__(self, state: Path, port: int, switch: Switch | None, ca: Path) -> None:
         self.state, self.switch, self.ca = state, switch, ca
@@ -51,7 +51,7 @@ class World:
         self.secrets: dict[str, list[dict[str, Any]]] = {}
         self.deleted_secrets: dict[str, list[dict[str, Any]]] = {}
         self.usages: dict[str, dict[str, Any]] = {}
-        self.operations: dict[str, str] = {}  # id of a long-running operation -> what it waits for
+        self.operations: dict[str, str] = {}  # id of a long-running operation -> the awaited change
         self.running: set[str] = set()  # jobs that have nodes
         self.blobs.clear()
         self.blobs.make(CONTAINER)
@@ -61,7 +61,7 @@ class World:
         self._job_numbers = itertools.count(1)
 
     def set(self, values: dict[str, Any]) -> None:
-        """Change settings. Raises ValueError for an unknown one."""
+        """Change settings. Raises ValueError for an unknown setting."""
         self.settings = replace(self.settings, **checked(values))
         with self.lock:
             jobs = list(self.jobs.values())
@@ -69,7 +69,7 @@ class World:
             job.wake()
 
     def set_compute(self, name: str, told: dict[str, Any] | None) -> None:
-        """Make a compute cluster, or change or remove one."""
+        """Make, change or remove a compute cluster."""
         if told is None:
             self.computes.pop(name, None)
         else:
@@ -77,7 +77,7 @@ class World:
 
     @property
     def sas_serial(self) -> int:
-        """Return the number of the last signature given out."""
+        """Return the number of the last issued signature."""
         return len(self._sas_serials)
 
     def sas_uri(self, container: str, blob: str | None, permissions: str = "r") -> str:
@@ -90,17 +90,17 @@ class World:
         return f"https://{ACCOUNT}.blob.core.windows.net/{path}?{query}"
 
     def serial_of_sas(self, signature: str | None) -> int | None:
-        """Return the signature's number, 0 if it is not one of ours."""
+        """Return the signature's number, 0 for a foreign signature."""
         return None if signature is None else self._sas_serials.get(signature, 0)
 
     def add(self, job: Job) -> None:
-        """Keep the job."""
+        """Store the job."""
         with self.lock:
             job.number = next(self._job_numbers)
             self.jobs[job.name] = job
 
     def reset(self) -> None:
-        """Kill whatever runs and forget everything."""
+        """Kill all jobs and forget all state."""
         with self.lock:
             jobs = list(self.jobs.values())
         for job in jobs:
@@ -120,7 +120,7 @@ class World:
             return [job for job in self.jobs.values() if job.status not in TERMINAL]
 
     def close(self) -> None:
-        """Kill whatever runs and remove the folder."""
+        """Kill all jobs and remove the folder."""
         self.reset()
         if self.switch is not None:
             self.switch.close()
@@ -137,7 +137,7 @@ def compute_properties(
     computeType: str = "AmlCompute",
     location: str = REGION,
 ) -> dict[str, Any]:
-    """Return a cluster's properties as ARM has them."""
+    """Return a cluster's properties in ARM's form."""
     scale: dict[str, Any] = {"minNodeCount": minNodeCount, "maxNodeCount": maxNodeCount}
     scale |= {"nodeIdleTimeBeforeScaleDown": nodeIdleTimeBeforeScaleDown}
     states = ("preparing", "running", "idle", "leaving", "preempted", "unusable")

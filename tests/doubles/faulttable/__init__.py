@@ -1,1 +1,1 @@
-"""The fault table: a job that trains over ssh on hosts in namespaces, what befalls it, and what must come of it."""
+"""The fault table: a job that trains over ssh on hosts in namespaces, the faults, and the required outcomes."""

@@ -1,8 +1,8 @@
-"""Somebody who follows a job: asks the ssh backend for its state again and again, and prints a line each time.
+"""A follower of a job: polls the ssh backend for the job's state, and prints a line for each answer.
 
     python -m doubles.faulttable.poller < ref.json
 
-A line is `{"asked_s", "time_s", "state"}`, or `error` in the place of `state` where nobody could be asked.
+A line is `{"asked_s", "time_s", "state"}`, with `error` in place of `state` if no host answered.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EVERY_S = 0.3
 
 
 def main() -> None:
-    """Ask until killed."""
+    """Poll until killed."""
     from cloudtrain.backends.ssh import backend
     from cloudtrain.launcher.errors import UnreachableError
 

@@ -1,4 +1,4 @@
-"""The table: each fault that can befall a job on two or three hosts, the job's settings, and what must come of it."""
+"""The table: each fault of a job on two or three hosts, the job's settings, and the required outcome."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MORE_STEPS = 20
 
 
 class Ending(enum.Enum):
-    """What becomes of the job."""
+    """The outcome of the job."""
 
     UNHURT = "nothing fails"
     RESTARTS = "trains again"
@@ -28,15 +28,15 @@ class Ending(enum.Enum):
     STOPS = "stopped, preempted"
 
 
-# Takes the job and the node that it is about. Returns when the fault happened, in unix seconds, where not at once.
+# Takes the job and a node. Returns the time of the fault in unix seconds, or None if the fault was immediate.
 Strike = Callable[[Training, int], "float | None"]
-# What is looked at, or mended, in the end; returns what is wrong.
+# A check, or a repair, at the end; returns the deviations found.
 After = Callable[[Training, int], "list[str]"]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A row. `node` is whom it befalls, None: node 0 and node 1 by turns. `fewest` is min_instances."""
+    """A row. `node` is the node with the fault (None: node 0 and node 1 in turn), `fewest` is min_instances."""
 
     name: str
     strike: Strike
@@ -44,11 +44,11 @@ class Fault:
     node: int | None = 1
     hosts: int = 2
     fewest: int | None = None
-    more: str = ""  # of the config
-    settings: str = ""  # what of it the table shows
+    more: str = ""  # other lines of the config
+    settings: str = ""  # the other settings, as the table shows them
     after: After | None = None
     ends_by_itself: bool = False
-    from_step: int = 22  # on; where node 0 is lost, only after another has copied what it saved
+    from_step: int = 22  # earliest step; if node 0 is lost, late enough for a copy of its checkpoint on another node
     workdir: str = ""
 
     def config(self) -> str:
@@ -61,13 +61,13 @@ class Fault:
         return f"{resources}ssh: {{hosts: [{names}], {reached}{workdir}}}\n{self.more}"
 
     def told_settings(self) -> str:
-        """Return the settings as the table shows them."""
+        """Return the settings in the form of the table."""
         fewest = [] if self.fewest is None else [f"min {self.fewest}"]
         return ", ".join([f"{self.hosts} hosts", *fewest, *([self.settings] if self.settings else [])])
 
 
 def named(name: str) -> Fault:
-    """Return the fault of that name."""
+    """Return the fault with the name."""
     return next(fault for fault in FAULTS if fault.name == name)
 
 
@@ -87,7 +87,7 @@ def _all_processes(job: Training, node: int) -> None:
 
 
 def _line(what: str, seconds: float | None = None) -> Strike:
-    """Return a strike on the node's line, `cut` or `blackhole`: for good, or for so long."""
+    """Return a strike on the node's line, `cut` or `blackhole`: permanent, or for a number of seconds."""
 
     def strike(job: Training, node: int) -> None:
         getattr(job.hosts[node], what)()
@@ -116,7 +116,7 @@ def _slow(delay_ms: float = 0.0, loss: float = 0.0, rate_mbit_s: float | None = 
 
 
 def _kill_sshd(job: Training, node: int) -> float | None:
-    """Kill every sshd with its sessions; the job trains on and ends, and nobody sees it before sshd is back."""
+    """Kill every sshd with its sessions; the job trains on and ends, unseen until sshd is back."""
     for host in job.hosts:
         host.kill_sshd(with_sessions=True)
     count = len(job.steps())
@@ -140,7 +140,7 @@ def _own_disk_full(job: Training, node: int) -> float:
 
 
 def _laptop_cut(job: Training, node: int) -> None:
-    """Cut the line of somebody who follows, for longer than ssh waits, and join it again."""
+    """Cut a follower's line for longer than ssh waits, then join the line again."""
     with (job.root / "followed.jsonl").open("w") as file:
         job.follower = job.start("logs", "-f", "last", "--json", stdout=file)
     until(lambda: (job.root / "followed.jsonl").stat().st_size, 60, "followed lines")
@@ -150,7 +150,7 @@ def _laptop_cut(job: Training, node: int) -> None:
 
 
 def _followed_all(job: Training, node: int) -> list[str]:
-    """Compare what the follower has printed with the log files, byte by byte."""
+    """Compare the follower's output with the log files, byte by byte."""
     assert job.follower is not None
     _, said = job.follower.communicate(timeout=60)
     wrong = [] if job.follower.returncode == 0 else [f"the follower ended with code {job.follower.returncode}: {said}"]
@@ -178,7 +178,7 @@ def _booted_again(job: Training, node: int) -> list[str]:
 
 
 def _has_good_checkpoint(job: Training, node: int) -> list[str]:
-    """What was saved before the disk was full is still there."""
+    """Check that a checkpoint from before the full disk is still in the folder."""
     names = job.hosts[0].run(["ls", "/data/ckpt"]).split()
     return [] if any(re.fullmatch(r"step-\d+\.pt", name) for name in names) else [f"no checkpoint is left: {names}"]
 

@@ -1,6 +1,6 @@
-"""A job that trains over ssh on the hosts of a cluster; what is seen of it comes from the hosts' disks and /proc.
+"""A job that trains over ssh on the hosts of a cluster, observed through the hosts' disks and /proc.
 
-So it is seen past every fault: a host that no line leads to is looked at, too.
+Therefore every fault leaves the job observable: even a host without a network line can be read.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from doubles.sshhosts.host import Host
 __all__ = ["TRAIN", "Look", "Process", "Step", "Training", "ours", "training", "until"]
 
 COMMAND = str(Path(sys.executable).with_name("cloudtrain"))
-CHANNEL = "i = sys.stdin.buffer"  # in the command line of our channels' end on a host, which ssh holds
+CHANNEL = "i = sys.stdin.buffer"  # in the command line of the remote end of a channel, which ssh holds
 CALL_S = 120.0
 
-# Counts steps in a collective, ten a second, and saves every twentieth; a later start goes on from what rank 0 finds.
-# It ends when somebody has left a file `end` in the home of one of the ranks.
+# Counts ten steps a second, each with a collective, and saves every twentieth; a later start continues from rank 0's
+# newest save. The script ends when a file `end` is in the home folder of a rank.
 TRAIN = """
 import os, sys, time
 from pathlib import Path
@@ -84,7 +84,7 @@ os._exit(0)
 
 
 class Step(NamedTuple):
-    """A step that rank 0 has made: in which start (0: the first), by how many ranks, at what unix time."""
+    """A step of rank 0: its number, its start of the job (0: the first), the number of ranks, the unix time."""
 
     number: int
     restart: int
@@ -93,7 +93,7 @@ class Step(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A process on a host, by its number there and when it was started, in ticks since the machine's boot."""
+    """A process on a host: its number on the host and its start, in ticks since the machine's boot."""
 
     pid: int
     started: int
@@ -101,7 +101,7 @@ class Process(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What somebody was told who asked for the job's state: when, and the state, None where nobody answered."""
+    """A poll of the job's state: its times, and the state, None if no host answered."""
 
     asked_s: float
     time_s: float
@@ -111,13 +111,13 @@ class Look(NamedTuple):
 
 @dataclass
 class Training:
-    """A submitted job. `root` holds all of the client's: home, project, sockets."""
+    """A submitted job. `root` holds the client's files: home, project, sockets."""
 
     cluster: Cluster
     root: Path
     ref: dict[str, Any] = field(default_factory=dict)
     looks: list[Look] = field(default_factory=list)
-    follower: subprocess.Popen[str] | None = None  # `logs -f`, where a fault is about it
+    follower: subprocess.Popen[str] | None = None  # `logs -f`, if the fault is about it
 
     @property
     def hosts(self) -> list[Host]:
@@ -150,26 +150,26 @@ class Training:
         )
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of a user with a home of this job's own, who reaches the hosts."""
+        """Return the environment of a user who reaches the hosts, with a home folder for this job only."""
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("CLOUDTRAIN_", "PYTEST_"))}
         mine = {"CLOUDTRAIN_HOME": str(self.root / "home"), "XDG_RUNTIME_DIR": str(self.root)}
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
         return {**clean, **self.cluster.environ, **mine, "PYTHONPATH": path}
 
     def status(self) -> dict[str, Any]:
-        """Return what `status --json` tells somebody who asks anew."""
+        """Return the output of a new `status --json`."""
         done = self.call("status", "last", "--json")
         told: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"failed": done.stderr}
         return told
 
     def folder(self, node: int) -> Path | None:
-        """Return the node's folder as seen from here, None where it cannot be seen: in the memory of a dead host."""
+        """Return the node's folder as a path of this machine, None if unreadable: in the memory of a dead host."""
         root, host = self.ref["nodes"][node]["root"], self.hosts[node]
         path = host.path(root) if host.pid is not None else Path(host.folder, root.lstrip("/"))
         return path if path.is_dir() else None
 
     def log(self, node: int, name: str) -> str:
-        """Return the text of one of the node's log files, whole lines of it."""
+        """Return the text of a log file of the node, without an incomplete last line."""
         folder = self.folder(node)
         try:
             text = (folder / "log" / name).read_text(errors="replace") if folder else ""
@@ -178,22 +178,22 @@ class Training:
         return text[: text.rfind("\n") + 1]
 
     def said(self, pattern: str) -> list[re.Match[str]]:
-        """Return where rank 0 has said so, on any node, the nodes in their order."""
+        """Return all matches of the pattern in rank 0's logs, in the order of the nodes."""
         logs = (self.log(node, "rank-0.log") for node in range(len(self.hosts)))
         return [found for text in logs for found in re.finditer(pattern, text)]
 
     def steps(self) -> list[Step]:
-        """Return rank 0's steps so far, in the order of time."""
+        """Return rank 0's steps up to now, in the order of time."""
         found = self.said(r"step (\d+) restart (\d+) ranks (\d+) at ([\d.]+) ")
         return sorted((Step(int(m[1]), int(m[2]), int(m[3]), float(m[4])) for m in found), key=lambda s: s.time_s)
 
     def imported_s(self, restart: int) -> float:
-        """Return the seconds from torchrun's start to rank 0's having torch, both of which import it."""
+        """Return the seconds from torchrun's start until rank 0 has imported torch; torchrun imports torch, too."""
         found = self.said(rf"imported ([\d.]+) restart {restart} ")
         return float(found[-1][1]) if found else 0.0
 
     def causes(self) -> list[str]:
-        """Return why the job was started again, each time, as the node that knows of most has written it."""
+        """Return the causes of all restarts, as written by the node that knows of the most."""
         told = []
         for node in range(len(self.hosts)):
             folder = self.folder(node)
@@ -203,24 +203,24 @@ class Training:
         return max(told, key=len, default=[])
 
     def agent(self, node: int) -> int:
-        """Return the agent's number on its host."""
+        """Return the process number of the agent on its host."""
         folder = self.folder(node)
         assert folder is not None
         return int(json.loads((folder / "state.json").read_text())["pid"])
 
     def one(self, node: int, what: str) -> int:
-        """Return the number of the node's `boot`, `elastic` (torchrun) or `worker` (a rank)."""
+        """Return the process number of the node's `boot`, `elastic` (torchrun) or `worker` (a rank)."""
         begin = re.compile(rf"\S+( -u)? -m cloudtrain\.entrypoints\.{what}\b")  # torchrun's line ends with its worker's
         return next(process.pid for process in ours(self.hosts[node]) if begin.match(process.line))
 
     def end(self) -> None:
-        """Let the ranks end after this step."""
+        """Let the ranks end after the current step."""
         for host in self.hosts:
             (host.home / "end").touch()
 
 
 def ours(host: Host) -> list[Process]:
-    """Return what runs on the host, but for its init, sshd, and the ends of ssh channels; nothing where it is off."""
+    """Return the host's processes, without init, sshd and the ends of ssh channels; empty if the host is off."""
     if host.pid is None:
         return []
     found = []
@@ -246,7 +246,7 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str, every_s: fl
 
 @contextmanager
 def training(cluster: Cluster, config: str) -> Iterator[Training]:
-    """Submit the job and give it once it makes steps; what it has left on this machine is gone in the end."""
+    """Submit the job and yield it after its first step; at the end remove its processes and files from this machine."""
     root = Path(tempfile.mkdtemp(prefix="ct-", dir="/tmp"))  # a short path, for the sockets
     one = Training(cluster, root)
     try:
@@ -268,7 +268,7 @@ def training(cluster: Cluster, config: str) -> Iterator[Training]:
 
 @contextmanager
 def _looks(one: Training) -> Iterator[None]:
-    """Keep `one.looks` growing by a process that asks all the time."""
+    """Run a process that polls all the time, and append its answers to `one.looks`."""
     with (one.root / "poller.txt").open("w") as complaint:
         process = subprocess.Popen(
             [sys.executable, "-m", "doubles.faulttable.poller"],

@@ -1,4 +1,4 @@
-"""One fault befalls one job: what was seen, by the second, and what of it was wrong."""
+"""One fault of one job: the observed times in seconds, and the deviations from the required outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from doubles.sshhosts.cluster import Cluster
 __all__ = ["EMPTY_S", "RIGHT_S", "AGAIN_S", "Seen", "run"]
 
 RIGHT_S, EMPTY_S, AGAIN_S = 15.0, 30.0, 30.0  # the targets; the last without the import
-CAP_S = 60.0  # for each, until it is given up
+CAP_S = 60.0  # for each, before the trial gives up
 FAILED = {
     Ending.FAILS: ("failed", "node_failure"),
     Ending.BREAKS: ("failed", "error"),
@@ -25,29 +25,29 @@ FAILED = {
 
 @dataclass
 class Seen:
-    """Seconds after the fault; None where it does not apply or did not come. `wrong` says what is not as it must be."""
+    """Times in seconds after the fault; None if not applicable or never reached. `wrong` lists the deviations."""
 
     fault: str
     seed: int
     right_s: float | None = None
     empty_s: float | None = None
-    again_s: float | None = None  # without the import; where nothing fails, after the fault was over
+    again_s: float | None = None  # without the import; counted from the end of a fault that leaves the job unhurt
     import_s: float | None = None
-    status_s: float | None = None  # that a new `status` took, while the fault lasts
+    status_s: float | None = None  # duration of a new `status` during the fault
     wrong: list[str] = field(default_factory=list)
-    late: list[str] = field(default_factory=list)  # what is right, but missed its target
+    late: list[str] = field(default_factory=list)  # correct, but later than the target
     notes: list[str] = field(default_factory=list)
 
 
 def run(fault: Fault, cluster: Cluster, seed: int) -> Seen:
-    """Train on the cluster's hosts, which are as new, let the fault happen at a moment that the seed chooses; look."""
+    """Train on the cluster's hosts, all new; inject the fault at a moment chosen by the seed, and observe the job."""
     chance = random.Random(f"{fault.name} {seed}")
     seen = Seen(fault.name, seed)
     node = fault.node if fault.node is not None else seed % fault.hosts
     try:
         with training(cluster, fault.config()) as job:
             _befall(fault, job, node, chance, seen)
-    except Exception as error:  # of whatever kind: the other trials go on
+    except Exception as error:  # any kind of error: the other trials must still run
         seen.wrong.append(f"{type(error).__name__}: {error}")
     return seen
 
@@ -71,7 +71,7 @@ def _befall(fault: Fault, job: Training, node: int, chance: random.Random, seen:
 
 
 def _watch_unhurt(fault: Fault, job: Training, struck_s: float, seen: Seen) -> None:
-    """Steps go on, in the same start."""
+    """Wait for further steps, in the same start."""
     if not fault.ends_by_itself:
         joined_s = time.time()
         until(lambda: job.steps()[-1].time_s > joined_s, CAP_S, "a step after the fault")
@@ -82,7 +82,7 @@ def _watch_unhurt(fault: Fault, job: Training, struck_s: float, seen: Seen) -> N
 
 
 def _watch_end(fault: Fault, job: Training, struck_s: float, seen: Seen) -> None:
-    """The job ends as it must, and nothing is left on any host."""
+    """Wait until the job ends as required and no process is left on any host."""
     end = struck_s + CAP_S
     while time.time() < end and (seen.right_s is None or seen.empty_s is None):
         if seen.empty_s is None and not any(ours(host) for host in job.hosts):
@@ -100,7 +100,7 @@ def _watch_restart(
     agents: dict[str, int],
     seen: Seen,
 ) -> None:
-    """A new start trains, with all nodes or without the lost one, and what ran before is gone."""
+    """Wait until a new start trains, with all nodes or without the lost node, and the old processes are gone."""
     is_fewer = fault.ending is Ending.FEWER
     ranks = fault.hosts - is_fewer
     old = {
@@ -135,7 +135,7 @@ def _note_again(job: Training, struck_s: float, last: int, ranks: int, step: Any
 
 
 def _watch_over(fault: Fault, job: Training, node: int, struck_s: float, seen: Seen) -> None:
-    """The job's end, what somebody is told who asks anew, and what is left when the fault is over."""
+    """Check the job's end, the state in a new `status`, and the processes left after the fault."""
     expected: tuple[str, str | None] = FAILED.get(fault.ending, ("succeeded", None))
     if fault.ending not in FAILED:
         job.end()
@@ -195,7 +195,7 @@ def _is_running(looks: list[Look]) -> bool:
 
 
 def _right_s(fault: Fault, looks: list[Look], struck_s: float) -> float | None:
-    """Return when somebody who follows was told what is so; it must not be told otherwise afterwards."""
+    """Return the seconds until a follower first had the required state; `_judge` checks the final state."""
     for look in looks:
         if look.asked_s >= struck_s and look.state is not None and _is_right(fault, look.state):
             return look.time_s - struck_s

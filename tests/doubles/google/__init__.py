@@ -1,8 +1,8 @@
-"""Google Cloud as far as training on Vertex AI needs it, on loopback under its real host names.
+"""The part of Google Cloud that training on Vertex AI needs, on loopback under Google's host names.
 
-What is sent to it is executed. In a test, take the fixture `google` (doubles/fixtures.py), and give `google.environ`
-to any unmodified client: its HTTPS_PROXY leads to the stand-in, which answers as Vertex AI, Cloud Logging (both by gRPC
-and REST), Cloud Storage, Secret Manager, the billing catalog and the OAuth endpoint, with certificates of its own.
+The stand-in executes the requests. In a test, take the fixture `google` (doubles/fixtures.py), and give any unmodified
+client `google.environ`: its HTTPS_PROXY is the stand-in, which answers as Vertex AI, Cloud Logging (both by gRPC and
+REST), Cloud Storage, Secret Manager, the billing catalog and the OAuth endpoint, with its own certificates.
 
     google.apply(monkeypatch)                       # or subprocess.run([...], env={**os.environ, **google.environ})
     google.settings(pending_s=2, stagger_s=1)                        # settings.py
@@ -11,6 +11,6 @@ and REST), Cloud Storage, Secret Manager, the billing catalog and the OAuth endp
 
 By hand: `PYTHONPATH=tests .venv/bin/python -m doubles.google` prints its address, the certificate's file and more.
 
-It encodes Google's documentation, clients and discovery documents, not observed behaviour of the service; what is
-invented or assumed says so where it stands.
+The stand-in encodes Google's documentation, clients and discovery documents, not observed behaviour of the service;
+invented and assumed values are marked.
 """

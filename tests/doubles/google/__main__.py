@@ -53,7 +53,7 @@ def _files(world: World) -> dict[str, str]:
 
 
 def _direct(serving: proxy.Proxy) -> dict[str, str]:
-    """Serve each service under a port of its own too, without TLS."""
+    """Serve each service also on a separate port, without TLS."""
     found = {}
     for service, host in DIRECT.items():
         listening = proxy.bind(0)

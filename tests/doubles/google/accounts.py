@@ -1,4 +1,4 @@
-"""Where tokens come from: the OAuth endpoint, and the metadata server that a replica asks."""
+"""The sources of tokens: the OAuth endpoint, and the replicas' metadata server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FLAVOR = {"Metadata-Flavor": "Google"}
 
 
 def _give_token(world: World, request: Request) -> Answer:
-    """Give a token for a signed assertion or a refresh token."""
+    """Return a token for a signed assertion or a refresh token."""
     form = {name: values[0] for name, values in parse_qs(request.body.decode()).items()}
     if form.get("grant_type") == JWT_GRANT:
         try:
@@ -83,7 +83,7 @@ def metadata(world: World, request: Request) -> Answer:
 
 
 def _tell_locations(world: World, request: Request, **groups: str) -> Answer:
-    """Tell google-auth, which asks before its first call, that the account may be used everywhere."""
+    """Allow the account in all locations; google-auth asks for these before its first call."""
     return json_answer({"locations": [], "encodedLocations": "0x0"})
 
 

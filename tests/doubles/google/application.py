@@ -1,4 +1,4 @@
-"""Which operation a REST request is, and its answer; the same services as gRPC methods."""
+"""Finds the operation of a REST request and answers the request; the same services as gRPC methods."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _ROUTES: dict[str, list[Route]] = {
     "oauth2": accounts.ROUTES,
     "iamcredentials": accounts.LOCATIONS,
 }
-_SHOWN = ("aiplatform", "logging")  # whose bodies the journal keeps: no secrets, and small
+_SHOWN = ("aiplatform", "logging")  # services whose bodies the journal keeps: small, without secrets
 
 
 class Found(NamedTuple):
-    """What a request is."""
+    """The operation of a request."""
 
     service: str
     name: str
@@ -56,7 +56,7 @@ class Found(NamedTuple):
 
 
 def service_of(host: str) -> str | None:
-    """Return the service that answers under this name, or None."""
+    """Return the service of a host name, or None."""
     return "aiplatform" if _AIPLATFORM.fullmatch(host) else SERVICES.get(host)
 
 
@@ -67,7 +67,7 @@ class Application:
         self._world = world
 
     def __call__(self, request: Request) -> Answer:
-        """Answer one request. Raises HangUp where the connection is to end."""
+        """Answer one request. Raises HangUp if the connection must end."""
         found = self._find(request)
         call = Call(
             service=found.service,
@@ -91,7 +91,7 @@ class Application:
             raise
         except BadJson as error:
             told = error_answer(GoogleError("INVALID_ARGUMENT", f"Invalid JSON payload received. {error}"))
-        except Exception as error:  # our own fault
+        except Exception as error:  # a defect of the stand-in
             traceback.print_exc()
             call.entry["outcome"] = repr(error)
             told = error_answer(GoogleError("INTERNAL", f"the stand-in itself has failed: {error!r}"), found.service)
@@ -150,7 +150,7 @@ def _shown(request: Request, found: Found) -> Any:
 
 
 def methods(world: World) -> dict[str, Method]:
-    """Return what gRPC serves, by the methods' names."""
+    """Return the methods of the gRPC server, by their full names."""
     found = {one.grpc: Method("aiplatform", one.name, one.request, partial(one.function, world)) for one in OPERATIONS}
 
     def list_entries(call: Call, request: Any) -> Any:
@@ -170,11 +170,11 @@ def methods(world: World) -> dict[str, Method]:
 
 
 class _Context:
-    """As much of grpc.ServicerContext as a stream needs."""
+    """The part of grpc.ServicerContext that a stream needs."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
 
     def is_active(self) -> bool:
-        """Return whether the client is still there."""
+        """Return whether the client is still connected."""
         return not self._call.is_gone()

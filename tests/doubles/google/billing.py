@@ -1,7 +1,7 @@
-"""cloudbilling.googleapis.com: a price list with the traps of the real one.
+"""cloudbilling.googleapis.com: a price list with the traps of the real list.
 
-Prices of A3 and H100 on demand and by flex start are a real bill's of August 2025, N1's those of the pricing page of
-October 2026; every other figure, all of spot and of europe-west4 among them, is invented.
+Prices of A3 and H100 on demand and by flex start are from a real bill of August 2025, prices of N1 from the pricing
+page of October 2026; all other figures, including all of spot and of europe-west4, are invented.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ JSON = dict[str, Any]
 
 @dataclass(frozen=True)
 class BillingSettings:
-    """What a test may set about the price list."""
+    """The settings of the price list that a test may change."""
 
     sku_page_size: int = MAX_PAGE
-    """How much a page has at the most, whatever pageSize asks for."""
+    """Maximum rows of a page, even for a larger pageSize."""
     sku_currency: str = "USD"
-    """Of all prices, whatever is asked for."""
+    """Currency of all prices, independent of the query."""
 
 
 class _Device(NamedTuple):
-    """What is billed by itself, in US dollars a unit; the words are Compute Engine's and Vertex AI's."""
+    """A separately billed part, in US dollars a unit, with the names of Compute Engine and of Vertex AI."""
 
     name: str
     words: str
@@ -71,13 +71,13 @@ _DEVICES = {
 }
 _LOCAL_SSD = _Device("ssd", "SSD backed Local Storage", "", 0.08, 0.04, 0.08, "GiBy.mo")
 PD_SSD = 0.1955  # Vertex AI's, for a GiB and a month; on the bill
-# Region -> factor of the prices, the place in Compute Engine's words and in Vertex AI's, all regions of the former.
+# Region -> factor of the prices, the place in Compute Engine's and in Vertex AI's names, Compute Engine's regions.
 _REGIONS = {
     "us-central1": (1.0, "Americas", "Iowa", ["us-central1", "us-east1", "us-west1"]),
     "europe-west4": (1.1, "Netherlands", "Netherlands", ["europe-west4"]),
 }
 
-# Machine -> how much it has of what. Local disks: GiB.
+# Machine -> its parts and their numbers. Local disks: GiB.
 MACHINES: dict[str, dict[str, float]] = {
     "a2-highgpu-1g": {"a100": 1, "a2 core": 12, "a2 ram": 85},
     "a2-highgpu-8g": {"a100": 8, "a2 core": 96, "a2 ram": 680},
@@ -92,10 +92,10 @@ MACHINES: dict[str, dict[str, float]] = {
 
 
 def hourly_usd(machine: str, kind: str = "STANDARD", region: str = "us-central1", t4: int = 0) -> float:
-    """Return what an hour of a replica comes to, without its boot disk: kind is STANDARD, SPOT or FLEX_START.
+    """Return the hourly price of a replica, without its boot disk: kind is STANDARD, SPOT or FLEX_START.
 
-    STANDARD has the fee inside and bills no local disk; the others are Compute Engine's price and the fee on top,
-    which is a share of the price on demand. `t4`: accelerators attached to an N1 machine.
+    STANDARD includes the fee and bills no local disk. The price of the other kinds is Compute Engine's price plus the
+    fee, which is a share of the price on demand. `t4`: accelerators attached to an N1 machine.
     """
     factor, total = _REGIONS[region][0], 0.0
     for name, count in {**MACHINES[machine], **({"t4": t4} if t4 else {})}.items():
@@ -112,7 +112,7 @@ def hourly_usd(machine: str, kind: str = "STANDARD", region: str = "us-central1"
 
 
 def _rounded(usd: float) -> float:
-    """Return the price as a list of nanos has it: seven digits on the bill."""
+    """Return the price rounded to seven digits, as on the bill; lists have nanos."""
     return round(usd, 7)
 
 
@@ -143,9 +143,9 @@ def _compute_engine(device: _Device, factor: float, place: str, regions: list[st
     where = f"running in {place}"
     spot = f"{device.words} attached to Spot Preemptible VMs {where}"
     spot = spot if is_gpu else f"Spot Preemptible {device.words} {where}"
-    # Google tags some spot prices as on demand; only the words tell.
+    # Google tags some spot prices as on demand; only the description is reliable.
     tag = "OnDemand" if device.name == "l4" else "Preemptible"
-    # A first tier may be a gift, and what was due before stands first.
+    # A first tier may be free, and an earlier price comes first.
     found = [
         sku(spot, device.spot, tag),
         sku(f"{device.words} {where}", device.on_demand, gift=device.name.startswith("e2"), old=device.name == "a100"),

@@ -1,4 +1,4 @@
-"""What CreateCustomJob refuses. Its sentences begin as the service's do; which rule says what is invented."""
+"""CreateCustomJob's refusals. The messages begin as the service's; the messages about single rules are invented."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Fault = tuple[str, str]  # field, message
 
 
 def check(job: Any, pools: dict[str, Any]) -> None:
-    """Raise GoogleError for all that is wrong with a new CustomJob; `pools` are the persistent resources."""
+    """Raise GoogleError with all faults of a new CustomJob; `pools` are the persistent resources."""
     found = [*_names(job), *_pools(job), *_scheduling(job), *_spec(job, pools)]
     if not found:
         return
@@ -35,7 +35,7 @@ def check(job: Any, pools: dict[str, Any]) -> None:
 
 
 def accelerators(job: Any) -> dict[str, int]:
-    """Return what the job takes of each quota: the metric's name, and how many."""
+    """Return the job's use of each quota: the metric's name, and the amount."""
     spare = job.job_spec.scheduling.strategy in (STRATEGIES.SPOT, STRATEGIES.FLEX_START)
     wanted: dict[str, int] = {}
     for pool in job.job_spec.worker_pool_specs:

@@ -1,4 +1,4 @@
-"""What every call passes, whatever its protocol: the journal, faults, and the right to do it."""
+"""The steps of every call in both protocols: the journal, faults, and authorization."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 @dataclass
 class Call:
-    """One call; `entry` is its line in the journal."""
+    """One call; `entry` is its entry in the journal."""
 
     service: str
     operation: str
@@ -44,15 +44,15 @@ class Call:
     is_from_container: bool
     received: int
     range: str | None = None
-    told: Any = None  # of the request, for the journal
+    told: Any = None  # the request's body, for the journal
     query: dict[str, str] = field(default_factory=dict)
     is_gone: Callable[[], bool] = lambda: False
     entry: dict[str, Any] = field(default_factory=dict)
-    is_cut: bool = False  # whether the answer is to break off
+    is_cut: bool = False  # whether the answer must break off
 
 
 def passed(world: World, call: Call, execute: Callable[[], Result]) -> Result:
-    """Return what it executes to. Raises GoogleError for an error, HangUp where the connection is to end."""
+    """Return the result of `execute`. Raises GoogleError for an error, HangUp if the connection must end."""
     call.entry |= {
         "service": call.service,
         "operation": call.operation,

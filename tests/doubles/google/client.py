@@ -1,4 +1,4 @@
-"""Calls to the stand-in without any SDK: with a token of our account, under the real host names."""
+"""Calls to the stand-in without any SDK: with a token of the tests' account, under the real host names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 30.0,
     ) -> Reply:
-        """Return the answer; a `url` without a host is below our location. Raises OSError where none came."""
+        """Return the answer; a `url` without a host is below the tests' location. Raises OSError without an answer."""
         if url.startswith("/"):
             url = f"{VERTEX}/v1/{LOCATION}{url}"
         told = {**({"Authorization": f"Bearer {self.token()}"} if is_signed_in else {}), **(headers or {})}
@@ -75,7 +75,7 @@ def job_body(
     machine: Mapping[str, Any] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """Return a CustomJob's JSON: one replica, and so many `workers` in a second pool, that run the command."""
+    """Return a CustomJob's JSON: one replica, and `workers` replicas in a second pool, run the command."""
     container: dict[str, Any] = {"imageUri": "stand-in:1", "command": list(command), "args": list(args)}
     container["env"] = [{"name": key, "value": value} for key, value in (env or {}).items()]
     pool = {"machineSpec": dict(machine or {"machineType": "n1-standard-4"}), "containerSpec": container}
@@ -92,7 +92,7 @@ def _packed(content: dict[str, Any]) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _key(file: str) -> tuple[str, Any]:
-    """Return the account of a key file, and its key, unverified: that takes longer than all the rest."""
+    """Return the account of a key file and its key, unvalidated: validation takes longer than all other steps."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     told = json.loads(Path(file).read_text())

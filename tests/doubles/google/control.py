@@ -1,6 +1,6 @@
-"""Plain HTTP: `/_control/...`, what a test asks of the stand-in itself, and the metadata server of replicas.
+"""Plain HTTP: `/_control/...`, a test's requests to the stand-in itself, and the metadata server of replicas.
 
-`doubles/google/handle.py` has the former as functions.
+`doubles/google/handle.py` wraps the control requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from doubles.wire import Answer, Request, json_answer
 __all__ = ["Plain"]
 
 PREFIX = "/_control/"
-START_S = 10.0  # from a replica's start to its first process, at the most
+START_S = 10.0  # the longest time from a replica's start to its first process
 
 
 class Plain:
@@ -138,12 +138,12 @@ def _preempt(job: Job, replica: str) -> None:
 
 
 def _kill(job: Job, replica: str, signum: int) -> int:
-    """Send a signal to the container's first process; return its number here."""
+    """Send a signal to the container's first process; return the process number on this machine."""
     found, end = _find(job, replica), time.monotonic() + START_S
     while not found.pids():
         if found.is_over or time.monotonic() > end:
             raise ValueError(f"{replica} has no process")
-        time.sleep(0.01)  # it has just been started
+        time.sleep(0.01)  # just started
     pid: int = found.pids()[0]
     os.kill(pid, signal.Signals(signum))
     return pid

@@ -21,8 +21,8 @@ __all__ = ["CA", "HOME", "environment"]
 HOME = "/mnt/replica"
 CA = f"{HOME}/.ca.pem"
 PORT = 2222  # in CLUSTER_SPEC
-MASTER_PORT = "3333"  # as block-cascade says
-RANKED_POOLS = (0, 1)  # the others' replicas serve: parameter servers or reducers, and an evaluator
+MASTER_PORT = "3333"  # as in block-cascade
+RANKED_POOLS = (0, 1)  # replicas of other pools serve: parameter servers or reducers, and an evaluator
 _TF_ROLES = ("chief", "worker", "ps", "evaluator")
 
 
@@ -50,7 +50,7 @@ def _cluster(world: World, job: Job, replica: Replica) -> dict[str, str]:
     for one in job.replicas:
         pools.setdefault(one.pool.name, []).append(f"{_host(one)}:{PORT}")
     task: dict[str, Any] = {"type": replica.pool.name, "index": replica.index, "trial": ""}
-    told = json.dumps({"job_id": job.id, "display_name": job.asked.display_name})  # a string, of no known content
+    told = json.dumps({"job_id": job.id, "display_name": job.asked.display_name})  # a string of undocumented content
     spec = json.dumps({"cluster": pools, "environment": "cloud", "task": task, "job": told})
     tf_cluster = {_TF_ROLES[int(name[-1])]: hosts for name, hosts in pools.items()}
     tf_task = {**task, "type": _TF_ROLES[replica.pool.number]}
@@ -62,7 +62,7 @@ def _cluster(world: World, job: Job, replica: Replica) -> dict[str, str]:
 
 
 def _ranks(job: Job, replica: Replica) -> dict[str, str]:
-    """Return what torch's env:// wants, with nodes in the place of processes; nothing for a job of one replica."""
+    """Return torch's env:// variables with nodes as processes; empty for a job of one replica."""
     ranked = [one for one in job.replicas if one.pool.number in RANKED_POOLS]
     if len(job.replicas) == 1 or replica not in ranked:
         return {}
@@ -83,7 +83,7 @@ def _outputs(job: Job) -> dict[str, str]:
 
 
 def _network(world: World) -> dict[str, str]:
-    """Return how the outer world is reached: through the proxy, which alone is there, and serves metadata too."""
+    """Return the variables for reaching the outer world: only through the proxy, which serves metadata too."""
     proxy = world.container_url
     place = proxy.removeprefix("http://")
     none = f"localhost,127.0.0.1,{place.partition(':')[0]}"
@@ -97,12 +97,12 @@ def _network(world: World) -> dict[str, str]:
 
 
 def _host(replica: Replica) -> str:
-    """Return the name by which the others find it, its address where names cannot be given."""
+    """Return the name by which peers find the replica, or its address if names are not available."""
     return replica.address if sandbox.mode() == "none" else replica.hostname
 
 
 def _expanded(value: str, env: Any) -> str:
-    """Return the value with $(NAME) of the request's own variables in place, as the API's description has it."""
+    """Return the value with $(NAME) of the request's own variables expanded, as in the API's description."""
     known = {one.name: one.value for one in env}
     return re.sub(r"\$\$|\$\(([^)]*)\)", lambda found: _reference(found, known), value)
 

@@ -1,4 +1,4 @@
-"""What an operation answers in place of a result: one of Google's canonical codes, in either protocol."""
+"""Errors of operations: Google's canonical codes, in both protocols."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from doubles.wire import Answer, json_answer
 
 __all__ = ["CODES", "GoogleError", "code_of", "error_answer"]
 
-# Canonical code (google/rpc/code.proto) -> its number, and the HTTP status that the file names beside it.
+# Canonical code (google/rpc/code.proto) -> its number, and its HTTP status in the same file.
 CODES: dict[str, tuple[int, int]] = {
     "OK": (0, 200),
     "CANCELLED": (1, 499),
@@ -42,7 +42,7 @@ _STORAGE_REASONS = {
 
 
 class GoogleError(Exception):
-    """An error, as an operation raises it; the protocol decides its shape."""
+    """An error of an operation; the protocol decides its format."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class GoogleError(Exception):
 
 
 def code_of(status: int) -> str:
-    """Return the canonical code that an HTTP status stands for."""
+    """Return the canonical code of an HTTP status."""
     if status < 300:
         return "OK"
     found = next((code for code, (_, one) in CODES.items() if one == status), "UNKNOWN")
@@ -68,7 +68,7 @@ def code_of(status: int) -> str:
 
 
 def error_answer(error: GoogleError, service: str = "") -> Answer:
-    """Return the error in the JSON of that service: storage has a shape of its own."""
+    """Return the error in the service's JSON: storage has a special format."""
     told: dict[str, Any] = {"code": error.status, "message": error.message}
     if service == "storage":
         reason = _STORAGE_REASONS.get(error.status, "backendError")

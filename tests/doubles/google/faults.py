@@ -1,4 +1,4 @@
-"""What is to go wrong, and with which calls."""
+"""Faults of calls, set by a test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MESSAGES = {
 
 @dataclass(frozen=True)
 class Called:
-    """A call as faults see it."""
+    """The properties of a call that faults depend on."""
 
     operation: str
     protocol: str  # "rest" or "grpc"
@@ -36,28 +36,28 @@ class Called:
 
 @dataclass
 class Fault:
-    """One thing that goes wrong. A code ("503", "UNAVAILABLE") is answered and nothing executed, in either protocol.
+    """A fault. A code ("503", "UNAVAILABLE") is answered and nothing executed, in both protocols.
 
-    `drop` breaks the connection off, nothing executed; `lost` executes first; `late` breaks it off and executes
-    `delay_s` later; `hang` never answers, until faults are cleared or the client has gone; `slow` answers after
-    `delay_s`; `cut` breaks off in the middle of the answer's body (REST alone).
+    `drop` breaks the connection off, nothing executed; `lost` executes first; `late` breaks the connection off and
+    executes `delay_s` later; `hang` never answers, until faults are cleared or the client has gone; `slow` answers
+    after `delay_s`; `cut` breaks off in the middle of the answer's body (REST alone).
     """
 
     operations: list[str]  # "jobs.create", "storage.*", "*"
     kind: str
-    count: int | None = None  # how often; None: until taken back
-    every: int = 1  # only every n-th call of these
+    count: int | None = None  # number of hits; None: until cleared
+    every: int = 1  # only every n-th matching call
     after: int = 0  # calls let through first
     delay_s: float = 0.0
     message: str = ""
-    protocol: str | None = None  # "rest" or "grpc" alone
+    protocol: str | None = None  # only "rest" or only "grpc"
     retry_after: str | None = None  # the header; Google sends none
-    containers: bool = False  # whether calls from inside containers have it too
+    containers: bool = False  # whether calls from inside containers are hit, too
     seen: int = 0
     hits: int = 0
 
     def error(self) -> GoogleError | None:
-        """Return what to answer in place of executing, if anything."""
+        """Return the error to answer in place of executing, or None."""
         if self.kind in ("drop", "lost", "late", "hang", "slow", "cut"):
             return None
         status = int(self.kind) if self.kind.isdigit() else None
@@ -67,7 +67,7 @@ class Fault:
 
 
 class Faults:
-    """All that are set, in the order of their setting; the first that fires decides."""
+    """All active faults, in the order of their setting; the first that fires decides."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -75,7 +75,7 @@ class Faults:
         self._clears = 0
 
     def add(self, asked: dict[str, Any]) -> None:
-        """Set one. Raises ValueError for an unknown kind or field."""
+        """Add a fault. Raises ValueError for an unknown kind or field."""
         names = {field.name for field in fields(Fault)} - set(_COUNTED)
         if asked.get("kind") not in KINDS or not set(asked) <= names:
             raise ValueError(f"a fault has {sorted(names)}, and kind is one of {KINDS}")
@@ -83,14 +83,14 @@ class Faults:
             self._faults.append(Fault(**asked))
 
     def clear(self) -> None:
-        """Take all back, and let what hangs go."""
+        """Remove all faults, and end the calls that hang."""
         with self._changed:
             self._faults.clear()
             self._clears += 1
             self._changed.notify_all()
 
     def take(self, call: Called) -> Fault | None:
-        """Return what goes wrong with this call, and count it."""
+        """Return the fault that hits the call, and count the hit."""
         with self._changed:
             return next((fault for fault in self._faults if _fires(fault, call)), None)
 

@@ -1,4 +1,4 @@
-"""The filter of jobs.list: comparisons joined by AND, each of which NOT may stand before."""
+"""The filter of jobs.list: comparisons joined by AND, each with an optional NOT."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ORDER: dict[str, Callable[[float, float], bool]] = {
 
 
 def parse(text: str) -> Callable[[Job], bool]:
-    """Return whether a job meets the filter, as a function. Raises GoogleError for one that is not understood."""
+    """Return the filter as a function of a job. Raises GoogleError for an unknown filter."""
     terms: list[Callable[[Job], bool]] = []
     at, is_open = 0, bool(text.strip())
     while is_open:

@@ -1,4 +1,4 @@
-"""/gcs in a replica: the buckets' objects as files, as they are when it starts."""
+"""/gcs in a replica: the buckets' objects as files, in the state at the replica's start."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ PLACE = "/gcs"
 
 
 def lay_out(world: World, folder: Path) -> Path:
-    """Return the folder with every bucket in it; an object that is replaced or removed stays here as it was."""
+    """Return the folder with every bucket; an object replaced or removed later keeps its old file in the folder."""
     objects = world.storage.objects
     with objects.lock:
         for bucket in objects.buckets():
             (folder / bucket.name).mkdir(parents=True)
             for name, found in objects.objects(bucket.name).items():
                 if PurePosixPath(name).is_absolute() or {"", ".", ".."} & set(name.split("/")):
-                    continue  # no file can be called so; the empty objects that consoles make for folders among them
+                    continue  # not a valid file name; consoles make empty objects with these names as folders
                 place = folder / bucket.name / name
-                with contextlib.suppress(FileExistsError, NotADirectoryError):  # an object like another one's folder
+                with contextlib.suppress(FileExistsError, NotADirectoryError):  # the name is a folder's, too
                     place.parent.mkdir(parents=True, exist_ok=True)
                     os.link(found.file, place)
     return folder

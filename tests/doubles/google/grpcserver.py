@@ -1,7 +1,7 @@
-"""gRPC: HTTP/2 that the proxy has freed from TLS, passed on to a server in this process.
+"""gRPC: the proxy ends TLS and passes HTTP/2 on to a server in the same process.
 
-The server knows a connection by the address it comes from, and so the host that was asked for, whether a container
-asks, and what to break off for a fault.
+The server identifies a connection by its source address. From the address follow the requested host, whether the caller
+is a container, and the socket to break off for a fault.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from doubles.wire import HangUp
 
 __all__ = ["GrpcServer", "Method"]
 
-THREADS = 128  # one for every call that is under way, streams included
+THREADS = 128  # one for every running call, streams included
 READ_BYTES = 1 << 16
 BUFFER_BYTES = 1 << 20
-assert error_details_pb2  # the messages that details name by their type must be known
+assert error_details_pb2  # registers the message types of error details
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Method(NamedTuple):
-    """What answers a method: `function(call, request)` for one answer, or for a stream of answers to a stream."""
+    """The implementation of a method: `function(call, request)` returns an answer or, for a stream, an iterator."""
 
     service: str
     operation: str
@@ -57,7 +57,7 @@ class _Peer:
 
 
 class GrpcServer:
-    """Answers the methods, by their full names."""
+    """Answers the methods by their full names."""
 
     def __init__(self, world: World, methods: dict[str, Method]) -> None:
         self._world, self._methods = world, methods
@@ -89,7 +89,7 @@ class GrpcServer:
                 peer.cut()
 
     def find(self, name: str) -> Method:
-        """Return the method of this name, or one that says there is none."""
+        """Return the method with the name, or a method that refuses the call."""
         return self._methods.get(name) or Method("unserved", "unserved", None, _refuse)
 
     def answer(self, name: str, method: Method, raw: bytes, context: grpc.ServicerContext) -> bytes:
@@ -108,7 +108,7 @@ class GrpcServer:
     def stream(
         self, name: str, method: Method, raws: Iterator[bytes], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        """Answer a call whose requests and answers are streams."""
+        """Answer a call with streams of requests and answers."""
         call = self._call(name, method, context, 0)
 
         def requests() -> Iterator[Any]:
@@ -179,9 +179,9 @@ def _refuse(call: Call, request: bytes) -> Any:
 
 
 def _pump(outer: socket.socket, inner: socket.socket) -> None:
-    """Pass bytes on in both directions. One thread alone may touch a TLS connection."""
+    """Pass bytes on in both directions. Only one thread may use a TLS connection."""
     ends = {outer.fileno(): (outer, inner), inner.fileno(): (inner, outer)}
-    waiting: dict[socket.socket, bytearray] = {outer: bytearray(), inner: bytearray()}  # to be sent there
+    waiting: dict[socket.socket, bytearray] = {outer: bytearray(), inner: bytearray()}  # to be sent to the key
     outer.setblocking(False)
     inner.setblocking(False)
     poll = select.poll()
@@ -201,7 +201,7 @@ def _pump(outer: socket.socket, inner: socket.socket) -> None:
 
 
 def _receive(source: socket.socket, into: bytearray) -> bool:
-    """Read all that is there; return False at the end."""
+    """Read all available bytes; return False at the end."""
     while True:
         try:
             data = source.recv(READ_BYTES)

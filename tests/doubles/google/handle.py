@@ -1,4 +1,4 @@
-"""The stand-in from a test's side: start it, let unmodified clients find it, tell it what to do."""
+"""The stand-in from a test's side: start it, let unmodified clients find it, control it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["BUCKET", "ENDS", "NUMBER", "PROJECT", "REGION", "SERVICE_ACCOUNT", "
 
 ENDS = tuple(f"JOB_STATE_{name}" for name in ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"))
 CHIEF = "workerpool0-0"
-# Calls of the handle go to loopback, whatever proxy the machine has.
+# Calls of the handle go to loopback, also on a machine with a proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -34,15 +34,15 @@ class Google:
     """A running stand-in."""
 
     url: str  # of the proxy
-    ca: str  # file with the certificate to trust
+    ca: str  # file with the certificate that clients must trust
     key_file: str  # of the service account
-    user_file: str  # a user's credentials, as `gcloud auth application-default login` writes them
-    endpoints: dict[str, str]  # service -> http:// address of a port of its own, without TLS
+    user_file: str  # a user's credentials, in the format of `gcloud auth application-default login`
+    endpoints: dict[str, str]  # service -> http:// address of its own port, without TLS
     process: subprocess.Popen[str]
 
     @property
     def environ(self) -> dict[str, str]:
-        """Return the variables by which any client finds it under Google's real host names, and may sign in."""
+        """Return the variables by which any client finds the stand-in under Google's host names, and signs in."""
         folder = Path(self.ca).parent
         return {
             **dict.fromkeys(("HTTPS_PROXY", "https_proxy", "grpc_proxy"), self.url),
@@ -61,17 +61,17 @@ class Google:
         return Client(self.url, self.ca, self.key_file)
 
     def call(self, method: str, url: str, body: Any = None, **details: Any) -> Reply:
-        """Return the answer, whatever its status; a `url` as /customJobs is below the location: see client.Client."""
+        """Return the answer of any status; a `url` as /customJobs is below the location: see client.Client."""
         return self.client.call(method, url, body, **details)
 
     def submit(self, name: str, *command: str, workers: int = 0, **details: Any) -> str:
-        """Create a job by hand, of this display name, without any SDK; return its id. `details`: client.job_body."""
+        """Create a job with the display name by hand, without any SDK; return its id. `details`: client.job_body."""
         done = self.call("POST", "/customJobs", job_body(name, *command, workers=workers, **details))
         assert done.status == 200, done
         return str(done.json["name"]).rpartition("/")[2]
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let clients in this very process find it. gRPC reads the certificates once in a process."""
+        """Let clients in the test process find the stand-in. gRPC reads the certificates once in a process."""
         for name, value in self.environ.items():
             monkeypatch.setenv(name, value)
 
@@ -80,42 +80,42 @@ class Google:
         self.control("settings", values)
 
     def fault(self, operations: str | Sequence[str], kind: str, **details: Any) -> None:
-        """Let something go wrong: see doubles.google.faults.Fault; operations are as in the journal."""
+        """Inject a fault: see doubles.google.faults.Fault; operations have the journal's names."""
         names = [operations] if isinstance(operations, str) else list(operations)
         self.control("faults", {"operations": names, "kind": kind, **details})
 
     def clear_faults(self) -> None:
-        """Take all faults back, and let what hangs go."""
+        """Remove all faults, and end the calls that hang."""
         self.control("faults", method="DELETE")
 
     def expire_tokens(self) -> None:
-        """Let no token hold any more that was given out or used so far."""
+        """Expire all tokens that were issued or used until now."""
         self.control("expire_tokens", {})
 
     def journal(self, operation: str | None = None) -> list[dict[str, Any]]:
-        """Return the calls so far in their order, those of one operation or all, containers' calls included.
+        """Return the calls until now in order, including containers' calls; `operation` selects one operation.
 
         Each has service, operation, protocol ("rest" or "grpc"), host, method, path, query, range, body (of jobs and
-        logs), received and sent (bytes of the bodies), status (HTTP's, for gRPC the one that its code stands for),
-        outcome ("ok", a code or a fault's kind), time, is_from_container.
+        logs), received and sent (bytes of the bodies), status (HTTP's; gRPC codes are converted), outcome ("ok", a code
+        or a fault's kind), time, is_from_container.
         """
         calls: list[dict[str, Any]] = self.control("journal", method="GET")
         return [call for call in calls if operation in (None, call["operation"])]
 
     def clear_journal(self) -> None:
-        """Forget the calls so far."""
+        """Forget the calls until now."""
         self.control("journal", method="DELETE")
 
     def unserved(self) -> list[str]:
-        """Return what was asked for that the stand-in does not have: host and path."""
+        """Return host and path of the requests that the stand-in cannot serve."""
         return [f"{call['host']}{call['path']}" for call in self.journal("unserved")]
 
     def persistent(self, name: str, **resource: Any) -> None:
-        """Make a persistent resource; `resource` in the API's own words, such as resourcePools."""
+        """Make a persistent resource; `resource` has the API's field names, for example resourcePools."""
         self.control("persistent", {"name": name, "resource": resource})
 
     def secret(self, name: str) -> str | None:
-        """Return a secret's value, None where there is none."""
+        """Return a secret's value, or None."""
         value: str | None = self.control("secrets", method="GET").get(name)
         return value
 
@@ -128,12 +128,12 @@ class Google:
         self.control("secrets", {"name": name, "value": value})
 
     def bucket(self, name: str, location: str = REGION, project: str = PROJECT) -> str:
-        """Make a bucket; one of another project's answers 403."""
+        """Make a bucket; a bucket of another project answers 403."""
         self.control("bucket", {"name": name, "location": location, "project": project})
         return name
 
     def object(self, name: str, bucket: str = BUCKET) -> bytes | None:
-        """Return an object's content, None where there is none."""
+        """Return an object's content, or None."""
         data = self.control("read", {"name": name, "bucket": bucket})
         return None if data is None else base64.b64decode(data)
 
@@ -153,7 +153,7 @@ class Google:
         self.control("remove", {"name": name, "bucket": bucket})
 
     def break_next_chunk(self, kept_bytes: int) -> None:
-        """Let the next request of a resumable upload keep only so many bytes, in whole 256 KiB, and answer 503."""
+        """Let the next request of a resumable upload keep only `kept_bytes`, in whole 256 KiB, and answer 503."""
         self.control("break_next_chunk", {"kept_bytes": kept_bytes})
 
     def jobs(self) -> list[dict[str, str]]:
@@ -162,31 +162,31 @@ class Google:
         return told
 
     def job(self, job: str) -> dict[str, Any]:
-        """Return all of a job, which is named by its id, resource name or display name (the newest of several).
+        """Return all fields of a job, given by id, resource name or display name (the newest of several).
 
-        It has id, name, display_name, state, history [[state, time]], body (the CustomJob as created), labels,
-        error {code, message}, attempts (starts of the whole job), created, started, ended, and replicas; each of these
-        has name, hostname, address, state (waiting, running, exited), pids (the first is the container's first
-        process), folder (of its disk), code, codes, starts, restarts.
+        These are id, name, display_name, state, history [[state, time]], body (the CustomJob as created), labels, error
+        {code, message}, attempts (starts of the whole job), created, started, ended, and replicas. Each replica has
+        name, hostname, address, state (waiting, running, exited), pids (the first is the container's first process),
+        folder (of its disk), code, codes, starts, restarts.
         """
         told: dict[str, Any] = self.control("jobs/get", {"job": job})
         return told
 
     def replica(self, job: str, name: str = CHIEF) -> dict[str, Any]:
-        """Return all of a replica: see `job`."""
+        """Return all fields of a replica: see `job`."""
         return next(one for one in self.job(job)["replicas"] if one["name"] == name)
 
     def states(self, job: str) -> list[str]:
-        """Return the states that the job went through, without JOB_STATE_."""
+        """Return the job's states in order, without JOB_STATE_."""
         return [state.removeprefix("JOB_STATE_") for state, _ in self.job(job)["history"]]
 
     def entries(self, job: str) -> list[dict[str, Any]]:
-        """Return the job's log entries, as REST has them, those included that cannot be seen yet."""
+        """Return the job's log entries in REST's form, including entries that are not yet visible."""
         told: list[dict[str, Any]] = self.control("jobs/entries", {"job": job})
         return told
 
     def log(self, job: str, task: str | None = None) -> str:
-        """Return the text of the job's log so far, of one task (such as "workerpool0-0") or all, "service" apart."""
+        """Return the text of the job's log up to now, of one task (as "workerpool0-0") or of all except "service"."""
         found = []
         for entry in self.entries(job):
             name = entry.get("resource", {}).get("labels", {}).get("task_name")
@@ -201,15 +201,15 @@ class Google:
         self.control("jobs/write", {"job": job, "task": task, "lines": list(lines), **details})
 
     def suppress(self, count: int, reason: str = "NOT_CONSUMED") -> None:
-        """Keep the next so many entries from every session of tail, and tell of them: RATE_LIMIT or NOT_CONSUMED."""
+        """Keep the next `count` entries from every session of tail, and report them as RATE_LIMIT or NOT_CONSUMED."""
         self.control("suppress", {"count": count, "reason": reason})
 
     def break_streams(self) -> None:
-        """Break all connections off that speak gRPC, with whatever is under way on them."""
+        """Break off all gRPC connections, with all running calls."""
         self.control("break_streams", {})
 
     def tails(self) -> int:
-        """Return how many sessions of tail there are."""
+        """Return the number of sessions of tail."""
         count: int = self.control("tails", method="GET")
         return count
 
@@ -218,12 +218,12 @@ class Google:
         self.control("jobs/preempt", {"job": job, "replica": replica})
 
     def kill(self, job: str, replica: str = CHIEF, signum: int = 9) -> int:
-        """Send a signal to the first process of a replica's container; return its number here."""
+        """Send a signal to the first process of a replica's container; return the process number on this machine."""
         pid: int = self.control("jobs/kill", {"job": job, "replica": replica, "signum": signum})
         return pid
 
     def begin(self, job: str, state: str = "JOB_STATE_RUNNING") -> None:
-        """Let a job that is not executed (settings(execute=False)) go to this state; return when it is there."""
+        """Set the state of a job that is not executed (settings(execute=False)); return when the job has the state."""
         self.control("jobs/begin", {"job": job, "state": state})
         self.wait(job, state)
 
@@ -233,7 +233,7 @@ class Google:
         self.wait(job)
 
     def wait(self, job: str, *states: str, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Wait for one of these states (default: any end); return job(job). JOB_STATE_ may be left out."""
+        """Wait for one of the states (default: any end); return job(job). JOB_STATE_ may be left out."""
         wanted = {state if state.startswith("JOB_") else f"JOB_STATE_{state}" for state in states or ENDS}
         end = time.monotonic() + timeout_s
         while True:
@@ -245,7 +245,7 @@ class Google:
             time.sleep(0.05)
 
     def wait_attempt(self, job: str, attempt: int, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Wait until the whole job runs for the so manieth time; return job(job)."""
+        """Wait until the job's n-th attempt runs; return job(job)."""
         end = time.monotonic() + timeout_s
         while (told := self.job(job))["attempts"] < attempt or told["state"] != "JOB_STATE_RUNNING":
             assert time.monotonic() < end, f"{job} is {told['state']} in its attempt {told['attempts']}"
@@ -253,7 +253,7 @@ class Google:
         return told
 
     def wait_log(self, job: str, text: str, task: str | None = None, count: int = 1, timeout_s: float = 60.0) -> str:
-        """Wait until the log has the text so often; return the log."""
+        """Wait until the log contains the text `count` times; return the log."""
         end = time.monotonic() + timeout_s
         while (found := self.log(job, task)).count(text) < count:
             assert time.monotonic() < end, f"{text!r} is not in the log of {job}: {found[-2000:]}"
@@ -261,11 +261,11 @@ class Google:
         return found
 
     def reset(self) -> None:
-        """Kill what runs and forget everything."""
+        """Kill all containers and forget all state."""
         self.control("reset", {})
 
     def control(self, path: str, told: Mapping[str, Any] | None = None, method: str = "POST") -> Any:
-        """Ask the control endpoint. Raises ValueError where it refuses."""
+        """Call the control endpoint. Raises ValueError if the endpoint refuses."""
         data = None if told is None else json.dumps(told).encode()
         request = urllib.request.Request(f"{self.url}/_control/{path}", data, method=method)
         try:
@@ -277,7 +277,7 @@ class Google:
 
 
 def start(state: Path | None = None) -> Google:
-    """Start the process, which dies with the calling thread; return when it answers."""
+    """Start the process, which dies with the calling thread; return when the stand-in answers."""
     process, told = doubles.process.start("google", state)
     return Google(process=process, **json.loads(told))
 

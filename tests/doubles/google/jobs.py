@@ -1,4 +1,4 @@
-"""A custom job: what was asked for, how it stands, and what it has been told."""
+"""A custom job: its request, its state, and its pending orders."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class Pool:
 
     @property
     def name(self) -> str:
-        """Return its name, as in CLUSTER_SPEC."""
+        """Return the pool's name, as in CLUSTER_SPEC."""
         return f"workerpool{self.number}"
 
 
 @dataclass
 class Job:
-    """One job; `changed` guards what changes, and wakes who waits for it."""
+    """One job; `changed` guards the mutable fields and wakes waiting threads."""
 
     id: str
     region: str
-    asked: Any  # CustomJob, protobuf's own, as it was created
+    asked: Any  # CustomJob, protobuf's own, as created
     created: float
     number: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
-    orders: dict[str, dict[str, Any]] = field(default_factory=dict)  # what was asked of it and is not done yet
+    orders: dict[str, dict[str, Any]] = field(default_factory=dict)  # requested and not done yet
     state: str = "JOB_STATE_PENDING"
     history: list[tuple[str, float]] = field(default_factory=list)
     started: float | None = None  # first time JOB_STATE_RUNNING
@@ -58,7 +58,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Return its resource name."""
+        """Return the job's resource name."""
         return f"projects/{NUMBER}/locations/{self.region}/customJobs/{self.id}"
 
     @property
@@ -79,12 +79,12 @@ class Job:
 
     @property
     def timeout_s(self) -> float:
-        """Return how long it may run: seven days unless it says."""
+        """Return the time limit of the job: seven days by default."""
         return _seconds(self.spec.scheduling.timeout) or 7 * 86400.0
 
     @property
     def max_wait_s(self) -> float | None:
-        """Return how long it may wait for machines under FLEX_START: a day unless it says, None for ever."""
+        """Return the time limit of waiting for machines under FLEX_START: a day by default, None for no limit."""
         scheduling = self.spec.scheduling
         if not self.is_flex:
             return None
@@ -92,7 +92,7 @@ class Job:
 
     @property
     def logs_url(self) -> str:
-        """Return the console's page that errors name."""
+        """Return the console's page for errors."""
         return (
             f"https://console.cloud.google.com/logs/viewer?project={PROJECT}"
             f"&resource=ml_job%2Fjob_id%2F{self.id}&advancedFilter=resource.type%3D%22ml_job%22%0A"
@@ -100,7 +100,7 @@ class Job:
         )
 
     def resource(self) -> Any:
-        """Return the CustomJob as the service tells it."""
+        """Return the CustomJob in the service's form."""
         told = type(self.asked)()
         told.CopyFrom(self.asked)
         with self.changed:
@@ -115,12 +115,12 @@ class Job:
         return told
 
     def enter_first(self, state: str) -> None:
-        """Be there."""
+        """Enter the first state."""
         self.state, self.updated = state, self.created
         self.history.append((state, self.created))
 
     def enter(self, state: str, error: tuple[int, str] | None = None) -> None:
-        """Go to the next state, unless a cancel has overtaken it."""
+        """Enter the next state, unless a cancel has overtaken the state."""
         with self.changed:
             if self.state == state or self.state in ENDS:
                 return
@@ -136,13 +136,13 @@ class Job:
             self.changed.notify_all()
 
     def order(self, name: str, **details: Any) -> None:
-        """Ask something of it: cancel, preempt, begin, end, abandon."""
+        """Order a change: cancel, preempt, begin, end, abandon."""
         with self.changed:
             self.orders[name] = details
             self.changed.notify_all()
 
     def wake(self) -> None:
-        """Let who waits look again."""
+        """Wake all threads that wait for a change."""
         with self.changed:
             self.changed.notify_all()
 

@@ -1,4 +1,4 @@
-"""JobService and its neighbours: what each operation does, on the messages of the client itself."""
+"""JobService and its neighbours: the implementation of each operation, on the client's own message classes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)(?:/customJobs/([^/]+))?"
 
 
 def create(world: World, call: Call, request: Any) -> Any:
-    """Make a job and let it live."""
+    """Make a job and start it."""
     region, _ = _place(call, request.parent)
     if not request.HasField("custom_job"):
         raise GoogleError("INVALID_ARGUMENT", "Required field 'custom_job' is missing.")
@@ -68,7 +68,7 @@ def list_all(world: World, call: Call, request: Any) -> Any:
 
 
 def cancel(world: World, call: Call, request: Any) -> Any:
-    """Ask the job to end."""
+    """Request the job's end."""
     job = _job(world, call, request.name)
     with job.changed:
         if job.state in (*ENDS, "JOB_STATE_CANCELLING") or "cancel" in job.orders:
@@ -125,7 +125,7 @@ def list_resources(world: World, call: Call, request: Any) -> Any:
 
 
 def _check_quota(world: World, asked: Any) -> None:
-    """Raise GoogleError where active jobs and this one take more than there is."""
+    """Raise GoogleError if the active jobs and the new job exceed a quota."""
     if not world.settings.quotas:
         return
     taken: dict[str, int] = {}
@@ -148,7 +148,7 @@ def _job(world: World, call: Call, name: str) -> Job:
 
 
 def _place(call: Call, name: str) -> tuple[str, str | None]:
-    """Return region and number of a job's name or its parent's. Raises GoogleError for another project or host."""
+    """Return region and number of a job's name or its parent's. Raises GoogleError for a wrong project or host."""
     found = _NAME.match(name)
     if found is None:
         raise GoogleError("INVALID_ARGUMENT", f"Invalid resource name: {name!r}.")

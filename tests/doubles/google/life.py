@@ -1,8 +1,8 @@
-"""The life of a job, in a thread of its own: from JOB_STATE_QUEUED to its end.
+"""The course of a job, in a separate thread: from JOB_STATE_QUEUED to its end.
 
 After Google's "Understand the custom training service": a replica's code starts as soon as its machine is up, the state
-is RUNNING when all are; the job ends with its first replica. Which exit codes are "common errors" is not written
-anywhere: here 1 to 127 end the job at once, and signals (128 and more) are worth another try.
+is RUNNING when all machines are up, and the job ends with its first replica. The documentation does not list the exit
+codes that are "common errors": in the stand-in 1 to 127 end the job at once, and signals (128 and more) allow a retry.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["begin"]
 
-SERVICE = "service"  # whose messages the platform's own are
+SERVICE = "service"  # the task of the platform's own messages
 FIRST_TRANSIENT = 128
 CANCELLED = (1, "CANCELED")
 INTERNAL = 13, "Internal error occurred for the current attempt."
@@ -37,7 +37,7 @@ STOCKOUT = (
     8,
     f"Resources are insufficient in region: {REGION}. Please try a different region or use a different accelerator.",
 )
-# Texts of these are invented.
+# These texts are invented.
 EXPIRED = (8, "The requested resources did not become available within the max wait duration.")
 TIMED_OUT = (4, "The job has exceeded its timeout.")
 PREEMPTED_CODE, PREEMPTED = (
@@ -48,18 +48,18 @@ PREEMPTED_CODE, PREEMPTED = (
 
 @dataclass(frozen=True)
 class Ending:
-    """How a job or an attempt ended: a state, or "restart"."""
+    """The end of a job or an attempt: a state, or "restart"."""
 
     state: str
     error: tuple[int, str] | None = None
 
 
 class Abandoned(Exception):
-    """The stand-in is told to forget the job."""
+    """Raised when a test orders the stand-in to forget the job."""
 
 
 def begin(world: World, job: Job) -> None:
-    """Let the job live."""
+    """Start the job's thread."""
     job.thread = threading.Thread(target=_live, args=(world, job), name=job.id, daemon=True)
     job.thread.start()
 
@@ -81,7 +81,7 @@ def _live(world: World, job: Job) -> None:
 
 
 def _by_hand(job: Job) -> Ending:
-    """Do what the handle says."""
+    """Follow the orders of the handle."""
     while True:
         with job.changed:
             while not job.orders:
@@ -96,7 +96,7 @@ def _by_hand(job: Job) -> Ending:
 
 
 def _attempts(world: World, job: Job) -> Ending:
-    """Attempt until the job is over."""
+    """Repeat attempts until the job is over."""
     ending = _wait_for_machines(world, job)
     if ending is not None:
         return ending
@@ -121,7 +121,7 @@ def _attempts(world: World, job: Job) -> Ending:
 
 
 def _wait_for_machines(world: World, job: Job) -> Ending | None:
-    """Wait in QUEUED and PENDING; return how the job ended meanwhile, if it did."""
+    """Wait in QUEUED and PENDING; return the job's ending if the job ends meanwhile."""
     _note(world, job, "Waiting for job to be provisioned.")
     queued_until = job.created + world.settings.queued_s
     while world.settings.queued or time.time() < queued_until:
@@ -142,14 +142,14 @@ def _wait_for_machines(world: World, job: Job) -> Ending | None:
 
 
 def _until(moment: float) -> float:
-    """Return how long to wait for a moment; where it is past, until a setting changes, which wakes."""
+    """Return the seconds until a moment; for a past moment an hour, since a change of a setting wakes the job."""
     left = moment - time.time()
     return left if left > 0 else 3600.0
 
 
 @contextlib.contextmanager
 def _machines(world: World, job: Job) -> Iterator[list[Replica]]:
-    """Return the replicas, not started; afterwards they are gone."""
+    """Yield the replicas, not started, and remove the replicas at the end."""
     block, lock = (None, None) if world.switch is not None else sandbox.loopback_block()
     root, mark = world.state / "jobs" / job.id, uuid.uuid5(uuid.NAMESPACE_OID, job.id).hex[:10]
     replicas: list[Replica] = []
@@ -169,7 +169,7 @@ def _machines(world: World, job: Job) -> Iterator[list[Replica]]:
 
 
 def _attempt(world: World, job: Job, replicas: list[Replica], job_restarts: int) -> Ending:
-    """Run the replicas until the attempt is over; return how, having ended what still runs."""
+    """Run the replicas until the attempt is over; return its ending, after ending its containers."""
     now, step_s = time.time(), 0.0 if job.is_flex else world.settings.stagger_s
     for number, replica in enumerate(replicas):
         replica.run, replica.is_done, replica.due = None, False, now + number * step_s
@@ -194,7 +194,7 @@ def _grace_s(world: World, ending: Ending) -> float:
 
 
 def _next(world: World, job: Job, replicas: list[Replica], job_restarts: int) -> Ending | None:
-    """Wait until something happens; return how the attempt ended, if it did."""
+    """Wait for the next event; return the attempt's ending, if any."""
     deadline = math.inf if job.started is None else job.started + job.timeout_s
     with job.changed:
         ending = _ordered(job)
@@ -220,7 +220,7 @@ def _next(world: World, job: Job, replicas: list[Replica], job_restarts: int) ->
 
 
 def _ended(world: World, job: Job, replica: Replica, job_restarts: int) -> Ending | None:
-    """Decide about a replica that has ended; return how the attempt ended with it, if it did."""
+    """Decide about a replica that has ended; return the attempt's ending, if any."""
     run = replica.run
     assert run is not None
     assert run.code is not None
@@ -259,7 +259,7 @@ def _sentence(job: Job, replica: Replica, code: int, is_preempted: bool) -> str:
 
 
 def _ordered(job: Job) -> Ending | None:
-    """Take what the job was told, if anything, the most final first. Raises Abandoned."""
+    """Return the ending ordered for the job, if any, the most final first. Raises Abandoned."""
     with job.changed:
         if "abandon" in job.orders:
             raise Abandoned
@@ -270,7 +270,7 @@ def _ordered(job: Job) -> Ending | None:
 
 
 def _preempt_ordered(world: World, job: Job, replicas: list[Replica]) -> None:
-    """Take machines away that are to be preempted."""
+    """Take away the machines that are ordered to be preempted."""
     for order in [name for name in job.orders if name.startswith("preempt:")]:
         del job.orders[order]
         replica = next((one for one in replicas if f"preempt:{one.name}" == order), None)
@@ -291,7 +291,7 @@ def _note(world: World, job: Job, text: str, severity: str = "INFO") -> None:
 
 
 def _pause(job: Job, wait_s: float) -> Ending | None:
-    """Wait so long or until something happens; return how the job ended meanwhile, if it did."""
+    """Wait for some seconds or until the next event; return the job's ending if the job ends meanwhile."""
     end = time.time() + wait_s
     with job.changed:
         ending = _ordered(job)
@@ -309,7 +309,7 @@ def _sleep_anyhow(job: Job, wait_s: float) -> None:
 
 
 def _end(job: Job, replicas: list[Replica], grace_s: float) -> None:
-    """End what still runs: SIGTERM, the grace, SIGKILL; return when all its output has been read."""
+    """End the running containers: SIGTERM, the grace, SIGKILL; return when all their output has been read."""
     running = [replica for replica in replicas if not replica.is_over]
     if grace_s > 0:
         for replica in running:

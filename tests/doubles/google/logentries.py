@@ -1,4 +1,4 @@
-"""Log entries as Cloud Logging keeps them, made from the lines that replicas write."""
+"""Log entries in Cloud Logging's form, made from the replicas' lines."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ JSON = dict[str, Any]
 
 @dataclass(frozen=True)
 class LogSettings:
-    """What a test may set about Cloud Logging; times in seconds."""
+    """The settings of Cloud Logging that a test may change; times in seconds."""
 
     log_parse_json: bool = True
-    """Whether a line that is one JSON object becomes the payload; else it is text in `message`."""
+    """Whether a line with a JSON object becomes the payload; else the line is the text of `message`."""
     log_ingest_s: float = 0.0
     """From a line to its appearance."""
     log_late_share: float = 0.0
@@ -34,35 +34,35 @@ class LogSettings:
     log_duplicate_share: float = 0.0
     """The share of entries that are listed twice, with the same insertId and timestamp."""
     log_resent_share: float = 0.0
-    """The share of lines that come in twice: the second entry has another insertId."""
+    """The share of lines that arrive twice: the second entry has a different insertId."""
     log_entry_bytes: int = 256 * 1024
-    """What is longer is split. 256 KiB: docs logging/quotas."""
+    """Longer entries are split. 256 KiB: docs logging/quotas."""
     log_page_cap: int | None = None
-    """How many entries a page has at the most, whatever pageSize asks for."""
+    """Maximum entries of a page, even for a larger pageSize."""
     log_empty_every: int = 0
-    """Every so manieth list call finds nothing "so far" and answers a token alone; 0: none."""
+    """Every n-th list call finds no entries "so far" and answers only a token; 0: no such call."""
     log_reads_a_minute: int = 60
-    """List calls a project; docs logging/quotas. The next is 429, without Retry-After."""
+    """List calls a project; docs logging/quotas. The next call is answered 429, without Retry-After."""
     log_tail_sessions: int = 10
-    """Of a project at a time; docs logging/quotas."""
+    """Sessions of a project at a time; docs logging/quotas."""
     log_tail_s: float = 3600.0
     """After that a session ends with OUT_OF_RANGE."""
     log_tail_a_minute: int | None = None
-    """Entries a session; what is more is left out and counted in suppressionInfo."""
+    """Entries a session; further entries are left out and counted in suppressionInfo."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """An entry, where it stands among the others, and when it can be seen."""
+    """An entry, its position in the order, and the time from which it is visible."""
 
     key: tuple[int, str, int]  # timestamp in ns, insertId, number of arrival: the order of lists
     visible_at: float
     job: str
-    data: JSON  # REST's
+    data: JSON  # in REST's form
 
 
 def rfc3339_ns(stamp_ns: int) -> str:
-    """Return the time with as many digits as it needs: trailing zeros are left out."""
+    """Return the time without trailing zeros of the fraction."""
     seconds, fraction = divmod(stamp_ns, 1_000_000_000)
     return f"{_whole(seconds)}.{fraction:09d}".rstrip("0").rstrip(".") + "Z"
 
@@ -73,7 +73,7 @@ def _whole(seconds: int) -> str:
 
 
 class Maker:
-    """Makes entries; the draws of faults repeat from one stand-in to the next."""
+    """Makes entries; every stand-in draws the same sequence of faults."""
 
     def __init__(self, settings: Callable[[], LogSettings], clock: Callable[[], float]) -> None:
         self._settings, self._clock = settings, clock
@@ -84,7 +84,7 @@ class Maker:
     def line(
         self, job: str, task: str, line: str | bytes, stream: str, at_s: float | None, severity: str | None
     ) -> Iterator[Entry]:
-        """Yield the entries of a line: one, or more where it is long or comes in twice."""
+        """Yield the entries of a line: more than one if the line is long or arrives twice."""
         settings = self._settings()
         text = (line.decode(errors="replace") if isinstance(line, bytes) else line).rstrip("\r\n")
         data = _data(job, task, text, stream, severity, settings.log_parse_json)
@@ -93,7 +93,7 @@ class Maker:
             yield from self.entries(job, part, stamp_ns)
 
     def entries(self, job: str, data: JSON, stamp_ns: int, insert_id: str | None = None) -> Iterator[Entry]:
-        """Yield the entry, with whatever duplicates the faults make of it."""
+        """Yield the entry, with the duplicates that the faults cause."""
         settings = self._settings()
         first = self._entry(job, data, stamp_ns, insert_id)
         yield first
@@ -103,7 +103,7 @@ class Maker:
             yield self._entry(job, data, stamp_ns, None)
 
     def stamp(self) -> int:
-        """Return the time in ns, later than any before: lines have an order."""
+        """Return the time in ns, later than any earlier stamp: lines have an order."""
         self._last_ns = max(round(self._clock() * 1e9), self._last_ns + 1)
         return self._last_ns
 
@@ -119,7 +119,7 @@ class Maker:
         return Entry((stamp_ns, name, number), visible_at, job, whole)
 
     def _parts(self, data: JSON, limit: int) -> list[JSON]:
-        """Return the data, or parts of it: its longest text is what is cut, at the borders of characters."""
+        """Return the data, or its parts: the longest text is split, between characters."""
         payload: JSON | None = data.get("jsonPayload")
         holder = data if payload is None else payload
         texts = (
@@ -151,7 +151,7 @@ def _pieces(raw: bytes, limit: int) -> list[str]:
 
 
 def _data(job: str, task: str, text: str, stream: str, severity: str | None, is_json_read: bool) -> JSON:
-    """Return all of an entry but its times and its insertId."""
+    """Return all fields of an entry except its times and its insertId."""
     resource = {"type": "ml_job", "labels": {"job_id": job, "project_id": PROJECT, "task_name": task}}
     if task == SERVICE:
         name = f"projects/{PROJECT}/logs/ml.googleapis.com%2F{job}"
@@ -173,7 +173,7 @@ def _data(job: str, task: str, text: str, stream: str, severity: str | None, is_
 
 
 def _object(text: str) -> JSON | None:
-    """Return the object that the line is, None if it is none."""
+    """Return the JSON object in the line, or None."""
     if not text.lstrip().startswith("{"):
         return None
     try:
@@ -184,4 +184,4 @@ def _object(text: str) -> JSON | None:
 
 
 def _refuse(word: str) -> None:
-    raise ValueError(word)  # NaN, Infinity: no JSON
+    raise ValueError(word)  # NaN, Infinity: not JSON

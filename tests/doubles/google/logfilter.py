@@ -1,4 +1,4 @@
-"""The part of the Logging query language that followers use; what it does not know is refused, never ignored."""
+"""The part of the Logging query language that followers use; unknown syntax is refused, never ignored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEVERITIES = {"DEFAULT": 0, "DEBUG": 100, "INFO": 200, "NOTICE": 300, "WARNING":
 SEVERITIES |= {"CRITICAL": 600, "ALERT": 700, "EMERGENCY": 800}
 MAX_CHARACTERS = 20_000  # ListLogEntriesRequest.filter, discovery document
 
-Entry = Mapping[str, Any]  # in REST's JSON
+Entry = Mapping[str, Any]  # in REST's form
 Test = Callable[[Entry], bool]
 
 _STRING = r'"(?:\\.|[^"\\])*"'
@@ -36,19 +36,19 @@ _ORDERED = (">", ">=", "<", "<=")
 
 @dataclass(frozen=True)
 class Filter:
-    """A filter, and what an index can use of it: `test` holds for no entry outside of these."""
+    """A filter, and its limits for an index: `test` holds for no entry outside the limits."""
 
     test: Test
     jobs: frozenset[str] | None = None  # None: any
     since_ns: int = 0
-    until_ns: int = 1 << 63  # inclusive, both
+    until_ns: int = 1 << 63  # both limits are inclusive
 
 
 @dataclass(frozen=True)
 class _Comparison:
     path: tuple[str, ...]
     operator: str
-    values: tuple[str, ...]  # any of them
+    values: tuple[str, ...]  # alternatives
 
 
 @lru_cache(maxsize=4096)
@@ -87,7 +87,7 @@ class _Parser:
             place = found.end()
 
     def filter(self) -> Filter:
-        """Return the whole text's."""
+        """Return the filter of the whole text."""
         tests, needed = self._all_of()
         if self._at < len(self._tokens):
             raise self._unexpected()
@@ -105,7 +105,7 @@ class _Parser:
         return Filter(lambda entry: all(test(entry) for test in tests), jobs, since_ns, until_ns)
 
     def _all_of(self) -> tuple[list[Test], list[_Comparison]]:
-        """Return the tests that must all hold, and those of them that are plain comparisons."""
+        """Return the tests that must all hold, and the plain comparisons among the tests."""
         tests, needed = [], []
         while True:
             test, plain = self._any_of()
@@ -195,7 +195,7 @@ class _Parser:
 
 
 def _test(asked: _Comparison, error: Callable[[str, int], GoogleError], place: int) -> Test:
-    """Return the comparison as a function. Raises GoogleError where field, operator and value do not go together."""
+    """Return the comparison as a function. Raises GoogleError if field, operator and value do not match."""
     path, operator, values = asked.path, asked.operator, asked.values
     if path[0] == "severity":
         unknown = [value for value in values if value.upper() not in SEVERITIES]
@@ -222,7 +222,7 @@ def _test(asked: _Comparison, error: Callable[[str, int], GoogleError], place: i
 
 
 def _ordered(value: Callable[[Entry], Any], operator: str, others: list[Any]) -> Test:
-    """Return a test that holds where the value compares so to any of the others; one that is missing never does."""
+    """Return a test that compares the value with alternatives; the test fails for a missing value."""
     compare: Callable[[Any, Any], bool] = {
         "=": lambda a, b: a == b,
         "!=": lambda a, b: a != b,
@@ -240,7 +240,7 @@ def _ordered(value: Callable[[Entry], Any], operator: str, others: list[Any]) ->
 
 
 def _worded(path: tuple[str, ...], operator: str, values: tuple[str, ...]) -> Test:
-    """Return a test of text, whose case does not count; of a missing field it never holds, not even with !=."""
+    """Return a case-insensitive test of text; the test fails for a missing field, even with !=."""
     folded = tuple(value.casefold() for value in values)
 
     def test(entry: Entry) -> bool:

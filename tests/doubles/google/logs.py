@@ -1,4 +1,4 @@
-"""Cloud Logging: entries listed by pages, tailed, written; with the quota and the lateness that a follower meets."""
+"""Cloud Logging: list entries in pages, tail, write; with the quotas and the delays of the service."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Job:
         self.entries: list[Entry] = []
 
     def add(self, entry: Entry) -> None:
-        """Put the entry where it belongs."""
+        """Insert the entry at its place in the order."""
         at = len(self.keys)
         if self.keys and entry.key < self.keys[-1]:
             at = bisect.bisect(self.keys, entry.key)
@@ -68,7 +68,7 @@ class LogStore:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything, and end all sessions of tail."""
+        """Forget all entries, and end all sessions of tail."""
         with self._changed:
             self._maker = Maker(self._settings, self._clock)
             self._jobs: dict[str, _Job] = {}
@@ -86,7 +86,7 @@ class LogStore:
         at_s: float | None = None,
         severity: str | None = None,
     ) -> None:
-        """Take a line of a replica, or a message of the platform's own where the task is "service"."""
+        """Store a line of a replica, or a message of the platform itself if the task is "service"."""
         self.write_lines(job, task, [line], stream=stream, at_s=at_s, severity=severity)
 
     def write_lines(
@@ -99,13 +99,13 @@ class LogStore:
         at_s: float | None = None,
         severity: str | None = None,
     ) -> None:
-        """Take lines that come at once."""
+        """Store lines that arrive at once."""
         with self._changed:
             for line in lines:
                 self._add(self._maker.line(job, task, line, stream, at_s, severity))
 
     def entries(self, job: str | None = None) -> list[JSON]:
-        """Return all entries of a job, or of all, those not yet to be seen included."""
+        """Return all entries of a job, or of all jobs, including entries that are not yet visible."""
         with self._changed:
             return [entry.data for entry in self._all() if job in (None, entry.job)]
 
@@ -138,11 +138,11 @@ class LogStore:
         return self._tails.tail(requests, (lambda: True) if context is None else context.is_active)
 
     def suppress(self, count: int, reason: str = "NOT_CONSUMED") -> None:
-        """Keep the next so many entries from every session of tail, and tell of them: RATE_LIMIT or NOT_CONSUMED."""
+        """Keep the next `count` entries from every session of tail, and report them as RATE_LIMIT or NOT_CONSUMED."""
         self._tails.suppress(count, reason)
 
     def tails(self) -> int:
-        """Return how many sessions of tail there are."""
+        """Return the number of sessions of tail."""
         return self._tails.count()
 
     def write_entries(self, body: JSON) -> JSON:
@@ -182,7 +182,7 @@ class LogStore:
         self._changed.notify_all()
 
     def _count_read(self) -> None:
-        """Raise GoogleError where the minute has had its reads; a refused one does not count."""
+        """Raise GoogleError if the minute's reads are used up; a refused read does not count."""
         now, limit = self._clock(), self._settings().log_reads_a_minute
         while self._reads and self._reads[0] <= now - MINUTE_S:
             self._reads.popleft()
@@ -200,12 +200,12 @@ class LogStore:
         found = self._found(chosen, after, is_backward)
         page = list(itertools.islice(found, min(size, settings.log_page_cap or size)))
         told: JSON = {"entries": [entry.data for entry in page]} if page else {}
-        if len(page) == min(size, settings.log_page_cap or size):  # there might be more; the next page may be empty
+        if len(page) == min(size, settings.log_page_cap or size):  # more entries may exist; the next page may be empty
             told["nextPageToken"] = _token(page[-1].key, digest)
         return told
 
     def _found(self, chosen: Filter, after: Key | None, is_backward: bool) -> Iterator[Entry]:
-        """Yield in order what the filter lets through and can be seen by now."""
+        """Yield in order the visible entries that pass the filter."""
         now = self._clock()
         first, last = (chosen.since_ns, "", 0), (chosen.until_ns + 1, "", 0)
         if after is not None:
@@ -217,7 +217,7 @@ class LogStore:
 
 
 def check_request(body: JSON, keys: set[str], resources: list[str]) -> None:
-    """Raise GoogleError for what the request must not have, and for a project that is not ours."""
+    """Raise GoogleError for an unknown field of the request, and for another project."""
     unknown = set(body) - keys
     if unknown:
         message = f'Invalid JSON payload received. Unknown name "{min(unknown)}": Cannot find field.'

@@ -1,4 +1,4 @@
-"""The stream of entries.tail: what comes in from now on, held back for a while so that it can be put in order."""
+"""The stream of entries.tail: new entries, held back for a while to be sorted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Tails"]
 BUFFER_S, MAX_BUFFER_S = 2.0, 60.0
 RESPONSE_ENTRIES = 1000  # assumed
 MINUTE_S = 60.0
-LOOK_S = 0.1  # between two looks at whether the client is still there
+LOOK_S = 0.1  # interval of checks whether the client is still connected
 
 JSON = dict[str, Any]
 
@@ -30,18 +30,18 @@ class _Session:
     buffer_s: float
     starts: float
     is_ended: bool = False
-    waiting: list[tuple[float, tuple[int, str, int], Entry]] = field(default_factory=list)  # by the time it is due
+    waiting: list[tuple[float, tuple[int, str, int], Entry]] = field(default_factory=list)  # ordered by due time
     sent: deque[float] = field(default_factory=deque)
     suppressed: Counter[str] = field(default_factory=Counter)
     to_suppress: Counter[str] = field(default_factory=Counter)
 
     def offer(self, entry: Entry) -> None:
-        """Keep the entry until it is due, where it is meant."""
+        """Store a matching entry until it is due."""
         if entry.visible_at > self.starts and self.chosen.test(entry.data):
             heapq.heappush(self.waiting, (entry.visible_at + self.buffer_s, entry.key, entry))
 
     def due(self, now: float, limit: int | None) -> list[Entry]:
-        """Return what is to be sent now, by timestamp."""
+        """Return the entries to send now, by timestamp."""
         found: list[Entry] = []
         while self.waiting and self.waiting[0][0] <= now and len(found) < RESPONSE_ENTRIES:
             entry = heapq.heappop(self.waiting)[2]
@@ -54,7 +54,7 @@ class _Session:
         return sorted(found, key=lambda entry: entry.key)
 
     def _reason(self, now: float, limit: int | None) -> str | None:
-        """Return why an entry is not to be sent, if so."""
+        """Return the reason for leaving an entry out, or None."""
         for reason in self.to_suppress:
             if self.to_suppress[reason] > 0:
                 self.to_suppress[reason] -= 1
@@ -65,7 +65,7 @@ class _Session:
 
 
 class Tails:
-    """All sessions; `changed` is the store's lock, and is notified where entries come in."""
+    """All sessions; `changed` is the store's lock, and is notified of new entries."""
 
     def __init__(
         self,
@@ -78,18 +78,18 @@ class Tails:
         self._sessions: list[_Session] = []
 
     def offer(self, entry: Entry) -> None:
-        """Tell the sessions of an entry."""
+        """Pass an entry to the sessions."""
         for session in self._sessions:
             session.offer(entry)
 
     def suppress(self, count: int, reason: str) -> None:
-        """Let every session that there is leave out the next so many entries."""
+        """Let every open session leave out the next `count` entries."""
         with self._changed:
             for session in self._sessions:
                 session.to_suppress[reason] += count
 
     def count(self) -> int:
-        """Return how many sessions there are."""
+        """Return the number of open sessions."""
         with self._changed:
             return len(self._sessions)
 
@@ -127,7 +127,7 @@ class Tails:
                 message = f"Too many live tail sessions are open for project {PROJECT}."
                 raise GoogleError("RESOURCE_EXHAUSTED", message)
             session = _Session(parse(told.filter), buffer_s, self._clock())
-            for entry in self._entries():  # those written before that cannot be seen yet
+            for entry in self._entries():  # earlier entries may not be visible yet
                 session.offer(entry)
             self._sessions.append(session)
             self._changed.notify_all()

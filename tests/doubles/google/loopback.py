@@ -1,4 +1,4 @@
-"""A service's answers under a loopback port, without the proxy, TLS and tokens: for tests of a service by itself."""
+"""A service on a loopback port, without the proxy, TLS and tokens: for tests of a single service."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 @contextlib.contextmanager
 def served(respond: Callable[[Request], Answer]) -> Iterator[str]:
-    """Yield the address."""
+    """Yield the address of the service."""
     with _Server(("127.0.0.1", 0), _Handler) as server:
         server.respond = respond
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

@@ -1,4 +1,4 @@
-"""Who and where: one project, one region, one bucket, one service account."""
+"""The names of the account: one project, one region, one bucket, one service account."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ SERVICE_ACCOUNT = f"trainer@{PROJECT}.iam.gserviceaccount.com"
 
 
 def rfc3339(moment: float) -> str:
-    """Return a time as Google's JSON has it."""
+    """Return a time in the format of Google's JSON."""
     return datetime.fromtimestamp(moment, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,4 +1,4 @@
-"""What Cloud Storage tells of a bucket and an object, in JSON and in headers."""
+"""Cloud Storage's description of a bucket and an object, in JSON and in headers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READ_ONLY = {"bucket", "name", "size", "kind", "contexts"}
 
 
 def writable(told: dict[str, Any]) -> dict[str, Any]:
-    """Return what may be written of it. Raises GoogleError for what no object has."""
+    """Return the writable fields. Raises GoogleError for an unknown field."""
     unknown = set(told) - _WRITABLE - _READ_ONLY
     if unknown:
         raise GoogleError("INVALID_ARGUMENT", f"Unknown name \"{min(unknown)}\" at 'resource': Cannot find field.")
@@ -32,7 +32,7 @@ def etag_of(found: Object) -> str:
 
 
 def media_headers(found: Object) -> dict[str, str]:
-    """Return the headers of a download; the checksums are the whole object's, whatever the range."""
+    """Return the headers of a download; the checksums are the whole object's, also for a range."""
     told, sums = found.told, [f"crc32c={found.crc32c}", *([f"md5={found.md5}"] if found.md5 else [])]
     encoding = told.get("contentEncoding")
     return {

@@ -1,4 +1,4 @@
-"""Buckets and objects: contents are files of their own below a folder, what is told of them is kept in memory."""
+"""Buckets and objects: each content is a file below a folder, metadata is kept in memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Bucket:
     location: str = REGION.upper()
     storage_class: str = "STANDARD"
     created: float = field(default_factory=time.time)
-    told: dict[str, Any] = field(default_factory=dict)  # labels and the like, as they were sent
+    told: dict[str, Any] = field(default_factory=dict)  # labels and similar fields, as received
 
 
 @dataclass
@@ -47,18 +47,18 @@ class Object:
     file: Path
     size: int
     crc32c: str
-    md5: str | None  # None of one that was composed
+    md5: str | None  # None for a composed object
     created: float
     told: dict[str, Any] = field(default_factory=dict)  # contentType, metadata...
     metageneration: int = 1
-    parts: int | None = None  # of one that was composed
+    parts: int | None = None  # of a composed object
 
 
-Check = Callable[["Object | None"], None]  # raises GoogleError where a precondition does not hold of what is there
+Check = Callable[["Object | None"], None]  # raises GoogleError if a precondition does not hold for the existing object
 
 
 class Contents:
-    """The bytes of an object from `start` on, which can be read although the object has been replaced meanwhile."""
+    """The bytes of an object from `start` on; they stay readable even after the object is replaced."""
 
     def __init__(self, file: Path, start: int, size: int) -> None:
         self.size, self._start = size, start
@@ -74,7 +74,7 @@ class Contents:
 
 
 class Spool:
-    """A file that grows, with its checksums; `commit` takes it."""
+    """A file that grows, with its checksums; `commit` takes the file over."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.size = path, 0
@@ -93,17 +93,17 @@ class Spool:
 
     @property
     def crc32c(self) -> str:
-        """Return the checksum so far, as metadata has it."""
+        """Return the checksum up to now, in the format of metadata."""
         return base64.b64encode(self._crc32c.digest()).decode()
 
     @property
     def md5(self) -> str:
-        """Return the checksum so far, as metadata has it."""
+        """Return the checksum up to now, in the format of metadata."""
         return base64.b64encode(self._md5.digest()).decode()
 
 
 class Objects:
-    """All buckets. Checks of preconditions and what follows from them are one step under the lock."""
+    """All buckets. The checks of preconditions and the changes are one step under the lock."""
 
     def __init__(self, folder: Path) -> None:
         self.lock = threading.RLock()
@@ -111,7 +111,7 @@ class Objects:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything but the project's bucket, which is empty then."""
+        """Forget all buckets except the project's bucket, and empty the project's bucket."""
         with self.lock:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir(parents=True)
@@ -120,7 +120,7 @@ class Objects:
             self._generation, self._spools = 0, 0
 
     def add_bucket(self, bucket: Bucket) -> None:
-        """Make a bucket. Raises GoogleError where there is one of this name."""
+        """Make a bucket. Raises GoogleError if the name exists."""
         with self.lock:
             if bucket.name in self._buckets:
                 message = "Your previous request to create the named bucket succeeded and you already own it."
@@ -129,11 +129,11 @@ class Objects:
             self._objects[bucket.name] = {}
 
     def buckets(self) -> list[Bucket]:
-        """Return the project's."""
+        """Return the project's buckets."""
         return [bucket for bucket in self._buckets.values() if bucket.project == PROJECT]
 
     def bucket(self, name: str) -> Bucket:
-        """Return the bucket. Raises GoogleError where there is none, or it is another project's."""
+        """Return the bucket. Raises GoogleError for an unknown bucket, and for a bucket of another project."""
         found = self._buckets.get(name)
         if found is None:
             raise GoogleError("NOT_FOUND", "The specified bucket does not exist.")
@@ -150,11 +150,11 @@ class Objects:
             return self._objects[bucket]
 
     def find(self, bucket: str, name: str) -> Object | None:
-        """Return the object that is there now. Raises GoogleError for a bucket that is not."""
+        """Return the current object, or None. Raises GoogleError for an unknown bucket."""
         return self.objects(bucket).get(name)
 
     def spool(self) -> Spool:
-        """Return an empty file for contents that come in."""
+        """Return an empty file for arriving contents."""
         with self.lock:
             self._spools += 1
             return Spool(self._folder / f"spool-{self._spools}")
@@ -206,7 +206,7 @@ class Objects:
     def compose(
         self, bucket: str, name: str, sources: list[tuple[str, Check]], told: Mapping[str, Any], check: Check
     ) -> Object:
-        """Make one object of several of the bucket's, in this order. Raises GoogleError."""
+        """Make one object from several objects of the bucket, in the given order. Raises GoogleError."""
         with self.lock:
             spool, parts = self.spool(), 0
             try:
@@ -225,7 +225,7 @@ class Objects:
 
 
 def check_name(name: str) -> None:
-    """Raise GoogleError for a name that no object can have."""
+    """Raise GoogleError for a name that is not valid for an object."""
     if not name:
         raise GoogleError("INVALID_ARGUMENT", "Required")
     is_bad = name in (".", "..") or "\n" in name or "\r" in name or name.startswith(".well-known/acme-challenge/")
@@ -234,7 +234,7 @@ def check_name(name: str) -> None:
 
 
 def missing(bucket: str, name: str) -> GoogleError:
-    """Return the error of an object that is not there."""
+    """Return the error for a missing object."""
     return GoogleError("NOT_FOUND", f"No such object: {bucket}/{name}")
 
 

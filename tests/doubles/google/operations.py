@@ -1,4 +1,4 @@
-"""Every operation of Vertex AI that is served, in both protocols: the request's message says how JSON is read."""
+"""Every served operation of Vertex AI, in both protocols; the request's message class defines how JSON is read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Operation(NamedTuple):
     method: str
     pattern: str
     function: Callable[..., Any]
-    body: str | None = None  # field that the JSON is
+    body: str | None = None  # field that receives the JSON body
 
 
 _V1 = "google.cloud.aiplatform.v1"
@@ -130,7 +130,7 @@ def answer(world: World, call: Call, operation: Operation, request: Request, gro
 
 
 def _unreadable(text: str, body: str | None) -> GoogleError:
-    """Return the service's error for what the parser says."""
+    """Return the service's error for the parser's message."""
     found = _UNKNOWN.search(text)
     if found is None:
         message = f"Invalid value: {text}"

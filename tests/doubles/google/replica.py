@@ -1,4 +1,4 @@
-"""A replica: a machine with a name, on which the container is started, and started again."""
+"""A replica: a named machine that starts and restarts the container."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Replica", "Run"]
 
-# Installs what the folder has and becomes the module; it knows the module by $0.
+# Installs the folder's packages and becomes the module, whose name is in $0.
 _PACKAGES = f"""
 python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-cache-dir --no-index \\
   --no-deps --no-build-isolation --target {HOME}/.installed {HOME}/.packages/* || exit 1
@@ -45,16 +45,16 @@ class Run:
 
     @property
     def disk(self) -> Path:
-        """Return the folder that is the home inside."""
+        """Return the folder that the container sees as its home folder."""
         return self.root / "disk"
 
     def kill(self) -> None:
-        """Kill all that runs in it."""
+        """Kill all processes of the container."""
         if self.running is not None:
             self.running.kill()
 
     def read(self, write: Callable[[bytes, str], None]) -> None:
-        """Take lines until the container has ended, in threads."""
+        """Read lines in threads until the container has ended."""
         assert self.running is not None
         process = self.running.process
         assert process.stdout is not None
@@ -79,7 +79,7 @@ class Run:
 
 @dataclass(eq=False)
 class Replica:
-    """A worker of the job, by whatever machine."""
+    """A worker of the job, independent of its machine."""
 
     pool: Pool
     index: int
@@ -87,7 +87,7 @@ class Replica:
     address: str
     root: Path
     on_change: Callable[[], None]
-    due: float | None = None  # when it is to be started
+    due: float | None = None  # time of its next start
     run: Run | None = None
     starts: int = 0
     restarts: int = 0  # since the job's last start
@@ -96,17 +96,17 @@ class Replica:
 
     @property
     def name(self) -> str:
-        """Return its name in logs and errors."""
+        """Return the replica's name in logs and errors."""
         return f"{self.pool.name}-{self.index}"
 
     @property
     def is_chief(self) -> bool:
-        """Return whether the job ends with it."""
+        """Return whether the job ends with the replica."""
         return self.pool.number == 0
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing runs here."""
+        """Return whether the replica has no running container."""
         return self.run is None or self.run.is_over
 
     @property
@@ -115,7 +115,7 @@ class Replica:
         return getattr(self.pool.spec, self.pool.spec.WhichOneof("task"))
 
     def start(self, world: World, job: Job) -> None:
-        """Start the container on an empty disk. It dies with the calling thread."""
+        """Start the container, which dies with the calling thread, on an empty disk."""
         self.starts += 1
         run = Run(self.root / f"{self.name}-{self.starts}", self.on_change)
         run.disk.mkdir(parents=True)
@@ -142,18 +142,18 @@ class Replica:
             self.run.running.terminate()
 
     def kill(self) -> None:
-        """Kill all that runs here."""
+        """Kill all processes of the replica."""
         if self.run is not None:
             self.run.kill()
 
     def pids(self) -> list[int]:
-        """Return the processes that run here, the container's first one first."""
+        """Return the process numbers of the replica, the container's first process first."""
         if self.is_over or self.run is None or self.run.running is None:
             return []
         return _descendants(self.run.running.process.pid)
 
     def told(self) -> dict[str, Any]:
-        """Return all of it, for the handle."""
+        """Return all fields of the replica, for the handle."""
         state = "waiting" if self.run is None or self.due is not None else "exited" if self.run.is_over else "running"
         return {
             "name": self.name,
@@ -171,7 +171,7 @@ class Replica:
     def _argv(self, world: World, run: Run) -> list[str]:
         task = self.task
         if self.pool.spec.WhichOneof("task") == "container_spec":
-            # Without a command the image's own entry point would run, and there is no image.
+            # Without a command the image's own entry point would run, but the stand-in has no image.
             return [*task.command, *task.args] or ["true"]
         folder = run.disk / ".packages"
         folder.mkdir()
@@ -179,7 +179,7 @@ class Replica:
         for uri in task.package_uris:
             bucket, _, name = uri.removeprefix("gs://").partition("/")
             data = None
-            with contextlib.suppress(GoogleError):  # there is no such bucket
+            with contextlib.suppress(GoogleError):  # the bucket does not exist
                 data = world.storage.read(bucket, name)
             if data is None:
                 missing.append(uri)

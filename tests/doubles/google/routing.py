@@ -1,4 +1,4 @@
-"""A REST request's shape, and what answers it."""
+"""The pattern of a REST request, and its function."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ JSON = dict[str, Any]
 
 @dataclass
 class Version:
-    """A version; `data` is None once it is destroyed."""
+    """A version; `data` is None after its destruction."""
 
     data: bytes | None
     created: float
@@ -40,7 +40,7 @@ class Version:
 
     @property
     def state(self) -> str:
-        """Return the API's word for it."""
+        """Return the version's state in the API's words."""
         return "DESTROYED" if self.data is None else "ENABLED" if self.is_enabled else "DISABLED"
 
 
@@ -56,19 +56,19 @@ class Secret:
 
 
 class Secrets:
-    """The project's secrets. Names in answers have the project's number, whatever the request had."""
+    """The project's secrets. Names in answers always have the project's number."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock, self._lock = clock, threading.RLock()
         self._secrets: dict[str, Secret] = {}
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all secrets."""
         with self._lock:
             self._secrets.clear()
 
     def value(self, name: str) -> str | None:
-        """Return the last version's data, None where there is none."""
+        """Return the last version's data, or None."""
         found = self._secrets.get(name)
         data = found.versions[-1].data if found is not None and found.versions else None
         return None if data is None else data.decode(errors="replace")
@@ -107,11 +107,11 @@ class Secrets:
             return _secret(self._secrets[name])
 
     def get(self, name: str) -> JSON:
-        """Return what is told of a secret."""
+        """Return a secret's description."""
         return _secret(self._found(name))
 
     def delete(self, name: str) -> JSON:
-        """Remove a secret with all its versions, for good."""
+        """Remove a secret with all its versions permanently."""
         with self._lock:
             self._found(name)
             del self._secrets[name]
@@ -147,7 +147,7 @@ class Secrets:
         return {**told, **({"clientSpecifiedPayloadChecksum": True} if checksum is not None else {})}
 
     def version(self, name: str, version: str) -> JSON:
-        """Return what is told of a version."""
+        """Return a version's description."""
         secret, number = self._found_version(name, version)
         return _version(secret, number)
 
@@ -175,7 +175,7 @@ class Secrets:
             return _version(secret, number)
 
     def _living(self) -> dict[str, Secret]:
-        """Return the secrets that have not expired, and forget the others."""
+        """Return the secrets that have not expired, and forget the expired secrets."""
         with self._lock:
             now = self._clock()
             for name in [name for name, one in self._secrets.items() if one.expires is not None and one.expires <= now]:

@@ -1,4 +1,4 @@
-"""What a test may set about the stand-in's Google: how long things take, what there is, and who may what."""
+"""The settings of the stand-in's Google that a test may change: durations, resources, and permissions."""
 
 from __future__ import annotations
 
@@ -20,60 +20,60 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class Settings(LogSettings, StorageSettings, BillingSettings):
-    """Times in seconds of real time. Those of logs (log_*), storage (storage_*) and prices (sku_*) are inherited."""
+    """Times in seconds of real time. Settings of logs (log_*), storage (storage_*) and prices (sku_*) are inherited."""
 
     execute: bool = True
-    """Whether replicas run; else a job stays as it is created for begin() and end() of the handle."""
+    """Whether replicas run; else a job keeps its first state until begin() and end() of the handle."""
     queued_s: float = 0.0
     """In JOB_STATE_QUEUED, which is skipped at 0."""
     queued: bool = False
-    """Whether new jobs stay in JOB_STATE_QUEUED until this is false again, as without quota."""
+    """Whether new jobs stay in JOB_STATE_QUEUED until the setting is false again, as without quota."""
     pending_s: float = 0.0
     """From JOB_STATE_PENDING to the first replica's start."""
     pending: bool = False
-    """Whether no machines are found: jobs stay in JOB_STATE_PENDING until this is false again or they expire."""
+    """Whether jobs find no machines: they stay in JOB_STATE_PENDING until the setting is false or they expire."""
     stagger_s: float = 0.0
-    """From one replica's start to the next one's; FLEX_START has all at once."""
+    """From a replica's start to the next replica's; FLEX_START starts all at once."""
     restart_s: float = 0.0
     """From the end of a replica to its next start."""
     restart_state: str = "JOB_STATE_PENDING"
-    """What the state is while the whole job is restarted. Google states none."""
+    """The state while the whole job restarts. Google documents no state."""
     stockout: bool = False
-    """Whether jobs fail in JOB_STATE_PENDING for want of machines, with code 8."""
+    """Whether jobs fail in JOB_STATE_PENDING for lack of machines, with code 8."""
     quotas: dict[str, int] = field(default_factory=dict)
-    """Limits by metric, as of custom_model_training_nvidia_a100_gpus; what is not named has none."""
+    """Limits by metric, as of custom_model_training_nvidia_a100_gpus; other metrics have no limit."""
     worker_restarts: int = 5
     job_restarts: int = 3
     """Both from Google's "Understand the custom training service"."""
     cancel_grace_s: float = 30.0
-    """From SIGTERM to SIGKILL, after a cancel and at the timeout. Assumed: Kubernetes' default; Google states none."""
+    """From SIGTERM to SIGKILL, after a cancel or the timeout. Assumed: Kubernetes' default; Google states none."""
     end_grace_s: float = 2.0
-    """The same, for the other replicas once the first has ended or one has failed."""
+    """The same, for the remaining replicas after the first has ended or any has failed."""
     preempt_grace_s: float = 0.0
     """The same, at a preemption; 0: killed without a warning."""
     cancelling_s: float = 0.0
     """From the end of the replicas to JOB_STATE_CANCELLED."""
     timeout_state: str = "JOB_STATE_CANCELLED"
-    """What a job becomes at scheduling.timeout. Assumed, after tensorflow/tfx issue 6223: "it gets cancelled"."""
+    """The job's state after scheduling.timeout. Assumed, after tensorflow/tfx issue 6223: "it gets cancelled"."""
     gcs: bool = True
-    """Whether replicas have /gcs/BUCKET: the objects as they were at the start, which cannot be written. Google's can,
-    and shows what is there now."""
+    """Whether replicas have /gcs/BUCKET: the objects at the start, read-only. Google's mount is writable
+    and shows the present objects."""
     single_cluster_spec: str = "full"
-    """CLUSTER_SPEC of a job of one replica: as of any ("full"), "" ("empty"), or not set ("missing")."""
+    """CLUSTER_SPEC of a job of one replica: as for more ("full"), "" ("empty"), or not set ("missing")."""
     token_s: float = 3600.0
-    """How long a token lasts."""
+    """Lifetime of a token."""
     refresh_revoked: bool = False
     """Whether the user's refresh token has been revoked."""
     denied: tuple[str, ...] = ()
-    """Operations that the user may not do (403), as of "jobs.create" or "storage.*"."""
+    """Operations that are forbidden to the user (403), for example "jobs.create" or "storage.*"."""
     job_denied: tuple[str, ...] = ()
-    """The same, for the account that jobs run as."""
+    """The same, for the jobs' account."""
     page_size: int = 100
-    """Of the list of jobs, where the request names none."""
+    """Default size of a page of the list of jobs."""
 
 
 def checked(values: dict[str, Any]) -> dict[str, Any]:
-    """Return them. Raises ValueError for an unknown one, or a word that is none of the choices."""
+    """Return the values. Raises ValueError for an unknown setting or choice."""
     known = {field.name for field in fields(Settings)}
     unknown = set(values) - known
     if unknown:

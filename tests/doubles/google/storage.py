@@ -1,5 +1,7 @@
-"""storage.googleapis.com, the JSON API. A store of our own: gcp-storage-emulator 2026.7 reads every object into memory,
-ignores ifGenerationMatch, and does not take up an upload that broke off."""
+"""storage.googleapis.com, the JSON API, with its own store in place of gcp-storage-emulator (2026.7).
+
+The emulator reads every object into memory, ignores ifGenerationMatch, and cannot continue an upload that broke off.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ MAX_RESULTS = 1000
 _OBJECT = r"/storage/v1/b/(?P<bucket>[^/]+)/o/(?P<name>[^/]+)"
 _UPLOAD = r"(?:/resumable)?/upload/storage/v1/b/(?P<bucket>[^/]+)/o"
 
-OPERATIONS = [  # name, method, pattern of the path as it came, still quoted
+OPERATIONS = [  # name, method, pattern of the path as received, still quoted
     ("storage.buckets", "GET", r"/storage/v1/b"),
     ("storage.bucket_insert", "POST", r"/storage/v1/b"),
     ("storage.bucket", "GET", r"/storage/v1/b/(?P<bucket>[^/]+)"),
@@ -41,7 +43,7 @@ OPERATIONS = [  # name, method, pattern of the path as it came, still quoted
 ]
 _LIST_KEYS = {"prefix", "delimiter", "pageToken", "maxResults", "startOffset", "endOffset", "includeTrailingDelimiter"}
 _LIST_KEYS |= {"projection", "fields", "alt", "prettyPrint", "userProject", "key", "quotaUser", "versions"}
-_CONDITIONS = {  # of the query, or as a header such as x-goog-if-generation-match
+_CONDITIONS = {  # in the query, or as a header, for example x-goog-if-generation-match
     "ifGenerationMatch": ("generation", True),
     "ifGenerationNotMatch": ("generation", False),
     "ifMetagenerationMatch": ("metageneration", True),
@@ -51,18 +53,18 @@ _CONDITIONS = {  # of the query, or as a header such as x-goog-if-generation-mat
 
 @dataclass(frozen=True)
 class StorageSettings:
-    """What a test may set about Cloud Storage."""
+    """The settings of Cloud Storage that a test may change."""
 
     storage_page_size: int = MAX_RESULTS
-    """How many objects a list's page has at the most, whatever maxResults asks for."""
+    """Maximum objects of a list's page, even for larger maxResults."""
     denied: tuple[str, ...] = ()
     job_denied: tuple[str, ...] = ()
-    """Of them only storage.delete counts here: who may not delete may not replace what is there either."""
+    """Only storage.delete matters: a caller without this right may not replace objects either."""
 
 
 @dataclass
 class FileAnswer(Answer):
-    """An answer whose body is read from a file while it is sent."""
+    """An answer that reads its body from a file during sending."""
 
     pieces: Contents | tuple[bytes, ...] = ()
 
@@ -82,7 +84,7 @@ class Storage:
         self._settings = settings
 
     def clear(self) -> None:
-        """Forget everything but the tests' bucket, which is empty then."""
+        """Forget all buckets except the tests' bucket, and empty the tests' bucket."""
         self._sessions.clear()
         self.objects.clear()
 
@@ -93,7 +95,7 @@ class Storage:
         self.objects.commit(bucket, name, spool, {}, lambda old: None)
 
     def read(self, bucket: str, name: str) -> bytes | None:
-        """Return an object's content, None where there is none."""
+        """Return an object's content, or None."""
         with self.objects.lock:
             found = self.objects.find(bucket, name)
             return None if found is None else found.file.read_bytes()
@@ -107,15 +109,15 @@ class Storage:
         self.objects.remove(bucket, name, lambda old: None)
 
     def add_bucket(self, name: str, location: str = "US-CENTRAL1", project: str = PROJECT) -> None:
-        """Make a bucket; one of another project's answers 403 to everything."""
+        """Make a bucket; a bucket of another project answers 403 to every request."""
         self.objects.add_bucket(Bucket(name, project, location.upper()))
 
     def break_next_chunk(self, kept_bytes: int) -> None:
-        """Let the next request of a resumable upload keep only so many bytes, in whole 256 KiB, and answer 503."""
+        """Let the next request of a resumable upload keep only `kept_bytes`, in whole 256 KiB, and answer 503."""
         self._sessions.break_next(kept_bytes)
 
     def operation(self, request: Request) -> str | None:
-        """Return the name of what is asked, None of what is not served."""
+        """Return the name of the requested operation, None for an unserved request."""
         found = _matched(request)
         return None if found is None else found[0]
 
@@ -130,7 +132,7 @@ class Storage:
         except BadJson as error:
             return error_answer(GoogleError("INVALID_ARGUMENT", f"Parse Error: {error}"), "storage")
         except GoogleError as error:
-            if operation == "storage.download" and error.status in (404, 412):  # media has no JSON about it
+            if operation == "storage.download" and error.status in (404, 412):  # media errors have no JSON
                 return Answer(error.status, {"Content-Type": "text/html; charset=UTF-8"}, error.message.encode())
             return error_answer(error, "storage")
         return answer
@@ -197,10 +199,10 @@ class Storage:
         return json_answer(told)
 
     def _listed(self, bucket: str, query: dict[str, str]) -> Iterator[tuple[str, Object | None]]:
-        """Yield names with their objects, and prefixes with None, in their order after the page's token."""
+        """Yield names with their objects, and prefixes with None, in order after the page's token."""
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         after = base64.urlsafe_b64decode(query["pageToken"]).decode() if query.get("pageToken") else None
-        is_both = query.get("includeTrailingDelimiter", "").lower() == "true"  # the folder, and an object of its name
+        is_both = query.get("includeTrailingDelimiter", "").lower() == "true"  # the folder, and an object with its name
         folder = None
         for name, found in sorted(self.objects.objects(bucket).items()):
             if not name.startswith(prefix) or name < query.get("startOffset", ""):
@@ -220,7 +222,7 @@ class Storage:
             return Answer(304) if found is None else json_answer(resource(found), headers={"ETag": etag_of(found)})
 
     def _found(self, request: Request, bucket: str, name: str) -> Object | None:
-        """Return the object, None where it is the one that the client has. Raises GoogleError."""
+        """Return the object, or None if the client's copy is current. Raises GoogleError."""
         found = self.objects.find(bucket, name)
         if found is None or request.query.get("generation") not in (None, str(found.generation)):
             raise missing(bucket, name)
@@ -315,7 +317,7 @@ class Storage:
         return Answer(499)
 
     def _replacing(self, request: Request) -> Check:
-        """Return the request's preconditions, and the right to replace what is there."""
+        """Return a check of the request's preconditions and of the right to replace an existing object."""
         conditions, settings = _check(request), self._settings()
         denied = settings.job_denied if request.is_from_container else settings.denied
 
@@ -371,7 +373,7 @@ def _holds(field: str, is_equal: bool, wanted: str | None) -> Check:
 
 
 def _bounds(text: str, size: int) -> tuple[int, int] | None:
-    """Return the range's start and its end, which is not within; None for no range, or one to be ignored."""
+    """Return the range's start and its exclusive end; None without a range, and for a range to ignore."""
     found = re.fullmatch(r"bytes=(\d*)-(\d*)", text.strip())
     if found is None or not (found[1] or found[2]):
         return None
@@ -383,7 +385,7 @@ def _bounds(text: str, size: int) -> tuple[int, int] | None:
 
 
 def _sums(request: Request) -> dict[str, str]:
-    """Return the checksums that headers tell."""
+    """Return the checksums in the headers."""
     kinds = {"crc32c": "crc32c", "md5": "md5Hash"}
     pairs = [part.strip().partition("=") for part in request.headers.get("x-goog-hash", "").split(",")]
     told = {kinds[kind]: value for kind, _, value in pairs if kind in kinds}

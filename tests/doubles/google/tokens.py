@@ -1,4 +1,4 @@
-"""Bearer tokens: those given out here, and JSON Web Tokens that clients sign themselves with their account's key."""
+"""Bearer tokens: tokens issued by the stand-in, and JSON Web Tokens signed by clients with their account's key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from doubles.google.names import PROJECT, SERVICE_ACCOUNT
 __all__ = ["REFRESH_TOKEN", "TOKEN_URI", "Tokens"]
 
 TOKEN_URI = "https://oauth2.googleapis.com/token"
-KEY_BITS = 1024  # half of Google's: every client verifies its key, which takes 80 ms at 2048
+KEY_BITS = 1024  # half of Google's: every client verifies its key; verification takes 80 ms at 2048
 KEY_ID = "5ca1ab1e" * 5
 REFRESH_TOKEN = "1//refresh-token"
 CLIENT = {"client_id": "cloudtrain-tests.apps.googleusercontent.com", "client_secret": "client-secret"}
@@ -31,7 +31,7 @@ PREFIX = "ya29."
 
 
 class Tokens:
-    """Gives tokens out, verifies them, and can expire all that were seen so far."""
+    """Issues and verifies tokens, and can expire all tokens seen until now."""
 
     def __init__(self) -> None:
         self._secret = os.urandom(32)
@@ -59,7 +59,7 @@ class Tokens:
         }
 
     def user_file(self) -> dict[str, str]:
-        """Return a user's application default credentials, as gcloud's login writes them."""
+        """Return a user's application default credentials, in the format of gcloud's login."""
         return {"type": "authorized_user", **CLIENT, "refresh_token": REFRESH_TOKEN, "quota_project_id": PROJECT}
 
     def issue(self, email: str, lasts_s: float) -> str:
@@ -71,15 +71,15 @@ class Tokens:
         return f"{PREFIX}{text}.{self._signature(text)}"
 
     def expire(self) -> None:
-        """Let no token hold that was given out or used so far."""
+        """Expire all tokens that were issued or used until now."""
         with self._lock:
             self._expired_to = self.last
             self._expired |= self._seen
-        # A token that a client signs within the same second as the last is that very token again.
+        # A token that a client signs within the same second equals the last token.
         time.sleep(1.01 - time.time() % 1.0)
 
     def check(self, authorization: str, service: str) -> str:
-        """Return whose token this is. Raises GoogleError unless it holds."""
+        """Return the account of the token. Raises GoogleError unless the token is valid."""
         kind, _, token = authorization.partition(" ")
         token = token.strip()
         if kind.lower() != "bearer" or not token:
@@ -92,7 +92,7 @@ class Tokens:
         return self._check_own(token) if token.startswith(PREFIX) else self._check_signed(token, service)
 
     def verified(self, token: str) -> dict[str, Any]:
-        """Return what a token says that the account's key has signed. Raises ValueError unless it holds."""
+        """Return the claims of a token signed with the account's key. Raises ValueError unless the token is valid."""
         text, _, signature = token.rpartition(".")
         try:
             raw = _unpacked(signature)

@@ -1,4 +1,4 @@
-"""Uploads as Cloud Storage takes them: in one request (media, multipart), or a session of many (resumable)."""
+"""Uploads to Cloud Storage: in one request (media, multipart), or a session of several requests (resumable)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from doubles.google.objects import Check, Object, Objects, Spool
 
 __all__ = ["CHUNK_BYTES", "Sessions", "multipart"]
 
-CHUNK_BYTES = 256 * 1024  # a chunk that is not the last is a multiple of it; docs resumable uploads
+CHUNK_BYTES = 256 * 1024  # size unit of all chunks except the last; docs resumable uploads
 _RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 
 
 @dataclass
 class Session:
-    """An upload that is under way, or has ended in `made`."""
+    """An upload that is running, or has ended in `made`."""
 
     bucket: str
     name: str
@@ -40,17 +40,17 @@ class Sessions:
         self.clear()
 
     def clear(self) -> None:
-        """Forget them all."""
+        """Forget all uploads."""
         with self._lock:
             self._sessions: dict[str, Session] = {}
             self._break_after: int | None = None
 
     def break_next(self, kept_bytes: int) -> None:
-        """Let the next request with data keep only so many bytes of it, in whole 256 KiB, and be answered with 503."""
+        """Let the next request with data keep only `kept_bytes`, in whole 256 KiB, and be answered with 503."""
         self._break_after = kept_bytes
 
     def start(self, bucket: str, name: str, told: Mapping[str, Any], check: Check) -> str:
-        """Return a new session's id. Raises GoogleError where the preconditions do not even hold now."""
+        """Return a new session's id. Raises GoogleError if the preconditions do not hold at the start."""
         check(self._objects.find(bucket, name))
         identity = f"AB{uuid.uuid4().hex}"
         with self._lock:
@@ -58,16 +58,16 @@ class Sessions:
         return identity
 
     def cancel(self, identity: str) -> None:
-        """Forget one. Raises GoogleError where it is unknown."""
+        """Forget an upload. Raises GoogleError for an unknown upload."""
         with self._lock:
             session = self._session(identity)
             session.spool.path.unlink(missing_ok=True)
             del self._sessions[identity]
 
     def put(self, identity: str, content_range: str | None, data: bytes, checksums: Mapping[str, str]) -> Object | int:
-        """Return the object where it is whole, else how many bytes are kept. Raises GoogleError.
+        """Return the object if it is complete, else the number of bytes kept. Raises GoogleError.
 
-        Bytes that are there already are passed over, so that a chunk may be sent again.
+        Bytes that are already kept are skipped: a client may send a chunk again.
         """
         with self._lock:
             session = self._session(identity)
@@ -96,7 +96,7 @@ class Sessions:
 
     def _keep(self, session: Session, start: int, total: int | None, data: bytes) -> None:
         kept = session.spool.size
-        if start > kept:  # assumed to be 400; Google's pages only say that it fails
+        if start > kept:  # assumed to be 400; Google documents only a failure
             raise GoogleError("INVALID_ARGUMENT", f"Invalid request. Bytes {kept}-{start - 1} are missing.")
         if (total is None or start + len(data) < total) and len(data) % CHUNK_BYTES:
             message = f"Invalid request. There were {len(data)} byte(s) in the request body, which is not a multiple of"
@@ -138,7 +138,7 @@ def _part(raw: bytes) -> tuple[bytes, bytes]:
 
 
 def _place(content_range: str | None, size: int) -> tuple[int | None, int | None]:
-    """Return where the body's bytes begin (None: there are none) and how many there are to be (None: not known yet)."""
+    """Return the position of the body's bytes (None: no bytes) and the total size (None: not known yet)."""
     if content_range is None:
         return 0, size
     found = _RANGE.fullmatch(content_range.strip())

@@ -1,4 +1,4 @@
-"""All that the stand-in holds: settings, faults, the journal of calls, tokens, jobs, and the services' own."""
+"""The state of the stand-in: settings, faults, the journal of calls, tokens, jobs, and the services' state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIRST_ID = 10**18  # job ids have up to 19 digits
 
 
 class World:
-    """The project; one a server."""
+    """The project; each server has one project."""
 
     def __init__(self, state: Path, switch: Switch | None, ca: Path) -> None:
         self.state, self.switch, self.ca = state, switch, ca
@@ -44,7 +44,7 @@ class World:
         self.secrets = Secrets()
         self.cut_streams: Callable[[], None] = lambda: None
         self._timers: list[threading.Timer] = []
-        self._ids = random.SystemRandom()  # an id is not given twice, whatever is forgotten in between
+        self._ids = random.SystemRandom()  # ids are never repeated, even after a reset
         self._clear()
 
     def _clear(self) -> None:
@@ -62,7 +62,7 @@ class World:
             service.clear()
 
     def set(self, values: dict[str, Any]) -> None:
-        """Change settings. Raises ValueError for an unknown one."""
+        """Change settings. Raises ValueError for an unknown setting."""
         self.settings = replace(self.settings, **checked(values))
         with self.lock:
             jobs = list(self.jobs.values())
@@ -70,14 +70,14 @@ class World:
             job.wake()
 
     def later(self, delay_s: float, act: Callable[[], Any]) -> None:
-        """Do it then, unless all has been forgotten."""
+        """Call `act` after the delay, unless the world is reset."""
         timer = threading.Timer(delay_s, act)
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
 
     def add(self, region: str, asked: Any) -> Job:
-        """Keep a new job."""
+        """Store a new job."""
         with self.lock:
             identity = str(self._ids.randrange(FIRST_ID, 9 * FIRST_ID))
             job = Job(identity, region, asked, time.time(), next(self._numbers))
@@ -87,7 +87,7 @@ class World:
             return job
 
     def find(self, name: str) -> Job:
-        """Return the job of this id, resource name or display name, the newest of several. Raises KeyError."""
+        """Return the job with the id, resource name or display name, the newest of several. Raises KeyError."""
         with self.lock:
             for job in reversed(self.jobs.values()):
                 if name in (job.id, job.name, job.asked.display_name):
@@ -95,7 +95,7 @@ class World:
         raise KeyError(f"no job {name}")
 
     def set_persistent(self, name: str, told: dict[str, Any] | None) -> None:
-        """Make a persistent resource, or remove one."""
+        """Make or remove a persistent resource."""
         if told is None:
             self.persistent.pop(name, None)
             return
@@ -104,7 +104,7 @@ class World:
         self.persistent[name] = json_format.ParseDict({"name": full, "state": "RUNNING", **told}, made)
 
     def reset(self) -> None:
-        """Kill whatever runs and forget everything."""
+        """Kill all jobs and forget all state."""
         with self.lock:
             jobs = list(self.jobs.values())
         for job in jobs:
@@ -122,7 +122,7 @@ class World:
             return [job for job in self.jobs.values() if job.state not in ENDS]
 
     def close(self) -> None:
-        """Kill whatever runs and remove the folder."""
+        """Kill all jobs and remove the folder."""
         self.reset()
         if self.switch is not None:
             self.switch.close()

@@ -1,5 +1,5 @@
-"""Real OpenSSH servers on hosts of their own, for the tests of what runs over ssh.
+"""Real OpenSSH servers on separate hosts, for the tests of code that runs over ssh.
 
-A host has network, name, processes, mounts, home, /tmp, /dev/shm and a small /data of its own; its power and its line
-can be cut. `cluster.Cluster` starts some, `host.Host` is one; below them all is one process, `keeper`.
+Each host has its own network, name, processes, mounts, home folders, /tmp, /dev/shm and a small /data. Tests can cut
+its power and its line. `cluster.Cluster` starts hosts, `host.Host` is one; all run below the process `keeper`.
 """

@@ -1,4 +1,4 @@
-"""The client's folder: a key, the hosts' keys, configurations for `ssh`, and an `ssh` that starts in their network."""
+"""The client's folder: a key, the hosts' keys, `ssh` configurations, and an `ssh` that starts in the hosts' network."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 __all__ = ["make_key", "make_wrappers", "write_config", "write_known_hosts"]
 
 WRAPPED = ("ssh", "scp", "sftp", "ssh-keyscan")  # rsync and git take the first `ssh` of the PATH
-# Nothing of the machine's user counts: no other key, no agent, no other list of known hosts. The key exchange is that
-# of before OpenSSH 9, whose (sntrup761) takes 0.15 s of processor time at each end, and here all ends are one machine.
+# The settings of the machine's user have no effect: no other key, no agent, no other list of known hosts. The newer key
+# exchange of OpenSSH 9 (sntrup761) takes 0.15 s of processor time at each end, and both ends are this machine.
 HOST = """\
 Host {alias}
     HostName {address}
@@ -33,18 +33,18 @@ Host *
 
 
 def make_key(path: Path) -> subprocess.Popen[bytes]:
-    """Start making a key without a passphrase, the public half beside it; it is there when the process has ended."""
+    """Start making a key without a passphrase, next to its public half; both files exist when the process has ended."""
     return subprocess.Popen(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", path.parent.name, "-f", path])
 
 
 def write_known_hosts(folder: Path, keys: Mapping[tuple[str, str], str]) -> None:
-    """Write down the hosts' public keys, by name and address."""
+    """Write the hosts' public keys, by name and address, to the file of known hosts."""
     lines = [f"{name},{address} {' '.join(key.split()[:2])}\n" for (name, address), key in keys.items()]
     (folder / "known_hosts").write_text("".join(lines))
 
 
 def write_config(folder: Path, file: str, hosts: Mapping[str, str], *, bastion: str | None = None) -> Path:
-    """Write a configuration for `ssh -F`; behind a bastion, hosts have names which only that can look up."""
+    """Write a configuration for `ssh -F`; only a bastion can look up the names of the hosts behind the bastion."""
     text = ""
     for alias, address in hosts.items():
         is_behind = bastion not in (None, alias)
@@ -56,7 +56,7 @@ def write_config(folder: Path, file: str, hosts: Mapping[str, str], *, bastion: 
 
 
 def make_wrappers(folder: Path, inside: list[str]) -> str:
-    """Make programs that begin with the words `inside`; return a PATH that has them first."""
+    """Write programs that begin with the words `inside`; return a PATH with these programs first."""
     folder.mkdir()
     for name in WRAPPED:
         real = shutil.which(name)

@@ -1,4 +1,4 @@
-"""A cluster of real OpenSSH hosts on this machine, from a test's side: started, reached, reset and taken away."""
+"""A cluster of real OpenSSH hosts on this machine, from a test's side: start, reach, reset and remove hosts."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "missing"]
 
-NETWORK = "10.214.0"  # each cluster's own: all may have the same
+NETWORK = "10.214.0"  # each cluster has its own network: all clusters may use the same addresses
 FIRST_HOST, HOSTS_MAX = 10, 200
-# The same address has the same hardware address at every boot: who has talked to the host before finds it again.
+# An address keeps its hardware address at every boot: peers from before the boot find the host again.
 HARDWARE = "02:00:0a:d6:00"
 STOP_S = 30.0
 NEEDS = {"sshd": "openssh-server", "ssh": "openssh-client", "ip": "iproute2", "nsenter": "util-linux"}
 
 
 class Cluster:
-    """Hosts on a network of their own, below one process which dies with the thread that has started them."""
+    """Hosts on a private network, below a process that dies with the thread that started the hosts."""
 
     def __init__(self, root: Path, process: subprocess.Popen[str], names: Mapping[str, str]) -> None:
         self.root = root
         self.hosts = [Host(self.ask, number, root / name, to) for number, (name, to) in enumerate(names.items())]
-        self.client = Port(self.ask, "vc")  # the line of whoever runs `ssh`
+        self.client = Port(self.ask, "vc")  # the network line of the machine that runs `ssh`
         self.client_folder = root / "client"
-        self.inside = ["nsenter", f"--net=/proc/{process.pid}/ns/net", "--"]  # begins a command in the client's place
+        self.inside = ["nsenter", f"--net=/proc/{process.pid}/ns/net", "--"]  # begins a command in the client's network
         self.ssh_config = client.write_config(self.client_folder, "ssh_config", names)
         self._names, self._process, self._lock = names, process, threading.Lock()
         self._path = client.make_wrappers(self.client_folder / "bin", self.inside)
@@ -50,9 +50,9 @@ class Cluster:
     def start(
         count: int, root: Path, *, shm_mib: int = 2048, data_mib: int = 64, is_home_shared: bool = False
     ) -> Cluster:
-        """Return so many hosts, h0, h1 and so on, all of whose sshd listen; `root` is made, and removed by `stop`.
+        """Start hosts h0, h1 and onward, and return when all sshd listen; `root` is made here and removed by `stop`.
 
-        Raises RuntimeError where a host does not start, with what it said. See `missing` for what it needs.
+        Raises RuntimeError with a host's output if the host does not start. See `missing` for the requirements.
         """
         assert 0 < count <= HOSTS_MAX
         names = {f"h{number}": f"{NETWORK}.{FIRST_HOST + number}" for number in range(count)}
@@ -69,19 +69,19 @@ class Cluster:
 
     @property
     def environ(self) -> dict[str, str]:
-        """Return what a client's process needs: programs that reach the hosts come first in its PATH.
+        """Return the variables of a client's process: its PATH begins with the programs that reach the hosts.
 
-        And what a config may name: `ssh_config: ${SSH_CONFIG}`, `python: ${SSH_PYTHON}`.
+        Further variables are for a config: `ssh_config: ${SSH_CONFIG}`, `python: ${SSH_PYTHON}`.
         """
         return {"PATH": self._path, "SSH_CONFIG": str(self.ssh_config), "SSH_PYTHON": sys.executable}
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let this very process reach the hosts, by the `ssh` that it finds."""
+        """Let the calling process reach the hosts, by the `ssh` in its PATH."""
         for name, value in self.environ.items():
             monkeypatch.setenv(name, value)
 
     def jump_config(self, bastion: str = "h0") -> Path:
-        """Return a configuration by which all other hosts are reached through one, and through it alone."""
+        """Return a configuration for `ssh` that reaches all other hosts only through the bastion."""
         return client.write_config(self.client_folder, "ssh_config_jump", self._names, bastion=bastion)
 
     def ssh(self, host: str, command: str, *more: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
@@ -93,19 +93,19 @@ class Cluster:
         )
 
     def boot(self) -> None:
-        """Start all hosts that are off, at once."""
+        """Start, at once, all hosts that are off."""
         pids = self.ask("boot", hosts=[host.number for host in self.hosts])["pids"]
         for host in self.hosts:
             host.pid = pids[str(host.number)]
 
     def power_off(self) -> None:
-        """Take the power of all hosts away, at once."""
+        """Cut the power of all hosts at once."""
         self.ask("power_off", hosts=[host.number for host in self.hosts])
         for host in self.hosts:
             host.pid = None
 
     def reset(self) -> None:
-        """Make all hosts new: nothing runs there, the disks are empty, the lines good; keys and names stay."""
+        """Make all hosts new: no processes, empty disks, good network lines; keys and names stay."""
         self.power_off()
         self.client.join()
         self.ask("renew")
@@ -115,7 +115,7 @@ class Cluster:
         self.boot()
 
     def stop(self) -> None:
-        """Take everything away, if it is still there."""
+        """Remove the cluster, unless it is removed already."""
         if self._process.stdin is None or self._process.stdin.closed:
             return
         assert self._process.stdout is not None
@@ -130,7 +130,7 @@ class Cluster:
         shutil.rmtree(self.root)
 
     def ask(self, what: str, **more: Any) -> dict[str, Any]:
-        """Let the keeper do something; return its answer. RuntimeError says what did not work."""
+        """Send the keeper a command and return the answer. Raises RuntimeError with the keeper's error."""
         assert self._process.stdin is not None
         with self._lock:
             self._process.stdin.write(json.dumps({"do": what, **more}) + "\n")
@@ -147,7 +147,7 @@ class Cluster:
 
 
 def missing() -> str | None:
-    """Return why there can be no hosts here, None if there can."""
+    """Return the reason why this machine cannot have hosts, or None if it can."""
     if os.geteuid() != 0:
         return "hosts in namespaces need root"
     lacking = [package for tool, package in NEEDS.items() if shutil.which(tool, path=SYSTEM_PATH) is None]

@@ -1,4 +1,4 @@
-"""What is on the hosts' disks and in their /etc before their first boot, written from the test's side."""
+"""The hosts' disks and /etc before their first boot, written from the test's side."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from doubles.sshhosts.machine import BIN, DISKS, SYSTEM_PATH
 
 __all__ = ["USERS", "empty", "lay_out", "make_etc", "prefixes", "write_etc"]
 
-# Who may log in, and where their homes are. Root's is not /root, which may hold the machine's Python.
+# Users that may log in, with their home folders. Root's is not /root, because /root may hold the machine's Python.
 USERS = {"root": (0, "/home/root"), "alice": (2001, "/home/alice"), "bob": (2002, "/home/bob")}
-SYSTEM_UIDS = 1000  # from here on users are people, and the machine's own people have no business on the hosts
+SYSTEM_UIDS = 1000  # smallest number of a person: the machine's own people are not users of the hosts
 OWN_FILES = ("hosts", "hostname", "machine-id")  # of /etc, differing between hosts
-# Debian's own, without PAM (which needs accounts of the machine) and with the port's address of this network.
+# Debian's defaults, without PAM (PAM needs accounts of the machine); the only listener is on this network.
 SSHD_CONFIG = f"""\
 Port 22
 AddressFamily inet
@@ -40,11 +40,11 @@ Subsystem sftp internal-sftp
 
 
 def make_etc(folder: Path) -> None:
-    """Make the /etc that all hosts share: the machine's by links, but for who the users are and what they look up."""
+    """Make the /etc that all hosts share: links to the machine's files, but own users, groups and name look-up."""
     (folder / "ssh").mkdir(parents=True)
     for name in (*OWN_FILES, "nothing"):
         (folder / name).touch()
-    (folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # nobody listens there: an answer at once
+    (folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # closed port: the look-up fails at once
     people = [f"{name}:x:{uid}:{uid}:{name}:{home}:/bin/bash\n" for name, (uid, home) in USERS.items()]
     groups = [f"{name}:x:{uid}:\n" for name, (uid, _) in USERS.items()]
     shadow = [f"{name}:*:19000:0:99999:7:::\n" for name in USERS]
@@ -59,7 +59,7 @@ def make_etc(folder: Path) -> None:
 
 
 def lay_out(folder: Path, home: Path | None = None) -> None:
-    """Make a host's folder and its disks, empty; with `home`, that folder is its /home, as one of NFS would be."""
+    """Make a host's folder with empty disks; `home` replaces the host's /home, as a shared NFS folder would."""
     folder.mkdir()
     if home is not None:
         home.mkdir(exist_ok=True)
@@ -70,7 +70,7 @@ def lay_out(folder: Path, home: Path | None = None) -> None:
 
 
 def write_etc(folder: Path, names: Mapping[str, str], authorized: str) -> None:
-    """Write a host's own part of /etc, but for its key: `names` are the hosts' to their addresses."""
+    """Write a host's own part of /etc, without its key: `names` maps the hosts' names to their addresses."""
     own = folder / "etc"
     (own / "hosts").write_text("".join(f"{to} {what}\n" for what, to in {"localhost": "127.0.0.1", **names}.items()))
     (own / "hostname").write_text(f"{folder.name}\n")
@@ -80,7 +80,7 @@ def write_etc(folder: Path, names: Mapping[str, str], authorized: str) -> None:
 
 
 def empty(folder: Path) -> None:
-    """Empty a host's disks, but for the folders that any machine has."""
+    """Empty a host's disks, but keep the folders that any machine has."""
     for disk in DISKS:
         for entry in os.scandir(folder / disk):
             shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else Path(entry.path).unlink()
@@ -97,7 +97,7 @@ def empty(folder: Path) -> None:
 
 
 def prefixes() -> tuple[str, ...]:
-    """Return the folders that this very Python needs, each but once, the outer ones first; none is below /usr."""
+    """Return the folders that the running Python needs, each once, outer ones first, without those below /usr."""
     real = Path(sys.executable).resolve().parents[1]
     found = sorted({sys.prefix, sys.base_prefix, str(real)})
     return tuple(path for path in found if not f"{path}/".startswith("/usr/"))

@@ -1,8 +1,8 @@
-"""The process below which all hosts of a cluster live: `python -S -m doubles.sshhosts.keeper`, driven by cluster.py.
+"""The parent process of all hosts of a cluster: `python -S -m doubles.sshhosts.keeper`, driven by cluster.py.
 
-It holds the network (a bridge, one port a host and one of the client) and the small disks, boots hosts and cuts their
-power. It reads a line of JSON from its input and answers with one; at the input's end, or when its parent dies, it ends
-and everything below ends with it.
+The keeper holds the network (a bridge, a port for each host and for the client) and the small disks, boots hosts and
+cuts their power. It reads a line of JSON from its input and answers with a line. The end of its input, or its parent's
+death, ends the keeper and all processes below.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAID_MAX = 2000
 
 
 class Keeper:
-    """The hosts that are there and the relays between them and the bridge."""
+    """The running hosts, and the relays between the hosts and the bridge."""
 
     def __init__(self, ask: dict[str, Any]) -> None:
         layout = machine.Layout(**ask["layout"])
@@ -40,13 +40,13 @@ class Keeper:
         namespaces.unshare(namespaces.CLONE_NEWNET | namespaces.CLONE_NEWNS)
         namespaces.mount(None, "/", None, namespaces.MS_REC | namespaces.MS_PRIVATE)
         self._mount_data()
-        # The client's address is on a port of its own, which can be cut; no other interface may answer for it.
+        # The client's address is on a separate port, which tests can cut; no other interface may answer for it.
         Path("/proc/sys/net/ipv4/conf/all/arp_ignore").write_text("1")
         for name in ("all", "default"):
             off = Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6")
             if off.exists():
                 off.write_text("1")
-        # An address of its own: else a bridge takes its least port's, and another with each host that ends.
+        # A fixed hardware address: a bridge's default is the least of its ports' addresses, and changes with the hosts.
         orders = f"link set lo up\nlink add {BRIDGE} address {ask['bridge_hardware']} type bridge\n"
         orders += f"link set {BRIDGE} up\n"
         orders += f"link add {CLIENT_PORT} type veth peer name eth0 address {ask['client_hardware']}\n"
@@ -55,7 +55,7 @@ class Keeper:
         self.ip({"orders": orders})
 
     def ip(self, ask: dict[str, Any]) -> dict[str, Any]:
-        """Follow orders as `ip -batch` takes them."""
+        """Run orders in the form of `ip -batch`."""
         env = {"PATH": machine.SYSTEM_PATH}
         done = subprocess.run(["ip", "-batch", "-"], input=ask["orders"], capture_output=True, text=True, env=env)
         if done.returncode:
@@ -95,7 +95,7 @@ class Keeper:
         for number in numbers:
             os.kill(self.pids[number], signal.SIGKILL)
         for number in numbers:
-            os.waitpid(self.pids.pop(number), 0)  # ends when everything in there has
+            os.waitpid(self.pids.pop(number), 0)  # returns when all processes of the host have ended
 
     def slow(self, ask: dict[str, Any]) -> dict[str, Any]:
         """Put a relay between a port and the bridge."""
@@ -114,7 +114,7 @@ class Keeper:
         return {}
 
     def straighten(self, ask: dict[str, Any]) -> dict[str, Any]:
-        """Take the relay of a port away, if it has one; the port is not on the bridge then."""
+        """Remove the relay of a port, if present; afterwards the port is not on the bridge."""
         port = ask["port"]
         pid = self.relays.pop(port, None)
         if pid is not None:
@@ -131,18 +131,18 @@ class Keeper:
         return {}
 
     def _mount_data(self) -> None:
-        for spec in self.specs:  # here and not in the host, so that it outlives the host's boots
+        for spec in self.specs:  # mounted by the keeper, so that the disk outlives the host's boots
             size = f"mode=1777,size={spec.layout.data_mib}m"
             namespaces.mount("tmpfs", f"{spec.folder}/data", "tmpfs", 0, size)
 
     def _fork(self, number: int) -> tuple[int, int]:
-        """Start the first process of a host; return where it speaks and where it listens."""
+        """Start the first process of a host; return the pipe that reports its state and the pipe that sends it on."""
         ready, go = os.pipe(), os.pipe()
         namespaces.unshare(namespaces.CLONE_NEWPID)
         pid = os.fork()
         if pid == 0:
             machine.become(self.specs[number], ready[1], go[0])
-        namespaces.setns(self._own_processes, namespaces.CLONE_NEWPID)  # else the next host would be in this one's
+        namespaces.setns(self._own_processes, namespaces.CLONE_NEWPID)  # leave this host's namespace
         os.close(ready[1])
         os.close(go[0])
         self.pids[number] = pid
@@ -154,7 +154,7 @@ class Keeper:
                 spec = self.specs[number]
                 said = Path(spec.folder, "console.log").read_text()[-SAID_MAX:]
                 for one in pipes:
-                    with contextlib.suppress(RuntimeError):  # it may have none yet
+                    with contextlib.suppress(RuntimeError):  # the host may have no link yet
                         self.ip({"orders": f"link del v{one}\n"})
                 self.kill(list(pipes))
                 raise RuntimeError(f"{spec.name} did not start: {said}")
@@ -182,7 +182,7 @@ def main() -> None:
             break
         ask = json.loads(line)
     if keeper is not None:
-        keeper.kill(list(keeper.pids))  # the network goes with us
+        keeper.kill(list(keeper.pids))  # the network ends with this process
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An interpreter for hosts that is real but for torchrun: a script runs in its place, without torch's seconds."""
+"""A real interpreter for hosts, but with a script in place of torchrun, which saves the seconds of torch's import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from doubles.sshhosts.host import Host
 __all__ = ["PATH", "install"]
 
 PATH = "/opt/light/bin/python"  # on each host
-# Python runs this at its start. One process a node is all that there is of the job: its only rank.
+# Python runs the file at its start. Each node has one process of the job, with the node's number as its rank.
 SITE = """\
 import sys
 if "cloudtrain.entrypoints.agent.elastic" in sys.orig_argv:
@@ -25,7 +25,7 @@ if "cloudtrain.entrypoints.agent.elastic" in sys.orig_argv:
 
 
 def install(host: Host, program: str | None = None) -> str:
-    """Make it on the host, with a `program` in place of torchrun (None: the code's train.py); return its path there."""
+    """Write the interpreter to the host, with `program` as torchrun (None: the code's train.py); return its path."""
     folder = host.folder / "opt/light"
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = folder / "lib" / version / "site-packages"
@@ -35,7 +35,7 @@ def install(host: Host, program: str | None = None) -> str:
     if not (folder / "bin/python").is_symlink():
         (folder / "bin/python").symlink_to(base)
     (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
-    (site / "torch").mkdir(exist_ok=True)  # which is looked for, and never imported
+    (site / "torch").mkdir(exist_ok=True)  # programs look for the folder, and never import the module
     (site / "torch/__init__.py").write_text("raise ImportError('a stand-in')\n")
     (site / "torch/version.py").write_text("__version__ = '2.13.0+cu128'\ncuda = '12.8'\n")
     (site / "torch-2.13.0.dist-info").mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""What a host sees and runs: the first process of one, from its birth to `init`. Runs in a child of the keeper.
+"""The first process of a host, in a child of the keeper, from the fork to `init`; builds the host's mounts.
 
-Its root is built anew: the machine's /usr and /etc, read-only, and beside them only what is the host's own. Nothing
-that it writes reaches the machine, except below its folder (home, /tmp, /var, /opt), which are its disks.
+The root is new: the machine's /usr and /etc, read-only, and the host's own folders. All files that the host writes stay
+below the host's folder (home, /tmp, /var, /opt), which holds the host's disks.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ DISKS = ("home", "tmp", "var", "opt")
 
 @dataclass(frozen=True)
 class Layout:
-    """What all hosts of a cluster have in common."""
+    """The properties that all hosts of a cluster share."""
 
     etc: str  # a folder for /etc
-    prefixes: tuple[str, ...]  # folders of Python's, which are where they are on the machine
+    prefixes: tuple[str, ...]  # Python's folders, at the same paths as on the machine
     hidden: tuple[str, ...]  # files of the prefixes that are empty on the hosts
     shm_mib: int
     data_mib: int
@@ -43,7 +43,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Spec:
-    """One host; its folder holds its disks and is where the keeper has mounted /data."""
+    """One host; its folder holds its disks, and the keeper has mounted /data below the folder."""
 
     name: str
     address: str  # with the network's width
@@ -52,9 +52,9 @@ class Spec:
 
 
 def become(spec: Spec, ready: int, go: int) -> None:
-    """Be the host: say when there is a network namespace, go on when it has `eth0`, say when sshd answers.
+    """Become the host: report a new network namespace, wait for its `eth0`, report that sshd answers.
 
-    Never returns: the process becomes one that only reaps orphans. What went wrong is in `console.log` of the folder.
+    Never returns: the process becomes an init that only reaps orphans. `console.log` of the folder has the errors.
     """
     try:
         birth.begin((ready, go), f"{spec.folder}/console.log")
@@ -62,7 +62,7 @@ def become(spec: Spec, ready: int, go: int) -> None:
         namespaces.unshare(kinds)
         os.setsid()
         os.write(ready, b"1")
-        if os.read(go, 1) != b"1":  # the keeper is gone, maybe before its death could be noticed
+        if os.read(go, 1) != b"1":  # the keeper is gone, maybe before PR_SET_PDEATHSIG was set
             os._exit(1)
         orders = f"link set lo up\naddr add {spec.address} dev eth0\nlink set eth0 up\n"
         subprocess.run(["ip", "-batch", "-"], input=orders.encode(), check=True, env={"PATH": SYSTEM_PATH})
@@ -70,7 +70,7 @@ def become(spec: Spec, ready: int, go: int) -> None:
         _build(spec)
         _start_sshd()
         os.write(ready, b"2")
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # survives the exec, and lets the kernel reap our children
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # stays ignored after exec: the kernel then reaps the children
         os.execv("/bin/sleep", ["init", "infinity"])
     except BaseException:
         os.write(2, traceback.format_exc().encode())
@@ -79,7 +79,7 @@ def become(spec: Spec, ready: int, go: int) -> None:
 
 
 def _build(spec: Spec) -> None:
-    """Mount the host's own root and go there."""
+    """Mount the host's own root and change to it."""
     root, layout = f"{spec.folder}/root", spec.layout
     mount("tmpfs", root, "tmpfs", 0, "mode=755,size=16m")
     for entry in os.scandir("/"):
@@ -109,10 +109,10 @@ def _build(spec: Spec) -> None:
 
 
 def _mount_kernels(spec: Spec, root: str) -> None:
-    """Mount what the kernel says of this host: its processes, devices and network, and the id of its boot."""
+    """Mount the kernel's view of the host: its processes, devices and network, and the id of its boot."""
     safe = namespaces.MS_NOSUID | namespaces.MS_NODEV | namespaces.MS_NOEXEC
     mount("proc", _made(f"{root}/proc"), "proc", safe)
-    boot = Path(spec.folder, "boot_id")  # the kernel's is the machine's, the same after each boot of ours
+    boot = Path(spec.folder, "boot_id")  # the kernel's file has the machine's id, which a host's boot does not change
     boot.write_text(f"{uuid.uuid4()}\n")
     bind(str(boot), f"{root}/proc/sys/kernel/random/boot_id", is_read_only=True)
     mount("sysfs", _made(f"{root}/sys"), "sysfs", safe)
@@ -125,7 +125,7 @@ def _mount_kernels(spec: Spec, root: str) -> None:
 
 
 def _place(source: str, target: str, *, is_read_only: bool = False) -> None:
-    """Bind source at target, which is made where it is missing."""
+    """Bind source at target; make a missing target."""
     if stat.S_ISDIR(Path(source).stat().st_mode):
         _made(target)
     bind(source, target, is_read_only=is_read_only)
@@ -137,7 +137,7 @@ def _made(folder: str) -> str:
 
 
 def _start_sshd() -> None:
-    """Start the server; it has written its process number when it listens."""
+    """Start the server and wait for its process-number file: the server listens when the file exists."""
     subprocess.run(SSHD, check=True, env={"PATH": SYSTEM_PATH})
     end = time.monotonic() + SSHD_S
     while not Path(SSHD_PID).exists():

@@ -1,6 +1,6 @@
 """A bad line: passes Ethernet frames between two interfaces late, at a limited rate, or not at all.
 
-Kernels without sch_netem need it. It is a child of the keeper, and as fast as Python is: some 20,000 frames a second.
+Needed for kernels without sch_netem. A child of the keeper, as fast as Python is: some 20,000 frames a second.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["Quality", "become", "plug"]
 
 SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
 ETH_P_ALL = 3
-BUFFER_S = 1.0  # what waits longer for its turn at the limited rate is dropped, as a router's queue does
-FRAME_MAX = 70_000  # of segments that the sender's kernel has not yet cut
+BUFFER_S = 1.0  # longest queue at the limited rate: later frames are dropped, as in a router's queue
+FRAME_MAX = 70_000  # for segments that the sender's kernel has not yet cut
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Of the line, each way."""
+    """Quality of the line, each way."""
 
     delay_s: float = 0.0
     loss: float = 0.0  # share of the frames, 0 to 1
@@ -35,9 +35,9 @@ class Quality:
 
 
 def plug(interface: str) -> socket.socket:
-    """Return a socket that gets and sends whole frames there."""
+    """Return a socket that receives and sends whole frames on the interface."""
     wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
-    # With the kernel's own header: checksums between virtual interfaces are not yet made, and it says which.
+    # With the kernel's own header: frames between virtual interfaces lack checksums, and the header marks these frames.
     wire.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     wire.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
     wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
@@ -65,7 +65,7 @@ def _pass_on(wires: tuple[socket.socket, socket.socket], quality: Quality) -> No
         rest_s = max(waiting[0][0] - time.monotonic(), 0.0) if waiting else None
         for wire in select.select(wires, [], [], rest_s)[0]:
             now, frame = time.monotonic(), b""
-            with contextlib.suppress(OSError):  # the interface has gone down, and says so once
+            with contextlib.suppress(OSError):  # the interface is down, and reports the fault once
                 frame = wire.recv(FRAME_MAX)
             start = max(now, free_at[wire])
             if not frame or random.random() < quality.loss or start - now > BUFFER_S:
@@ -75,5 +75,5 @@ def _pass_on(wires: tuple[socket.socket, socket.socket], quality: Quality) -> No
             heapq.heappush(waiting, (free_at[wire] + quality.delay_s, count, other[wire], frame))
         while waiting and waiting[0][0] <= time.monotonic():
             _, _, out, frame = heapq.heappop(waiting)
-            with contextlib.suppress(OSError):  # the interface is down, or its queue full: lost
+            with contextlib.suppress(OSError):  # the interface is down, or its queue full: the frame is lost
                 out.send(frame)

@@ -1,4 +1,4 @@
-"""A network sharded with FSDP2, saved with torch.distributed.checkpoint, which continues from its newest folder.
+"""A network sharded with FSDP2, saved with torch.distributed.checkpoint; continues from its newest folder.
 
 torchrun --nproc-per-node 2 train.py --steps 300
 """
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 
 def newest(folder):
-    """Return the highest step that has been saved completely: its .metadata is written last."""
+    """Return the highest step with a complete save: .metadata is written last."""
     return max((int(file.parent.name.removeprefix("step_")) for file in folder.glob("step_*/.metadata")), default=0)
 
 

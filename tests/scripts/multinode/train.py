@@ -1,4 +1,4 @@
-"""A regression in the form of PyTorch's multinode.py: snapshot.pt in the working directory, found again by itself.
+"""A regression in the form of PyTorch's multinode.py: loads snapshot.pt of the working directory, if present.
 
 torchrun --nproc-per-node 2 train.py 50 10
 """

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["trl", "peft"]
 # ///
-"""Supervised fine-tuning with TRL, of a random model and a tokenizer that is trained here: nothing is downloaded.
+"""Supervised fine-tuning with TRL, of a random model and a tokenizer trained by the script: without downloads.
 
 torchrun --nproc-per-node 2 train.py --output_dir out --max_steps 200
 """

@@ -1,4 +1,4 @@
-"""A small language model with Hugging Face's Trainer, from a random start: nothing is downloaded.
+"""A small language model with Hugging Face's Trainer, from a random start: without downloads.
 
 torchrun --nproc-per-node 2 train.py --output_dir out --max_steps 200
 """
