@@ -1,8 +1,8 @@
 """The table of backends: the name of each backend, its module, and its facts for the launcher.
 
 Further packages register backends in the entry-point group `cloudtrain.backends` (name -> module), in addition to the
-built-in backends, never in their place. The package that holds a backend's module has the facts as `TRAITS`, and
-imports nothing else.
+built-in backends, never in their place. The package of a backend's module has the facts as `TRAITS`, and imports no
+further module.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEFAULT = next(iter(BUILT_IN))
 
 @dataclass(frozen=True)
 class BackendTraits:
-    """The facts about a backend that the launcher needs as data; a plug-in without the facts has the defaults.
+    """The facts about a backend, as data for the launcher, with defaults for a plug-in without facts.
 
     `block` is the dotted name of the model of the config's block, with a `help` text and an `example`. In the block:
     `foreign_keys` and `siblings` map a key to the names of the same setting in similar tools and in further blocks,
@@ -40,9 +40,9 @@ class BackendTraits:
 
     `aliases`: wrong spellings of the backend's name. `runs_here`: the nodes are processes of this machine.
     `sizes_disks`: the request has a field for `resources.disk_gb`. `derives_spot_prices`: no spot price in the price
-    table comes from a vendor's list. `own_machines`: YAML that names machines of the user, which `hosts` shows.
+    table comes from a vendor's list. `own_machines`: YAML with machines of the user, for the command `hosts`.
     `programs`: needed programs of this machine, each with the option that prints the version. `ledgers`: schemes of
-    addresses, each with the module that opens a shared ledger there (launcher/money/cells.py).
+    addresses, each with the module of the store for shared ledgers (launcher/money/cells.py).
     """
 
     block: str = ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from cloudtrain.launcher.backend_table import BUILT_IN, traits
+from cloudtrain.launcher.backend_table import names as backend_names
+from cloudtrain.launcher.backend_table import traits
 
 __all__ = ["RUNNABLE", "advice", "sibling"]
 
@@ -151,7 +152,7 @@ def _ours() -> dict[str, str]:
     """Return a mapping from each foreign name to the key of cloudtrain. An indented line continues the line above."""
     entries = [entry.partition(":") for entry in _CALLED.strip().replace("\n ", " ").splitlines()]
     names = {name: ours for ours, _, theirs in entries for name in theirs.split()}
-    for backend in BUILT_IN:
+    for backend in backend_names():
         for key, theirs in traits(backend).foreign_keys.items():
             names |= dict.fromkeys(theirs.split(), f"{backend}.{key}")
     return names
