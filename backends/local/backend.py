@@ -48,8 +48,10 @@ TERMS = Terms(tail_s=20)
 
 def capacity(config: JobConfig) -> Capacity:
     """Return this machine's GPUs, divided evenly among the instances."""
+    from cloudtrain.backends.local.block import Local  # a poll of a job's state needs no config
+
     gpus = len(_visible_gpus())
-    price = config.local.price_per_hour if config.local else None
+    price = config.block(Local).price_per_hour
     each = gpus // config.resources.instances
     if price is None:
         return Capacity(each, 0.0, "your own machine", TERMS, is_own=True, machine="this machine")

@@ -19,6 +19,8 @@ __all__ = ["build"]
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request; relative paths begin at the config file's folder."""
+    from cloudtrain.backends.local.block import Local
+
     name = platform_name(job_id, attempt)
     body = render.render_json(
         "local/request.json",
@@ -27,7 +29,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         spec=job_spec(plan, config, job_id, attempt).dump(),
         bundle_sha256=bundle_sha256,
         grace_s=STOP_TAIL_S,
-        python=config.local.python if config.local else None,
+        python=config.block(Local).python,
         **job_surroundings(config),
         nodes=[_node(rank, plan) for rank in range(plan.instances)],
     )

@@ -84,7 +84,7 @@ def find(request: Request, home: Path) -> JobRef | None:
 
 def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the training jobs of the account and region that read a container order of cloudtrain."""
-    from cloudtrain.launcher.config.schema_backends import SageMaker
+    from cloudtrain.backends.sagemaker.block import SageMaker
 
     block = SageMaker() if config is None else block_of(config)
     if (region := region_of(block)) is None:

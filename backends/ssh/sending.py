@@ -109,9 +109,8 @@ def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
 
     A host that cannot be asked is named, and hides no further host. Raises UnreachableError if no host can be asked.
     """
-    if config is not None and config.ssh is not None and config.ssh.hosts:
-        asked = hosts.of_config(config)
-    else:
+    asked = hosts.of_config(config) if config is not None else []
+    if not asked:
         notes = filter(None, map(atomic_json.read_json, (home / "ssh").glob("*/attempt-*.json")))
         asked = list(dict.fromkeys(node.host for note in notes for node in SshRef.load(note).nodes))
     found: dict[tuple[str, int], FoundAttempt] = {}

@@ -109,7 +109,7 @@ def find(request: Request, home: Path) -> JobRef | None:
 
 def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the running jobs of the project and location with our label."""
-    from cloudtrain.launcher.config.schema_backends import Vertex
+    from cloudtrain.backends.vertex.block import Vertex
 
     block = Vertex() if config is None else block_of(config)
     project, location = project_of(block), location_of(block)

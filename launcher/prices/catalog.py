@@ -12,6 +12,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from importlib.resources import files
 
+from cloudtrain.launcher.backend_table import traits
 from cloudtrain.launcher.metering.rate import Kind, Machine, Rate
 from cloudtrain.launcher.store import home
 
@@ -135,8 +136,8 @@ def _rates(row: dict[str, str]) -> dict[Kind, Rate]:
     is_derived = row["derived"] == "yes"
     if row["usd_per_hour"]:
         found["on_demand"] = Rate(float(row["usd_per_hour"]), row["as_of"], row["source"], is_derived)
-    if row["spot_usd_per_hour"]:  # all of Vertex AI's are derived, even where the price on demand is not
-        is_derived = is_derived or row["backend"] == "vertex"
+    if row["spot_usd_per_hour"]:
+        is_derived = is_derived or traits(row["backend"]).derives_spot_prices
         found["spot"] = Rate(float(row["spot_usd_per_hour"]), row["as_of"], row["source"], is_derived)
     return found
 

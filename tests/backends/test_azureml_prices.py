@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.azureml import prices, rest
-from cloudtrain.launcher.config.schema import JobConfig
+from cloudtrain.launcher.config.schema import model
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.prices import catalog
 from doubles.azure.handle import Azure
@@ -108,7 +108,7 @@ def test_without_names_the_tables_types_are_read() -> None:
 def test_type_is_asked_for_whatever_the_job_takes() -> None:
     """An accelerator that is no Azure machine's stands in nobody's way; without names the table's types are read."""
     block = {"region": "eastus", "subscription": "s", "resource_group": "g", "workspace": "w"}
-    config = JobConfig.model_validate(
+    config = model().model_validate(
         {
             "name": "x",
             "backend": "azureml",

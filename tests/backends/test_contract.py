@@ -42,12 +42,14 @@ backend: vertex
 resources: {{instances: 2, instance_type: n1-standard-4}}
 vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
 """,
+    "processes": "backend: processes\nresources: {instances: 2}\nprocesses: {partition: small}\n",
 }
 STAND_INS = {
     "ssh": "ssh_pair",
     "sagemaker": "aws",
     "azureml": "azure",
     "vertex": "google",
+    "processes": "plugin_package",
 }  # fixtures whose `environ` leads the command there
 WITHOUT_KILL = {"sagemaker", "azureml", "vertex"}  # a platform that always lets a job save before it ends
 # The least time limit that a platform takes, or a slow machine needs to begin in, and one unit more; else 46 s.
@@ -124,8 +126,8 @@ def running(cli: Any) -> None:
 
 
 def test_every_built_in_backend_is_held() -> None:
-    """A backend without an entry here is not tested."""
-    assert set(SETTINGS) == set(BUILT_IN)
+    """A backend without an entry here is not tested; `processes` is the plug-in of examples/plugin."""
+    assert set(SETTINGS) == {*BUILT_IN, "processes"}
 
 
 def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any, home: Path) -> None:

@@ -14,6 +14,7 @@ import click
 import pytest
 
 from cloudtrain.launcher import cli
+from cloudtrain.launcher.backend_table import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
 # The parts of entrypoints that the launcher's side may use: modules at the top, folders, modules in folders.
@@ -26,8 +27,8 @@ FROM_ENTRYPOINTS |= {"rank.variables"}
 ROOMS = {
     "launcher": (
         *("cli", "api", "commands", "checkup", "completion", "ui", "live", "report", "rehearsal", "jobs", "logs"),
-        *("notices", "money", "planning", "prices", "store", "backend", "lazily", "metering", "config", "text", "job"),
-        *("plan", "errors"),
+        *("notices", "money", "planning", "prices", "store", "backend", "lazily", "metering", "config", "text"),
+        *("backend_table", "job", "plan", "errors"),
     ),
     "entrypoints": (
         *("train", "container", "host", "agent", "trainer", "scripts", "environments", "replication", "checkpoints"),
@@ -55,6 +56,33 @@ def imports(folder: str) -> Iterator[tuple[str, str]]:
 def test_launcher_knows_no_concrete_backend() -> None:
     """A backend is found through the table, as a string, and imported on first use."""
     assert [found for found in imports("launcher") if found[1].startswith("cloudtrain.backends")] == []
+
+
+def texts(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield each string of a file with its line, without docstrings."""
+    tree = ast.parse(file.read_bytes(), str(file))
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.lineno, node.value
+
+
+def test_backends_are_named_in_the_table_alone() -> None:
+    """No string of the launcher is a backend's name, or a dotted path that begins with a name.
+
+    A text with spaces is for people and may name a backend. `ssh` in launcher/cli.py is an alias of the command `exec`.
+    """
+    path = re.compile(rf"(cloudtrain\.backends\.)?({'|'.join(BUILT_IN)})([.:/].*)?")
+    found = [
+        (str(file.relative_to(ROOT)), line, text)
+        for file in sorted((ROOT / "launcher").rglob("*.py"))
+        for line, whole in texts(file)
+        for text in whole.splitlines()
+        if path.fullmatch(text.split(": ")[0])
+    ]
+    table = "launcher/backend_table.py"
+    assert [(file, text) for file, line, text in found if file != table] == [("launcher/cli.py", "ssh")]
+    assert {text for file, line, text in found if file == table} == {*BUILT_IN, *BUILT_IN.values()}
 
 
 def test_launcher_uses_only_the_light_parts_of_entrypoints() -> None:
