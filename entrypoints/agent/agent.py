@@ -41,7 +41,7 @@ from cloudtrain.entrypoints.scripts.newest import newest
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.notices.teller import NodeNotifier
 
-__all__ = ["Agent", "supervise"]
+__all__ = ["Agent", "boot_module", "supervise"]
 
 TICK_S = 0.1
 KEEP_S = 60.0  # time to copy the kept files at the job's end
@@ -321,7 +321,7 @@ class Agent:
         try:
             result.mkdir(parents=True, exist_ok=True)
             argv, env = (
-                [self.spec.python, "-m", "cloudtrain.entrypoints.agent.boot"],
+                [self.spec.python, "-m", boot_module(self.root)],
                 self._environment(desired, result),
             )
             if self.container is not None:
@@ -491,6 +491,12 @@ def _teller(spec: AgentSpec, began_s: float) -> NodeNotifier | None:
     from cloudtrain.entrypoints.notices import teller
 
     return teller.of_agent(spec, began_s)
+
+
+def boot_module(root: Path) -> str:
+    """Return the name of boot in the bundle's runtime: a resumed job of version 0.1 has the bundle of its submit."""
+    has_rooms = (root / "runtime" / "cloudtrain" / "entrypoints" / "agent" / "boot.py").exists()
+    return "cloudtrain.entrypoints.agent.boot" if has_rooms else "cloudtrain.entrypoints.boot"
 
 
 def _failure(message: str, kind: str = "config") -> dict[str, Any]:

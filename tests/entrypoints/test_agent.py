@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.agent import transport
-from cloudtrain.entrypoints.agent.agent import Agent
+from cloudtrain.entrypoints.agent.agent import Agent, boot_module
 from cloudtrain.entrypoints.agent.coordinate import Desired
 from cloudtrain.entrypoints.contract import AgentSpec
 
@@ -85,3 +85,12 @@ def test_store_of_torch_listens_on_the_held_port(make: Make, tmp_path: Path) -> 
     assert TCPStore(HOST, port, is_master=False).get("key") == b"value"
     with pytest.raises(OSError, match="no free port"):
         transport.reserved(_spec(tmp_path, ports=(port, port)))
+
+
+def test_bundle_of_version_0_1_starts_with_its_own_boot(tmp_path: Path) -> None:
+    """A resume sends the bundle of the submit, whose runtime may be older than the agent."""
+    assert boot_module(tmp_path) == "cloudtrain.entrypoints.boot"
+    newer = tmp_path / "runtime/cloudtrain/entrypoints/agent/boot.py"
+    newer.parent.mkdir(parents=True)
+    newer.touch()
+    assert boot_module(tmp_path) == "cloudtrain.entrypoints.agent.boot"
