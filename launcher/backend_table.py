@@ -7,7 +7,6 @@ further module.
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,18 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-__all__ = ["BUILT_IN", "DEFAULT", "GROUP", "BackendTraits", "block_of", "module_of", "names", "plugins", "traits"]
+__all__ = [
+    "BUILT_IN",
+    "DEFAULT",
+    "GROUP",
+    "BackendTraits",
+    "block_of",
+    "module_of",
+    "names",
+    "package_of",
+    "plugins",
+    "traits",
+]
 
 GROUP = "cloudtrain.backends"
 BUILT_IN = {
@@ -71,16 +81,16 @@ def module_of(name: str) -> str | None:
     return BUILT_IN.get(name) or plugins().get(name)
 
 
+def package_of(name: str) -> str | None:
+    """Return the package of a backend's module, None for an unknown name."""
+    path = module_of(name)
+    return path and (path.rpartition(".")[0] or path)
+
+
 def traits(name: str) -> BackendTraits:
     """Return the facts about a backend; the defaults for an unknown name."""
-    path = module_of(name)
-    return _traits_of(path) if path is not None else BackendTraits()
-
-
-@functools.cache
-def _traits_of(path: str) -> BackendTraits:
-    package = importlib.import_module(path.rpartition(".")[0] or path)
-    found: BackendTraits = getattr(package, "TRAITS", BackendTraits())
+    package = package_of(name)
+    found: BackendTraits = getattr(importlib.import_module(package or __name__), "TRAITS", BackendTraits())
     return found
 
 

@@ -150,7 +150,7 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
     if config.resources.accelerators:
         from cloudtrain.launcher.prices import catalog
 
-        if config.backend not in catalog.backends():  # the listed backends check their own types
+        if not catalog.rows(config.backend):  # a backend with a price table checks its own types
             yield from filter(None, [catalog.unknown(config.resources.accelerators)])
     if names := [name for name, is_set in asked.items() if is_set and name not in request.carried]:
         yield f"ignored on {config.backend}: {', '.join(names)}"
