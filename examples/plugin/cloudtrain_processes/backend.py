@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.backends.local import backend as local
 from cloudtrain.backends.local.backend import artifacts, checkpoints, logs, logs_from, pace, state, stop
@@ -95,8 +95,8 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         "CLOUDTRAIN_OUTPUT_DIR": str(output),
     }
     token = secrets.token_hex(16)
-    specs: list[dict[str, Any]] = [
-        {**local.agent_spec(node, body, shipment, environment, python, folder), "token": token}
+    specs = [
+        replace(local.agent_spec(node, body, shipment, environment, python, folder), token=token)
         for node in body["nodes"]
     ]
     from cloudtrain_processes import scheduler

@@ -12,22 +12,24 @@ import json
 import os
 import socket
 import sys
+from dataclasses import replace
 
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.agent import node as nodes
 from cloudtrain.entrypoints.agent.agent import Agent
+from cloudtrain.entrypoints.contract import AgentSpec
 
 __all__ = ["main"]
 
 
 def main(argv: list[str]) -> int:
     """Run the node in a detached process; the calling process returns at once."""
-    spec = json.load(sys.stdin)
+    spec = AgentSpec.load(json.load(sys.stdin))
     if os.fork():
         return 0
     processes.become_subreaper()
     node = nodes.identify(os.environ)
-    spec |= {"node": node.rank, "address": node.address, "head": [node.head, node.port], "head_listens": True}
+    spec = replace(spec, node=node.rank, address=node.address, head=(node.head, node.port), head_listens=True)
     server = socket.socket(fileno=int(argv[1])) if argv[1:] else None
     try:
         Agent(spec, server, os.umask(0o077)).run(announce=int(argv[0]))
