@@ -1,7 +1,7 @@
 """The interface of a backend, and how to load a backend by name.
 
-A backend is a module with the functions of `Backend`, imported on first use. Further packages register backends in the
-entry-point group `cloudtrain.backends` (name -> module), in addition to the built-in backends, never in their place.
+A backend is a module with the functions of `Backend`, named by the table in launcher/backend_table.py and imported on
+first use.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, get_args, get_origin, get_type_hints
 
+from cloudtrain.launcher.backend_table import BUILT_IN, DEFAULT, GROUP, BackendTraits, module_of, names, traits
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, require_all
 from cloudtrain.launcher.metering.limit import Terms
 
@@ -29,8 +30,10 @@ __all__ = [
     "ALL",
     "BUILT_IN",
     "CHEAPEST",
+    "DEFAULT",
     "GROUP",
     "Backend",
+    "BackendTraits",
     "Bundle",
     "Capacity",
     "Check",
@@ -56,18 +59,11 @@ __all__ = [
     "load",
     "names",
     "nodes_of",
+    "traits",
     "unasked",
 ]
 
-GROUP = "cloudtrain.backends"
 ALL, CHEAPEST = "all", "cheapest"  # instead of the name of a backend
-BUILT_IN = {
-    "local": "cloudtrain.backends.local.backend",
-    "ssh": "cloudtrain.backends.ssh.backend",
-    "sagemaker": "cloudtrain.backends.sagemaker.backend",
-    "azureml": "cloudtrain.backends.azureml.backend",
-    "vertex": "cloudtrain.backends.vertex.backend",
-}
 
 JobRef = dict[str, Any]  # a backend's own handle of a job: JSON, opaque to all callers
 
@@ -496,20 +492,9 @@ def nodes_of(ranks: frozenset[int] | None, nproc_per_node: int) -> frozenset[int
     return None if ranks is None else frozenset(rank // nproc_per_node for rank in ranks)
 
 
-def names() -> list[str]:
-    """Return the names of the usable backends: the built-in backends, then plug-ins."""
-    return [*BUILT_IN, *sorted(set(_plugins()) - set(BUILT_IN))]
-
-
 def load(name: str) -> Backend:
     """Import and return a backend. Raises ConfigError for an unknown name."""
-    path = BUILT_IN.get(name) or _plugins().get(name)
+    path = module_of(name)
     if path is None:
         raise ConfigError([Fault(f"unknown backend `{name}`", "backend", hint=f"there are: {', '.join(names())}")])
     return cast("Backend", importlib.import_module(path))
-
-
-def _plugins() -> dict[str, str]:
-    from importlib.metadata import entry_points
-
-    return {point.name: point.value for point in entry_points(group=GROUP)}

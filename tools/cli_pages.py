@@ -21,7 +21,7 @@ from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.cli import ALIASES, COMMANDS, cli
 from cloudtrain.launcher.commands.explain import default_words, every_key, facts_of
 from cloudtrain.launcher.completion.candidates import KEYS
-from cloudtrain.launcher.config.schema import BACKENDS, JobConfig, as_yaml, field_at, section
+from cloudtrain.launcher.config.schema import as_yaml, field_at, model, section
 from cloudtrain.launcher.planning import planner as plans
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -133,11 +133,11 @@ def _helps(command: click.Command, context: click.Context) -> Iterator[str]:
 
 def config_page() -> str:
     """Return the page of all keys, a section of the file to each of its own."""
-    top = {key: field for key, field in JobConfig.model_fields.items() if section(field) is None}
+    top = {key: field for key, field in model().model_fields.items() if section(field) is None}
     parts = [CONFIG_HEAD, "## The top level\n", _table("", top)]
-    for key, field in JobConfig.model_fields.items():
-        if (model := section(field)) is not None:
-            parts += _section(key, model, field.description or "")
+    for key, field in model().model_fields.items():
+        if (inner := section(field)) is not None:
+            parts += _section(key, inner, field.description or "")
     parts.append(_availability())
     return "\n".join(parts)
 
@@ -164,8 +164,8 @@ def _availability() -> str:
     """Return which backend carries out what not all do: asked of the request that each makes of it."""
     rows = []
     for key, setting in ASKED.items():
-        more = {name: (setting, *([WITH[key, name]] if (key, name) in WITH else [])) for name in BACKENDS}
-        marks = ["yes" if key in _carried(name, *more[name]) else "-" for name in BACKENDS]
+        more = {name: (setting, *([WITH[key, name]] if (key, name) in WITH else [])) for name in backends.BUILT_IN}
+        marks = ["yes" if key in _carried(name, *more[name]) else "-" for name in backends.BUILT_IN]
         rows.append(f"| `{key}` | {' | '.join(marks)} |")
     return "\n".join(
         [
@@ -173,8 +173,8 @@ def _availability() -> str:
             "A plan names the keys that the backend ignores. Without a yes, retries happen only while a cloudtrain",
             "command follows the job (`submit`, `logs -f`, `wait`, `watch`); with a yes, the platform retries.",
             "`limits.max_wait` is for spot on SageMaker, and for flex start on Vertex AI.\n",
-            f"| key | {' | '.join(BACKENDS)} |",
-            f"| --- | {' | '.join('---' for _ in BACKENDS)} |",
+            f"| key | {' | '.join(backends.BUILT_IN)} |",
+            f"| --- | {' | '.join('---' for _ in backends.BUILT_IN)} |",
             *rows,
             "",
         ]
@@ -194,7 +194,7 @@ def _carried(name: str, *wanted: str) -> frozenset[str]:
 def completion_keys() -> str:
     """Return a line for each key: its path, its type in words, the first sentence of its help."""
     lines = []
-    for path in every_key(JobConfig):
+    for path in every_key(model()):
         field = field_at(tuple(path.split(".")))
         assert field is not None
         facts = facts_of(field)

@@ -1,4 +1,4 @@
-"""Writes launcher/prices/instances.csv, the table of machine types and prices, from collected facts.
+"""Writes backends/*/instances.csv, the tables of machine types and prices, from collected facts.
 
     .venv/bin/python tools/price_table.py PATH/TO/gpu_instances.csv
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cloudtrain.backends.vertex.prices import standard_usd, with_fee_usd
 
-TARGET = Path(__file__).parents[1] / "launcher" / "prices" / "instances.csv"
+BACKENDS = Path(__file__).parents[1] / "backends"
 COLUMNS = {  # ours: theirs
     "backend": "backend",
     "instance_type": "instance_type",
@@ -86,7 +86,10 @@ def main(argv: list[str]) -> int:
         print(__doc__)
         return 2
     made = table(Path(argv[0]).read_text(encoding="utf-8"))
-    TARGET.write_text(made, encoding="utf-8")
+    head, *lines = made.splitlines()
+    for name in sorted({line.partition(",")[0] for line in lines}):
+        own = [head, *(line for line in lines if line.startswith(f"{name},"))]
+        (BACKENDS / name / "instances.csv").write_text("\n".join([*own, ""]), encoding="utf-8")
     rows = list(csv.DictReader(made.splitlines()))
     priced = [row for row in rows if row["usd_per_hour"]]
     derived = sum(row["derived"] == "yes" for row in priced)

@@ -1,1 +1,15 @@
 """Azure Machine Learning command jobs."""
+
+from cloudtrain.launcher.backend_table import BackendTraits
+
+__all__ = ["TRAITS"]
+
+TRAITS = BackendTraits(
+    block="cloudtrain.backends.azureml.block.AzureML",
+    help="Azure Machine Learning.",
+    example={"workspace": "research", "compute": "gpu-cluster"},
+    aliases=("azure-ml",),
+    foreign_keys={"subscription": "subscription_id", "workspace": "workspace_name"},
+    siblings={"region": "location"},
+    ledgers={"https": "cloudtrain.backends.azureml.cell"},
+)

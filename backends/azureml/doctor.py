@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.azureml import compute, files, prices, rest, vault
+from cloudtrain.backends.azureml.block import AzureML
 from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
 from cloudtrain.backends.azureml.workspace import Workspace, plain_region
 from cloudtrain.launcher.backend import Check, unasked
-from cloudtrain.launcher.config.schema_backends import AzureML
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from cloudtrain.launcher.prices.quote import compared
 

@@ -118,7 +118,7 @@ def find(request: Request, home: Path) -> JobRef | None:
 
 def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the running jobs of the workspace with our tag."""
-    from cloudtrain.launcher.config.schema_backends import AzureML
+    from cloudtrain.backends.azureml.block import AzureML
 
     workspace, found = workspace_of(AzureML() if config is None else block_of(config)), []
     with rest.answers("list the jobs"):

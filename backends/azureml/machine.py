@@ -13,8 +13,8 @@ from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
+    from cloudtrain.backends.azureml.block import AzureML
     from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.config.schema_backends import AzureML
 
 __all__ = ["block_of", "choose", "idle_s_of", "region_of", "workspace_of"]
 
@@ -27,9 +27,9 @@ _CPU_FAMILY = re.compile(r"Standard_[ABDEFHLM]\w*", re.IGNORECASE)
 
 def block_of(config: JobConfig) -> AzureML:
     """Return the config's `azureml` block, or a block of defaults."""
-    from cloudtrain.launcher.config.schema_backends import AzureML  # a poll of a job's state needs no config
+    from cloudtrain.backends.azureml.block import AzureML  # a poll of a job's state needs no config
 
-    return config.azureml or AzureML()
+    return config.block(AzureML)
 
 
 def region_of(block: AzureML) -> str | None:

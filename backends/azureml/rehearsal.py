@@ -11,10 +11,12 @@ import os
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.azureml.request import BUNDLE, CHECKPOINTS, ORDER, SENT, encoded
+from cloudtrain.entrypoints.contract import ContainerOrder
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
@@ -32,12 +34,14 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     body = request.body
     home = f"/mnt/azureml/cr/j/{request.name}"
     data = {name: f"{home}/cap/data-capability/wd/{name}" for name in (*body.get("inputs", {}), *body["outputs"])}
-    given, mounted = json.loads(base64.b64decode(body["environment_variables"][ORDER])), {}
+    given = ContainerOrder.load(json.loads(base64.b64decode(body["environment_variables"][ORDER])))
+    mounted = {}
     for name in body["outputs"]:
         mounted[data[name]] = _made(stage.kept / name)
     for name, told in body.get("inputs", {}).items():
         mounted[data[name]] = stage.inputs.get(name) or _empty(stage.kept / "inputs" / name, told["type"])
-    order, mirrored = stage.with_own_mirror({**given, "secrets": None})
+    job, mirrored = stage.with_own_mirror(given.job)
+    order = replace(given, job=job, secrets=None)
     nodes = []
     for number in range(len(stage.addresses)):
         disk = stage.folder / f"node-{number}"
@@ -55,7 +59,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
                 names={f"node-{other}": address for other, address in enumerate(stage.addresses)},
             )
         )
-    shared = stage.kept / CHECKPOINTS if CHECKPOINTS in body["outputs"] else stage.kept / "mirror" / order["job"]
+    shared = stage.kept / CHECKPOINTS if CHECKPOINTS in body["outputs"] else stage.kept / "mirror" / order.job.job
     return Rehearsal(
         tuple(nodes),
         notice="SIGTERM to every node, SIGKILL after 30 s, for Azure documents no time; the job is begun again",
@@ -65,7 +69,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         replaced=(
             "blob storage: the mounted outputs are folders here",
             f"the environment {_environment_name(body)}",
-            *(["the key vault"] if given["secrets"] else []),
+            *(["the key vault"] if given.secrets else []),
         ),
     )
 
@@ -83,7 +87,7 @@ def _resolved(command: str, data: dict[str, str]) -> str:
 
 
 def _environment(
-    request: Request, order: dict[str, Any], data: dict[str, str], stage: Stage, number: int
+    request: Request, order: ContainerOrder, data: dict[str, str], stage: Stage, number: int
 ) -> dict[str, str]:
     body, nodes = request.body, len(stage.addresses)
     ranks = {
@@ -113,7 +117,7 @@ def _environment(
         **places,
         **ranks,
         **{name: str(value) for name, value in body["environment_variables"].items()},
-        ORDER: encoded(order),
+        ORDER: encoded(order.dump()),
         SENT: encoded({"token": request.name}),
         **stage.secrets,
         **stage.variables,

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of, workspace_of
 from cloudtrain.backends.azureml.records import AzureMLSending
+from cloudtrain.entrypoints.contract import KeyVaultSecrets, Places
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
-from cloudtrain.launcher.planning.job_spec import job_spec
+from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -79,7 +80,8 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     prefix = f"{block.prefix.strip('/')}/".lstrip("/")
     home = f"azureml://datastores/{block.datastore}/paths/{prefix}jobs/{job_id}"
     outputs = _outputs(config, home)
-    order = {**job_spec(plan, config, job_id, attempt), **_for_container(plan, config), "bundle_sha256": bundle_sha256}
+    spec, own = job_spec(plan, config, job_id, attempt), _own_order(plan, config)
+    order = container_order(plan, config, spec, bundle_sha256, **own).dump()
     inputs = [{"name": key, "type": _type_of(uri), "uri": uri} for key, uri in config.inputs.items()]
     job = {
         "name": name,
@@ -157,27 +159,22 @@ def _command(inputs: list[dict[str, str]], outputs: dict[str, str]) -> str:
     return " ".join([COMMAND, *places])
 
 
-def _for_container(plan: Plan, config: JobConfig) -> dict[str, Any]:
-    """Return the fields of container/container.py beside the job's spec; paths begin at the code's folder."""
+def _own_order(plan: Plan, config: JobConfig) -> dict[str, Any]:
+    """Return Azure ML's fields of the container order; paths begin at the code's folder."""
+    identity = block_of(config).identity or "managed"
     return {
-        "environment": dict(config.env),
-        "secrets": {"names": list(config.secrets), "as": block_of(config).identity} if config.secrets else None,
-        "deadline_s": plan.deadline_s,
-        "max_duration_s": plan.own_limit_s,
+        "secrets": KeyVaultSecrets(tuple(config.secrets), identity) if config.secrets else None,
         "lead_s": plan.cap_s - plan.own_limit_s,
-        "limit_reason": plan.cap_reason,
         "grace_s": GRACE_S,
         "join_timeout_s": JOIN_TIMEOUT_S,
         "log": "stamped",
-        "places": {
-            "own": "cloudtrain",
-            "bundle": BUNDLE,
-            "checkpoints": "cloudtrain-checkpoints",
-            "output": "cloudtrain-output",
-            "failure": None,
-            "inputs": {},
-            **({ENVIRONMENTS: "cloudtrain-environments"} if config.requirements else {}),
-        },
+        "places": Places(
+            own="cloudtrain",
+            bundle=BUNDLE,
+            checkpoints="cloudtrain-checkpoints",
+            output="cloudtrain-output",
+            environments="cloudtrain-environments" if config.requirements else None,
+        ),
     }
 
 

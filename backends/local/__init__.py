@@ -1,1 +1,12 @@
 """This machine as a cluster: one agent, one address and one folder for each node."""
+
+from cloudtrain.launcher.backend_table import BackendTraits
+
+__all__ = ["TRAITS"]
+
+TRAITS = BackendTraits(
+    block="cloudtrain.backends.local.block.Local",
+    help="This machine.",
+    example={"python": "/opt/venv/bin/python"},
+    runs_here=True,
+)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from cloudtrain.backends.local import request as requests
 from cloudtrain.backends.local.records import LocalRef
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.agent import node_folder, node_logs
+from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.entrypoints.job_files import NEVER_SENT, RECORD, START_LOCK, STATE
 from cloudtrain.launcher.backend import Capacity, Check, FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, Terms
 from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
@@ -46,8 +48,10 @@ TERMS = Terms(tail_s=20)
 
 def capacity(config: JobConfig) -> Capacity:
     """Return this machine's GPUs, divided evenly among the instances."""
+    from cloudtrain.backends.local.block import Local  # a poll of a job's state needs no config
+
     gpus = len(_visible_gpus())
-    price = config.local.price_per_hour if config.local else None
+    price = config.block(Local).price_per_hour
     each = gpus // config.resources.instances
     if price is None:
         return Capacity(each, 0.0, "your own machine", TERMS, is_own=True, machine="this machine")
@@ -288,28 +292,25 @@ def agent_spec(
     environment: dict[str, str],
     python: str,
     folder: Path,
-) -> dict[str, Any]:
+) -> AgentSpec:
     """Return the message for a node's agent."""
-    return {
-        "job": body["job"],
-        "attempt": body["attempt"],
-        "node": node["node"],
-        "address": node["address"],
-        "root": str(folder / f"node-{node['node']}"),
-        "bundle": str(shipment.bundle.path),
-        "sha256": shipment.bundle.sha256,
-        "python": python,
-        "environment": {**_share_of_gpus(node), **environment},
-        "secrets": dict(shipment.secrets),
-        "max_duration_s": body["max_duration_s"],
-        "limit_reason": body["limit_reason"],
-        "deadline_s": body["deadline_s"],
-        "grace_s": body["grace_s"],
-        "max_restarts": body["max_restarts"],
-        "colocated": len(body["nodes"]),
-        "workdir": str(shipment.home),
-        "spec": body["spec"],
-    }
+    return AgentSpec(
+        job=JobSpec.load(body["spec"]),
+        node=node["node"],
+        address=node["address"],
+        root=str(folder / f"node-{node['node']}"),
+        bundle=str(shipment.bundle.path),
+        sha256=shipment.bundle.sha256,
+        python=python,
+        environment={**_share_of_gpus(node), **environment},
+        secrets=dict(shipment.secrets),
+        max_duration_s=body["max_duration_s"],
+        limit_reason=body["limit_reason"],
+        deadline_s=body["deadline_s"],
+        grace_s=body["grace_s"],
+        colocated=len(body["nodes"]),
+        workdir=str(shipment.home),
+    )
 
 
 def _share_of_gpus(node: dict[str, Any]) -> dict[str, str]:
@@ -318,7 +319,7 @@ def _share_of_gpus(node: dict[str, Any]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(visible[number] for number in node["gpus"])}
 
 
-def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
+def _start_agents(folder: Path, specs: list[AgentSpec]) -> None:
     """Start all nodes by one message: a launcher killed meanwhile has started all nodes or no node."""
     token = secrets.token_hex(16)
     starter = subprocess.Popen(
@@ -330,7 +331,7 @@ def _start_agents(folder: Path, specs: list[dict[str, Any]]) -> None:
         text=True,
         start_new_session=True,
     )
-    message = {"folder": str(folder), "nodes": [{**spec, "token": token} for spec in specs]}
+    message = {"folder": str(folder), "nodes": [replace(spec, token=token).dump() for spec in specs]}
     answer, complaint = starter.communicate(json.dumps(message))
     if starter.returncode != 0:
         last = complaint.strip().splitlines()[-1:] or [f"their starter ended with code {starter.returncode}"]

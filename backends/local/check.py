@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import atomic_json, processes
+from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.store.home import where
 
@@ -53,7 +54,7 @@ def _crowding(body: dict[str, Any], cores: int) -> Iterator[Fault]:
             ranks = (atomic_json.read_json(Path(environ["CLOUDTRAIN_SPEC"])) or {}).get("nproc_per_node", 1)
             held[folder] = ranks * _threads(environ, cores)
             jobs.add(environ.get("CLOUDTRAIN_JOB"))
-    ranks = len(body["nodes"]) * body["spec"]["nproc_per_node"]
+    ranks = len(body["nodes"]) * JobSpec.load(body["spec"]).nproc_per_node
     own = ranks * _threads(body["environment"], max(1, cores // ranks))
     if jobs and own + sum(held.values()) > cores:
         others = f"{len(jobs)} other local job{'s use' if len(jobs) > 1 else ' uses'}"

@@ -7,10 +7,12 @@ import os
 import secrets
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.local import backend
+from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.launcher.backend import Request, Shipment
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 
@@ -26,8 +28,8 @@ def laid_out(request: Request, stage: Stage) -> Rehearsal:
     checkpoints, output = kept / "checkpoints", kept / "output"
     for folder in (attempt, checkpoints, output):
         folder.mkdir(parents=True, exist_ok=True)
-    spec, mirrored = stage.with_own_mirror(body["spec"])
-    body = {**body, "spec": spec}
+    job, mirrored = stage.with_own_mirror(JobSpec.load(body["spec"]))
+    body = {**body, "spec": job.dump()}
     inputs = {name: stage.inputs.get(name, stage.base / uri) for name, uri in body["inputs"].items()}
     environment = {
         **body["environment"],
@@ -43,7 +45,7 @@ def laid_out(request: Request, stage: Stage) -> Rehearsal:
         hostname="localhost",
         argv=(sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"),
         env={**os.environ, **stage.variables},
-        agents=tuple(Path(spec["root"]) for spec in specs),
+        agents=tuple(Path(spec.root) for spec in specs),
         places={str(path): path for path in _places(stage, python, inputs.values())} | mirrored,
         cwd=str(attempt),
         stdin=json.dumps(_message(attempt, specs)),
@@ -67,6 +69,6 @@ def _places(stage: Stage, python: str, inputs: Iterable[Path]) -> Iterator[Path]
     yield from (path for path in below if path.is_relative_to("/tmp") and path.exists())
 
 
-def _message(attempt: Path, specs: list[dict[str, Any]]) -> dict[str, Any]:
+def _message(attempt: Path, specs: list[AgentSpec]) -> dict[str, Any]:
     token = secrets.token_hex(16)
-    return {"folder": str(attempt), "nodes": [{**spec, "token": token} for spec in specs]}
+    return {"folder": str(attempt), "nodes": [replace(spec, token=token).dump() for spec in specs]}

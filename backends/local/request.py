@@ -19,15 +19,17 @@ __all__ = ["build"]
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request; relative paths begin at the config file's folder."""
+    from cloudtrain.backends.local.block import Local
+
     name = platform_name(job_id, attempt)
     body = render.render_json(
         "local/request.json",
         name=name,
         plan=plan,
-        spec=job_spec(plan, config, job_id, attempt),
+        spec=job_spec(plan, config, job_id, attempt).dump(),
         bundle_sha256=bundle_sha256,
         grace_s=STOP_TAIL_S,
-        python=config.local.python if config.local else None,
+        python=config.block(Local).python,
         **job_surroundings(config),
         nodes=[_node(rank, plan) for rank in range(plan.instances)],
     )

@@ -9,9 +9,9 @@ from urllib.parse import unquote
 
 from cloudtrain.backends.sagemaker import aws, images, prices
 from cloudtrain.backends.sagemaker.aws import AwsAccess
+from cloudtrain.backends.sagemaker.block import SageMaker
 from cloudtrain.backends.sagemaker.machine import block_of, choose, place_of, region_of
 from cloudtrain.launcher.backend import Check, unasked
-from cloudtrain.launcher.config.schema_backends import SageMaker
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.prices.quote import compared
 

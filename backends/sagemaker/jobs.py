@@ -15,6 +15,7 @@ from cloudtrain.backends.sagemaker import logs as streams
 from cloudtrain.backends.sagemaker import request as requests
 from cloudtrain.backends.sagemaker.machine import block_of, region_of
 from cloudtrain.backends.sagemaker.records import SageMakerRef, SageMakerSending
+from cloudtrain.entrypoints.contract import ParameterSecrets
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.job import platform_name
@@ -83,7 +84,7 @@ def find(request: Request, home: Path) -> JobRef | None:
 
 def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the training jobs of the account and region that read a container order of cloudtrain."""
-    from cloudtrain.launcher.config.schema_backends import SageMaker
+    from cloudtrain.backends.sagemaker.block import SageMaker
 
     block = SageMaker() if config is None else block_of(config)
     if (region := region_of(block)) is None:
@@ -193,26 +194,29 @@ def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
 
 def _ref(request: Request, owner: str) -> SageMakerRef:
     body, plan = request.body, SageMakerSending.load(request.beside)
-    told = plan.spec["secrets"] or {"prefix": "", "names": []}
+    order = plan.order
+    source = order.secrets if isinstance(order.secrets, ParameterSecrets) else ParameterSecrets("", "")
     return SageMakerRef(
         region=plan.region,
         profile=plan.profile,
         endpoints=plan.endpoints,
         name=request.name,
-        nodes=plan.spec["nodes"],
-        nproc_per_node=plan.spec["nproc_per_node"],
-        limit_reason=plan.spec["limit_reason"],
+        nodes=order.job.nodes,
+        nproc_per_node=order.job.nproc_per_node,
+        limit_reason=order.limit_reason,
         checkpoint_uri=body["CheckpointConfig"]["S3Uri"],
         output_uri=body["OutputDataConfig"]["S3OutputPath"],
-        secrets_prefix=f"{told['prefix']}-{owner[:8]}",  # a job of another machine may have the same name
-        secrets=told["names"],
+        secrets_prefix=f"{source.prefix}-{owner[:8]}",  # a job of another machine may have the same name
+        secrets=list(source.names),
     )
 
 
 def _order(plan: SageMakerSending, handle: SageMakerRef) -> dict[str, Any]:
     """Return the container order: the plan's spec, with the fields that only a send knows."""
-    told = plan.spec["secrets"] and {**plan.spec["secrets"], "prefix": handle.secrets_prefix}
-    return {**plan.spec, "secrets": told, "token": secrets.token_hex(16)}
+    order = plan.order
+    if isinstance(order.secrets, ParameterSecrets):
+        order = replace(order, secrets=replace(order.secrets, prefix=handle.secrets_prefix))
+    return replace(order, token=secrets.token_hex(16)).dump()
 
 
 def _create(access: aws.AwsAccess, request: Request) -> None:

@@ -15,8 +15,8 @@ from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
+    from cloudtrain.backends.sagemaker.block import SageMaker
     from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.config.schema_backends import SageMaker
 
 __all__ = ["S3Location", "block_of", "choose", "disk_gb", "disk_usd", "has_local_disk", "place_of", "region_of"]
 
@@ -45,9 +45,9 @@ class S3Location:
 
 def block_of(config: JobConfig) -> SageMaker:
     """Return the config's `sagemaker` block, or a block of defaults."""
-    from cloudtrain.launcher.config.schema_backends import SageMaker  # a poll of a job's state needs no config
+    from cloudtrain.backends.sagemaker.block import SageMaker  # a poll of a job's state needs no config
 
-    return config.sagemaker or SageMaker()
+    return config.block(SageMaker)
 
 
 def choose(config: JobConfig) -> Machine:

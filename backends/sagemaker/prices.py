@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.backends.sagemaker import aws
 from cloudtrain.backends.sagemaker.aws import AwsAccess
+from cloudtrain.backends.sagemaker.block import SageMaker
 from cloudtrain.backends.sagemaker.machine import block_of, choose, region_of
-from cloudtrain.launcher.config.schema_backends import SageMaker
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.metering import rate as rating
 from cloudtrain.launcher.metering.rate import Key, Quote, Rate

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cloudtrain.entrypoints.contract import ContainerOrder
 from cloudtrain.launcher.backend import StoredRecord
 
 __all__ = ["SageMakerRef", "SageMakerSending"]
@@ -49,3 +50,8 @@ class SageMakerSending(StoredRecord):
     job_uri: str
     owner_uri: str
     spec: dict[str, Any]
+
+    @property
+    def order(self) -> ContainerOrder:
+        """The container order in `spec`."""
+        return ContainerOrder.load(self.spec)

@@ -9,11 +9,13 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.sagemaker.records import SageMakerSending
 from cloudtrain.backends.sagemaker.request import BUNDLE, CODE, JOB, SPEC
+from cloudtrain.entrypoints.contract import ContainerOrder
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
@@ -33,8 +35,8 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         raise ConfigError(message, where="sagemaker.distribution", hint="write `distribution: torchrun`")
     hosts = [f"algo-{number}" for number in range(1, len(stage.addresses) + 1)]
     checkpoints = request.body["CheckpointConfig"].get("LocalPath", "/opt/ml/checkpoints")
-    plan = SageMakerSending.load(request.beside)
-    order, mirrored = stage.with_own_mirror(plan.spec)
+    order = SageMakerSending.load(request.beside).order
+    job, mirrored = stage.with_own_mirror(order.job)
     nodes = []
     for number, host in enumerate(hosts):
         disk = stage.folder / host
@@ -44,7 +46,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         (disk / "cloudtrain").mkdir()
         shown = hosts if stage.has_own_places else list(stage.addresses)
         _configure(ml / "input/config", request.body, shown, number)
-        _fill(ml / "input/data", request, order, stage)
+        _fill(ml / "input/data", request, replace(order, job=job), stage)
         nodes.append(
             NodeRun(
                 hostname=host,
@@ -65,7 +67,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         replaced=(
             "S3: the channels and /opt/ml/checkpoints are folders here, copied at an instance's start and end",
             f"the image {algorithm.get('TrainingImage', '')}",
-            *(["the role's permissions, Parameter Store"] if plan.spec["secrets"] else ["the role"]),
+            *(["the role's permissions, Parameter Store"] if order.secrets else ["the role"]),
         ),
     )
 
@@ -101,15 +103,14 @@ def _configure(folder: Path, body: dict[str, Any], hosts: list[str], number: int
         (folder / f"{name}.json").write_text(json.dumps(content))
 
 
-def _fill(folder: Path, request: Request, order: dict[str, Any], stage: Stage) -> None:
+def _fill(folder: Path, request: Request, order: ContainerOrder, stage: Stage) -> None:
     """Write our two channels, and an empty folder for every further channel."""
     for channel in request.body["InputDataConfig"]:
         (folder / channel["ChannelName"]).mkdir()
     shutil.copyfile(stage.bundle.path, folder / CODE / BUNDLE)
     # A rehearsal passes secrets as variables, and copying to S3 from inside would need an account.
-    order = {**order, "secrets": None, "token": request.name}
-    order["places"] = {key: value for key, value in order["places"].items() if key != "copied_to"}
-    (folder / JOB / SPEC).write_text(json.dumps(order))
+    order = replace(order, secrets=None, token=request.name, places=replace(order.places, copied_to=None))
+    (folder / JOB / SPEC).write_text(json.dumps(order.dump()))
 
 
 def _inputs(request: Request, stage: Stage) -> dict[str, Path]:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.sagemaker import images
 from cloudtrain.backends.sagemaker.machine import S3Location, block_of, choose, disk_gb, place_of, region_of
 from cloudtrain.backends.sagemaker.records import SageMakerSending
+from cloudtrain.entrypoints.contract import ParameterSecrets, Places
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
-from cloudtrain.launcher.planning.job_spec import job_spec
+from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.regions import doubts
 from cloudtrain.launcher.text.units import format_duration
 
@@ -92,7 +93,6 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
             [Fault(message, key="resources", hint="set `image` to one that does, or take other machines")]
         )
     image = config.image or images.default_image(place.region, machine.count)
-    spec = job_spec(plan, config, job_id, attempt)
     # With a trailing slash: a channel takes all objects whose names begin with the URI, as attempt-10 with attempt-1.
     code_uri, job_uri = f"{place.root}/code/{bundle_sha256}/", f"{home}/attempt-{attempt}/"
     toolkit = {} if block.distribution == "torchrun" else _toolkit(config, place, name, machine.instance_type, code_uri)
@@ -117,10 +117,9 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     planned = body
     body, changes = render.overlaid(body, block.raw)
     _require_as_planned(planned, body, has_price=plan.price_micro is not None)
-    sent_spec = {**spec, **_for_container(plan, config, place.region, name), "bundle_sha256": bundle_sha256}
-    if not block.network_isolation:  # an isolated container cannot reach S3
-        sent_spec["places"]["copied_to"] = body["CheckpointConfig"]["S3Uri"]
-        sent_spec |= {"environments_in": f"{place.root}/environments"} if config.requirements else {}
+    spec, checkpoint_uri = job_spec(plan, config, job_id, attempt), body["CheckpointConfig"]["S3Uri"]
+    own = _own_order(config, place, name, checkpoint_uri, gathers=config.task is None and plan.instances > 1)
+    order = container_order(plan, config, spec, bundle_sha256, **own).dump()
     sending = SageMakerSending(
         region=place.region,
         profile=block.profile,
@@ -129,10 +128,10 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         code_uri=code_uri,
         job_uri=job_uri,
         owner_uri=f"{home}/owner",
-        spec=sent_spec,
+        spec=order,
     )
     text = render.as_json(body)
-    files = {"create-training-job.json": text, SPEC: render.as_json(sent_spec)}
+    files = {"create-training-job.json": text, SPEC: render.as_json(order)}
     carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if config.resources.spot else [])}
     return Request(name, body, text, files, sending.dump(), (*changes, *_notes(config)), frozenset(carried))
 
@@ -153,27 +152,27 @@ def _notes(config: JobConfig) -> Iterator[str]:
         yield "SageMaker starts again after faults of its machines, not after errors of the code: retry.on `error`"
 
 
-def _for_container(plan: Plan, config: JobConfig, region: str, name: str) -> dict[str, Any]:
-    """Return the fields that entrypoints/container/container.py needs beside the job's spec; paths begin at /opt/ml."""
-    secrets = {"region": region, "prefix": f"/cloudtrain/{name}", "names": list(config.secrets)}
-    gathers = config.task is None and plan.instances > 1
+def _own_order(
+    config: JobConfig, place: S3Location, name: str, checkpoint_uri: str, *, gathers: bool
+) -> dict[str, Any]:
+    """Return SageMaker's fields of the container order; paths begin at /opt/ml."""
+    secrets = ParameterSecrets(place.region, f"/cloudtrain/{name}", tuple(config.secrets))
+    reaches_s3 = not block_of(config).network_isolation  # an isolated container cannot reach S3
     return {
-        **({"gathers": True} if gathers else {}),
-        "environment": dict(config.env),
+        "gathers": gathers,
         "secrets": secrets if config.secrets else None,
-        "deadline_s": plan.deadline_s,
-        "max_duration_s": plan.own_limit_s,
-        "limit_reason": plan.cap_reason,
         "grace_s": GRACE_S,
         "join_timeout_s": JOIN_TIMEOUT_S,
-        "places": {
-            "own": "cloudtrain",
-            "bundle": f"input/data/{CODE}/{BUNDLE}",
-            "checkpoints": "checkpoints",
-            "output": "model",
-            "failure": "output/failure",
-            "inputs": {key: f"input/data/{key}" for key in config.inputs},
-        },
+        "environments_in": f"{place.root}/environments" if reaches_s3 and config.requirements else None,
+        "places": Places(
+            own="cloudtrain",
+            bundle=f"input/data/{CODE}/{BUNDLE}",
+            checkpoints="checkpoints",
+            output="model",
+            failure="output/failure",
+            inputs={key: f"input/data/{key}" for key in config.inputs},
+            copied_to=checkpoint_uri if reaches_s3 else None,
+        ),
     }
 
 

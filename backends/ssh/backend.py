@@ -22,8 +22,10 @@ TERMS = Terms(tail_s=20)
 
 def capacity(config: JobConfig) -> Capacity:
     """Return the GPUs of a host as the config states them: a dry run asks no host, and a submit checks the hosts."""
+    from cloudtrain.backends.ssh.block import Ssh  # a poll of a job's state needs no config
+
     gpus = int((config.resources.accelerators or ":0").rpartition(":")[2])
-    price = config.ssh.price_per_hour if config.ssh else None
+    price = config.block(Ssh).price_per_hour
     if price is None:
         return Capacity(gpus, 0.0, "your own machines", TERMS, is_own=True, machine="your hosts")
     return Capacity(gpus, price / 1e6, "ssh.price_per_hour", TERMS, is_own=price == 0, machine="your hosts")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from cloudtrain.entrypoints.contract import JobSpec, SetupSpec
 from cloudtrain.launcher.errors import Fault
 
 __all__ = ["faults"]
@@ -20,13 +21,14 @@ _CONTAINERS = ("docker", "podman")
 
 def faults(body: dict[str, Any]) -> Iterator[Fault]:
     """Yield the faults of an ssh request."""
-    yield from _machines(body)
+    job = JobSpec.load(body["spec"])
+    yield from _machines(body, job.nodes)
     for number, host in enumerate(body["hosts"]):
         yield from _of_host(host, f"ssh.hosts[{number}]")
     if body["ports"] is None or body["ports"][1] - body["ports"][0] + 1 < MIN_PORTS:
         hint = f"write it as 20000-27999: at least {MIN_PORTS} ports from 1024 on"
         yield Fault("this is not a range of ports", key="ssh.ports", hint=hint)
-    yield from _environment(body["runs_in"], body["spec"].get("setup") or {})
+    yield from _environment(body["runs_in"], job.setup or SetupSpec())
     places = {
         "checkpoint.uri": body["checkpoint_dir"],
         **{f"inputs.{name}": uri for name, uri in body["inputs"].items()},
@@ -44,8 +46,8 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
             )
 
 
-def _machines(body: dict[str, Any]) -> Iterator[Fault]:
-    count, wanted = len(body["hosts"]), body["spec"]["nodes"]
+def _machines(body: dict[str, Any], wanted: int) -> Iterator[Fault]:
+    count = len(body["hosts"])
     if not count:
         yield Fault("no hosts are named", key="ssh.hosts", hint="as in `ssh: {hosts: [gpu1, gpu2]}`")
     elif count < wanted:
@@ -80,13 +82,13 @@ def _of_host(host: dict[str, Any], key: str) -> Iterator[Fault]:
         )
 
 
-def _environment(runs_in: dict[str, Any], setup: dict[str, Any]) -> Iterator[Fault]:
+def _environment(runs_in: dict[str, Any], setup: SetupSpec) -> Iterator[Fault]:
     kind = runs_in["kind"]
-    for key in ("requirements", "setup"):
-        if kind in _CONTAINERS and setup.get("commands" if key == "setup" else key):
+    for key, value in (("requirements", setup.requirements), ("setup", setup.commands)):
+        if kind in _CONTAINERS and value:
             message = f"`{key}` does not go with `ssh.environment: {kind}`: the job runs in the image as it is"
             yield Fault(message, key=key, hint="put the packages into the image, or choose another `environment`")
-    if runs_in["requirements"] and setup.get("requirements"):
+    if runs_in["requirements"] and setup.requirements:
         hint = "keep the key at the top level, which applies to all backends"
         yield Fault("`requirements` and `ssh.requirements` exclude each other", key="ssh.requirements", hint=hint)
     needs = {"venv": "requirements", "conda": "conda"}.get(kind)

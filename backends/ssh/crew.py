@@ -11,6 +11,7 @@ from typing import Any
 from cloudtrain.backends.ssh import preflight
 from cloudtrain.backends.ssh.fleet import Call, Fleet, HostAnswer
 from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.text.terminal import say
@@ -39,7 +40,7 @@ def require_answers(body: Mapping[str, Any], fleet: Fleet) -> None:
     hosts = [Host(**each) for each in body["hosts"]]
     answers = fleet.ask({host: Call("clock", {}) for host in hosts}, FACTS_S, is_urgent=True)
     there = [host for host in hosts if answers[host].error is None]
-    if len(there) < body["spec"]["nodes"]:
+    if len(there) < JobSpec.load(body["spec"]).nodes:
         answers |= _facts(fleet, there, body)
         found = preflight.checks({host.name: _fact(answers[host]) for host in hosts}, wish_of(body))
         raise _error(found, list(answers.values()))
@@ -51,7 +52,7 @@ def seated(body: Mapping[str, Any], fleet: Fleet) -> list[Assignment]:
     Raises the reason for unusable hosts: CapacityError, ConfigError, CredentialError, UnreachableError.
     """
     hosts = [Host(**each) for each in body["hosts"]]
-    count, wish = body["spec"]["nodes"], wish_of(body)
+    count, wish = JobSpec.load(body["spec"]).nodes, wish_of(body)
     answers = _facts(fleet, hosts, body)
     fit = [host for host in hosts if not _failed(preflight.checks({host.name: _fact(answers[host])}, wish))]
     chosen = (fit if len(hosts) > count else hosts)[:count]
@@ -83,7 +84,7 @@ def examine(body: Mapping[str, Any], fleet: Fleet) -> list[Check]:
 def wish_of(body: Mapping[str, Any]) -> preflight.HostRequirements:
     """Return the job's requirements for each host."""
     return preflight.HostRequirements(
-        ranks=body["spec"]["nproc_per_node"],
+        ranks=JobSpec.load(body["spec"]).nproc_per_node,
         gpus=body["gpus"],
         ranks_are_chosen=body["ranks_are_chosen"],
         allow_busy=body["allow_busy"],

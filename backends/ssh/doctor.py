@@ -7,6 +7,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.ssh import hosts as config_hosts
+from cloudtrain.backends.ssh.block import Ssh
 from cloudtrain.backends.ssh.crew import examine
 from cloudtrain.backends.ssh.fleet import Call, fleet
 from cloudtrain.launcher.backend import Check, HostUse
@@ -23,7 +24,7 @@ NAME = "dddddddd"  # the suffix of a job name that no job has, for rendering a r
 def checks(config: JobConfig | None) -> list[Check]:
     """Return the checks of the config's hosts."""
     own = _own_ssh()
-    if own.verdict == "fail" or config is None or config.ssh is None or not config.ssh.hosts:
+    if own.verdict == "fail" or config is None or not config.block(Ssh).hosts:
         return [own]
     from cloudtrain.backends.ssh import check, request
     from cloudtrain.backends.ssh.backend import capacity
@@ -39,8 +40,8 @@ def checks(config: JobConfig | None) -> list[Check]:
 def hosts(config: JobConfig) -> list[HostUse]:
     """Return the use of each GPU of the config's hosts, in the config's order."""
     found = config_hosts.of_config(config)
-    folder = config.ssh.gpu_locks if config.ssh else None
-    answers = fleet().ask({host: Call("holders", {"lock_folder": folder}) for host in found}, is_urgent=True)
+    locks = {"lock_folder": config.block(Ssh).gpu_locks}
+    answers = fleet().ask({host: Call("holders", locks) for host in found}, is_urgent=True)
     return [
         use
         for host, answer in answers.items()

@@ -56,9 +56,9 @@ class Host(StoredRecord):
 
 def of_config(config: JobConfig) -> list[Host]:
     """Return the config's hosts, with the block's settings as defaults."""
-    block = config.ssh
-    if block is None:
-        return []
+    from cloudtrain.backends.ssh.block import Ssh  # a poll of a job's state needs no config
+
+    block = config.block(Ssh)
     return [
         Host(
             name=each.host,

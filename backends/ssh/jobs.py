@@ -13,6 +13,7 @@ from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.records import SshRef
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.agent.node_logs import Chunk
+from cloudtrain.entrypoints.contract import NodeStatus
 from cloudtrain.launcher.backend import JobRef, LogPage, Pace
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.job import State
@@ -35,8 +36,9 @@ def state(ref: JobRef) -> State:
     """Return the job's state, from node 0's answer, else from all nodes' answers. Raises UnreachableError."""
     handle = SshRef.load(ref)
     first = _look(handle, [0], lambda answers: True)[0]
-    if first.error is None and (first.told["alive"] or first.told["exit"]):
-        found = _fold(handle, {0: first})
+    if first.error is None:
+        status = NodeStatus.load(first.told)
+        found = _fold(handle, {0: first}) if status.alive or status.exit else None
         if found is not None:
             return found
     answers = _look(handle, range(len(handle.nodes)), lambda answers: _fold(handle, answers) is not None)
@@ -187,7 +189,7 @@ def _look(
 
 
 def _fold(handle: SshRef, answers: Mapping[int, HostAnswer]) -> State | None:
-    told = {node: answer.told for node, answer in answers.items() if answer.error is None}
+    told = {node: NodeStatus.load(answer.told) for node, answer in answers.items() if answer.error is None}
     return agent_state.fold(told, len(handle.nodes), can_shrink=handle.can_shrink) if told else None
 
 

@@ -8,6 +8,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from cloudtrain.backends.ssh.crew import Assignment
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.records import SshNode
 from cloudtrain.backends.ssh.sending import agent_spec
+from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.launcher.backend import Request, Shipment
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 
@@ -26,8 +28,8 @@ SAVE_S = 120.0  # from the stop request to a kill by the agents themselves (requ
 def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     """Prepare the hosts. Their disks stay from start to start; a shared checkpoint folder is shared here too."""
     body = request.body
-    spec, mirrored = stage.with_own_mirror(body["spec"])
-    body = {**body, "spec": spec, "attempt": stage.number}
+    job, mirrored = stage.with_own_mirror(JobSpec.load(body["spec"]))
+    body = {**body, "spec": replace(job, attempt=stage.number).dump()}
     shipment = Shipment(stage.bundle, stage.kept, stage.base, stage.secrets)
     token, nodes, given = secrets.token_hex(16), [], (stage.kept, stage.folder, stage.bundle.path)
     for number, address in enumerate(stage.addresses):
@@ -37,18 +39,18 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         node = _node(host, disk, body, stage)
         made: dict[str, Any] = {"python": sys.executable, "container": None, "lock": None, "environment": {}}
         told = agent_spec(number, seat, node, body, shipment, {host.name: str(stage.bundle.path)}, made)
-        told |= {"token": token, "colocated": 1}
-        Path(told["root"]).mkdir(parents=True)
-        told["environment"] = {**told["environment"], "CUDA_VISIBLE_DEVICES": ",".join(stage.gpus[number])}
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(stage.gpus[number])}
+        told = replace(told, token=token, environment={**told.environment, **visible})
+        Path(told.root).mkdir(parents=True)
         nodes.append(
             NodeRun(
                 hostname=_plain(host.name),
                 argv=(sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"),
                 env={**_login(disk), **stage.variables},
-                agents=(Path(told["root"]),),
+                agents=(Path(told.root),),
                 places={str(path): path for path in (*given, *stage.inputs.values())} | mirrored,
                 names={_plain(host.name): address},
-                cwd=told["root"],
+                cwd=told.root,
                 stdin=functools.partial(_message, told) if number else _message(told),
                 detaches=True,
             )
@@ -58,7 +60,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         tuple(nodes),
         notice="the agents are asked to stop, as `cloudtrain stop` does, and have 120 s",
         grace_s=SAVE_S,
-        checkpoints=Path(told["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"]) if shared else _of_first(stage, body),
+        checkpoints=Path(told.environment["CLOUDTRAIN_CHECKPOINT_DIR"]) if shared else _of_first(stage, body),
         replaced=(
             "ssh, the hosts' Python and what `ssh.environment` makes there: this machine's Python runs",
             "each host's disk is a folder here" + ("; the folder they share is one, too" if shared else ""),
@@ -94,10 +96,10 @@ def _login(disk: Path) -> dict[str, str]:
     return {"PATH": path, "HOME": str(disk), "LANG": "C.UTF-8", "USER": "rehearsal"}
 
 
-def _message(told: dict[str, Any], answer: str | None = None) -> str:
+def _message(spec: AgentSpec, answer: str | None = None) -> str:
     """Return the starter's message; for all hosts but the first, with the leader's address from the first answer."""
-    spec = told if answer is None else {**told, "head": json.loads(answer)["head"]}
-    return json.dumps({"folder": told["root"], "nodes": [spec]})
+    spec = spec if answer is None else replace(spec, head=json.loads(answer)["head"])
+    return json.dumps({"folder": spec.root, "nodes": [spec.dump()]})
 
 
 def _plain(name: str) -> str:

@@ -21,14 +21,14 @@ __all__ = ["build", "port_range"]
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Hosts may outnumber the instances: the send takes the first hosts that are fit and free."""
-    from cloudtrain.launcher.config.schema_backends import Ssh
+    from cloudtrain.backends.ssh.block import Ssh
 
-    name, block = platform_name(job_id, attempt), config.ssh or Ssh()
+    name, block = platform_name(job_id, attempt), config.block(Ssh)
     body = render.render_json(
         "ssh/request.json",
         name=name,
         plan=plan,
-        spec=job_spec(plan, config, job_id, attempt),
+        spec=job_spec(plan, config, job_id, attempt).dump(),
         bundle_sha256=bundle_sha256,
         grace_s=STOP_TAIL_S,
         gpu_model=(config.resources.accelerators or "").partition(":")[0] or None,

@@ -12,6 +12,7 @@ import secrets
 import tarfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from cloudtrain.backends.ssh.fleet import Call, Fleet, HostAnswer, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.records import SshNode, SshRef
 from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.store.home import identity, known_identity
@@ -53,12 +55,14 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     held.
     """
     body, lines = request.body, fleet()
+    job = JobSpec.load(body["spec"])
     shipment.sending.prepares()
     seats = seated(body, lines)
     seats = _holder_first(lines, body, seats)
     nodes = [_node(lines, number, seat, body) for number, seat in enumerate(seats)]
-    spec = body["spec"]
-    ref = SshRef(nodes, spec["nproc_per_node"], spec["min_nodes"] < len(seats), body["job"], body["attempt"]).dump()
+    job = JobSpec.load(body["spec"])
+    can_shrink = (job.min_nodes or job.nodes) < len(seats)
+    ref = SshRef(nodes, job.nproc_per_node, can_shrink, job.job, job.attempt).dump()
     owner = identity(shipment.home)
     made_of = {"owner": owner, "record": {"record": dict(shipment.record), "ref": ref}}
     _all(lines, {seat.host: Call("make", _folders(node) | made_of) for seat, node in zip(seats, nodes, strict=True)})
@@ -105,9 +109,8 @@ def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
 
     A host that cannot be asked is named, and hides no further host. Raises UnreachableError if no host can be asked.
     """
-    if config is not None and config.ssh is not None and config.ssh.hosts:
-        asked = hosts.of_config(config)
-    else:
+    asked = hosts.of_config(config) if config is not None else []
+    if not asked:
         notes = filter(None, map(atomic_json.read_json, (home / "ssh").glob("*/attempt-*.json")))
         asked = list(dict.fromkeys(node.host for note in notes for node in SshRef.load(note).nodes))
     found: dict[tuple[str, int], FoundAttempt] = {}
@@ -187,7 +190,7 @@ def _holder_first(lines: Fleet, body: Mapping[str, Any], seats: list[Assignment]
         return [same[0], *(seat for seat in seats if seat is not same[0])]
     say(f"{seats[0].host.name} fetches what was saved on {best.name}, which takes no part this time")
     offer = {"folder": there[best], "address": address_of(lines, best), "ports": body["ports"]}
-    name = newest[best]["name"] if body["spec"]["run"]["kind"] == "task" else None
+    name = newest[best]["name"] if JobSpec.load(body["spec"]).run.kind == "task" else None
     fetch = {
         **lines.tell(best, "offer", offer),
         "name": name,
@@ -246,33 +249,32 @@ def agent_spec(
     shipment: Shipment,
     paths: Mapping[str, str],
     made: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> AgentSpec:
     """Return the message for the host's agent."""
-    visible, nodes = "" if not body["gpus"] else ",".join(seat.takes), body["spec"]["nodes"]
+    job, visible = JobSpec.load(body["spec"]), "" if not body["gpus"] else ",".join(seat.takes)
     places = {f"CLOUDTRAIN_INPUT_{name.upper()}": uri for name, uri in node.inputs.items()}
     places |= {"CLOUDTRAIN_CHECKPOINT_DIR": node.checkpoints, "CLOUDTRAIN_OUTPUT_DIR": node.output}
-    return {
-        **{key: body[key] for key in ("job", "attempt", "max_duration_s", "limit_reason", "deadline_s", "grace_s")},
-        **{key: body[key] for key in ("max_restarts", "ports", "spec")},
-        "node": number,
-        "address": seat.address,
-        "root": node.root,
-        "bundle": paths[seat.host.name],
-        "sha256": shipment.bundle.sha256,
-        "python": made["python"],
-        "container": made["container"],
-        "environment_lock": made["lock"],
-        "mounts": _mounts(node),
-        "gpus": list(seat.takes) if body["gpus"] else [],
-        "environment": {"CUDA_VISIBLE_DEVICES": visible, **made["environment"], **body["environment"], **places},
-        "secrets": dict(shipment.secrets),
-        "colocated": 1,
-        "workdir": seat.workdir,
-        "silence_s": SILENCE_S,
-        "succeeds": nodes > 2,
-        "copies": _fetched_note(seat, body) if nodes > 1 else None,
-        "join_timeout_s": JOIN_S,
-    }
+    return AgentSpec(
+        job=job,
+        **{key: body[key] for key in ("max_duration_s", "limit_reason", "deadline_s", "grace_s", "ports")},
+        node=number,
+        address=seat.address,
+        root=node.root,
+        bundle=paths[seat.host.name],
+        sha256=shipment.bundle.sha256,
+        python=made["python"],
+        container=made["container"],
+        environment_lock=made["lock"],
+        mounts=_mounts(node),
+        gpus=tuple(seat.takes) if body["gpus"] else (),
+        environment={"CUDA_VISIBLE_DEVICES": visible, **made["environment"], **body["environment"], **places},
+        secrets=dict(shipment.secrets),
+        workdir=seat.workdir,
+        silence_s=SILENCE_S,
+        succeeds=job.nodes > 2,
+        copies=_fetched_note(seat, body) if job.nodes > 1 else None,
+        join_timeout_s=JOIN_S,
+    )
 
 
 def _fetched_note(seat: Assignment, body: Mapping[str, Any]) -> str:
@@ -280,13 +282,13 @@ def _fetched_note(seat: Assignment, body: Mapping[str, Any]) -> str:
     return f"{seat.workdir}/jobs/{body['job']}/fetched-{seat.name}.json"
 
 
-def _mounts(node: SshNode) -> list[list[Any]]:
+def _mounts(node: SshNode) -> tuple[tuple[str, bool], ...]:
     """Return a container's mounts besides the node's own folder: path, and whether the mount is read-only."""
     written = [node.checkpoints, node.output, *node.outputs.values()]
-    return [*([path, False] for path in written), *([path, True] for path in node.inputs.values())]
+    return (*((path, False) for path in written), *((path, True) for path in node.inputs.values()))
 
 
-def _start(lines: Fleet, seats: Sequence[Assignment], specs: list[dict[str, Any]], body: Mapping[str, Any]) -> None:
+def _start(lines: Fleet, seats: Sequence[Assignment], specs: Sequence[AgentSpec], body: Mapping[str, Any]) -> None:
     """Start node 0's agent, then the rest; if a start fails, stop all. Raises CapacityError, and the agents' errors.
 
     If several submits have each taken a part of the same hosts, the job with the smallest name keeps its hosts and
@@ -312,7 +314,7 @@ def _start(lines: Fleet, seats: Sequence[Assignment], specs: list[dict[str, Any]
 def _start_all(
     lines: Fleet,
     seats: Sequence[Assignment],
-    specs: Sequence[dict[str, Any]],
+    specs: Sequence[AgentSpec],
     body: Mapping[str, Any],
     keep_until_s: float,
 ) -> str | None:
@@ -320,9 +322,9 @@ def _start_all(
     about, token, head = {"job": body["job"], "nodes": len(seats)}, secrets.token_hex(16), None
 
     def call(number: int) -> Call:
-        seat, spec = seats[number], {**specs[number], "token": token, "head": head}
+        seat, spec = seats[number], replace(specs[number], token=token, head=head)
         locks = {"folder": body["gpu_locks"], "names": seat.takes, "about": {**about, "labels": dict(seat.labels)}}
-        return Call("start", {"request": {"folder": spec["root"], "nodes": [spec], "locks": locks}})
+        return Call("start", {"request": {"folder": spec.root, "nodes": [spec.dump()], "locks": locks}})
 
     waiting = list(range(len(seats)))
     while waiting:
@@ -360,9 +362,9 @@ def _why(seat: Assignment, told: Mapping[str, Any]) -> str:
     return f"{seat.host.name}: {told['why']}"
 
 
-def _give_up(lines: Fleet, seats: Sequence[Assignment], specs: Sequence[Mapping[str, Any]], *, for_ever: bool) -> None:
+def _give_up(lines: Fleet, seats: Sequence[Assignment], specs: Sequence[AgentSpec], *, for_ever: bool) -> None:
     calls = {
-        seat.host: Call("give_up", {"root": spec["root"], "for_ever": for_ever})
+        seat.host: Call("give_up", {"root": spec.root, "for_ever": for_ever})
         for seat, spec in zip(seats, specs, strict=True)
     }
     lines.ask(calls, is_urgent=True)

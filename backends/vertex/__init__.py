@@ -1,1 +1,18 @@
 """Google Vertex AI custom jobs."""
+
+from cloudtrain.launcher.backend_table import BackendTraits
+
+__all__ = ["TRAITS"]
+
+TRAITS = BackendTraits(
+    block="cloudtrain.backends.vertex.block.Vertex",
+    help="Google Vertex AI.",
+    example={"project": "my-project", "location": "europe-west4"},
+    aliases=("vertex-ai", "vertexai"),
+    foreign_keys={"project": "project_id gcp_project"},
+    siblings={"location": "region zone", "staging_bucket": "bucket"},
+    exclusive=(("network", "network_attachment"),),
+    sizes_disks=True,
+    derives_spot_prices=True,
+    ledgers={"gs": "cloudtrain.backends.vertex.cell"},
+)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cloudtrain.backends.vertex import feed, files, quotes, rest, secretmanager
+from cloudtrain.backends.vertex.block import Vertex
 from cloudtrain.backends.vertex.machine import block_of, choose, kind_of, location_of, place_of, project_of
 from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
 from cloudtrain.launcher.backend import Check, unasked
-from cloudtrain.launcher.config.schema_backends import Vertex
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.prices.quote import compared
 

@@ -20,6 +20,7 @@ from cloudtrain.backends.vertex import files, follow, outputs, rest, secretmanag
 from cloudtrain.backends.vertex.machine import block_of, location_of, project_of
 from cloudtrain.backends.vertex.records import VertexRef, VertexSending
 from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
+from cloudtrain.entrypoints.contract import SecretManagerSecrets
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.store.home import home as state_home
@@ -108,7 +109,7 @@ def find(request: Request, home: Path) -> JobRef | None:
 
 def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the running jobs of the project and location with our label."""
-    from cloudtrain.launcher.config.schema_backends import Vertex
+    from cloudtrain.backends.vertex.block import Vertex
 
     block = Vertex() if config is None else block_of(config)
     project, location = project_of(block), location_of(block)
@@ -223,6 +224,7 @@ def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
 
 def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> VertexRef:
     plan, numeric = VertexSending.load(request.beside), name.rpartition("/")[2]
+    order = plan.container_order
     place = f"locations/{plan.location}/training/{numeric}?project={plan.project}"
     return VertexRef(
         project=plan.project,
@@ -235,11 +237,11 @@ def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> Verte
         label=request.name,
         owner=owner,
         job=numeric,
-        nodes=plan.order["nodes"],
-        nproc_per_node=plan.order["nproc_per_node"],
-        limit_s=plan.order["max_duration_s"] if plan.limit_s is None else plan.limit_s,
-        limit_reason=plan.order["limit_reason"],
-        ended_uri=plan.order["ended_uri"],
+        nodes=order.job.nodes,
+        nproc_per_node=order.job.nproc_per_node,
+        limit_s=round(order.max_duration_s) if plan.limit_s is None else plan.limit_s,
+        limit_reason=order.limit_reason,
+        ended_uri=order.ended_uri or "",
         secret=_secret(plan, owner),
         url=f"https://console.cloud.google.com/agent-platform/{place}",
         sent_s=time.time(),
@@ -249,8 +251,8 @@ def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> Verte
 
 def _secret(plan: VertexSending, owner: str) -> str | None:
     """Return the name of the job's entry in Secret Manager, with a part of the owner: a name may repeat elsewhere."""
-    told = plan.order["secrets"]
-    return f"{told['secret']}-{owner[:8]}" if told else None
+    source = plan.container_order.secrets
+    return f"{source.secret}-{owner[:8]}" if isinstance(source, SecretManagerSecrets) else None
 
 
 def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipment) -> tuple[str, bool]:
@@ -299,8 +301,10 @@ def _order(plan: VertexSending, owner: str, fence: str, sent_s: float | None = N
 
     `sent_s` is the time of the send, None if the job may have been sent before.
     """
-    told = plan.order["secrets"] and {**plan.order["secrets"], "secret": f"{_secret(plan, owner)}/versions/latest"}
-    return {**plan.order, "secrets": told, "fence": fence, "token": secrets.token_hex(16), "sent_s": sent_s}
+    order = plan.container_order
+    if isinstance(order.secrets, SecretManagerSecrets):
+        order = replace(order, secrets=replace(order.secrets, secret=f"{_secret(plan, owner)}/versions/latest"))
+    return replace(order, fence=fence, token=secrets.token_hex(16), sent_s=sent_s).dump()
 
 
 def _with_marks(request: Request, owner: str, fence: str) -> dict[str, Any]:

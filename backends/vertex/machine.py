@@ -16,8 +16,8 @@ from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
+    from cloudtrain.backends.vertex.block import Vertex
     from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.config.schema_backends import Vertex
 
 __all__ = [
     "MachineChoice",
@@ -74,9 +74,9 @@ class VertexLocation:
 
 def block_of(config: JobConfig) -> Vertex:
     """Return the config's `vertex` block, or a block of defaults."""
-    from cloudtrain.launcher.config.schema_backends import Vertex  # a poll of a job's state needs no config
+    from cloudtrain.backends.vertex.block import Vertex  # a poll of a job's state needs no config
 
-    return config.vertex or Vertex()
+    return config.block(Vertex)
 
 
 def kind_of(config: JobConfig) -> Kind:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.backends.vertex import listprices, prices, rest
+from cloudtrain.backends.vertex.block import Vertex
 from cloudtrain.backends.vertex.machine import block_of, choose, label_of, location_of, project_of
 from cloudtrain.backends.vertex.rest import VertexAccess
-from cloudtrain.launcher.config.schema_backends import Vertex
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.metering import rate as rating
 from cloudtrain.launcher.metering.rate import Key, Quote, Rate

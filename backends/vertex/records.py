@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cloudtrain.entrypoints.contract import ContainerOrder
 from cloudtrain.launcher.backend import StoredRecord
 
 __all__ = ["VertexRef", "VertexSending"]
@@ -65,3 +66,8 @@ class VertexSending(StoredRecord):
     label: str
     kind: str
     limit_s: int | None = None
+
+    @property
+    def container_order(self) -> ContainerOrder:
+        """The container order in `order`."""
+        return ContainerOrder.load(self.order)

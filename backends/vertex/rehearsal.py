@@ -6,11 +6,14 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.vertex.records import VertexSending
 from cloudtrain.backends.vertex.request import boot_source
+from cloudtrain.entrypoints.contract import ContainerOrder, FetchedInput
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
@@ -28,11 +31,12 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     pools = request.body["jobSpec"]["workerPoolSpecs"]
     plan = VertexSending.load(request.beside)
     order, mirrored = _order(request.name, plan), dict[str, Path]()
-    if not str(order["checkpoint"].get("mirror")).startswith("gs://"):  # a folder here replaces another cloud's store
-        order, mirrored = stage.with_own_mirror(order)
-    _fill(stage, order["fetched"])
+    if not str(order.job.checkpoint.mirror).startswith("gs://"):  # a folder here replaces another cloud's store
+        job, mirrored = stage.with_own_mirror(order.job)
+        order = replace(order, job=job)
+    _fill(stage, order.fetched or {})
     _put(stage, plan.code_uri, stage.bundle.path.read_bytes())
-    _put(stage, plan.order_uri, json.dumps(order).encode())
+    _put(stage, plan.order_uri, json.dumps(order.dump()).encode())
     replicas = [(pool, index) for pool, spec in enumerate(pools) for index in range(int(spec["replicaCount"]))]
     if len(replicas) != len(stage.addresses):
         message = f"{len(replicas)} replicas are asked for, of which {len(stage.addresses)} train"
@@ -67,25 +71,25 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
                 names=dict(zip(hosts, stage.addresses, strict=True)),
             )
         )
-    checkpoints = order["checkpoint"]["mirror"] if mirrored else plan.checkpoint_uri or ""
+    checkpoints = str(order.job.checkpoint.mirror) if mirrored else plan.checkpoint_uri or ""
     return Rehearsal(
         tuple(nodes),
         notice="SIGTERM to every replica, SIGKILL after 30 s; all start again with empty disks, from the bucket",
         grace_s=GRACE_S,
-        checkpoints=Path(checkpoints) / order["job"] if mirrored else _file(stage, checkpoints),
+        checkpoints=Path(checkpoints) / order.job.job if mirrored else _file(stage, checkpoints),
         codes={"done": DONE, "interrupted": AGAIN},
         replaced=(
             "Cloud Storage and the metadata server: a folder here answers, by an address added to the boot's arguments",
             f"the image {task.get('imageUri') or task.get('executorImageUri')}",
-            *(["Secret Manager"] if plan.order["secrets"] else []),
+            *(["Secret Manager"] if plan.container_order.secrets else []),
             *(["how pip installs the boot's package"] if "pythonModule" in task else []),
         ),
     )
 
 
-def _order(name: str, plan: VertexSending) -> dict[str, Any]:
+def _order(name: str, plan: VertexSending) -> ContainerOrder:
     """Return the order as a send writes the order, without secrets: a rehearsal passes secrets as variables."""
-    return {**plan.order, "secrets": None, "token": name}
+    return replace(plan.container_order, secrets=None, token=name)
 
 
 def _argv(task: dict[str, Any], service: str) -> tuple[str, ...]:
@@ -133,10 +137,10 @@ def _put(stage: Stage, uri: str, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def _fill(stage: Stage, fetched: dict[str, Any]) -> None:
+def _fill(stage: Stage, fetched: Mapping[str, FetchedInput]) -> None:
     """Copy the inputs that exist here into the bucket; each missing input becomes one empty object."""
     for name, told in fetched.items():
-        target, source = _file(stage, told["uri"]), stage.inputs.get(name)
+        target, source = _file(stage, told.uri), stage.inputs.get(name)
         if source is not None and source.is_dir():
             shutil.copytree(source, target, dirs_exist_ok=True)
         elif source is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.resources import files
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -27,11 +28,19 @@ from cloudtrain.backends.vertex.machine import (
 )
 from cloudtrain.backends.vertex.records import VertexSending
 from cloudtrain.backends.vertex.regions import REGIONS, REGIONS_AS_OF
+from cloudtrain.entrypoints.contract import (
+    ContainerOrder,
+    ExitCodes,
+    FetchedInput,
+    Places,
+    SecretManagerSecrets,
+    SyncedFolder,
+)
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
-from cloudtrain.launcher.planning.job_spec import job_spec
+from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.regions import doubts
 from cloudtrain.launcher.text.units import format_duration
 
@@ -86,22 +95,20 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     checkpoints = config.checkpoint.uri or config.checkpoint.mirror or f"{place.root}/checkpoints"
     checkpoint_uri = f"{checkpoints.rstrip('/')}/{job_id}"
     output_uri = next(iter(config.outputs.values()), None) or f"{home}/output"
-    order = {
-        **job_spec(plan, config, job_id, attempt),
-        **_for_container(plan, config),
-        "bundle_sha256": bundle_sha256,
-        "carried": _carried(config, checkpoint_uri, output_uri, home),
-        "ended_uri": f"{home}/attempt-{attempt}/ended",
-        "kept_in": f"{home}/attempt-{attempt}",
-        "fence": name,  # for files sent by hand; each send by cloudtrain writes a new fence here and into the arguments
-    }
-    order |= _without_shared_disk(plan, config, order, checkpoint_uri)
-    if config.secrets:
-        order["secrets"] = {
-            "names": list(config.secrets),
-            "secret": f"projects/{place.project}/secrets/{name}",
-            "endpoint": block_of(config).endpoints.get("secretmanager"),
-        }
+    spec = job_spec(plan, config, job_id, attempt)
+    own = _own_order(plan, config, name)
+    order = container_order(
+        plan,
+        config,
+        spec,
+        bundle_sha256,
+        **own,
+        carried=_carried(config, checkpoint_uri, output_uri, home),
+        ended_uri=f"{home}/attempt-{attempt}/ended",
+        kept_in=f"{home}/attempt-{attempt}",
+        fence=name,  # for files sent by hand; each send by cloudtrain writes a new fence here and into the arguments
+    )
+    order_json = _without_shared_disk(plan, config, order, checkpoint_uri).dump()
     labels, renamed = _labels(config, job_id, attempt)
     wheel = _wheel_uri(place.root) if _is_prebuilt(config) else None
     job = {
@@ -127,7 +134,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         owner_uri=f"{home}/owner",
         checkpoint_uri=checkpoint_uri if checkpoint_uri.startswith("gs://") else None,
         output_uri=output_uri,
-        order=order,
+        order=order_json,
         limit_s=plan.cap_s,
         label=choice.label,
         kind=kind,
@@ -203,59 +210,51 @@ def _asked(plan: Plan, config: JobConfig, choice: MachineChoice, kind: Kind) -> 
     }
 
 
-def _for_container(plan: Plan, config: JobConfig) -> dict[str, Any]:
-    """Return the fields of container/container.py beside the job's spec; paths begin at the boot's folder."""
-    block = block_of(config)
-    inputs = {
-        name: {"uri": uri, "mounted": f"/gcs/{uri.removeprefix('gs://')}" if block.input_mode == "mount" else None}
-        for name, uri in config.inputs.items()
-    }
+def _own_order(plan: Plan, config: JobConfig, name: str) -> dict[str, Any]:
+    """Return Vertex AI's fields of the container order; paths begin at the boot's folder."""
+    block, place = block_of(config), place_of(config)
+    secret = f"projects/{place.project}/secrets/{name}"
+    secrets = SecretManagerSecrets(tuple(config.secrets), secret, block.endpoints.get("secretmanager"))
+    is_mounted = block.input_mode == "mount"
     return {
-        "environment": dict(config.env),
-        "secrets": None,
-        "deadline_s": plan.deadline_s,
-        "max_duration_s": plan.own_limit_s,
+        "secrets": secrets if config.secrets else None,
         "lead_s": plan.cap_s - plan.own_limit_s,
-        "limit_reason": plan.cap_reason,
         "grace_s": GRACE_S,
         "join_timeout_s": JOIN_TIMEOUT_S,
         "log": "json",
-        "exit_codes": {"permanent": PERMANENT, "again": AGAIN, "mended_by_a_start": []},
-        "fetched": inputs,
-        **({"environments_in": f"{place_of(config).root}/environments"} if config.requirements else {}),
-        "places": {
-            "own": "cloudtrain",
-            "bundle": BUNDLE,
-            "checkpoints": "checkpoints",
-            "output": "output",
-            "failure": None,
-            "inputs": {},
+        "exit_codes": ExitCodes(PERMANENT, AGAIN),
+        "fetched": {
+            key: FetchedInput(uri, f"/gcs/{uri.removeprefix('gs://')}" if is_mounted else None)
+            for key, uri in config.inputs.items()
         },
+        "environments_in": f"{place.root}/environments" if config.requirements else None,
+        "places": Places(own="cloudtrain", bundle=BUNDLE, checkpoints="checkpoints", output="output"),
     }
 
 
-def _without_shared_disk(plan: Plan, config: JobConfig, order: dict[str, Any], checkpoint_uri: str) -> dict[str, Any]:
-    """Return the fields of the order that change because each replica has a disk of its own."""
+def _without_shared_disk(plan: Plan, config: JobConfig, order: ContainerOrder, checkpoint_uri: str) -> ContainerOrder:
+    """Return the order with the changes for replicas that have a disk of their own."""
+    job = order.job
     if config.task:  # the trainer itself copies its checkpoints to the bucket
         mirror = config.checkpoint.mirror or checkpoint_uri.rpartition("/")[0]
-        return {"checkpoint": {**order["checkpoint"], "mirror": mirror}}
+        return replace(order, job=replace(job, checkpoint=replace(job.checkpoint, mirror=mirror)))
     if plan.instances > 1 and config.distributed.max_restarts:
         # A script's checkpoint on one replica reaches the remaining replicas only after a restart of all.
-        return {"max_restarts": 0, "exit_codes": {**order["exit_codes"], "mended_by_a_start": FAULTS}}
-    return {}
+        return replace(order, job=replace(job, max_restarts=0), exit_codes=ExitCodes(PERMANENT, AGAIN, tuple(FAULTS)))
+    return order
 
 
-def _carried(config: JobConfig, checkpoint_uri: str, output_uri: str, home: str) -> list[dict[str, Any]]:
+def _carried(config: JobConfig, checkpoint_uri: str, output_uri: str, home: str) -> tuple[SyncedFolder, ...]:
     """Return the folders that each node copies to the bucket and, with `back`, from the bucket at a start.
 
     A task's checkpoint folder is not among them: the trainer copies its checkpoints itself (checkpoint.mirror).
     """
-    found = [{"place": "output", "uri": output_uri, "back": False}]
+    found = [SyncedFolder("output", output_uri)]
     if not config.task:
-        found.append({"place": "checkpoints", "uri": checkpoint_uri, "back": True})
+        found.append(SyncedFolder("checkpoints", checkpoint_uri, back=True))
     if block_of(config).tensorboard:  # TensorBoard reads the files below AIP_TENSORBOARD_LOG_DIR
-        found.append({"place": "output/tensorboard", "uri": f"{home}/logs", "back": False})
-    return found
+        found.append(SyncedFolder("output/tensorboard", f"{home}/logs"))
+    return tuple(found)
 
 
 def _labels(config: JobConfig, job_id: str, attempt: int) -> tuple[dict[str, str], list[str]]:

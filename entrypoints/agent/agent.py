@@ -27,6 +27,7 @@ from cloudtrain.entrypoints.agent import gpulocks, gpumeter, log_times, transpor
 from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
 from cloudtrain.entrypoints.agent.membership import Fenced, Membership
+from cloudtrain.entrypoints.contract import AgentSpec, AgentState, ExitReport
 from cloudtrain.entrypoints.environments import dockerrun, venvs
 from cloudtrain.entrypoints.environments.job import Preparation
 from cloudtrain.entrypoints.job_files import EXIT, STATE, STOP, TELL_S, has_checkpoint
@@ -40,7 +41,7 @@ from cloudtrain.entrypoints.scripts.newest import newest
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.notices.teller import NodeNotifier
 
-__all__ = ["Agent", "supervise"]
+__all__ = ["Agent", "boot_module", "supervise"]
 
 TICK_S = 0.1
 KEEP_S = 60.0  # time to copy the kept files at the job's end
@@ -48,8 +49,8 @@ NOT_COPIED = f"agent: the kept files were not copied within {KEEP_S:.0f} s"
 MAX_FAILURES = 4  # per node, the root cause first: later failures are consequences
 
 
-def supervise(spec: dict[str, Any], server: socket.socket | None, stops: list[int]) -> dict[str, Any]:
-    """Supervise a node from this process, a container's first process; return the job's end, the value of exit.json.
+def supervise(spec: AgentSpec, server: socket.socket | None, stops: list[int]) -> ExitReport:
+    """Supervise a node from this process, a container's first process; return the node's exit report.
 
     `stops` are the stop signals that arrived before the call.
     """
@@ -63,57 +64,57 @@ class Agent:
     """The supervision of one node, from the first state on disk to exit.json."""
 
     def __init__(
-        self, spec: dict[str, Any], server: socket.socket | None, umask: int, taken: gpulocks.HeldLocks | None = None
+        self, spec: AgentSpec, server: socket.socket | None, umask: int, taken: gpulocks.HeldLocks | None = None
     ) -> None:
         self.spec = spec
         self.taken = taken  # the locks, held until this process ends
         self.umask = umask  # the user's own umask, for the files that the job writes
-        self.root = Path(spec["root"])
+        self.root = Path(spec.root)
         self.started_s = time.time()
-        self.report = Report(spec["node"])
+        self.report = Report(spec.node)
         self.note: str | None = None  # why the job runs on fewer nodes than planned
         self.boot: subprocess.Popen[bytes] | None = None
         self.asked_to_stop = False
         self.ended_s = 0.0  # when the ranks had ended, before the agent copied their files
         self.killed = False  # the agent killed this generation: then boot's signal is no failure
         door = None
-        if spec.get("succeeds") and server is None:  # a successor's listener
-            door = transport.on_free_port(spec, partial(transport.listen, spec["address"]))
+        if spec.succeeds and server is None:  # a successor's listener
+            door = transport.on_free_port(spec, partial(transport.listen, spec.address))
         self.held_port: socket.socket | None = None
         self.line = Membership(spec, server, self._fresh_port, door)
         self.times = log_times.TimeIndex(self.root / "log")
         self.terminated = False
-        self.ended: dict[str, Any] | None = None  # the content of exit.json
+        self.ended: ExitReport | None = None
         # The job's environment, if `python` alone is not enough: a venv locked against clean-up, or a container.
-        self.kept = venvs.hold(spec["environment_lock"]) if spec.get("environment_lock") else None
-        self.container = dockerrun.Container(**spec["container"]) if spec.get("container") else None
+        self.kept = venvs.hold(spec.environment_lock) if spec.environment_lock else None
+        self.container = dockerrun.Container(**spec.container) if spec.container else None
         self.preparation: Preparation | None = None  # the installation for `requirements` and `setup`
         self.told_s = 0.0  # when the state was last written
         self.meter: gpumeter.GpuMeter | None = None
         self.gathering: Gathering | None = None  # before boot starts
         self.launch: Callable[[], None] | None = None  # starts boot, after the gathering
-        self.checkpoints = Path(spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
-        run = spec["spec"]["run"]
-        self.is_task = run["kind"] == "task"
-        where = self.root / "code", self.checkpoints, run.get("keep", ()), self.root / "log" / "rank-0.log"
+        self.checkpoints = Path(spec.environment["CLOUDTRAIN_CHECKPOINT_DIR"])
+        run = spec.job.run
+        self.is_task = run.kind == "task"
+        where = self.root / "code", self.checkpoints, run.keep, self.root / "log" / "rank-0.log"
         self.keeper = None if self.is_task else FileKeeper(*where)
         self.teller = _teller(spec, self.started_s)
         self.replicas: Replicas | None = None
-        if spec.get("copies"):
-            self._share_checkpoints()
+        if spec.copies:
+            self._share_checkpoints(Path(spec.copies))
 
-    def _share_checkpoints(self) -> None:
+    def _share_checkpoints(self, note: Path) -> None:
         """Serve this node's checkpoints to all nodes; the first successor keeps a copy of the leader's checkpoints."""
         spec, folder = self.spec, self.checkpoints
-        server = transport.on_free_port(spec, lambda port: copies.serve(folder, spec["address"], port, spec["token"]))
-        self.report = replace(self.report, address=spec["address"], ports=(self.line.port, server.address[1]))
-        self.replicas = Replicas(folder, self.line.before, spec["token"], Path(spec["copies"]))
+        server = transport.on_free_port(spec, lambda port: copies.serve(folder, spec.address, port, spec.token))
+        self.report = replace(self.report, address=spec.address, ports=(self.line.port, server.address[1]))
+        self.replicas = Replicas(folder, self.line.before, spec.token, note)
 
     def run(self, announce: int | None = None, stops: Sequence[int] = ()) -> None:
         """Supervise to the job's end; write the pid to the pipe `announce` after the start."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self.terminated = bool(stops)
-        if self.replicas is not None and self.spec.get("replicates", True):
+        if self.replicas is not None and self.spec.replicates:
             self.replicas.start()
         atomic_json.reserve(self.root / "reserve")
         self._write_state()
@@ -123,24 +124,24 @@ class Agent:
         if self.teller is not None:
             self.teller.start()
         try:
-            bundle_file.unpack(Path(self.spec["bundle"]), self.spec["sha256"], self.root)
-            atomic_json.write_json(self.root / "spec.json", self.spec["spec"])
+            bundle_file.unpack(Path(self.spec.bundle), self.spec.sha256, self.root)
+            atomic_json.write_json(self.root / "spec.json", self.spec.job.dump())
             self._set(newest=self._newest())
             self._prepare()
         except (OSError, bundle_file.BundleError) as error:
-            self._set(phase="exited", code=EXIT_CONFIG, failures=(_failure(f"node {self.spec['node']}: {error}"),))
+            self._set(phase="exited", code=EXIT_CONFIG, failures=(_failure(f"node {self.spec.node}: {error}"),))
         try:
             while not self._turn():
                 pass
         except Exception as error:  # an error of the agent must not look like a lost machine
             traceback.print_exc()
-            self._end(_failed("error", f"the agent of node {self.spec['node']} failed: {error!r}"))
+            self._end(_failed("error", f"the agent of node {self.spec.node} failed: {error!r}"))
 
     def _prepare(self) -> None:
         """Start to install the ranks' environment, if the config has `setup`; ranks start after the installation."""
-        if not self.spec["spec"].get("setup"):
+        if self.spec.job.setup is None:
             return
-        first = Desired("run", 1, nodes=tuple(range(self.spec["spec"]["nodes"])))
+        first = Desired("run", 1, nodes=tuple(range(self.spec.job.nodes)))
         self.note = "its packages are being installed"
         self.preparation = Preparation(self.spec, self._environment(first, self._result()), self.umask)
         self._set(phase="preparing")
@@ -150,8 +151,8 @@ class Agent:
         if failure := made.get("failure"):
             self._set(phase="exited", code=EXIT_CONFIG, failures=(failure,))
             return
-        environment = {**self.spec["environment"], **made["environment"]}
-        self.spec = {**self.spec, "python": made["python"], "environment": environment}
+        environment = {**self.spec.environment, **made["environment"]}
+        self.spec = replace(self.spec, python=made["python"], environment=environment)
         self._set(phase="idle")
 
     def _turn(self) -> bool:
@@ -160,7 +161,7 @@ class Agent:
         try:
             desired = self.line.exchange(self.report)
         except Fenced as cut:
-            self._end({**_failed("node_failure", str(cut)), "fenced": True})
+            self._end(replace(_failed("node_failure", str(cut)), fenced=True))
             return True
         self.times.note(time.time())
         if time.monotonic() - self.told_s > TELL_S:
@@ -184,7 +185,7 @@ class Agent:
             self.report = replace(self.report, gpus=self.meter.latest)
         if self.report.phase != "running" or desired.nodes[:1] != (self.report.node,):
             return
-        reports, ranks = {**self.line.reports, self.report.node: self.report}, self.spec["spec"]["nproc_per_node"]
+        reports, ranks = {**self.line.reports, self.report.node: self.report}, self.spec.job.nproc_per_node
         known = [(place * ranks, reports[node].gpus) for place, node in enumerate(desired.nodes) if node in reports]
         told = [(first + local, each) for first, some in known for local, each in enumerate(some)]
         self.meter.tell(self.root / "log" / "rank-0.log", told)
@@ -237,7 +238,7 @@ class Agent:
 
     def _may_begin_anew(self) -> bool:
         """Return whether ranks may start although files could not be fetched: a checkpoint exists, or never existed."""
-        is_first = self.report.generation == 1 and self.spec["attempt"] == 1
+        is_first = self.report.generation == 1 and self.spec.job.attempt == 1
         return is_first or has_checkpoint(self.checkpoints)
 
     def _fresh_port(self) -> int:
@@ -289,9 +290,9 @@ class Agent:
     def _in_container(self) -> dockerrun.Start:
         """Return this generation's start in the container."""
         spec = self.spec
-        mounts = tuple(dockerrun.Mount(path, is_read_only) for path, is_read_only in spec["mounts"])
-        who = (spec["job"], spec["attempt"], spec["node"], self.report.generation)
-        return dockerrun.Start(*who, str(self.root), mounts, tuple(spec["gpus"]))
+        mounts = tuple(dockerrun.Mount(path, is_read_only) for path, is_read_only in spec.mounts)
+        who = (spec.job.job, spec.job.attempt, spec.node, self.report.generation)
+        return dockerrun.Start(*who, str(self.root), mounts, spec.gpus)
 
     def _result(self) -> Path:
         return self.root / "result" / str(self.report.generation)
@@ -304,7 +305,7 @@ class Agent:
         places = [place for place in self.line.places if place[0] != self.report.node]
         if self.replicas is not None and places and (not self.is_task or self.report.node == desired.nodes[0]):
             sources = [(address, port) for _, address, _, port in places]
-            where = self.checkpoints, sources, self.spec["token"], Path(self.spec["copies"])
+            where = self.checkpoints, sources, self.spec.token, self.replicas.note
             merged = self.keeper.tops if self.keeper is not None else ()
             self.gathering = Gathering(*where, newest_alone=self.is_task, merged=merged)
 
@@ -314,22 +315,22 @@ class Agent:
         if resume is not None and not resume.exists():
             fault = f"{desired.resume}, from which the job resumes, is only on another node's disk"
         if fault is not None:
-            message = f"node {self.spec['node']}: {fault}"
+            message = f"node {self.spec.node}: {fault}"
             self._set(phase="exited", code=EXIT_FAILED, failures=(_failure(message, "lost"),))
             return
         try:
             result.mkdir(parents=True, exist_ok=True)
             argv, env = (
-                [self.spec["python"], "-m", "cloudtrain.entrypoints.agent.boot"],
+                [self.spec.python, "-m", boot_module(self.root)],
                 self._environment(desired, result),
             )
             if self.container is not None:
                 start = self._in_container()
                 dockerrun.note(self.container, start)
-                argv, env = dockerrun.command(self.container, start, env, self.spec["secrets"], argv[1:])
+                argv, env = dockerrun.command(self.container, start, env, self.spec.secrets, argv[1:])
             with (self.root / "log" / "boot.log").open("ab") as log:
                 if self.meter is None:
-                    self.meter = gpumeter.GpuMeter(env.get("CUDA_VISIBLE_DEVICES"), self.spec["spec"]["nproc_per_node"])
+                    self.meter = gpumeter.GpuMeter(env.get("CUDA_VISIBLE_DEVICES"), self.spec.job.nproc_per_node)
                 self.boot = subprocess.Popen(
                     argv,
                     cwd=self.root,
@@ -342,15 +343,15 @@ class Agent:
                 )
             if self.container is not None:
                 assert self.boot.stdin is not None
-                dockerrun.hand(self.boot.stdin, self.spec["secrets"])
+                dockerrun.hand(self.boot.stdin, self.spec.secrets)
         except OSError as error:
-            message = f"node {self.spec['node']} cannot start {self.spec['python']}: {error}"
+            message = f"node {self.spec.node} cannot start {self.spec.python}: {error}"
             self._set(phase="exited", code=EXIT_CONFIG, failures=(_failure(message),))
 
     def _resume_path(self, desired: Desired) -> Path | None:
         """Return the checkpoint that a script resumes from; None for the first start with `resume: never`."""
-        is_first = desired.generation == 1 and self.spec["attempt"] == 1
-        if desired.resume is None or (is_first and self.spec["spec"]["checkpoint"]["resume"] == "never"):
+        is_first = desired.generation == 1 and self.spec.job.attempt == 1
+        if desired.resume is None or (is_first and self.spec.job.checkpoint.resume == "never"):
             return None
         return self.checkpoints / desired.resume
 
@@ -358,37 +359,37 @@ class Agent:
         """Return the environment of boot and the ranks; the job's `env` and secrets override machine variables."""
         spec = self.spec
         # Without time to save before the end, no deadline is passed on: `on_limit: stop` stops without a save.
-        saves = spec["deadline_s"] < spec["max_duration_s"]
+        saves = spec.deadline_s < spec.max_duration_s
         # The wall clock may have changed since this agent's start, so the remaining time counts.
-        end_s = time.time() + spec["max_duration_s"] - self.line.now_s()
+        end_s = time.time() + spec.max_duration_s - self.line.now_s()
         deadline = {"CLOUDTRAIN_DEADLINE": f"{end_s:.0f}"} if saves else {}
         resume = self._resume_path(desired)
         beside = {
             **deadline,
             **({"CLOUDTRAIN_RESUME_PATH": str(resume)} if resume is not None else {}),
-            "CLOUDTRAIN_JOB": spec["job"],
-            "CLOUDTRAIN_ATTEMPT": str(spec["attempt"]),
-            "CLOUDTRAIN_NODE_RANK": str(desired.nodes.index(spec["node"])),
+            "CLOUDTRAIN_JOB": spec.job.job,
+            "CLOUDTRAIN_ATTEMPT": str(spec.job.attempt),
+            "CLOUDTRAIN_NODE_RANK": str(desired.nodes.index(spec.node)),
             "CLOUDTRAIN_NUM_NODES": str(len(desired.nodes)),
             "CLOUDTRAIN_HEAD": f"{self.line.head_address}:{desired.port}",
-            "CLOUDTRAIN_ADDRESS": spec["address"],
+            "CLOUDTRAIN_ADDRESS": spec.address,
             "CLOUDTRAIN_SPEC": str(self.root / "spec.json"),
             "CLOUDTRAIN_RESTART": str(desired.generation - 1),
             "CLOUDTRAIN_RESULT_DIR": str(result),
             "CLOUDTRAIN_LOG_DIR": str(self.root / "log"),
             "CLOUDTRAIN_CODE_DIR": str(self.root / "code"),
-            "CLOUDTRAIN_GRACE": f"{spec['grace_s']:.0f}",
+            "CLOUDTRAIN_GRACE": f"{spec.grace_s:.0f}",
         }
         # The user's own PYTHONPATH stays, after the folder of boot and the trainer.
         machine = os.environ if self.container is None else dockerrun.inherited(os.environ)
-        theirs = spec["environment"].get("PYTHONPATH", machine.get("PYTHONPATH"))
+        theirs = spec.environment.get("PYTHONPATH", machine.get("PYTHONPATH"))
         path = os.pathsep.join(filter(None, [str(self.root / "runtime"), theirs]))
         # torchrun limits ranks to one thread only on nodes with several ranks; several nodes on a machine need a limit.
-        threads = max(1, processes.cores() // (spec["colocated"] * spec["spec"]["nproc_per_node"]))
+        threads = max(1, processes.cores() // (spec.colocated * spec.job.nproc_per_node))
         defaults = {"OMP_NUM_THREADS": str(threads)}
-        known = {**spec["environment"], **beside}
-        own = {name: variables.expanded(value, known) for name, value in spec["environment"].items()}
-        return {**defaults, **machine, **own, **spec["secrets"], **beside, "PYTHONPATH": path}
+        known = {**spec.environment, **beside}
+        own = {name: variables.expanded(value, known) for name, value in spec.environment.items()}
+        return {**defaults, **machine, **own, **spec.secrets, **beside, "PYTHONPATH": path}
 
     def _boot_code(self) -> int | None:
         """Reap every ended child of the subreaper; return boot's exit code once it has one."""
@@ -415,13 +416,13 @@ class Agent:
             code = EXIT_CONFIG if fault else dockerrun.boot_code(code)
         if code < 0 and not failures and not self.killed:
             name = signal.Signals(-code).name
-            failures = (_failure(f"boot of node {self.spec['node']} was killed by {name}", "signal"),)
+            failures = (_failure(f"boot of node {self.spec.node} was killed by {name}", "signal"),)
         saved = atomic_json.read_json(result / "outcome.json") if code == EXIT_SAVED else None
         newest = self.keeper.newest if self.keeper is not None else None
         told = {"failures": failures, "saved": saved, "newest": newest}
         self._set(phase="exited", code=code if code >= 0 else EXIT_FAILED, **told)
 
-    def _end(self, verdict: dict[str, Any]) -> None:
+    def _end(self, verdict: ExitReport) -> None:
         if self.teller is not None:
             self.teller.end(verdict)
         if self.meter is not None:
@@ -435,13 +436,20 @@ class Agent:
             self.teller.finish()
             self.times.note(time.time())
         unkept = self._tell_unkept()
-        resumable = verdict["state"] != "succeeded" and has_checkpoint(self.checkpoints)
-        times = {"started_s": self.started_s, "ended_s": time.time()}
-        held = {"held_s": self.line.held_s(), "gone_s": self.line.gone_s()}
-        self.ended = {**verdict, "resumable": resumable, **times, **held, "unkillable": stuck, "unkept": unkept}
+        resumable = verdict.state != "succeeded" and has_checkpoint(self.checkpoints)
+        self.ended = replace(
+            verdict,
+            resumable=resumable,
+            started_s=self.started_s,
+            ended_s=time.time(),
+            held_s=self.line.held_s(),
+            gone_s=self.line.gone_s(),
+            unkillable=tuple(stuck),
+            unkept=tuple(unkept),
+        )
         self._write(EXIT, self.ended)
         self._set(phase="ended")
-        if verdict["state"] == "succeeded":  # `code` stays: a script runs in `code`, and may have written files
+        if verdict.state == "succeeded":  # `code` stays: a script runs in `code`, and may have written files
             for name in ("runtime", "reserve"):
                 shutil.rmtree(self.root / name, ignore_errors=True)
 
@@ -451,24 +459,24 @@ class Agent:
             self._write_state()
 
     def _write_state(self) -> None:
-        state = {
-            "pid": os.getpid(),
-            "stamp": processes.stamp(os.getpid()),
-            "machine": os.uname().nodename,
-            "phase": self.report.phase,
-            "generation": self.report.generation,
-            "detail": self.note,
-            "started_s": self.started_s,
-            "held_s": self.line.now_s(),
-            "zero_s": self.line.zero_s,
-            "gone_s": self.line.gone_s(),
-        }
+        state = AgentState(
+            pid=os.getpid(),
+            stamp=processes.stamp(os.getpid()),
+            machine=os.uname().nodename,
+            phase=self.report.phase,
+            generation=self.report.generation,
+            detail=self.note,
+            started_s=self.started_s,
+            held_s=self.line.now_s(),
+            zero_s=self.line.zero_s,
+            gone_s=self.line.gone_s(),
+        )
         self.told_s = time.monotonic()
         self._write(STATE, state)
 
-    def _write(self, name: str, value: dict[str, Any]) -> None:
+    def _write(self, name: str, value: AgentState | ExitReport) -> None:
         try:
-            atomic_json.write_json(self.root / name, value)
+            atomic_json.write_json(self.root / name, value.dump())
         except OSError as error:  # the supervisor continues: ending the job matters more than the record
             print(f"agent: {name} cannot be written: {error}", file=sys.stderr)
 
@@ -476,20 +484,26 @@ class Agent:
         self.terminated = True  # the machine shuts down, or a user sent the signal: save, then stop the job
 
 
-def _teller(spec: dict[str, Any], began_s: float) -> NodeNotifier | None:
+def _teller(spec: AgentSpec, began_s: float) -> NodeNotifier | None:
     """Return the job's notifier, None if the job sends no notifications by itself."""
-    if not spec["spec"].get("notices"):
+    if spec.job.notices is None:
         return None
     from cloudtrain.entrypoints.notices import teller
 
     return teller.of_agent(spec, began_s)
 
 
+def boot_module(root: Path) -> str:
+    """Return the name of boot in the bundle's runtime: a resumed job of version 0.1 has the bundle of its submit."""
+    has_rooms = (root / "runtime" / "cloudtrain" / "entrypoints" / "agent" / "boot.py").exists()
+    return "cloudtrain.entrypoints.agent.boot" if has_rooms else "cloudtrain.entrypoints.boot"
+
+
 def _failure(message: str, kind: str = "config") -> dict[str, Any]:
     return {"rank": None, "kind": kind, "message": message, "time_s": time.time()}
 
 
-def _failed(reason: str, message: str) -> dict[str, Any]:
+def _failed(reason: str, message: str) -> ExitReport:
     """Return the verdict of a node that cannot receive node 0's verdict."""
     error = {"rank": None, "kind": "lost", "message": message}
-    return {"state": "failed", "reason": reason, "error": error, "restarts": 0, "restarted_after": []}
+    return ExitReport("failed", reason, error)

@@ -32,6 +32,7 @@ from typing import Any, TextIO
 from cloudtrain.entrypoints import atomic_json, events, processes
 from cloudtrain.entrypoints.agent import last_lines
 from cloudtrain.entrypoints.agent import node as nodes
+from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.rank import heartbeat, variables
 from cloudtrain.entrypoints.scripts import meeting
 
@@ -65,7 +66,7 @@ def main() -> int:
     processes.become_subreaper()
     variables.deadline_s(os.environ)  # before the wait for node 0's name
     try:
-        spec = json.loads(Path(os.environ["CLOUDTRAIN_SPEC"]).read_text())
+        spec = JobSpec.load(json.loads(Path(os.environ["CLOUDTRAIN_SPEC"]).read_text()))
         node = nodes.identify(os.environ)
     except (OSError, KeyError, ValueError) as error:
         return _refuse(f"boot: cannot read the job's spec: {error!r}")
@@ -97,34 +98,34 @@ def main() -> int:
         heartbeat.Supervisor(os.getppid()).wait()
         if stuck:
             print(f"boot: processes {stuck} could not be killed", file=sys.stderr)
-        code, failures = _outcome(folder, ended, spec["nproc_per_node"])
+        code, failures = _outcome(folder, ended, spec.nproc_per_node)
         if code == EXIT_DONE and (alone := _alone(folder, spec, node.count)):
             code, failures = EXIT_CONFIG, [alone]
         return _finish(code, _with_memory(failures, processes.killed_for_memory() - killed_before))
 
 
-def torchrun_command(spec: dict[str, Any], node: nodes.Node, head: str, scratch: Path) -> list[str]:
+def torchrun_command(spec: JobSpec, node: nodes.Node, head: str, scratch: Path) -> list[str]:
     """Return the command line of torchrun on this node; its own files go below `scratch`, not into the temp folder.
 
     With cloudtrain's agent, which restarts the whole job and chooses the port: static rendezvous, ranks in node order.
     Else c10d and torchrun's own restarts. `--` protects the script's flags: torchrun takes ambiguous prefixes of its
     own options (`--log`, `--max`) even after the script's name.
     """
-    count, nproc = node.count, str(spec["nproc_per_node"])
+    count, nproc = node.count, str(spec.nproc_per_node)
     if node.platform == "agent":
         meet = ["--rdzv-backend=static", f"--node-rank={node.rank}", f"--master-addr={head}"]
         meet += [f"--master-port={node.port}", "--max-restarts=0", f"--rdzv-conf=timeout={JOIN_TIMEOUT_S}"]
     elif count == 1:
-        meet = ["--standalone", f"--max-restarts={spec['max_restarts']}"]
+        meet = ["--standalone", f"--max-restarts={spec.max_restarts}"]
     else:
         conf = f"is_host={int(node.rank == 0)},join_timeout={JOIN_TIMEOUT_S},read_timeout=120"
         meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={head}:{node.port}", f"--rdzv-conf={conf}"]
-        meet += [f"--rdzv-id={spec['job']}-{spec['attempt']}", f"--max-restarts={spec['max_restarts']}"]
-    run = spec["run"]
+        meet += [f"--rdzv-id={spec.job}-{spec.attempt}", f"--max-restarts={spec.max_restarts}"]
+    run = spec.run
     # torchrun takes `$` in its arguments for macros (string.Template).
-    args = [*run.get("args", ()), *(run.get("resume_args", ()) if "CLOUDTRAIN_RESUME_PATH" in os.environ else ())]
-    words = [] if run["kind"] == "task" else [word.replace("$", "$$") for word in (run["target"], *args)]
-    what = [run["kind"], *words]
+    args = [*run.args, *(run.resume_args if "CLOUDTRAIN_RESUME_PATH" in os.environ else ())]
+    words = [] if run.kind == "task" else [word.replace("$", "$$") for word in (run.target, *args)]
+    what = [run.kind, *words]
     return [
         *(sys.executable, "-u", "-m", "cloudtrain.entrypoints.agent.elastic"),
         *(f"--nnodes={count}", f"--nproc-per-node={nproc}", *meet),
@@ -176,7 +177,7 @@ class _Ended:
     failures: tuple[dict[str, Any], ...] = ()
 
 
-def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: dict[str, Any]) -> _Ended:
+def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: JobSpec) -> _Ended:
     """Run torchrun and relay signals, until torchrun ends or boot must end torchrun."""
     asked_s: list[float] = []
     with _torchrun_log() as log:
@@ -193,10 +194,10 @@ def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: d
         return _watch(child, asked_s, folder, spec)
 
 
-def _watch(child: subprocess.Popen[bytes], asked_s: list[float], folder: Path, spec: dict[str, Any]) -> _Ended:
+def _watch(child: subprocess.Popen[bytes], asked_s: list[float], folder: Path, spec: JobSpec) -> _Ended:
     """Return when torchrun has ended, stays after the work or the job's deadline is over, or when a rank hangs."""
     supervisor = heartbeat.Supervisor(os.getppid())
-    beats = heartbeat.Watch(folder, spec.get("hang_timeout_s", math.inf), time.monotonic())
+    beats = heartbeat.Watch(folder, spec.hang_timeout_s or math.inf, time.monotonic())
     over_s: float | None = None
     limit_s = _limit_s(os.environ, time.monotonic())
     while True:
@@ -206,7 +207,7 @@ def _watch(child: subprocess.Popen[bytes], asked_s: list[float], folder: Path, s
         supervisor.look(now_s)
         if asked_s and now_s - asked_s[0] > SHUTDOWN_TIMEOUT_S + EXIT_DEADLINE_S:
             return _Ended(None, True)
-        if (patience_s := _patience_s(folder, spec["nproc_per_node"])) is not None:
+        if (patience_s := _patience_s(folder, spec.nproc_per_node)) is not None:
             over_s = now_s if over_s is None else over_s
             if now_s - over_s > patience_s:
                 print(f"boot: the work is done, but torchrun stayed for {patience_s:.0f} s more: killed", flush=True)
@@ -315,10 +316,10 @@ def _outcome(folder: Path, ended: _Ended, nproc: int) -> tuple[int, list[dict[st
     ]
 
 
-def _alone(folder: Path, spec: dict[str, Any], nodes_count: int) -> dict[str, Any] | None:
+def _alone(folder: Path, spec: JobSpec, nodes_count: int) -> dict[str, Any] | None:
     """Return the failure of a script if the ranks have ended well but joined no common group."""
-    nproc, run = spec["nproc_per_node"], spec["run"]
-    if run["kind"] == "task" or run.get("allow_alone") or nproc * nodes_count == 1:
+    nproc, run = spec.nproc_per_node, spec.run
+    if run.kind == "task" or run.allow_alone or nproc * nodes_count == 1:
         return None
     return meeting.failure(folder, nproc, nproc * nodes_count)
 

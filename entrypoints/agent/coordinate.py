@@ -8,10 +8,11 @@ generation, on fewer nodes if a node was lost and the job may continue without t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_SAVED, root_cause_first
+from cloudtrain.entrypoints.contract import ExitReport, ExitState
 
 __all__ = ["WAIT", "Coordinator", "Desired", "Report", "Rules"]
 
@@ -66,19 +67,20 @@ class Desired:
     nodes: tuple[int, ...] = ()
     note: str | None = None
     reason: str | None = None
-    verdict: dict[str, Any] | None = None
+    verdict: ExitReport | None = None
     places: tuple[tuple[int, str, int, int], ...] = ()
     resume: str | None = None
 
     def dump(self) -> dict[str, Any]:
         """Return the fields for JSON."""
-        return asdict(self)
+        return {**vars(self), "verdict": self.verdict and self.verdict.dump()}
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Desired:
         """Return the desired state from the JSON of `dump`."""
         places = tuple((node, address, line, copies) for node, address, line, copies in data.get("places", ()))
-        return cls(**{**data, "nodes": tuple(data.get("nodes", ())), "places": places})
+        verdict = data.get("verdict") and ExitReport.load(data["verdict"])
+        return cls(**{**data, "nodes": tuple(data.get("nodes", ())), "places": places, "verdict": verdict})
 
 
 WAIT = Desired()
@@ -285,14 +287,10 @@ class Coordinator:
             return self._end("stopped", self.desired.reason, {"rank": None, "kind": "stop", "message": message})
         return self.desired
 
-    def _end(self, state: str, reason: str | None, error: dict[str, Any] | None = None) -> Desired:
-        verdict = {
-            "state": state,
-            "reason": "user" if reason == "now" else reason,
-            "error": error,
-            "restarts": self.restarts,
-            "restarted_after": self.history,
-        }
+    def _end(self, state: ExitState, reason: str | None, error: dict[str, Any] | None = None) -> Desired:
+        verdict = ExitReport(
+            state, "user" if reason == "now" else reason, error, self.restarts, restarted_after=tuple(self.history)
+        )
         return replace(self.desired, want="end", verdict=verdict)
 
 

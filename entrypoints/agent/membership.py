@@ -13,10 +13,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from cloudtrain.entrypoints.agent import transport
 from cloudtrain.entrypoints.agent.coordinate import Coordinator, Desired, Report, Rules
+from cloudtrain.entrypoints.contract import AgentSpec
 
 __all__ = ["Fenced", "Membership"]
 
@@ -35,29 +35,30 @@ class Membership:
 
     def __init__(
         self,
-        spec: dict[str, Any],
+        spec: AgentSpec,
         server: socket.socket | None,
         fresh_port: Callable[[], int],
         door: socket.socket | None = None,
     ) -> None:
         """`server` is the leader's listener; `door` is the listener of a node that may take over."""
-        self.node: int = spec["node"]
-        self.head_address: str = spec["head"][0]  # the leader's address
+        self.node = spec.node
+        head = spec.head or (spec.address, 0)
+        self.head_address = head[0]  # the leader's address
         # Of the current nodes: number, address, port of the membership connection, port of the copies.
         self.places: tuple[tuple[int, str, int, int], ...] = ()
         self._spec = spec
         self._fresh_port = fresh_port
         self.zero_s = time.monotonic()  # start of the clock for the node's time in use
-        self._silence_s: float = spec.get("silence_s", transport.SILENCE_S)
-        self._join_timeout_s: float = spec.get("join_timeout_s", JOIN_TIMEOUT_S)
+        self._silence_s = transport.SILENCE_S if spec.silence_s is None else spec.silence_s
+        self._join_timeout_s = JOIN_TIMEOUT_S if spec.join_timeout_s is None else spec.join_timeout_s
         self._coordinator = Coordinator(_rules(spec, self._join_timeout_s))
-        self._head = transport.LeaderEnd(server, spec["token"], self._silence_s) if server else None
+        self._head = transport.LeaderEnd(server, spec.token, self._silence_s) if server else None
         self._member: transport.FollowerEnd | None = None
         if server is None:
             # The starter begins with node 0's agent, so a refused connection means that node 0 has ended.
-            refusal_s = transport.BEAT_S + transport.CLOSED_S if spec.get("head_listens") else self._join_timeout_s
+            refusal_s = transport.BEAT_S + transport.CLOSED_S if spec.head_listens else self._join_timeout_s
             patience_s = (self._silence_s, self._join_timeout_s, refusal_s)
-            self._member = transport.FollowerEnd(tuple(spec["head"]), spec["token"], *patience_s)
+            self._member = transport.FollowerEnd(head, spec.token, *patience_s)
         self._decider = 0
         self._lost_heads: set[int] = set()
         self._last = Desired()  # the desired state when the last leader was lost
@@ -65,7 +66,7 @@ class Membership:
         self._tell_missing_s = WAITING_S
         self._gone_s: dict[int, float] = {}  # nodes that the job gave up: when
         self._left_out_s: dict[int, float] = {}  # nodes without a place in the newest generation: since when
-        self._may_succeed = bool(spec.get("succeeds"))
+        self._may_succeed = spec.succeeds
         self._door = door
         self._turned_s = time.monotonic()
         self._is_open = True
@@ -93,7 +94,7 @@ class Membership:
 
     def held_s(self) -> float:
         """Return the mean time in seconds that a node of the job was in use, by the monotonic clock."""
-        nodes, now_s = self._spec["spec"]["nodes"], self.now_s()
+        nodes, now_s = self._spec.job.nodes, self.now_s()
         held_s: float = sum(self._gone_s.get(node, now_s) for node in range(nodes)) / nodes
         return held_s
 
@@ -115,7 +116,7 @@ class Membership:
             found = self._decide(report)
         self.places = tuple(place for place in found.places if place[0] in found.nodes or not found.nodes)
         if found.nodes:
-            left_out = set(range(self._spec["spec"]["nodes"])) - set(found.nodes)
+            left_out = set(range(self._spec.job.nodes)) - set(found.nodes)
             self._left_out_s = {node: self._left_out_s.get(node, self.now_s()) for node in left_out}
         return found
 
@@ -178,7 +179,7 @@ class Membership:
         self._gone_s |= dict.fromkeys(coordinator.gone - self._gone_s.keys(), now_s)
         if desired.want == "wait" and now_s >= self._tell_missing_s:
             self._tell_missing_s = now_s + WAITING_AGAIN_S
-            missing = self._named(set(range(self._spec["spec"]["nodes"])) - reports.keys())
+            missing = self._named(set(range(self._spec.job.nodes)) - reports.keys())
             print(f"waiting for node {missing} to start, for {now_s:.0f} s so far", flush=True)
         return desired
 
@@ -192,9 +193,9 @@ class Membership:
         coordinator, now_s = self._coordinator, self.now_s()
         desired = coordinator.decide({self.node: replace(report, failures=())}, set(), now_s, self._fresh_port)
         is_answered_soon = member.is_connected and now_s - coordinator.since_s < transport.CLOSED_S
-        if desired.verdict is None or desired.verdict["state"] != "stopped" or is_answered_soon:
+        if desired.verdict is None or desired.verdict.state != "stopped" or is_answered_soon:
             return None
-        return replace(desired, verdict={**desired.verdict, "fenced": True})
+        return replace(desired, verdict=replace(desired.verdict, fenced=True))
 
     def _without_head(self, report: Report) -> Desired:
         """Return the desired state without a leader: the ranks end, while this node connects to the successor."""
@@ -217,19 +218,19 @@ class Membership:
             self._take_over(last)
         else:
             patience_s = self._silence_s * HEIR_SHARE
-            self._member = transport.FollowerEnd(place[1:3], self._spec["token"], self._silence_s, patience_s)
+            self._member = transport.FollowerEnd(place[1:3], self._spec.token, self._silence_s, patience_s)
         return self._last
 
     def _take_over(self, last: Desired) -> None:
         assert self._door is not None
         print(f"node {self._named(self._lost_heads)} is lost: node {self.node} is the leader now", flush=True)
         self._member, self._took_over_s = None, self.now_s()
-        self._head = transport.LeaderEnd(self._door, self._spec["token"], self._silence_s)
+        self._head = transport.LeaderEnd(self._door, self._spec.token, self._silence_s)
         coordinator = self._coordinator
         coordinator.desired, coordinator.since_s = self._last, self.now_s()
         coordinator.first_failure_s = coordinator.missed_s = coordinator.started_s = self.now_s()
         coordinator.restarts = last.generation - 1
-        coordinator.gone = set(range(self._spec["spec"]["nodes"])) - set(last.nodes)
+        coordinator.gone = set(range(self._spec.job.nodes)) - set(last.nodes)
         self._gone_s |= {node: self._left_out_s[node] for node in coordinator.gone & self._left_out_s.keys()}
 
     def _known(self, reports: dict[int, Report]) -> tuple[tuple[int, str, int, int], ...]:
@@ -242,16 +243,16 @@ class Membership:
         return ", ".join(str(node) for node in sorted(nodes))
 
 
-def _rules(spec: dict[str, Any], join_timeout_s: float) -> Rules:
+def _rules(spec: AgentSpec, join_timeout_s: float) -> Rules:
     # The trainer saves before its deadline by itself; the signal at the soft deadline is for scripts.
     return Rules(
-        nodes=spec["spec"]["nodes"],
-        max_restarts=spec["max_restarts"],
-        limit_reason=spec["limit_reason"],
-        soft_deadline_s=spec["deadline_s"],
-        hard_deadline_s=spec["max_duration_s"],
-        grace_s=spec["grace_s"],
+        nodes=spec.job.nodes,
+        max_restarts=spec.job.max_restarts,
+        limit_reason=spec.limit_reason,
+        soft_deadline_s=spec.deadline_s,
+        hard_deadline_s=spec.max_duration_s,
+        grace_s=spec.grace_s,
         join_timeout_s=join_timeout_s,
-        fewest=spec["spec"]["min_nodes"],
-        sizes=tuple(spec["spec"]["node_counts"]),
+        fewest=spec.job.min_nodes,
+        sizes=spec.job.node_counts,
     )

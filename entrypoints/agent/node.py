@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import re
 import socket
@@ -105,6 +106,13 @@ def _from_agent(environ: Mapping[str, str]) -> Node | None:
     return Node("agent", rank, count, head, int(port), environ["CLOUDTRAIN_ADDRESS"], "CLOUDTRAIN_HEAD")
 
 
+def _from_plugin(environ: Mapping[str, str]) -> Node | None:
+    """Return the node from `detect(environ)` of the module that a plug-in's backend names in a variable."""
+    module = environ.get("CLOUDTRAIN_NODE_DETECTOR")
+    found: Node | None = importlib.import_module(module).detect(environ) if module else None
+    return found
+
+
 def _from_sagemaker(environ: Mapping[str, str]) -> Node | None:
     """Return the node from SageMaker's file with all host names, sorted by number: the file's order is unreliable."""
     path = Path(environ.get("CLOUDTRAIN_PLATFORM_ROOT", "/opt/ml"), "input/config/resourceconfig.json")
@@ -181,6 +189,7 @@ def _towards(address: str) -> str:
 
 _PLATFORMS: tuple[Callable[[Mapping[str, str]], Node | None], ...] = (
     _from_agent,
+    _from_plugin,
     _from_sagemaker,
     _from_azureml,
     _from_vertex,

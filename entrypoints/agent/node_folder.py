@@ -7,10 +7,11 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cloudtrain.entrypoints import atomic_json, processes
+from cloudtrain.entrypoints.contract import AgentState, ExitReport, NodeStatus
 from cloudtrain.entrypoints.environments import dockerrun
 from cloudtrain.entrypoints.job_files import EXIT, STATE, STOP, TELL_S, has_checkpoint
 
@@ -19,36 +20,28 @@ __all__ = ["agent_pid", "ask_to_stop", "end", "look", "sweep"]
 OBEY_S = 15.0  # an agent's own end may take 12 s if processes do not die
 
 
-def look(root: Path, checkpoints: Path) -> dict[str, Any]:
-    """Return the node's state, as JSON; kill processes that a killed agent has left running.
-
-    `state` and `exit` are the agent's files, None if missing; `alive`: whether the agent runs; `asked`: the reason of
-    the stop request; `ended_ago_s`: seconds since the agent's end. For an agent that is gone without an exit: `saved`:
-    whether a checkpoint to resume from exists; `last_s`: when the job last wrote a log line, in unix seconds (not the
-    time of the call); `rebooted`: whether the machine has restarted since. `elsewhere`: the agent runs on a different
-    machine, which this machine replaces or shares a disk with; then no further facts follow. `held_s`: how long an
-    agent without an exit has used the node, by the monotonic clock.
-    """
-    state = atomic_json.read_json(root / STATE)
+def look(root: Path, checkpoints: Path) -> NodeStatus:
+    """Return the node's status; kill processes that a killed agent has left running."""
+    state = _state(root)
     if _is_elsewhere(state):
-        return {"state": state, "exit": None, "alive": False, "asked": None, "elsewhere": True}
+        return NodeStatus(state, elsewhere=True)
     # Check the process before the files: an agent that ends between the two checks has then written its exit.
-    is_alive = state is not None and processes.alive(state["pid"], state["stamp"])
+    is_alive = state is not None and processes.alive(state.pid, state.stamp)
     ended = atomic_json.read_json(root / EXIT)
     asked = atomic_json.read_json(root / STOP)
-    told = {"state": state, "exit": ended, "alive": is_alive, "asked": asked and asked["reason"]}
-    if ended is not None:
-        return {**told, "ended_ago_s": time.time() - ended["ended_s"]}
+    status = NodeStatus(state, ended and ExitReport.load(ended), is_alive, asked and asked["reason"])
+    if status.exit is not None:
+        return replace(status, ended_ago_s=time.time() - status.exit.ended_s)
     if state is None:
-        return told
+        return status
     if is_alive:  # all processes share the monotonic clock, which counts from the machine's start
-        return {**told, **({"held_s": time.monotonic() - state["zero_s"]} if "zero_s" in state else {})}
+        return replace(status, held_s=None if state.zero_s is None else time.monotonic() - state.zero_s)
     sweep(root)  # the ranks' processes may still run
-    lost = {"saved": has_checkpoint(checkpoints), "last_s": _last_sign_s(root, state["started_s"])}
-    if "held_s" in state:  # the last written value, extended to the last log line by TELL_S at most
-        signs_s = lost["last_s"] - state["started_s"]
-        lost["held_s"] = min(max(signs_s, state["held_s"]), state["held_s"] + TELL_S)
-    return {**told, **lost, "rebooted": not processes.is_of_this_boot(state["stamp"])}
+    last_s, held_s = _last_sign_s(root, state.started_s), state.held_s
+    if held_s is not None:  # the last written value, extended to the last log line by TELL_S at most
+        held_s = min(max(last_s - state.started_s, held_s), held_s + TELL_S)
+    is_saved, is_rebooted = has_checkpoint(checkpoints), not processes.is_of_this_boot(state.stamp)
+    return replace(status, held_s=held_s, saved=is_saved, last_s=last_s, rebooted=is_rebooted)
 
 
 def ask_to_stop(root: Path, reason: str) -> None:
@@ -70,8 +63,8 @@ def end(roots: list[Path]) -> None:
 
 def agent_pid(root: Path) -> int | None:
     """Return the pid of the agent, None if the agent is gone."""
-    state = atomic_json.read_json(root / STATE)
-    return state["pid"] if state and processes.alive(state["pid"], state["stamp"]) else None
+    state = _state(root)
+    return state.pid if state and processes.alive(state.pid, state.stamp) else None
 
 
 def sweep(root: Path) -> None:
@@ -82,11 +75,16 @@ def sweep(root: Path) -> None:
         processes.kill(pid, signal.SIGKILL)
 
 
-def _is_elsewhere(state: dict[str, Any] | None) -> bool:
+def _state(root: Path) -> AgentState | None:
+    found = atomic_json.read_json(root / STATE)
+    return found and AgentState.load(found)
+
+
+def _is_elsewhere(state: AgentState | None) -> bool:
     """Return whether a different machine's agent wrote the state: a different host name, and no stamp of this boot."""
-    if state is None or state.get("machine") in (None, os.uname().nodename):
+    if state is None or state.machine in (None, os.uname().nodename):
         return False
-    return not processes.is_of_this_boot(state["stamp"])
+    return not processes.is_of_this_boot(state.stamp)
 
 
 def _last_sign_s(root: Path, started_s: float) -> float:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import log_times
+from cloudtrain.entrypoints.contract import AgentState
 from cloudtrain.entrypoints.job_files import EXIT, STATE
 
 __all__ = ["FILE_BYTES", "PAGE_BYTES", "Chunk", "near_end", "read"]
@@ -60,13 +61,14 @@ def read(
 
     With `ranks`, only the ranks' files. A last line without newline waits for the end of the node or of its agent.
     """
-    state = atomic_json.read_json(root / STATE)
-    has_ended = (root / EXIT).exists() or (state is not None and not processes.alive(state["pid"], state["stamp"]))
+    found = atomic_json.read_json(root / STATE)
+    state = found and AgentState.load(found)
+    has_ended = (root / EXIT).exists() or (state is not None and not processes.alive(state.pid, state.stamp))
     sizes = {path: path.stat().st_size for path in _files(root / "log", ranks)}
     news = {path: size for path, size in sizes.items() if size > offsets.get(path.name, 0)}
     limit = max(FILE_BYTES, page_bytes // max(1, len(news)))
-    found = [_chunk(path, offsets.get(path.name, 0), size, limit, has_ended=has_ended) for path, size in news.items()]
-    chunks = [chunk for chunk in found if chunk.data]
+    pieces = [_chunk(path, offsets.get(path.name, 0), size, limit, has_ended=has_ended) for path, size in news.items()]
+    chunks = [chunk for chunk in pieces if chunk.data]
     until_s = min((chunk.until_s for chunk in chunks if chunk.has_more and chunk.until_s is not None), default=None)
     if until_s is None:
         return chunks

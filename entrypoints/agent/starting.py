@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import traceback
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.agent import gpulocks, transport
 from cloudtrain.entrypoints.agent.agent import Agent
+from cloudtrain.entrypoints.contract import AgentSpec
 from cloudtrain.entrypoints.job_files import NEVER_SENT, START_LOCK, STATE
 
 __all__ = ["main", "start"]
@@ -35,7 +37,7 @@ def main() -> int:
 
 
 def start(request: dict[str, Any]) -> dict[str, Any]:
-    """Fork a detached agent for each of `request["nodes"]`; return when all agents have written their states.
+    """Fork a detached agent for each AgentSpec in `request["nodes"]`; return when all agents have written their states.
 
     All agents start, once, or no agent starts: `request["folder"]` holds a lock, and a mark if the start was given up
     meanwhile. With the mark the answer is `{"started": false, "why": ...}`. `"busy": true` means that a different job
@@ -43,27 +45,27 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     agent's error, the start is marked as given up, and the earlier agents are killed.
     """
     umask = os.umask(0o077)
-    folder = Path(request["folder"])
+    folder, specs = Path(request["folder"]), [AgentSpec.load(node) for node in request["nodes"]]
     with (folder / START_LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (folder / NEVER_SENT).exists():
             return {"started": False, "why": "given up before it started"}
-        if any((Path(spec["root"]) / STATE).exists() for spec in request["nodes"]):
+        if any((Path(spec.root) / STATE).exists() for spec in specs):
             return {"started": False, "why": "already started"}
         try:
             taken = _take(request.get("locks"))
         except gpulocks.GpuBusy as error:
             return {"started": False, "why": str(error), "busy": True}
         server = None
-        for spec in request["nodes"]:
-            if spec["node"] == 0:
-                server = transport.on_free_port(spec, partial(transport.listen, spec["address"]))
-        for spec in request["nodes"]:
-            spec |= {"head_listens": True, **({"head": server.getsockname()[:2]} if server is not None else {})}
+        for spec in specs:
+            if spec.node == 0:
+                server = transport.on_free_port(spec, partial(transport.listen, spec.address))
+        head = server.getsockname()[:2] if server else None
         pids: list[int] = []
         try:
-            for spec in request["nodes"]:
-                pids.append(_fork_agent(spec, server, umask, lock.fileno(), taken))
+            for spec in specs:
+                known = replace(spec, head_listens=True, head=head or spec.head)
+                pids.append(_fork_agent(known, server, umask, lock.fileno(), taken))
         except (OSError, RuntimeError) as error:
             for pid in pids:  # the agents wait for the missing agent, and have started no ranks
                 processes.kill(pid, signal.SIGKILL)
@@ -71,7 +73,6 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
             return {"started": False, "why": str(error)}
         if taken is not None:
             taken.hand_over()
-        head = server.getsockname()[:2] if server else None
         if server is not None:
             server.close()
         return {"started": True, "pids": pids, "head": head}
@@ -85,7 +86,7 @@ def _take(locks: dict[str, Any] | None) -> gpulocks.HeldLocks | None:
 
 
 def _fork_agent(
-    spec: dict[str, Any], server: socket.socket | None, umask: int, lock: int, taken: gpulocks.HeldLocks | None
+    spec: AgentSpec, server: socket.socket | None, umask: int, lock: int, taken: gpulocks.HeldLocks | None
 ) -> int:
     """Fork twice, so that init is the agent's parent; return the agent's pid after its state is on disk."""
     ready, announce = os.pipe()
@@ -96,22 +97,22 @@ def _fork_agent(
             line = pipe.readline()
         os.waitpid(child, 0)
         if not line.strip().isdigit():
-            why = line.strip() or f"see {spec['root']}/log/agent.txt"
-            raise RuntimeError(f"node {spec['node']}: {why}")
+            why = line.strip() or f"see {spec.root}/log/agent.txt"
+            raise RuntimeError(f"node {spec.node}: {why}")
         return int(line)
     os.setsid()
     if os.fork():
         os._exit(0)
     os.close(ready)
     os.close(lock)
-    if spec["node"] != 0 and server is not None:
+    if spec.node != 0 and server is not None:
         server.close()
     code, account = 1, os.dup(announce)
     try:
-        _detach(Path(spec["root"]))
+        _detach(Path(spec.root))
         if taken is not None:
             taken.tell()
-        Agent(spec, server if spec["node"] == 0 else None, umask, taken).run(announce)
+        Agent(spec, server if spec.node == 0 else None, umask, taken).run(announce)
         code = 0
     except BaseException as error:
         with contextlib.suppress(OSError):  # after the agent's start the pipe has no reader
@@ -123,10 +124,10 @@ def _fork_agent(
         os._exit(code)
 
 
-def _words(error: BaseException, spec: dict[str, Any]) -> str:
+def _words(error: BaseException, spec: AgentSpec) -> str:
     """Return the reason, in a line, why the agent could not start."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space is left on the disk of {spec['root']} ({error.strerror})"
+        return f"no space is left on the disk of {spec.root} ({error.strerror})"
     return " ".join(f"{type(error).__name__}: {error}".split())[:MOST_WORDS]
 
 

@@ -24,6 +24,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
+from cloudtrain.entrypoints.contract import AgentSpec
 
 __all__ = ["BEAT_S", "CLOSED_S", "SILENCE_S", "LeaderEnd", "FollowerEnd", "listen", "on_free_port", "reserved"]
 
@@ -47,20 +48,20 @@ def listen(address: str, port: int = 0) -> socket.socket:
     return server
 
 
-def on_free_port(spec: dict[str, Any], listen: Callable[[int], _T]) -> _T:
+def on_free_port(spec: AgentSpec, listen: Callable[[int], _T]) -> _T:
     """Return `listen(port)` for a free port of the job's range. Raises OSError as `reserved` and `listen` do."""
     with reserved(spec) as held:
         return listen(held.getsockname()[1])
 
 
-def reserved(spec: dict[str, Any]) -> socket.socket:
+def reserved(spec: AgentSpec) -> socket.socket:
     """Return a socket that reserves a free port of the job's range on all addresses, without listening.
 
     Until the socket is closed, no call in any job finds the port. torch's store can still listen on the port: Linux
     lets a socket with SO_REUSEADDR bind if all bound sockets have the option and do not listen. The first candidate
     is random, so jobs of the same name do not try the same port. Raises OSError if no port is free.
     """
-    lowest, highest = spec.get("ports", PORTS)
+    lowest, highest = spec.ports or PORTS
     count = highest - lowest + 1
     first = secrets.randbelow(count)
     for step in range(count):
@@ -74,7 +75,7 @@ def reserved(spec: dict[str, Any]) -> socket.socket:
         else:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             return held
-    raise OSError(errno.EADDRINUSE, f"no free port between {lowest} and {highest} on {spec['address']}")
+    raise OSError(errno.EADDRINUSE, f"no free port between {lowest} and {highest} on {spec.address}")
 
 
 class _Connection:

@@ -23,8 +23,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,15 @@ from cloudtrain.entrypoints.container import inputs as staging
 from cloudtrain.entrypoints.container.elapsed import Note
 from cloudtrain.entrypoints.container.folder_sync import Carrier
 from cloudtrain.entrypoints.container.log_relay import LogRelay
+from cloudtrain.entrypoints.contract import (
+    AgentSpec,
+    ContainerOrder,
+    ContractError,
+    ExitCodes,
+    ExitReport,
+    KeyVaultSecrets,
+    Places,
+)
 from cloudtrain.entrypoints.rank import tracebacks
 
 __all__ = ["FAILURE_BYTES", "account", "main"]
@@ -58,73 +67,70 @@ def main(argv: list[str]) -> int:
     processes.become_subreaper()
     ending = _ExitTarget(codes=staging.EXIT_CODES if argv[1].startswith("gs://") else None)
     try:
-        spec = _spec(root, argv[1], argv[2:])
-        spec.pop("record", None)  # the record is for launchers
-        ending = _ExitTarget.of(spec, root)
-        about = {"CLOUDTRAIN_PLATFORM_ROOT": str(root), "CLOUDTRAIN_NODES": str(spec["nodes"])}
+        order = _order(root, argv[1], argv[2:])
+        ending = _ExitTarget.of(order, root)
+        about = {"CLOUDTRAIN_PLATFORM_ROOT": str(root), "CLOUDTRAIN_NODES": str(order.job.nodes)}
         node = nodes.identify({**os.environ, **about})
         ending.begin(node.rank)
-        staging.bring_in(spec, root)
-        told = _agent_spec(spec, root, node)
-        (Path(told["root"]) / "log").mkdir(parents=True, exist_ok=True)
+        order = staging.bring_in(order, root)
+        spec = _agent_spec(order, root, node)
+        (Path(spec.root) / "log").mkdir(parents=True, exist_ok=True)
         _prefer_newer_driver()
-        server = transport.listen(told["address"], told["head"][1]) if told["node"] == 0 else None
+        server = transport.listen(spec.address, node.port) if spec.node == 0 else None
     except (OSError, KeyError, ValueError, secrets.SecretError) as error:
         is_told = isinstance(error, (secrets.SecretError, staging.StagingError))
         words = str(error) if is_told else f"cannot read the job's spec: {error!r}"
         print(words, file=sys.stderr, flush=True)
         cause = {"rank": None, "kind": "config", "message": words}
         may_mend = isinstance(error, staging.StagingError) and error.may_mend
-        reason = "node_failure" if may_mend else "error"
-        return ending.tell({"state": "failed", "reason": reason, "error": cause, "resumable": False})
-    pump, helpers = LogRelay(Path(told["root"]) / "log", form=spec.get("log", "plain")), _helpers(spec, told, root)
+        return ending.tell(ExitReport("failed", "node_failure" if may_mend else "error", cause))
+    pump, helpers = LogRelay(Path(spec.root) / "log", form=order.log or "plain"), _helpers(order, spec, root)
     for helper in (pump, *helpers):
         helper.start()
     try:
-        verdict = agent.supervise(told, server, stops)
+        verdict = agent.supervise(spec, server, stops)
     except OSError as error:  # a full disk
         cause = {"rank": None, "kind": "lost", "message": f"the node cannot be supervised: {error}"}
-        verdict = {"state": "failed", "reason": "node_failure", "error": cause, "resumable": False}
+        verdict = ExitReport("failed", "node_failure", cause)
     finally:
         pump.finish()
     code = ending.tell(verdict)  # before the last copies, which may exceed the platform's time
     for helper in helpers:
         helper.finish()
     # The event tells log followers that the log is complete, if `final` is true.
-    is_final = verdict.get("reason") != "preempted" and not ending.asks_again(code)  # else the platform may start again
-    counted = {"node": told["node"], "final": is_final, "life": pump.life, "lines": pump.count}
-    events.emit("end", f"node {told['node']} has ended", **counted)
+    is_final = verdict.reason != "preempted" and not ending.asks_again(code)  # else the platform may start again
+    counted = {"node": spec.node, "final": is_final, "life": pump.life, "lines": pump.count}
+    events.emit("end", f"node {spec.node} has ended", **counted)
     return code
 
 
-def _helpers(spec: dict[str, Any], told: dict[str, Any], root: Path) -> list[Sweeper | Note | Carrier]:
+def _helpers(order: ContainerOrder, spec: AgentSpec, root: Path) -> list[Sweeper | Note | Carrier]:
     """Return the threads that run in addition to the agent and the log relay."""
     found: list[Sweeper | Note | Carrier] = [
-        Carrier(root / each["place"], each["uri"], by=f"node-{told['node']}") for each in spec.get("carried", ())
+        Carrier(root / each.place, each.uri, by=f"node-{spec.node}") for each in order.carried
     ]
-    if told["node"] != 0:
+    if spec.node != 0:
         return found
-    checkpoints, kept_in = Path(told["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"]), spec.get("kept_in")
-    if spec["run"]["kind"] == "task" or kept_in:  # a script's checkpoint folder belongs to the script
-        before_s = spec["max_duration_s"] - told["max_duration_s"]
-        found.append(Note(_note_folder(spec, root), spec["job"], spec["attempt"], before_s, kept_in))
-    if spec["run"]["kind"] == "task" and spec["places"].get("copied_to"):
-        found.append(Sweeper(checkpoints, spec["places"]["copied_to"]))
+    job, is_task = order.job, order.job.run.kind == "task"
+    if is_task or order.kept_in:  # a script's checkpoint folder belongs to the script
+        found.append(Note(_note_folder(order, root), job.job, job.attempt, spec.used_s, order.kept_in))
+    if is_task and order.places.copied_to:
+        found.append(Sweeper(Path(spec.environment["CLOUDTRAIN_CHECKPOINT_DIR"]), order.places.copied_to))
     return found
 
 
-def _note_folder(spec: dict[str, Any], root: Path) -> Path:
+def _note_folder(order: ContainerOrder, root: Path) -> Path:
     """Return the folder for the note on used time: the checkpoint folder, unless a store keeps the note."""
-    return root / str(spec["places"]["own" if spec.get("kept_in") else "checkpoints"])
+    return root / (order.places.own if order.kept_in else order.places.checkpoints)
 
 
-def account(verdict: dict[str, Any]) -> str:
+def account(verdict: ExitReport) -> str:
     """Return the exit report: an event line of at most FAILURE_BYTES, which platforms pass on whole.
 
     The frame of the user's code has priority, then the lines printed last, then more of the traceback. A long message
     is cut further if the frame does not fit.
     """
-    error = verdict.get("error") or {}
+    error = verdict.error or {}
     frames, end = tracebacks.frames_of(str(error.get("traceback") or ""))
     frames = [[_short(line, LINE_BYTES * (1 if place else 2)) for place, line in enumerate(each)] for each in frames]
     least = len(json.dumps("\n".join(tracebacks.chosen(frames, lambda lines: False))))
@@ -142,12 +148,12 @@ def account(verdict: dict[str, Any]) -> str:
     return events.format_line("ended", words, {**fields, "traceback": text, **({"lines": told} if told else {})})
 
 
-def _words(verdict: dict[str, Any], error: dict[str, Any], message_bytes: int) -> tuple[str, dict[str, Any]]:
+def _words(verdict: ExitReport, error: Mapping[str, Any], message_bytes: int) -> tuple[str, dict[str, Any]]:
     """Return the exit report's text, and its fields without the traceback and the lines printed last."""
     who = f"rank {error['rank']}: " if error.get("rank") is not None else ""
     kind = f"{_short(str(error['type']), TYPE_BYTES)}: " if error.get("type") else ""
-    message = _short(str(error.get("message") or f"{verdict['state']} ({verdict['reason']})"), message_bytes)
-    fields = {key: verdict.get(key) for key in ("state", "reason", "resumable", "restarts")}
+    message = _short(str(error.get("message") or f"{verdict.state} ({verdict.reason})"), message_bytes)
+    fields: dict[str, Any] = {key: getattr(verdict, key) for key in ("state", "reason", "resumable", "restarts")}
     fields |= {"rank": error.get("rank"), "kind": error.get("kind"), "type": error.get("type") and kind[:-2]}
     return f"{who}{kind}{message}", fields | {"message": message, "traceback": ""}
 
@@ -167,27 +173,32 @@ def _short(text: str, size: int) -> str:
     return text
 
 
-def _spec(root: Path, source: str, given: list[str]) -> dict[str, Any]:
+def _order(root: Path, source: str, given: list[str]) -> ContainerOrder:
     """Return the container order, with the platform's paths from the command line. Raises ValueError."""
     name = source.removeprefix("env:")
     if source.startswith("gs://"):
         return elapsed.with_lead_back(staging.order(source, root, given[0].removeprefix("fence=")), time.time())
     text = (root / source).read_bytes() if name == source else base64.b64decode(os.environ[name])
-    spec: dict[str, Any] = json.loads(text)
+    order = ContainerOrder.load(json.loads(text))
     if name != source:  # values known only at submission
         sent = json.loads(base64.b64decode(os.environ.get("CLOUDTRAIN_SENT", "")) or b"{}")
-        spec["token"] = sent.get("token", spec["job"])
-        spec["sent_s"] = sent.get("sent_s")
-        if spec["secrets"] and "vault" in sent:
-            spec["secrets"]["vault"] = sent["vault"]
+        order = replace(order, token=sent.get("token", order.job.job), sent_s=sent.get("sent_s"))
+        if isinstance(order.secrets, KeyVaultSecrets):
+            order = replace(order, secrets=replace(order.secrets, vault=sent.get("vault")))
+    return elapsed.with_lead_back(replace(order, places=_placed(order.places, root, given)), time.time())
+
+
+def _placed(places: Places, root: Path, given: list[str]) -> Places:
+    """Return the places with the platform's paths of the command line. Raises KeyError at an unknown place."""
+    paths, inputs = vars(places), dict(places.inputs)
     for each in given:
         place, _, path = each.partition("=")
         if place.startswith("input."):
-            spec["places"]["inputs"][place.partition(".")[2]] = path
+            inputs[place.partition(".")[2]] = path
         else:
-            _link(root / spec["places"][place], Path(path))
-            spec["places"][place] = path
-    return elapsed.with_lead_back(spec, time.time())
+            _link(root / paths[place], Path(path))
+            paths = {**paths, place: path}
+    return Places(**{**paths, "inputs": inputs})
 
 
 def _link(usual: Path, path: Path) -> None:
@@ -196,44 +207,42 @@ def _link(usual: Path, path: Path) -> None:
         usual.symlink_to(path, target_is_directory=True)
 
 
-def _agent_spec(spec: dict[str, Any], root: Path, node: nodes.Node) -> dict[str, Any]:
-    """Return the agent's spec for this node."""
-    places = spec["places"]
-    own = root / places["own"]
-    folders = {name: str(root / places[name]) for name in ("checkpoints", "output")}
-    for path in folders.values():
-        Path(path).mkdir(parents=True, exist_ok=True)
-    inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": str(root / path) for name, path in places["inputs"].items()}
-    environment = {
-        **spec["environment"],
-        **inputs,
-        "CLOUDTRAIN_CHECKPOINT_DIR": folders["checkpoints"],
-        "CLOUDTRAIN_OUTPUT_DIR": folders["output"],
-    }
-    used_s = elapsed.used_s(_note_folder(spec, root), spec["job"], spec["attempt"], spec.get("kept_in"))
-    left_s = max(spec["max_duration_s"] - used_s, LEAST_S)
-    return {
-        **{key: spec[key] for key in ("job", "attempt", "max_restarts", "grace_s")},
-        "max_duration_s": left_s,
-        "deadline_s": max(spec["deadline_s"] - used_s, left_s * spec["deadline_s"] / spec["max_duration_s"]),
-        **{key: spec[key] for key in ("limit_reason", "join_timeout_s", "token")},
-        "node": node.rank,
-        "address": node.address,
-        "head": [node.head, node.port],
-        "root": str(own),
-        "bundle": str(root / places["bundle"]),
-        "sha256": spec["bundle_sha256"],
-        "python": sys.executable,
-        "environment": environment,
-        "secrets": secrets.fetch(spec["secrets"]),
-        "colocated": 1,
+def _agent_spec(order: ContainerOrder, root: Path, node: nodes.Node) -> AgentSpec:
+    """Return the agent's spec for this node. Raises ContractError if no send has completed the order."""
+    if not order.token:
+        raise ContractError("the container order lacks `token`")
+    places, job = order.places, order.job
+    own, checkpoints, output = root / places.own, root / places.checkpoints, root / places.output
+    for folder in (checkpoints, output):
+        folder.mkdir(parents=True, exist_ok=True)
+    inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": str(root / path) for name, path in places.inputs.items()}
+    folders = {"CLOUDTRAIN_CHECKPOINT_DIR": str(checkpoints), "CLOUDTRAIN_OUTPUT_DIR": str(output)}
+    used_s = elapsed.used_s(_note_folder(order, root), job.job, job.attempt, order.kept_in)
+    left_s = max(order.max_duration_s - used_s, LEAST_S)
+    return AgentSpec(
+        job=job,
+        max_duration_s=left_s,
+        deadline_s=max(order.deadline_s - used_s, left_s * order.deadline_s / order.max_duration_s),
+        used_s=order.max_duration_s - left_s,
+        limit_reason=order.limit_reason,
+        grace_s=order.grace_s,
+        join_timeout_s=order.join_timeout_s,
+        token=order.token,
+        node=node.rank,
+        address=node.address,
+        head=(node.head, node.port),
+        root=str(own),
+        bundle=str(root / places.bundle),
+        sha256=order.bundle_sha256,
+        python=sys.executable,
+        environment={**order.environment, **inputs, **folders},
+        secrets=secrets.fetch(order.secrets),
         # If the platform shares no folder between running nodes, a script's start gathers files from all nodes.
-        "copies": str(own / "fetched.json") if spec.get("gathers") else None,
-        "replicates": False,
-        "workdir": WORKDIR,
-        "store": spec.get("environments_in") or places.get("environments"),
-        "spec": spec,
-    }
+        copies=str(own / "fetched.json") if order.gathers else None,
+        replicates=False,
+        workdir=WORKDIR,
+        store=order.environments_in or places.environments,
+    )
 
 
 def _prefer_newer_driver() -> None:
@@ -257,13 +266,13 @@ class _ExitTarget:
 
     failure: Path | None = None
     uri: str | None = None
-    codes: dict[str, Any] | None = None
+    codes: ExitCodes | None = None
 
     @classmethod
-    def of(cls, spec: dict[str, Any], root: Path) -> _ExitTarget:
+    def of(cls, order: ContainerOrder, root: Path) -> _ExitTarget:
         """Return the places and codes that the container order names."""
-        place = spec["places"]["failure"]
-        return cls(root / place if place else None, spec.get("ended_uri"), spec.get("exit_codes"))
+        place = order.places.failure
+        return cls(root / place if place else None, order.ended_uri, order.exit_codes)
 
     def begin(self, node: int) -> None:
         """Add the node to the exit report's uri, and delete the report of an earlier container."""
@@ -273,13 +282,13 @@ class _ExitTarget:
 
     def asks_again(self, code: int) -> bool:
         """Return whether the exit code asks the platform for a new start."""
-        return self.codes is not None and code == self.codes["again"]
+        return self.codes is not None and code == self.codes.again
 
-    def tell(self, verdict: dict[str, Any]) -> int:
+    def tell(self, verdict: ExitReport) -> int:
         """Write the exit report; return the container's exit code."""
         if self.uri is not None and self.uri.endswith(".json"):
             staging.report(self.uri, verdict)
-        if verdict["state"] == "succeeded":
+        if verdict.state == "succeeded":
             return EXIT_DONE
         with contextlib.suppress(OSError):  # a full disk: the log has the error
             if self.failure is None:
@@ -288,10 +297,10 @@ class _ExitTarget:
                 self.failure.parent.mkdir(parents=True, exist_ok=True)
                 self.failure.write_text(account(verdict))
         if self.codes is not None:
-            kind = (verdict.get("error") or {}).get("kind")
-            is_mended = verdict["state"] == "failed" and kind in self.codes["mended_by_a_start"]
-            may_mend = is_mended or verdict["reason"] in ("preempted", "node_failure")
-            return int(self.codes["again" if may_mend else "permanent"])
-        if verdict["state"] == "stopped":
+            kind = (verdict.error or {}).get("kind")
+            is_mended = verdict.state == "failed" and kind in self.codes.mended_by_a_start
+            may_mend = is_mended or verdict.reason in ("preempted", "node_failure")
+            return self.codes.again if may_mend else self.codes.permanent
+        if verdict.state == "stopped":
             return EXIT_SAVED
-        return EXIT_CONFIG if (verdict.get("error") or {}).get("kind") == "config" else EXIT_FAILED
+        return EXIT_CONFIG if (verdict.error or {}).get("kind") == "config" else EXIT_FAILED

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints.contract import ContainerOrder
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.stores.mirror import Mirror, open_mirror
 
@@ -22,16 +24,15 @@ EVERY_S = 30.0
 FINISH_S = 20.0  # wait for a slow store
 
 
-def with_lead_back(spec: dict[str, Any], now_s: float) -> dict[str, Any]:
-    """Return the spec with the unused part of the start-up allowance (`lead_s`) added to its limits.
+def with_lead_back(order: ContainerOrder, now_s: float) -> ContainerOrder:
+    """Return the order with the unused part of the start-up allowance (`lead_s`) added to its limits.
 
     The platform's clock starts after the submission, so the start-up used at most the time since the submission.
     """
-    sent_s = spec.get("sent_s")
-    if sent_s is None or now_s < sent_s:  # unknown, or the sender's clock is ahead
-        return spec
-    back_s = max(0.0, spec.get("lead_s", 0) - (now_s - sent_s))
-    return {**spec, **{key: spec[key] + back_s for key in ("max_duration_s", "deadline_s")}}
+    if order.sent_s is None or now_s < order.sent_s:  # unknown, or the sender's clock is ahead
+        return order
+    back_s = max(0.0, (order.lead_s or 0) - (now_s - order.sent_s))
+    return replace(order, max_duration_s=order.max_duration_s + back_s, deadline_s=order.deadline_s + back_s)
 
 
 def used_s(folder: Path, job: str, attempt: int, kept_in: str | None = None) -> float:

@@ -9,17 +9,19 @@ import contextlib
 import json
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.container import folder_sync
+from cloudtrain.entrypoints.contract import ContainerOrder, ExitCodes, ExitReport
 from cloudtrain.entrypoints.stores import google_storage
 
 __all__ = ["EXIT_CODES", "StagingError", "bring_in", "order", "report", "retract"]
 
 
-EXIT_CODES = {"permanent": 1, "again": 143}  # as in a container order, for a node that has no order yet
+EXIT_CODES = ExitCodes(permanent=1, again=143)  # as in a container order, for a node that has no order yet
 
 
 class StagingError(OSError):
@@ -30,7 +32,7 @@ class StagingError(OSError):
         self.may_mend = may_mend
 
 
-def order(uri: str, root: Path, fence: str) -> dict[str, Any]:
+def order(uri: str, root: Path, fence: str) -> ContainerOrder:
     """Return the container order, if the order is for this submission. Raises StagingError."""
     bucket, key = google_storage.split(uri)
     path = root / "order.json"
@@ -42,33 +44,35 @@ def order(uri: str, root: Path, fence: str) -> dict[str, Any]:
     except OSError as error:
         lasts = isinstance(error, PermissionError)
         raise StagingError(f"cannot read the job's order: {error}", may_mend=not lasts) from error
-    if found["fence"] != fence:
+    if found.get("fence") != fence:
         raise StagingError("a later submit of this job replaced this one, which must not run", may_mend=False)
-    return found
+    return ContainerOrder.load(found)
 
 
-def bring_in(spec: dict[str, Any], root: Path) -> None:
-    """Fetch the job's inputs, and the folders that continue from an earlier container; note the inputs' paths.
+def bring_in(order: ContainerOrder, root: Path) -> ContainerOrder:
+    """Fetch the job's inputs, and the folders that continue from an earlier container; return the inputs' paths too.
 
     An input that the platform has mounted is not copied. Raises StagingError.
     """
-    for name, told in sorted(spec.get("fetched", {}).items()):
-        place = Path(told["mounted"]) if told["mounted"] else None
+    paths = dict(order.places.inputs)
+    for name, told in sorted((order.fetched or {}).items()):
+        place = Path(told.mounted) if told.mounted else None
         if place is None or not place.exists():
             place = root / "inputs" / name
-            if not _bring(f"the input {name}", told["uri"], place):
-                raise StagingError(f"the input {name}: there is nothing at {told['uri']}", may_mend=False)
-            place = _of_one_object(told["uri"], place)
-        spec["places"]["inputs"][name] = str(place)
-    for each in spec.get("carried", ()):
-        if each["back"]:
-            _bring(f"the folder {each['place']}", each["uri"], root / each["place"])
+            if not _bring(f"the input {name}", told.uri, place):
+                raise StagingError(f"the input {name}: there is nothing at {told.uri}", may_mend=False)
+            place = _of_one_object(told.uri, place)
+        paths[name] = str(place)
+    for each in order.carried:
+        if each.back:
+            _bring(f"the folder {each.place}", each.uri, root / each.place)
+    return replace(order, places=replace(order.places, inputs=paths))
 
 
-def report(uri: str, verdict: dict[str, Any]) -> None:
+def report(uri: str, verdict: ExitReport) -> None:
     """Write the exit report for the launcher; if the write fails, log the failure."""
-    error = verdict.get("error") or {}
-    fields = {key: verdict.get(key) for key in ("state", "reason", "resumable", "restarts")}
+    error = verdict.error or {}
+    fields: dict[str, Any] = {key: getattr(verdict, key) for key in ("state", "reason", "resumable", "restarts")}
     fields |= {key: error.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
     fields |= {"lines": error["lines"]} if error.get("lines") else {}
     bucket, key = google_storage.split(uri)

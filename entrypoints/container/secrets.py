@@ -11,6 +11,7 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from cloudtrain.entrypoints.contract import ParameterSecrets, SecretManagerSecrets, SecretSource
 from cloudtrain.entrypoints.stores import google_access
 
 __all__ = ["SecretError", "fetch"]
@@ -24,29 +25,25 @@ class SecretError(Exception):
     """A secret cannot be read; the message names the secret and the fix."""
 
 
-def fetch(where: dict[str, Any] | None) -> dict[str, str]:
-    """Return the secrets by name. `where`: the names, and the store of the secrets; None without secrets.
-
-    `vault` is an entry of an Azure key vault, `secret` is an entry of Google's Secret Manager, `prefix` and `region`
-    locate parameters in AWS SSM. Raises SecretError.
-    """
-    if not where or not where["names"]:
+def fetch(source: SecretSource | None) -> dict[str, str]:
+    """Return the secrets by name, from the store of the secrets; None without secrets. Raises SecretError."""
+    if source is None or not source.names:
         return {}
-    if "prefix" in where:
-        found, place = _from_parameters(where), str(where["prefix"])
-    elif "vault" in where:
-        found, place = _from_vault(where["vault"], is_user=where.get("as") == "user"), str(where["vault"])
-    elif "secret" in where:
-        found, place = _from_secret_manager(where["secret"], where.get("endpoint") or _GOOGLE), str(where["secret"])
+    if isinstance(source, ParameterSecrets):
+        found, place = _from_parameters(source), source.prefix
+    elif isinstance(source, SecretManagerSecrets):
+        found, place = _from_secret_manager(source.secret, source.endpoint or _GOOGLE), source.secret
+    elif source.vault is not None:
+        found, place = _from_vault(source.vault, is_user=source.identity == "user"), source.vault
     else:
         raise SecretError("the secrets of this job were not stored: submit it with `cloudtrain submit`")
-    missing = sorted(set(where["names"]) - set(found))
+    missing = sorted(set(source.names) - set(found))
     if missing:
         raise SecretError(f"the secrets {', '.join(missing)} are no longer below {place}")
-    return {name: found[name] for name in where["names"]}
+    return {name: found[name] for name in source.names}
 
 
-def _from_parameters(where: dict[str, Any]) -> dict[str, str]:
+def _from_parameters(source: ParameterSecrets) -> dict[str, str]:
     try:
         import boto3
         from botocore.exceptions import BotoCoreError, ClientError
@@ -54,18 +51,18 @@ def _from_parameters(where: dict[str, Any]) -> dict[str, str]:
         raise SecretError(
             "the image lacks boto3, which reads the job's secrets: add it to the image, or leave `secrets` out"
         ) from error
-    keys = {f"{where['prefix']}/{name}": name for name in where["names"]}
+    keys = {f"{source.prefix}/{name}": name for name in source.names}
     paths = list(keys)
     found: dict[str, str] = {}
     try:
-        client = boto3.client("ssm", region_name=where["region"])
+        client = boto3.client("ssm", region_name=source.region)
         for at in range(0, len(paths), _BATCH):
             answer = client.get_parameters(Names=paths[at : at + _BATCH], WithDecryption=True)
             found |= {keys[item["Name"]]: item["Value"] for item in answer["Parameters"]}
     except (BotoCoreError, ClientError) as error:
         raise SecretError(
             f"the job's secrets cannot be read: {error}; the execution role needs ssm:GetParameters on "
-            f"parameter{where['prefix']}/*"
+            f"parameter{source.prefix}/*"
         ) from error
     return found
 

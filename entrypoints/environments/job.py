@@ -16,11 +16,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import atomic_json, processes
+from cloudtrain.entrypoints.contract import AgentSpec, JobSpec, SetupSpec
 from cloudtrain.entrypoints.environments import builds, interpreter, requirements, venvs
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.rank import rehearsal
@@ -35,14 +36,14 @@ _SYSTEM = re.compile(r"\b(sudo|apt|apt-get|dnf|yum|microdnf|zypper|apk|pacman)\b
 class Preparation:
     """The process that prepares a node, as the node's agent sees it; `environment`: the variables of the ranks."""
 
-    def __init__(self, spec: Mapping[str, Any], environment: Mapping[str, str], umask: int) -> None:
-        self._node, self._answer = spec["node"], Path(spec["root"]) / ANSWER
+    def __init__(self, spec: AgentSpec, environment: Mapping[str, str], umask: int) -> None:
+        self._node, self._answer = spec.node, Path(spec.root) / ANSWER
         self._answer.unlink(missing_ok=True)
-        kept = [spec["store"], *(["keeps"] if spec["node"] == 0 else [])] if spec.get("store") else []
-        argv = [spec["python"], "-u", "-m", __name__, spec["root"], spec["workdir"], *kept]
+        kept = [spec.store, *(["keeps"] if spec.node == 0 else [])] if spec.store else []
+        argv = [spec.python, "-u", "-m", __name__, spec.root, spec.workdir, *kept]
         with (self._answer.parent / "log" / "boot.log").open("ab") as log:
             self._process = subprocess.Popen(
-                argv, cwd=spec["root"], env=environment, umask=umask, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                argv, cwd=spec.root, env=environment, umask=umask, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
     def result(self) -> dict[str, Any] | None:
@@ -80,16 +81,17 @@ def main(argv: list[str]) -> int:
 
 def _ready(root: Path, workdir: str, store: str | None = None, *, keeps: bool = False) -> dict[str, Any]:
     """Return the Python, the variables and the lock for the ranks. Raises Refused, OSError."""
-    setup, code = atomic_json.read_json(root / "spec.json")["setup"], root / "code"
+    setup = JobSpec.load(atomic_json.read_json(root / "spec.json")).setup or SetupSpec()
+    code = root / "code"
     made: dict[str, Any] = {"python": sys.executable, "environment": {}, "lock": None}
     tried = rehearsal.of_environment()
     is_apart = tried is not None and tried.is_apart
     if tried is not None and tried.environments:
         workdir, store = tried.environments, None
-    if setup["requirements"]:
-        wanted = requirements.read(setup["requirements"], code)
+    if setup.requirements:
+        wanted = requirements.read(setup.requirements, code)
         asks = f" (Python {wanted.python} is asked for)" if wanted.python else ""
-        print(f"setup: the packages of {setup['requirements']} on Python {sys.version.split()[0]}{asks}", flush=True)
+        print(f"setup: the packages of {setup.requirements} on Python {sys.version.split()[0]}{asks}", flush=True)
         ask = {"python": sys.executable, "workdir": workdir, "code": str(code), "store": store, "keeps": keeps}
         ask |= {"requirements": wanted.text, "requirements_folder": str(wanted.folder.relative_to(code))}
         ask["requirements_file"] = wanted.file
@@ -97,10 +99,10 @@ def _ready(root: Path, workdir: str, store: str | None = None, *, keeps: bool = 
             {**ask, "system_site_packages": not is_apart, "is_apart": is_apart, "holds_torch": True, "shows": True}
         )
         print(f"setup: {made['detail']}", flush=True)
-    if setup["commands"]:
-        own = _own(root / "venv", made["python"], sees_system=not (is_apart and setup["requirements"]))
+    if setup.commands:
+        own = _own(root / "venv", made["python"], sees_system=not (is_apart and setup.requirements))
         made = {**made, **own}
-        _run_all(setup["commands"], code, own["environment"], root / "log" / "boot.log", is_real=tried is None)
+        _run_all(setup.commands, code, own["environment"], root / "log" / "boot.log", is_real=tried is None)
     return made
 
 
@@ -126,7 +128,7 @@ def _own(place: Path, python: str, *, sees_system: bool) -> dict[str, Any]:
     return {"python": str(place / "bin" / "python"), "environment": venvs.variables(place)}
 
 
-def _run_all(commands: list[str], code: Path, environment: dict[str, str], log: Path, *, is_real: bool) -> None:
+def _run_all(commands: Sequence[str], code: Path, environment: dict[str, str], log: Path, *, is_real: bool) -> None:
     """Run the commands of `setup` in order. Raises Refused at the first that fails."""
     shell = shutil.which("bash") or "sh"
     for number, command in enumerate(commands, 1):

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json, processes
-from cloudtrain.entrypoints.agent import node
-from cloudtrain.entrypoints.job_files import STATE
+from cloudtrain.entrypoints import processes
+from cloudtrain.entrypoints.agent import node, node_folder
 
 __all__ = [
     "boot_id",
@@ -124,8 +123,7 @@ def leftovers(workdir: Path) -> list[dict[str, Any]]:
         if not log or not (os.path.realpath(log) + os.sep).startswith(root):
             continue
         if log not in agents:
-            told = atomic_json.read_json(Path(log).parent / STATE) or {}
-            agents[log] = "pid" in told and processes.alive(int(told["pid"]), told.get("stamp"))
+            agents[log] = node_folder.agent_pid(Path(log).parent) is not None
         # A process that ended during the search is not a leftover.
         if not agents[log] and processes.stamp(pid) is not None:
             found.append({"pid": pid, "job": variables.get("CLOUDTRAIN_JOB", "?"), "command": _command(pid)})

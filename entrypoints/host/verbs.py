@@ -18,11 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import atomic_json, bundle_file, processes
 from cloudtrain.entrypoints.agent import node_folder, node_logs
+from cloudtrain.entrypoints.contract import AgentSpec
 from cloudtrain.entrypoints.environments import dockerrun
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import files
@@ -130,8 +132,8 @@ def start(ask: dict[str, Any]) -> dict[str, Any]:
     `request` is the request of starting.start. Only the request holds secrets; a pipe carries the request to the agent.
     """
     here = ask["here"]
-    for spec in ask["request"]["nodes"]:
-        atomic_json.write_json(Path(spec["root"]) / VARIABLES, _variables(spec))
+    for spec in map(AgentSpec.load, ask["request"]["nodes"]):
+        atomic_json.write_json(Path(spec.root) / VARIABLES, _variables(spec))
     starter = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _START.format(here["runtime"])],
         cwd=ask["request"]["folder"],
@@ -151,8 +153,8 @@ def start(ask: dict[str, Any]) -> dict[str, Any]:
 
 
 def look(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of the node (nodefolder.look), with this host's time."""
-    return {**node_folder.look(Path(ask["root"]), Path(ask["checkpoints"])), "now_s": time.time()}
+    """Return the node's status (contract.NodeStatus), with this host's time."""
+    return replace(node_folder.look(Path(ask["root"]), Path(ask["checkpoints"])), now_s=time.time()).dump()
 
 
 def read(ask: dict[str, Any]) -> dict[str, Any]:
@@ -241,16 +243,16 @@ def script(ask: dict[str, Any]) -> dict[str, Any]:
     return {"path": path}
 
 
-def _variables(spec: dict[str, Any]) -> dict[str, str]:
+def _variables(spec: AgentSpec) -> dict[str, str]:
     """Return the variables of the node's ranks without the machine's own and the secrets, for later shells."""
     return {
-        **spec["environment"],
-        "CLOUDTRAIN_JOB": spec["job"],
-        "CLOUDTRAIN_ATTEMPT": str(spec["attempt"]),
-        "CLOUDTRAIN_NODE_RANK": str(spec["node"]),
-        "CLOUDTRAIN_NUM_NODES": str(spec["spec"]["nodes"]),
-        "CLOUDTRAIN_ADDRESS": spec["address"],
-        "CLOUDTRAIN_CODE_DIR": f"{spec['root']}/code",
+        **spec.environment,
+        "CLOUDTRAIN_JOB": spec.job.job,
+        "CLOUDTRAIN_ATTEMPT": str(spec.job.attempt),
+        "CLOUDTRAIN_NODE_RANK": str(spec.node),
+        "CLOUDTRAIN_NUM_NODES": str(spec.job.nodes),
+        "CLOUDTRAIN_ADDRESS": spec.address,
+        "CLOUDTRAIN_CODE_DIR": f"{spec.root}/code",
     }
 
 

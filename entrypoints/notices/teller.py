@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import atomic_json, events
+from cloudtrain.entrypoints.contract import AgentSpec, ExitReport, NoticeSettings
 from cloudtrain.entrypoints.job_files import has_checkpoint
 from cloudtrain.entrypoints.notices import further
 from cloudtrain.entrypoints.notices.message import (
@@ -37,7 +38,7 @@ EXIT_S = 2.5  # the longest wait of a job's end for its notifications
 EVERY_S = 5.0
 MEMORY = ".told.json"  # beside the checkpoints
 TAIL_BYTES = 1 << 20  # of rank 0's log, searched for the last step and save
-_TERMS = ("tail_s", "lead_s", "unit_s", "least_bill_s", "least_s", "starts")
+_TERMS = ("uncertainty", "tail_s", "lead_s", "unit_s", "least_bill_s", "least_s", "starts")
 _FROM_STEP = ("step", "max_steps", "eta_s")
 
 
@@ -47,7 +48,7 @@ class Run:
 
     job: str
     attempt: int
-    order: Mapping[str, Any]  # the spec's `notices`
+    settings: NoticeSettings
     began_s: float
     limit_s: float
     deadline_s: float
@@ -57,38 +58,33 @@ class Run:
 
     def spent_micro(self, now_s: float) -> int | None:
         """Return the job's cost until `now_s`, by this machine's clock; None if the price is unknown."""
-        rate = self.order["rate_micro_h"]
-        return (
-            None
-            if rate is None
-            else round(self.order["spent_micro"] + rate * (now_s - self.began_s + self.used_s) / 3600)
-        )
+        rate = self.settings.rate_micro_h
+        if rate is None:
+            return None
+        return round(self.settings.spent_micro + rate * (now_s - self.began_s + self.used_s) / 3600)
 
 
-def of_agent(spec: Mapping[str, Any], began_s: float) -> NodeNotifier | None:
+def of_agent(spec: AgentSpec, began_s: float) -> NodeNotifier | None:
     """Return the notifier of the job in this agent's spec; None if the job wants no notifications, or off node 0."""
-    job = spec["spec"]
-    order = job.get("notices")
-    if not order or spec["node"] != 0:
+    job, settings = spec.job, spec.job.notices
+    if settings is None or spec.node != 0:
         return None
-    limit_s = float(spec["max_duration_s"])
-    used_s = max(0.0, float(job.get("max_duration_s", limit_s)) - limit_s)
-    reason = spec["limit_reason"]
-    saves = job["run"]["kind"] == "task" or job["run"].get("on_stop") == "save"
-    deadline_s = float(spec["deadline_s"])
-    run = Run(spec["job"], spec["attempt"], order, began_s, limit_s, deadline_s, reason, used_s, saves)
-    folder = Path(spec["environment"]["CLOUDTRAIN_CHECKPOINT_DIR"])
-    return NodeNotifier(run, _channels(order, spec["secrets"]), Path(spec["root"]) / "log" / "rank-0.log", folder)
+    saves = job.run.kind == "task" or job.run.on_stop == "save"
+    limits = spec.max_duration_s, spec.deadline_s, spec.limit_reason
+    run = Run(job.job, job.attempt, settings, began_s, *limits, spec.used_s, saves)
+    folder = Path(spec.environment["CLOUDTRAIN_CHECKPOINT_DIR"])
+    return NodeNotifier(run, _channels(settings, spec.secrets), Path(spec.root) / "log" / "rank-0.log", folder)
 
 
 def standing(run: Run, progress: Mapping[str, Any], now_s: float, reason: str | None = None) -> list[Notice]:
     """Return the notifications that are due while the job runs, or after its end because of `reason`."""
     facts, notices = _facts(run, progress, now_s), []
-    limit = run.order["limit_micro"]
-    if reached := threshold(run.order["alert_at"], facts.spent_micro, limit, is_its_end=reason == "budget"):
+    limit = run.settings.limit_micro
+    if reached := threshold(run.settings.alert_at, facts.spent_micro, limit, is_its_end=reason == "budget"):
         percent, headline = reached
-        if percent >= 100 and run.order["on_limit"] == "alert":
+        if percent >= 100 and run.settings.on_limit == "alert":
             headline += "; it continues (on_limit: alert)"
+        assert limit is not None  # no threshold is reached without a limit
         notices.append(_notice(budget_key(percent, limit), "budget", headline, facts, now_s))
     at_s, is_money, is_hard = run.began_s + run.deadline_s, run.limit_reason == "budget", run.deadline_s >= run.limit_s
     if soon := leaving(facts, at_s, run.began_s, now_s, is_money=is_money, is_hard=is_hard):
@@ -110,7 +106,7 @@ class NodeNotifier:
         self._tries: dict[tuple[str, str], tuple[int, float]] = {}
         self._marking = threading.Lock()
         self._said: set[str] = set()
-        self._verdict: Mapping[str, Any] | None = None
+        self._verdict: ExitReport | None = None
         self._end_s = 0.0
         self._wall_s = time.time() - time.monotonic()  # measured once: the wall clock may be set meanwhile
         self._is_over = threading.Event()
@@ -120,7 +116,7 @@ class NodeNotifier:
         """Start the thread."""
         self._thread.start()
 
-    def end(self, verdict: Mapping[str, Any]) -> None:
+    def end(self, verdict: ExitReport) -> None:
         """Start to notify how the job has ended; return at once."""
         self._verdict, self._end_s = verdict, time.monotonic() + EXIT_S
         self._is_over.set()
@@ -143,11 +139,11 @@ class NodeNotifier:
     def _ending(self, progress: Mapping[str, Any], now_s: float) -> list[Notice]:
         verdict, run = self._verdict, self._run
         assert verdict is not None
-        state, reason = verdict["state"], verdict.get("reason")
+        state, reason = verdict.state, verdict.reason
         is_resumable = state != "succeeded" and has_checkpoint(self._folder)
         facts = _facts(run, progress, now_s, state, reason, is_resumable=is_resumable)
         headline = f"{state}{f' ({reason})' if reason else ''}{', resumable' if is_resumable else ''}"
-        if message := (verdict.get("error") or {}).get("message"):
+        if message := (verdict.error or {}).get("message"):
             headline += f": {str(message)[:300]}"
         also = (reason,) if reason in ("preempted", "budget") else ()
         told = [each for each in standing(run, progress, now_s, reason) if each.event == "budget"]
@@ -220,14 +216,14 @@ class NodeNotifier:
             print(f"agent: {words}", flush=True)
 
 
-def _channels(order: Mapping[str, Any], secrets: Mapping[str, str]) -> dict[str, tuple[Channel, tuple[str, ...]]]:
+def _channels(settings: NoticeSettings, secrets: Mapping[str, str]) -> dict[str, tuple[Channel, tuple[str, ...]]]:
     """Return the channels by id, each with the events it is subscribed to."""
     found = {}
-    for each in order["channels"]:
-        value = secrets.get(each["secret"], "").strip()
-        is_mail = each["kind"] == "email"
-        channel = Channel(each["kind"], each["to"] if is_mail else value, value if is_mail else "", each["sender"])
-        found[each["id"]] = (channel, tuple(each["on"]))
+    for each in settings.channels:
+        value = secrets.get(each.secret, "").strip()
+        is_mail = each.kind == "email"
+        channel = Channel(each.kind, each.to if is_mail else value, value if is_mail else "", each.sender)
+        found[each.id] = (channel, each.on)
     return found
 
 
@@ -240,10 +236,10 @@ def _facts(
     *,
     is_resumable: bool = True,
 ) -> Facts:
-    order, is_running = run.order, state == "running"
-    spent, rate, limit = run.spent_micro(now_s), order["rate_micro_h"], order["limit_micro"]
+    settings, is_running = run.settings, state == "running"
+    spent, rate, limit = run.spent_micro(now_s), settings.rate_micro_h, settings.limit_micro
     done_s = further.number(progress.get("eta_s")) if is_running else None
-    total = None if done_s is None or spent is None else spent + round(rate * done_s / 3600)
+    total = None if done_s is None or spent is None else spent + round((rate or 0) * done_s / 3600)
     at_s = run.began_s + run.deadline_s
     is_short = not is_running or (run.limit_reason == "budget" and (done_s is None or now_s + done_s > at_s))
     more = _more(run, progress, now_s, is_running=is_running) if reason == "budget" or is_short else None
@@ -253,7 +249,7 @@ def _facts(
         resume += "" if more is None else f" --budget +{further.amount(more.micro)}"
     return Facts(
         job=run.job,
-        backend=order["backend"],
+        backend=settings.backend,
         attempt=run.attempt,
         state=state,
         reason=reason,
@@ -276,12 +272,11 @@ def _facts(
 
 def _more(run: Run, progress: Mapping[str, Any], now_s: float, *, is_running: bool) -> further.ExtraBudget | None:
     """Return the amount to add to the budget for a resume, None if the budget suffices or is only an alert."""
-    order, spent, limit = run.order, run.spent_micro(now_s), run.order["limit_micro"]
-    if limit is None or spent is None or order["on_limit"] == "alert":
+    settings, spent, limit = run.settings, run.spent_micro(now_s), run.settings.limit_micro
+    if limit is None or spent is None or settings.rate_micro_h is None or settings.on_limit == "alert":
         return None
-    terms = {key: order[key] for key in _TERMS if key in order}
-    costs = further.PriceTerms(order["rate_micro_h"], order["uncertainty"], **terms)
-    worst = round(order["spent_micro"] + (spent - order["spent_micro"]) * order["uncertainty"])
+    costs = further.PriceTerms(settings.rate_micro_h, **{name: getattr(settings, name) for name in _TERMS})
+    worst = round(settings.spent_micro + (spent - settings.spent_micro) * settings.uncertainty)
     until_s = max(0.0, run.began_s + run.deadline_s - now_s) if is_running else None
     return further.more(limit, spent, costs, progress, until_s, worst)
 

@@ -52,7 +52,7 @@ class Replicas:
         self._folder = folder
         self._source = source
         self._token = token
-        self._note = note
+        self.note = note
         self._every_s = every_s
         self._quiet_s = quiet_s
         self._pause_s = pause_s
@@ -100,7 +100,7 @@ class Replicas:
         here = {entry.name: entry for entry in listing.list_entries(self._folder)}
         self._recover("")
         self._looked_s = time.monotonic() - begin_s
-        note = self._retire(there, here, fetchednote.read(self._note))
+        note = self._retire(there, here, fetchednote.read(self.note))
         lacking = [entry for entry in there if not has(here.get(entry.name), entry, note)]
         seen = {entry.name: (entry.fingerprint, begin_s) for entry in there}
         same = {name: each for name, each in self._seen.items() if name in seen and each[0] == seen[name][0]}
@@ -131,7 +131,7 @@ class Replicas:
                 self._token,
                 name,
                 self._folder,
-                note=self._note,
+                note=self.note,
                 margin_bytes=self._margin_bytes,
                 stop=self._stop,
             )
@@ -161,7 +161,7 @@ class Replicas:
             if any(listing.order(entry) < each for each in safe):
                 landing.remove(self._folder / entry.name)
                 del here[entry.name]
-        return fetchednote.keep(self._note, kept.keys() | here.keys())
+        return fetchednote.keep(self.note, kept.keys() | here.keys())
 
     def _may_try(self, what: str) -> bool:
         return time.monotonic() >= self._faults.get(what, (0, 0.0))[1]

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cloudtrain.entrypoints.contract import RunSpec
+
 __all__ = ["WAIT_S", "alone", "expect", "failure", "say_alone", "watch_groups"]
 
 WAIT_S = 60.0
@@ -29,10 +31,10 @@ def _file(kind: str) -> Path:
     return Path(os.environ["CLOUDTRAIN_RESULT_DIR"]) / f"{kind}-{os.environ['RANK']}"
 
 
-def expect(run: dict[str, Any]) -> int:
+def expect(run: RunSpec) -> int:
     """Return the number of ranks in the required group, 0 if no group is required."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks < 2 or run["kind"] == "task" or run.get("allow_alone") or "CLOUDTRAIN_RESULT_DIR" not in os.environ:
+    if ranks < 2 or run.kind == "task" or run.allow_alone or "CLOUDTRAIN_RESULT_DIR" not in os.environ:
         return 0
     _file("met").unlink(missing_ok=True)  # left by a predecessor, if torchrun restarts ranks in place
     return ranks

@@ -9,9 +9,11 @@ import math
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.scripts import meeting, streams, trainers
 from cloudtrain.entrypoints.scripts.hooks import After, after_import
 from cloudtrain.entrypoints.scripts.steps import Steps
@@ -23,10 +25,10 @@ __all__ = ["begin"]
 def begin(kind: str) -> None:
     """Read steps from the script's output, record that the ranks met, add callbacks to Trainers."""
     path = os.environ.get("CLOUDTRAIN_SPEC")
-    spec = json.loads(Path(path).read_text()) if path else {}
-    run = {**spec.get("run", {}), "kind": kind}
-    steps = Steps(int(os.environ.get("RANK", "0")), run.get("progress", {}), spec.get("hang_timeout_s", math.inf))
-    stopping = Stopping(run.get("on_stop") == "save")
+    spec = JobSpec.load(json.loads(Path(path).read_text()) if path else {})
+    run = replace(spec.run, kind=kind)
+    steps = Steps(int(os.environ.get("RANK", "0")), dict(run.progress or {}), spec.hang_timeout_s or math.inf)
+    stopping = Stopping(run.on_stop == "save")
     ranks = meeting.expect(run)
     _tell_lightning()
     streams.watch(steps)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.entrypoints.contract import CheckpointSettings, JobSpec
 from cloudtrain.entrypoints.errors import TaskError
 
 __all__ = [
-    "CheckpointSettings",
     "MonitorSettings",
     "OptimizerSettings",
     "ScheduleSettings",
@@ -105,21 +105,6 @@ class TrainingSettings:
 
 
 @dataclass(frozen=True)
-class CheckpointSettings:
-    """Section `checkpoint`: when to save, how many to keep, and where to resume (auto, never, or a path)."""
-
-    every_steps: int | None = None
-    every_s: float | None = None
-    keep: int = 3
-    keep_best: bool = False
-    blocking: bool = False  # True: training waits until a checkpoint is durable
-    mirror: str | None = None  # the uri of a second place, for copies of finished checkpoints
-    export: str = "torch"  # the form of the weights in the output folder: torch or safetensors
-    resume: str = "auto"
-    all_damaged: str = "stop"  # or start-over: train from step 0 if there are checkpoints and all are damaged
-
-
-@dataclass(frozen=True)
 class Spec:
     """One job's spec for the ranks; `config_sha256` covers training and params."""
 
@@ -159,10 +144,10 @@ _CHOICES = {
 def read_spec(path: str | Path) -> Spec:
     """Return the spec with every field checked for name and range. Raises TaskError."""
     raw = json.loads(Path(path).read_text())
-    run = raw.get("run", {})
-    if run.get("kind", "task") != "task":
-        raise TaskError(f"the shared trainer runs a task file; this spec's run.kind is {run['kind']!r}")
-    settings = dict(raw["training"])
+    spec = JobSpec.load(raw)
+    if spec.run.kind != "task":
+        raise TaskError(f"the shared trainer runs a task file; this spec's run.kind is {spec.run.kind!r}")
+    settings = dict(spec.training or {})
     betas = tuple((settings.get("optimizer") or {}).get("betas") or (0.9, 0.999))
     settings["optimizer"] = _fill(
         OptimizerSettings, "training.optimizer", {**(settings.get("optimizer") or {}), "betas": betas}
@@ -171,18 +156,16 @@ def read_spec(path: str | Path) -> Spec:
     settings["monitor"] = _fill(MonitorSettings, "training.monitor", settings.get("monitor") or {})
     training = _fill(TrainingSettings, "training", settings)
     _check(training)
-    known = {f.name for f in dataclasses.fields(CheckpointSettings)}  # the other keys are for staging
-    checkpoint = {k: v for k, v in (raw.get("checkpoint") or {}).items() if k in known}
-    params = raw.get("params") or {}
-    config = json.dumps({"training": raw["training"], "params": params}, sort_keys=True)
+    params = dict(spec.params or {})
+    config = json.dumps({"training": spec.training, "params": params}, sort_keys=True)
     return Spec(
-        job=str(raw.get("job", "job")),
-        attempt=int(raw.get("attempt", 1)),
-        target=run.get("target", "task.py"),
+        job=spec.job,
+        attempt=spec.attempt,
+        target=spec.run.target,
         params=params,
         training=training,
-        checkpoint=_fill(CheckpointSettings, "checkpoint", checkpoint),
-        timeout_s=float(raw.get("timeout_s") or 600),
+        checkpoint=spec.checkpoint,
+        timeout_s=spec.timeout_s,
         config_sha256=hashlib.sha256(config.encode()).hexdigest(),
     )
 

@@ -13,7 +13,7 @@ from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
-from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.backend import BUILT_IN, Check, traits
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.store.home import where
 
@@ -31,7 +31,11 @@ def checks() -> list[Check]:
         Check("python", "ok", f"{platform.python_version()}, {sys.executable}"),
         *_home(),
         _tool("git", "git", "--version", "plans do not name the code's commit"),
-        _tool("ssh", "ssh", "-V", "the backend ssh needs it"),
+        *(
+            _tool(program, program, option, f"the backend {backend} needs it")
+            for backend in BUILT_IN
+            for program, option in traits(backend).programs.items()
+        ),
         *_clock(),
         _completion(),
     ]

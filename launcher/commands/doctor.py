@@ -80,13 +80,13 @@ def _of_all(path: Path | None, with_others: bool) -> dict[str, Ask]:
     """
     others = {name: _of_one(name, None) for name in backends.names()} if with_others else {}
     if path is None:
-        return others or {"local": _of_one("local", None)}
+        return others or {backends.DEFAULT: _of_one(backends.DEFAULT, None)}
     from cloudtrain.launcher import config
 
     names = config.backends_configured(path)
     asked = config.backends_asked(path)
     asks: dict[str, Ask] = {}
-    for name in dict.fromkeys(["local", *asked, *names]):
+    for name in dict.fromkeys([backends.DEFAULT, *asked, *names]):
         try:
             asks[name] = _of_one(name, path)
         except ConfigError as error:

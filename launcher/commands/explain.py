@@ -32,13 +32,14 @@ _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or fals
 @json_option
 def command(path: str, as_json: bool) -> None:
     """Explain a key of the config file, such as `resources.spot`; without PATH, list the top level."""
+    from cloudtrain.launcher.backend_table import names
     from cloudtrain.launcher.config import schema
 
     steps = tuple(int(step) if step.isascii() and step.isdigit() else step for step in path.split(".") if step)
     field = schema.field_at(steps) if steps else None
     if steps and field is None:
         raise UsageError(f"no key `{path}`", hint=_closest(path))
-    model = schema.section(field) if field is not None else schema.JobConfig
+    model = schema.section(field) if field is not None else schema.model(names())
     keys = {key: facts_of(inner) for key, inner in model.model_fields.items()} if model is not None else {}
     if as_json:
         facts = facts_of(field) if field is not None else {"type": "mapping", "help": schema.JobConfig.__doc__}
@@ -124,11 +125,11 @@ def default_words(facts: dict[str, Any]) -> str:
 
 
 def _closest(path: str) -> str:
-    from cloudtrain.launcher.config.schema import TYPO, JobConfig, keys_named
+    from cloudtrain.launcher.config.schema import TYPO, keys_named, model
 
-    if typo := get_close_matches(path, JobConfig.model_fields, 1, TYPO):
+    if typo := get_close_matches(path, model().model_fields, 1, TYPO):
         return f"did you mean `{typo[0]}`?"
-    names = list(every_key(JobConfig))
+    names = every_key(model())
     key = path.rpartition(".")[2]
     exact = [name for name in names if name.rpartition(".")[2] == key]
     if key in exact or len(exact) == 1:  # the right key in a wrong section

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-BACKEND = "ssh"
 HEAD = ("HOST", "GPU", "MODEL", "USED BY")
 
 
@@ -35,11 +34,12 @@ def command(file: Path, as_json: bool) -> int:
     from cloudtrain.launcher import backend as backends
     from cloudtrain.launcher import config
 
-    job = config.load(file, backend=BACKEND)
-    if job.ssh is None or not job.ssh.hosts:
-        hint = "as in `ssh: {hosts: [gpu1, gpu2]}`"
-        raise ConfigError("the config names no machines of yours", where=str(file), hint=hint)
-    found = cast("backends.Machines", backends.load(BACKEND)).hosts(job)
+    able = (*config.backends_configured(file), *backends.BUILT_IN)
+    name, example = next((each, text) for each in able if (text := backends.traits(each).own_machines))
+    job = config.load(file, backend=name)
+    found = cast("backends.Machines", backends.load(name)).hosts(job)
+    if not found:
+        raise ConfigError("the config names no machines of yours", where=str(file), hint=f"as in `{example}`")
     if as_json:
         print_json({"hosts": [asdict(each) for each in found]})
     else:

@@ -23,7 +23,9 @@ def json_schema() -> dict[str, Any]:
     """Return the schema. The schema and the validation accept the same files, except for rules that span keys."""
     from pydantic.json_schema import GenerateJsonSchema
 
-    from cloudtrain.launcher.config.schema import JobConfig, sections, written_default
+    from cloudtrain.launcher.backend_table import names
+    from cloudtrain.launcher.config.schema import model as config_model
+    from cloudtrain.launcher.config.schema import sections, written_default
 
     class WithoutTitles(GenerateJsonSchema):
         """Omits titles: a title that repeats the key is noise in the pop-up of an editor."""
@@ -31,9 +33,10 @@ def json_schema() -> dict[str, Any]:
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
 
-    published = JobConfig.model_json_schema(schema_generator=WithoutTitles)
-    for model in sections(JobConfig):
-        properties = (published if model is JobConfig else published["$defs"][model.__name__])["properties"]
+    whole = config_model(names())
+    published = whole.model_json_schema(schema_generator=WithoutTitles)
+    for model in sections(whole):
+        properties = (published if model is whole else published["$defs"][model.__name__])["properties"]
         for key, field in model.model_fields.items():
             # pydantic's default is in seconds or micro-dollars; an editor needs the default in the form of the file.
             properties[key].pop("default", None)

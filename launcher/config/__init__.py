@@ -112,7 +112,7 @@ def stored(data: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> JobConf
     Raises ConfigError for the faults that the overrides cause.
     """
     # Without the defaults: the rules that span keys would report a default as a misplaced key.
-    asked = JobConfig.model_validate(data).model_dump(mode="json", exclude_defaults=True)
+    asked = schema.model(data).model_validate(data).model_dump(mode="json", exclude_defaults=True)
     root = yamlfile.from_data(asked, given_values.Given("the stored config", 0, 0, ""))
     faults: list[Fault] = []
     for assignment in overrides:
@@ -193,10 +193,11 @@ def _empty(path: Path) -> Fault:
 
 def _validated(root: YamlNode) -> tuple[JobConfig | None, list[Fault]]:
     """Return the config, or the faults of single values."""
-    data = _without_nothing(root, JobConfig)
+    model = _model_of(root)
+    data = _without_nothing(root, model)
     _write_numbers_out(data, root)
     try:
-        return JobConfig.model_validate(data), []
+        return model.model_validate(data), []
     except ValidationError as exc:
         first = exc
     # A text key takes a plain scalar as written: the tag `1.10` does not become 1.1, nor the env value `true` True.
@@ -207,15 +208,20 @@ def _validated(root: YamlNode) -> tuple[JobConfig | None, list[Fault]]:
             changed = _put(data, tuple(error["loc"]), node.text) or changed
     if changed:
         try:
-            return JobConfig.model_validate(data), []
+            return model.model_validate(data), []
         except ValidationError as exc:
             return None, schemafaults.faults_of(exc, root)
     return None, schemafaults.faults_of(first, root)
 
 
+def _model_of(root: YamlNode) -> type[JobConfig]:
+    return schema.model(root.value if isinstance(root.value, dict) else ())
+
+
 def _sound(root: YamlNode, faults: Sequence[Fault]) -> JobConfig | None:
     """Return the config without the faulty keys; None if the remaining keys are not a valid config."""
-    data = _without_nothing(root, JobConfig)
+    model = _model_of(root)
+    data = _without_nothing(root, model)
     _write_numbers_out(data, root)
     for fault in faults:
         *above, last = fault.key.split(".")
@@ -225,7 +231,7 @@ def _sound(root: YamlNode, faults: Sequence[Fault]) -> JobConfig | None:
         if isinstance(section, dict):
             section.pop(last, None)
     try:
-        return JobConfig.model_validate(data)
+        return model.model_validate(data)
     except ValidationError:
         return None
 

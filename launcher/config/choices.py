@@ -6,14 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cloudtrain.launcher.backend_table import DEFAULT
 from cloudtrain.launcher.config import overrides as given_values
 from cloudtrain.launcher.config import schema, yamlfile
 from cloudtrain.launcher.config.yamlfile import YamlNode
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 __all__ = ["asked", "configured"]
-
-DEFAULT = "local"
 
 
 def asked(path: Path, text: str, overrides: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
@@ -44,7 +43,7 @@ def configured(
     """Return the backends that this file configures: `local`, those with a block, and the names under `backend`."""
     root = _root(path, text, overrides, environ)
     members = root.value if root is not None and isinstance(root.value, dict) else {}
-    blocks = [name for name in schema.BACKENDS if name in members and members[name].node.value is not None]
+    blocks = [name for name in schema.blocks_of(members) if members[name].node.value is not None]
     return tuple(dict.fromkeys([DEFAULT, *blocks, *asked(path, text, overrides, environ)]))
 
 

@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path, PurePath
 
+from cloudtrain.launcher.backend_table import traits
 from cloudtrain.launcher.config.rules import given
+from cloudtrain.launcher.config.schema import blocks_of
 from cloudtrain.launcher.config.schemafaults import named, quoted
 from cloudtrain.launcher.config.yamlfile import YamlNode
 from cloudtrain.launcher.errors import Fault, Place
@@ -29,7 +31,6 @@ TASK_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "loss": ("model", "batch"),
 }
 _OPTIONAL_FUNCTIONS = {"optimizer": ("model", "params"), "evaluate": ("model", "batch"), "collate": ("samples",)}
-_PACKAGES = ("requirements", "ssh.requirements")
 _LARGEST_SOURCE = 2_000_000  # bytes
 
 
@@ -40,7 +41,8 @@ def faults_of(root: YamlNode, folder: Path) -> list[Fault]:
     if node and isinstance(node.value, str) and _what(code_dir) != "folder":
         hint = "a path is relative to the config file" if not _what(code_dir) else "it is a file"
         return [] if node.broken else [Fault(f"no folder `{named(node)}`", "code.dir", node.place, hint)]
-    keys = ("task", "script", *_PACKAGES)
+    of_blocks = (f"{name}.{key}" for name in blocks_of(root.value) for key in traits(name).code_files)
+    keys = ("task", "script", "requirements", *of_blocks)
     faults = [fault for key in keys for fault in _file_faults(root, key, folder, code_dir)]
     return [*faults, *_module_faults(root, code_dir)]
 
@@ -59,7 +61,7 @@ def _file_faults(root: YamlNode, key: str, folder: Path, code_dir: Path) -> Iter
         yield Fault(f"no file `{named(node)}`", key, node.place, _missing_hint(node, folder, code_dir))
     elif key == "requirements":
         yield from _requirements_faults(node, code_dir)
-    elif key in _PACKAGES:
+    elif "." in key:  # of a backend's block
         return
     elif file.suffix == ".ipynb":
         hint = f"jupyter nbconvert --to script {shlex.quote(node.value)}; then write `{key}: {node.value[:-6]}.py`"

@@ -11,14 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, Strict, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, Strict, WithJsonSchema
 from pydantic_core import core_schema
 
 from cloudtrain.launcher.job import LEDGER_PATTERN, PROJECT_PATTERN
 from cloudtrain.launcher.text import units
 
 __all__ = [
+    "ENDPOINTS",
     "PROJECT_WANTED",
+    "RAW",
     "Accelerators",
     "AppriseUrl",
     "Arguments",
@@ -43,6 +45,7 @@ __all__ = [
     "ProcessCount",
     "ProjectName",
     "RelativePath",
+    "Section",
     "Shorthand",
     "SizeGb",
     "TagName",
@@ -54,6 +57,18 @@ __all__ = [
 T = TypeVar("T")
 # A strict model refuses a list in place of a tuple, and YAML has only lists.
 Many = Annotated[tuple[T, ...], Strict(False)]
+
+# Descriptions of keys that several backends' blocks have.
+RAW = "Merged last, deep, into the rendered request; the dry run shows the changes."
+ENDPOINTS = "Addresses in place of the vendor's own, by service; for private endpoints and tests."
+
+
+class Section(BaseModel):
+    """A mapping of the config: unknown keys are refused, and no value is converted to the wanted type."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, defer_build=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
+from cloudtrain.launcher.backend_table import names as backend_names
+from cloudtrain.launcher.backend_table import traits
+
 __all__ = ["RUNNABLE", "advice", "sibling"]
 
 # A key of cloudtrain: the foreign names of the same setting.
@@ -59,12 +64,6 @@ training.log_every: logging_steps log_interval log_every_n_steps
 training.eval_every: eval_steps eval_interval val_check_interval
 training.num_workers: dataloader_num_workers data_workers loader_workers
 training.precision: dtype mixed_precision amp
-sagemaker.role: role_arn iam_role iam_role_name execution_role RoleArn
-azureml.subscription: subscription_id
-azureml.workspace: workspace_name
-vertex.project: project_id gcp_project
-ssh.hosts: hosts hostfile host_list nodes_list
-ssh.ssh_config: config_file ssh_config_file
 """
 
 # Foreign names without a single equivalent in cloudtrain, then the advice.
@@ -148,24 +147,17 @@ _SAID: tuple[tuple[str, str], ...] = (
 )
 
 
-# A backend's block: the name that a sibling block uses -> the name of the key in this block.
-_SIBLINGS = {
-    "vertex": {**dict.fromkeys(("region", "zone"), "location"), "bucket": "staging_bucket"},
-    "sagemaker": {"location": "region", "staging_bucket": "bucket"},
-    "azureml": {"location": "region"},
-}
-
-
+@functools.cache
 def _ours() -> dict[str, str]:
     """Return a mapping from each foreign name to the key of cloudtrain. An indented line continues the line above."""
-    names: dict[str, str] = {}
-    for entry in _CALLED.strip().replace("\n ", " ").splitlines():
-        ours, _, theirs = entry.partition(":")
-        names |= dict.fromkeys(theirs.split(), ours)
+    entries = [entry.partition(":") for entry in _CALLED.strip().replace("\n ", " ").splitlines()]
+    names = {name: ours for ours, _, theirs in entries for name in theirs.split()}
+    for backend in backend_names():
+        for key, theirs in traits(backend).foreign_keys.items():
+            names |= dict.fromkeys(theirs.split(), f"{backend}.{key}")
     return names
 
 
-_OURS = _ours()
 _ADVICE = {name: advice for names, advice in _SAID for name in names.split()}
 
 # Foreign names of `task`, `script` and `module`: a config with such a key does name a program to run.
@@ -174,9 +166,10 @@ RUNNABLE = frozenset(name for name, advice in _ADVICE.items() if "`script: train
 
 def advice(name: str) -> str:
     """Return the advice for a key of a foreign tool; empty text if the name is not known."""
-    return f"it is `{_OURS[name]}` here" if name in _OURS else _ADVICE.get(name, "")
+    return f"it is `{_ours()[name]}` here" if name in _ours() else _ADVICE.get(name, "")
 
 
 def sibling(section: str, name: str) -> str:
     """Return the key that a backend's section uses in place of a sibling section's key; empty text if unknown."""
-    return _SIBLINGS.get(section, {}).get(name, "")
+    named = traits(section).siblings.items()
+    return next((own for own, theirs in named if name in theirs.split()), "")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from cloudtrain.entrypoints.rank import variables
+from cloudtrain.launcher.backend_table import BUILT_IN, plugins, traits
 from cloudtrain.launcher.config import rivals, schema
 from cloudtrain.launcher.config.schemafaults import dotted, named, quoted
 from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode, find, key_place
@@ -91,10 +92,11 @@ def _only_where_they_count(root: YamlNode) -> Iterator[Fault]:
 
 
 def _exclusive(root: YamlNode) -> Iterator[Fault]:
+    blocks = schema.blocks_of(root.value)
     for section, first, second, hint in (
         ("training", "max_steps", "epochs", "keep one of the two"),
         ("resources", "accelerators", "instance_type", "an instance type says its accelerators already: keep one"),
-        ("vertex", "network", "network_attachment", "keep one of the two"),
+        *((name, *pair, "keep one of the two") for name in blocks for pair in traits(name).exclusive),
     ):
         if given(root, section, first) and given(root, section, second):
             message = f"`{first}` and `{second}` exclude each other"
@@ -365,18 +367,12 @@ def _scalars(node: YamlNode | None, path: str) -> Iterator[tuple[str, YamlNode]]
 def _backend(root: YamlNode) -> Iterator[Fault]:
     """Yield a fault for a misspelt built-in backend. A missing plug-in is reported when the plug-in is loaded."""
     node = given(root, "backend")
-    if node is None or not isinstance(node.value, str) or node.value in schema.BACKENDS:
+    if node is None or not isinstance(node.value, str) or node.value in BUILT_IN:
         return
-    close = get_close_matches(node.value.lower(), (*schema.BACKENDS, "azure-ml", "vertex-ai", "vertexai"), 1, 0.75)
-    if close and not _is_plugin(node.value):
-        name = {"azure-ml": "azureml", "vertex-ai": "vertex", "vertexai": "vertex"}.get(close[0], close[0])
-        yield Fault(f"no backend `{named(node)}`", "backend", node.place, f"did you mean `{name}`?")
-
-
-def _is_plugin(name: str) -> bool:
-    from importlib.metadata import entry_points  # slow, reads the files of every package: for odd names
-
-    return any(point.name == name for point in entry_points(group="cloudtrain.backends"))
+    meant = {spelling: name for name in BUILT_IN for spelling in (name, *traits(name).aliases)}
+    close = get_close_matches(node.value.lower(), meant, 1, 0.75)
+    if close and node.value not in plugins():
+        yield Fault(f"no backend `{named(node)}`", "backend", node.place, f"did you mean `{meant[close[0]]}`?")
 
 
 def _both(names: list[str]) -> str:

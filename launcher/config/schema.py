@@ -4,13 +4,15 @@ The single source for validation, `cloudtrain explain`, the JSON schema of edito
 keys are in `rules.py`: a config stored as JSON with defaults filled in must stay readable.
 """
 
+import functools
 import re
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args, get_origin
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
+from cloudtrain.launcher.backend_table import BUILT_IN, DEFAULT, block_of, names, traits
 from cloudtrain.launcher.config.kinds import (
     PROJECT_WANTED,
     Accelerators,
@@ -35,33 +37,34 @@ from cloudtrain.launcher.config.kinds import (
     ProcessCount,
     ProjectName,
     RelativePath,
+    Section,
     Shorthand,
     SizeGb,
     TagName,
     Text,
     Written,
 )
-from cloudtrain.launcher.config.schema_backends import AzureML, Local, SageMaker, Section, Ssh, Vertex
 from cloudtrain.launcher.config.schema_training import Checkpoint, Training
 from cloudtrain.launcher.job import PROJECT_PATTERN
 
 __all__ = [
-    "BACKENDS",
     "TYPO",
     "Budget",
     "JobConfig",
     "as_yaml",
+    "blocks_of",
     "carried_by",
     "field_at",
     "is_list",
     "keys_named",
+    "model",
     "section",
     "sections",
     "written_default",
 ]
 
 TYPO = 0.85  # from this ratio of difflib's, a misspelt top-level key wins over the same key in a section
-BACKENDS = ("local", "ssh", "sagemaker", "azureml", "vertex")
+B = TypeVar("B", bound=Section)
 
 NotifyEvent = Literal[
     "started",
@@ -272,17 +275,17 @@ class Retry(Section):
 
 
 class JobConfig(Section):
-    """A training job."""
+    """A training job."""  # `model` adds the blocks of backends
 
     name: JobName = Field(
         description="Name of the job; the id adds five letters, or is the ID of `submit --name ID`.",
         examples=["digits"],
     )
     backend: BackendChoice = Field(
-        "local",
-        description="Place of the job: local, ssh, sagemaker, azureml, vertex, or a plug-in's name; of several, `plan` "
+        DEFAULT,
+        description=f"Place of the job: {', '.join(BUILT_IN)}, or a plug-in's name; of several, `plan` "
         "shows what each costs, and `submit --backend NAME` or `--backend cheapest` chooses.",
-        examples=list(BACKENDS),
+        examples=list(BUILT_IN),
     )
     task: RelativePath | None = Field(
         None,
@@ -394,17 +397,6 @@ class JobConfig(Section):
     tags: dict[TagName, Written] = Field(
         {}, description="Labels for the platform and its bills.", examples=[{"team": "vision"}]
     )
-    local: Local | None = Field(None, description="This machine.", examples=[{"python": "/opt/venv/bin/python"}])
-    ssh: Ssh | None = Field(None, description="Your own machines.", examples=[{"hosts": ["gpu1", "gpu2"]}])
-    sagemaker: SageMaker | None = Field(
-        None, description="Amazon SageMaker.", examples=[{"region": "eu-west-1", "bucket": "my-bucket"}]
-    )
-    azureml: AzureML | None = Field(
-        None, description="Azure Machine Learning.", examples=[{"workspace": "research", "compute": "gpu-cluster"}]
-    )
-    vertex: Vertex | None = Field(
-        None, description="Google Vertex AI.", examples=[{"project": "my-project", "location": "europe-west4"}]
-    )
 
     @model_validator(mode="before")
     @classmethod
@@ -417,6 +409,35 @@ class JobConfig(Section):
         if not more or not isinstance(secrets, list | tuple):
             return given
         return {**given, "secrets": list(dict.fromkeys([*secrets, *more]))}
+
+    def block(self, kind: type[B]) -> B:
+        """Return the backend's block of this kind, or a block of defaults."""
+        return next((value for _, value in self if isinstance(value, kind)), None) or kind()
+
+
+def model(keys: Iterable[str | int] = ()) -> type[JobConfig]:
+    """Return the model of a config with these keys at the top level: with the blocks of all built-in backends.
+
+    A plug-in's block is in the model if it is among the keys.
+    """
+    return _model(tuple(dict.fromkeys([*BUILT_IN, *blocks_of(keys)])))
+
+
+def blocks_of(keys: Iterable[str | int]) -> list[str]:
+    """Return the keys that are blocks of backends. Plug-ins are searched only for a key that is unknown otherwise."""
+    others = [str(key) for key in keys if key not in JobConfig.model_fields]
+    known = BUILT_IN if BUILT_IN.keys() >= set(others) else names()
+    return [name for name in known if name in others]
+
+
+@functools.cache
+def _model(backends: tuple[str, ...]) -> type[JobConfig]:
+    found = {name: (block, traits(name)) for name in backends if (block := block_of(name)) is not None}
+    blocks: dict[str, Any] = {
+        name: (block | None, Field(None, description=its.help, examples=[its.example]))
+        for name, (block, its) in found.items()
+    }
+    return create_model(JobConfig.__name__, __base__=JobConfig, __doc__=JobConfig.__doc__, **blocks)
 
 
 def carried_by(entry: Any) -> list[str]:
@@ -437,10 +458,10 @@ def section(field: FieldInfo) -> type[BaseModel] | None:
     return next(parts, None)
 
 
-def sections(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+def sections(whole: type[BaseModel]) -> Iterator[type[BaseModel]]:
     """Yield a model and all models below, depth first."""
-    yield model
-    for field in model.model_fields.values():
+    yield whole
+    for field in whole.model_fields.values():
         if inner := section(field):
             yield from sections(inner)
 
@@ -452,15 +473,15 @@ def is_list(field: FieldInfo) -> bool:
 
 def field_at(path: tuple[str | int, ...]) -> FieldInfo | None:
     """Return the field at `("resources", "spot")`; numbers, the indexes of list items, are skipped."""
-    model: type[BaseModel] | None = JobConfig
+    inner: type[BaseModel] | None = model(path[:1])
     field = None
     for name in path:
         if isinstance(name, int):
             continue
-        field = model.model_fields.get(name) if model is not None else None
+        field = inner.model_fields.get(name) if inner is not None else None
         if field is None:
             return None
-        model = section(field)
+        inner = section(field)
     return field
 
 
@@ -489,9 +510,9 @@ def as_yaml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) and value.isdigit() else str(value)
 
 
-def keys_named(name: str, model: type[BaseModel] = JobConfig, above: str = "") -> Iterator[str]:
+def keys_named(name: str, below: type[BaseModel] | None = None, above: str = "") -> Iterator[str]:
     """Yield the dotted path of every key with the name: `training.optimizer.lr` for `lr`."""
-    for key, field in model.model_fields.items():
+    for key, field in (below or model()).model_fields.items():
         if key == name:
             yield above + key
         if inner := section(field):

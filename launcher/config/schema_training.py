@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from cloudtrain.launcher.config.kinds import Duration, Many, Text
-from cloudtrain.launcher.config.schema_backends import Section
+from cloudtrain.launcher.config.kinds import Duration, Many, Section, Text
 
 __all__ = ["Checkpoint", "Monitor", "Optimizer", "Schedule", "Strategy", "Training"]
 

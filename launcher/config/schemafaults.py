@@ -178,7 +178,7 @@ def _key_hint(name: str, path: KeyPath) -> str:
         return f"`{plain}` belongs under {' or '.join(f'`{section}`' for section in sections)}"
     if close := get_close_matches(plain, siblings, 1, 0.7):
         return f"did you mean `{close[0]}`?"
-    if len(path) > 1 and (close := get_close_matches(plain, schema.JobConfig.model_fields, 1, 0.8)):
+    if len(path) > 1 and (close := get_close_matches(plain, schema.model().model_fields, 1, 0.8)):
         return f"did you mean `{close[0]}`, at the top level?"
     if close := get_close_matches(plain, siblings, 1):
         return f"did you mean `{close[0]}`?"
@@ -189,7 +189,7 @@ def _key_hint(name: str, path: KeyPath) -> str:
 
 def _model_at(path: KeyPath) -> type[BaseModel] | None:
     if not path:
-        return schema.JobConfig
+        return schema.model()
     field = schema.field_at(path)
     return schema.section(field) if field is not None else None
 

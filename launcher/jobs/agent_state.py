@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cloudtrain.entrypoints.contract import ExitReport, NodeStatus
 from cloudtrain.launcher.job import State
 
 __all__ = ["fold"]
@@ -15,79 +16,85 @@ STRAGGLER_S = 30.0  # after node 0's exit record; from then on the record decide
 
 
 def fold(
-    looks: Mapping[int, dict[str, Any]], nodes: int, *, can_shrink: bool = True, limit_s: float | None = None
+    looks: Mapping[int, NodeStatus], nodes: int, *, can_shrink: bool = True, limit_s: float | None = None
 ) -> State | None:
     """Return the job's state from the agents' reports by node; None if the unseen nodes may know more.
 
-    `looks` are results of `node_folder.look`. A node whose agent ended without an exit record is lost. `can_shrink`: a
+    `looks` come from `node_folder.look`. A node whose agent ended without an exit record is lost. `can_shrink`: a
     restart may continue with fewer nodes, so a fenced node knows only its own end. `limit_s`: the seconds after which
     each agent ends its node by itself, so that unseen nodes have ended by then, too.
     """
-    looks = {node: look for node, look in looks.items() if not look.get("elsewhere")}
+    looks = {node: look for node, look in looks.items() if not look.elsewhere}
     seen = [looks[node] for node in sorted(looks)]
-    states = [look["state"] for look in seen if look["state"]]
+    states = [look.state for look in seen if look.state]
     facts: dict[str, Any] = {
-        "started_s": min((state["started_s"] for state in states), default=None),
-        "restarts": max([state["generation"] - 1 for state in states if state["generation"]], default=0),
-        "detail": next((state.get("detail") for state in states if state.get("detail")), None),
+        "started_s": min((state.started_s for state in states), default=None),
+        "restarts": max([state.generation - 1 for state in states if state.generation], default=0),
+        "detail": next((state.detail for state in states if state.detail), None),
     }
     verdict = _verdict(looks)
     facts |= _held(seen, nodes)
-    first = looks.get(0, {})
-    is_told = bool(first.get("exit")) and not first["exit"].get("fenced") and first["ended_ago_s"] > STRAGGLER_S
-    if any(look["alive"] for look in seen) and not is_told:
-        if any(look["asked"] for look in seen):
+    first = looks.get(0, NodeStatus())
+    is_told = first.exit is not None and not first.exit.fenced and first.ended_ago_s > STRAGGLER_S
+    if any(look.alive for look in seen) and not is_told:
+        if any(look.asked for look in seen):
             return State("stopping", **facts)
-        if any(state["generation"] for state in states):
+        if any(state.generation for state in states):
             return State("running", **facts)
         return State("pending", **facts)
-    others_may_go_on = verdict is None or (verdict.get("fenced") and can_shrink)
+    others_may_go_on = verdict is None or (verdict.fenced and can_shrink)
     is_over = limit_s is not None and facts["started_s"] and time.time() > facts["started_s"] + limit_s
     if len(seen) < nodes and others_may_go_on and not is_over:
         # After `stop --now`, machines that cannot be reached count as stopped.
-        return _lost(seen, facts) if seen and all(look["asked"] == "now" for look in seen) else None
+        return _lost(seen, facts) if seen and all(look.asked == "now" for look in seen) else None
     if verdict is None:
         return _lost(seen, facts)
-    told = {key: verdict[key] for key in ("reason", "error", "ended_s", "restarts")}
     # Without a shared disk, the checkpoint may be on a different node than the exit record.
-    is_saved = any(look.get("saved") or (look["exit"] or {}).get("resumable") for look in seen)
-    told |= {"resumable": verdict["state"] != "succeeded" and is_saved, "billed_s": verdict.get("held_s")}
-    told |= {"gone_s": verdict.get("gone_s") or None, "billed_by": None if told["billed_s"] is None else CLOCKS}
-    return State(state=verdict["state"], **{**facts, **told})
+    is_saved = any(look.saved or (look.exit is not None and look.exit.resumable) for look in seen)
+    told = {
+        "reason": verdict.reason,
+        "error": verdict.error,
+        "ended_s": verdict.ended_s,
+        "restarts": verdict.restarts,
+        "resumable": verdict.state != "succeeded" and is_saved,
+        "billed_s": verdict.held_s,
+        "gone_s": verdict.gone_s or None,
+        "billed_by": None if verdict.held_s is None else CLOCKS,
+    }
+    return State(state=verdict.state, **{**facts, **told})
 
 
-def _verdict(looks: Mapping[int, dict[str, Any]]) -> dict[str, Any] | None:
+def _verdict(looks: Mapping[int, NodeStatus]) -> ExitReport | None:
     """Return node 0's exit record, else the latest record: a node that the job continued without ended earlier.
 
     The record of a fenced node counts last, because a fenced node knows only its own end.
     """
-    ended = {node: look["exit"] for node, look in looks.items() if look["exit"]}
-    best = max(ended, key=lambda node: (not ended[node].get("fenced"), node == 0, ended[node]["ended_s"]), default=None)
+    ended = {node: look.exit for node, look in looks.items() if look.exit is not None}
+    best = max(ended, key=lambda node: (not ended[node].fenced, node == 0, ended[node].ended_s), default=None)
     return None if best is None else ended[best]
 
 
-def _held(seen: Sequence[dict[str, Any]], nodes: int) -> dict[str, Any]:
+def _held(seen: Sequence[NodeStatus], nodes: int) -> dict[str, Any]:
     """Return the mean seconds for which the nodes are occupied, and the seconds of the dropped nodes.
 
     The figures come from the node with the newest generation: after a network partition, from the half that continues.
     """
-    told = [look for look in seen if look["state"] and "held_s" in look]
+    told = [(look.state, look.alive, look.held_s) for look in seen if look.state and look.held_s is not None]
     if not told:
         return {}
-    best = max(told, key=lambda look: (look["state"]["generation"], look["alive"], look["held_s"]))
-    gone_s: dict[str, float] = best["state"].get("gone_s") or {}
-    billed_s = (best["held_s"] * (nodes - len(gone_s)) + sum(gone_s.values())) / nodes
-    return {"billed_s": billed_s, "gone_s": gone_s or None}
+    state, _, held_s = max(told, key=lambda each: (each[0].generation, *each[1:]))
+    billed_s = (held_s * (nodes - len(state.gone_s)) + sum(state.gone_s.values())) / nodes
+    return {"billed_s": billed_s, "gone_s": state.gone_s or None}
 
 
-def _lost(seen: list[dict[str, Any]], facts: dict[str, Any]) -> State:
+def _lost(seen: list[NodeStatus], facts: dict[str, Any]) -> State:
     """Return the end of a job whose agents are all gone: killed by `stop --now`, or for an unknown reason."""
-    is_saved = any(look.get("saved") for look in seen)
-    ends_s = [look["exit"]["ended_s"] if look["exit"] else look.get("last_s", 0.0) for look in seen]
+    is_saved = any(look.saved for look in seen)
+    ends_s = [look.exit.ended_s if look.exit else look.last_s for look in seen]
     facts = {**facts, "ended_s": max(ends_s, default=0.0) or time.time()}
-    if any(look["asked"] == "now" for look in seen):
+    if any(look.asked == "now" for look in seen):
         return State("stopped", "user", is_saved, **facts)
-    rebooted = any(look.get("rebooted") for look in seen)
+    rebooted = any(look.rebooted for look in seen)
     why = "the machine was restarted" if rebooted else "killed, or the machine was restarted"
     error = {"rank": None, "kind": "lost", "message": f"all agents are gone without a word: {why}"}
     return State("failed", "node_failure", is_saved, error, **facts)

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cloudtrain.launcher.backend_table import traits
+
 __all__ = ["CAUSES", "Cause", "likely"]
-
-
-SIZED_DISKS = ("sagemaker", "vertex")  # backends whose requests have a field for the disk's size
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,8 @@ def likely(error: Mapping[str, Any] | None, config: Mapping[str, Any]) -> str | 
         for cause in CAUSES:
             if found := cause.found_in(text):
                 do = cause.of_task if config.get("task") and cause.of_task else cause.do
-                do = cause.of_sized_disk if config.get("backend") in SIZED_DISKS and cause.of_sized_disk else do
+                if cause.of_sized_disk and traits(str(config.get("backend"))).sizes_disks:
+                    do = cause.of_sized_disk
                 return f"{cause.means}; {do}".format(**found.groupdict())
     if error.get("signal") == "SIGKILL":
         return "something killed it from outside; where the machine's memory was full, its kernel log says so (dmesg)"

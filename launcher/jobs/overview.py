@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.entrypoints.format import amount, dollars, span
 from cloudtrain.entrypoints.notices.message import at_deadline
 from cloudtrain.entrypoints.rank import tracebacks
+from cloudtrain.launcher.backend_table import traits
 from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.jobs import causes
 from cloudtrain.launcher.jobs.describe import headline, limit_words, next_step, onward_of, outcome, pairs, saved_step
@@ -120,7 +121,7 @@ def _head(job: Job, now_s: float) -> list[str]:
     if attempt.unreachable_since_s is not None:
         since = when(attempt.unreachable_since_s, now_s)
         lines.append(f"{_HANG}does not answer, first {since}; this is what it said last")
-    if job.backend != "local" and attempt.ref is not None:
+    if attempt.ref is not None and not traits(job.backend).runs_here:
         lines.append(f"  there       {attempt.name}, as {job.backend} knows it{f': {state.url}' if state.url else ''}")
     return lines
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["remove", "require_over", "size_of", "unused_bundles"]
 
-FOLDERS = ("local", "ssh", "logs")  # below the home, each with a folder for each job
 UNSENT_S = 3600.0  # a submit packs the code, asks, and journals the job: a younger bundle may be for a job to come
 
 
@@ -73,6 +72,7 @@ def remove(registry: Registry, job: Job) -> None:
 
 
 def _folders(registry: Registry, job: Job) -> Iterator[Path]:
-    names = FOLDERS if job.id == Path(job.id).name else ()  # a damaged row may name any place
-    found = (registry.folder / name / job.id for name in names)
+    """Yield the job's folders below the home: the folder of the job's backend, and the folder of the cached logs."""
+    is_plain = job.id == Path(job.id).name and job.backend == Path(job.backend).name  # a damaged row may name any place
+    found = (registry.folder / name / job.id for name in (job.backend, "logs") if is_plain)
     return (folder for folder in found if folder.is_dir() and not folder.is_symlink())

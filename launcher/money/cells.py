@@ -9,6 +9,7 @@ import importlib
 import re
 from typing import Protocol, cast
 
+from cloudtrain.launcher.backend_table import BUILT_IN, traits
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import LEDGER_PATTERN
 
@@ -17,12 +18,7 @@ __all__ = ["ABSENT", "ConditionalObject", "located", "open_cell"]
 ABSENT = ""  # the version of a missing object
 DEFAULT_NAME = "ledger.json"
 
-_STORES = {
-    "s3": "cloudtrain.backends.sagemaker.cell",
-    "gs": "cloudtrain.backends.vertex.cell",
-    "https": "cloudtrain.backends.azureml.cell",
-    "file": "cloudtrain.launcher.money.filecell",
-}
+_FILE = {"file": "cloudtrain.launcher.money.filecell"}
 
 
 class ConditionalObject(Protocol):
@@ -55,5 +51,7 @@ def located(text: str) -> str:
 
 def open_cell(uri: str) -> ConditionalObject:
     """Return the object at an address that `located` has returned; sends no request."""
-    store = importlib.import_module(_STORES[uri.partition("://")[0]])
+    scheme = uri.partition("://")[0]
+    stores = (_FILE, *(traits(name).ledgers for name in BUILT_IN))
+    store = importlib.import_module(next(each[scheme] for each in stores if scheme in each))
     return cast("ConditionalObject", store.open_cell(uri))

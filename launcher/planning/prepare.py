@@ -117,11 +117,12 @@ def _old_code(names: list[str]) -> tuple[str, ...]:
 
 def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Iterator[str]:
     """Yield the config keys that the backend ignores, and further facts to know before a submit."""
+    runs_here = backends.traits(config.backend).runs_here
     asked = {
         "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),
         "limits.max_wait": config.limits.max_wait is not None,
         "resources.spot": config.resources.spot,
-        "resources.disk_gb": config.resources.disk_gb is not None and config.backend != "local",
+        "resources.disk_gb": config.resources.disk_gb is not None and not runs_here,
     }
     if plan.price_micro:
         from cloudtrain.launcher.metering.rate import stale
@@ -140,14 +141,16 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
         from cloudtrain.launcher.store.channels import doubts
 
         yield from doubts(config.model_dump(mode="json", include={"notify"}))
-    wanted = config.resources.accelerators if config.backend == "local" else None
+    wanted = config.resources.accelerators if runs_here else None
     if wanted and int(wanted.rpartition(":")[2]) != plan.gpus_per_instance:
         there = plan.gpus_per_instance
         gpus = f"{there} GPU{'s' * (there > 1)}" if there else "no GPU"
-        yield f"ignored on local: resources.accelerators ({wanted}); this machine has {gpus} for each instance"
-    if config.resources.accelerators and config.backend in ("local", "ssh"):
+        ignored = f"ignored on {config.backend}: resources.accelerators ({wanted})"
+        yield f"{ignored}; this machine has {gpus} for each instance"
+    if config.resources.accelerators:
         from cloudtrain.launcher.prices import catalog
 
-        yield from filter(None, [catalog.unknown(config.resources.accelerators)])
+        if not catalog.rows(config.backend):  # a backend with a price table checks its own types
+            yield from filter(None, [catalog.unknown(config.resources.accelerators)])
     if names := [name for name, is_set in asked.items() if is_set and name not in request.carried]:
         yield f"ignored on {config.backend}: {', '.join(names)}"

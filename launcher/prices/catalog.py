@@ -1,6 +1,7 @@
 """Machine types with accelerators and their prices in the clouds, each price with its source and date.
 
-The package's table is instances.csv. A row that the user has read from a vendor (own.py) takes precedence unless older.
+A backend's table is instances.csv in the backend's package. A newer row that the user has read from a vendor (own.py)
+takes precedence.
 Prices are for one machine and one hour, in US dollars. An unknown price is None, never 0.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from importlib.resources import files
 
+from cloudtrain.launcher.backend_table import names, package_of, traits
 from cloudtrain.launcher.metering.rate import Kind, Machine, Rate
 from cloudtrain.launcher.store import home
 
@@ -109,8 +111,8 @@ def unpriced(backend: str, name: str, where: str) -> str:
 
 
 def backends() -> list[str]:
-    """Return the backends in the table."""
-    return list(dict.fromkeys(line.partition(",")[0] for line in _lines()[1:]))
+    """Return the backends with a table."""
+    return [name for name in names() if rows(name)]
 
 
 def _somewhere_usd(backend: str, machine: Machine) -> tuple[bool, float]:
@@ -135,8 +137,8 @@ def _rates(row: dict[str, str]) -> dict[Kind, Rate]:
     is_derived = row["derived"] == "yes"
     if row["usd_per_hour"]:
         found["on_demand"] = Rate(float(row["usd_per_hour"]), row["as_of"], row["source"], is_derived)
-    if row["spot_usd_per_hour"]:  # all of Vertex AI's are derived, even where the price on demand is not
-        is_derived = is_derived or row["backend"] == "vertex"
+    if row["spot_usd_per_hour"]:
+        is_derived = is_derived or traits(row["backend"]).derives_spot_prices
         found["spot"] = Rate(float(row["spot_usd_per_hour"]), row["as_of"], row["source"], is_derived)
     return found
 
@@ -155,11 +157,9 @@ def _own(backend: str, instance_type: str, region: str) -> dict[Kind, Rate]:
 
 @functools.cache
 def rows(backend: str) -> list[dict[str, str]]:
-    """Return the table's rows of a backend; rows of different backends are not parsed."""
-    lines = _lines()
-    return list(csv.DictReader([lines[0], *(line for line in lines if line.startswith(f"{backend},"))]))
-
-
-@functools.cache
-def _lines() -> list[str]:
-    return files("cloudtrain.launcher.prices").joinpath(TABLE).read_text(encoding="utf-8").splitlines()
+    """Return the rows of a backend's table; an empty list for a backend without a table."""
+    package = package_of(backend)
+    table = files(package).joinpath(TABLE) if package else None
+    if table is None or not table.is_file():
+        return []
+    return list(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))

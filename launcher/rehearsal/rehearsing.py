@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from cloudtrain.entrypoints.rank.rehearsal import VARIABLE
+from cloudtrain.launcher.backend_table import DEFAULT, traits
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.rehearsal import judging, sandbox, scale, starts
 from cloudtrain.launcher.rehearsal.lines import Account
@@ -91,7 +92,7 @@ def require_torch() -> None:
     if sys.platform != "linux":
         raise ConfigError("a rehearsal needs Linux", hint="run it in a container, or on a Linux machine")
     if find_spec("torch") is None:
-        raise ConfigError("a rehearsal trains here, and torch is not installed", hint=install("local"))
+        raise ConfigError("a rehearsal trains here, and torch is not installed", hint=install(DEFAULT))
 
 
 def rehearse(
@@ -164,7 +165,7 @@ def _start(
     environments = work.folder.parent.parent / ENVIRONMENTS
     if prepared.config.requirements:
         environments.mkdir(mode=0o700, exist_ok=True)
-        tried |= {"environments": str(environments), "is_apart": prepared.config.backend != "local"}
+        tried |= {"environments": str(environments), "is_apart": not traits(prepared.config.backend).runs_here}
         # This machine's access to the package index, unless the config defines the nodes' access.
         ways = {name: value for name, value in os.environ.items() if _OF_PIP.fullmatch(name)}
         variables |= {name: value for name, value in ways.items() if name not in prepared.config.env}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from cloudtrain.entrypoints.contract import JobSpec
     from cloudtrain.launcher.backend import Bundle, Request
 
 __all__ = ["NodeRun", "Rehearsal", "Rehearsed", "Stage", "Stored"]
@@ -38,14 +39,13 @@ class Stage:
     variables: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def with_own_mirror(self, spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
+    def with_own_mirror(self, job: JobSpec) -> tuple[JobSpec, dict[str, Path]]:
         """Return the job's spec with a local kept folder in place of a mirror in a store, and its place."""
-        checkpoint = spec["checkpoint"]
-        if "://" not in (checkpoint.get("mirror") or ""):
-            return spec, {}
+        if "://" not in (job.checkpoint.mirror or ""):
+            return job, {}
         folder = self.kept / "mirror"
         folder.mkdir(parents=True, exist_ok=True)
-        return {**spec, "checkpoint": {**checkpoint, "mirror": str(folder)}}, {str(folder): folder}
+        return replace(job, checkpoint=replace(job.checkpoint, mirror=str(folder))), {str(folder): folder}
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.launcher.backend_table import names
+
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
 
 __all__ = ["HIDDEN", "as_yaml", "differing", "flat", "shown"]
 
 HIDDEN = "(not shown)"
-_BACKENDS = frozenset({"local", "ssh", "sagemaker", "azureml", "vertex"})  # blocks of the config
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")  # a part of a name: HF_TOKEN, api-key, accessKey
 _SECRET = frozenset(
     {
@@ -32,10 +33,11 @@ def shown(job: Job) -> dict[str, Any]:
     a login or a query in an address, and the addresses of `notify`, which grant access. `env:NAME` and the names under
     `secrets` are shown, since both are only names.
     """
+    others = {*names(), "notify"} - {job.backend}
     config = {
         key: value if key == "secrets" else _open(value, is_secret=_is_secret(key))
         for key, value in job.config.items()
-        if key == job.backend or key not in _BACKENDS | {"notify"}
+        if key not in others
     }
     if job.config.get("notify"):
         config["notify"] = [_without_address(each) for each in job.config["notify"]]

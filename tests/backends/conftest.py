@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import Result
@@ -14,6 +18,19 @@ from cloudtrain.launcher import cli as command_line
 from doubles.aws.handle import Aws
 from doubles.azure.handle import Azure
 from doubles.google.handle import Google
+
+PLUGIN = Path(__file__).resolve().parents[2] / "examples" / "plugin"
+
+
+@pytest.fixture(scope="session")
+def plugin_package(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Return the environment in which the package of examples/plugin is installed, from a copy, without a network."""
+    source, site = tmp_path_factory.mktemp("plugin") / "source", tmp_path_factory.mktemp("site")
+    shutil.copytree(PLUGIN, source, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    done = subprocess.run([*pip, "--target", site, source], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return SimpleNamespace(environ={"PYTHONPATH": str(site)})
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from cloudtrain.backends.azureml import backend, files, machine, rest
+from cloudtrain.backends.azureml.block import AzureML
 from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Request
-from cloudtrain.launcher.config.schema_backends import AzureML
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.planning import planner as plans
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.azureml import prices, rest
-from cloudtrain.launcher.config.schema import JobConfig
+from cloudtrain.launcher.config.schema import model
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.prices import catalog
 from doubles.azure.handle import Azure
@@ -108,7 +108,7 @@ def test_without_names_the_tables_types_are_priced() -> None:
 def test_type_is_priced_despite_the_jobs_accelerator() -> None:
     """An accelerator unknown to Azure blocks no price; without names the table's types are priced."""
     block = {"region": "eastus", "subscription": "s", "resource_group": "g", "workspace": "w"}
-    config = JobConfig.model_validate(
+    config = model().model_validate(
         {
             "name": "x",
             "backend": "azureml",

@@ -42,12 +42,14 @@ backend: vertex
 resources: {{instances: 2, instance_type: n1-standard-4}}
 vertex: {{project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}}}
 """,
+    "processes": "backend: processes\nresources: {instances: 2}\nprocesses: {partition: small}\n",
 }
 STAND_INS = {
     "ssh": "ssh_pair",
     "sagemaker": "aws",
     "azureml": "azure",
     "vertex": "google",
+    "processes": "plugin_package",
 }  # fixtures whose `environ` leads the command to the stand-in
 WITHOUT_KILL = {"sagemaker", "azureml", "vertex"}  # platforms that always let a job save before the end
 # The smallest time limit of a platform, or of a slow machine's start, plus one unit; else 46 s.
@@ -124,8 +126,8 @@ def running(cli: Any) -> None:
 
 
 def test_every_built_in_backend_is_tested() -> None:
-    """Every built-in backend has an entry here."""
-    assert set(SETTINGS) == set(BUILT_IN)
+    """Every built-in backend has an entry here; `processes` is the plug-in of examples/plugin."""
+    assert set(SETTINGS) == {*BUILT_IN, "processes"}
 
 
 def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any, home: Path) -> None:

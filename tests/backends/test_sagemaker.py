@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.backends.sagemaker import backend, check, images
+from cloudtrain.backends.sagemaker.block import SageMaker
 from cloudtrain.backends.sagemaker.machine import region_of
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Request
-from cloudtrain.launcher.config.schema_backends import SageMaker
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.planning import planner as plans
 from cloudtrain.launcher.prices import catalog

@@ -9,6 +9,7 @@ import pytest
 
 from cloudtrain.backends.sagemaker.status import is_over, state_of
 from cloudtrain.entrypoints.container.container import account
+from cloudtrain.entrypoints.contract import ExitReport
 from cloudtrain.launcher.job import Attempt, State, exit_code
 from cloudtrain.launcher.metering.meter import legs_of, spent_micro
 from doubles.plans import plan_of
@@ -104,7 +105,7 @@ def test_stopped_job_has_a_reason(secondary: str, limit: str, reason: str, code:
 
 def failure(**verdict: Any) -> str:
     """Return FailureReason as SageMaker makes one from the container's exit report."""
-    return f"AlgorithmError: {account({'restarts': 2, **verdict})[:1024]}, exit code: 70"
+    return f"AlgorithmError: {account(ExitReport.load({'restarts': 2, **verdict}))[:1024]}, exit code: 70"
 
 
 def test_failure_is_the_first_ranks_exception() -> None:

@@ -18,9 +18,9 @@ from google.cloud.aiplatform_v1.types import CustomJob
 from google.protobuf import json_format
 
 from cloudtrain.backends.vertex import backend, bootwheel, machine, request
+from cloudtrain.backends.vertex.block import Vertex
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Request
-from cloudtrain.launcher.config.schema_backends import Vertex
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.planning import planner as plans
 

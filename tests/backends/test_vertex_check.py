@@ -558,7 +558,7 @@ def test_check_is_quick() -> None:
 
 def test_pairs_know_every_machine_of_the_price_list() -> None:
     """The price list's accelerators and counts equal the machine's, or the machine is a host that can attach some."""
-    rows = csv.DictReader((ROOT / "launcher" / "prices" / "instances.csv").read_text().splitlines())
+    rows = csv.DictReader((ROOT / "backends" / "vertex" / "instances.csv").read_text().splitlines())
     seen = 0
     for row in (row for row in rows if row["backend"] == "vertex"):
         kind, name, count = row["instance_type"], row["accelerator"], int(row["count"])

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.agent import transport
-from cloudtrain.entrypoints.agent.agent import Agent
+from cloudtrain.entrypoints.agent.agent import Agent, boot_module
 from cloudtrain.entrypoints.agent.coordinate import Desired
+from cloudtrain.entrypoints.contract import AgentSpec
 
 HOST = "127.0.0.1"
 DAY_S = 86_400.0
@@ -28,7 +29,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
             root = tmp_path / home
             (root / "log").mkdir(parents=True)
             server = transport.listen(HOST)
-            found = Agent({**_spec(root), **more}, server, umask=0o022)
+            found = Agent(_spec(root, **more), server, umask=0o022)
             made.callback(lambda: found.held_port is not None and found.held_port.close())
             made.callback(found.line.close)
             return found
@@ -36,12 +37,22 @@ def make(tmp_path: Path) -> Iterator[Make]:
         yield agent
 
 
-def _spec(root: Path) -> dict[str, Any]:
-    job = {"nodes": 1, "min_nodes": 1, "node_counts": [1], "nproc_per_node": 1, "run": {"kind": "task"}}
-    limits = {"limit_reason": "time_limit", "deadline_s": 500, "max_duration_s": 600, "grace_s": 10, "max_restarts": 3}
-    own = {"job": "same", "attempt": 1, "node": 0, "address": HOST, "head": [HOST, 0], "token": "token", "colocated": 1}
-    own |= {"root": str(root), "environment": {"CLOUDTRAIN_CHECKPOINT_DIR": str(root / "checkpoints")}, "secrets": {}}
-    return {**own, **limits, "spec": {**job, "checkpoint": {}}}
+def _spec(root: Path, **more: Any) -> AgentSpec:
+    job = {"job": "same", "attempt": 1, "min_nodes": 1, "node_counts": [1], "max_restarts": 3}
+    limits = {"limit_reason": "time_limit", "deadline_s": 500, "max_duration_s": 600, "grace_s": 10}
+    own = {
+        "bundle": "",
+        "sha256": "",
+        "python": "",
+        "workdir": "",
+        "node": 0,
+        "address": HOST,
+        "head": [HOST, 0],
+        "token": "token",
+        "colocated": 1,
+    }
+    own |= {"root": str(root), "environment": {"CLOUDTRAIN_CHECKPOINT_DIR": str(root / "checkpoints")}}
+    return AgentSpec.load({**own, **limits, "spec": job, **more})
 
 
 def test_deadline_of_the_ranks_is_the_remaining_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +64,7 @@ def test_deadline_of_the_ranks_is_the_remaining_time(make: Make, monkeypatch: py
     assert float(told["CLOUDTRAIN_DEADLINE"]) == pytest.approx(wall_s + DAY_S + 500, abs=60)
 
 
-def test_rendezvous_ports_of_two_jobs_differ(make: Make) -> None:
+def test_rendezvous_ports_of_two_jobs_differ(make: Make, tmp_path: Path) -> None:
     """Two jobs with the same name in two home folders share a range of three ports, before and after a restart."""
     first, second = (make(home, ports=(23_451, 23_453)) for home in ("one", "two"))
     ports = [first._fresh_port(), second._fresh_port()]
@@ -61,10 +72,10 @@ def test_rendezvous_ports_of_two_jobs_differ(make: Make) -> None:
     ports[0] = first._fresh_port()
     assert len(set(ports)) == 2
     with pytest.raises(OSError, match="no free port between"):
-        transport.reserved({"ports": (ports[1], ports[1]), "address": HOST})
+        transport.reserved(_spec(tmp_path, ports=(ports[1], ports[1])))
 
 
-def test_store_of_torch_listens_on_the_held_port(make: Make) -> None:
+def test_store_of_torch_listens_on_the_held_port(make: Make, tmp_path: Path) -> None:
     """The agent keeps the port while torchrun uses it, so no other job finds the port."""
     from torch.distributed import TCPStore
 
@@ -73,4 +84,13 @@ def test_store_of_torch_listens_on_the_held_port(make: Make) -> None:
     store.set("key", "value")
     assert TCPStore(HOST, port, is_master=False).get("key") == b"value"
     with pytest.raises(OSError, match="no free port"):
-        transport.reserved({"ports": (port, port), "address": HOST})
+        transport.reserved(_spec(tmp_path, ports=(port, port)))
+
+
+def test_bundle_of_version_0_1_starts_with_its_own_boot(tmp_path: Path) -> None:
+    """A resume sends the bundle of the submit, whose runtime may be older than the agent."""
+    assert boot_module(tmp_path) == "cloudtrain.entrypoints.boot"
+    newer = tmp_path / "runtime/cloudtrain/entrypoints/agent/boot.py"
+    newer.parent.mkdir(parents=True)
+    newer.touch()
+    assert boot_module(tmp_path) == "cloudtrain.entrypoints.agent.boot"

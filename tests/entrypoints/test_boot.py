@@ -16,6 +16,7 @@ import pytest
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.agent import boot
 from cloudtrain.entrypoints.agent.node import Node, identify, interface_of, resolve
+from cloudtrain.entrypoints.contract import JobSpec
 
 SPEC: dict[str, Any] = {
     "job": "digits-abcde",
@@ -63,14 +64,14 @@ def test_interface_of_loopback() -> None:
 
 def test_command_under_an_agent_is_static_without_restarts() -> None:
     """The agents restart and hand out the port; ranks follow the nodes' order."""
-    command = boot.torchrun_command(SPEC, node(), "10.0.0.1", Path("/x"))
+    command = boot.torchrun_command(JobSpec.load(SPEC), node(), "10.0.0.1", Path("/x"))
     assert {"--rdzv-backend=static", "--node-rank=1", "--master-port=20123", "--max-restarts=0"} <= set(command)
     assert "--local-addr=10.0.0.2" in command
 
 
 def test_command_on_a_platform_is_elastic() -> None:
     """Without agents torchrun restarts the ranks itself, and knows the node that hosts the rendezvous."""
-    command = boot.torchrun_command(SPEC, node("vertex", rank=0), "10.0.0.1", Path("/x"))
+    command = boot.torchrun_command(JobSpec.load(SPEC), node("vertex", rank=0), "10.0.0.1", Path("/x"))
     assert "--rdzv-backend=c10d" in command
     assert "--max-restarts=3" in command
     assert any("is_host=1" in word for word in command)
@@ -78,14 +79,14 @@ def test_command_on_a_platform_is_elastic() -> None:
 
 def test_command_guards_the_scripts_flags() -> None:
     """torchrun takes `--max` for an ambiguous prefix of its own flags unless `--` comes before the flag."""
-    command = boot.torchrun_command(SPEC, node(), "10.0.0.1", Path("/x"))
+    command = boot.torchrun_command(JobSpec.load(SPEC), node(), "10.0.0.1", Path("/x"))
     assert command[command.index("--") :] == ["--", "script", "train.py", "--max", "3"]
 
 
 def test_command_keeps_dollars() -> None:
     """torchrun would expand dollar signs as its own macros (string.Template)."""
     run = {"kind": "script", "target": "train.py", "args": ["$$", "${local_rank}", "$HOME"]}
-    command = boot.torchrun_command({**SPEC, "run": run}, node(), "10.0.0.1", Path("/x"))
+    command = boot.torchrun_command(JobSpec.load({**SPEC, "run": run}), node(), "10.0.0.1", Path("/x"))
     told = [string.Template(word).safe_substitute(local_rank=7) for word in command[-3:]]
     assert told == run["args"]
 
@@ -216,7 +217,7 @@ def test_idle_torchrun_is_ended_with_the_trainers_outcome(
     monkeypatch.setattr(boot, "EXIT_DEADLINE_S", 0.1)
     atomic_json.write_json(tmp_path / "outcome.json", {"outcome": word})
     with subprocess.Popen(["sleep", "60"]) as child:
-        ended = boot._watch(child, [], tmp_path, {"nproc_per_node": 2})
+        ended = boot._watch(child, [], tmp_path, JobSpec(nproc_per_node=2))
         child.kill()
     assert boot._outcome(tmp_path, ended, 2) == (code, [])
 
@@ -234,7 +235,7 @@ def test_torchrun_that_does_not_stop_is_ended(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(boot, "LOOK_S", 0.05)
     asked_s = time.monotonic() - boot.SHUTDOWN_TIMEOUT_S - boot.EXIT_DEADLINE_S
     with subprocess.Popen(["sleep", "60"]) as child:
-        ended = boot._watch(child, [asked_s], tmp_path, {"nproc_per_node": 1})
+        ended = boot._watch(child, [asked_s], tmp_path, JobSpec(nproc_per_node=1))
         child.kill()
     assert boot._outcome(tmp_path, ended, 1) == (boot.EXIT_STOPPED, [])
 
@@ -251,7 +252,7 @@ def test_job_without_a_supervisor_ends_after_its_deadline(
     if saved:
         atomic_json.write_json(tmp_path / "outcome.json", {"outcome": "saved"})
     with subprocess.Popen(["sleep", "60"]) as child:
-        ended = boot._watch(child, [], tmp_path, {"nproc_per_node": 1})
+        ended = boot._watch(child, [], tmp_path, JobSpec(nproc_per_node=1))
         child.kill()
     code, failures = boot._outcome(tmp_path, ended, 1)
     kinds = [failure["kind"] for failure in failures]

@@ -12,6 +12,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from cloudtrain.entrypoints.container import log_relay as pump_module
 from cloudtrain.entrypoints.container.container import FAILURE_BYTES, account
 from cloudtrain.entrypoints.container.elapsed import Note, used_s, with_lead_back
 from cloudtrain.entrypoints.container.log_relay import LogRelay
+from cloudtrain.entrypoints.contract import ContainerOrder, ExitReport
 from cloudtrain.entrypoints.job_files import has_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-FAILED = {"state": "failed", "reason": "error", "resumable": True, "restarts": 1}
+FAILED = ExitReport("failed", "error", restarts=1, resumable=True)
 
 SCRIPT = """
 import os, signal, sys, time
@@ -165,7 +167,7 @@ def test_exit_report_is_an_event_that_fits(message: str) -> None:
     frames = "".join(f'  File "train.py", line {n}, in f{n}\n    call()\n' for n in range(100))
     error = {"rank": 5, "kind": "exception", "type": "ValueError", "message": message, "traceback": frames + "the end"}
     lines = [*(f"loading shard {n}, é" for n in range(9)), "in a very long line " * 20]
-    line = account({**FAILED, "error": {**error, "lines": lines}})
+    line = account(replace(FAILED, error={**error, "lines": lines}))
     text, fields = events.parse(line)
     assert fields is not None
     assert len(line.encode()) <= FAILURE_BYTES
@@ -185,7 +187,7 @@ def test_exit_report_keeps_the_frame_of_the_users_code(message: str) -> None:
     library = "".join(f'  File "/opt/lib/site-packages/lib/{n}.py", line {n}, in f\n    call()\n' for n in range(99))
     trace = f"Traceback (most recent call last):\n{above}{own}{library}ValueError: {message}"
     error = {"rank": 5, "kind": "exception", "type": "ValueError", "message": message, "traceback": trace}
-    line = account({**FAILED, "error": {**error, "lines": ["in a very long line " * 20] * 9}})
+    line = account(replace(FAILED, error={**error, "lines": ["in a very long line " * 20] * 9}))
     fields = events.parse(line)[1]
     assert fields is not None
     assert len(line.encode()) <= FAILURE_BYTES
@@ -196,7 +198,7 @@ def test_exit_report_keeps_the_frame_of_the_users_code(message: str) -> None:
 
 def test_exit_report_without_an_error_gives_the_reason() -> None:
     """A job that saved and stopped is no failure, whatever name the platform uses."""
-    text, fields = events.parse(account({"state": "stopped", "reason": "budget", "resumable": True, "restarts": 0}))
+    text, fields = events.parse(account(ExitReport("stopped", "budget", resumable=True)))
     assert (text, fields and fields["kind"]) == ("stopped (budget)", None)
 
 
@@ -271,8 +273,8 @@ def _spec(sha256: str, args: list[str]) -> dict[str, Any]:
 def test_quick_start_gets_its_lead_time_back(since_s: float | None, back_s: float) -> None:
     """The limit loses only the time since the sending; with an unknown or invalid time the lead counts."""
     spec = {**_spec("0" * 64, []), "lead_s": 300, "sent_s": None if since_s is None else 1000.0 - since_s}
-    told = with_lead_back(spec, 1000.0)
-    assert (told["max_duration_s"], told["deadline_s"]) == (600 + back_s, 500 + back_s)
+    told = with_lead_back(ContainerOrder.load(spec), 1000.0)
+    assert (told.max_duration_s, told.deadline_s) == (600 + back_s, 500 + back_s)
 
 
 def test_time_used_on_other_machines_is_counted(tmp_path: Path) -> None:
@@ -347,7 +349,10 @@ def test_unreadable_order_is_reported_in_the_failure_file(tmp_path: Path) -> Non
     resource_config(tmp_path, ["127.0.0.1"], "127.0.0.1")
     command = [sys.executable, "-m", "cloudtrain.entrypoints.container", str(tmp_path), "spec.json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (64, "cannot read the job's spec: KeyError('token')\n")
+    assert (done.returncode, done.stderr) == (
+        64,
+        "cannot read the job's spec: ContractError('the container order lacks `token`')\n",
+    )
     assert "cannot read the job's spec" in (tmp_path / "output/failure").read_text()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.agent.coordinate import Coordinator, Desired, Report, Rules
+from cloudtrain.entrypoints.contract import ExitReport
 
 RULES = Rules(
     nodes=2,
@@ -72,8 +73,8 @@ def test_start_names_the_node_that_never_joined() -> None:
     del job.reports[1]
     verdict = job.decide(after_s=61).verdict
     assert verdict is not None
-    assert (verdict["state"], verdict["reason"]) == ("failed", "node_failure")
-    assert "node 1 did not join" in verdict["error"]["message"]
+    assert (verdict.state, verdict.reason) == ("failed", "node_failure")
+    assert "node 1 did not join" in (verdict.error or {})["message"]
 
 
 @pytest.mark.parametrize("reason", ["time_limit", "budget"])
@@ -84,7 +85,7 @@ def test_start_ends_at_a_deadline_before_the_join_timeout(reason: str) -> None:
     assert job.decide(after_s=44).want == "wait"
     verdict = job.decide(after_s=1).verdict
     assert verdict is not None
-    assert (verdict["state"], verdict["reason"], verdict["error"]) == ("stopped", reason, None)
+    assert (verdict.state, verdict.reason, verdict.error) == ("stopped", reason, None)
 
 
 def test_start_waits_for_nodes_that_prepare() -> None:
@@ -99,7 +100,7 @@ def test_start_waits_for_nodes_that_prepare() -> None:
         job.say(0, phase="preparing", **changes)
         verdict = job.decide(after_s=after_s).verdict
         assert verdict is not None
-        assert (verdict["state"], verdict["reason"]) == ("stopped", reason)
+        assert (verdict.state, verdict.reason) == ("stopped", reason)
 
 
 def test_start_ends_when_a_node_cannot_be_prepared() -> None:
@@ -109,7 +110,7 @@ def test_start_ends_when_a_node_cannot_be_prepared() -> None:
     job.say(1, phase="exited", code=64, failures=({"rank": None, "kind": "config", "message": "pip"},))
     verdict = job.decide().verdict
     assert verdict is not None
-    assert (verdict["state"], verdict["error"]["kind"]) == ("failed", "config")
+    assert (verdict.state, (verdict.error or {})["kind"]) == ("failed", "config")
 
 
 def test_start_names_a_node_lost_during_preparation() -> None:
@@ -118,7 +119,7 @@ def test_start_names_a_node_lost_during_preparation() -> None:
     job.say(0, phase="preparing")
     verdict = job.decide(after_s=61, lost=frozenset({1})).verdict
     assert verdict is not None
-    assert "node 1 was lost" in verdict["error"]["message"]
+    assert "node 1 was lost" in (verdict.error or {})["message"]
 
 
 def test_end_is_success_only_when_all_nodes_are_done(job: Job) -> None:
@@ -126,9 +127,7 @@ def test_end_is_success_only_when_all_nodes_are_done(job: Job) -> None:
     job.say(0, phase="exited", code=0)
     assert job.decide().want == "run"
     job.say(1, phase="exited", code=0)
-    assert job.decide().verdict == {
-        "state": "succeeded", "reason": None, "error": None, "restarts": 0, "restarted_after": []
-    }  # fmt: skip
+    assert job.decide().verdict == ExitReport("succeeded")
 
 
 def test_failure_kills_all_and_a_killed_worker_restarts(job: Job) -> None:
@@ -150,7 +149,7 @@ def test_restart_stops_at_its_limit(job: Job) -> None:
             for node in job.reports:
                 job.say(node, phase="running", generation=desired.generation, code=None, failures=())
     assert desired.verdict is not None
-    assert (desired.verdict["state"], desired.verdict["restarts"]) == ("failed", 1)
+    assert (desired.verdict.state, desired.verdict.restarts) == ("failed", 1)
 
 
 def test_exception_of_the_users_code_is_not_restarted(job: Job) -> None:
@@ -161,7 +160,7 @@ def test_exception_of_the_users_code_is_not_restarted(job: Job) -> None:
     job.decide()
     verdict = job.decide().verdict
     assert verdict is not None
-    assert (verdict["state"], verdict["reason"], verdict["error"]["message"]) == ("failed", "error", "boom")
+    assert (verdict.state, verdict.reason, (verdict.error or {})["message"]) == ("failed", "error", "boom")
 
 
 def test_same_echoes_twice_end_the_job() -> None:
@@ -176,7 +175,7 @@ def test_same_echoes_twice_end_the_job() -> None:
         for node in job.reports:
             job.say(node, phase="running", generation=desired.generation, code=None, failures=())
     assert desired.verdict is not None
-    assert (desired.verdict["state"], desired.verdict["restarts"]) == ("failed", 1)
+    assert (desired.verdict.state, desired.verdict.restarts) == ("failed", 1)
 
 
 def test_node_that_cannot_unpack_ends_the_job_with_the_reason() -> None:
@@ -185,7 +184,7 @@ def test_node_that_cannot_unpack_ends_the_job_with_the_reason() -> None:
     job.say(1, phase="exited", code=64, failures=({"rank": None, "kind": "config", "message": "arrived damaged"},))
     verdict = job.decide().verdict
     assert verdict is not None
-    assert (verdict["state"], verdict["error"]["message"]) == ("failed", "arrived damaged")
+    assert (verdict.state, (verdict.error or {})["message"]) == ("failed", "arrived damaged")
 
 
 def test_stop_waits_for_the_save_then_ends(job: Job) -> None:
@@ -197,7 +196,7 @@ def test_stop_waits_for_the_save_then_ends(job: Job) -> None:
     job.say(1, phase="exited", code=143)
     verdict = job.decide().verdict
     assert verdict is not None
-    assert (verdict["state"], verdict["reason"]) == ("stopped", "user")
+    assert (verdict.state, verdict.reason) == ("stopped", "user")
 
 
 def test_stop_ends_after_its_grace(job: Job) -> None:
@@ -214,7 +213,7 @@ def test_stop_now_does_not_wait(job: Job) -> None:
     job.say(0, stop="now")
     verdict = job.decide().verdict
     assert verdict is not None
-    assert verdict["reason"] == "user"
+    assert verdict.reason == "user"
 
 
 def test_deadline_asks_to_save_then_ends(job: Job) -> None:
@@ -229,7 +228,7 @@ def test_own_deadline_of_the_trainer_is_a_time_limit(job: Job) -> None:
         job.say(node, phase="exited", code=75, saved={"reason": "deadline"})
     verdict = job.decide().verdict
     assert verdict is not None
-    assert (verdict["state"], verdict["reason"]) == ("stopped", "time_limit")
+    assert (verdict.state, verdict.reason) == ("stopped", "time_limit")
 
 
 def test_lost_node_ends_the_others(job: Job) -> None:
@@ -238,7 +237,7 @@ def test_lost_node_ends_the_others(job: Job) -> None:
     job.say(0, phase="exited", code=70, failures=(COLLATERAL,))
     verdict = job.decide(lost=frozenset({1})).verdict
     assert verdict is not None
-    assert verdict["error"]["message"] == "node 1 was lost: its agent is silent"
+    assert (verdict.error or {})["message"] == "node 1 was lost: its agent is silent"
 
 
 @pytest.mark.parametrize(("mine", "cause"), [(RAISED, "boom"), (COLLATERAL, "node 1 was lost")])
@@ -249,7 +248,7 @@ def test_node_lost_while_all_are_killed_hides_no_cause(job: Job, mine: dict[str,
     assert job.decide(after_s=6).want == "kill"
     verdict = job.decide(lost=frozenset({1})).verdict
     assert verdict is not None
-    assert cause in verdict["error"]["message"]
+    assert cause in (verdict.error or {})["message"]
 
 
 def test_same_echoes_after_hours_of_work_are_restarted() -> None:
@@ -329,7 +328,7 @@ def test_shrunken_job_ends_with_its_own_nodes() -> None:
     job.say(1, generation=1, phase="exited", code=70, failures=(RAISED,))
     verdict = job.decide().verdict
     assert verdict is not None
-    assert (verdict["state"], verdict["restarts"]) == ("succeeded", 1)
+    assert (verdict.state, verdict.restarts) == ("succeeded", 1)
 
 
 def test_lost_node_is_not_taken_back() -> None:
@@ -363,8 +362,8 @@ def test_too_few_nodes_left_is_a_node_failure(fewest: int, sizes: tuple[int, ...
     """The job fails as without `min_instances`, and the message gives the reason."""
     verdict = lose(shrinking(3, fewest, sizes), 1, 2).verdict
     assert verdict is not None
-    assert (verdict["state"], verdict["reason"]) == ("failed", "node_failure")
-    assert why in verdict["error"]["message"]
+    assert (verdict.state, verdict.reason) == ("failed", "node_failure")
+    assert why in (verdict.error or {})["message"]
 
 
 def test_exception_of_a_rank_is_not_retried_with_fewer_nodes() -> None:
@@ -377,7 +376,7 @@ def test_exception_of_a_rank_is_not_retried_with_fewer_nodes() -> None:
     job.decide(lost=lost)
     verdict = job.decide(after_s=6, lost=lost).verdict
     assert verdict is not None
-    assert (verdict["reason"], verdict["error"]["message"]) == ("error", "boom")
+    assert (verdict.reason, (verdict.error or {})["message"]) == ("error", "boom")
 
 
 def test_end_without_time_to_save_is_no_fault() -> None:
@@ -389,7 +388,7 @@ def test_end_without_time_to_save_is_no_fault() -> None:
     ended = job.decide(after_s=0.2)
     assert ended.want == "end"
     assert ended.verdict is not None
-    assert (ended.verdict["state"], ended.verdict["reason"], ended.verdict["error"]) == ("stopped", "budget", None)
+    assert (ended.verdict.state, ended.verdict.reason, ended.verdict.error) == ("stopped", "budget", None)
 
 
 def test_all_nodes_resume_from_the_newest_checkpoint_of_any(job: Job) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from cloudtrain.entrypoints.contract import CheckpointSettings
 from cloudtrain.entrypoints.trainer.diagnose import conclude
 from cloudtrain.entrypoints.trainer.job import RankContext
-from cloudtrain.entrypoints.trainer.settings import CheckpointSettings, Spec, TrainingSettings
+from cloudtrain.entrypoints.trainer.settings import Spec, TrainingSettings
 
 SLOW_DATA = """
 import time, torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from cloudtrain.entrypoints.container import inputs
 from cloudtrain.entrypoints.container.inputs import StagingError
+from cloudtrain.entrypoints.contract import ContainerOrder, ExitReport, FetchedInput, JobSpec, Places, SyncedFolder
 from cloudtrain.entrypoints.stores import google_http
 from doubles.google.handle import BUCKET, Google
 
@@ -24,10 +26,19 @@ def store(google_store: Google, metadata: Any, monkeypatch: pytest.MonkeyPatch) 
     return google_store
 
 
-def spec(*, back: bool = True, **fetched: Any) -> dict[str, Any]:
+def spec(*, back: bool = True, **fetched: Any) -> ContainerOrder:
     """Return the relevant part of an order."""
-    carried = [{"place": "checkpoints", "uri": f"gs://{BUCKET}/ckpt/j", "back": back}]
-    return {"fetched": fetched, "carried": carried, "places": {"inputs": {}}}
+    carried = SyncedFolder("checkpoints", f"gs://{BUCKET}/ckpt/j", back=back)
+    mounts = {name: FetchedInput(**told) for name, told in fetched.items()}
+    return replace(order(), fetched=mounts, carried=(carried,))
+
+
+def order(fence: str = "mark-1") -> ContainerOrder:
+    """Return an order with only the required fields."""
+    places = Places(own="own", bundle="bundle", checkpoints="checkpoints", output="output")
+    limits: dict[str, Any] = {"deadline_s": 1, "max_duration_s": 1, "limit_reason": "budget", "grace_s": 1}
+    job, more = JobSpec(job="é"), {"environment": {}, "bundle_sha256": "0", "join_timeout_s": 1}
+    return ContainerOrder(job=job, places=places, fence=fence, **limits, **more)
 
 
 def refused(*args: Any) -> StagingError:
@@ -39,9 +50,8 @@ def refused(*args: Any) -> StagingError:
 
 def test_order_of_this_send(store: Google, tmp_path: Path) -> None:
     """The order of this submit is read whole."""
-    told = {"fence": "mark-1", "job": "j", "x": "é"}
-    store.put_object("jobs/j/order.json", json.dumps(told))
-    assert inputs.order(ORDER, tmp_path, "mark-1") == told
+    store.put_object("jobs/j/order.json", json.dumps(order().dump() | {"record": {}}))
+    assert inputs.order(ORDER, tmp_path, "mark-1") == order()
 
 
 def test_order_of_a_later_send_is_refused(store: Google, tmp_path: Path) -> None:
@@ -75,8 +85,7 @@ def test_input_is_a_folder_or_a_file(store: Google, tmp_path: Path) -> None:
         one={"uri": f"gs://{BUCKET}/data/b c/é.txt", "mounted": None},
         slash={"uri": f"gs://{BUCKET}/data/", "mounted": None},
     )
-    inputs.bring_in(told, tmp_path)
-    places = {name: Path(place) for name, place in told["places"]["inputs"].items()}
+    places = {name: Path(place) for name, place in inputs.bring_in(told, tmp_path).places.inputs.items()}
     for name in ("train", "slash"):
         found = {path.relative_to(places[name]).as_posix(): path.read_text() for path in places[name].rglob("*.*")}
         assert found == {"b c/é.txt": "data/b c/é.txt"}
@@ -94,8 +103,10 @@ def test_mounted_input_is_read_in_place(store: Google, tmp_path: Path) -> None:
         here={"uri": f"gs://{BUCKET}/data", "mounted": str(mount)},
         there={"uri": f"gs://{BUCKET}/data", "mounted": "/gcs-that-is-not-there/x"},
     )
-    inputs.bring_in(told, tmp_path)
-    assert told["places"]["inputs"] == {"here": str(mount), "there": str(tmp_path / "inputs" / "there")}
+    assert inputs.bring_in(told, tmp_path).places.inputs == {
+        "here": str(mount),
+        "there": str(tmp_path / "inputs" / "there"),
+    }
     assert (tmp_path / "inputs" / "there" / "a").read_text() == "x"
 
 
@@ -128,13 +139,8 @@ def test_folder_is_restored_only_if_requested(store: Google, tmp_path: Path, cap
     assert "fetched the folder checkpoints: 1 files" in capfd.readouterr().out
 
 
-VERDICT = {
-    "state": "failed",
-    "reason": "error",
-    "resumable": True,
-    "restarts": 2,
-    "error": {"rank": 1, "kind": "error", "type": "ValueError", "message": "é" * 5000, "traceback": "t", "secret": "s"},
-}
+ERROR = {"rank": 1, "kind": "error", "type": "ValueError", "message": "é" * 5000, "traceback": "t", "secret": "s"}
+VERDICT = ExitReport("failed", "error", ERROR, restarts=2, resumable=True)
 
 
 def test_exit_report_has_the_launchers_fields(store: Google) -> None:
@@ -142,7 +148,10 @@ def test_exit_report_has_the_launchers_fields(store: Google) -> None:
     inputs.report(ENDED, VERDICT)
     told = json.loads(store.object("jobs/j/ended-0.json") or "")
     assert told == {
-        **{key: VERDICT[key] for key in ("state", "reason", "resumable", "restarts")},
+        "state": "failed",
+        "reason": "error",
+        "resumable": True,
+        "restarts": 2,
         "rank": 1,
         "kind": "error",
         "type": "ValueError",
@@ -153,7 +162,7 @@ def test_exit_report_has_the_launchers_fields(store: Google) -> None:
 
 def test_exit_report_of_an_earlier_container_is_removed(store: Google) -> None:
     """A missing report is no error, and the container starts even if the bucket denies access."""
-    inputs.report(ENDED, {"state": "stopped", "reason": "preempted"})
+    inputs.report(ENDED, ExitReport("stopped", "preempted"))
     inputs.retract(ENDED)
     assert store.object("jobs/j/ended-0.json") is None
     inputs.retract(ENDED)

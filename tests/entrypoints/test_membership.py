@@ -14,6 +14,7 @@ import pytest
 from cloudtrain.entrypoints.agent import transport
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
 from cloudtrain.entrypoints.agent.membership import Fenced, Membership
+from cloudtrain.entrypoints.contract import AgentSpec
 
 SILENCE_S = 0.5
 HOST = "127.0.0.1"
@@ -86,11 +87,12 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
             node.line._door.close()
 
 
-def _spec(number: int, count: int, fewest: int, head: Any) -> dict[str, Any]:
-    job = {"nodes": count, "min_nodes": fewest, "node_counts": list(range(1, count + 1))}
-    limits = {"limit_reason": "time_limit", "deadline_s": 600, "max_duration_s": 600, "grace_s": 10, "max_restarts": 3}
+def _spec(number: int, count: int, fewest: int, head: Any, **more: Any) -> AgentSpec:
+    job = {"nodes": count, "min_nodes": fewest, "node_counts": list(range(1, count + 1)), "max_restarts": 3}
+    limits = {"limit_reason": "time_limit", "deadline_s": 600, "max_duration_s": 600, "grace_s": 10}
     own = {"node": number, "address": HOST, "head": head, "token": "token", "silence_s": SILENCE_S}
-    return {**own, **limits, "spec": job, "succeeds": count > 2, "join_timeout_s": 10.0}
+    own |= {"root": "", "bundle": "", "sha256": "", "python": "", "workdir": "", "succeeds": count > 2}
+    return AgentSpec.load({**own, **limits, "spec": job, "join_timeout_s": 10.0, **more})
 
 
 def until(nodes: list[Node], condition: Callable[[], bool], limit_s: float = 20.0) -> None:
@@ -143,7 +145,7 @@ def test_job_that_needs_all_ends_with_a_verdict(start: Start) -> None:
     zero.vanish()
     until([one, two], lambda: one.desired.want == two.desired.want == "end")
     assert one.desired.verdict is not None
-    assert (one.desired.verdict["state"], one.desired.verdict["reason"]) == ("failed", "node_failure")
+    assert (one.desired.verdict.state, one.desired.verdict.reason) == ("failed", "node_failure")
     assert one.desired.verdict == two.desired.verdict
 
 
@@ -186,7 +188,7 @@ def test_stop_continues_under_the_next_node(start: Start) -> None:
         node.report = replace(node.report, phase="exited", code=75)
     until([one, two], lambda: one.desired.want == two.desired.want == "end")
     assert one.desired.verdict is not None
-    assert (one.desired.verdict["state"], one.desired.verdict["reason"]) == ("stopped", "user")
+    assert (one.desired.verdict.state, one.desired.verdict.reason) == ("stopped", "user")
 
 
 # -- a node that never reaches node 0 -------------------------------------------------------------------------------
@@ -197,7 +199,7 @@ class Deaf:
 
     def __init__(self, address: Any, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
         self.passed_s = 0.0  # in addition to the real time
-        self.line = Membership({**_spec(1, 2, 2, address), **more}, None, lambda: 0)
+        self.line = Membership(_spec(1, 2, 2, address, **more), None, lambda: 0)
         monkeypatch.setattr(self.line, "now_s", lambda: time.monotonic() - self.line.zero_s + self.passed_s)
         self.report = Report(1)
 
@@ -237,7 +239,7 @@ def test_node_without_node_0_ends_at_once_when_asked(
     assert node.line.exchange(node.report).want == "wait"
     node.report = replace(node.report, stop=asked)
     verdict = node.ends()
-    assert (verdict["state"], verdict["reason"], verdict["fenced"]) == ("stopped", reason, True)
+    assert (verdict.state, verdict.reason, verdict.fenced) == ("stopped", reason, True)
 
 
 def test_node_without_node_0_ends_at_its_deadline(nowhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +249,7 @@ def test_node_without_node_0_ends_at_its_deadline(nowhere: Any, monkeypatch: pyt
     assert node.line.exchange(node.report).want == "wait"
     node.passed_s = 600.0
     verdict = node.ends()
-    assert (verdict["state"], verdict["reason"]) == ("stopped", "budget")
+    assert (verdict.state, verdict.reason) == ("stopped", "budget")
 
 
 def test_node_without_node_0_ends_at_the_join_timeout(nowhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.contract import AgentSpec, ExitReport
 from cloudtrain.entrypoints.notices import teller
 from cloudtrain.entrypoints.notices.teller import NodeNotifier, of_agent, standing
 from doubles import receivers
@@ -28,24 +29,26 @@ ORDER = {
 ALL = ["budget", "succeeded", "failed", "stopped"]
 
 
-def agent_spec(root: Path, url: str, **more: Any) -> dict[str, Any]:
+def agent_spec(root: Path, url: str, *, attempt: int = 1, settings: Any = None, **more: Any) -> AgentSpec:
     """Return the spec of node 0's agent."""
     channel = {"id": "webhook-1", "kind": "webhook", "secret": "HOOK", "to": "", "sender": "", "on": ALL}
     (root / "log").mkdir(parents=True, exist_ok=True)
     (root / "checkpoints").mkdir(exist_ok=True)
-    return {
-        "job": "j-x1",
-        "attempt": 1,
+    job = {"job": "j-x1", "attempt": attempt, "notices": {**ORDER, "channels": [channel], **(settings or {})}}
+    spec = {
         "node": 0,
+        **dict.fromkeys(("address", "bundle", "sha256", "python", "workdir"), ""),
+        "grace_s": 10,
         "root": str(root),
         "max_duration_s": 1000,
         "deadline_s": 900,
         "limit_reason": "budget",
         "secrets": {"HOOK": url},
         "environment": {"CLOUDTRAIN_CHECKPOINT_DIR": str(root / "checkpoints")},
-        "spec": {"run": {"kind": "task"}, "notices": {**ORDER, "channels": [channel]}},
+        "spec": job,
         **more,
     }
+    return AgentSpec.load(spec)
 
 
 def run(tmp_path: Path, age_s: float, **more: Any) -> tuple[NodeNotifier, list[str]]:
@@ -78,8 +81,7 @@ def test_due_notices_follow_from_the_held_time(tmp_path: Path, age_s: float, key
 
 def test_time_on_earlier_machines_counts(tmp_path: Path) -> None:
     """After a start by the platform, the limit is the rest of the job's limit."""
-    spec = agent_spec(tmp_path, "http://127.0.0.1:1/", max_duration_s=700)
-    spec["spec"]["max_duration_s"] = 1000
+    spec = agent_spec(tmp_path, "http://127.0.0.1:1/", max_duration_s=700, used_s=300)
     found = of_agent(spec, time.time() - 1)
     assert found is not None
     assert [each.key for each in standing(found._run, {}, time.time())] == ["budget:50@1000000"]
@@ -87,8 +89,7 @@ def test_time_on_earlier_machines_counts(tmp_path: Path) -> None:
 
 def test_unknown_price_is_no_threshold(tmp_path: Path) -> None:
     """Without a price, only the deadline and the end give notices."""
-    spec = agent_spec(tmp_path, "http://127.0.0.1:1/")
-    spec["spec"]["notices"]["rate_micro_h"] = None
+    spec = agent_spec(tmp_path, "http://127.0.0.1:1/", settings={"rate_micro_h": None})
     found = of_agent(spec, time.time() - 850)
     assert found is not None
     told = standing(found._run, {}, time.time())
@@ -104,8 +105,7 @@ def test_job_that_ends_before_its_deadline_has_no_deadline_notice(tmp_path: Path
 
 def test_deadline_of_the_budget_states_the_reserve(tmp_path: Path) -> None:
     """The job stops at 900 s, after 0.90 USD of 1.00 USD."""
-    spec = agent_spec(tmp_path, "http://127.0.0.1:1/")
-    spec["spec"]["notices"]["spent_micro"] = 0
+    spec = agent_spec(tmp_path, "http://127.0.0.1:1/", settings={"spent_micro": 0})
     found = of_agent(spec, 0.0)
     assert found is not None
     notice = standing(found._run, {"step": 9, "max_steps": 10, "eta_s": 100.0}, 850.0)[-1]
@@ -142,7 +142,7 @@ def test_threshold_and_end_are_sent_and_logged(tmp_path: Path, monkeypatch: pyte
         assert (first["key"], first["from"], first["checkpoint_step"]) == ("budget:50@1000000", "job", 80)
         (tmp_path / "checkpoints" / "step-80").mkdir()
         (tmp_path / "checkpoints" / "step-80" / "manifest.json").touch()
-        found.end({"state": "stopped", "reason": "budget", "error": None})
+        found.end(ExitReport("stopped", "budget"))
         found.finish()
         later = {each["key"]: each for each in told.got[1:]}
     last = later.pop("stopped:1")
@@ -158,7 +158,7 @@ def test_kept_file_of_an_earlier_attempt_is_a_known_checkpoint(tmp_path: Path) -
         assert found is not None
         (tmp_path / "checkpoints" / "ckpt.pt").write_text("weights")
         found.start()
-        found.end({"state": "failed", "reason": "error", "error": None})
+        found.end(ExitReport("failed", "error"))
         found.finish()
         assert "  checkpoint  saved, step not reported" in told.wait(1)[0]["text"]
 
@@ -171,7 +171,7 @@ def test_end_waits_only_for_its_limit(tmp_path: Path, monkeypatch: pytest.Monkey
         assert found is not None
         found.start()
         begin_s = time.monotonic()
-        found.end({"state": "succeeded", "reason": None})
+        found.end(ExitReport("succeeded", None))
         found.finish()
         assert time.monotonic() - begin_s < 1.5
     assert not (tmp_path / "log" / "rank-0.log").exists()
@@ -184,7 +184,7 @@ def test_next_machines_do_not_repeat_notices(tmp_path: Path) -> None:
             found = of_agent(agent_spec(tmp_path, told.url, attempt=attempt), time.time() - 310)
             assert found is not None
             found.start()
-            found.end({"state": "failed", "reason": "error", "error": {"message": "boom"}})
+            found.end(ExitReport("failed", "error", {"message": "boom"}))
             found.finish()
     assert sorted(each["key"] for each in told.got) == ["budget:50@1000000", "failed:1", "failed:2"]
 
@@ -195,7 +195,7 @@ def test_fault_is_reported_without_the_address(tmp_path: Path, capfd: pytest.Cap
         found = of_agent(agent_spec(tmp_path, told.url), time.time())
         assert found is not None
         found.start()
-        found.end({"state": "succeeded", "reason": None})
+        found.end(ExitReport("succeeded", None))
         found.finish()
     said = capfd.readouterr().out
     assert said.count("refuses it: HTTP 404") == 1

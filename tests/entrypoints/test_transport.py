@@ -9,6 +9,7 @@ import pytest
 
 from cloudtrain.entrypoints.agent import transport
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
+from cloudtrain.entrypoints.contract import ExitReport
 
 Connect = Callable[[str], transport.FollowerEnd]
 
@@ -105,7 +106,7 @@ def test_verdict_arrives_before_the_close(head: transport.LeaderEnd, connect: Co
     member = connect("token")
     exchange(head, member, Report(1), Desired("run", 1))
     member.tell(Report(1, phase="exited"))
-    head.tell(Desired("end", 1, verdict={"state": "succeeded"}))
+    head.tell(Desired("end", 1, verdict=ExitReport("succeeded")))
     head.close(patience_s=0.2)
     for _ in range(5):
         member.listen(0.05)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from cloudtrain.entrypoints.contract import NodeStatus
 from cloudtrain.launcher.jobs.agent_state import STRAGGLER_S, fold
 
 LOST = {"rank": None, "kind": "lost", "message": "lost contact with node 0 for 10 s"}
@@ -16,11 +18,11 @@ def look(
     ago_s: float = 1.0,
     asked: str | None = None,
     **more: Any,
-) -> dict[str, Any]:
+) -> NodeStatus:
     """Return how a node is seen: it runs, or has ended so, or is gone (`alive` False) without a word."""
-    state = {"started_s": 100.0, "generation": 1, "detail": None, **more.pop("state", {})}
+    state = {"pid": 1, "started_s": 100.0, "generation": 1, "detail": None, **more.pop("state", {})}
     told = {"state": state, "alive": alive, "exit": ended, "asked": asked}
-    return {**told, **({"ended_ago_s": ago_s} if ended else {}), **more}
+    return NodeStatus.load({**told, "ended_ago_s": ago_s if ended else 0.0, **more})
 
 
 def verdict(state: str = "succeeded", reason: str | None = None, **more: Any) -> dict[str, Any]:
@@ -29,12 +31,12 @@ def verdict(state: str = "succeeded", reason: str | None = None, **more: Any) ->
     return {"state": state, "reason": reason, "resumable": False, "error": None, "restarts": 0, **times, **more}
 
 
-def gone(**more: Any) -> dict[str, Any]:
+def gone(**more: Any) -> NodeStatus:
     """Return how a node is seen whose agent was killed."""
-    return look(alive=False, saved=False, last_s=150.0, rebooted=False, **more)
+    return look(alive=False, **{"last_s": 150.0, **more})
 
 
-def state_of(looks: dict[int, dict[str, Any]], nodes: int = 2, **more: Any) -> tuple[str, str | None] | None:
+def state_of(looks: dict[int, NodeStatus], nodes: int = 2, **more: Any) -> tuple[str, str | None] | None:
     """Return the job's state and reason."""
     found = fold(looks, nodes, **more)
     return None if found is None else (found.state, found.reason)
@@ -98,7 +100,7 @@ def test_node_that_was_cut_off_tells_only_of_itself() -> None:
     assert state_of({0: fenced}, 3) is None
     assert state_of({1: fenced}, 2, can_shrink=False) == ("failed", "node_failure")
     assert state_of({0: fenced, 1: fenced}) == ("failed", "node_failure")
-    long_ago = {**fenced, "ended_ago_s": STRAGGLER_S + 1}
+    long_ago = replace(fenced, ended_ago_s=STRAGGLER_S + 1)
     assert state_of({0: long_ago, 1: look(), 2: look()}, 3) == ("running", None)
     ended = look(alive=False, ended=verdict())
     assert state_of({0: fenced, 1: ended, 2: ended}, 3) == ("succeeded", None)
@@ -114,17 +116,17 @@ def test_lost_only_when_all_were_seen() -> None:
 def test_what_any_node_has_saved_can_be_gone_on_from() -> None:
     """The node that was lost may be the one that has it; of a job that is done nobody goes on."""
     fenced = look(alive=False, ended=verdict("failed", "node_failure", error=LOST, fenced=True))
-    found = fold({0: {**gone(), "saved": True}, 1: fenced}, 2)
+    found = fold({0: gone(saved=True), 1: fenced}, 2)
     assert found is not None
     assert (found.state, found.resumable) == ("failed", True)
-    done = fold({0: look(alive=False, ended=verdict()), 1: {**gone(), "saved": True}}, 2)
+    done = fold({0: look(alive=False, ended=verdict()), 1: gone(saved=True)}, 2)
     assert done is not None
     assert not done.resumable
 
 
 def test_loss_says_what_is_known_of_it() -> None:
     """When the last line was written, whether there is something to go on from, and whether the machine was started."""
-    found = fold({0: gone(), 1: {**gone(), "saved": True, "last_s": 170.0, "rebooted": True}}, 2)
+    found = fold({0: gone(), 1: gone(saved=True, last_s=170.0, rebooted=True)}, 2)
     assert found is not None
     assert (found.resumable, found.ended_s) == (True, 170.0)
     assert found.error is not None

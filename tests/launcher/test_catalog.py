@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-from importlib.resources import files
-
 import pytest
 
 from cloudtrain.launcher.prices import catalog
 
-ROWS = list(csv.DictReader(files("cloudtrain.launcher.prices").joinpath("instances.csv").read_text().splitlines()))
+ROWS = [row for backend in catalog.backends() for row in catalog.rows(backend)]
 VERTEX = [row for row in ROWS if row["backend"] == "vertex" and row["usd_per_hour"]]
 
 

@@ -36,6 +36,7 @@ def test_errors_have_the_published_exit_codes() -> None:
         "BudgetError": 6,
         "UnreachableError": 7,
         "NoSuchJobError": 8,
+        "DamagedRecordError": 1,
     }
 
 

@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.container import container
+from cloudtrain.entrypoints.contract import ExitReport, ExitState
 from cloudtrain.launcher.jobs import exit_report
 
 BOOM = {"rank": 1, "kind": "error", "type": "ValueError", "message": "boom", "traceback": "train.py:3", "lines": ["a"]}
 
 
-def words(state: str, reason: str, error: dict[str, Any] | None = None, restarts: int = 0) -> str:
+def words(state: ExitState, reason: str, error: dict[str, Any] | None = None, restarts: int = 0) -> str:
     """Return what the container leaves."""
-    return container.account(
-        {"state": state, "reason": reason, "error": error, "resumable": True, "restarts": restarts}
-    )
+    return container.account(ExitReport(state, reason, error, restarts, resumable=True))
 
 
 @pytest.mark.parametrize("around", ["{}", "AlgorithmError: {}, exit code: 70", "it says: {} (see the log)"])

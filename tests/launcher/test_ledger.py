@@ -110,7 +110,7 @@ def test_unknown_price_is_refused_where_a_budget_applies(registry: Registry, sub
     limit(registry, 100)
     with pytest.raises(BudgetError, match="without a known price: before"):
         submit("one")
-    with pytest.raises(BudgetError, match="this job's price"):
+    with pytest.raises(BudgetError, match="price of this job is unknown"):
         submit("two", None)
     registry.mark_never_sent(registry.find("before").attempt, State("failed", "error"))
     submit("one")

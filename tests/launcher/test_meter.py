@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cloudtrain.entrypoints.contract import NodeStatus
 from cloudtrain.launcher.job import Attempt, State
 from cloudtrain.launcher.jobs import agent_state
 from cloudtrain.launcher.metering import meter
@@ -101,14 +102,15 @@ def own(rnd: random.Random, clock: Clock, at_s: float, price: int, nodes: int, *
     lost = {node: some(rnd, begun_s, over_s) for node in range(1, nodes) if rnd.random() < 0.2}
     given_up = {node: min(true_s + some(rnd, 10, 15), over_s) for node, true_s in lost.items()}
 
-    def look(true_s: float, ended: dict[str, Any] | None) -> dict[str, Any]:
+    def look(true_s: float, ended: dict[str, Any] | None) -> NodeStatus:
         gone_s = {str(node): up_s - begun_s for node, up_s in given_up.items() if up_s <= true_s}
-        state = {"started_s": begun_s, "generation": 1 + len(gone_s), "detail": None, "zero_s": zero_s}
+        state = {"pid": 1, "started_s": begun_s, "generation": 1 + len(gone_s), "detail": None, "zero_s": zero_s}
         told = {"state": {**state, "gone_s": gone_s}, "exit": None, "alive": not ended, "asked": None}
         if ended is not None:
             held_s = sum(gone_s.get(str(node), true_s - begun_s) for node in range(nodes)) / nodes
-            return {**told, "exit": {**ended, "held_s": held_s, "gone_s": gone_s}, "ended_ago_s": 40.0}
-        return {**told, "held_s": true_s - begun_s}
+            exit_ = {**ended, "held_s": held_s, "gone_s": gone_s}
+            return NodeStatus.load({**told, "exit": exit_, "ended_ago_s": 40.0})
+        return NodeStatus.load({**told, "held_s": true_s - begun_s})
 
     state, now_s, look_s = State("pending"), 0.0, begun_s
     for _ in range(rnd.randrange(4)):

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from pydantic import BaseModel
 
+from cloudtrain.launcher.backend_table import BUILT_IN
 from cloudtrain.launcher.commands.schema import command, json_schema
 from cloudtrain.launcher.config import schema, yamlfile
 
@@ -24,7 +25,7 @@ def validator() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(published)
 
 
-def every_field(model: type[BaseModel] = schema.JobConfig, above: str = "") -> Iterator[tuple[str, Any]]:
+def every_field(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every key of the schema with its field."""
     for key, field in model.model_fields.items():
         yield above + key, field
@@ -32,14 +33,14 @@ def every_field(model: type[BaseModel] = schema.JobConfig, above: str = "") -> I
             yield from every_field(inner, f"{above}{key}.")
 
 
-@pytest.mark.parametrize(("path", "field"), [pytest.param(*pair, id=pair[0]) for pair in every_field()])
+@pytest.mark.parametrize(("path", "field"), [pytest.param(*pair, id=pair[0]) for pair in every_field(schema.model())])
 def test_every_key_has_help_and_valid_examples(path: str, field: Any) -> None:
     """Each key says what it is, and its examples are taken by its own section."""
     assert field.description.endswith("."), path
     assert field.examples, path
     *above, key = path.split(".")
     parent = schema.field_at(tuple(above))
-    model = schema.section(parent) if parent is not None else schema.JobConfig
+    model = schema.section(parent) if parent is not None else schema.model()
     assert model is not None
     required = {name: (item.examples or [None])[0] for name, item in model.model_fields.items() if item.is_required()}
     for example in field.examples:
@@ -117,13 +118,11 @@ def test_defaults_stand_in_the_file_s_own_words() -> None:
 )
 def test_ssh_host_as_text(text: str, host: dict[str, Any]) -> None:
     """A host is a name, `user@host:port`, or a mapping of the same."""
-    short = schema.JobConfig.model_validate({"name": "x", "ssh": {"hosts": [text]}})
-    assert short == schema.JobConfig.model_validate({"name": "x", "ssh": {"hosts": [host]}})
+    short = schema.model().model_validate({"name": "x", "ssh": {"hosts": [text]}})
+    assert short == schema.model().model_validate({"name": "x", "ssh": {"hosts": [host]}})
 
 
 def test_every_built_in_backend_has_its_block() -> None:
     """Each built-in backend has a block of its name."""
-    blocks = {
-        key for key, field in schema.JobConfig.model_fields.items() if key in schema.BACKENDS and schema.section(field)
-    }
-    assert blocks == set(schema.BACKENDS)
+    blocks = schema.model().model_fields.keys() - schema.JobConfig.model_fields.keys()
+    assert blocks == set(BUILT_IN)

@@ -24,7 +24,7 @@ def spec(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
     def make(*settings: str) -> dict[str, Any]:
         config = configs.load(tmp_path / "cloudtrain.yaml", overrides=settings)
-        return job_spec(plans.make(config, Capacity(0, 0.0, "your own machine")), config, "x-12345", 1)
+        return job_spec(plans.make(config, Capacity(0, 0.0, "your own machine")), config, "x-12345", 1).dump()
 
     return make
 

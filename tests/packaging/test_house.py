@@ -14,10 +14,11 @@ import click
 import pytest
 
 from cloudtrain.launcher import cli
+from cloudtrain.launcher.backend_table import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
 # The parts of entrypoints that the launcher's side may use: modules at the top, folders, modules in folders.
-FROM_ENTRYPOINTS = {"atomic_json", "errors", "events", "format", "job_files", "processes"}
+FROM_ENTRYPOINTS = {"atomic_json", "contract", "errors", "events", "format", "job_files", "processes"}
 FROM_ENTRYPOINTS |= {"environments", "host", "notices"}
 FROM_ENTRYPOINTS |= {"agent.last_lines", "agent.node_folder", "agent.node_logs", "rank.rehearsal", "rank.tracebacks"}
 FROM_ENTRYPOINTS |= {"rank.variables"}
@@ -26,12 +27,13 @@ FROM_ENTRYPOINTS |= {"rank.variables"}
 ROOMS = {
     "launcher": (
         *("cli", "api", "commands", "checkup", "completion", "ui", "live", "report", "rehearsal", "jobs", "logs"),
-        *("notices", "money", "planning", "prices", "store", "backend", "lazily", "metering", "config", "text", "job"),
-        *("plan", "errors"),
+        *("notices", "money", "planning", "prices", "store", "backend", "lazily", "metering", "config", "text"),
+        *("backend_table", "job", "plan", "errors"),
     ),
     "entrypoints": (
         *("train", "container", "host", "agent", "trainer", "scripts", "environments", "replication", "checkpoints"),
-        *("stores", "rank", "notices", "atomic_json", "bundle_file", "events", "format", "job_files", "processes"),
+        *("stores", "rank", "notices", "contract", "atomic_json", "bundle_file", "events", "format", "job_files"),
+        "processes",
         "errors",
     ),
 }
@@ -54,6 +56,33 @@ def imports(folder: str) -> Iterator[tuple[str, str]]:
 def test_launcher_knows_no_concrete_backend() -> None:
     """A backend is found through the table, as a string, and imported on first use."""
     assert [found for found in imports("launcher") if found[1].startswith("cloudtrain.backends")] == []
+
+
+def texts(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield each string of a file with its line, without docstrings."""
+    tree = ast.parse(file.read_bytes(), str(file))
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.lineno, node.value
+
+
+def test_backends_are_named_in_the_table_alone() -> None:
+    """No string of the launcher is a backend's name, or a dotted path that begins with a name.
+
+    A text with spaces is for people and may name a backend. `ssh` in launcher/cli.py is an alias of the command `exec`.
+    """
+    path = re.compile(rf"(cloudtrain\.backends\.)?({'|'.join(BUILT_IN)})([.:/].*)?")
+    found = [
+        (str(file.relative_to(ROOT)), line, text)
+        for file in sorted((ROOT / "launcher").rglob("*.py"))
+        for line, whole in texts(file)
+        for text in whole.splitlines()
+        if path.fullmatch(text.split(": ")[0])
+    ]
+    table = "launcher/backend_table.py"
+    assert [(file, text) for file, line, text in found if file != table] == [("launcher/cli.py", "ssh")]
+    assert {text for file, line, text in found if file == table} == {*BUILT_IN, *BUILT_IN.values()}
 
 
 def test_launcher_uses_only_the_light_parts_of_entrypoints() -> None:
@@ -181,12 +210,15 @@ def keys_of(node: ast.AST) -> Iterator[tuple[str, str]]:
             yield ast.unparse(owner), key
 
 
-@pytest.mark.parametrize("name", ["plan", "ref", "beside"])
-def test_typed_objects_are_read_by_their_fields(name: str) -> None:
-    """No module reads a plan, a handle or a sending plan by a string key: their `load` alone knows the stored names."""
+STORED = [(name, folder) for name in ("plan", "ref", "beside") for folder in ("launcher", "backends")]
+SENT = [(name, "entrypoints") for name in ("spec", "order", "verdict")]
+
+
+@pytest.mark.parametrize(("name", "folder"), [*STORED, *SENT])
+def test_typed_objects_are_read_by_their_fields(name: str, folder: str) -> None:
+    """No module reads a plan, a handle or a message by a string key: their `load` alone knows the JSON names."""
     found = [
         (str(path.relative_to(ROOT)), owner, key)
-        for folder in ("launcher", "backends")
         for path in sorted((ROOT / folder).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_bytes(), str(path)))
         for owner, key in keys_of(node)

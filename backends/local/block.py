@@ -1,0 +1,22 @@
+"""The local backend's config block."""
+
+from pydantic import Field
+
+from cloudtrain.launcher.config.kinds import Money, Section, Text
+
+__all__ = ["Local"]
+
+
+class Local(Section):
+    """This machine; every instance is a process tree of its own."""
+
+    python: Text | None = Field(
+        None,
+        description="Interpreter that runs the job. Default: cloudtrain's own interpreter.",
+        examples=["/opt/venv/bin/python"],
+    )
+    price_per_hour: Money | None = Field(
+        None,
+        description="Price of an instance for an hour, in US dollars; without a price no budget applies here.",
+        examples=["0.10 USD"],
+    )

@@ -1,0 +1,107 @@
+"""The table of backends: the name of each backend, its module, and its facts for the launcher.
+
+Further packages register backends in the entry-point group `cloudtrain.backends` (name -> module), in addition to the
+built-in backends, never in their place. The package of a backend's module has the facts as `TRAITS`, and imports no
+further module.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+__all__ = [
+    "BUILT_IN",
+    "DEFAULT",
+    "GROUP",
+    "BackendTraits",
+    "block_of",
+    "module_of",
+    "names",
+    "package_of",
+    "plugins",
+    "traits",
+]
+
+GROUP = "cloudtrain.backends"
+BUILT_IN = {
+    "local": "cloudtrain.backends.local.backend",
+    "ssh": "cloudtrain.backends.ssh.backend",
+    "sagemaker": "cloudtrain.backends.sagemaker.backend",
+    "azureml": "cloudtrain.backends.azureml.backend",
+    "vertex": "cloudtrain.backends.vertex.backend",
+}
+DEFAULT = next(iter(BUILT_IN))
+
+
+@dataclass(frozen=True)
+class BackendTraits:
+    """The facts about a backend, as data for the launcher, with defaults for a plug-in without facts.
+
+    `block` is the dotted name of the model of the config's block, with a `help` text and an `example`. In the block:
+    `foreign_keys` and `siblings` map a key to the names of the same setting in similar tools and in further blocks,
+    with spaces between; two `exclusive` keys exclude each other; `code_files` are keys that name a file of the code
+    folder.
+
+    `aliases`: wrong spellings of the backend's name. `runs_here`: the nodes are processes of this machine.
+    `sizes_disks`: the request has a field for `resources.disk_gb`. `derives_spot_prices`: no spot price in the price
+    table comes from a vendor's list. `own_machines`: YAML with machines of the user, for the command `hosts`.
+    `programs`: needed programs of this machine, each with the option that prints the version. `ledgers`: schemes of
+    addresses, each with the module of the store for shared ledgers (launcher/money/cells.py).
+    """
+
+    block: str = ""
+    help: str = ""
+    example: Mapping[str, Any] = field(default_factory=dict)
+    foreign_keys: Mapping[str, str] = field(default_factory=dict)
+    siblings: Mapping[str, str] = field(default_factory=dict)
+    exclusive: tuple[tuple[str, str], ...] = ()
+    code_files: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    runs_here: bool = False
+    sizes_disks: bool = False
+    derives_spot_prices: bool = False
+    own_machines: str = ""
+    programs: Mapping[str, str] = field(default_factory=dict)
+    ledgers: Mapping[str, str] = field(default_factory=dict)
+
+
+def names() -> list[str]:
+    """Return the names of the usable backends: the built-in backends, then plug-ins."""
+    return [*BUILT_IN, *sorted(set(plugins()) - set(BUILT_IN))]
+
+
+def module_of(name: str) -> str | None:
+    """Return the module of a backend, None for an unknown name."""
+    return BUILT_IN.get(name) or plugins().get(name)
+
+
+def package_of(name: str) -> str | None:
+    """Return the package of a backend's module, None for an unknown name."""
+    path = module_of(name)
+    return path and (path.rpartition(".")[0] or path)
+
+
+def traits(name: str) -> BackendTraits:
+    """Return the facts about a backend; the defaults for an unknown name."""
+    package = package_of(name)
+    found: BackendTraits = getattr(importlib.import_module(package or __name__), "TRAITS", BackendTraits())
+    return found
+
+
+def block_of(name: str) -> type[BaseModel] | None:
+    """Return the model of a backend's block in the config; None for a backend without a block."""
+    module, _, kind = traits(name).block.rpartition(".")
+    return cast("type[BaseModel]", getattr(importlib.import_module(module), kind)) if kind else None
+
+
+def plugins() -> dict[str, str]:
+    """Return the modules of installed plug-ins by name. The search reads the files of every installed package."""
+    from importlib.metadata import entry_points
+
+    return {point.name: point.value for point in entry_points(group=GROUP)}
