@@ -104,7 +104,7 @@ def test_rehearsal_proves_that_an_interrupted_job_resumes(
     assert 0 < told["left_s"] < told["grace_s"]
     assert "2 nodes x 1 rank" in told["checked"][0]["found"]
     assert list((cli.home / "rehearsals").iterdir()) == []
-    if is_task:  # its ranks wait after step 4, and may take another step
+    if is_task:  # ranks wait after step 4; the micro-batch of their agreement may add a step
         assert told["resumed_step"] == told["saved_step"] in (4, 5)
     else:  # a script saves its own way, but no step is lost or repeated
         assert told["next_step"] >= told["interrupted_step"] + 1 >= 5

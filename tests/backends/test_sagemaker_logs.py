@@ -184,7 +184,7 @@ def test_ranks_own_line_is_never_an_end_event(reader: Any, aws: Aws) -> None:
 
 
 def test_end_events_of_all_hosts_complete_the_log(reader: Any, aws: Aws) -> None:
-    """The reader stops to wait; end events are not shown. A first container's end event does not count."""
+    """After them no wait follows, and they are not shown. A replaced container's end event does not count."""
     tail = reader(2)
     write(aws, 1, ["x", END], at_s=1000)
     write(aws, 2, ["y", END], at_s=1000)

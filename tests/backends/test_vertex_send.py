@@ -349,7 +349,7 @@ def test_job_after_an_empty_first_page_is_found(vertex: Any, folder: Path, googl
 def test_order_is_changed_to_the_job_that_arrived(
     vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first try arrives while the second is lost: the order gets the first mark, and its replicas start."""
+    """The first try arrives, the second is lost: the order gets the first mark, which its replicas wait for."""
     real, bodies = sdk.create, []
 
     def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None]) -> dict[str, Any]:

@@ -187,7 +187,7 @@ def last_words(google: Google, job: str) -> None:
         google.write_log(job, events.format_line("end", "it has ended", fields), task=f"workerpool{node}-0")
 
 
-def test_states_over_a_job_s_life(vertex: Any, folder: Path, google: Google) -> None:
+def test_states_of_a_job_are_shown(vertex: Any, folder: Path, google: Google) -> None:
     """The states of the service appear as the states of the command."""
     assert vertex(*SUBMIT, cwd=folder).code == 0
     seen = []

@@ -559,7 +559,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("uri", "message"), WRONG)
-def test_other_addresses_are_refused(uri: str, message: str) -> None:
+def test_foreign_addresses_are_refused(uri: str, message: str) -> None:
     """An error comes at once, shows the right form, and contains no secret from the address."""
     with pytest.raises(TaskError, match=message) as caught:
         opened(uri)

@@ -153,7 +153,7 @@ def test_inherited_variables_do_not_describe_the_host() -> None:
 
 
 @pytest.mark.parametrize(("code", "means"), [(0, 0), (70, 70), (75, 75), (143, 143), (137, -9), (139, -11), (125, 125)])
-def test_boot_code_tells_a_kill_from_an_exit(code: int, means: int) -> None:
+def test_boot_code_separates_kills_from_exits(code: int, means: int) -> None:
     """A shell's codes for signals become negative; 143 is boot's own code."""
     assert dockerrun.boot_code(code) == means
 
@@ -290,7 +290,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     wrapper = base / "bin" / "podman"
     real = f'exec {shutil.which("podman")} "$@"'
     hybrid = Path("/sys/fs/cgroup/unified")
-    if hybrid.is_dir() and os.geteuid() == 0:  # crun rejects mixed cgroups; one client hides the mount
+    if hybrid.is_dir() and os.geteuid() == 0:  # crun rejects mixed cgroups: hide them from the client
         real = f"exec unshare --mount sh -c 'umount {hybrid}; {real}' podman \"$@\""
     wrapper.write_text(f"#!/bin/sh\n{real}\n")
     wrapper.chmod(0o755)

@@ -120,7 +120,7 @@ def test_line_stays_apart_from_the_ranks(before: str, after: str, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_job_tells_of_all_nodes_gpus(cli: Any, tmp_path: Path, tool: Callable[[str], Path]) -> None:
+def test_job_reports_all_nodes_gpus(cli: Any, tmp_path: Path, tool: Callable[[str], Path]) -> None:
     """A script on two nodes, without code for GPU figures: each rank's figures reach `status`."""
     tool(f"cat <<'END'\n{REAL}END")
     folder = tmp_path / "project"

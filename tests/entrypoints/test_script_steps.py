@@ -148,7 +148,7 @@ def test_ranks_above_0_print_unchanged(clock: Clock) -> None:
     assert told(Steps(1, {}), clock, "step 2 loss 0.4") == []
 
 
-def test_rank_beats_with_what_it_prints(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_beats_with_printed_lines(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """No line before the first step counts; any later line does, so a long evaluation is no hang."""
     beats: list[float] = []
     monkeypatch.setattr(module.heartbeat, "beat", lambda: beats.append(clock.now_s))

@@ -216,7 +216,7 @@ def test_recomputed_blocks_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
 BLOCKED = {"activation_checkpointing": True}
 STRICT = {"reproducible": "strict"}
 LOOK = {"look": True}
-SCALED = {"scale": True, "spoil": 1}  # virtual rank 1, outside the leader if there are two
+SCALED = {"scale": True, "spoil": 1}  # virtual rank 1, not on the first of several ranks
 
 STRICT_CASES: dict[str, Any] = {
     "strict ddp": {"strategy": "ddp", **STRICT, **LOOK},
