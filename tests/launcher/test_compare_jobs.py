@@ -1,4 +1,4 @@
-"""Jobs side by side: what differs, what came of each, what a loss cost."""
+"""`compare` shows jobs side by side: differing keys, results, and the cost of a common loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOW_S = reported.BEGAN_S + 10_000
 
 @pytest.fixture
 def pair(home: Path, make_job: Callable[..., Job]) -> Registry:
-    """Return a registry with two jobs, of which the second one was given another learning rate."""
+    """Return a registry with two jobs; the second job has a different learning rate."""
     registry = Registry()
     reported.put(registry, make_job, "one")
     reported.put(registry, make_job, "two", training={"optimizer": {"lr": 0.2}})
@@ -41,15 +41,15 @@ def losses(values: list[float], usd_each: float = 1.0) -> dict[str, Any]:
     }
 
 
-def test_differing_keys_are_those_alone() -> None:
-    """By dotted name; what one does not set is None."""
+def test_only_differing_keys_are_listed() -> None:
+    """The keys are dotted names; a key that a job does not set is None."""
     one = {"params": {"width": 32, "depth": 2}, "tags": ["a"]}
     other = {"params": {"width": 64, "depth": 2}, "seed": 1, "tags": ["a"]}
     assert config.differing([one, other]) == {"params.width": [32, 64], "seed": [None, 1]}
 
 
-def test_loss_that_all_reached_is_the_worst_of_the_best() -> None:
-    """One that stays at 0.5 sets what the other is asked for."""
+def test_common_loss_is_the_worst_of_the_best_losses() -> None:
+    """A job that never gets below 0.5 makes 0.5 the common loss."""
     fast, slow = losses([1.0, 0.6, 0.2, 0.1]), losses([1.0, 0.8, 0.7, 0.5], usd_each=3.0)
     assert comparing.common_loss([fast, slow]) == 0.5
     assert comparing.reached(fast, 0.5, NOW_S) == comparing.Reached(2, 2.0, 2.0)
@@ -57,14 +57,14 @@ def test_loss_that_all_reached_is_the_worst_of_the_best() -> None:
     assert comparing.reached(slow, 0.4, NOW_S) is None
 
 
-def test_loss_is_a_mean_since_one_step_may_be_luck() -> None:
-    """Of 200 steps a single low one does not count as reached."""
+def test_single_low_step_does_not_reach_a_loss() -> None:
+    """The comparison uses a mean: 1 low step among 200 does not count as reached."""
     noisy = losses([1.0] * 100 + [0.0] + [1.0] * 99)
     assert comparing.reached(noisy, 0.5, NOW_S) is None
 
 
 def test_machine_without_a_price_is_not_the_cheapest(seed: Callable[..., Job], home: Path, cli: Any) -> None:
-    """Nobody has said what it costs, which is not nothing."""
+    """The cost of an unpriced machine is unknown, not 0."""
     for name, price in (("priced", 3.0), ("own", 0.0)):
         seed(name, State("succeeded", started_s=1000.0, ended_s=4600.0))
         change = "UPDATE attempts SET plan = json_set(plan, '$.hourly_usd', ?) WHERE job_id = ?"
@@ -75,8 +75,8 @@ def test_machine_without_a_price_is_not_the_cheapest(seed: Callable[..., Job], h
 
 
 @pytest.mark.parametrize("told", [60_000, 60_900, 61_700])
-def test_cost_of_a_loss_is_the_same_however_a_long_job_was_thinned(told: int) -> None:
-    """Within a hundredth, whichever of its steps are left: what one row stands for counts as so many steps."""
+def test_thinning_does_not_change_the_cost_of_a_loss(told: int) -> None:
+    """The result is within 1 % for each length, because a row counts with the number of steps behind the row."""
     draw, points = random.Random(5), []
     for begin in range(0, told, 100):
         new = ((n, 1 / (1 + n / 1e4) + draw.gauss(0, 0.01)) for n in range(begin, begin + 100))
@@ -90,13 +90,13 @@ def test_cost_of_a_loss_is_the_same_however_a_long_job_was_thinned(told: int) ->
 
 
 def test_time_to_a_loss_leaves_out_the_pauses() -> None:
-    """Between attempts nothing ran."""
+    """The time between two attempts does not count."""
     data = {"attempts": [{"began_s": 0.0, "ended_s": 10.0}, {"began_s": 100.0, "ended_s": None}]}
     assert comparing.ran_s(data, 105.0, 200.0) == 15.0
 
 
-def test_crossing_tells_from_where_on_who_is_ahead() -> None:
-    """A straight line against one that falls late."""
+def test_crossing_gives_the_point_and_the_job_that_leads_from_then() -> None:
+    """A steady loss is compared with a loss that falls late."""
     steady, late = losses([10 - n for n in range(10)]), losses([10.0] * 4 + [9, 6, 3, 1, 0.5, 0.25])
     where, who = comparing.crossing(steady, late, "usd") or (0.0, 0)
     assert (4 < where < 7, who) == (True, 1)
@@ -104,7 +104,7 @@ def test_crossing_tells_from_where_on_who_is_ahead() -> None:
 
 
 def test_compare_prints_results_and_differences(pair: Registry, cli: Any) -> None:
-    """Equal jobs but for a key: that key alone, and each one's figures."""
+    """For jobs that differ in a single key, the output has the key, and the figures of each job."""
     told = cli("compare", "one", "two")
     assert told.code == 0, told.stderr
     lines = [line.split() for line in told.stdout.splitlines()]
@@ -117,7 +117,7 @@ def test_compare_prints_results_and_differences(pair: Registry, cli: Any) -> Non
 
 
 def test_compare_as_json_has_stable_names(pair: Registry, cli: Any) -> None:
-    """Jobs in the order in which they were named."""
+    """The jobs keep the order of the command line."""
     told = cli("compare", "two", "one", "--json", "--loss", "1.0").json
     assert [each["job"]["job"] for each in told["jobs"]] == ["two", "one"]
     assert told["target_loss"] == 1.0
@@ -127,17 +127,17 @@ def test_compare_as_json_has_stable_names(pair: Registry, cli: Any) -> None:
 
 
 @pytest.mark.parametrize("names", [["one"], ["one", "one"], ["one"] * 9, ["one", "two", "--open"]])
-def test_compare_refuses_what_makes_no_sense(pair: Registry, cli: Any, names: list[str]) -> None:
-    """One job, one twice, nine, and a page to open that is not written."""
+def test_compare_refuses_invalid_arguments(pair: Registry, cli: Any, names: list[str]) -> None:
+    """The cases: a single job, a job twice, nine jobs, and `--open` without a page to write."""
     told = cli("compare", *names)
     assert (told.code, "hint:" in told.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_compared_curves_lie_over_each_other(
+def test_compared_curves_share_a_chart(
     pair: Registry, cli: Any, tmp_path: Path, open_page: Callable[..., Page], scheme: str
 ) -> None:
-    """One line a job, told apart by colour and by dashes; every chart has both values."""
+    """Each job has a line with its own colour and dashes; every chart has both values."""
     assert cli("compare", "one", "two", "-o", "both.html").stdout == "both.html\n"
     opened = open_page((tmp_path / "both.html").as_uri(), color_scheme=scheme)
     lines = opened.locator("[data-chart=lr] path.ct-line:not(.ct-stale)")

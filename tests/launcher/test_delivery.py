@@ -1,4 +1,4 @@
-"""Delivery: once for each job, thing and channel, behind whoever follows, whatever fails."""
+"""Delivery sends each notice of a job once per channel, in the background of the follower, in spite of failures."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ ALL = ("budget", "projected", "deadline", "stalled", "succeeded", "failed", "sto
 
 @pytest.fixture
 def job(seed: Callable[..., Job]) -> Job:
-    """Return a job that runs, in a registry of its own."""
+    """Return a running job in its own registry."""
     return seed("seeded", State("running", started_s=time.time()))
 
 
 @pytest.fixture
 def told() -> Iterator[receivers.Hooks]:
-    """Return a receiver that takes everything."""
+    """Return a receiver that accepts all messages."""
     with receivers.hooks() as hooks:
         yield hooks
 
 
 def notice(percent: int = 50) -> Notice:
-    """Return a threshold."""
+    """Return the notice of a budget threshold."""
     facts = Facts("seeded", "local", 1, spent_micro=percent * 10_000, limit_micro=1_000_000)
     return compose(budget_key(percent, 1_000_000), "budget", f"{percent} %", facts, 0.0)
 
@@ -51,12 +51,12 @@ def entry(url: str, **more: Any) -> ChannelEntry:
 
 
 def courier(home: Path, said: list[str] | None = None, **environ: str) -> DeliveryThread:
-    """Return one of a process of its own, as far as the registry knows."""
+    """Return a delivery thread that the registry treats as a separate process."""
     return DeliveryThread(home, ([] if said is None else said).append, environ)
 
 
-def test_what_is_due_is_told_once(job: Job, home: Path, told: receivers.Hooks) -> None:
-    """However often it is offered, and by whom."""
+def test_due_notice_is_sent_once(job: Job, home: Path, told: receivers.Hooks) -> None:
+    """Repeated offers from several threads send a single message."""
     for _ in range(3):
         carrier = courier(home)
         carrier.offer([Delivery(job.id, entry(told.url), notice())])
@@ -65,8 +65,8 @@ def test_what_is_due_is_told_once(job: Job, home: Path, told: receivers.Hooks) -
     assert [each["key"] for each in told.got] == ["budget:50@1000000"]
 
 
-def test_many_followers_tell_each_thing_once(job: Job, home: Path, told: receivers.Hooks) -> None:
-    """Eight at once, three channels, five things: fifteen messages."""
+def test_many_followers_send_each_notice_once(job: Job, home: Path, told: receivers.Hooks) -> None:
+    """Eight followers, three channels and five notices give fifteen messages."""
     notices = [compose(f"stalled:1@{step}", "stalled", "x", Facts("seeded", "local", 1), 0.0) for step in range(5)]
     places = [entry(f"{told.url}/{name}") for name in "abc"]
     errands = [Delivery(job.id, place, each) for place in places for each in notices]
@@ -88,8 +88,8 @@ def test_many_followers_tell_each_thing_once(job: Job, home: Path, told: receive
     )
 
 
-def test_two_failures_are_tried_through(job: Job, home: Path) -> None:
-    """503 twice, then it is taken; and said once."""
+def test_delivery_retries_after_two_failures(job: Job, home: Path) -> None:
+    """The receiver answers 503 twice, then accepts; the failure is printed once, without the address."""
     said: list[str] = []
     with receivers.hooks([503, 503]) as told:
         carrier = courier(home, said)
@@ -102,10 +102,8 @@ def test_two_failures_are_tried_through(job: Job, home: Path) -> None:
     assert "secret-part" not in said[0]
 
 
-def test_receiver_that_takes_and_never_answers_is_told_thrice(
-    job: Job, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may have shown it each time: then it is given up, for all who follow."""
+def test_receiver_that_never_answers_gets_three_attempts(job: Job, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver may have shown the message each time; after three attempts every follower gives up."""
     monkeypatch.setattr(sending, "ANSWER_S", 0.1)
     monkeypatch.setattr(sending, "_MENDED_S", 0.1)
     said: list[str] = []
@@ -122,8 +120,8 @@ def test_receiver_that_takes_and_never_answers_is_told_thrice(
     assert all(words.startswith("given up: webhook http://127.0.0.1") for words in said[1:])
 
 
-def test_end_tries_again_while_there_is_time(job: Job, home: Path) -> None:
-    """A command that ends goes on for a moment, and no longer than three seconds."""
+def test_close_retries_while_time_is_left(job: Job, home: Path) -> None:
+    """A command that ends keeps trying for at most three seconds."""
     with receivers.hooks([503]) as told:
         carrier = courier(home)
         carrier.offer([Delivery(job.id, entry(told.url), notice())])
@@ -131,8 +129,8 @@ def test_end_tries_again_while_there_is_time(job: Job, home: Path) -> None:
         assert len(told.got) == 1
 
 
-def test_hanging_receiver_holds_up_neither_exit_nor_others(job: Job, home: Path, told: receivers.Hooks) -> None:
-    """What is left is said; the next to look tells it."""
+def test_hanging_receiver_delays_neither_exit_nor_sound_receivers(job: Job, home: Path, told: receivers.Hooks) -> None:
+    """The undelivered notice is reported, and left for the next follower."""
     said: list[str] = []
     with receivers.hooks([receivers.HANG]) as stuck:
         carrier = courier(home, said)
@@ -144,8 +142,8 @@ def test_hanging_receiver_holds_up_neither_exit_nor_others(job: Job, home: Path,
     assert any("not delivered yet" in words for words in said)
 
 
-def test_what_was_taken_is_marked_though_another_hangs(job: Job, home: Path, told: receivers.Hooks) -> None:
-    """A command that ends meanwhile leaves nothing to be repeated."""
+def test_delivered_notice_is_marked_while_a_receiver_hangs(job: Job, home: Path, told: receivers.Hooks) -> None:
+    """A command that ends meanwhile leaves no delivered notice to be repeated."""
     with receivers.hooks([receivers.HANG]) as stuck:
         carrier = courier(home)
         carrier.offer([Delivery(job.id, entry(stuck.url), notice()), Delivery(job.id, entry(told.url), notice())])
@@ -156,8 +154,8 @@ def test_what_was_taken_is_marked_though_another_hangs(job: Job, home: Path, tol
         registry.close()
 
 
-def test_closed_port_is_said_with_its_variable(job: Job, home: Path) -> None:
-    """And the address stays unsaid, as it does in the registry."""
+def test_closed_port_is_reported_with_the_name_of_its_variable(job: Job, home: Path) -> None:
+    """Neither the message nor the registry contains the secret address."""
     said: list[str] = []
     url = f"http://127.0.0.1:{receivers.free_port()}/secret-part"
     carrier = courier(home, said, HOOK=url)
@@ -169,8 +167,8 @@ def test_closed_port_is_said_with_its_variable(job: Job, home: Path) -> None:
     assert b"secret-part" not in kept + "".join(said).encode()
 
 
-def test_variable_that_is_not_set_names_its_cure(job: Job, home: Path) -> None:
-    """A config is sent from one machine and followed from another."""
+def test_unset_variable_is_reported_with_the_fix(job: Job, home: Path) -> None:
+    """A config may be sent from a machine with the variable and followed from a machine without."""
     said: list[str] = []
     carrier = courier(home, said)
     carrier.offer([Delivery(job.id, entry("env:HOOK"), notice())])
@@ -178,8 +176,8 @@ def test_variable_that_is_not_set_names_its_cure(job: Job, home: Path) -> None:
     assert "export HOOK=..." in said[0]
 
 
-def test_killed_between_receipt_and_mark_repeats_once(job: Job, home: Path, told: receivers.Hooks) -> None:
-    """Nobody can know whether it was taken; the repeat has the same id, and is the only one."""
+def test_follower_killed_before_the_mark_repeats_a_notice_once(job: Job, home: Path, told: receivers.Hooks) -> None:
+    """The receipt is unknown after the kill; the single repeat has the same id."""
     program = f"""\
 import os, signal, sys
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
@@ -197,7 +195,7 @@ carrier.close(60.0)
     heir = courier(home)
     heir.offer([Delivery(job.id, entry(told.url), notice())])
     heir.close(0.3)
-    assert len(told.got) == 1  # the claim of the dead one holds yet
+    assert len(told.got) == 1  # the claim of the killed process is still valid
     registry.database.execute("UPDATE notices SET lease_s = 1")
     for _ in range(2):
         heir = courier(home)
@@ -207,8 +205,8 @@ carrier.close(60.0)
     assert [each["id"] for each in told.got] == [notice().id] * 2
 
 
-def test_higher_threshold_takes_the_lower_ones_place(job: Job, home: Path) -> None:
-    """What could not be told for an hour is not told after what came then."""
+def test_higher_threshold_replaces_a_pending_lower_threshold(job: Job, home: Path) -> None:
+    """A late notice is not sent after a newer notice of the same kind."""
     with receivers.hooks([503]) as told:
         carrier = courier(home)
         carrier.offer([Delivery(job.id, entry(told.url), notice(50))])
@@ -224,8 +222,8 @@ def test_higher_threshold_takes_the_lower_ones_place(job: Job, home: Path) -> No
     registry.close()
 
 
-def test_job_tells_by_itself_first(job: Job, home: Path, told: receivers.Hooks) -> None:
-    """The launcher leaves it the time; what it has told is not told again."""
+def test_launcher_waits_for_the_job_to_send_its_notice(job: Job, home: Path, told: receivers.Hooks) -> None:
+    """The launcher holds the notice back, and does not repeat a notice that the job has sent."""
     place = entry(told.url, from_job=True)
     carrier = courier(home)
     carrier.offer([Delivery(job.id, place, notice(50), hold_s=60.0)])
@@ -237,18 +235,18 @@ def test_job_tells_by_itself_first(job: Job, home: Path, told: receivers.Hooks) 
     assert told.asked == []
 
 
-def test_job_that_cannot_tell_is_told_for(job: Job, home: Path, told: receivers.Hooks) -> None:
-    """After the time it was given."""
+def test_launcher_sends_for_a_job_that_cannot(job: Job, home: Path, told: receivers.Hooks) -> None:
+    """After the hold time the launcher sends the notice itself."""
     carrier = courier(home)
     carrier.offer([Delivery(job.id, entry(told.url, from_job=True), notice(), hold_s=0.3)])
     told.wait(1)
     carrier.close()
 
 
-def test_herald_prints_what_comes_due_and_has_it_told(
+def test_notifier_prints_a_due_notice_and_sends_it(
     seed: Callable[..., Job], home: Path, told: receivers.Hooks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the terminal with its mark, by the channels that want it; and a second follower repeats nothing."""
+    """The terminal shows the alert, the subscribed channels get the notice, and a second follower repeats neither."""
     notify = {"webhook": told.url, "on": ["budget"]}
     running, registry = seed("seeded", State("running", started_s=time.time() - 1000)), Registry(home)
     config = {"budget": {"limit": "10 USD", "alert_at": ["50%"]}, "notify": [notify]}
@@ -266,8 +264,8 @@ def test_herald_prints_what_comes_due_and_has_it_told(
     assert [each["event"] for each in told.got] == ["budget"]
 
 
-def test_desktop_is_told_where_there_is_one(job: Job, home: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    """By `notify-send`, with markup escaped."""
+def test_desktop_notification_uses_notify_send(job: Job, home: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """`notify-send` gets the text after `--`."""
     record = tmp_path / "shown"
     (tmp_path / "notify-send").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {record}\n')
     (tmp_path / "notify-send").chmod(0o755)
@@ -280,8 +278,8 @@ def test_desktop_is_told_where_there_is_one(job: Job, home: Path, tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore:'imghdr' is deprecated")
-def test_apprise_delivers_what_it_knows(job: Job, told: receivers.Hooks) -> None:
-    """Its own JSON service, of the installed library."""
+def test_apprise_delivers_to_a_known_service(job: Job, told: receivers.Hooks) -> None:
+    """The message reaches the JSON service of the installed library."""
     url = told.url.replace("http://", "json://")
     transports.deliver(ChannelEntry("apprise", "env:URL", ALL), notice(), {"URL": url})
     assert told.got[0]["title"] == "seeded: 50 %"
@@ -289,22 +287,22 @@ def test_apprise_delivers_what_it_knows(job: Job, told: receivers.Hooks) -> None
 
 @pytest.mark.filterwarnings("ignore:'imghdr' is deprecated")
 @pytest.mark.parametrize(("url", "words"), [("nosuch://x", "knows no service"), ("json://127.0.0.1:1/", "could not")])
-def test_apprise_says_what_it_cannot(url: str, words: str) -> None:
-    """Without its address, which may be a password."""
+def test_apprise_failure_hides_the_address(url: str, words: str) -> None:
+    """The address may contain a password."""
     with pytest.raises(sending.DeliveryError, match=words):
         transports.deliver(ChannelEntry("apprise", url, ALL), notice(), {})
 
 
 @pytest.mark.parametrize("place", ["pover://user@token1", "slack://token1/b/c", "ntfy://token1/x", "token1"])
 def test_apprise_address_shows_its_service_alone(place: str) -> None:
-    """Where others have a host it may have what lets anybody in."""
+    """The host part of an Apprise address may be a token."""
     shown = ChannelEntry("apprise", place, ("budget",)).shown
     assert shown == f"apprise {place.partition(':')[0] if ':' in place else '...'}://..."
     assert "token1" not in shown
 
 
-def test_doubts_name_what_is_not_set_here() -> None:
-    """Before anybody relies on it."""
+def test_doubts_name_unset_variables_and_missing_followers() -> None:
+    """The doubts are printed before the user relies on a channel."""
     config = {"notify": [{"slack": "env:S", "on": ["failed"]}, {"email": "a@b.c", "on": [], "from_job": True}]}
     assert list(doubts(config, {"S": "x"})) == [
         "notify: CLOUDTRAIN_SMTP is not set here, so no alerts by email",

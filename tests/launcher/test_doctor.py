@@ -1,4 +1,4 @@
-"""What `doctor` says of this installation, and how it asks many backends at once."""
+"""`doctor` checks this installation, and asks several backends at the same time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudtrain.launcher.checkup import everywhere, here
 from cloudtrain.launcher.errors import CredentialError
 from cloudtrain.launcher.job import Job, State
 
-# So that no metadata server is asked.
+# No metadata server is queried.
 GOOGLE = {"GOOGLE_CLOUD_PROJECT": "a-project", "GOOGLE_CLOUD_LOCATION": "us-central1", "NO_GCE_CHECK": "true"}
 FILE = """\
 name: x
@@ -28,19 +28,19 @@ sagemaker: {role: no-arn}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a project whose file configures two backends beside the local one."""
+    """Return a project whose file configures two backends beside the local backend."""
     (tmp_path / "train.py").write_text("")
     (tmp_path / "cloudtrain.yaml").write_text(FILE)
     return tmp_path
 
 
 def named(checks: list[dict[str, str]] | list[Check], name: str) -> Any:
-    """Return the check of that name, as it is in the list."""
+    """Return the check with the name from the list."""
     return next(check for check in checks if (check["name"] if isinstance(check, dict) else check.name) == name)
 
 
-def test_all_that_the_file_configures_are_asked(cli: Any, folder: Path) -> None:
-    """Each in a group of its own, this installation first; what one finds wrong is told there, with a cure."""
+def test_doctor_checks_every_configured_backend(cli: Any, folder: Path) -> None:
+    """Each backend has a group, and the installation comes first; each failed check has a cure."""
     done = cli("doctor", "--json", cwd=folder, env={"AWS_REGION": "eu-west-1"})
     assert list(done.json) == ["cloudtrain", "local", "ssh", "sagemaker"]
     assert done.code == 1
@@ -49,8 +49,8 @@ def test_all_that_the_file_configures_are_asked(cli: Any, folder: Path) -> None:
     assert all(check["cure"] for check in failed), failed
 
 
-def test_groups_and_sum_for_people(cli: Any, folder: Path) -> None:
-    """A heading a group, a cure below its check; the sum is talk, not data."""
+def test_doctor_prints_groups_and_a_summary(cli: Any, folder: Path) -> None:
+    """Each group has a heading, and a cure follows its check; the summary goes to standard error."""
     done = cli("doctor", cwd=folder)
     lines = done.stdout.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == ["cloudtrain", "local", "ssh", "sagemaker"]
@@ -59,8 +59,8 @@ def test_groups_and_sum_for_people(cli: Any, folder: Path) -> None:
     assert (" failed" in done.stderr, "fails" in done.stderr) == (True, False)
 
 
-def test_finding_is_worded_once(cli: Any, tmp_path: Path) -> None:
-    """The check's name and the verdict are not repeated in the finding; one check is no "1 checks"."""
+def test_finding_does_not_repeat_name_and_verdict(cli: Any, tmp_path: Path) -> None:
+    """The finding repeats neither the check's name nor the verdict; the summary says "1 check"."""
     done = cli("doctor", "vertex", env=GOOGLE | {"CLOUDSDK_CONFIG": str(tmp_path), "HOME": str(tmp_path)})
     assert "fail  credentials: no valid Google credentials" in done.stdout
     assert done.stderr.splitlines()[-1] == "2 checks: 1 failed, 1 warning"
@@ -70,13 +70,13 @@ def test_finding_is_worded_once(cli: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [["all"], ["--backend", "all"], ["all", "--backend", "all"]])
 def test_all_asks_every_backend(cli: Any, folder: Path, given: list[str], tmp_path: Path) -> None:
-    """`all` is a name, as an argument and as an option."""
+    """`all` works as an argument and as an option."""
     environ = GOOGLE | {"CLOUDSDK_CONFIG": str(tmp_path), "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
     done = cli("doctor", *given, "--json", cwd=folder, env=environ)
     assert list(done.json) == ["cloudtrain", "local", "ssh", "sagemaker", "azureml", "vertex"]
 
 
-def test_option_names_the_backend_too(cli: Any, folder: Path) -> None:
+def test_option_names_the_backend(cli: Any, folder: Path) -> None:
     """`--backend local` is `local`; two names are refused."""
     assert list(cli("doctor", "--backend", "local", "--json", cwd=folder).json) == ["local"]
     done = cli("doctor", "local", "--backend", "ssh", cwd=folder)
@@ -84,46 +84,46 @@ def test_option_names_the_backend_too(cli: Any, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["list"], ["status", "last"], ["budget", "show"]])
-def test_relative_home_is_refused(cli: Any, folder: Path, command: list[str]) -> None:
-    """A relative CLOUDTRAIN_HOME would be another home in each directory; the hint is the absolute path."""
+def test_relative_home_folder_is_refused(cli: Any, folder: Path, command: list[str]) -> None:
+    """A relative CLOUDTRAIN_HOME would be a new home folder in each directory; the hint is the absolute path."""
     done = cli(*command, cwd=folder, env={"CLOUDTRAIN_HOME": "state"})
     assert (done.code != 0, "is a relative path" in done.stdout + done.stderr) == (True, True)
     assert f"export CLOUDTRAIN_HOME={folder}/state" in done.stdout + done.stderr
     assert not (folder / "state").exists()
 
 
-def test_without_a_file_the_local_backend_is_looked_at(cli: Any) -> None:
-    """And how to ask another one is said."""
+def test_without_a_file_only_the_local_backend_is_checked(cli: Any) -> None:
+    """The output gives the command for a further backend."""
     done = cli("doctor")
     assert (done.code, "cloudtrain doctor ssh" in done.stderr) == (0, True), done.stdout
     assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == ["cloudtrain", "local"]
 
 
-def test_one_backend_is_asked_alone(cli: Any, folder: Path) -> None:
-    """By its name; nothing is said of the others, nor of this installation."""
+def test_named_backend_is_checked_alone(cli: Any, folder: Path) -> None:
+    """The output has neither a second backend nor this installation."""
     assert list(cli("doctor", "local", "--json", cwd=folder).json) == ["local"]
 
 
-def test_fault_of_the_whole_file_is_exit_code_3(cli: Any, folder: Path) -> None:
-    """No backend can be asked for such a job."""
+def test_invalid_file_exits_with_code_3(cli: Any, folder: Path) -> None:
+    """No backend can be asked about an invalid config."""
     (folder / "cloudtrain.yaml").write_text(FILE + "instanecs: 2\n")
     done = cli("doctor", cwd=folder)
     assert (done.code, "instanecs" in done.stderr) == (3, True)
 
 
-def test_doctor_makes_no_home(cli: Any) -> None:
-    """To look changes nothing."""
+def test_doctor_creates_no_home_folder(cli: Any) -> None:
+    """A check does not change the machine."""
     cli("doctor")
     assert not cli.home.exists()
 
 
-def test_slow_backend_holds_up_no_other() -> None:
-    """All are asked at once; one that does not answer in time is told as such, the others as they answered."""
+def test_slow_backend_delays_no_backend() -> None:
+    """All backends are asked at once; a timeout is a failed check, and the answers in time are unchanged."""
     both, never = threading.Barrier(2, timeout=30), threading.Event()
 
     def together(name: str) -> Callable[[], list[Check]]:
         def ask() -> list[Check]:
-            both.wait()  # passes only where the other is asked meanwhile
+            both.wait()  # passes only if both backends are asked at the same time
             return [Check(name, "ok", "")]
 
         return ask
@@ -142,7 +142,7 @@ def test_slow_backend_holds_up_no_other() -> None:
 
 
 def test_backend_that_raises_is_a_failed_check() -> None:
-    """Ours with its hint, any other as a fault to report; the rest answer."""
+    """An error of cloudtrain keeps its hint, a foreign error is a fault to report, and further backends answer."""
 
     def refused() -> list[Check]:
         raise CredentialError("no", hint="log in")
@@ -158,16 +158,16 @@ def test_backend_that_raises_is_a_failed_check() -> None:
     ]
 
 
-def test_registry_is_counted(seed: Callable[..., Job]) -> None:
-    """Its jobs and its size."""
+def test_registry_check_counts_the_jobs(seed: Callable[..., Job]) -> None:
+    """The finding has the number of jobs."""
     seed("a", State("succeeded"))
     check = named(here.checks(), "registry")
     assert (check.verdict, check.found.split(",")[0]) == ("ok", "1 job")
 
 
 @pytest.mark.parametrize("harm", ["no database", "a torn page", "locked"])
-def test_registry_that_is_damaged_or_held_fails(seed: Callable[..., Job], home: Path, harm: str) -> None:
-    """With a cure that names the file."""
+def test_damaged_or_locked_registry_fails(seed: Callable[..., Job], home: Path, harm: str) -> None:
+    """The cure names the file."""
     for number in range(40):
         seed(f"job-{number}", State("succeeded"))
     path, holder = home / "registry.sqlite", None
@@ -187,23 +187,23 @@ def test_registry_that_is_damaged_or_held_fails(seed: Callable[..., Job], home: 
     assert (check.verdict, str(path) in check.cure) == ("fail", True), check
 
 
-def test_home_that_cannot_be_made_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here, because its folder would lie in a file."""
+def test_home_folder_that_cannot_be_created_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder's path would lie inside a file."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "file" / "home"))
     check = named(here.checks(), "home")
     assert (check.verdict, "CLOUDTRAIN_HOME" in check.cure) == ("fail", True)
 
 
-def test_tools_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Path) -> None:
-    """Neither is needed by all jobs, so it is a warning."""
+def test_missing_tools_are_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Path) -> None:
+    """Not every job needs `git` or `ssh`."""
     monkeypatch.setenv("PATH", str(tmp_path))
     checks = here.checks()
     assert [named(checks, name).verdict for name in ("git", "ssh")] == ["warn", "warn"]
 
 
-def test_completion_that_is_set_up_is_seen(cli: Any, tmp_path: Path) -> None:
-    """By the installed file, or by a line of the shell's start-up file."""
+def test_installed_completion_is_detected(cli: Any, tmp_path: Path) -> None:
+    """An installed file, or a line of the shell's start-up file, counts."""
     own = {"SHELL": "/bin/bash", "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path / "data")}
     check = named(cli("doctor", "--json", env=own).json["cloudtrain"], "completion")
     assert (check["found"], check["cure"]) == ("not set up for bash", "cloudtrain completion bash --install")

@@ -1,4 +1,4 @@
-"""The containers' account of the end, as it becomes a state: written by the very code that writes it in a job."""
+"""The container's exit report becomes a state; the tests write the report with the code that writes it in a job."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ BOOM = {"rank": 1, "kind": "error", "type": "ValueError", "message": "boom", "tr
 
 
 def words(state: ExitState, reason: str, error: dict[str, Any] | None = None, restarts: int = 0) -> str:
-    """Return what the container leaves."""
+    """Return the exit report as the container prints it."""
     return container.account(ExitReport(state, reason, error, restarts, resumable=True))
 
 
 @pytest.mark.parametrize("around", ["{}", "AlgorithmError: {}, exit code: 70", "it says: {} (see the log)"])
-def test_account_is_found_among_a_platforms_words(around: str) -> None:
-    """Whatever it puts around them."""
+def test_exit_report_is_found_in_a_platform_message(around: str) -> None:
+    """Text of the platform before and after the report does not matter."""
     told = exit_report.told_in(around.format(words("failed", "error", BOOM, restarts=2)))
     assert told is not None
     assert (told["rank"], told["message"], exit_report.restarts(told)) == (1, "boom", 2)
@@ -29,14 +29,14 @@ def test_account_is_found_among_a_platforms_words(around: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "the machine burnt", words("failed", "error", BOOM)[:-40], '  ::ct {"e":"step","step":1}']
 )
-def test_words_without_a_whole_account_hold_none(text: str) -> None:
-    """Half of one says nothing that can be relied upon, and another event is none."""
+def test_text_without_a_complete_exit_report_gives_none(text: str) -> None:
+    """A truncated report is ignored, and an event of the training loop is not a report."""
     assert exit_report.told_in(text) is None
     assert exit_report.restarts(None) == 0
 
 
-def test_failure_is_the_ranks_own() -> None:
-    """Not what the platform says of it, be it the node's fault by those words."""
+def test_error_of_the_rank_is_the_cause_of_the_failure() -> None:
+    """The report wins over the platform's message, even if the platform reports a node fault."""
     told = exit_report.told_in(words("failed", "error", BOOM))
     state = exit_report.failed(told, "node lost", is_fault=True, is_resumable=True, ended_s=5.0, restarts=1)
     assert (state.state, state.reason, state.resumable, state.error) == ("failed", "error", True, BOOM)
@@ -44,7 +44,7 @@ def test_failure_is_the_ranks_own() -> None:
 
 
 def test_job_that_saved_and_stopped_has_no_error() -> None:
-    """The platform calls it failed, since its exit code is not 0."""
+    """The platform calls the job failed because its exit code is not 0."""
     state = exit_report.failed(
         exit_report.told_in(words("stopped", "budget")), "exit 75", is_fault=False, is_resumable=True
     )
@@ -52,16 +52,16 @@ def test_job_that_saved_and_stopped_has_no_error() -> None:
 
 
 @pytest.mark.parametrize(("is_fault", "reason"), [(True, "node_failure"), (False, "error")])
-def test_without_an_account_the_platforms_words_are_the_cause(is_fault: bool, reason: str) -> None:
-    """As they are, with the kind that the backend has read from them."""
+def test_platform_message_is_the_cause_without_an_exit_report(is_fault: bool, reason: str) -> None:
+    """The error has the unchanged message and the kind that the backend derived from the message."""
     state = exit_report.failed(None, "no room", is_fault=is_fault, is_resumable=False, kind="CapacityError")
     assert (state.state, state.reason) == ("failed", reason)
     assert state.error == {"rank": None, "kind": "CapacityError", "message": "no room"}
 
 
 @pytest.mark.parametrize(("is_fault", "end"), [(True, ("failed", "node_failure")), (False, ("stopped", "preempted"))])
-def test_container_that_was_told_to_leave_knows_no_cause(is_fault: bool, end: tuple[str, str]) -> None:
-    """It had a signal, of which the platform may say what was behind it."""
+def test_platform_decides_the_cause_of_a_preempted_container(is_fault: bool, end: tuple[str, str]) -> None:
+    """The container only received a signal; the platform may know the reason for the signal."""
     told = exit_report.told_in(words("stopped", "preempted"))
     state = exit_report.failed(told, "NodeLost", is_fault=is_fault, is_resumable=True)
     assert (state.state, state.reason) == end

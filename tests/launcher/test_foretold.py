@@ -1,4 +1,4 @@
-"""What plan, a dry run and submit say of budgets before anything is sent."""
+"""`plan`, a dry run and `submit` report the budgets of a job before the job is sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PRELOADED = ("cloudtrain.launcher.cli", "cloudtrain.launcher.commands.plan", "cl
 
 @pytest.fixture
 def books(project: Callable[..., Path], home: Path) -> Callable[..., ApplicableBudgets]:
-    """Return a function that sets budgets `{(project, period): USD}`, and returns what a job counts against."""
+    """Return a function that sets budgets `{(project, period): USD}` and returns the applicable budgets of a job."""
 
     def read(own: str = "", **limits: int) -> ApplicableBudgets:
         make_home()
@@ -40,16 +40,16 @@ def books(project: Callable[..., Path], home: Path) -> Callable[..., ApplicableB
     return read
 
 
-def test_project_that_is_known_is_told_with_what_is_left(books: Callable[..., ApplicableBudgets]) -> None:
-    """The line names the budget and its money left; a job that costs nothing counts against none."""
+def test_known_project_is_reported_with_its_remaining_budget(books: Callable[..., ApplicableBudgets]) -> None:
+    """The line names the budget and its remaining money; a free job counts against no budget."""
     found = books("vision", vision=20, speech=5)
     assert found.lines(5 * USD) == ["counts against project vision's 20 USD (16.86 left)"]
     assert (found.lines(0), found.refused(0)) == ([], "")
     require_known_project(found)
 
 
-def test_slip_in_a_projects_name_is_refused(books: Callable[..., ApplicableBudgets]) -> None:
-    """It would count against nothing: the near name is asked for, and how to mean it all the same."""
+def test_misspelt_project_is_refused(books: Callable[..., ApplicableBudgets]) -> None:
+    """A misspelt project has no budget; the hint gives the similar name, and the command that adds the new project."""
     found = books("visoin", vision=20)
     with pytest.raises(ConfigError, match="project visoin has no budget") as caught:
         require_known_project(found)
@@ -66,15 +66,15 @@ def test_slip_in_a_projects_name_is_refused(books: Callable[..., ApplicableBudge
         ("", []),
     ],
 )
-def test_project_without_a_budget_is_said(books: Callable[..., ApplicableBudgets], own: str, said: list[str]) -> None:
+def test_project_without_budget_has_a_note(books: Callable[..., ApplicableBudgets], own: str, said: list[str]) -> None:
     """A new project's job is sent, and a line says that no budget limits the project; no line without a project."""
     found = books(own, vision=20)
     assert found.lines(1) == said
     require_known_project(found)
 
 
-def test_budget_that_does_not_hold_it_is_told(books: Callable[..., ApplicableBudgets]) -> None:
-    """What submit would refuse, and with what sums; a price that nobody knows fits into none."""
+def test_too_small_budget_is_reported_before_the_submit(books: Callable[..., ApplicableBudgets]) -> None:
+    """The line predicts the refusal with its sums; an unknown price does not fit into any budget."""
     found = books("vision", vision=5)
     assert found.lines(5 * USD)[-1] == (
         "would be refused: project vision's 5 USD does not hold this job's worst case of 5 USD: spent 3.14 USD,"
@@ -83,16 +83,16 @@ def test_budget_that_does_not_hold_it_is_told(books: Callable[..., ApplicableBud
     assert "is unknown" in found.refused(None)
 
 
-def test_shared_budget_is_asked_at_submit(books: Callable[..., ApplicableBudgets]) -> None:
-    """Neither plan nor dry run asks a bucket."""
+def test_plan_does_not_read_a_shared_ledger(books: Callable[..., ApplicableBudgets]) -> None:
+    """Neither `plan` nor a dry run reads the bucket; `submit` does."""
     found = books("{name: vision, ledger: s3://team/money}", speech=5)
     assert found.lines(1) == [
         "counts against the shared ledger s3://team/money/ledger.json, checked at submit",
     ]
 
 
-def test_dry_run_makes_no_home_and_says_what_submit_would(cli: Any, home: Path, project: Callable[..., Path]) -> None:
-    """Exit code 0 in either case; the real submit is refused before anybody is asked, and plan says it in JSON."""
+def test_dry_run_creates_no_home_and_predicts_a_refusal(cli: Any, home: Path, project: Callable[..., Path]) -> None:
+    """The dry run exits with 0 in either case; the submit is refused before any prompt, and `plan --json` agrees."""
     quick = replace(cli, preloaded=PRELOADED)
     folder = project("project: vision\nlimits: {max_duration: 1h}\nlocal: {price_per_hour: 10 USD}\n")
     assert quick("submit", "--dry-run", cwd=folder).code == 0
@@ -111,10 +111,10 @@ def test_dry_run_makes_no_home_and_says_what_submit_would(cli: Any, home: Path, 
     assert quick("list", "--json").json["jobs"] == []
 
 
-def test_slip_is_refused_where_the_team_shares_its_budgets(
+def test_misspelt_project_is_refused_with_a_shared_ledger(
     cli: Any, project: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Whose names are those that the shared ledger has; one like none of them is told, and goes on to be asked for."""
+    """Known names are the names in the shared ledger; a quite different name is reported and needs a confirmation."""
     quick = replace(cli, preloaded=PRELOADED)
     place = tmp_path / "disk"
     place.mkdir()
@@ -122,19 +122,19 @@ def test_slip_is_refused_where_the_team_shares_its_budgets(
     folder = project("limits: {max_duration: 1h}\nlocal: {price_per_hour: 10 USD}\n")
     slip = quick("submit", "-d", "--set", f"project={{name: visoin, ledger: {place}}}", cwd=folder)
     assert (slip.code, "did you mean `vision`?" in slip.stderr) == (3, True), slip.stderr
-    for _ in range(2):  # that its place is known by then makes it no budget
+    for _ in range(2):  # the first run stores the ledger's place, but the project still has no budget
         other = quick("submit", "-d", "--set", f"project={{name: sonar, ledger: {place}}}", cwd=folder)
         assert other.code == 2
         for part in ("project sonar: no budget of its own (known: vision)", "cannot ask for confirmation"):
             assert part in other.stderr, other.stderr
     assert quick("budget", "set", "9000USD", "--ledger", place).code == 0
-    assert "did you mean" not in quick("plan", "--set", "project=visoin", cwd=folder).stdout  # it may be shared there
+    assert "did you mean" not in quick("plan", "--set", "project=visoin", cwd=folder).stdout  # the ledger may have it
     slip = quick("submit", "-d", "--set", "project=visoin", cwd=folder)
     assert (slip.code, "did you mean `vision`?" in slip.stderr) == (3, True), slip.stderr
 
 
-def test_budget_of_the_command_line(cli: Any, project: Callable[..., Path]) -> None:
-    """`--budget` is `budget.limit`; two that say it differ, so neither is taken silently. resume refuses the same."""
+def test_budget_option_sets_the_limit_and_conflicts_are_refused(cli: Any, project: Callable[..., Path]) -> None:
+    """`--budget` sets `budget.limit`; with both set, `plan`, `submit` and `resume` exit with code 2."""
     quick = replace(cli, preloaded=(*PRELOADED, "cloudtrain.launcher.commands.resume"))
     folder = project("limits: {max_duration: 1h}\nlocal: {price_per_hour: 10 USD}\nbudget: {limit: 50 USD}\n")
     assert quick("plan", "--json", "--budget", "5USD", cwd=folder).json["budget_micro"] == 5 * USD

@@ -1,4 +1,4 @@
-"""Kept lines: compressed, committed with the cursor, whole after every death of who writes, bounded in all."""
+"""The log cache: compressed, committed with the cursor, complete after every kill of the writer, bounded in size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cloudtrain.launcher.text import terminal
 RUNNING, DONE = State("running", started_s=1.0), State("succeeded", started_s=1.0, ended_s=2.0)
 ROOM_FILES = {str(module.__file__) for module in (blocks, holdback, keeping, kept, replay, stream)}
 
-# Follows a job to its end, in small commits, and is killed when it has used so many seconds of CPU for that.
+# Follow a job to its end in small commits; a signal kills the process after the given seconds of CPU time.
 FOLLOWER = """
 import signal, sys
 from cloudtrain.backends.local import backend as local
@@ -53,7 +53,7 @@ stream.close()
 
 @pytest.fixture
 def registry(home: Path) -> Iterator[Registry]:
-    """Give the registry of the private home."""
+    """Return the registry of the private home folder."""
     registry = Registry()
     yield registry
     registry.close()
@@ -77,12 +77,12 @@ def numbered(count: int) -> str:
 
 
 def gone(*args: Any, **named: Any) -> Any:
-    """Answer as a backend that is away."""
+    """Raise the error of an unreachable backend."""
     raise UnreachableError("the backend is away")
 
 
-def test_block_gives_back_what_was_put_in() -> None:
-    """Texts with anything in them but newlines, ranks and none, times to the last bit."""
+def test_block_decodes_to_the_encoded_lines() -> None:
+    """Texts may contain any character but a newline; a rank may be None, and times are exact."""
     lines = [
         LogLine("", 0, None, 0.1), LogLine("é\r\x1b[31m\u2028 \ud800", 3, 63, 1e9 / 3), LogLine("x" * 70_000, 1, 0, 2.0)
     ]  # fmt: skip
@@ -91,8 +91,8 @@ def test_block_gives_back_what_was_put_in() -> None:
     assert (entry.offset, entry.line_count, entry.first_s, entry.last_s) == (17, 3, 0.1, 1e9 / 3)
 
 
-def test_block_that_was_touched_is_known_to_be() -> None:
-    """One bit anywhere."""
+def test_flipped_bit_in_a_block_is_detected() -> None:
+    """The test flips a bit of each byte in turn."""
     data, entry = blocks.encoded([LogLine(f"line {number}", 0, 0, 1.0) for number in range(9)], 0)
     for place in range(len(data)):
         touched = bytearray(data)
@@ -101,8 +101,8 @@ def test_block_that_was_touched_is_known_to_be() -> None:
             blocks.decoded(bytes(touched), entry)
 
 
-def test_finished_job_is_kept_whole(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
-    """All lines, by one look at the log; nobody else may read them."""
+def test_log_of_an_ended_job_is_stored_completely(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
+    """A single read stores all lines; only the owner may read the files."""
     job = seed("ended", DONE, {"0": numbered(30_000), "1": "other\n"})
     found = read_all(registry, job)
     place = kept.place(registry.database, "ended", 1)
@@ -114,10 +114,10 @@ def test_finished_job_is_kept_whole(home: Path, seed: Callable[..., Job], regist
     assert sum(path.stat().st_size for path in folder.iterdir()) < len(numbered(30_000)) / 4
 
 
-def test_running_job_that_is_left_is_kept_as_far_as_it_was_read(
+def test_partial_log_of_a_running_job_is_stored(
     home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who comes back reads that part from here, and the backend from there on."""
+    """The next reader takes the stored part from disk, and the rest from the backend."""
     job = seed("going", RUNNING, {"0": "one\n", "1": ""})
     stream = LogStream(registry, job, job.attempt)
     stream.read()
@@ -137,8 +137,8 @@ def test_running_job_that_is_left_is_kept_as_far_as_it_was_read(
     again.close()
 
 
-def test_one_writes_and_others_read(seed: Callable[..., Job], registry: Registry) -> None:
-    """Two who follow one job see the same; the lines are kept once."""
+def test_only_the_first_of_two_readers_writes(seed: Callable[..., Job], registry: Registry) -> None:
+    """Two followers of a job see the same lines, and the lines are stored once."""
     job = seed("ended", DONE, {"0": numbered(100), "1": ""})
     first, second = LogStream(registry, job, job.attempt), LogStream(registry, job, job.attempt)
     assert len(first.read()) == len(second.read()) == 100
@@ -150,28 +150,28 @@ def test_one_writes_and_others_read(seed: Callable[..., Job], registry: Registry
     assert [line.text for line in read_all(registry, job)] == numbered(100).splitlines()
 
 
-def test_kept_rank_is_read_alone(seed: Callable[..., Job], registry: Registry) -> None:
-    """By the ranks that were asked for, the same as from the backend."""
+def test_single_rank_is_read_from_the_log_cache(seed: Callable[..., Job], registry: Registry) -> None:
+    """The lines of the rank equal the backend's lines."""
     job = seed("ended", DONE, {"0": numbered(10), "1": "other\n"})
     ranks = frozenset({1})
     before = read_all(registry, job, ranks=ranks)
-    assert kept.place(registry.database, "ended", 1) is None  # a part is not kept
+    assert kept.place(registry.database, "ended", 1) is None  # a part of the ranks is not stored
     read_all(registry, job)
     assert [line.text for line in read_all(registry, job, ranks=ranks)] == [line.text for line in before] == ["other"]
 
 
-def test_keep_reads_a_finished_job_to_its_end(seed: Callable[..., Job], registry: Registry) -> None:
-    """What watch does when a job ends; the second time there is nothing to do."""
+def test_keep_stores_the_log_of_an_ended_job(seed: Callable[..., Job], registry: Registry) -> None:
+    """`watch` calls `keep` when a job ends; a second call has no work to do."""
     job = seed("ended", DONE)
     assert keeping.keep(registry, job)
     assert keeping.keep(registry, job)
     assert not keeping.keep(registry, seed("going", RUNNING))
 
 
-def test_keep_of_a_backend_that_is_away_is_tried_again(
+def test_keep_can_be_repeated_after_an_unreachable_backend(
     seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It raises nothing: a job's end must not be hidden by its log."""
+    """`keep` raises no error: a log fault must not hide a job's end."""
     job = seed("ended", DONE)
     with monkeypatch.context() as outage:
         outage.setattr(local, "logs", gone)
@@ -179,10 +179,10 @@ def test_keep_of_a_backend_that_is_away_is_tried_again(
     assert keeping.keep(registry, job)
 
 
-def test_full_disk_is_said_once_and_lines_go_on(
+def test_full_disk_is_reported_once_and_reading_continues(
     seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Following is worth more than keeping."""
+    """Reading the log matters more than storing the log."""
     job = seed("ended", DONE, {"0": numbered(30_000), "1": ""})
 
     def full(*args: Any) -> int:
@@ -197,10 +197,8 @@ def test_full_disk_is_said_once_and_lines_go_on(
 # -- room -------------------------------------------------------------------------------------------------------------
 
 
-def test_room_is_made_by_what_was_read_the_longest_ago(
-    home: Path, seed: Callable[..., Job], registry: Registry
-) -> None:
-    """Logs of ended jobs go, whole ones; a running job's never does."""
+def test_least_recently_read_logs_are_dropped(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
+    """Only complete logs of ended jobs are dropped; a running job keeps its log."""
     for name in ("old", "new"):
         read_all(registry, seed(name, DONE))
     going = LogStream(registry, seed("going", RUNNING), registry.find("going").attempt)
@@ -214,8 +212,8 @@ def test_room_is_made_by_what_was_read_the_longest_ago(
     assert sorted(path.name for path in (home / "logs").iterdir()) == ["going"]
 
 
-def test_log_that_made_room_is_not_brought_home_unasked(seed: Callable[..., Job], registry: Registry) -> None:
-    """Else what there is no room for would be read from the cloud again and again; who reads it keeps it anew."""
+def test_dropped_log_is_not_stored_again_without_a_reader(seed: Callable[..., Job], registry: Registry) -> None:
+    """Otherwise `keep` would download the log again and again; a reader stores the log again."""
     job = seed("ended", DONE)
     assert keeping.keep(registry, job)
     keeping.make_room(registry.database, 0)
@@ -226,14 +224,14 @@ def test_log_that_made_room_is_not_brought_home_unasked(seed: Callable[..., Job]
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_log_that_outgrows_the_room_is_kept_no_further(
+def test_log_above_the_size_limit_is_stored_in_part(
     home: Path,
     seed: Callable[..., Job],
     registry: Registry,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It is said, all lines are shown, and what others have kept went first."""
+    """The limit is reported, all lines are shown, and cached logs of older jobs are dropped first."""
     read_all(registry, seed("other", DONE))
     monkeypatch.setenv(keeping.ROOM, "0.000009")
     monkeypatch.setattr(kept, "COMMIT_BYTES", 1)
@@ -248,23 +246,23 @@ def test_log_that_outgrows_the_room_is_kept_no_further(
     assert kept.is_dropped(registry.database, "other", 1)
 
 
-def test_kept_log_is_read_where_the_registry_cannot_be_written(seed: Callable[..., Job], registry: Registry) -> None:
-    """Nor is it waited for: when it was last read is known less well, that is all."""
+def test_log_cache_is_readable_while_the_registry_is_locked(seed: Callable[..., Job], registry: Registry) -> None:
+    """The reader does not wait for the lock; the time of the last read is not updated."""
     job = seed("ended", DONE)
     found = read_all(registry, job)
     registry.database.execute("UPDATE kept_logs SET used_s = 1")
     other = Registry()
     with other.database.transaction():
-        assert read_all(registry, job) == found  # else it fails after the minute that others are waited for
+        assert read_all(registry, job) == found  # waiting for the lock would fail after a minute
     other.close()
     read_all(registry, job)
     assert registry.database.execute("SELECT used_s FROM kept_logs")[0]["used_s"] > 1
 
 
-def test_entry_of_several_lines_is_the_same_from_here(
+def test_entry_of_several_lines_is_split_alike_from_the_cache(
     seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a platform may give them; each is a line, before it is kept too."""
+    """A platform may put several lines into an entry; the backend and the log cache give the same lines."""
     page = LogPage([LogLine("one\ntwo", 0, 0, 1.0), LogLine("three", 0, 0, 2.0)], {"at": 1}, is_complete=True)
     rest = LogPage([], {"at": 2}, is_complete=True)
     monkeypatch.setattr(local, "logs", lambda ref, cursor, *_, **__: rest if cursor else page)
@@ -273,18 +271,18 @@ def test_entry_of_several_lines_is_the_same_from_here(
         assert [line.text for line in read_all(registry, job)] == ["one", "two", "three"]
 
 
-def test_room_of_nothing_keeps_nothing(
+def test_size_limit_of_zero_stores_no_log(
     home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who wants no copies has none."""
+    """A limit of 0 turns the log cache off."""
     monkeypatch.setenv(keeping.ROOM, "0")
     read_all(registry, seed("ended", DONE))
     assert not (home / "logs").exists()
 
 
 @pytest.mark.parametrize("text", ["much", "-1", "nan", "1e9"])
-def test_room_that_is_no_number_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """The hint shows how it is written."""
+def test_invalid_size_limit_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """The message shows the expected form."""
     monkeypatch.setenv(keeping.ROOM, text)
     with pytest.raises(UsageError, match="not a number of gigabytes"):
         keeping.room_bytes()
@@ -295,17 +293,17 @@ def test_room_that_is_no_number_is_a_usage_error(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have some hundred lines in a block, so that a short log has many."""
+    """Put some hundred lines into a block, so that a short log has many blocks."""
     monkeypatch.setattr(kept, "BLOCK_LINES", 500)
 
 
 def by_rank(lines: list[LogLine]) -> list[tuple[int | None, str]]:
-    """Return what each rank says; lines whose times nobody has noted may change places between ranks."""
+    """Return the lines of each rank; lines without a noted time may change places between ranks."""
     return sorted([(line.rank, line.text) for line in lines], key=lambda each: each[0] or 0)
 
 
 def damaged(home: Path, name: str, file: str, at: float) -> None:
-    """Turn a byte of the job's kept log over, at that share of the file."""
+    """Flip a byte of the job's log cache, at the given share of the file."""
     path = next((home / "logs" / name / "1").glob(f"{file}-*"))
     data = bytearray(path.read_bytes())
     data[int(len(data) * at)] ^= 0xFF
@@ -323,7 +321,7 @@ def test_damaged_log_is_read_from_the_backend_again(
     file: str,
     at: float,
 ) -> None:
-    """It is said; no line is lost, none shown twice, and what is kept is whole again."""
+    """The damage is reported; every line appears once, and the log cache is complete again."""
     job = seed("ended", DONE, {"0": numbered(6_000), "1": "other\n"})
     whole = read_all(registry, job)
     damaged(home, "ended", file, at)
@@ -334,10 +332,10 @@ def test_damaged_log_is_read_from_the_backend_again(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_damaged_log_of_a_machine_that_is_gone_lacks_that_block(
+def test_damaged_log_of_a_lost_machine_lacks_a_block(
     home: Path, seed: Callable[..., Job], registry: Registry, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """How many lines are lost is said; the rest is shown."""
+    """The number of lost lines is reported, and the rest is shown."""
     job = seed("ended", DONE, {"0": numbered(6_000), "1": ""})
     whole = read_all(registry, job)
     damaged(home, "ended", "lines", 0.5)
@@ -349,10 +347,10 @@ def test_damaged_log_of_a_machine_that_is_gone_lacks_that_block(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_log_that_is_damaged_twice_lacks_two_blocks(
+def test_log_with_two_damaged_blocks_lacks_only_them(
     home: Path, seed: Callable[..., Job], registry: Registry, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What stands between and behind them is shown."""
+    """The lines between and after the damaged blocks are shown."""
     job = seed("ended", DONE, {"0": numbered(6_000), "1": ""})
     whole = read_all(registry, job)
     damaged(home, "ended", "lines", 0.2)
@@ -365,8 +363,8 @@ def test_log_that_is_damaged_twice_lacks_two_blocks(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_damaged_log_that_is_searched_is_read_again(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
-    """Blocks that were passed over, as nothing in them matches, take no line from those behind them."""
+def test_damaged_log_is_read_again_for_a_search(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
+    """Skipped blocks without a match hide no line of later blocks."""
     text = "".join(f"line {number} is {'rare' if number % 1500 == 1499 else 'common'}\n" for number in range(6_000))
     job = seed("ended", DONE, {"0": text, "1": ""})
     read_all(registry, job)
@@ -376,10 +374,10 @@ def test_damaged_log_that_is_searched_is_read_again(home: Path, seed: Callable[.
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_damaged_log_is_not_given_up_for_less(
+def test_shorter_backend_log_does_not_replace_a_damaged_log(
     home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the backend has a part of it by now, what is kept stays, but for that block."""
+    """If the backend has only a part of the log, the log cache keeps all blocks but the damaged block."""
     monkeypatch.setattr(kept, "COMMIT_BYTES", 1)
     job = seed("ended", DONE, {"0": numbered(6_000), "1": ""})
     read_all(registry, job)
@@ -391,8 +389,8 @@ def test_damaged_log_is_not_given_up_for_less(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_damaged_log_has_its_tail(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
-    """The last block is the one that is wanted most."""
+def test_tail_reads_a_log_with_a_damaged_last_block(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
+    """Users want the last block most."""
     job = seed("ended", DONE, {"0": numbered(6_000), "1": ""})
     whole = read_all(registry, job)
     damaged(home, "ended", "lines", 0.99)
@@ -405,7 +403,7 @@ def test_damaged_log_has_its_tail(home: Path, seed: Callable[..., Job], registry
 
 
 def kill_again_and_again(home: Path, job: Job, kills: int, chance: random.Random) -> int:
-    """Follow the job by processes that are killed; return how many were, before one has come to the end."""
+    """Follow the job in processes that are killed; return the number of kills before a process reaches the end."""
     for killed in range(kills):
         command = [sys.executable, "-c", FOLLOWER, job.id, str(chance.uniform(0.002, 0.04))]
         code = subprocess.run(command, env={**os.environ, "CLOUDTRAIN_HOME": str(home)}, check=False).returncode
@@ -416,14 +414,14 @@ def kill_again_and_again(home: Path, job: Job, kills: int, chance: random.Random
 
 
 def check_whole(job: Job, registry: Registry, text: str) -> None:
-    """Assert that what is read, and then what is kept, is every line once, in order."""
+    """Assert that the read lines, and then the stored lines, are every line once and in order."""
     for _ in ("read on", "kept"):
         assert [line.text for line in read_all(registry, job) if line.rank == 0] == text.splitlines()
 
 
 @pytest.mark.slow
-def test_kept_log_is_whole_after_kills(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
-    """Whoever keeps it is killed, at any moment: no line is lost or there twice."""
+def test_log_cache_is_complete_after_kills(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
+    """The writer is killed at random moments: every line appears exactly once."""
     text = numbered(60_000)
     job = seed("ended", DONE, {"0": text, "1": ""})
     assert kill_again_and_again(home, job, 5, random.Random(3)) == 5
@@ -431,8 +429,8 @@ def test_kept_log_is_whole_after_kills(home: Path, seed: Callable[..., Job], reg
 
 
 @pytest.mark.soak
-def test_kept_log_is_whole_after_many_kills(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
-    """The same a hundred times, over logs that are followed to their end in many lives."""
+def test_log_cache_is_complete_after_many_kills(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
+    """The same with a hundred kills, over logs that many processes follow in turn."""
     chance, killed, number = random.Random(5), 0, 0
     text = numbered(100_000)
     while killed < 100:
@@ -443,7 +441,7 @@ def test_kept_log_is_whole_after_many_kills(home: Path, seed: Callable[..., Job]
 
 
 def traced(read: Callable[[], object], place: int = 0) -> list[tuple[str, int]]:
-    """Call what reads, with a Ctrl-C at the so manieth line of the room `logs`; return those it came through."""
+    """Run `read`, with a Ctrl-C at the given line of the package `logs`; return the lines that ran."""
     passed: list[tuple[str, int]] = []
 
     def trace(frame: FrameType, event: str, arg: object) -> Any:
@@ -468,10 +466,10 @@ def traced(read: Callable[[], object], place: int = 0) -> list[tuple[str, int]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
-def test_kept_log_is_whole_after_ctrl_c_anywhere(
+def test_log_cache_is_complete_after_ctrl_c_at_any_line(
     seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also between reading a page and having it in the file, and in the midst of a commit: nothing lost, none twice."""
+    """Every line appears exactly once, also after Ctrl-C between a page and its file, or within a commit."""
     monkeypatch.setattr(kept, "COMMIT_BYTES", 4000)
     monkeypatch.setattr(node_logs, "FILE_BYTES", 4000)
     monkeypatch.setattr(local, "PAGE_BYTES", 8000)
@@ -489,7 +487,7 @@ def test_kept_log_is_whole_after_ctrl_c_anywhere(
         places.setdefault(line, []).append(place)
     assert len(places) > 150
     for number, (line, found) in enumerate(places.items()):
-        if not kept.discard(registry.database, jobs[-1].id, 1):  # its lock is with who was interrupted as it took it
+        if not kept.discard(registry.database, jobs[-1].id, 1):  # the interrupted reader still has the lock
             jobs.append(seeded(len(jobs)))
         traced(lambda: read_all(registry, jobs[-1]), found[number * 5 % len(found)])
         for _ in ("read on", "kept"):
@@ -499,10 +497,10 @@ def test_kept_log_is_whole_after_ctrl_c_anywhere(
 
 
 @pytest.mark.parametrize("calls", [1, 2, 4, 9])
-def test_page_that_is_half_kept_is_read_again(
+def test_partially_stored_page_is_read_again(
     seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
-    """A Ctrl-C between two blocks of one page: the cursor behind that page is not committed."""
+    """After Ctrl-C between two blocks of a page, the cursor behind the page is not committed."""
     monkeypatch.setattr(kept, "BLOCK_LINES", 100)
     monkeypatch.setattr(kept, "COMMIT_BYTES", 1000)
     monkeypatch.setattr(node_logs, "FILE_BYTES", 8000)

@@ -1,4 +1,4 @@
-"""What `list` prints beside its table, and what it refuses; which jobs it chooses is held by test_listed.py."""
+"""`list`: output beside the table, and refused arguments; test_listed.py tests the choice of jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(*args: str) -> None:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every backend refuse to say how a job is."""
+    """Make every backend refuse to report a job's state."""
 
     def refresh(registry: Registry, job: Job) -> Job:
         raise CredentialError("the token has expired")
@@ -33,10 +33,10 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("refused")
-def test_list_shows_what_cannot_be_asked_as_it_was(
+def test_list_shows_the_last_state_of_a_job_that_cannot_be_polled(
     seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the table, with the reason beside it; in JSON under a name of its own."""
+    """The table has the last state with the reason on standard error; JSON has the reason in `not_answered`."""
     seed("far", State("running", started_s=1.0))
     seed("done", State("succeeded", started_s=1.0, ended_s=2.0))
     run()
@@ -50,7 +50,7 @@ def test_list_shows_what_cannot_be_asked_as_it_was(
 
 
 def test_list_is_json_without_any_job(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A script reads it the same way."""
+    """A script reads an empty list in the same way."""
     run("--json")
     assert json.loads(capsys.readouterr().out) == {
         "jobs": [],
@@ -68,17 +68,17 @@ def test_list_is_json_without_any_job(home: Path, capsys: pytest.CaptureFixture[
         (("--tag", "team=vision"), "no jobs: "),
     ],
 )
-def test_list_says_that_there_is_none(
+def test_list_reports_an_empty_list(
     home: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], words: str
 ) -> None:
-    """On standard error: there is no data."""
+    """The message is on standard error, because standard output is for data."""
     run(*args)
     told = capsys.readouterr()
     assert (told.out, words in told.err) == ("", True)
 
 
-def test_list_says_that_none_is_like_that(seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:
-    """Where there are others."""
+def test_list_reports_that_no_job_matches(seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:
+    """The message differs when the registry has jobs."""
     seed("done", State("succeeded"))
     run("--tag", "team=vision")
     assert "no job is like that" in capsys.readouterr().err
@@ -87,7 +87,7 @@ def test_list_says_that_none_is_like_that(seed: Callable[..., Job], capsys: pyte
 def test_list_on_a_narrow_terminal_names_the_missing_columns(
     seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A person must not believe that the table is complete."""
+    """The user must not believe that the table is complete."""
     seed("a-job-with-a-name-of-some-length", State("failed", "preempted"))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "60")
@@ -99,7 +99,7 @@ def test_list_on_a_narrow_terminal_names_the_missing_columns(
 def test_list_in_80_columns_shows_ranks_and_resumable(
     seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PROGRESS becomes shorter first: the state is whole, and the ranks are there."""
+    """PROGRESS shrinks first: the state is complete, and the ranks are visible."""
     job = seed("digits-x4k2p", State("stopped", "user", resumable=True))
     progress = {"step": 123456, "max_steps": 2000000, "loss": 1.2345}
     Registry().database.execute("UPDATE attempts SET progress = ? WHERE job_id = ?", (json.dumps(progress), job.id))
@@ -111,8 +111,8 @@ def test_list_in_80_columns_shows_ranks_and_resumable(
     assert ("stopped (user), resumable " in row, "…" in row, len(row) <= 80) == (True, True, True)
 
 
-def test_list_refuses_a_backend_that_nobody_knows(seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:
-    """A slip of the keyboard is no empty list; one whose plug-in has gone is known by its jobs."""
+def test_list_refuses_an_unknown_backend(seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:
+    """A misspelt backend is an error, not an empty list; a backend whose plug-in was removed is known from its jobs."""
     seed("done", State("succeeded"))
     Registry().database.execute("UPDATE jobs SET backend = 'gone'")
     run("--backend", "gone", "--json")
@@ -124,7 +124,7 @@ def test_list_refuses_a_backend_that_nobody_knows(seed: Callable[..., Job], caps
 
 
 @pytest.mark.parametrize("line", ["--tag =x", "--since soon", "--active --state failed", "--state lost", "-n 0"])
-def test_list_refuses_what_makes_no_sense(cli: Any, line: str) -> None:
-    """Exit code 2, in a line that says what was meant."""
+def test_list_refuses_invalid_options(cli: Any, line: str) -> None:
+    """Invalid options exit with code 2 and a message without a traceback."""
     result = cli("list", *line.split())
     assert (result.code, result.stdout, "Traceback" in result.stderr) == (2, "", False)

@@ -1,4 +1,4 @@
-"""What is kept of jobs that have ended, and which jobs a list chooses."""
+"""The list keeps rows of ended jobs, and chooses jobs by filters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DONE = State("succeeded", started_s=1000.0, ended_s=4600.0)
 
 @pytest.fixture
 def add(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
-    """Return a function that journals a job, sent and in that state."""
+    """Return a function that journals a job which was sent and has the given state."""
 
     def put(name: str, state: State = DONE, **changes: Any) -> Job:
         job, _ = registry.add(name, lambda *told: make_job(*told, **changes), exclusive=True, key=None)
@@ -41,22 +41,22 @@ def add(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
 
 
 def ids(registry: Registry, **choice: Any) -> list[str]:
-    """Return the ids of the jobs that are chosen so."""
+    """Return the ids of the jobs that match the filter."""
     return [line.job_id for line in chosen(registry, JobFilter(**choice)).lines]
 
 
-def test_listed_keeps_what_status_says_of_a_job_that_has_ended(registry: Registry, add: Callable[..., Job]) -> None:
-    """The JSON that is kept is the very one that is made of the job."""
+def test_list_cache_keeps_the_json_of_status(registry: Registry, add: Callable[..., Job]) -> None:
+    """The stored JSON equals the JSON that `status` makes of the job."""
     job = add("done")
-    for _ in range(2):  # made, then kept
+    for _ in range(2):  # made, then stored
         (line,) = chosen(registry, JobFilter(), described=True).lines
         assert json.loads(line.described) == as_json(job, [job.attempt])
         assert (line.outcome, line.progress, line.ranks) == ("succeeded", "step 5/9 loss 0.5", "2 x 1")
     assert len(registry.database.execute("SELECT 1 FROM listed")) == 1
 
 
-def test_listed_drops_what_it_kept_as_soon_as_the_job_changes(registry: Registry, add: Callable[..., Job]) -> None:
-    """Whoever writes to the job or an attempt: the end that is told later, a resume, a name taken over."""
+def test_list_cache_drops_a_row_when_the_job_changes(registry: Registry, add: Callable[..., Job]) -> None:
+    """Any write to the job or an attempt drops the row: a later end, a resume, a reused name."""
     job = add("done")
     assert ids(registry) == ["done"]
     registry.set_state(job.attempt, State("failed", "error"), {})
@@ -67,10 +67,10 @@ def test_listed_drops_what_it_kept_as_soon_as_the_job_changes(registry: Registry
     assert chosen(registry, JobFilter()).lines[0].outcome == "not sent"
 
 
-def test_listed_makes_all_anew_where_their_form_has_changed(
+def test_list_cache_rebuilds_rows_of_an_older_form(
     registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A newer version's words are not mixed with what an older one kept."""
+    """A newer version does not show the texts of an older version."""
     add("done")
     chosen(registry, JobFilter())
     registry.database.execute("UPDATE listed SET outcome = 'as it was said once'")
@@ -97,13 +97,13 @@ FAR = {
     "data_s": 1.0,
     "checkpoint_step": 4,
 }
-PINNED = (4, "f4917134b685e052")  # listed.FORM, and what it stands for
+PINNED = (4, "f4917134b685e052")  # list_cache.FORM, and the digest of its texts
 
 
-def test_listed_form_stands_for_these_words(make_job: Callable[..., Job]) -> None:
-    """Who changes what is said of a job that has ended raises FORM and writes both here: else lists mix old and new.
+def test_list_cache_form_matches_the_pinned_texts(make_job: Callable[..., Job]) -> None:
+    """A change of the text of an ended job must raise FORM and update PINNED, else lists mix old and new texts.
 
-    Held to are the names, figures and words of jobs that ended in each way, and every cause that may be likely.
+    The digest covers the names, figures and texts of jobs that ended in each way, and every likely cause.
     """
     told: list[Any] = [[(each.pattern, each.means, each.do, each.of_task) for each in causes.CAUSES]]
     for state in STATES:
@@ -119,8 +119,8 @@ def test_listed_form_stands_for_these_words(make_job: Callable[..., Job]) -> Non
     assert (list_cache.FORM, digest) == PINNED, "raise listed.FORM and pin what is said now"
 
 
-def test_listed_shows_the_newest_first_and_no_more_than_asked(registry: Registry, add: Callable[..., Job]) -> None:
-    """Running and ended ones are in one order: that of their submits."""
+def test_list_shows_the_newest_first_up_to_the_limit(registry: Registry, add: Callable[..., Job]) -> None:
+    """Running and ended jobs share the order of their submits."""
     for number in range(6):
         add(f"job-{number}", State("running", started_s=1000.0) if number % 2 else DONE)
     assert ids(registry) == [f"job-{number}" for number in reversed(range(6))]
@@ -143,21 +143,21 @@ def test_listed_shows_the_newest_first_and_no_more_than_asked(registry: Registry
     ],
 )
 @pytest.mark.parametrize("is_full", [False, True])
-def test_listed_chooses_by(
+def test_list_filters_jobs(
     registry: Registry, add: Callable[..., Job], is_full: bool, choice: dict[str, Any], wanted: list[str]
 ) -> None:
-    """State, backend, project, tags and age choose alike among the running, the kept, and those not to be kept."""
+    """State, backend, project, tags and age filter alike for running jobs, stored rows and unstorable rows."""
     add("a", config={"tags": {"team": "a", "run": "2"}}, created_s=100.0)
     add("b", backend="ssh", config={"project": {"name": "vision"}, "tags": {"team": "b"}}, created_s=100.0)
     add("c", State("failed", "error"), created_s=200.0)
     add("d", State("running"), backend="ssh", config={"tags": {"team": "a"}}, created_s=200.0)
-    if is_full:  # a disk on which nothing can be kept
+    if is_full:  # a full disk, on which no row can be stored
         registry.database.execute("CREATE TRIGGER full BEFORE INSERT ON listed BEGIN SELECT RAISE(FAIL, 'full'); END")
     assert ids(registry, **choice) == wanted
 
 
-def test_listed_waits_for_nobody_who_writes(registry: Registry, add: Callable[..., Job]) -> None:
-    """Another process in a transaction, or stopped in one, keeps no job from being listed."""
+def test_list_does_not_wait_for_a_writer(registry: Registry, add: Callable[..., Job]) -> None:
+    """A process inside a transaction does not delay the list."""
     add("done")
     other = sqlite3.connect(registry.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -170,10 +170,10 @@ def test_listed_waits_for_nobody_who_writes(registry: Registry, add: Callable[..
     assert registry.database.execute("SELECT 1 FROM listed")
 
 
-def test_listed_tells_of_a_job_once_that_ends_while_it_looks(
+def test_list_shows_a_job_that_ends_meanwhile_once(
     registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look at those that run and that at those that have ended another process may write."""
+    """A process may write between the query of the running jobs and the query of the ended jobs."""
     add("done")
     job, jobs = add("runs", State("running", started_s=1000.0)), registry.jobs
 
@@ -190,10 +190,10 @@ def test_listed_tells_of_a_job_once_that_ends_while_it_looks(
     assert [line.state for line in chosen(registry, JobFilter()).lines] == ["succeeded", "succeeded"]
 
 
-def test_listed_keeps_nothing_of_a_job_that_has_changed_since(
+def test_list_cache_stores_no_row_of_a_changed_job(
     registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was made of it is shown this once; the next list makes it anew."""
+    """The stale row is shown in the present list; the next list builds the row again."""
     job, row_of = add("done"), list_cache.row_of
 
     def then_it_changes(*told: Any) -> tuple[Any, ...]:
@@ -209,10 +209,10 @@ def test_listed_keeps_nothing_of_a_job_that_has_changed_since(
 
 
 @pytest.mark.parametrize("state", [DONE, State("running", started_s=1000.0)])
-def test_listed_hides_no_job_for_another_that_cannot_be_described(
+def test_job_that_cannot_be_described_hides_no_job(
     registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, state: State
 ) -> None:
-    """It stands there with its state, and its JSON says why there is no more."""
+    """The job is listed with its state, and its JSON gives the reason."""
     add("a")
     add("odd", state)
 
@@ -228,10 +228,8 @@ def test_listed_hides_no_job_for_another_that_cannot_be_described(
         assert json.loads(odd.described)["fault"] == "it cannot be described: TypeError: no such thing"
 
 
-def test_listed_leaves_out_what_has_left_the_chosen_states_when_it_is_asked(
-    registry: Registry, add: Callable[..., Job]
-) -> None:
-    """`--active` lists nothing that turns out to have ended; `--state succeeded` lists what turns out to have."""
+def test_list_drops_a_job_that_leaves_the_chosen_states(registry: Registry, add: Callable[..., Job]) -> None:
+    """`--active` omits a job that proves to have ended; `--state succeeded` includes the job."""
     add("a", State("running"))
 
     def ask(jobs: list[Job]) -> list[Job]:
@@ -245,7 +243,7 @@ def test_listed_leaves_out_what_has_left_the_chosen_states_when_it_is_asked(
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], bool]], None]:
-    """Return a function that has the patience end once so many jobs have answered and that holds, on any machine."""
+    """Return a function that ends the patience after so many answers and once a condition holds, on any machine."""
 
     def until(count: int, holds: Callable[[], bool]) -> None:
         taken: list[Any] = []
@@ -262,18 +260,18 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], boo
     return until
 
 
-def test_asking_waits_for_no_backend_that_does_not_answer(
+def test_poll_does_not_wait_for_a_silent_backend(
     registry: Registry,
     add: Callable[..., Job],
     monkeypatch: pytest.MonkeyPatch,
     patience: Callable[[int, Callable[[], bool]], None],
 ) -> None:
-    """Of three jobs one hangs and one fails: the third is as it is now, the two as last seen, each with why."""
+    """Of three jobs a job hangs and a job fails: both keep their last state with a fault; the third is current."""
     jobs = [add(name, State("running", started_s=1.0)) for name in ("hangs", "fails", "lives")]
     release = threading.Event()
 
     def refresh(own: Registry, job: Job) -> Job:
-        assert own is not registry  # a connection is one thread's
+        assert own is not registry  # a connection belongs to a single thread
         if job.id == "hangs":
             release.wait(60)
         if job.id == "fails":
@@ -292,13 +290,13 @@ def test_asking_waits_for_no_backend_that_does_not_answer(
     assert [job.attempt.state.state for job in answers.jobs] == ["running", "running", "succeeded"]
 
 
-def test_asking_leaves_a_silent_backend_to_itself(
+def test_poll_limits_the_threads_of_a_silent_backend(
     registry: Registry,
     add: Callable[..., Job],
     monkeypatch: pytest.MonkeyPatch,
     patience: Callable[[int, Callable[[], bool]], None],
 ) -> None:
-    """However many jobs it has, the one of another backend is asked; whom nobody had time to ask is told apart."""
+    """A job of a second backend is polled in time; jobs left out for lack of time get a fault of their own."""
     count = 18
     jobs = [add(f"silent-{n}", State("running"), backend="ssh") for n in range(count)] + [
         add("quick", State("running"))
@@ -322,10 +320,10 @@ def test_asking_leaves_a_silent_backend_to_itself(
     assert words.count("ssh was not asked for it, as its other jobs took all of 0 s") == count - 16
 
 
-def test_asking_says_why_the_registry_cannot_be_opened(
+def test_poll_reports_a_registry_that_cannot_be_opened(
     registry: Registry, add: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, of each job: no thread dies of it with a traceback."""
+    """The fault appears at once for each job, and no thread dies with a traceback."""
     jobs = [add(f"job-{n}", State("running")) for n in range(20)]
 
     def refuse(folder: Path) -> Registry:

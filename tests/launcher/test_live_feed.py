@@ -1,4 +1,4 @@
-"""What gathers the live picture: threads on a real registry, with a backend that answers, is slow, or does not."""
+"""The data source of the live view: threads on a real registry, with a fast, a slow and a silent backend."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from cloudtrain.launcher.store.registry import Registry
 
 
 def runs() -> State:
-    """Return how a job is that has run for a minute, by the time of the test and not of its collection."""
+    """Return the state of a job that has run for a minute, counted from the test and not from its collection."""
     return State("running", started_s=time.time() - 60)
 
 
 def ended() -> State:
-    """Return how a job is that failed a minute ago."""
+    """Return the state of a job that failed a minute ago."""
     return State("failed", "error", ended_s=time.time() - 60)
 
 
 @pytest.fixture
 def feed() -> Iterator[Callable[..., JobFeed]]:
-    """Return what begins a feed, which is closed at the end."""
+    """Return a function that starts a feed; each feed is closed at the end of the test."""
     begun: list[JobFeed] = []
 
     def begin(*names: str) -> JobFeed:
@@ -52,23 +52,23 @@ def feed() -> Iterator[Callable[..., JobFeed]]:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], State]], None]:
-    """Return a function that has the local backend answer so, with no lines."""
+    """Return a function that sets the local backend's state; the log has no lines."""
     local = backends.load("local")
     monkeypatch.setattr(local, "logs", lambda *args, **kwargs: backends.LogPage([], {}))
     return lambda answer: monkeypatch.setattr(local, "state", answer)
 
 
 def sight(feed: JobFeed, job_id: str) -> Sight:
-    """Return what is seen of a job now."""
+    """Return the present model of a job."""
     found = feed.scene(time.time()).of(job_id)
     assert found is not None
     return found
 
 
-def test_picture_is_there_before_any_backend_answers(
+def test_scene_is_available_before_any_backend_answers(
     seed: Callable[..., Job], feed: Callable[..., JobFeed], answers: Callable[..., None], wait_until: Callable[..., Any]
 ) -> None:
-    """What the registry knows is shown at once, and since when the backend is being asked."""
+    """The view shows the registry's state at once, and the time since when the poll waits."""
     is_answered = threading.Event()
 
     def slow(ref: Any) -> State:
@@ -88,10 +88,10 @@ def test_picture_is_there_before_any_backend_answers(
     assert sight(watched, "slow").asks_since_s is None
 
 
-def test_silent_backend_is_shown_and_asked_on(
+def test_silent_backend_is_shown_and_polled_again(
     seed: Callable[..., Job], feed: Callable[..., JobFeed], answers: Callable[..., None], wait_until: Callable[..., Any]
 ) -> None:
-    """The job stays what it was."""
+    """The job keeps its state."""
 
     def silent(ref: Any) -> State:
         raise UnreachableError("no route to host")
@@ -103,10 +103,10 @@ def test_silent_backend_is_shown_and_asked_on(
     assert sight(watched, "far").job.attempt.state.state == "running"
 
 
-def test_end_of_one_job_is_seen_beside_the_fault_of_another(
+def test_end_of_a_job_is_seen_despite_the_fault_of_a_second_job(
     seed: Callable[..., Job], feed: Callable[..., JobFeed], answers: Callable[..., None], wait_until: Callable[..., Any]
 ) -> None:
-    """Each by itself."""
+    """Each job is polled separately."""
     answers(lambda ref: {}["no such"] if "broken" in ref["folder"] else replace(ended(), ended_s=time.time()))
     for name in ("broken", "ends"):
         seed(name, runs())
@@ -115,13 +115,13 @@ def test_end_of_one_job_is_seen_beside_the_fault_of_another(
     assert wait_until(lambda: sight(watched, "broken").fault) == "cloudtrain itself failed: KeyError: 'no such'"
 
 
-def test_attempt_that_a_job_has_earned_is_sent_by_the_live_view(
+def test_live_view_sends_an_earned_retry(
     seed: Callable[..., Job],
     feed: Callable[..., JobFeed],
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
 ) -> None:
-    """As the plain watch does."""
+    """The live view acts like the plain `watch`."""
 
     def earned(registry: Registry, job: Job) -> Job:
         return replace(job, attempt=replace(job.attempt, number=2, state=State("pending")))
@@ -132,10 +132,10 @@ def test_attempt_that_a_job_has_earned_is_sent_by_the_live_view(
     wait_until(lambda: sight(watched, "again").job.attempt.number == 2)
 
 
-def test_job_that_is_submitted_meanwhile_joins_the_table(
+def test_new_job_joins_the_table(
     seed: Callable[..., Job], feed: Callable[..., JobFeed], answers: Callable[..., None], wait_until: Callable[..., Any]
 ) -> None:
-    """Active ones come first, the newest before the others."""
+    """Active jobs come first, and the newest job comes first among them."""
     answers(lambda ref: runs())
     seed("ended", ended())
     watched = feed()
@@ -149,7 +149,7 @@ def test_job_that_is_submitted_meanwhile_joins_the_table(
 def test_opened_job_has_its_curves_and_alerts(
     seed: Callable[..., Job], feed: Callable[..., JobFeed], wait_until: Callable[..., Any]
 ) -> None:
-    """Other jobs have no need of them."""
+    """Only an opened job needs curves and alerts."""
     from cloudtrain.entrypoints.notices.message import Notice
     from cloudtrain.launcher.store import series
 
@@ -168,14 +168,14 @@ def test_opened_job_has_its_curves_and_alerts(
     assert sight(watched, "told").alerts == (claims.Sent("budget:50@9", 100.0, ("slack", "terminal")),)
 
 
-def test_stop_is_asked_for_as_the_command_does(
+def test_stop_from_the_live_view_saves_first(
     seed: Callable[..., Job],
     feed: Callable[..., JobFeed],
     answers: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
 ) -> None:
-    """And what came of it is said."""
+    """The view stops a job like the command and shows the result."""
     asked: list[bool] = []
     answers(lambda ref: runs())
     monkeypatch.setattr(backends.load("local"), "stop", lambda ref, *, now: asked.append(now))
@@ -186,10 +186,10 @@ def test_stop_is_asked_for_as_the_command_does(
     assert asked == [False]
 
 
-def test_stop_that_is_under_way_is_waited_for(
+def test_running_stop_is_waited_for(
     seed: Callable[..., Job], feed: Callable[..., JobFeed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever leaves meanwhile is told what came of it; or that it is not known."""
+    """A user who leaves meanwhile gets the result, or a message that the result is unknown."""
     goes_on = threading.Event()
 
     def slow(registry: Registry, name: str) -> stopping.StopResult:
@@ -208,13 +208,13 @@ def test_stop_that_is_under_way_is_waited_for(
     assert watched.stopping() == []
 
 
-def test_job_that_ended_too_long_ago_leaves_the_table(
+def test_job_that_ended_long_ago_leaves_the_table(
     seed: Callable[..., Job],
     feed: Callable[..., JobFeed],
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
 ) -> None:
-    """But for the one that somebody looks at, or points at."""
+    """An opened or marked job stays in the table."""
     for name in ("old", "opened", "marked"):
         seed(name, ended())
     watched = feed()
@@ -231,14 +231,14 @@ def test_job_that_ended_too_long_ago_leaves_the_table(
     wait_until(lambda: {each.job.id for each in watched.scene(0.0).sights} == shown)
 
 
-def test_registry_that_is_busy_for_a_moment_ends_no_look_for_good(
+def test_busy_registry_stops_polls_only_for_a_moment(
     seed: Callable[..., Job],
     feed: Callable[..., JobFeed],
     answers: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
 ) -> None:
-    """Meanwhile each job says why it is not looked at."""
+    """Meanwhile each job shows the reason."""
     answers(lambda ref: runs())
     seed("runs", runs())
     is_full = threading.Event()
@@ -263,13 +263,13 @@ def test_registry_that_is_busy_for_a_moment_ends_no_look_for_good(
     wait_until(lambda: not sight(watched, "runs").fault)
 
 
-def test_nothing_that_others_wait_for_stands_still_half_way(
+def test_suspension_waits_for_running_polls(
     seed: Callable[..., Job],
     feed: Callable[..., JobFeed],
     answers: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A suspension waits for the look that is under way, and lets no other begin."""
+    """The suspension waits for the running poll and lets no new poll start, so that no lock is held meanwhile."""
     looks, goes_on = threading.Semaphore(0), threading.Event()
 
     def slow(ref: Any) -> State:
@@ -291,8 +291,8 @@ def test_nothing_that_others_wait_for_stands_still_half_way(
     assert looks.acquire(timeout=60)
 
 
-def test_gate_lets_those_inside_go_on_and_out(wait_until: Callable[..., Any]) -> None:
-    """Also the one who shuts it; who cannot wait for them is told so."""
+def test_quiesce_lock_lets_running_workers_finish(wait_until: Callable[..., Any]) -> None:
+    """The closing thread may itself be inside; if the wait ends early, the lock reports false."""
     gate, inside, goes_on, begun = QuiesceLock(), threading.Event(), threading.Event(), list[str]()
 
     def work() -> None:
@@ -321,10 +321,8 @@ def test_gate_lets_those_inside_go_on_and_out(wait_until: Callable[..., Any]) ->
     assert begun == ["deeper", "late"]
 
 
-def test_log_is_read_by_a_thread_and_of_the_ranks_chosen(
-    seed: Callable[..., Job], home: Path, wait_until: Callable[..., Any]
-) -> None:
-    """To its end, where the job has ended."""
+def test_log_tail_reads_the_chosen_ranks(seed: Callable[..., Job], home: Path, wait_until: Callable[..., Any]) -> None:
+    """A thread reads the log of an ended job to the end."""
     seed("ended", ended(), {"0": "one\ntwo\n", "1": "other\n"})
     for ranks, lines in ((None, {"one", "two", "other"}), (frozenset({1}), {"other"})):
         tail = LogTail(home, "ended", ranks)
@@ -333,10 +331,10 @@ def test_log_is_read_by_a_thread_and_of_the_ranks_chosen(
         tail.close()
 
 
-def test_log_that_cannot_be_read_says_why(
+def test_unreadable_log_reports_the_reason(
     seed: Callable[..., Job], home: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
 ) -> None:
-    """And is tried again."""
+    """The reader tries again."""
 
     def silent(*args: Any, **kwargs: Any) -> backends.LogPage:
         raise UnreachableError("no route to host")
@@ -348,10 +346,10 @@ def test_log_that_cannot_be_read_says_why(
     tail.close()
 
 
-def test_log_fault_without_words_is_told_by_its_name(
+def test_log_fault_without_a_message_is_reported_by_its_type(
     seed: Callable[..., Job], home: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
 ) -> None:
-    """And does not end the reading unseen."""
+    """The fault does not end the reader silently."""
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise OSError
@@ -363,10 +361,10 @@ def test_log_fault_without_words_is_told_by_its_name(
     tail.close(10.0)
 
 
-def test_logs_that_hang_do_not_grow_in_number(
+def test_hanging_log_readers_are_bounded(
     seed: Callable[..., Job], home: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
 ) -> None:
-    """Each `r` or Enter begins another reader: the next one waits until one of those has its answer."""
+    """Each `r` or Enter starts a reader; a new reader waits until a hanging reader has its answer."""
     is_asked, goes_on = threading.Event(), threading.Event()
 
     def hangs(*args: Any, **kwargs: Any) -> backends.LogPage:

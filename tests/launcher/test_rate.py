@@ -1,4 +1,4 @@
-"""How far a price can be trusted: its age, its origin, and what the vendor's own list leaves open."""
+"""A price's uncertainty depends on the price's age, its origin, and the gaps in the vendor's list."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TODAY = datetime.date(2026, 11, 22)
 
 @pytest.fixture(autouse=True)
 def today(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let it be one day for ever."""
+    """Fix today's date."""
     monkeypatch.setattr(rating, "today", lambda: TODAY)
 
 
 def of_age(days: int, usd: float = 10.0, **more: object) -> Rate:
-    """Return a price of so many days ago."""
+    """Return a price that is so many days old."""
     return Rate(usd, (TODAY - datetime.timedelta(days=days)).isoformat(), "list", **more)  # type: ignore[arg-type]
 
 
@@ -42,15 +42,15 @@ def of_age(days: int, usd: float = 10.0, **more: object) -> Rate:
     ],
 )
 def test_uncertainty_grows_with_age_and_inference(rate: Rate, factor: float) -> None:
-    """Never below 1, and each reason counts."""
+    """The factor is never below 1, and each reason multiplies the factor."""
     machine = Machine("m", "X", 8, {"on_demand": rate})
     assert machine.uncertainty == factor
     assert Machine("m", "X", 8).uncertainty == 1.0
 
 
 @pytest.mark.parametrize(("days", "factor"), [(30, 1.05), (31, 4.1)])
-def test_old_spot_price_is_bounded_by_the_one_on_demand(days: int, factor: float) -> None:
-    """It moves without notice, and up to that."""
+def test_on_demand_price_bounds_an_old_spot_price(days: int, factor: float) -> None:
+    """A spot price moves without notice, at most up to the on-demand price."""
     rates: dict[Kind, Rate] = {"on_demand": of_age(1, 8.2), "spot": of_age(days, 2.0, is_derived=True)}
     assert Machine("m", "X", 8, rates).uncertainty_of("spot") == factor
 
@@ -59,20 +59,20 @@ def test_old_spot_price_is_bounded_by_the_one_on_demand(days: int, factor: float
     ("as_of", "days"),
     [("2026-11-20", 2), ("2026-09", 82), ("2021?", 2151), ("<=2025 (undated)", 690), ("2999-01-01", 0), ("-", None)],
 )
-def test_age_counts_from_the_first_day_that_is_meant(as_of: str, days: int | None) -> None:
-    """What is known of a day by its year alone may be that old."""
+def test_age_counts_from_the_earliest_possible_day(as_of: str, days: int | None) -> None:
+    """A price dated by a year or a month alone counts from the first day of the period."""
     assert age_days(Rate(1.0, as_of, "list")) == days
 
 
-def test_stale_price_is_told() -> None:
-    """With what to do; one without a day has told of it by its words."""
+def test_stale_price_gets_a_note() -> None:
+    """The note gives the age and the command to run; a price without a valid date gets no note."""
     assert stale("2025-01-01") == "price 690 days old: cloudtrain prices refresh"
     assert (stale("2026-05-27"), stale("2026-05-26")) == (None, None)
     assert stale("2026-05-25") is not None
     assert (stale(None), stale("2026-99-99")) == (None, None)
 
 
-def test_machine_without_prices_says_nothing_of_them() -> None:
-    """Neither 0 nor today."""
+def test_machine_without_prices_has_no_price_and_no_date() -> None:
+    """The missing price is not 0, and the missing date is not today."""
     machine = Machine("m", "X", 8)
     assert (machine.hourly_usd, machine.as_of, machine.price_source) == (None, None, "no list price")

@@ -1,7 +1,7 @@
-"""Forty submits at once, on two machines that share a ledger, killed at any step: never over, and nothing leaks.
+"""Forty simultaneous submits, on two machines with a shared ledger, killed at any step: no overspending, no leak.
 
-The platform is a folder of this test's: a job is there from its send on, costs what it costs, and ends when told. It
-audits by itself: at each send it adds up what it knows. All else is the real thing: processes, SQLite, the ledgers.
+The platform is a folder of the test: a job exists from its send on, has a random cost, and ends on request. The
+platform audits by itself: each send adds up all known costs. Processes, SQLite and the ledgers are real.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pytest
 
 LIMIT_USD, WORST_USD = 100, 10
 
-# One round: forks the submits, waits for all, reconciles from both homes, tells what it found. The forks cost nothing
-# to import anything. A child dies by SIGKILL at a step of its own choice.
+# A round forks the submits, waits for all, reconciles from both home folders, and prints the result. The forks need no
+# imports. A child dies by SIGKILL at a random step.
 ROUND = """\
 import fcntl, json, os, random, signal, sys, time, types
 from dataclasses import replace
@@ -184,7 +184,7 @@ print(json.dumps(found))
 
 
 def play(top: Path, seed: int, *, count: int = 40, crash_percent: int = 50, shared: bool = True) -> dict[str, Any]:
-    """Return what a round has found."""
+    """Return the result of a round."""
     numbers = map(str, (seed, count, crash_percent, int(shared), LIMIT_USD, WORST_USD))
     command = [sys.executable, "-c", ROUND, str(top), *numbers]
     environment = {**os.environ, "CLOUDTRAIN_HOME": str(top / "none")}
@@ -195,7 +195,7 @@ def play(top: Path, seed: int, *, count: int = 40, crash_percent: int = 50, shar
 
 
 def require_sound(found: dict[str, Any]) -> None:
-    """Assert that the budget was never exceeded, what is held is what runs, and what is spent is what it cost."""
+    """Assert no overspending, reservations for exactly the running jobs, and a spent sum equal to the real cost."""
     assert (found["over"], found["failed"]) == (False, []), found
     for moment in ("first", "last"):
         seen = found[moment]
@@ -207,7 +207,7 @@ def require_sound(found: dict[str, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True], ids=["one home", "two homes, one ledger"])
 def test_forty_submits_at_once_never_exceed_the_budget(tmp_path: Path, home: Path, shared: bool) -> None:
-    """Of forty that want 10 of 100 USD each ten or more get it, as some end early; never are more than 100 at stake."""
+    """Forty submits want 10 of 100 USD each: ten or more succeed, as some end early, and never hold above 100 USD."""
     found = play(tmp_path / "round", 1, crash_percent=0, shared=shared)
     require_sound(found)
     sent = found["codes"].count(0)
@@ -218,7 +218,7 @@ def test_forty_submits_at_once_never_exceed_the_budget(tmp_path: Path, home: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True], ids=["one home", "two homes, one ledger"])
 def test_submits_killed_at_any_step_leave_no_reservation(tmp_path: Path, home: Path, shared: bool) -> None:
-    """Most submits die, by `kill -9`, at a step: after the next command the held jobs are the running jobs."""
+    """Most submits die by `kill -9` at a random step: after the next command the held jobs are the running jobs."""
     found = play(tmp_path / "round", 2, crash_percent=90, shared=shared)
     require_sound(found)
     assert 9 in found["codes"]
@@ -226,6 +226,6 @@ def test_submits_killed_at_any_step_leave_no_reservation(tmp_path: Path, home: P
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(3, 23))
-def test_twenty_rounds_of_forty_with_crashes(tmp_path: Path, home: Path, seed: int) -> None:
-    """Twenty rounds, each of forty submits on two machines, half of them killed: never over, no leak."""
+def test_twenty_rounds_of_forty_submits_with_crashes(tmp_path: Path, home: Path, seed: int) -> None:
+    """Each round has forty submits on two machines, half of them killed: no overspending, no leak."""
     require_sound(play(tmp_path / "round", seed))

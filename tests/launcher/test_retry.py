@@ -1,4 +1,4 @@
-"""Which end of an attempt earns a further one, and that nobody sends it twice."""
+"""Rules for the end of an attempt that earns a retry, and a guard against a double send."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ PREEMPTED = State("failed", "preempted", resumable=True)
     ],
     ids=str,
 )
-def test_what_earns_an_attempt(
+def test_retry_is_earned_by_a_configured_fault(
     state: State, asked: dict[str, Any] | None, number: int, is_earned: bool, make_job: Callable[..., Job]
 ) -> None:
-    """A fault that the config names, while attempts are left; never a user's stop, never a job that goes on."""
+    """A fault named in the config earns a retry while attempts are left; a user's stop or a running job does not."""
     job = make_job("j-1", number, config={"retry": asked} if asked else {})
     job = replace(job, attempt=replace(job.attempt, state=state, phase="sent", ref={"folder": "/x", "nodes": 2}))
     assert retry.is_earned(job) is is_earned
 
 
-def test_attempt_that_was_never_sent_earns_none(make_job: Callable[..., Job]) -> None:
-    """What was refused would be refused again."""
+def test_attempt_that_was_never_sent_earns_no_retry(make_job: Callable[..., Job]) -> None:
+    """A refused submit would be refused again."""
     job = make_job("j-1", config={"retry": {**ASKED, "on": ["error"]}})
     assert not retry.is_earned(replace(job, attempt=replace(job.attempt, state=State("failed", "error"))))
 
 
-def test_platform_that_tries_again_by_itself_is_left_to(make_job: Callable[..., Job]) -> None:
-    """SageMaker has its own retries, rendered into the request: those that are used up are not begun anew."""
+def test_platform_with_its_own_retries_gets_no_retry(make_job: Callable[..., Job]) -> None:
+    """SageMaker's own retries are part of the request; the launcher adds no retry after them."""
     job = make_job("j-1", config={"retry": ASKED}, backend="sagemaker")
     place = {
         "region": "eu-west-1",
@@ -65,10 +65,10 @@ def test_platform_that_tries_again_by_itself_is_left_to(make_job: Callable[..., 
     assert not retry.is_earned(job)
 
 
-def test_what_stands_in_the_way_is_said(
+def test_obstacle_to_a_retry_is_reported(
     seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The code that was submitted is gone: no further attempt, one sentence, and the job's own end stays."""
+    """If the submitted code is gone, a single message reports the missing retry, and the job keeps its end."""
     monkeypatch.setattr(retry, "OTHERS_S", 0.0)
     job = seed("j-1", PREEMPTED)
     config = {"name": "j", "script": "x.py", "retry": ASKED}

@@ -1,4 +1,4 @@
-"""What a job tells of its end, held to what its fields promise: whatever the account holds, it can be shown."""
+"""A state with untrusted input has the types that its fields promise, and is safe to print."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ ERROR = {
 }
 
 
-def test_sound_state_is_left_as_it_is() -> None:
-    """Also where it has nothing to tell, or keys that only some accounts have."""
+def test_valid_state_is_unchanged() -> None:
+    """An empty state, and a state with the optional keys of some exit reports, stay equal too."""
     told = State("failed", "preempted", True, {**ERROR, "signal": "SIGKILL", "time_s": 5.5}, 1.0, 2.5, 3, "why", 4.0)
     for each in (told, State("running"), replace(told, gone_s={"1": 5.0}, url="https://x/y?z=1", hourly_usd=0.5)):
         assert state_of(each) == each
@@ -46,8 +46,8 @@ def test_sound_state_is_left_as_it_is() -> None:
         ({"more": {"deep": float("inf")}}, {"more": {"deep": "inf"}}),
     ],
 )
-def test_account_is_what_its_names_promise(told: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """A script may write an account of its own, and NaN is JSON to Python."""
+def test_error_fields_have_the_promised_types(told: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """A script may write its own exit report, and Python reads NaN as JSON."""
     error = state_of(State("failed", error={**ERROR, **told})).error
     assert error == {**ERROR, **wanted}
 
@@ -59,10 +59,8 @@ def test_account_is_what_its_names_promise(told: dict[str, Any], wanted: dict[st
         for thing in (ESCAPE, 5, [ESCAPE], {ESCAPE: ESCAPE}, None, 10**400, float("nan"), "x" * 100_000, "\n" * 9999)
     ],
 )
-def test_whatever_an_account_holds_it_is_shown_and_drives_no_terminal(
-    error: dict[str, Any], make_job: Callable[..., Job]
-) -> None:
-    """On the screen and as JSON, with the cause that is likely, and a module's name out of its text."""
+def test_untrusted_error_prints_without_control_characters(error: dict[str, Any], make_job: Callable[..., Job]) -> None:
+    """The screen, the JSON, the likely cause and a module's name from the error text are all printable."""
     error["message"] = error["message"] or "x"
     for each in (error, {**error, "message": f"No module named 'x{ESCAPE}'"}):
         state = state_of(State("failed", f"er{ESCAPE}", True, each, 1e300, 2.0, detail=f"d{ESCAPE}", url=ESCAPE))
@@ -76,7 +74,7 @@ def test_whatever_an_account_holds_it_is_shown_and_drives_no_terminal(
         assert (state.reason, state.started_s) == ("er", None) or state.reason == "er\ufffd"
 
 
-def test_state_survives_the_registry_as_it_was_taken() -> None:
-    """What is stored is what is compared with the next look."""
+def test_state_survives_the_registry_unchanged() -> None:
+    """The stored state equals the sanitized state, so that the next poll finds no false change."""
     told = state_of(State("failed", "error", error={**ERROR, "lines": [ESCAPE]}))
     assert State(**json.loads(json.dumps(asdict(told)))) == told == state_of(told)

@@ -1,4 +1,4 @@
-"""What the nodes are told: on how many of them the job can run, and how its batch stays cut."""
+"""The job spec for the nodes: permitted node counts, and a fixed micro batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model,
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Return a function that makes the spec of a task with these settings, each `key=value`."""
+    """Return a function that makes the spec of a task with the given settings, each `key=value`."""
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "cloudtrain.yaml").write_text("name: x\ntask: task.py\n")
 
@@ -38,21 +38,21 @@ def spec(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         (("training.global_batch_size=12", "training.strategy=hsdp", "training.shard_size=3"), [3]),
     ],
 )
-def test_ranks_share_the_micro_batches_evenly(
+def test_node_counts_divide_the_micro_batches_evenly(
     spec: Callable[..., dict[str, Any]], settings: tuple[str, ...], counts: list[int]
 ) -> None:
-    """A number of nodes whose ranks would not is no way to go on."""
+    """A node count whose ranks cannot share the micro batches evenly is excluded."""
     assert spec("resources.instances=3", "resources.min_instances=1", *settings)["node_counts"] == counts
 
 
 def test_micro_batch_stays_on_fewer_nodes(spec: Callable[..., dict[str, Any]]) -> None:
-    """Its default depends on the ranks, and with it the split of the samples: so it is fixed when it may shrink."""
+    """The default depends on the ranks and decides the split of the samples; an elastic job fixes the micro batch."""
     asked = ("resources.instances=3", "training.global_batch_size=12")
     assert spec(*asked, "resources.min_instances=1")["training"]["micro_batch_size"] == 4
     assert spec(*asked, "resources.min_instances=3")["training"]["micro_batch_size"] is None
     assert spec(*asked)["min_nodes"] == 3
 
 
-def test_hang_counts_after_the_collectives_timeout(spec: Callable[..., dict[str, Any]]) -> None:
-    """Where a collective notices, its message names the cause: it must come first."""
+def test_hang_timeout_is_longer_than_the_collectives_timeout(spec: Callable[..., dict[str, Any]]) -> None:
+    """A collective's own timeout names the cause, so the collective's timeout must come first."""
     assert spec("distributed.timeout_s=60")["hang_timeout_s"] == 360

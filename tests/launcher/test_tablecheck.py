@@ -1,4 +1,4 @@
-"""The walk over a vendor's table, on a small one that has every kind of rule; the vendors' own have tests of theirs."""
+"""The check of a request against a vendor's table, with a small table that has every kind of rule."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ GOOD: dict[str, Any] = {"name": "digits"}
         {"input": {"type": "model", "path": "x"}, "mode": "ReadOnly"},
     ],
 )
-def test_good_value_passes(more: dict[str, Any]) -> None:
-    """Of every kind that the table has."""
+def test_valid_value_has_no_violation(more: dict[str, Any]) -> None:
+    """The cases cover every kind of rule in the table."""
     assert list(violations(TABLE, {**GOOD, **more})) == []
 
 
@@ -89,23 +89,23 @@ def test_good_value_passes(more: dict[str, Any]) -> None:
         ({"words": "x" * 100}, "words", f'expected a list, found "{"x" * 79}...'),
     ],
 )
-def test_breach_is_told_at_its_place(more: dict[str, Any], path: str, message: str) -> None:
-    """Each once, with nothing beside it."""
+def test_violation_is_reported_with_its_path(more: dict[str, Any], path: str, message: str) -> None:
+    """Each violation is reported once and alone."""
     assert list(violations(TABLE, {**GOOD, **more})) == [(path, message, False)]
 
 
-def test_new_word_of_a_growing_enumeration_is_a_warning() -> None:
-    """The vendor adds to it: the table may be older."""
+def test_new_value_of_a_growing_enumeration_is_a_warning() -> None:
+    """The vendor adds values, so the table may be out of date."""
     told = ("machine", "`c3` is not in our table of 2; Acme may know it", True)
     assert list(violations(TABLE, {**GOOD, "machine": "c3"})) == [told]
 
 
-def test_value_may_have_another_shape_than_the_roots() -> None:
-    """A part is checked by itself, and its paths count from it."""
+def test_part_is_checked_against_its_own_shape() -> None:
+    """The paths of a part start at the part."""
     assert [path for path, _, _ in violations(TABLE, {"kind": "script", "x": 1}, "Task")] == ["path", "x"]
 
 
 @pytest.mark.parametrize(("word", "name"), [("isspot", "isSpot"), ("is_spot", "isSpot"), ("nmae", "name")])
-def test_slips_and_other_spellings_are_recognised(word: str, name: str) -> None:
-    """A spelling that is the same but for its case and its signs comes before what is merely alike."""
+def test_misspelt_and_respelt_field_names_are_recognised(word: str, name: str) -> None:
+    """A name that differs only in case and punctuation is preferred to a merely similar name."""
     assert meant(word, ["is_spots", "name", "isSpot"]) == f"; did you mean `{name}`?"

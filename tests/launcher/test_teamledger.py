@@ -1,4 +1,4 @@
-"""The ledger that a team shares, over a cell in memory: lost answers, sums that are kept, what comes too late."""
+"""The shared ledger over a conditional object in memory: lost answers, stored sums, late reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOW_S = 1_795_348_800.0  # 2026-11-22 12:00 UTC
 
 @dataclass
 class Memory:
-    """A cell; `fates` are those of the next writes: lost (done, and not heard of), drop (not done), beaten."""
+    """A conditional object; `fates` of the next writes: lost (written, answer lost), drop (not written), beaten."""
 
     uri: str = "memory://ledger"
     data: bytes | None = None
@@ -27,11 +27,11 @@ class Memory:
     fates: list[str] = field(default_factory=list)
 
     def read(self) -> tuple[bytes | None, str]:
-        """Return what is there and its version."""
+        """Return the data and the version."""
         return self.data, str(self.version) if self.data is not None else ""
 
     def write(self, data: bytes, version: str) -> bool:
-        """Put it there in place of that version."""
+        """Replace the data if the version matches."""
         fate = self.fates.pop(0) if self.fates else ""
         if fate == "drop":
             raise UnreachableError("no answer")
@@ -45,7 +45,7 @@ class Memory:
 
 @pytest.fixture
 def cell() -> Memory:
-    """Return a ledger with a budget of 100 over project vision."""
+    """Return a ledger with a budget of 100 micro-dollars over project vision."""
     made = Memory()
     budget = LedgerBudget("vision", "all", 100)
     teamledger.change(made, lambda book: book.budgets.update({("vision", "all"): budget}), may_make=True)
@@ -53,20 +53,20 @@ def cell() -> Memory:
 
 
 def hold(cell: Memory, key: str, amount: int = 10) -> None:
-    """Hold a worst case."""
+    """Reserve a worst case."""
     held = Held(key, 1, "vision", amount, NOW_S, "me@laptop")
     teamledger.change(cell, lambda book: teamledger.hold(book, key, held, NOW_S))
 
 
 def close(cell: Memory, key: str, spent: int, ended_s: float = NOW_S, now_s: float = NOW_S) -> None:
-    """Tell of an end."""
+    """Report an end."""
     months = {time.strftime("%Y-%m", time.gmtime(ended_s)): spent}
     ends = {key: teamledger.End("vision", 10, ended_s, months)}
     teamledger.change(cell, lambda book: teamledger.close(book, ends, now_s))
 
 
 def seen(cell: Memory, now_s: float = NOW_S) -> tuple[int, int]:
-    """Return what is spent and what is held."""
+    """Return the spent sum and the reserved sum."""
     book = teamledger.read(cell)
     assert book is not None
     standing = teamledger.standings(book, now_s)[0]
@@ -74,22 +74,22 @@ def seen(cell: Memory, now_s: float = NOW_S) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("fates", [["lost"], ["drop"], ["beaten", "lost"], ["drop", "beaten", "drop", "lost"]])
-def test_hold_counts_once_whatever_becomes_of_its_answers(cell: Memory, fates: list[str]) -> None:
-    """Done and not heard of, or not done: in the end it is held, once."""
+def test_hold_counts_once_despite_lost_answers(cell: Memory, fates: list[str]) -> None:
+    """Whether the write succeeded or not, the amount is reserved exactly once."""
     cell.fates = fates
     hold(cell, "a/job/1", 100)
     assert (seen(cell), cell.fates) == ((0, 100), [])
 
 
 def test_change_that_cannot_be_written_is_unreachable(cell: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for ever: a submit says so, and is not sent."""
+    """The retries end after a time limit, so that `submit` can report the fault and send no job."""
     cell.fates = ["drop"] * 1000
     with pytest.raises(UnreachableError, match="could not be written"):
         teamledger.change(cell, lambda book: None, most_s=0.05)
 
 
-def test_hold_is_refused_with_who_holds_the_money(cell: Memory) -> None:
-    """The other machine's job and person are named; nothing is written."""
+def test_refused_hold_names_the_holder_of_the_money(cell: Memory) -> None:
+    """The message has the job and the person of the second machine; the ledger is unchanged."""
     hold(cell, "a/job/1", 95)
     version = cell.version
     with pytest.raises(BudgetError, match="by a/job/1 of me@laptop"):
@@ -97,8 +97,8 @@ def test_hold_is_refused_with_who_holds_the_money(cell: Memory) -> None:
     assert cell.version == version
 
 
-def test_hold_and_close_told_again_change_nothing(cell: Memory) -> None:
-    """The same attempt is held once, and its cost counts once; a better figure takes the earlier one's place."""
+def test_repeated_hold_and_close_change_nothing(cell: Memory) -> None:
+    """An attempt is held once, and its cost counts once; a better figure replaces the earlier figure."""
     for _ in range(2):
         hold(cell, "a/job/1")
     for spent in (7, 7, 6):
@@ -106,22 +106,22 @@ def test_hold_and_close_told_again_change_nothing(cell: Memory) -> None:
     assert seen(cell) == (6, 0)
 
 
-def test_what_is_over_is_never_held_again(cell: Memory) -> None:
-    """A hold that comes after the close, however late, is refused: its job was given up."""
+def test_closed_attempt_is_never_held_again(cell: Memory) -> None:
+    """A hold after the close is refused at any time, because the job was given up."""
     close(cell, "a/job/1", 0)
     with pytest.raises(ConfigError, match="closed"):
         hold(cell, "a/job/1")
 
 
-def test_hold_under_way_fails_once_its_job_is_closed(cell: Memory) -> None:
-    """A dead submitter's write, conditional on a version, comes after the close of what was never held."""
+def test_pending_hold_fails_once_its_job_is_closed(cell: Memory) -> None:
+    """The conditional write of a dead submitter fails after the close of an attempt that was never held."""
     _, version = cell.read()
     close(cell, "a/job/1", 0)
     assert not cell.write(b"late", version)
 
 
-def test_old_ends_are_kept_as_sums(cell: Memory) -> None:
-    """After some months their jobs are gone from the object, and what they cost still counts, to the micro-dollar."""
+def test_old_ends_are_stored_as_sums(cell: Memory) -> None:
+    """After some months the jobs leave the object, and their cost still counts, exact to the micro-dollar."""
     for number in range(20):
         hold(cell, f"a/job{number}/1", 5)
         close(cell, f"a/job{number}/1", 3, NOW_S - number * DAY_S, NOW_S)
@@ -135,8 +135,8 @@ def test_old_ends_are_kept_as_sums(cell: Memory) -> None:
     assert len(cell.data or b"") < size / 2
 
 
-def test_end_that_is_told_after_its_sums_are_kept_counts_once(cell: Memory) -> None:
-    """A laptop that was off for half a year tells again what it had told; what it never told still counts."""
+def test_end_reported_after_the_sums_counts_once(cell: Memory) -> None:
+    """A laptop that was off for half a year repeats an old report without effect; a new report still counts."""
     hold(cell, "a/told/1")
     hold(cell, "a/untold/1")
     close(cell, "a/told/1", 3)
@@ -147,8 +147,8 @@ def test_end_that_is_told_after_its_sums_are_kept_counts_once(cell: Memory) -> N
     assert seen(cell) == (7, 0)
 
 
-def test_ledger_that_was_put_back_takes_up_what_it_has_forgotten(cell: Memory) -> None:
-    """An earlier version of the object, brought back: an end that it never knew of counts."""
+def test_restored_ledger_accepts_an_end_of_an_unknown_hold(cell: Memory) -> None:
+    """The object was replaced by an earlier version that lacks the hold."""
     earlier = cell.data
     hold(cell, "a/job/1")
     cell.data = earlier
@@ -156,8 +156,8 @@ def test_ledger_that_was_put_back_takes_up_what_it_has_forgotten(cell: Memory) -
     assert seen(cell) == (8, 0)
 
 
-def test_machine_whose_clock_is_years_ahead_loses_no_money(cell: Memory) -> None:
-    """What it sums up too early still counts, and so does what the others tell after it."""
+def test_clock_years_ahead_loses_no_money(cell: Memory) -> None:
+    """Early sums still count, and so do later reports of machines with a right clock."""
     hold(cell, "a/job/1")
     close(cell, "b/ahead/1", 2, NOW_S + 3650 * DAY_S, NOW_S + 3650 * DAY_S)
     close(cell, "a/job/1", 9)
@@ -167,8 +167,8 @@ def test_machine_whose_clock_is_years_ahead_loses_no_money(cell: Memory) -> None
         hold(cell, "a/more/1", 1)
 
 
-def test_monthly_budget_of_a_team(cell: Memory) -> None:
-    """What ended in an earlier month is not this month's."""
+def test_monthly_budget_counts_only_the_present_month(cell: Memory) -> None:
+    """The cost of an end in an earlier month does not count."""
     budget = LedgerBudget("", "month", 50)
     teamledger.change(cell, lambda book: book.budgets.update({("", "month"): budget}))
     hold(cell, "a/job/1")
@@ -179,8 +179,8 @@ def test_monthly_budget_of_a_team(cell: Memory) -> None:
     assert spent == {"month": 0, "all": 9}
 
 
-def test_what_others_have_written_does_not_steer_the_terminal(cell: Memory) -> None:
-    """Control signs in a job's name are shown as question marks."""
+def test_control_characters_in_the_ledger_are_replaced(cell: Memory) -> None:
+    """Control characters in a job's name are shown as question marks."""
     held = Held("\x1b[2Jjob\n", 1, "vision", 10, NOW_S, "me")
     teamledger.change(cell, lambda book: teamledger.hold(book, "k", held, NOW_S))
     book = teamledger.read(cell)
@@ -199,16 +199,16 @@ def test_what_others_have_written_does_not_steer_the_terminal(cell: Memory) -> N
         ("file:///mnt/nas/", "file:///mnt/nas/ledger.json"),
     ],
 )
-def test_ledgers_place_is_a_file_or_a_folder(text: str, uri: str) -> None:
-    """One place has one address, however it is written."""
+def test_address_of_a_ledger_is_normalised(text: str, uri: str) -> None:
+    """A file or a folder has a single address for all spellings."""
     assert located(text) == located(uri) == uri
 
 
 @pytest.mark.parametrize(
     "text", ["", "ledger.json", "s3://", "http://a/b", "https://acc.blob.x.net/c?sig=secret", "s3:/a"]
 )
-def test_other_places_are_refused(text: str) -> None:
-    """Without showing what was given: it may hold a signature."""
+def test_unsupported_ledger_address_is_refused(text: str) -> None:
+    """The message hides the address, which may contain a signature."""
     with pytest.raises(UsageError) as caught:
         located(text)
     assert "secret" not in str(caught.value)

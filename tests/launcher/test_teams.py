@@ -1,4 +1,4 @@
-"""What two homes tell the ledger they share: what joins it, what it cannot hear for a while, and lost machines."""
+"""Shared ledgers of two home folders: which jobs enter a ledger, delayed reports, and lost machines."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def homes(tmp_path: Path) -> list[Registry]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> str:
-    """Return where the ledger is to be; it is not made yet."""
+    """Return the address of a ledger that does not exist yet."""
     (tmp_path / "disk").mkdir()
     return located(str(tmp_path / "disk"))
 
 
 @pytest.fixture
 def journal(make_job: Callable[..., Job]) -> Callable[..., Job]:
-    """Return a function that journals a job of project vision in a home, and has it wait for the team's word."""
+    """Return a function that journals a job of project vision; the job still waits for the shared ledger."""
 
     def add(registry: Registry, name: str, project: str | None = "vision", uri: str | None = None) -> Job:
         def make(job_id: str, number: int) -> Job:
@@ -59,13 +59,13 @@ def journal(make_job: Callable[..., Job]) -> Callable[..., Job]:
 
 
 def hold(registry: Registry, job: Job) -> None:
-    """Ask the team's ledger, as submit does before it sends."""
+    """Reserve in the shared ledger, as `submit` does before the send."""
     teams.hold(registry.database, job.id, 1, time.time())
     registry.mark_sent(job.attempt, {"x": 1})
 
 
 def book(place: str) -> teamledger.Book:
-    """Return what is in the ledger."""
+    """Return the content of the ledger."""
     found = teamledger.read(open_cell(place))
     assert found is not None
     return found
@@ -76,10 +76,10 @@ def vision(usd: int, project: str = "vision") -> LedgerBudget:
     return LedgerBudget(project, "all", usd * USD)
 
 
-def test_what_runs_joins_a_ledger_that_is_made_later(
+def test_running_job_joins_a_ledger_created_later(
     homes: list[Registry], place: str, journal: Callable[..., Job]
 ) -> None:
-    """Else the team would not know of half of its spending; its end is told too."""
+    """The shared ledger counts the job's reservation, and later the end of the job."""
     job = journal(homes[0], "early")
     homes[0].mark_sent(job.attempt, {"x": 1})
     standing = teams.set_budget(homes[0].database, vision(15), place, may_make=True)
@@ -93,10 +93,10 @@ def test_what_runs_joins_a_ledger_that_is_made_later(
     assert [held.job_id for held in book(place).held.values()] == ["late"]
 
 
-def test_ledger_of_all_jobs_holds_those_without_one_of_their_own(
+def test_overall_ledger_holds_jobs_without_their_own_ledger(
     homes: list[Registry], place: str, journal: Callable[..., Job]
 ) -> None:
-    """A budget over all jobs, shared: every project's job counts, and one without a project."""
+    """A shared budget over all jobs counts every project's job and a job without a project."""
     teams.set_budget(homes[0].database, vision(25, ""), place, may_make=True)
     hold(homes[0], journal(homes[0], "one"))
     hold(homes[0], journal(homes[0], "two", None))
@@ -104,10 +104,10 @@ def test_ledger_of_all_jobs_holds_those_without_one_of_their_own(
         hold(homes[0], journal(homes[0], "three", "speech"))
 
 
-def test_job_of_a_project_with_a_ledger_of_its_own_counts_in_the_overall_one_too(
+def test_job_counts_in_its_project_ledger_and_the_overall_ledger(
     homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
 ) -> None:
-    """Two shared ledgers, each asked: what one refuses is freed in the other, and each hears of the end."""
+    """A job reserves in two ledgers: a refusal frees the reservation in both, and both ledgers receive the end."""
     (tmp_path / "own").mkdir()
     own = located(str(tmp_path / "own"))
     database = homes[0].database
@@ -128,10 +128,10 @@ def test_job_of_a_project_with_a_ledger_of_its_own_counts_in_the_overall_one_too
         assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
 
 
-def test_ledger_out_of_reach_refuses_and_hears_of_it_later(
+def test_unreachable_ledger_refuses_a_submit_and_gets_the_end_later(
     homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is sent on a guess; the end that could not be told is told by the next command, once."""
+    """A job is not sent without the ledger's answer; the next command reports the missed end, once."""
     monkeypatch.setattr(teams, "AGAIN_S", 0.0)
     teams.set_budget(homes[0].database, vision(15), place, may_make=True)
     job = journal(homes[0], "one")
@@ -142,7 +142,7 @@ def test_ledger_out_of_reach_refuses_and_hears_of_it_later(
         hold(homes[1], other)
     homes[1].mark_never_sent(other.attempt, State("failed", "error"))
     homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
-    assert [len(teams.tell(home.database)) for home in homes] == [1, 0]  # nothing was ever written of the other's
+    assert [len(teams.tell(home.database)) for home in homes] == [1, 0]  # the refused job was never written
     (tmp_path / "away").rename(tmp_path / "disk")
     assert [teams.tell(home.database) for home in homes] == [[], []]
     assert [ledger.untold(home.database) for home in homes] == [[], []]
@@ -150,10 +150,10 @@ def test_ledger_out_of_reach_refuses_and_hears_of_it_later(
     assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
 
 
-def test_wrong_ledger_binds_nothing_and_the_right_one_hears_of_all(
+def test_wrong_ledger_is_forgotten_and_the_right_ledger_counts_all_jobs(
     homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
 ) -> None:
-    """A mistyped place is refused and forgotten; the right one, shared later, counts what runs."""
+    """A mistyped address is refused and forgotten; the right ledger, shared later, counts the running job."""
     database = homes[0].database
     early = journal(homes[0], "early")
     homes[0].mark_sent(early.attempt, {"x": 1})
@@ -170,10 +170,10 @@ def test_wrong_ledger_binds_nothing_and_the_right_one_hears_of_all(
 
 
 @pytest.mark.parametrize("heard", [False, True], ids=["ledger has yet to hear", "ledger has heard"])
-def test_job_that_was_sent_after_all_is_held_again(
+def test_released_job_that_was_sent_is_held_again(
     homes: list[Registry], place: str, journal: Callable[..., Job], heard: bool
 ) -> None:
-    """Another machine took its submitter for dead: the money was freed, and has to be held there again."""
+    """A second machine assumed a dead submitter and freed the money; the ledger has to hold the money again."""
     teams.set_budget(homes[0].database, vision(15), place, may_make=True)
     job = journal(homes[0], "one")
     teams.hold(homes[0].database, "one", 1, time.time())
@@ -190,10 +190,10 @@ def test_job_that_was_sent_after_all_is_held_again(
     assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
 
 
-def test_ledger_that_moves_takes_what_runs_along(
+def test_moved_ledger_takes_running_jobs_along(
     homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
 ) -> None:
-    """The new one counts it from the first; the old one until its end, and if it is gone it can be forgotten."""
+    """The new ledger counts the job from the start, the old until the end; a deleted old ledger can be forgotten."""
     database = homes[0].database
     teams.set_budget(database, vision(30), place, may_make=True)
     job = journal(homes[0], "one")
@@ -207,7 +207,7 @@ def test_ledger_that_moves_takes_what_runs_along(
     teams.tell(database, patient=True)
     (tmp_path / "disk").rename(tmp_path / "away")
     teams.forget(database, "vision", new)
-    assert ledger.untold(database) == [place]  # it may come back
+    assert ledger.untold(database) == [place]  # the old ledger may come back
     (tmp_path / "away").rename(tmp_path / "disk")
     teams.set_budget(database, vision(30), new, may_make=False)
     teams.forget(database, "vision", new)
@@ -215,10 +215,10 @@ def test_ledger_that_moves_takes_what_runs_along(
     assert teamledger.standings(book(new), time.time())[0].spent_micro == 5 * USD
 
 
-def test_lost_machines_job_can_be_closed_by_another(
+def test_job_of_a_lost_machine_can_be_closed_by_a_second_machine(
     homes: list[Registry], place: str, journal: Callable[..., Job]
 ) -> None:
-    """With what it has cost, by somebody who knows; of a home's own jobs the backend is asked instead."""
+    """A person gives the cost; a home folder's own jobs are closed by their backend instead."""
     teams.set_budget(homes[0].database, vision(15), place, may_make=True)
     hold(homes[0], journal(homes[0], "one"))
     assert teams.close_others(homes[0].database, place, "one", 3 * USD) == 0
@@ -227,10 +227,10 @@ def test_lost_machines_job_can_be_closed_by_another(
     assert (standing.spent_micro, standing.reserved_micro) == (3 * USD, 0)
 
 
-def test_ledger_that_is_gone_for_good_can_be_forgotten(
+def test_deleted_ledger_can_be_forgotten(
     homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
 ) -> None:
-    """Else each command would say that it cannot be told; one that merely is away keeps what it has to hear."""
+    """Otherwise each command would report the ledger; an unreachable ledger keeps its pending reports."""
     database = homes[0].database
     teams.set_budget(database, vision(15), place, may_make=True)
     job = journal(homes[0], "one")
@@ -246,20 +246,18 @@ def test_ledger_that_is_gone_for_good_can_be_forgotten(
     assert (ledger.untold(database), ledger.ledgers(database)) == ([], {})
 
 
-def test_same_names_on_two_machines_are_two_jobs(
-    homes: list[Registry], place: str, journal: Callable[..., Job]
-) -> None:
-    """A name is free on each machine; in the ledger each home's is its own."""
+def test_same_name_on_two_machines_is_two_jobs(homes: list[Registry], place: str, journal: Callable[..., Job]) -> None:
+    """A name is free on each machine, and the ledger separates the home folders."""
     teams.set_budget(homes[0].database, vision(25), place, may_make=True)
     hold(homes[0], journal(homes[0], "same"))
     hold(homes[1], journal(homes[1], "same", uri=place))
     assert len(book(place).held) == 2
 
 
-def test_copied_home_holds_its_jobs_beside_its_originals(
+def test_copied_home_folder_has_separate_reservations(
     homes: list[Registry], place: str, journal: Callable[..., Job]
 ) -> None:
-    """A home in an image or a cache keeps its identity; two jobs of one name there are two, and end each for itself."""
+    """A home folder in an image or a cache keeps its identity; two jobs of a name are two jobs with separate ends."""
     (homes[1].folder / "identity").write_text(identity(homes[0].folder))
     teams.set_budget(homes[0].database, vision(25), place, may_make=True)
     jobs = [journal(home, "nightly", uri=place) for home in homes]
@@ -272,8 +270,8 @@ def test_copied_home_holds_its_jobs_beside_its_originals(
     assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 10 * USD)
 
 
-def test_better_figure_is_told_too(homes: list[Registry], place: str, journal: Callable[..., Job]) -> None:
-    """What the platform bills in the end takes the place of what was first told."""
+def test_final_bill_replaces_a_reported_cost(homes: list[Registry], place: str, journal: Callable[..., Job]) -> None:
+    """The platform's final bill replaces the figure that was reported first."""
     teams.set_budget(homes[0].database, vision(25), place, may_make=True)
     job = journal(homes[0], "one")
     hold(homes[0], job)
@@ -285,10 +283,10 @@ def test_better_figure_is_told_too(homes: list[Registry], place: str, journal: C
     assert teamledger.standings(book(place), time.time())[0].spent_micro == 2_500_000
 
 
-def test_store_that_does_not_compare_keeps_no_ledger(
+def test_store_without_conditional_writes_is_refused(
     homes: list[Registry], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some that speak S3's protocol pass over If-Match: that is found out when the ledger is made, and refused."""
+    """Some stores with S3's protocol ignore If-Match: the creation of the ledger detects and refuses the store."""
 
     class Careless(FileCell):
         def write(self, data: bytes, version: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the page is made of: who asks backends, lines for several pages, lists, spend; without a browser."""
+"""Parts of the live page without a browser: polling of backends, shared log lines, job lists, spend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUNS = State("running", started_s=time.time() - 60)
 
 @pytest.fixture
 def refresher(home: Path) -> Iterator[Callable[..., Refresher]]:
-    """Return a function that begins one, as with an open page; it ends with the test."""
+    """Return a function that starts a refresher, as an open page does; each refresher ends with the test."""
     made: list[Refresher] = []
 
     def begin(*, is_quiet: bool = False) -> Refresher:
@@ -42,7 +42,7 @@ def refresher(home: Path) -> Iterator[Callable[..., Refresher]]:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], State]], None]:
-    """Return a function that has the local backend say so."""
+    """Return a function that replaces the local backend's `state`."""
 
     def install(answer: Callable[[Any], State]) -> None:
         local = backends.load("local")
@@ -60,7 +60,7 @@ def state_of(home: Path, name: str) -> str:
     return "unreachable" if found.unreachable_since_s else found.state.state
 
 
-def test_open_page_sends_the_attempt_that_a_job_has_earned(
+def test_open_page_sends_an_earned_retry(
     home: Path,
     seed: Callable[..., Job],
     refresher: Callable[..., Refresher],
@@ -68,7 +68,7 @@ def test_open_page_sends_the_attempt_that_a_job_has_earned(
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
 ) -> None:
-    """As whoever watches does; one that ended just before the page was opened too."""
+    """The refresher acts like `watch`; a job that ended just before the page was opened gets its retry too."""
     asked: list[str] = []
     monkeypatch.setattr(retry, "earned", lambda registry, job: asked.append(job.id))
     answers(lambda ref: State("failed", "preempted", ended_s=time.time()))
@@ -78,7 +78,7 @@ def test_open_page_sends_the_attempt_that_a_job_has_earned(
     wait_until(lambda: set(asked) == {"runs", "just-ended"})
 
 
-def test_read_only_page_sends_nothing_and_knows_how_jobs_are(
+def test_read_only_page_updates_the_registry_and_sends_nothing(
     home: Path,
     seed: Callable[..., Job],
     refresher: Callable[..., Refresher],
@@ -86,7 +86,7 @@ def test_read_only_page_sends_nothing_and_knows_how_jobs_are(
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
 ) -> None:
-    """It brings the registry up to date, as `status` does."""
+    """The page brings the registry up to date, as `status` does."""
     monkeypatch.setattr(retry, "earned", lambda registry, job: pytest.fail("an attempt was sent"))
     answers(lambda ref: State("failed", "preempted", ended_s=time.time()))
     seed("runs", RUNS)
@@ -102,7 +102,7 @@ def test_backend_that_hangs_delays_only_its_own_jobs(
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
 ) -> None:
-    """The others are asked, and the lists are there."""
+    """The remaining backends are polled, and the list is served."""
     hangs = threading.Event()
     answers(lambda ref: State("succeeded", ended_s=time.time()))
     ssh = backends.load("ssh")
@@ -119,14 +119,14 @@ def test_backend_that_hangs_delays_only_its_own_jobs(
     registry.close()
 
 
-def test_backend_that_does_not_answer_is_asked_seldom(
+def test_unreachable_backend_is_polled_seldom(
     home: Path,
     seed: Callable[..., Job],
     refresher: Callable[..., Refresher],
     answers: Callable[..., None],
     wait_until: Callable[..., Any],
 ) -> None:
-    """The job stays what it was."""
+    """The registry keeps the job's last state."""
     asked: list[float] = []
 
     def silent(ref: Any) -> State:
@@ -138,7 +138,7 @@ def test_backend_that_does_not_answer_is_asked_seldom(
     found = refresher()
     wait_until(lambda: state_of(home, "far") == "unreachable")
     assert len(asked) == 1
-    found.wake()  # somebody pressed a button
+    found.wake()  # as after a click on a button
     wait_until(lambda: len(asked) >= 2)
     assert state_of(home, "far") == "unreachable"
 
@@ -146,7 +146,7 @@ def test_backend_that_does_not_answer_is_asked_seldom(
 def test_pages_share_a_feed_and_each_gets_every_line_once(
     home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any]
 ) -> None:
-    """By the number of the last one that it had."""
+    """Each page asks for the lines after the last number that the page has."""
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\nb\nc\n", "1": "other\n"})
     found = feeds.Feeds(lambda feed: None, home)
     wanted = feeds.LogQuery("job", 1, ranks=frozenset({0}))
@@ -160,10 +160,10 @@ def test_pages_share_a_feed_and_each_gets_every_line_once(
     found.close()
 
 
-def test_feed_goes_on_after_a_login_has_expired(
+def test_feed_continues_after_an_expired_login(
     home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says what is wrong as long as it lasts; then all lines come, none of them lost."""
+    """The feed reports the fault while the fault lasts; then all lines arrive."""
     from cloudtrain.launcher.logs.stream import LogStream
 
     expired, read = threading.Event(), LogStream.tail
@@ -188,10 +188,10 @@ def test_feed_goes_on_after_a_login_has_expired(
     found.close()
 
 
-def test_feed_that_has_failed_is_begun_anew(
+def test_failed_feed_is_replaced(
     home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By whoever asks next: a page that is loaded anew does not get the old trouble."""
+    """The next page gets a new feed without the old fault."""
     monkeypatch.setattr(feeds.LogFeed, "_follow", lambda *args: 1 / 0)
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\n", "1": ""})
     found = feeds.Feeds(lambda feed: None, home)
@@ -202,10 +202,10 @@ def test_feed_that_has_failed_is_begun_anew(
     found.close()
 
 
-def test_feed_keeps_the_last_lines_and_no_more(
+def test_feed_keeps_only_the_last_lines(
     home: Path, seed: Callable[..., Job], wait_until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of any log, in lines and in characters; their numbers go on."""
+    """The feed is bounded in lines and in characters; the line numbers continue."""
     monkeypatch.setattr(feeds, "KEPT_CHARS", 400)
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": f"{'x' * 100}\n" * 9, "1": ""})
     found = feeds.Feeds(lambda feed: None, home)
@@ -216,8 +216,8 @@ def test_feed_keeps_the_last_lines_and_no_more(
     found.close()
 
 
-def test_feeds_are_bounded_and_idle_ones_make_room(home: Path, seed: Callable[..., Job]) -> None:
-    """So many filters at once, and not a thread more."""
+def test_feeds_are_bounded_and_an_idle_feed_makes_room(home: Path, seed: Callable[..., Job]) -> None:
+    """Above the limit of open feeds a new filter is refused."""
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0))
     found = feeds.Feeds(lambda feed: None, home)
     made = [found.enter(feeds.LogQuery("job", 1, grep=f"x{number}")) for number in range(feeds.MOST_FEEDS)]
@@ -230,8 +230,8 @@ def test_feeds_are_bounded_and_idle_ones_make_room(home: Path, seed: Callable[..
     found.close()
 
 
-def test_jobs_are_chosen_by_state_backend_tag_and_text(home: Path, make_job: Callable[..., Job]) -> None:
-    """Each word narrows, together too; pages follow one another."""
+def test_jobs_are_filtered_by_state_backend_tag_and_text(home: Path, make_job: Callable[..., Job]) -> None:
+    """Filters combine, and the pages follow in order."""
     registry = Registry()
     for number in range(joblist.PAGE + 10):
         tags = {"team": "vision" if number % 2 else "speech", "run": number}
@@ -256,13 +256,13 @@ def test_jobs_are_chosen_by_state_backend_tag_and_text(home: Path, make_job: Cal
 
 
 @pytest.mark.parametrize("query", [{"page": "-1"}, {"page": "x"}, {"page": "9" * 30}, {"state": "'; DROP TABLE jobs"}])
-def test_address_that_makes_no_sense_shows_all_jobs(query: dict[str, str]) -> None:
-    """What it says that there is not is left out."""
+def test_invalid_query_in_the_address_shows_all_jobs(query: dict[str, str]) -> None:
+    """Invalid or unknown values are ignored."""
     assert joblist.JobListQuery.of(query) == joblist.JobListQuery()
 
 
-def test_spend_covers_twelve_months_and_knows_its_groups(home: Path, seed: Callable[..., Job]) -> None:
-    """This one last; a month that is not among them is this one."""
+def test_spend_covers_twelve_months_in_valid_groups(home: Path, seed: Callable[..., Job]) -> None:
+    """The current month is last; an unknown month becomes the current month."""
     now_s = time.time()
     seed("paid", State("succeeded", started_s=now_s - 7200, ended_s=now_s - 3600, hourly_usd=None))
     registry = Registry(home)
@@ -276,8 +276,8 @@ def test_spend_covers_twelve_months_and_knows_its_groups(home: Path, seed: Calla
     registry.close()
 
 
-def test_registry_is_used_by_one_at_a_time(home: Path) -> None:
-    """Each request has its own; it is used again after."""
+def test_pool_lends_each_registry_to_a_single_request(home: Path) -> None:
+    """Each request has its own registry; a returned registry is used again."""
     pool = Pool()
     with pool.one() as first, pool.one() as second:
         assert first is not second
@@ -286,10 +286,10 @@ def test_registry_is_used_by_one_at_a_time(home: Path) -> None:
     pool.close()
 
 
-def test_resume_of_what_was_not_offered_is_refused(
+def test_resume_that_differs_from_the_offer_is_refused(
     home: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another attempt meanwhile, or a dearer one: nobody has agreed to that."""
+    """A resume is refused if the job was resumed meanwhile, or if the worst case costs more than the page showed."""
     from types import SimpleNamespace
 
     seed("job", State("failed", "error", ended_s=time.time()))

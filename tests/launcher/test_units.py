@@ -1,4 +1,4 @@
-"""Durations, money, percents, sizes."""
+"""Parsing and formatting of durations, money, percentages and sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cloudtrain.launcher.text import units
     ],
 )
 def test_duration_reads(text: Any, seconds: int) -> None:
-    """A duration is a number and a unit, several from large to small; 0 needs no unit."""
+    """A duration is a number and a unit, or several from large to small; 0 needs no unit."""
     assert units.parse_duration(text) == seconds
 
 
@@ -55,7 +55,7 @@ def test_duration_reads(text: Any, seconds: int) -> None:
     ],
 )
 def test_duration_refuses(text: Any) -> None:
-    """Other values raise ValueError that names the expected form, a number without a unit too."""
+    """Invalid values raise a ValueError that names the expected form, also for a number without a unit."""
     with pytest.raises(ValueError, match="duration"):
         units.parse_duration(text)
 
@@ -65,13 +65,13 @@ def test_duration_refuses(text: Any) -> None:
     [("150 USD", 150_000_000), ("$1.5", 1_500_000), ("0.25usd", 250_000), (2.5, 2_500_000), (0, 0), ("0.000001", 1)],
 )
 def test_money_reads(text: Any, micro_usd: int) -> None:
-    """An amount is in dollars, and kept in micro-dollars."""
+    """An amount is in dollars; the result is in micro-dollars."""
     assert units.parse_money(text) == micro_usd
 
 
 @pytest.mark.parametrize("text", ["", "150 EUR", "€150", "-1 USD", "1e3", "1.0000001", "1,5", True, None, float("inf")])
 def test_money_refuses(text: Any) -> None:
-    """Other currencies, negative amounts and finer than a micro-dollar are refused."""
+    """Foreign currencies, negative amounts and fractions of a micro-dollar are refused."""
     with pytest.raises(ValueError, match="US dollars"):
         units.parse_money(text)
 
@@ -91,23 +91,23 @@ def test_money_refuses(text: Any) -> None:
         ("0.0000001", "six decimals"),
     ],
 )
-def test_money_says_what_is_odd(text: str, said: str) -> None:
-    """Not what was given, which may be a secret, but what kind of sum it is."""
+def test_money_error_names_the_kind_of_fault(text: str, said: str) -> None:
+    """The message names the kind of the amount, not the text, which may be a secret."""
     with pytest.raises(ValueError, match=said) as caught:
         units.parse_money(text)
     assert text not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", [50, 0.5, "50", "0%", "1001%", "50 percent", True, None])
-def test_percent_refuses_what_has_no_sign(text: Any) -> None:
-    """0.5 and 50 could both mean a half, so neither is read."""
+def test_percent_requires_a_sign(text: Any) -> None:
+    """0.5 and 50 could both mean a half, so both are refused."""
     with pytest.raises(ValueError, match="percentage"):
         units.parse_percent(text)
 
 
 @pytest.mark.parametrize(("text", "size_gb"), [(200, 200), ("200", 200), ("200 GB", 200), ("2TB", 2000)])
 def test_size_reads(text: Any, size_gb: int) -> None:
-    """A size is in gigabytes unless it says TB."""
+    """A size is in gigabytes unless the unit is TB."""
     assert units.parse_size_gb(text) == size_gb
 
 
@@ -120,26 +120,26 @@ def test_size_refuses(text: Any) -> None:
 
 @given(st.integers(0, 3_650 * 86_400))
 def test_duration_round_trip(seconds: int) -> None:
-    """What is written is read back as the same number."""
+    """A formatted duration parses to the same number."""
     assert units.parse_duration(units.format_duration(seconds)) == seconds
 
 
 @given(st.integers(0, 10**15))
 def test_money_round_trip(micro_usd: int) -> None:
-    """What is written is read back to the micro-dollar."""
+    """A formatted amount parses to the same micro-dollars."""
     assert units.parse_money(units.format_money(micro_usd)) == micro_usd
 
 
 @given(st.integers(1, 1000))
 def test_percent_and_size_round_trip(number: int) -> None:
-    """What is written is read back as the same number."""
+    """A formatted percentage and a size parse to the same number."""
     assert units.parse_percent(units.format_percent(number)) == number
     assert units.parse_size_gb(f"{number} GB") == number
 
 
 @given(st.text() | st.integers() | st.floats() | st.none() | st.booleans())
 def test_any_value_reads_or_raises_value_error(value: Any) -> None:
-    """No value makes a parser fail in another way."""
+    """A parser raises no error but ValueError."""
     for parse in (units.parse_duration, units.parse_money, units.parse_percent, units.parse_size_gb):
         try:
             said = str(parse(value))
@@ -152,5 +152,5 @@ def test_any_value_reads_or_raises_value_error(value: Any) -> None:
     ("seconds", "text"), [(86_400, "24h"), (172_800, "2d"), (5_400, "90m"), (61, "61s"), (0, "0s")]
 )
 def test_duration_is_written_in_its_largest_unit(seconds: int, text: str) -> None:
-    """A day is 24h, as people say it; two days are 2d."""
+    """A day is 24h, as people say; two days are 2d."""
     assert units.format_duration(seconds) == text

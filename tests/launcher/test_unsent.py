@@ -28,7 +28,7 @@ DONE = State("succeeded", started_s=1000.0, ended_s=4600.0)
 
 @pytest.fixture
 def add(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
-    """Return a function that journals a job with 5 USD reserved, in that state; None leaves the intent."""
+    """Return a function that journals a job with 5 USD reserved in the given state; None leaves the intent."""
 
     def put(name: str, state: State | None = DONE, **changes: Any) -> Job:
         job, _ = registry.add(name, lambda *given: make_job(*given, **changes), exclusive=True, key=None)
@@ -45,7 +45,7 @@ def add(registry: Registry, make_job: Callable[..., Job]) -> Callable[..., Job]:
 
 @pytest.fixture
 def command(registry: Registry, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Return the command line, run in this process: its exit code, and all that it prints."""
+    """Return a function that runs the command line in this process and returns the exit code and all output."""
 
     def run(*args: str) -> tuple[int, str]:
         capsys.readouterr()
@@ -55,8 +55,8 @@ def command(registry: Registry, capsys: pytest.CaptureFixture[str]) -> Callable[
     return run
 
 
-def test_backend_that_says_nothing_may_have_sent_the_job() -> None:
-    """A plug-in that knows no hook is on the safe side: its unanswered send counts."""
+def test_backend_without_hooks_may_have_sent_the_job() -> None:
+    """For a plug-in without hooks, an unanswered send counts as sent."""
     silent, known = Sending(), Sending()
     known.prepares()
     error = UnreachableError("no answer")
@@ -70,12 +70,12 @@ def test_backend_that_says_nothing_may_have_sent_the_job() -> None:
 def test_unsent_job_is_never_last_and_hidden_after_a_day(
     add: Callable[..., Job], command: Callable[..., tuple[int, str]]
 ) -> None:
-    """A list shows it for a day, as `not sent`; --all shows it for ever."""
+    """A list shows an unsent job for a day as `not sent`; `--all` always does."""
     add("done")
     add("fresh", UNSENT)
     assert "not sent" in command("list")[1]
     add("old", UNSENT, created_s=1000.0)
-    for _ in range(2):  # made, then kept
+    for _ in range(2):  # made, then stored
         assert "old" not in command("list")[1]
         assert "fresh" in command("list")[1]
     assert "old" in command("list", "--all")[1]
@@ -85,8 +85,8 @@ def test_unsent_job_is_never_last_and_hidden_after_a_day(
     assert (described["state"], described["phase"]) == ("failed", "never_sent")
 
 
-def test_no_job_but_unsent_ones_is_last(registry: Registry, add: Callable[..., Job]) -> None:
-    """`last` is a job that was sent."""
+def test_last_is_a_job_that_was_sent(registry: Registry, add: Callable[..., Job]) -> None:
+    """With only unsent jobs, `last` raises NoSuchJobError."""
     add("one", UNSENT)
     with pytest.raises(NoSuchJobError):
         registry.find("last")
@@ -111,14 +111,14 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("state", [DONE, State("running", started_s=1000.0)], ids=["ended", "running"])
-def test_damaged_row_hides_no_other_job(
+def test_damaged_row_hides_no_sound_job(
     registry: Registry,
     add: Callable[..., Job],
     command: Callable[..., tuple[int, str]],
     damage: str,
     state: State,
 ) -> None:
-    """It is shown as damaged with what to do, and `rm` removes it; what it may have cost still counts."""
+    """The job is shown as damaged with advice, and `rm` removes the job; its possible cost still counts."""
     add("sound")
     add("broken", state)
     table, column, text = DAMAGES[damage]
@@ -206,7 +206,7 @@ SOUND: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def retyped(value: Any) -> Iterator[Any]:
-    """Yield copies of the value, in each of which another part has another type."""
+    """Yield copies of the value, each with a different part of a wrong type."""
     yield from (None, 7, [1, "x"], {"a": [1]}, "x" * 3000)
     for key, part in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
         for other in retyped(part):
@@ -217,14 +217,14 @@ def retyped(value: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("column", SOUND)
 @pytest.mark.parametrize("state", [DONE, State("running", started_s=1000.0)], ids=["ended", "running"])
-def test_wrong_types_deep_inside_a_row_hide_no_other_job(
+def test_wrong_types_deep_inside_a_row_hide_no_sound_job(
     registry: Registry,
     add: Callable[..., Job],
     command: Callable[..., tuple[int, str]],
     column: str,
     state: State,
 ) -> None:
-    """All commands that read rows show the sound job, whatever the others hold."""
+    """All commands that read rows show the sound job, whatever the damaged rows hold."""
     if (column, state.state) == ("ref", "running"):
         pytest.skip("the form of a handle is known to its backend alone: a line names the job, and hides no other job")
     _, sound = SOUND[column]
@@ -254,7 +254,7 @@ def test_damaged_handle_of_a_running_job_is_a_clear_error(
     backend: str,
     ref: dict[str, Any],
 ) -> None:
-    """A line names the damage; the other jobs are shown, and the damaged job still counts as running."""
+    """A line names the damage; sound jobs are shown, and the damaged job still counts as running."""
     add("sound")
     add("broken", State("running", started_s=1000.0), backend=backend)
     registry.database.execute("UPDATE attempts SET ref = ? WHERE job_id = 'broken'", (json.dumps(ref),))
@@ -268,7 +268,7 @@ def test_damaged_handle_of_a_running_job_is_a_clear_error(
 def test_removed_job_leaves_its_cost_and_frees_its_folder(
     registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]]
 ) -> None:
-    """Its rows, folder and cached log are gone, the budget still counts it, and its name is not used again."""
+    """Rows, folder and cached log are gone; the cost still counts, and the name is not used again."""
     add("done")
     add("other")
     registry.settle(replace(registry.find("done").attempt, state=replace(DONE, hourly_usd=2.0)))
@@ -288,7 +288,7 @@ def test_removed_job_leaves_its_cost_and_frees_its_folder(
 def test_bundle_without_a_job_is_removed(
     registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]]
 ) -> None:
-    """Its size counts; a bundle of another job stays, and a young bundle, which a submit may have just packed."""
+    """The freed size counts; a bundle stays while a second job uses the bundle, or if the bundle is young."""
     add("done", bundle={"sha256": "used-by-one"})
     add("also", bundle={"sha256": "shared"})
     add("other", bundle={"sha256": "shared"})
@@ -308,7 +308,7 @@ def test_bundle_without_a_job_is_removed(
 
 
 def test_name_of_a_removed_unsent_job_is_free(registry: Registry, add: Callable[..., Job]) -> None:
-    """The next job of the name has the next attempt's number: the platform never sees a name twice."""
+    """The next job of the name has the next attempt's number, so that the platform never sees a name twice."""
     add("one", UNSENT)
     registry.remove("one")
     assert add("one").attempt.number == 2
@@ -318,7 +318,7 @@ def test_name_of_a_removed_unsent_job_is_free(registry: Registry, add: Callable[
 def test_active_job_is_not_removed(
     registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]], monkeypatch: Any
 ) -> None:
-    """Of several jobs none is removed where one may still run."""
+    """If a single job of several may still run, no job is removed."""
     monkeypatch.setattr(local, "state", lambda ref: State("running", started_s=1000.0))
     add("done")
     add("runs", State("running", started_s=1000.0))
@@ -330,7 +330,7 @@ def test_active_job_is_not_removed(
 def test_prune_removes_old_jobs_alone(
     registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]]
 ) -> None:
-    """By when they ended; jobs that run and damaged ones stay."""
+    """The age counts from the end; running jobs and damaged jobs stay."""
     add("old")
     add("unsent", UNSENT)
     add("new", replace(DONE, ended_s=time.time() - 60))
@@ -342,10 +342,10 @@ def test_prune_removes_old_jobs_alone(
     assert command("prune", "--older", "soon")[0] == 2
 
 
-def test_forgotten_job_that_turns_up_is_found_by_stop(
+def test_stop_finds_a_forgotten_job_that_appears_later(
     registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]], monkeypatch: Any
 ) -> None:
-    """The backend does not answer, the user gives up; later the job is there, counts again, and is stopped."""
+    """The backend does not answer and the user gives up; later the job appears, counts again, and is stopped."""
 
     def silent(*_: Any) -> Any:
         raise UnreachableError("no network")
@@ -366,10 +366,10 @@ def test_forgotten_job_that_turns_up_is_found_by_stop(
     assert len(asked) == len(ledger.held(registry.database)) == 1
 
 
-def test_job_of_a_silent_backend_keeps_what_it_has_cost(
+def test_forgotten_job_of_a_silent_backend_keeps_its_cost(
     registry: Registry, add: Callable[..., Job], monkeypatch: Any
 ) -> None:
-    """A host that is gone for ever blocks no budget; one that answers is stopped, not forgotten."""
+    """A host that is gone forever blocks no budget; a job whose backend answers is stopped, not forgotten."""
     add("runs", State("running", started_s=1000.0))
     monkeypatch.setattr(local, "state", lambda ref: State("running", started_s=1000.0))
     with pytest.raises(UsageError, match="answers"):
@@ -386,17 +386,17 @@ def test_job_of_a_silent_backend_keeps_what_it_has_cost(
 def test_stop_of_an_ended_local_job_on_a_full_disk(
     registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
-    """No agent needs the word any more; that it cannot be written is no fault."""
+    """No agent needs the stop request any more, so a failed write is no fault."""
     add("done")
-    (tmp_path / "node-0").write_text("")  # no file can be written below it
+    (tmp_path / "node-0").write_text("")  # no file can be written below node-0
     ref = json.dumps({"folder": str(tmp_path), "nodes": 1, "checkpoint_dir": "/x"})
     registry.database.execute("UPDATE attempts SET ref = ?", (ref,))
     code, shown = command("stop", "done")
     assert (code, "there is nothing to stop" in shown, "itself failed" in shown) == (0, True, False), shown
 
 
-def test_stop_that_cannot_write_its_word_says_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
-    """An agent that lives has to hear of it: the error says why it cannot, and what else there is."""
+def test_stop_request_that_cannot_be_written_has_a_hint(tmp_path: Path, monkeypatch: Any) -> None:
+    """A live agent needs the stop request: the error gives the reason and the alternative `--now`."""
     (tmp_path / "node-0").write_text("")
     monkeypatch.setattr(local.node_folder, "agent_pid", lambda root: 1)
     with pytest.raises(ConfigError, match="cannot be asked to stop") as raised:
@@ -405,7 +405,7 @@ def test_stop_that_cannot_write_its_word_says_what_to_do(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("step", ["before the row", "after the row", "with the team", "while sending"])
-def test_interrupted_submit_says_whether_something_was_sent(
+def test_interrupted_submit_reports_a_possible_send(
     registry: Registry,
     command: Callable[..., tuple[int, str]],
     project: Callable[..., Path],
@@ -413,7 +413,7 @@ def test_interrupted_submit_says_whether_something_was_sent(
     monkeypatch: Any,
     step: str,
 ) -> None:
-    """Ctrl-C before the send leaves no row and no money; after its begin it says how to look."""
+    """Ctrl-C before the send leaves no row and no reservation; after the send began, a message says how to check."""
 
     def interrupt(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt

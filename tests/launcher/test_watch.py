@@ -1,4 +1,4 @@
-"""Watching: one look at each job, by one watcher, whatever is wrong with another; and what keeps it running."""
+"""`watch`: a single watcher polls each job, faults of a job stay with the job, and a service keeps `watch` running."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from cloudtrain.launcher.store.registry import Registry
 
 
 def runs() -> State:
-    """Return how a job is that has run for a minute, by the time of the test and not of its collection."""
+    """Return the state of a job that has run for a minute, counted from the test and not from its collection."""
     return State("running", started_s=time.time() - 60)
 
 
 @pytest.fixture
 def look(home: Path) -> Callable[[Job], watching.Seen | None]:
-    """Return a watcher's look at a job."""
+    """Return a function that polls a job as a watcher."""
     registry = Registry()
     herald = Notifier(registry)
 
@@ -50,14 +50,14 @@ def look(home: Path) -> Callable[[Job], watching.Seen | None]:
 
 
 def states(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Any], State]) -> None:
-    """Have the local backend say so."""
+    """Make the local backend give the answer as the job's state."""
     local = backends.load("local")
     monkeypatch.setattr(local, "state", answer)
     monkeypatch.setattr(local, "logs", lambda *args, **kwargs: backends.LogPage([], {}))
 
 
-def test_jobs_that_are_active_or_ended_of_late_are_watched(seed: Callable[..., Job]) -> None:
-    """The end that nobody saw is told, and not years later."""
+def test_active_and_recently_ended_jobs_are_watched(seed: Callable[..., Job]) -> None:
+    """A recent end that no command saw is reported; an old end is not."""
     now_s = time.time()
     for name, state in {
         "runs": runs(),
@@ -71,10 +71,10 @@ def test_jobs_that_are_active_or_ended_of_late_are_watched(seed: Callable[..., J
     registry.close()
 
 
-def test_one_watcher_acts_on_a_job_at_a_time(
+def test_only_a_single_watcher_acts_on_a_job(
     seed: Callable[..., Job], look: Callable[..., Any], home: Path, tmp_path: Path, wait_until: Callable[..., Any]
 ) -> None:
-    """Another process that holds the job's byte has it; with that process the hold goes."""
+    """A process locks a byte of the lock file per job; the lock ends with the process."""
     job = seed("held", runs())
     other = os.fork()
     if other == 0:
@@ -95,10 +95,10 @@ def test_one_watcher_acts_on_a_job_at_a_time(
 
 
 @pytest.mark.parametrize(("number", "is_seen"), [(errno.ENOLCK, False), (errno.EINVAL, True)])
-def test_lock_that_cannot_be_had_is_a_fault_and_no_end(
+def test_lock_that_cannot_be_taken_is_a_fault_of_the_job(
     seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, number: int, is_seen: bool
 ) -> None:
-    """A home on a file system without locks; a kernel that only knows a process's own has that one taken."""
+    """ENOLCK means a file system without locks; EINVAL means a kernel with process locks only, which then serve."""
 
     def refused(*args: Any) -> None:
         raise OSError(number, os.strerror(number))
@@ -110,10 +110,10 @@ def test_lock_that_cannot_be_had_is_a_fault_and_no_end(
     assert fault == "" if is_seen else os.strerror(number) in fault
 
 
-def test_threads_of_one_watcher_exclude_each_other_and_no_other_job(
+def test_threads_of_a_watcher_exclude_each_other_per_job(
     seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process's own lock would be none between them, and go with the first look that ends."""
+    """A process lock would not separate threads, and would end with the first poll that ends."""
     looked, goes_on = threading.Event(), threading.Event()
 
     def slow(ref: Any) -> State:
@@ -141,8 +141,8 @@ def test_threads_of_one_watcher_exclude_each_other_and_no_other_job(
     assert look(job) is not None
 
 
-def test_log_of_a_job_that_has_ended_is_brought_home(cli: Callable[..., Any], seed: Callable[..., Job]) -> None:
-    """By any watcher that sees the end: the machine may soon be gone."""
+def test_watch_stores_the_log_of_an_ended_job(cli: Callable[..., Any], seed: Callable[..., Job]) -> None:
+    """Any watcher that sees the end stores the log, because the machine may soon be gone."""
     seed("ended", State("failed", "error", ended_s=time.time()), {"0": "its last words\n"})
     assert cli("watch", "--once").code == 0
     registry = Registry()
@@ -152,10 +152,8 @@ def test_log_of_a_job_that_has_ended_is_brought_home(cli: Callable[..., Any], se
     assert place.is_complete
 
 
-def test_log_that_takes_long_to_bring_home_holds_up_nobody(
-    seed: Callable[..., Job], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Looks go on, and whoever closes waits for all of them, or no longer than it says."""
+def test_slow_log_storing_delays_no_poll(seed: Callable[..., Job], home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polls continue, and `close` waits for all logs or until its limit."""
     began, goes_on, done = threading.Event(), threading.Event(), list[str]()
 
     def keep(registry: Registry, seen: watching.Seen) -> None:
@@ -179,10 +177,10 @@ def test_log_that_takes_long_to_bring_home_holds_up_nobody(
     assert done == ["a", "b"]
 
 
-def test_unreachable_backend_says_nothing_of_the_job(
+def test_unreachable_backend_does_not_change_the_job(
     seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stays what it was, and the line says who does not answer."""
+    """The job keeps its state, and the line names the silent backend."""
 
     def silent(ref: Any) -> State:
         raise UnreachableError("no route to host")
@@ -193,10 +191,10 @@ def test_unreachable_backend_says_nothing_of_the_job(
     assert "local does not answer" in watching.line(seen)
 
 
-def test_fault_of_one_job_is_said_and_stands_in_no_others_way(
+def test_fault_of_a_job_does_not_affect_a_second_job(
     seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Be it our own."""
+    """An internal error of cloudtrain also stays with its job."""
     broken, fine = seed("broken", runs()), seed("fine", runs())
     states(monkeypatch, lambda ref: {}["no such"] if "broken" in ref["folder"] else runs())
     assert look(broken).fault == "cloudtrain itself failed: KeyError: 'no such'"
@@ -204,20 +202,20 @@ def test_fault_of_one_job_is_said_and_stands_in_no_others_way(
 
 
 @pytest.mark.parametrize(("ago_s", "is_sent"), [(60, True), (7200, False)])
-def test_earned_attempt_is_sent_though_another_command_saw_the_end(
+def test_watch_sends_an_earned_retry_after_a_recent_end(
     seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, ago_s: float, is_sent: bool
 ) -> None:
-    """A job that ended long ago is not begun anew by surprise."""
+    """A job that ended long ago is not restarted."""
     asked: list[str] = []
     monkeypatch.setattr(retry, "earned", lambda registry, job: asked.append(job.id))
     look(seed("gone", State("failed", "preempted", ended_s=time.time() - ago_s)))
     assert bool(asked) is is_sent
 
 
-def test_attempt_that_was_sent_is_what_is_seen(
+def test_retry_that_was_sent_is_the_attempt_seen(
     seed: Callable[..., Job], look: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job goes on."""
+    """The job stays active with the new attempt."""
 
     def earned(registry: Registry, job: Job) -> Job:
         return replace(job, attempt=replace(job.attempt, number=2, state=State("pending")))
@@ -227,18 +225,18 @@ def test_attempt_that_was_sent_is_what_is_seen(
     assert (seen.is_again, seen.job.attempt.number, seen.job.active) == (True, 2, True)
 
 
-def test_watch_once_prints_a_line_a_job(cli: Callable[..., Any], seed: Callable[..., Job]) -> None:
-    """For people, and as one object for scripts."""
+def test_watch_once_prints_a_line_per_job(cli: Callable[..., Any], seed: Callable[..., Job]) -> None:
+    """The output is a line for people and an object for scripts."""
     seed("ended", State("failed", "error", ended_s=time.time()))
     done = cli("watch", "--once", "ended")
     assert (done.code, "ended  failed (error)" in done.stdout) == (0, True), done.stderr
     told = json.loads(cli("watch", "--once", "--json", "ended").stdout)
     assert (told["job"], told["state"], told["alerts"]) == ("ended", "failed", [])
-    assert cli("watch", "--once").stdout == ""  # what had ended before is only looked through
+    assert cli("watch", "--once").stdout == ""  # a job that ended earlier is polled without a line
 
 
-def test_watch_of_a_named_job_ends_with_it(cli: Callable[..., Any], seed: Callable[..., Job]) -> None:
-    """With the job's exit code."""
+def test_watch_of_a_named_job_exits_with_its_code(cli: Callable[..., Any], seed: Callable[..., Job]) -> None:
+    """The exit code is the code of the job's end."""
     seed("ended", State("stopped", "user", ended_s=time.time()))
     assert cli("watch", "ended").code == 9
 
@@ -253,15 +251,15 @@ def test_watch_of_a_named_job_ends_with_it(cli: Callable[..., Any], seed: Callab
         (["--install", "--uninstall"], 2, "exclude each other"),
     ],
 )
-def test_watch_refuses_what_makes_no_sense(cli: Callable[..., Any], args: list[str], code: int, words: str) -> None:
-    """Before it watches anything."""
+def test_watch_refuses_invalid_arguments(cli: Callable[..., Any], args: list[str], code: int, words: str) -> None:
+    """The command exits before the first poll."""
     done = cli("watch", *args)
     assert (done.code, words in done.stderr) == (code, True), done.stderr
     assert "itself failed" not in done.stderr
 
 
 def test_unit_is_written_and_not_enabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As systemd reads it, whatever the folders are called; and removed."""
+    """systemd can read the unit for any folder name, and `uninstall` removes the unit."""
     odd = tmp_path / 'a folder %h "quoted" $HOME'
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "con fig"))
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(odd))
@@ -284,8 +282,8 @@ def test_unit_is_written_and_not_enabled(tmp_path: Path, monkeypatch: pytest.Mon
     assert watch_service.uninstall() is None
 
 
-def test_cron_line_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A % in it would be a line's end to cron."""
+def test_cron_line_runs_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cron reads an unescaped % as a line end."""
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "100% mine"))
     line = watch_service.cron_line()
     minute, command = line[:10], line[10:]
@@ -296,7 +294,7 @@ def test_cron_line_runs_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_install_without_systemd_prints_the_cron_line(cli: Callable[..., Any], tmp_path: Path) -> None:
-    """And writes nothing."""
+    """No file is written."""
     empty = tmp_path / "bin"
     empty.mkdir()
     done = cli("watch", "--install", env={"PATH": str(empty), "XDG_CONFIG_HOME": str(tmp_path / "config")})
@@ -305,10 +303,8 @@ def test_install_without_systemd_prints_the_cron_line(cli: Callable[..., Any], t
 
 
 @pytest.mark.slow
-def test_watch_sends_the_attempt_that_a_real_job_has_earned(
-    cli: Callable[..., Any], project: Callable[..., Path]
-) -> None:
-    """Detached, failed, begun anew by the watcher, and left alone when no attempt is left."""
+def test_watch_sends_the_earned_retry_of_a_real_job(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
+    """A detached job fails, the watcher sends the retry, and then leaves the job alone because no attempt is left."""
     where = project("retry: {max_attempts: 2, on: [error]}\n", text="raise SystemExit('boom')\n")
     sent = cli("submit", "-d", "-y", "--name", "again", cwd=where)
     assert sent.code == 0, sent.stderr

@@ -1,4 +1,4 @@
-"""Other people's words in our sentences."""
+"""Text of remote services in our messages."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import pytest
 from cloudtrain.launcher.text import remote
 
 
-def test_text_is_short_plain_and_lets_nobody_in() -> None:
-    """Line ends go, and so do keys and signatures in an address."""
+def test_remote_text_is_short_and_without_secrets() -> None:
+    """Newlines are removed, and so are keys and signatures in an address."""
     assert remote.one_line("a\n  b https://x/?sig=abc&token=d&x=1 password=e") == (
         "a b https://x/?sig=...&token=...&x=1 password=..."
     )
     assert remote.one_line("x" * 20, 10) == f"{'x' * 10}..."
 
 
-def test_root_of_an_error_is_told() -> None:
-    """Not the library's own wrapping; of one without words its kind."""
+def test_root_cause_of_an_error_is_reported() -> None:
+    """The library's wrapper is skipped; an error without a message is reported by its type."""
 
     def wrap(inner: Exception) -> None:
         try:
@@ -29,7 +29,7 @@ def test_root_of_an_error_is_told() -> None:
     assert remote.cause(found.value) == "ConnectionResetError"
 
 
-def test_missing_network_is_said_in_plain_words() -> None:
-    """Not by its number; another fault of a socket keeps its words."""
+def test_missing_network_has_a_plain_message() -> None:
+    """The message has no error number; further socket errors keep their message."""
     assert remote.cause(OSError(-2, "Name or service not known")) == remote.NO_NAME
     assert remote.cause(ConnectionRefusedError(111, "Connection refused")) == "Connection refused"
