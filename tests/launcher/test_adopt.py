@@ -1,4 +1,4 @@
-"""Running jobs whose registry was deleted: doctor names them, and `adopt` adds them again."""
+"""`doctor` names running jobs of a deleted registry, and `adopt` adds them again."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from cloudtrain.launcher.store.registry import Registry
 
 
 def forget(home: Path) -> None:
-    """Delete the registry, and nothing else of the home."""
+    """Delete only the registry of the home folder."""
     for path in home.glob("registry.sqlite*"):
         path.unlink()
 
 
 @pytest.fixture
 def lost(cli: Any, project: Callable[..., Path], idle_python: Path) -> Iterator[Path]:
-    """Return a project with a running local job `lost` at 3.60 USD an hour, which no registry knows."""
+    """Return a project with a running local job `lost` at 3.60 USD an hour, unknown to the registry."""
     more = "limits: {max_duration: 1h}\nproject: vision\n"
     folder = project(f"{more}local: {{python: {idle_python}, price_per_hour: 3.6}}\n")
     assert cli("submit", "-d", "-y", "--name", "lost", cwd=folder).code == 0
@@ -38,7 +38,7 @@ def lost(cli: Any, project: Callable[..., Path], idle_python: Path) -> Iterator[
 
 
 def test_deleted_registry_loses_no_running_job(cli: Any, lost: Path) -> None:
-    """Doctor names the job; after `adopt` it is shown, followed, counted and stopped like any other job."""
+    """After `adopt` the job is shown, followed, counted and stopped like any job."""
     done = cli("doctor", "local")
     assert "the registry does not know 1 running: lost" in done.stdout
     assert "cloudtrain adopt --backend local" in done.stdout
@@ -61,8 +61,8 @@ def test_deleted_registry_loses_no_running_job(cli: Any, lost: Path) -> None:
     assert ledger.held(Registry(cli.home).database) == []
 
 
-def test_question_comes_first_and_a_named_job_needs_none(cli: Any, lost: Path) -> None:
-    """Without -y nobody answers the question here, so nothing is adopted; an unknown name is exit code 8."""
+def test_adopt_asks_first_except_for_a_named_job(cli: Any, lost: Path) -> None:
+    """Without `-y` and an answer no job is adopted; an unknown name exits with code 8."""
     assert cli("adopt", "--backend", "local").code != 0
     assert cli("list", "--json").json["jobs"] == []
     done = cli("adopt", "--backend", "local", "other")
@@ -72,8 +72,8 @@ def test_question_comes_first_and_a_named_job_needs_none(cli: Any, lost: Path) -
     assert (done.code, "no running job of this home is missing" in done.stderr) == (0, True)
 
 
-def test_job_without_a_record_is_named_and_hides_no_other(cli: Any, lost: Path) -> None:
-    """An earlier version kept no record: the job is named, with the way to end it."""
+def test_job_without_a_record_is_named_and_hides_no_job(cli: Any, lost: Path) -> None:
+    """An earlier version kept no record: `doctor` still names the job."""
     (cli.home / "local/lost/attempt-1/record.json").unlink()
     assert "registry does not know 1 running: lost" in cli("doctor", "local").stdout
     done = cli("adopt", "--backend", "local", "lost")
@@ -82,8 +82,8 @@ def test_job_without_a_record_is_named_and_hides_no_other(cli: Any, lost: Path) 
     assert (done.code, done.json["adopted"]) == (0, [])
 
 
-def test_backend_that_cannot_be_asked_hides_no_other(cli: Any, lost: Path) -> None:
-    """Each is named in one line; the local job is found all the same."""
+def test_backend_that_cannot_be_asked_hides_no_local_job(cli: Any, lost: Path) -> None:
+    """Each backend that fails has a line, and the local job is adopted."""
     done = cli("adopt", "-y", "--json", cwd=lost.parent, env={"AWS_EC2_METADATA_DISABLED": "true"})
     assert (done.code, done.json["adopted"]) == (0, ["lost"]), done.stderr
     assert "sagemaker" in done.json["not_asked"]
@@ -92,13 +92,13 @@ def test_backend_that_cannot_be_asked_hides_no_other(cli: Any, lost: Path) -> No
 
 @pytest.fixture
 def found(make_job: Callable[..., Job]) -> FoundAttempt:
-    """Return a found attempt with a whole record."""
+    """Return a found attempt with a complete record."""
     job = make_job("found", 2)
     return FoundAttempt("found", 2, {"folder": "/x", "nodes": 1, "checkpoint_dir": "/x"}, adopt.record_of(job))
 
 
 def test_attempt_of_a_known_job_joins_its_job(home: Path, make_job: Callable[..., Job], found: FoundAttempt) -> None:
-    """A registry from a backup may know only an earlier attempt; adopting twice changes nothing."""
+    """A restored registry may know only an earlier attempt; a second adoption changes nothing."""
     registry = Registry()
     registry.add("found", lambda *given: make_job(*given), exclusive=True, key=None)
     for _ in range(2):
@@ -110,7 +110,7 @@ def test_attempt_of_a_known_job_joins_its_job(home: Path, make_job: Callable[...
 
 @pytest.mark.parametrize("change", [{"plan": {}}, {"plan": None}, {"config": 7}, {"sent_s": "x"}, {"bundle": None}])
 def test_damaged_record_is_refused(found: FoundAttempt, change: dict[str, Any]) -> None:
-    """The record comes from a place that others may write."""
+    """The record is untrusted input, because others may have write access."""
     assert found.record is not None
     with pytest.raises(ConfigError, match="missing or damaged"):
         adopt.row_of("local", FoundAttempt("found", 1, {}, {**found.record, **change}))
@@ -118,14 +118,14 @@ def test_damaged_record_is_refused(found: FoundAttempt, change: dict[str, Any]) 
         adopt.row_of("local", FoundAttempt("../up", 1, {}, found.record))
 
 
-def test_record_holds_no_address_of_an_alert(make_job: Callable[..., Job]) -> None:
-    """An address may be written out in the config, and the record leaves this machine."""
+def test_record_contains_no_address_of_an_alert(make_job: Callable[..., Job]) -> None:
+    """The config may contain an address in clear, and the record leaves the machine."""
     job = make_job("found", 1, config={"notify": [{"slack": "https://hooks.example/secret"}], "name": "x"})
     assert "hooks.example" not in json.dumps(adopt.record_of(job))
 
 
-def test_doctor_says_once_why_a_backend_cannot_be_asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a check has failed already, no second line repeats the reason."""
+def test_doctor_reports_a_failed_backend_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failed check no second line repeats the reason."""
     from cloudtrain.backends.local import backend
     from cloudtrain.launcher.backend import Check
 

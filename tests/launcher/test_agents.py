@@ -1,4 +1,4 @@
-"""A job's state from what was seen of its nodes."""
+"""The state of a job, folded from the states of its nodes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def look(
     asked: str | None = None,
     **more: Any,
 ) -> NodeStatus:
-    """Return how a node is seen: it runs, or has ended so, or is gone (`alive` False) without a word."""
+    """Return the status of a node that runs, has ended with a report, or is gone (`alive` False) without a report."""
     state = {"pid": 1, "started_s": 100.0, "generation": 1, "detail": None, **more.pop("state", {})}
     told = {"state": state, "alive": alive, "exit": ended, "asked": asked}
     return NodeStatus.load({**told, "ended_ago_s": ago_s if ended else 0.0, **more})
 
 
 def verdict(state: str = "succeeded", reason: str | None = None, **more: Any) -> dict[str, Any]:
-    """Return what an agent writes at the end."""
+    """Return the report that an agent writes at the end."""
     times = {"started_s": 100.0, "ended_s": 160.0, "held_s": 61.5}
     return {"state": state, "reason": reason, "resumable": False, "error": None, "restarts": 0, **times, **more}
 
 
 def gone(**more: Any) -> NodeStatus:
-    """Return how a node is seen whose agent was killed."""
+    """Return the status of a node with a killed agent."""
     return look(alive=False, **{"last_s": 150.0, **more})
 
 
@@ -42,15 +42,15 @@ def state_of(looks: dict[int, NodeStatus], nodes: int = 2, **more: Any) -> tuple
     return None if found is None else (found.state, found.reason)
 
 
-def test_node_0_alone_tells_while_it_lives() -> None:
-    """Pending before the first start, running after it, stopping once it was asked."""
+def test_node_0_decides_while_its_agent_is_alive() -> None:
+    """The state is pending before the first start, then running, and stopping after a stop request."""
     assert state_of({0: look(state={"generation": 0})}) == ("pending", None)
     assert state_of({0: look()}) == ("running", None)
     assert state_of({0: look(asked="user")}) == ("stopping", None)
 
 
-def test_verdict_of_node_0_stands() -> None:
-    """Also with a straggler, after a while; its time is what all were taken for."""
+def test_verdict_of_node_0_is_final() -> None:
+    """A straggler delays the verdict only for a while; the billed time is the time of all nodes."""
     ended = look(alive=False, ended=verdict())
     found = fold({0: ended}, 2)
     assert found is not None
@@ -60,8 +60,8 @@ def test_verdict_of_node_0_stands() -> None:
     assert state_of({0: late, 1: look()}) == ("succeeded", None)
 
 
-def test_nodes_are_held_until_they_are_given_up() -> None:
-    """While it runs and at its end, by the word of the newest generation; billed is the mean of all."""
+def test_nodes_are_billed_until_they_are_given_up() -> None:
+    """The newest generation decides while the job runs and at its end; the billed time is the mean of all nodes."""
     behind = look(held_s=90.0, state={"generation": 1})
     newest = look(held_s=80.0, state={"generation": 2, "gone_s": {"2": 20.0}})
     found = fold({0: behind, 1: newest}, 3)
@@ -80,21 +80,21 @@ def test_nodes_are_held_until_they_are_given_up() -> None:
 
 
 def test_agents_of_an_earlier_version_are_understood() -> None:
-    """They tell nothing of their clock while they run, and at the end the mean alone."""
+    """Earlier agents report no clock while they run, and only the mean at the end."""
     found = fold({0: look()}, 1)
     assert found is not None
     assert (found.billed_s, found.gone_s) == (None, None)
 
 
-def test_restarts_and_detail_are_told_by_any_node() -> None:
-    """A node that was lost knows less than the others."""
+def test_restarts_and_detail_come_from_the_newest_generation() -> None:
+    """A lost node knows less than the remaining nodes."""
     found = fold({0: gone(), 1: look(state={"generation": 3, "detail": "node 0 was lost"})}, 3)
     assert found is not None
     assert (found.state, found.restarts, found.detail) == ("running", 2, "node 0 was lost")
 
 
-def test_node_that_was_cut_off_tells_only_of_itself() -> None:
-    """Others may go on unseen; where all must take part, or all were seen, its word is enough."""
+def test_node_that_was_cut_off_reports_only_itself() -> None:
+    """Unseen nodes may continue; the report is enough if all nodes must take part, or if all were seen."""
     fenced = look(alive=False, ended=verdict("failed", "node_failure", error=LOST, fenced=True))
     assert state_of({1: fenced}, 3) is None
     assert state_of({0: fenced}, 3) is None
@@ -106,15 +106,15 @@ def test_node_that_was_cut_off_tells_only_of_itself() -> None:
     assert state_of({0: fenced, 1: ended, 2: ended}, 3) == ("succeeded", None)
 
 
-def test_lost_only_when_all_were_seen() -> None:
-    """An agent that is gone says nothing of the others."""
+def test_job_is_lost_only_if_all_nodes_were_seen() -> None:
+    """A missing agent gives no information about unseen nodes."""
     assert state_of({0: gone()}) is None
     assert state_of({0: gone(), 1: gone()}) == ("failed", "node_failure")
     assert state_of({0: gone(asked="now"), 1: gone(asked="now")}) == ("stopped", "user")
 
 
-def test_what_any_node_has_saved_can_be_gone_on_from() -> None:
-    """The node that was lost may be the one that has it; of a job that is done nobody goes on."""
+def test_checkpoint_of_any_node_makes_a_job_resumable() -> None:
+    """A lost node may be the node with the checkpoint; a job that succeeded is not resumable."""
     fenced = look(alive=False, ended=verdict("failed", "node_failure", error=LOST, fenced=True))
     found = fold({0: gone(saved=True), 1: fenced}, 2)
     assert found is not None
@@ -124,8 +124,8 @@ def test_what_any_node_has_saved_can_be_gone_on_from() -> None:
     assert not done.resumable
 
 
-def test_loss_says_what_is_known_of_it() -> None:
-    """When the last line was written, whether there is something to go on from, and whether the machine was started."""
+def test_lost_job_reports_the_known_facts() -> None:
+    """The state has the time of the last line, whether a checkpoint exists, and whether the machine was restarted."""
     found = fold({0: gone(), 1: gone(saved=True, last_s=170.0, rebooted=True)}, 2)
     assert found is not None
     assert (found.resumable, found.ended_s) == (True, 170.0)

@@ -1,4 +1,4 @@
-"""Which alerts are due: thresholds, limits that come near, standstill, ends; each once."""
+"""Alerts that are due: budget thresholds, near limits, no progress, ends; each alert once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def job(
     number: int = 1,
     plan: dict[str, Any] | None = None,
 ) -> Job:
-    """Return a job that runs, unless told otherwise, for 1000 s already."""
+    """Return a job that, by default, has run for 1000 s."""
     state = state or State("running", started_s=NOW - 1000)
     attempt = Attempt(
         "j-x1", number, "sent", plan_of(**{**PLAN, **(plan or {})}), {}, 0.0, {}, {"x": 1}, state, dict(PROGRESS)
@@ -47,17 +47,17 @@ def job(
 
 
 def due(a_job: Job, look: Forecast, told: Collection[str], now_s: float) -> list[Notice]:
-    """Return what is to be told now, of which the keys in `told` have been."""
+    """Return the notices to send now, without the keys in `told`."""
     return untold(standing(a_job, look, now_s), told)
 
 
 def keys(a_job: Job, look: Forecast, *told: str) -> list[str]:
-    """Return what is due besides that it runs."""
+    """Return the due keys apart from the start of the job."""
     return [each.key for each in due(a_job, look, {"started:1", *told}, NOW)]
 
 
 def spent(usd: int) -> Forecast:
-    """Return how the job stands with so much spent."""
+    """Return the forecast of a job that has spent the amount."""
     return replace(LOOK, spent_micro=usd * 1_000_000)
 
 
@@ -68,13 +68,13 @@ def spent(usd: int) -> Forecast:
         (50, [], [50]),
         (79, [50], []),
         (80, [50], [80]),
-        (100, [], [100]),  # crossed at once: the highest alone
+        (100, [], [100]),  # two thresholds crossed together: only the highest
         (130, [100], []),
-        (60, [80], []),  # the platform has corrected what it bills
+        (60, [80], []),  # the platform has corrected its bill
     ],
 )
 def test_highest_threshold_is_due_once(usd: int, told: list[int], wanted_keys: list[int]) -> None:
-    """The lower ones count as told with it."""
+    """The lower thresholds count as sent together with the highest."""
     found = keys(job(), spent(usd), *(f"budget:{each}@100000000" for each in told))
     assert found == [f"budget:{each}@100000000" for each in wanted_keys]
 
@@ -89,8 +89,8 @@ def test_highest_threshold_is_due_once(usd: int, told: list[int], wanted_keys: l
         (["100%"], 101, [100]),
     ],
 )
-def test_end_at_the_budget_tells_the_last_threshold(alert_at: list[str], usd: int, wanted_keys: list[int]) -> None:
-    """Under a cap no list price comes to 100 %: the cap keeps the rest back. Whoever waits for it hears of the end."""
+def test_end_at_the_budget_sends_the_last_threshold(alert_at: list[str], usd: int, wanted_keys: list[int]) -> None:
+    """A cap stops the job below 100 %, because the cap holds a reserve back; the end still sends the last threshold."""
     asked = {"budget": {"limit": "100 USD", "alert_at": alert_at, "on_limit": "checkpoint-and-stop"}}
     ended = job(State("stopped", "budget", resumable=True, started_s=NOW - 9000, ended_s=NOW), config=asked)
     found = [each for each in standing(ended, spent(usd), NOW) if each.event == "budget"]
@@ -100,20 +100,20 @@ def test_end_at_the_budget_tells_the_last_threshold(alert_at: list[str], usd: in
     assert usd > 100 or not [each for each in standing(by_hand, spent(usd), NOW) if each.key.startswith("budget:100")]
 
 
-def test_raised_budget_has_thresholds_of_its_own() -> None:
-    """After `resume --budget`, half of the new limit is news."""
+def test_raised_budget_has_new_thresholds() -> None:
+    """After `resume --budget`, half of the new limit is a new threshold."""
     look = replace(spent(80), limit_micro=160_000_000)
     assert keys(job(), look, "budget:80@100000000") == ["budget:50@160000000"]
 
 
-def test_no_budget_and_no_price_are_no_alert() -> None:
-    """What nobody knows is not a share of anything."""
+def test_missing_budget_or_price_gives_no_alert() -> None:
+    """A share of an unknown amount is unknown."""
     assert keys(job(), replace(LOOK, limit_micro=None)) == []
     assert keys(job(), replace(spent(90), spent_micro=None)) == []
 
 
-def test_limit_before_the_finish_is_told_with_what_it_takes() -> None:
-    """The exact command names the money for the steps that are left."""
+def test_projected_alert_names_the_missing_money() -> None:
+    """The alert has the exact command with the money for the remaining steps."""
     look = replace(spent(6), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
     slow = job()
     slow.attempt.progress["eta_s"] = 14_000.0
@@ -136,7 +136,7 @@ def test_forecast_below_the_budget_states_the_reserve() -> None:
 
 
 def test_newer_estimate_corrects_a_reported_forecast_once() -> None:
-    """The first steps were slow; a channel that heard nothing of a limit hears nothing of the correction."""
+    """The first steps were slow; a channel that received no forecast receives no correction."""
     forecast = "projected:1@100000000"
     assert keys(job(), LOOK) == []
     assert keys(job(), LOOK, forecast) == ["within:1@100000000"]
@@ -144,8 +144,8 @@ def test_newer_estimate_corrects_a_reported_forecast_once() -> None:
     assert keys(job(), replace(LOOK, finish_at_s=NOW + 7_900), forecast) == []
 
 
-def test_time_limit_before_the_finish_is_no_matter_of_money() -> None:
-    """A further attempt has the same time again, and asks for more where that is too short."""
+def test_time_limit_before_the_finish_is_not_about_money() -> None:
+    """A retry has the same time again, and requests more time if the limit is too short."""
     look = replace(LOOK, limit_micro=None, hits_limit=True, finish_at_s=NOW + 14_000)
     notice = due(job(), look, {"started:1"}, NOW)[0]
     assert "will reach its time limit" in notice.title
@@ -153,12 +153,12 @@ def test_time_limit_before_the_finish_is_no_matter_of_money() -> None:
     slow = job(config={"limits": {"max_duration": "10m"}})
     slow.attempt.progress["eta_s"] = 14_000.0
     notice = due(slow, look, {"started:1"}, NOW)[0]
-    # 6000 s are left when it leaves, a tenth more, its start, its save, and 500 s before its own clock begins.
+    # 6000 s are left at the stop; plus 10 %, the start, the save, and 500 s before the job's own clock begins.
     assert notice.fields["resume"] == "cloudtrain resume j-x1 --set limits.max_duration=121m"
 
 
-def test_job_that_runs_is_not_resumed_now() -> None:
-    """The command waits for its end, and how to stop it stands before."""
+def test_resume_advice_of_a_running_job_waits_for_its_end() -> None:
+    """The notice gives the command to stop first, and the resume for later."""
     look = replace(spent(60), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
     slow = job()
     slow.attempt.progress["eta_s"] = 14_000.0
@@ -170,22 +170,22 @@ def test_job_that_runs_is_not_resumed_now() -> None:
 @pytest.mark.parametrize(
     ("config", "look"),
     [
-        ({}, spent(60)),  # it will be done in time
+        ({}, spent(60)),  # the job will finish in time
         (
             {"budget": {"limit": "100 USD", "alert_at": ["50%"], "on_limit": "alert"}},
             replace(spent(60), hits_limit=True),
         ),
     ],
 )
-def test_job_that_needs_nothing_is_told_no_resume(config: dict[str, Any], look: Forecast) -> None:
-    """It runs on to its end."""
+def test_job_that_will_finish_gets_no_resume_advice(config: dict[str, Any], look: Forecast) -> None:
+    """The job runs on to its end."""
     notice = due(job(config=config), look, {"started:1"}, NOW)[0]
     assert notice.fields["resume"] is None
     assert "resume" not in notice.text
 
 
-def test_failed_job_out_of_money_is_resumed_with_more() -> None:
-    """Without it the command would be refused."""
+def test_failed_job_without_money_gets_advice_with_more_money() -> None:
+    """Without more money the command would be refused."""
     ended = job(State("failed", "error", resumable=True, started_s=NOW - 9000, ended_s=NOW))
     notice = standing(ended, replace(spent(99), hits_limit=None), NOW)[-1]
     assert notice.fields["resume"] == "cloudtrain resume j-x1 --budget +19USD"
@@ -193,7 +193,7 @@ def test_failed_job_out_of_money_is_resumed_with_more() -> None:
 
 
 def test_checkpoint_of_an_earlier_attempt_counts() -> None:
-    """A resumed job has one before it has saved."""
+    """A resumed job has a checkpoint before its own first save."""
     again = job(number=2)
     again.attempt.progress.pop("checkpoint_step")
     first = replace(again.attempt, number=1, progress={"checkpoint_step": 103})
@@ -208,30 +208,30 @@ def test_checkpoint_of_an_earlier_attempt_counts() -> None:
     assert "checkpoint  saved, step not reported" in notice.lines
 
 
-def test_limit_that_is_reached_is_not_foreseen() -> None:
-    """In `alert` mode the job runs on, and 100 % has been told."""
+def test_reached_limit_is_not_forecast() -> None:
+    """In `alert` mode the job runs on, and the 100 % alert was sent."""
     look = replace(spent(126), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
     assert keys(job(), look) == ["budget:100@100000000"]
 
 
-def test_first_steps_foresee_nothing() -> None:
-    """They are slow: for a minute, or a twentieth of a short run, nobody is frightened."""
+def test_first_steps_give_no_forecast() -> None:
+    """The first steps are slow: no forecast is sent for a minute, or for a twentieth of a short run."""
     look = replace(spent(1), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
     assert keys(job(State("running", started_s=NOW - 50)), look) == []
     assert keys(job(State("running", started_s=NOW - 50), plan={"cap_s": 900}), look) == ["projected:1@100000000"]
 
 
 @pytest.mark.parametrize(("left_s", "is_due"), [(1000, False), (890, True), (-5, True)])
-def test_deadline_near_is_told_a_quarter_of_an_hour_before(left_s: float, is_due: bool) -> None:
-    """Unless the job is done before."""
+def test_deadline_alert_is_due_a_quarter_of_an_hour_before(left_s: float, is_due: bool) -> None:
+    """A job that finishes before the deadline needs no alert."""
     began = State("running", started_s=NOW - 20_000)
     look = replace(LOOK, deadline_at_s=NOW + left_s, cap_at_s=NOW + left_s + 120, finish_at_s=None, hits_limit=None)
     assert keys(job(began), look) == (["deadline:1"] if is_due else [])
     assert keys(job(began), replace(look, finish_at_s=NOW + left_s - 1)) == []
 
 
-def test_deadline_of_a_short_run_is_told_in_its_last_tenth() -> None:
-    """A quarter of an hour would be all of it."""
+def test_deadline_alert_of_a_short_run_is_due_in_its_last_tenth() -> None:
+    """A quarter of an hour would be the whole run."""
     look = replace(LOOK, deadline_at_s=NOW + 95, cap_at_s=NOW + 200, finish_at_s=None)
     began = State("running", started_s=NOW - 905)
     notice = due(job(began), look, {"started:1"}, NOW)[0]
@@ -239,8 +239,8 @@ def test_deadline_of_a_short_run_is_told_in_its_last_tenth() -> None:
     assert keys(job(began), replace(look, deadline_at_s=NOW + 105)) == []
 
 
-def test_deadline_of_a_script_is_not_said_to_save() -> None:
-    """A script gets SIGTERM then, and may save or not."""
+def test_deadline_alert_of_a_script_promises_no_save() -> None:
+    """A script gets SIGTERM at the deadline, and may save or not."""
     look = replace(LOOK, deadline_at_s=NOW + 60, cap_at_s=NOW + 180, finish_at_s=None)
     script = job(State("running", started_s=NOW - 20_000), plan={"saves": False})
     notice = due(script, look, {"started:1"}, NOW)[0]
@@ -249,8 +249,8 @@ def test_deadline_of_a_script_is_not_said_to_save() -> None:
     assert "saves" not in notice.text
 
 
-def test_hard_limit_is_not_said_to_save() -> None:
-    """`on_limit: stop` ends the job where it stands."""
+def test_hard_limit_alert_promises_no_save() -> None:
+    """`on_limit: stop` ends the job without a save."""
     hard = job(State("running", started_s=NOW - 20_000), plan={"deadline_s": 9_500, "cap_reason": "budget"})
     look = replace(LOOK, deadline_at_s=NOW + 60, finish_at_s=None)
     notice = due(hard, look, {"started:1"}, NOW)[0]
@@ -269,14 +269,14 @@ def test_hard_limit_is_not_said_to_save() -> None:
         ({"distributed": {"hang_timeout": "1m"}}, 121, True),
     ],
 )
-def test_no_progress_is_told(config: dict[str, Any], stalled_s: float, is_due: bool) -> None:
-    """Half of what makes a rank count as hung, at least two minutes, and ten steps' time."""
+def test_stalled_alert_is_due_without_progress(config: dict[str, Any], stalled_s: float, is_due: bool) -> None:
+    """The limit is half of the hang timeout, at least two minutes, and at least the time of ten steps."""
     found = keys(job(config=config), replace(LOOK, stalled_s=stalled_s))
     assert found == (["stalled:1@100"] if is_due else [])
 
 
-def test_slow_steps_are_no_standstill() -> None:
-    """Here each takes ten minutes."""
+def test_slow_steps_give_no_stalled_alert() -> None:
+    """Each step of the test takes ten minutes."""
     slow = job()
     slow.attempt.progress["eta_s"] = 60_000.0
     assert keys(slow, replace(LOOK, stalled_s=1000.0)) == []
@@ -291,8 +291,8 @@ def test_slow_steps_are_no_standstill() -> None:
         (State("failed", "preempted", resumable=True, ended_s=NOW), "preempted:1", "preempted"),
     ],
 )
-def test_end_is_told_to_whom_it_concerns(state: State, key: str, on: str) -> None:
-    """A stop by the budget also to those who hear of the budget alone."""
+def test_end_is_sent_to_subscribers_of_its_event(state: State, key: str, on: str) -> None:
+    """A stop by the budget also reaches subscribers of `budget` alone."""
     found = [
         each for each in standing(job(state), replace(LOOK, hits_limit=None, cap_at_s=None), NOW) if each.key == key
     ]
@@ -301,11 +301,11 @@ def test_end_is_told_to_whom_it_concerns(state: State, key: str, on: str) -> Non
     assert "\n" not in found[0].title
 
 
-def test_end_by_money_names_the_money_to_go_on() -> None:
-    """Enough for what is left, in the exact command."""
+def test_end_at_the_budget_names_the_money_to_continue() -> None:
+    """The exact command has enough money for the remaining steps."""
     ended = job(State("stopped", "budget", resumable=True, started_s=NOW - 9000, ended_s=NOW))
     notice = standing(ended, replace(spent(90), hits_limit=None), NOW)[-1]
-    # 1000 s and 200 s again, a tenth, half a minute's start, two minutes' save, and 500 s before its own clock begins.
+    # 1000 s and 200 s again, 10 % more, 30 s of start, 120 s of save, and 500 s before the job's own clock begins.
     assert notice.fields["resume"] == "cloudtrain resume j-x1 --budget +9.70USD"
     assert notice.lines[-2:] == (
         "resume with cloudtrain resume j-x1 --budget +9.70USD",
@@ -313,14 +313,14 @@ def test_end_by_money_names_the_money_to_go_on() -> None:
     )
 
 
-def test_end_that_cannot_be_gone_on_from_names_no_command() -> None:
-    """Neither does one that has succeeded."""
+def test_end_without_a_checkpoint_names_no_command() -> None:
+    """A job that succeeded has no command either."""
     assert standing(job(State("failed", "error", ended_s=NOW)), LOOK, NOW)[-1].fields["resume"] is None
     assert standing(job(State("succeeded", ended_s=NOW)), LOOK, NOW)[-1].fields["resume"] is None
 
 
-def test_restart_silence_and_further_attempt_are_events() -> None:
-    """Each with what makes it one."""
+def test_restart_silence_and_new_attempt_are_events() -> None:
+    """Each event has its own key."""
     again = job(State("running", started_s=NOW - 1000, restarts=2), number=2)
     again = replace(again, attempt=replace(again.attempt, unreachable_since_s=NOW - 700))
     events = {each.key: each for each in due(again, LOOK, (), NOW)}
@@ -328,8 +328,8 @@ def test_restart_silence_and_further_attempt_are_events() -> None:
     assert wanted(events["started:2"], ["restarted"])
 
 
-def test_umbrella_is_told_of_limits_that_come_near() -> None:
-    """`budget` stands for thresholds, `projected` and `deadline`; each can be had alone."""
+def test_budget_event_includes_near_limits() -> None:
+    """`budget` includes thresholds, `projected` and `deadline`; each is also available alone."""
     look = replace(spent(60), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
     found = {each.event: each for each in due(job(), look, {"started:1"}, NOW)}
     assert {name for name, each in found.items() if wanted(each, ["budget"])} == {"budget", "projected"}

@@ -11,28 +11,28 @@ VERTEX = [row for row in ROWS if row["backend"] == "vertex" and row["usd_per_hou
 
 
 def test_each_price_has_a_source_and_a_date() -> None:
-    """And says whether it is another figure's; nothing costs nothing."""
+    """Each price is above 0 and marked as derived or not."""
     for row in ROWS:
         assert row["source"]
         for price in (row["usd_per_hour"], row["spot_usd_per_hour"]):
             assert not price or (float(price) > 0 and row["as_of"] and row["derived"] in ("yes", "no")), row
 
 
-def test_each_machine_stands_once() -> None:
+def test_each_machine_has_a_single_row() -> None:
     """A second row of a type and region would never be read."""
     keys = [(row["backend"], row["instance_type"], row["region"]) for row in ROWS]
     assert len(set(keys)) == len(keys)
 
 
 def test_spot_costs_less() -> None:
-    """A spot price no lower than the one on demand is a gap that somebody has filled in."""
+    """A spot price at or above the on-demand price would be an invented figure."""
     both = [row for row in ROWS if row["spot_usd_per_hour"] and row["usd_per_hour"]]
     assert {row["backend"] for row in both} == {"azureml", "vertex"}
     assert [row for row in both if float(row["spot_usd_per_hour"]) >= float(row["usd_per_hour"])] == []
 
 
-def test_vertex_spot_has_the_whole_fee() -> None:
-    """15 % of the price on demand, not of the spot one: what is left above it is Compute Engine's."""
+def test_vertex_spot_price_has_the_full_fee() -> None:
+    """The fee is 15 % of the on-demand price, not of the spot price; the rest is Compute Engine's spot price."""
     assert len(VERTEX) == 90
     for row in VERTEX:
         on_demand = float(row["usd_per_hour"]) / 1.15
@@ -45,7 +45,7 @@ def test_vertex_spot_has_the_whole_fee() -> None:
     [("a3-highgpu-8g", 88.49, 50.609541), ("g2-standard-96", 8.00333, 4.499264), ("n1-standard-4", 0.189999, 0.06701)],
 )
 def test_vertex_price_is_compute_engines_with_the_fee(instance_type: str, infra: float, infra_spot: float) -> None:
-    """Of Compute Engine's prices in us-central1, 2026-07."""
+    """The prices are Compute Engine's in us-central1, 2026-07."""
     machine = catalog.by_type("vertex", instance_type, "us-central1")
     assert machine is not None
     assert machine.hourly_usd == pytest.approx(1.15 * infra, abs=1e-6)
@@ -54,7 +54,7 @@ def test_vertex_price_is_compute_engines_with_the_fee(instance_type: str, infra:
 
 @pytest.mark.parametrize("family", ["a2-highgpu", "a2-ultragpu", "a3-highgpu", "g4-standard", "n1-standard"])
 def test_vertex_price_grows_with_the_machine(family: str) -> None:
-    """Twice the machine, twice the price, on demand and spot."""
+    """Twice the machine costs twice the price, on demand and spot."""
     for region in ("us-central1", "europe-west4"):
         rows = [row for row in VERTEX if row["instance_type"].startswith(family) and row["region"] == region]
         sizes = [int(row["instance_type"].rpartition("-")[2].removesuffix("g")) for row in rows]
@@ -64,8 +64,8 @@ def test_vertex_price_grows_with_the_machine(family: str) -> None:
             assert each == pytest.approx([each[0]] * len(each), rel=1e-5)
 
 
-def test_what_is_not_known_is_none() -> None:
-    """A region without a price, and a machine without any: neither on demand nor spot. And no machine without a row."""
+def test_unknown_price_is_none() -> None:
+    """A machine without a price, in a region or at all, has no rates; a machine without a row is None."""
     for instance_type, region in (("a2-highgpu-8g", "us-west9"), ("a2-highgpu-8g", None), ("a4-highgpu-8g", None)):
         machine = catalog.by_type("vertex", instance_type, region)
         assert machine is not None
@@ -73,8 +73,8 @@ def test_what_is_not_known_is_none() -> None:
     assert catalog.by_type("vertex", "a2-highgpu-3g", "us-central1") is None
 
 
-def test_spot_of_another_backend_is_read() -> None:
-    """Azure's table has quoted ones; SageMaker's has none."""
+def test_spot_price_depends_on_the_backend() -> None:
+    """Azure's table has quoted spot prices; SageMaker's table has no spot prices."""
     azure = catalog.by_type("azureml", "Standard_NC6s_v3", "eastus")
     aws = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")
     assert azure is not None
@@ -86,7 +86,7 @@ def test_spot_of_another_backend_is_read() -> None:
 
 
 def test_accelerators_are_found_by_their_name() -> None:
-    """`H100:8` is a3, the cheaper one first; the host of T4s is none of them."""
+    """`H100:8` is a3, the cheaper type first; the host of T4s (n1) is not found."""
     found = catalog.by_accelerators("vertex", "h100:8", "us-east4")
     assert [machine.instance_type for machine in found] == ["a3-highgpu-8g", "a3-megagpu-8g"]
     assert catalog.by_accelerators("vertex", "T4:1", "us-central1") == []

@@ -1,6 +1,6 @@
-"""What is likely behind a failure: by texts that torch 2.13, Python 3.11 and this launcher have printed.
+"""Likely causes of failures, by error texts that torch 2.13, Python 3.11 and this launcher have printed.
 
-Those of CUDA, NCCL and the driver are as their sources write them: no GPU was there to print them.
+The texts of CUDA, NCCL and the driver come from their sources, because no GPU was available to print them.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("kind", "message", "wanted"), TEXTS)
-def test_cause_is_told_by_the_failures_own_text(kind: str | None, message: str, wanted: str) -> None:
-    """One sentence: what it means, and what to do."""
+def test_cause_is_found_in_the_error_text(kind: str | None, message: str, wanted: str) -> None:
+    """The cause is a sentence with the meaning and the fix."""
     told = likely({"rank": 0, "kind": "exception", "type": kind, "message": message}, {})
     assert told is not None
     assert wanted in told
@@ -58,7 +58,7 @@ def test_cause_is_told_by_the_failures_own_text(kind: str | None, message: str, 
 
 
 def test_every_cause_has_a_text() -> None:
-    """None stands in the table untried."""
+    """Each row of the table is tested."""
     for cause in CAUSES:
         assert any(cause.found_in(f"{kind}: {message}") for kind, message, _ in TEXTS), cause.means
 
@@ -72,18 +72,18 @@ def test_every_cause_has_a_text() -> None:
         {"rank": 1, "kind": "exit", "message": "exited with code 3", "lines": ["all shards loaded"]},
     ],
 )
-def test_no_cause_is_told_where_the_text_proves_none(error: dict[str, Any] | None) -> None:
-    """An absolute path may be anything; a code of the user's own means what they made it mean."""
+def test_no_cause_is_given_without_proof(error: dict[str, Any] | None) -> None:
+    """An absolute path may be anything, and the meaning of a user's exit code is unknown."""
     assert likely(error, {}) is None
 
 
-def test_cause_is_looked_for_in_the_last_lines_too() -> None:
-    """A library that prints why and exits leaves an exit code alone."""
+def test_cause_is_also_searched_in_the_last_lines() -> None:
+    """A library that prints the reason and exits leaves only an exit code in the message."""
     error = {"rank": 0, "kind": "exit", "message": "exited with code 1", "lines": ["step 3", GPU_FULL]}
     assert "GPU's memory" in str(likely(error, {}))
 
 
-def test_cause_names_the_keys_where_the_trainer_is_ours() -> None:
+def test_cause_names_config_keys_only_for_our_trainer() -> None:
     """A script has no micro_batch_size."""
     error = {"type": "OutOfMemoryError", "message": GPU_FULL}
     assert "training.micro_batch_size" in str(likely(error, {"task": "task.py"}))
@@ -91,13 +91,13 @@ def test_cause_names_the_keys_where_the_trainer_is_ours() -> None:
 
 
 @pytest.mark.parametrize(("backend", "is_key"), [("local", False), ("ssh", False), ("sagemaker", True)])
-def test_cause_names_the_disk_key_where_the_key_does_something(backend: str, is_key: bool) -> None:
-    """On the user's own machines `resources.disk_gb` changes nothing."""
+def test_cause_names_the_disk_key_only_if_the_key_has_an_effect(backend: str, is_key: bool) -> None:
+    """On the user's own machines `resources.disk_gb` has no effect."""
     error = {"type": "OSError", "message": "[Errno 28] No space left on device"}
     assert ("resources.disk_gb" in str(likely(error, {"backend": backend}))) is is_key
 
 
-def test_sigkill_without_a_proof_is_not_called_memory() -> None:
-    """Somebody's `kill -9` looks the same; only the kernel's counter tells."""
+def test_sigkill_without_proof_is_not_called_memory() -> None:
+    """A manual `kill -9` looks the same; only the kernel's counter proves a lack of memory."""
     told = str(likely({"rank": 0, "kind": "signal", "signal": "SIGKILL", "message": "killed by SIGKILL"}, {}))
     assert told.startswith("something killed it from outside")

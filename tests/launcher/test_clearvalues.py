@@ -1,4 +1,4 @@
-"""Secrets in `env` and arguments: plan, dry run and validate point to `secrets`, with the place in the file."""
+"""For secrets in `env` and arguments, `plan`, dry run and `validate` point to `secrets`, with the place in the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"[:34].swapcase()[::-1]
         ('args: [--key, "${API_TOKEN}"]\n', "cloudtrain.yaml:3:15, args.1 looks secret"),
     ],
 )
-def test_secret_in_clear_is_pointed_out(
+def test_secret_in_clear_has_a_warning(
     cli: Cli, project: Callable[..., Path], command: str, lines: str, said: str
 ) -> None:
     """The warning names file, line and key and prints no value; the exit code stays 0."""
@@ -40,8 +40,8 @@ def test_secret_in_clear_is_pointed_out(
         (f"args: [--hub={TOKEN}]\n", "the script reads the variable"),
     ],
 )
-def test_token_in_the_config_is_pointed_out(cli: Cli, project: Callable[..., Path], lines: str, said: str) -> None:
-    """Both commands refuse the file, since the file is uploaded with the code, and warn if the file is ignored."""
+def test_token_in_an_uploaded_config_is_refused(cli: Cli, project: Callable[..., Path], lines: str, said: str) -> None:
+    """Both commands refuse a file that is uploaded with the code, and warn if the file is ignored."""
     folder = project(lines)
     for command in (["validate"], ["submit", "--dry-run"]):
         (folder / ".cloudtrainignore").write_text("")
@@ -52,8 +52,8 @@ def test_token_in_the_config_is_pointed_out(cli: Cli, project: Callable[..., Pat
         assert (done.code, said in " ".join(done.stderr.split()), TOKEN in done.stderr) == (0, True, False), done.stderr
 
 
-def test_plain_values_are_not_pointed_out(cli: Cli, project: Callable[..., Path]) -> None:
-    """Ordinary variables and arguments bring no warning, also with `token` or `key` in their names."""
+def test_plain_values_have_no_warning(cli: Cli, project: Callable[..., Path]) -> None:
+    """Ordinary variables and arguments cause no warning, also with `token` or `key` in their names."""
     lines = 'env: {SAME: "3", HF_PASSWORD: "3"}\n'
     same = cli("validate", cwd=project(lines, folder="same")).stderr
     assert (same.count("in clear"), same.count("env.HF_PASSWORD")) == (1, 1)
@@ -63,7 +63,7 @@ def test_plain_values_are_not_pointed_out(cli: Cli, project: Callable[..., Path]
     assert (done.code, "in clear" in done.stderr) == (0, False), done.stderr
 
 
-def test_value_of_an_option_is_pointed_out_without_a_place(cli: Cli, project: Callable[..., Path]) -> None:
+def test_secret_in_an_option_has_a_warning_without_a_place(cli: Cli, project: Callable[..., Path]) -> None:
     """A value from `--set` has no place in the file."""
     done = cli("plan", "--set", f"env.HUB={TOKEN}", cwd=project("env: {HUB: plain}\n"))
     assert "env.HUB holds a Hugging Face token" in done.stdout

@@ -1,4 +1,4 @@
-"""What the plan says of files in the code folder that the config does not use."""
+"""The plan's notes about unused files in the code folder."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def notes(folder: Path, *settings: str, backend: str = "local") -> list[str]:
 
 
 @pytest.mark.parametrize("backend", ["local", "ssh", "vertex"])
-def test_unused_requirements_file_is_said(folder: Path, backend: str) -> None:
-    """The note has the key to set; a key that is set, or a command that installs, ends the note."""
+def test_unused_requirements_file_has_a_note(folder: Path, backend: str) -> None:
+    """The note has the key to set; a set key, or a command that installs the file, ends the note."""
     assert notes(folder, backend=backend) == []
     (folder / "requirements.txt").write_text("rich\n")
     said = ["nothing installs requirements.txt on the nodes: set `requirements: requirements.txt`"]
@@ -40,7 +40,7 @@ def test_unused_requirements_file_is_said(folder: Path, backend: str) -> None:
     assert ssh == ([] if backend == "ssh" else said)
 
 
-def test_unused_header_of_a_script_is_said(folder: Path) -> None:
+def test_unused_header_of_a_script_has_a_note(folder: Path) -> None:
     """A header of PEP 723 lists packages; a header without packages needs no note."""
     (folder / "train.py").write_text(HEADER)
     said = "the header of train.py lists packages, and nothing installs them: set `requirements: train.py`"
@@ -50,15 +50,15 @@ def test_unused_header_of_a_script_is_said(folder: Path) -> None:
     assert notes(folder) == []
 
 
-def test_requirements_beside_the_script_are_said(folder: Path) -> None:
-    """A repository has one file for each of its examples."""
+def test_requirements_beside_the_script_have_a_note(folder: Path) -> None:
+    """A repository may have a requirements file for each example."""
     (folder / "examples").mkdir()
     (folder / "examples/train.py").write_text("")
     (folder / "examples/requirements.txt").write_text("rich\n")
     assert notes(folder, "script=examples/train.py")[0].endswith("set `requirements: examples/requirements.txt`")
 
 
-def test_empty_submodule_is_said(folder: Path) -> None:
+def test_empty_submodule_has_a_note(folder: Path) -> None:
     """A clone without its submodules has empty folders; a folder outside the code folder does not count."""
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
     (folder / ".gitmodules").write_text('[submodule "a"]\n\tpath = third/a\n\turl = x\n[submodule "b"]\n\tpath = b\n')
@@ -72,8 +72,8 @@ def test_empty_submodule_is_said(folder: Path) -> None:
     assert list(notes_of(config, folder / "b")) == []
 
 
-def test_module_that_nobody_has_is_said(folder: Path) -> None:
-    """The nodes may have the module, so nothing is refused."""
+def test_unknown_module_has_a_note(folder: Path) -> None:
+    """The nodes may have the module, so the config is not refused."""
     (folder / "cloudtrain.yaml").write_text("name: x\nmodule: nowhere.train\n")
     assert notes(folder) == [
         "module: `nowhere` is neither in the code folder nor installed here; the nodes must have it"
@@ -82,7 +82,7 @@ def test_module_that_nobody_has_is_said(folder: Path) -> None:
 
 
 def test_plan_shows_the_notes(folder: Path, cli: object) -> None:
-    """The notes stand below the plan."""
+    """The notes are below the plan."""
     (folder / "requirements.txt").write_text("rich\n")
     shown = cli("plan", cwd=folder)  # type: ignore[operator]
     assert "nothing installs requirements.txt on the nodes" in shown.stdout

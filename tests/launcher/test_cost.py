@@ -1,4 +1,4 @@
-"""`cloudtrain cost`: one job's bill, and what all have cost in a span of time."""
+"""`cloudtrain cost` prints the bill of a job, or the cost of all jobs in a period."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Put = Callable[..., Job]
 
 
 def ran(start_s: float, end_s: float, **more: Any) -> State:
-    """Return the state of an attempt that ran then."""
+    """Return the state of an attempt that ran in the period."""
     return State("succeeded", started_s=start_s, ended_s=end_s, **more)
 
 
 @pytest.fixture
 def put(home: Path) -> Put:
-    """Return a function that puts a job with these attempts' states into the registry, at a cent a second each."""
+    """Return a function that puts a job with the given attempts into the registry, at a cent per second and node."""
 
     def add(name: str, *states: State, progress: dict[str, Any] | None = None, **changes: Any) -> Job:
         registry = Registry()
@@ -62,7 +62,7 @@ def put(home: Path) -> Put:
 
 @pytest.fixture
 def cost(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return a function that runs the command in this process and returns what it printed."""
+    """Return a function that runs the command in this process and returns the output."""
 
     def run(*args: str) -> str:
         cli.cli.main(["cost", *args], standalone_mode=False)
@@ -72,7 +72,7 @@ def cost(home: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 def test_bill_of_a_job_shows_planned_metered_and_billed(put: Put, cost: Callable[..., str]) -> None:
-    """Each leg with its times, its seconds by the platform and by start and end; what counts is the platform's."""
+    """Each leg has its times and its seconds, billed and metered; the platform's seconds count."""
     put("one", ran(0, 100, billed_s=90.0, billed_by="BillableTimeInSeconds"), ran(500, 600))
     found = json.loads(cost("one", "--json"))
     assert (found["spend_usd"], found["metered_usd"], found["billed_usd"]) == (3.8, 4.0, None)
@@ -85,10 +85,10 @@ def test_bill_of_a_job_shows_planned_metered_and_billed(put: Put, cost: Callable
     assert "1970-01-01 00:08:20  00:10:00  1m 40s  2.00" in text
 
 
-def test_idling_is_told_beside_what_was_spent_and_counted_by_the_ledger(
+def test_idling_is_shown_apart_and_counted_by_the_ledger(
     put: Put, cost: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The bill's sum is of the seconds; the budget counts what may come on top, and says so."""
+    """The bill sums up seconds; the budget also counts the possible idle time, and a note explains the difference."""
     put("one", ran(0, 100, idle_s=60.0))
     assert [json.loads(cost("one", "--json"))[key] for key in ("spend_usd", "idle_usd")] == [2.0, 1.2]
     assert "up to 1.20 USD more while its machines idle after it; not in spent" in cost("one")
@@ -100,8 +100,8 @@ def test_idling_is_told_beside_what_was_spent_and_counted_by_the_ledger(
     assert "`cloudtrain cost` counts seconds at list prices" in capsys.readouterr().err
 
 
-def test_bill_says_what_the_money_bought(put: Put, cost: Callable[..., str]) -> None:
-    """An epoch, a million samples and tokens, a unit of loss, and the last fifth of the money."""
+def test_bill_shows_the_price_of_progress(put: Put, cost: Callable[..., str]) -> None:
+    """Prices are per epoch, per million samples and tokens, per unit of loss, and for the last fifth of the money."""
     falling = curve.added(curve.EMPTY, ((float(t), t, 4.0 - 3.0 * t / 100) for t in range(101)))
     told = {
         "epoch": 4.0,
@@ -120,8 +120,8 @@ def test_bill_says_what_the_money_bought(put: Put, cost: Callable[..., str]) -> 
     assert "for the last 0.40 USD it fell by 0.6" in cost("one")
 
 
-def test_month_takes_its_part_of_a_leg_over_the_border(put: Put, cost: Callable[..., str]) -> None:
-    """A job over New Year is in both months, and their parts add up."""
+def test_month_counts_its_part_of_a_leg_across_the_border(put: Put, cost: Callable[..., str]) -> None:
+    """A job over New Year is in both months, and the parts add up."""
     put("party", ran(NEW_YEAR_S - 30, NEW_YEAR_S + 60))
     put("later", ran(NEW_YEAR_S + 100, NEW_YEAR_S + 200))
     december, january = (json.loads(cost("--month", month, "--json")) for month in ("2025-12", "2026-01"))
@@ -152,8 +152,8 @@ def test_removed_jobs_are_in_the_sum(put: Put, cost: Callable[..., str]) -> None
     assert json.loads(cost("--since", "2026-01-02", "--json"))["job_count"] == 0
 
 
-def test_price_that_is_unknown_makes_the_sum_a_least_one(put: Put, cost: Callable[..., str]) -> None:
-    """It is shown as unknown, and never counts as nothing."""
+def test_unknown_price_makes_the_sum_a_minimum(put: Put, cost: Callable[..., str]) -> None:
+    """The price is shown as unknown, and never counts as 0."""
     put("known", ran(NEW_YEAR_S, NEW_YEAR_S + 100))
     put("strange", ran(NEW_YEAR_S, NEW_YEAR_S + 100), plan={"hourly_usd": None, "worst_case_usd": None})
     found = json.loads(cost("--month", "2026-01", "--json"))
@@ -170,7 +170,7 @@ def test_price_that_is_unknown_makes_the_sum_a_least_one(put: Put, cost: Callabl
     [("tag:team", "vision"), ("tag:owner", ""), ("project", "digits"), ("backend", "local"), ("name", "a")],
 )
 def test_groups_are_summed(by: str, key: str, put: Put, cost: Callable[..., str]) -> None:
-    """By a tag, the project, the backend or the name; what has none is a group, too."""
+    """The keys are a tag, the project, the backend and the name; jobs without the key are a group too."""
     put("a", ran(NEW_YEAR_S, NEW_YEAR_S + 100))
     put("b", ran(NEW_YEAR_S, NEW_YEAR_S + 50))
     groups = json.loads(cost("--month", "2026-01", "--by", by, "--json"))["groups"]
@@ -178,8 +178,8 @@ def test_groups_are_summed(by: str, key: str, put: Put, cost: Callable[..., str]
     assert cost("--month", "2026-01", "--by", by).splitlines()[-1].split()[0] == "total"
 
 
-def test_spreadsheet_runs_nothing(put: Put, cost: Callable[..., str]) -> None:
-    """A tag that would be a formula is a text; numbers stay numbers."""
+def test_spreadsheet_executes_no_formula(put: Put, cost: Callable[..., str]) -> None:
+    """A tag that looks like a formula becomes text; numbers stay numbers."""
     put("a", ran(NEW_YEAR_S, NEW_YEAR_S + 100), config={"tags": {"team": '=HYPERLINK("http://x","y")', "n": "-1+2"}})
     rows = list(csv.DictReader(io.StringIO(cost("--month", "2026-01", "--csv"))))
     assert rows[0]["tag:team"] == '\'=HYPERLINK("http://x","y")'
@@ -191,8 +191,8 @@ def test_spreadsheet_runs_nothing(put: Put, cost: Callable[..., str]) -> None:
     assert groups[0]["tag:team"].startswith("'=")
 
 
-def test_since_counts_from_then_on(put: Put, cost: Callable[..., str]) -> None:
-    """A day, or so long ago."""
+def test_since_limits_the_period(put: Put, cost: Callable[..., str]) -> None:
+    """The value is a date or a duration."""
     now_s = time.time()
     put("old", ran(NEW_YEAR_S, NEW_YEAR_S + 100))
     put("new", ran(now_s - 5400, now_s - 1800))
@@ -215,14 +215,14 @@ def test_since_counts_from_then_on(put: Put, cost: Callable[..., str]) -> None:
         ["last", "--month", "2026-01"],
     ],
 )
-def test_what_is_asked_wrongly_is_said(args: list[str], cost: Callable[..., str]) -> None:
-    """With what was expected."""
+def test_invalid_arguments_are_refused(args: list[str], cost: Callable[..., str]) -> None:
+    """Each case is a usage error."""
     with pytest.raises(UsageError):
         cost(*args)
 
 
 def test_job_that_was_never_sent_costs_nothing(put: Put, cost: Callable[..., str], home: Path) -> None:
-    """Neither in a month nor on its own bill."""
+    """The job appears neither in a month nor on its own bill."""
     job = put("ghost", State("pending"))
     registry = Registry()
     registry.database.execute("UPDATE attempts SET phase = 'never_sent', state = 'failed'")
@@ -232,14 +232,14 @@ def test_job_that_was_never_sent_costs_nothing(put: Put, cost: Callable[..., str
     assert json.loads(cost("--json"))["jobs"] == []
 
 
-def test_months_end_where_the_next_begins() -> None:
-    """Years too, in UTC."""
+def test_months_end_at_the_start_of_the_next_month() -> None:
+    """Years do the same, in UTC."""
     assert month_span("2025-12")[1] == month_span("2026-01")[0] == NEW_YEAR_S
     assert month_span("2028-02")[1] - month_span("2028-02")[0] == 29 * 86_400
 
 
-def test_job_that_cannot_be_asked_is_counted_as_it_was(put: Put, capsys: pytest.CaptureFixture[str]) -> None:
-    """A backend that is not there, as a plug-in that was removed, hides nobody else's money."""
+def test_job_that_cannot_be_polled_counts_in_its_last_state(put: Put, capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing backend, such as a removed plug-in, hides no cost of jobs on working backends."""
     put("fine", ran(NEW_YEAR_S, NEW_YEAR_S + 100))
     put("orphan", State("running", started_s=NEW_YEAR_S))
     registry = Registry()
@@ -249,4 +249,4 @@ def test_job_that_cannot_be_asked_is_counted_as_it_was(put: Put, capsys: pytest.
     said = capsys.readouterr()
     assert "orphan is counted as it was last seen: unknown backend `gone`" in said.err
     found = json.loads(said.out)
-    assert (found["spend_usd"], found["node_hours"]) == (74.0, 2.0556)  # for its cap, an hour, and no longer
+    assert (found["spend_usd"], found["node_hours"]) == (74.0, 2.0556)  # up to its cap of an hour

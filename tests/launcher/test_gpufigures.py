@@ -1,4 +1,4 @@
-"""The launcher folds the GPUs' events: figures by rank, the mean, and a warning when GPUs idle."""
+"""The launcher folds GPU events into figures by rank, a mean, and a warning about idle GPUs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from cloudtrain.launcher.store import gpu_figures, progress
 
 
 def folded(*uses: dict[int, float | None]) -> dict[str, Any]:
-    """Return the progress after one event a minute, of each rank's use in percent."""
+    """Return the progress after an event per minute, with each rank's use in percent."""
     now: dict[str, Any] = {}
     for minute, each in enumerate(uses):
         told = [(rank, (use, 1024.0, 81920.0, 100.0)) for rank, use in each.items()]
         now = progress.fold(now, [(line, 60.0 * minute) for line in gpumeter.lines(told)])
-    return json.loads(json.dumps(now))  # as the registry keeps it
+    return json.loads(json.dumps(now))  # as the registry stores the progress
 
 
-def test_figures_are_kept_by_rank() -> None:
-    """The newest of each rank, and the mean over the attempt; a rank without figures for long is dropped."""
+def test_figures_are_stored_by_rank() -> None:
+    """Each rank has its newest figures, and the attempt has a mean; a rank without recent figures is dropped."""
     found = folded({0: 50, 1: 90}, {0: 100, 1: 90})
     assert gpu_figures.as_list(found) == [
         {"rank": rank, "use": use, "memory_mib": 1024, "total_mib": 81920, "watts": 100}
@@ -38,7 +38,7 @@ def test_figures_are_kept_by_rank() -> None:
 
 
 def test_gpu_that_idles_for_minutes_is_named() -> None:
-    """Below 10 % for five minutes without a break; unknown use says nothing."""
+    """The warning needs a use below 10 % for five minutes without a break; an unknown use does not count."""
     assert gpu_figures.warning(folded(*[{0: 5, 1: 80}] * 5)) == ""
     assert gpu_figures.warning(folded(*[{0: 5, 1: 80}] * 6)).startswith("the GPU of rank 0 is below 10 % for 5m")
     assert gpu_figures.warning(folded(*[{0: 5, 1: 9.9}] * 6)).startswith("the GPUs of ranks 0, 1 are below 10 %")
@@ -50,13 +50,13 @@ def test_gpu_that_idles_for_minutes_is_named() -> None:
     "told",
     [None, "x", 5, {}, [5], [[]], [["0", 1, 2, 3, 4]], [[-1, 1, 2, 3, 4]], [[0, 1]], [[True, 1, 2, 3, 4]], [[[0]] * 5]],
 )
-def test_event_without_sense_changes_nothing(told: Any) -> None:
+def test_invalid_event_changes_nothing(told: Any) -> None:
     """A script may print any line."""
     assert gpu_figures.fold({}, told, 1.0) == {}
 
 
 def test_figures_have_bounds() -> None:
-    """No figure is beyond its range or not finite, and no job has more ranks than can be kept."""
+    """Figures are finite and within their range, and the number of ranks is bounded."""
     wild = [[0, 1e9, -1, "nan", float("inf")], *([rank, 1, 1, 1, 1] for rank in range(5000))]
     found = gpu_figures.fold({}, wild[:1], 1.0)
     assert {found["0"][name] for name in ("use", "memory_mib", "total_mib", "watts")} == {None}
@@ -64,7 +64,7 @@ def test_figures_have_bounds() -> None:
 
 
 def test_status_shows_gpus_and_the_warning(make_job: Callable[..., Job]) -> None:
-    """For people and as JSON; a job that has ended warns no more."""
+    """The output for people and the JSON have the warning; an ended job has no warning."""
     from dataclasses import replace
 
     def after(state: State) -> tuple[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The parts of the live view that need neither jobs nor a terminal: text made safe, curves, keys, choices, pauses."""
+"""Parts of the live view without jobs or a terminal: cleaned text, curves, keys, view states, pauses."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ LINES = tuple(LogLine(str(n), 0, 0, 0.0) for n in range(100))
         ("e" + "\u0301" * 9, "e" + "\u0301" * 2),
     ],
 )
-def test_cleaned_text_is_what_prints(text: str, shown: str) -> None:
-    """Nothing that moves, colours, joins or stacks."""
+def test_cleaned_text_is_printable(text: str, shown: str) -> None:
+    """The result has no characters that move the cursor, colour, join or stack."""
     assert cleaned(text) == shown
 
 
-def test_cleaned_text_never_holds_a_control() -> None:
-    """Whatever a job prints; and it is no longer than what is looked at."""
+def test_cleaned_text_never_has_a_control_character() -> None:
+    """The rule holds for any text, and the length is bounded."""
     some = random.Random(9)
     for _ in range(300):
         text = "".join(
@@ -60,8 +60,8 @@ def test_cleaned_text_never_holds_a_control() -> None:
     assert len(cleaned("x" * 9 * LONGEST)) == LONGEST
 
 
-def test_curve_goes_from_the_least_to_the_largest() -> None:
-    """Each sign is a mean; the least is there, and what is not known is a blank."""
+def test_chart_spans_the_range_of_values() -> None:
+    """Each character is a mean; the lowest value has a visible bar, and an unknown value is a blank."""
     assert chart(list(range(8)), 8, 1, UNICODE) == ["▁▂▃▄▅▆▇█"]
     assert chart([0.0, None, 7.0], 10, 1, UNICODE) == ["▁ █"]
     assert chart([1.0] * 100, 4, 1, ASCII) == ["===="]
@@ -73,12 +73,12 @@ def test_curve_goes_from_the_least_to_the_largest() -> None:
     ("share", "drawn"), [(0.0, "...."), (0.001, "#..."), (0.5, "##.."), (0.999, "###."), (1.0, "####"), (7.0, "####")]
 )
 def test_bar_is_full_only_at_the_whole(share: float, drawn: str) -> None:
-    """And never empty above nothing."""
+    """The bar is never empty above 0."""
     assert bar(share, 4, ASCII) == drawn
 
 
-def test_stacked_bar_is_as_wide_as_asked() -> None:
-    """Whatever the shares round to."""
+def test_stacked_bar_has_the_requested_width() -> None:
+    """The width holds for any rounding of the shares."""
     assert "".join(stacked([0.78, 0.15, 0.05, 0.02], 20, ASCII)) == "################===:"
     assert stacked([0.0, 0.0], 9, ASCII) == ["", ""]
     assert [len("".join(stacked([1, 1, 1], width, ASCII))) for width in range(1, 9)] == list(range(1, 9))
@@ -89,19 +89,19 @@ def test_stacked_bar_is_as_wide_as_asked() -> None:
     [
         ({"LANG": "en_US.UTF-8"}, True),
         ({"LC_ALL": "C", "LANG": "en_US.UTF-8"}, False),
-        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, False),  # as Python itself sets it
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, False),  # as Python itself sets LC_CTYPE
         ({"LANG": "C.UTF-8", "LC_CTYPE": "C.UTF-8"}, True),
         ({"LC_CTYPE": "de_DE.utf8"}, True),
         ({}, False),
     ],
 )
-def test_signs_are_those_of_the_locale(environ: dict[str, str], is_unicode: bool) -> None:
-    """ASCII where it promises no more."""
+def test_signs_depend_on_the_locale(environ: dict[str, str], is_unicode: bool) -> None:
+    """Without UTF-8 in the locale the signs are ASCII."""
     assert signs_of(environ) is (UNICODE if is_unicode else ASCII)
 
 
-def test_signs_are_one_column_wide() -> None:
-    """Else no bar would be as wide as it should."""
+def test_signs_are_a_single_column_wide() -> None:
+    """Wider signs would break the width of a bar."""
     for signs in (UNICODE, ASCII):
         every = signs.levels + signs.full + signs.empty + signs.parts + signs.rule + signs.cut + signs.pointer
         assert {cell_len(sign) for sign in every} == {1}
@@ -121,26 +121,26 @@ def test_signs_are_one_column_wide() -> None:
         (b"\x1b[" + b"1" * 40, ["escape"], b""),
     ],
 )
-def test_keys_are_read_whole(data: bytes, keys: list[str], rest: bytes) -> None:
-    """What is not known is passed over, and what is not there yet waited for."""
+def test_keys_are_decoded_completely(data: bytes, keys: list[str], rest: bytes) -> None:
+    """Unknown keys are skipped, and an incomplete sequence waits for its rest."""
     assert decode(data) == (keys, rest)
 
 
-def test_escape_alone_is_a_key_once_nothing_follows() -> None:
-    """A sequence that was torn is waited for first."""
+def test_escape_alone_is_a_key_if_no_byte_follows() -> None:
+    """A partial sequence waits for its rest first."""
     assert decode(b"\x1b", is_all=True) == (["escape"], b"")
 
 
 def pressed(choice: ViewState, *keys: str, lines: Sequence[LogLine] = LINES) -> tuple[ViewState, Action | None]:
-    """Return the choice after the keys, and what the last one asked for."""
+    """Return the view state after the keys, and the action of the last key."""
     action = None
     for key in keys:
         choice, action = steer(choice, key, JOBS, lines, 10)
     return choice, action
 
 
-def test_keys_choose_and_open_a_job_and_come_back() -> None:
-    """From the table, with arrows or letters."""
+def test_keys_choose_and_open_a_job_and_return() -> None:
+    """The table accepts arrows and letters."""
     choice, action = pressed(ViewState(chosen="a"), "down", "j", "down", "k", "enter")
     assert (choice.opened, action) == ("b", Action("open", "b"))
     choice, action = pressed(choice, "escape")
@@ -148,8 +148,8 @@ def test_keys_choose_and_open_a_job_and_come_back() -> None:
     assert pressed(choice, "q")[1] == Action("quit")
 
 
-def test_single_job_is_left_by_q_alone() -> None:
-    """There is no table to go back to, and a torn key must not end the watch."""
+def test_single_job_is_left_only_with_q() -> None:
+    """A single job has no table to return to, and a partial key sequence must not end the watch."""
     choice = ViewState(opened="a", is_single=True)
     assert pressed(choice, "escape") == (choice, None)
     assert pressed(choice, "q")[1] == Action("quit")
@@ -157,28 +157,28 @@ def test_single_job_is_left_by_q_alone() -> None:
 
 @pytest.mark.parametrize(("key", "is_asked"), [("y", True), ("Y", True), ("n", False), ("enter", False), ("q", False)])
 def test_stop_needs_a_yes(key: str, is_asked: bool) -> None:
-    """Anything else is a no, and does nothing besides."""
+    """Any key but y is a no, and has no second effect."""
     choice, action = pressed(ViewState(opened="b", is_single=True), "s", key)
     assert action == (Action("stop", "b") if is_asked else None)
     assert choice.asks is None
 
 
-def test_stop_asks_for_the_job_that_was_chosen_then() -> None:
-    """Though the table moves on while the question waits."""
+def test_stop_applies_to_the_job_of_the_question() -> None:
+    """The table may change while the question waits."""
     choice, _ = steer(ViewState(chosen="b"), "s", JOBS)
     assert steer(choice, "y", ("new", *JOBS))[1] == Action("stop", "b")
 
 
-def test_rank_that_a_job_has_not_is_refused() -> None:
-    """As `logs --rank` does: it would show no lines for ever."""
+def test_rank_outside_the_job_is_refused() -> None:
+    """`logs --rank` refuses such a rank too, because the log would stay empty."""
     choice, _ = steer(ViewState(opened="a", typing="0-9"), "enter", JOBS, ranks=9)
     assert (choice.word, choice.typing) == ("no such rank; its ranks are 0 to 8", "0-9")
     choice, action = steer(choice, "enter", JOBS, ranks=10)
     assert (choice.typing, action) == (None, Action("open", "a"))
 
 
-def test_ranks_are_typed_and_taken_with_enter() -> None:
-    """What names none is said, and can be mended; Escape leaves them as they were."""
+def test_ranks_are_typed_and_confirmed_with_enter() -> None:
+    """Invalid ranks have a message and can be corrected; Escape restores the earlier ranks."""
     choice, action = pressed(ViewState(opened="a"), "r", "0", ",", "3", "-", "5", "enter")
     assert (choice.ranks, choice.typing, action) == ("0,3-5", None, Action("open", "a"))
     choice, action = pressed(choice, "r", "back", "back", "-", "enter")
@@ -187,8 +187,8 @@ def test_ranks_are_typed_and_taken_with_enter() -> None:
     assert pressed(ViewState(opened="a", ranks="0"), "r", "back", "enter")[0].ranks == ""
 
 
-def test_scrolling_back_holds_the_log_and_end_goes_on() -> None:
-    """Not above its first line."""
+def test_scrolling_back_holds_the_log_until_end() -> None:
+    """Scrolling stops at the first line."""
     choice, _ = pressed(ViewState(opened="a"), "up", "page up")
     assert (choice.back, choice.held) == (11, LINES)
     assert pressed(choice, *["page up"] * 20)[0].back == 90
@@ -197,34 +197,34 @@ def test_scrolling_back_holds_the_log_and_end_goes_on() -> None:
     assert pressed(ViewState(opened="a"), "down")[0].held is None
 
 
-def test_pause_holds_the_log_until_the_next() -> None:
-    """By p or the space bar."""
+def test_pause_holds_the_log_until_the_next_pause_key() -> None:
+    """Both p and the space bar pause."""
     choice, _ = pressed(ViewState(opened="a"), "p")
     assert choice.held == LINES
     assert pressed(choice, " ")[0].held is None
 
 
 def told(*losses: float | str, attempt: int = 1, first: int = 1) -> list[Point]:
-    """Return steps with these losses."""
+    """Return steps with the losses."""
     return [Point(attempt, "step", 100.0 + n, first + n, {"loss": loss}) for n, loss in enumerate(losses)]
 
 
 def test_track_has_newest_least_and_largest() -> None:
-    """What is not finite is in none but the newest."""
+    """A non-finite value counts only as the newest value."""
     track = curves_of(Series(tuple(told(3.0, 1.0, 2.0, "nan")))).loss
     assert track is not None
     assert (track.values, track.newest, track.least, track.largest) == ((3.0, 1.0, 2.0), "nan", 1.0, 3.0)
 
 
-def test_step_that_came_again_counts_once() -> None:
-    """As its last attempt told it."""
+def test_repeated_step_counts_once() -> None:
+    """The value of the last attempt counts."""
     track = curves_of(Series((*told(5.0, 4.0, 9.0), *told(3.0, 2.0, attempt=2, first=3)))).loss
     assert track is not None
     assert track.values == (5.0, 4.0, 3.0, 2.0)
 
 
-def test_long_track_is_cut_into_equal_stretches() -> None:
-    """Of steps, not of events: what was thinned out unevenly stays where it was."""
+def test_long_track_is_cut_into_equal_ranges_of_steps() -> None:
+    """The ranges have equal steps, not equal numbers of events, so that uneven thinning moves no value."""
     dense = [Point(1, "step", float(n), n, {"loss": 1.0}) for n in range(1000)]
     sparse = [Point(1, "step", float(n), n, {"loss": 2.0}) for n in range(1000, 2000, 100)]
     track = curves_of(Series((*dense, *sparse))).loss
@@ -234,8 +234,8 @@ def test_long_track_is_cut_into_equal_stretches() -> None:
     assert abs(rise - BINS * 1000 / 1900) < 2
 
 
-def test_point_counts_in_a_mean_as_often_as_it_stands_for() -> None:
-    """And one that only stands out not at all, though it is the largest."""
+def test_mean_counts_points_by_weight() -> None:
+    """A point of weight 0 is an extreme outside the mean, even as the largest value."""
     points = [
         Point(1, "step", 1.0, 1, {"loss": 1.0, "step_s": 1.0}, weight=3),
         Point(1, "step", 5.0, BINS * 2, {"loss": 1.0}),
@@ -251,15 +251,15 @@ def test_point_counts_in_a_mean_as_often_as_it_stands_for() -> None:
     assert curves_of(Series(tuple(points[:4]))).step_s == 1.0
 
 
-def test_rate_is_made_of_steps_where_none_is_told() -> None:
-    """A script's own lines have often no more than a step and a loss."""
+def test_rate_is_computed_from_steps_if_not_reported() -> None:
+    """The lines of a script often have only a step and a loss."""
     track = curves_of(Series(tuple(Point(1, "step", 10.0 + 2 * n, 5 * n, {}) for n in range(4)))).rate
     assert track is not None
     assert (track.name, track.newest) == ("steps/s", 2.5)
 
 
 def test_split_is_the_mean_of_the_newest_steps() -> None:
-    """Saves are in few of them; what is no number is in none."""
+    """Few steps have a save; a non-finite value does not count."""
     parts = [
         {"compute_s": 0.8, "data_s": 0.2},
         {"compute_s": 0.8, "data_s": 0.2, "checkpoint_s": 1.0},
@@ -269,8 +269,8 @@ def test_split_is_the_mean_of_the_newest_steps() -> None:
     assert dict(curves.split) == {"compute": 0.8, "data": 0.2, "save": 1.0}
 
 
-def test_memory_is_a_share_where_the_start_told_the_whole() -> None:
-    """And the newest checkpoint is the one that was saved last."""
+def test_memory_is_a_share_of_the_reported_total() -> None:
+    """The newest checkpoint is the checkpoint with the latest time."""
     points = (
         Point(1, "start", 0.0, 0, {"device": "cuda:0", "memory_total_bytes": 100}),
         Point(1, "step", 1.0, 1, {"memory_bytes": 40}),
@@ -285,15 +285,15 @@ def test_memory_is_a_share_where_the_start_told_the_whole() -> None:
 @pytest.mark.parametrize(
     ("pace", "jobs", "silences", "least", "expected"),
     [
-        (0.2, 1, 0, 0.0, 1.0),  # no quicker than figures change
+        (0.2, 1, 0, 0.0, 1.0),  # figures do not change faster
         (4.0, 1, 0, 0.0, 4.0),
-        (4.0, 20, 0, 0.0, 16.0),  # many share a cloud's quota
-        (4.0, 1, 0, 60.0, 60.0),  # as asked for
+        (4.0, 20, 0, 0.0, 16.0),  # many jobs share the quota of a cloud
+        (4.0, 1, 0, 60.0, 60.0),  # the requested pause
         (0.2, 1, 1, 0.0, 5.0),
         (0.2, 1, 3, 0.0, 20.0),
         (0.2, 1, 500, 0.0, 60.0),
     ],
 )
-def test_pause_is_gentle_with_backends(pace: float, jobs: int, silences: int, least: float, expected: float) -> None:
-    """Many jobs share its pace, and one that is silent is asked more and more seldom."""
+def test_pause_limits_load_on_backends(pace: float, jobs: int, silences: int, least: float, expected: float) -> None:
+    """Many jobs share the pace, and a silent backend is polled more and more seldom."""
     assert pause_s(pace, jobs, silences, least) == expected

@@ -1,4 +1,4 @@
-"""The live view on a real terminal: what it shows, and that the terminal is given back however the watch ends."""
+"""The live view on a real terminal: its content, and the restored terminal after any end of the watch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDED = State("failed", "error", error={"rank": 1, "type": "ValueError", "messag
 
 
 class Terminal:
-    """A terminal of 80x24, and what runs on it as on one of a person's."""
+    """A terminal of 80x24 with a process, like a person's terminal."""
 
     def __init__(self, home: Path, argv: list[str], **environ: str) -> None:
         self.master, slave = pty.openpty()
@@ -46,7 +46,7 @@ class Terminal:
         self.process = subprocess.Popen(
             argv, stdin=slave, stdout=slave, stderr=slave, env=told, start_new_session=True, preexec_fn=take
         )
-        self._slave = slave  # kept open, so that its modes can be looked at when all is over
+        self._slave = slave  # kept open to read its modes at the end
         self.output = b""
         self._is_lost = threading.Event()
         self._reading = threading.Lock()
@@ -54,25 +54,25 @@ class Terminal:
         self._reader.start()
 
     def resize(self, columns: int, rows: int) -> None:
-        """Change the terminal's size; the kernel tells whoever has it."""
+        """Change the terminal's size; the kernel signals the foreground process."""
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def press(self, keys: str) -> None:
-        """Type."""
+        """Type the keys."""
         os.write(self.master, keys.encode())
 
     def see(self, text: str, since: int = 0, timeout_s: float = 60.0) -> int:
-        """Wait until the text has been written behind that place; return where it ends."""
+        """Wait until the text was written after the position; return the position of the text's end."""
         end_s = time.monotonic() + timeout_s
         while text.encode() not in self.output[since:]:
-            if self.process.poll() is not None:  # what it wrote last may still be on its way
+            if self.process.poll() is not None:  # the last output may still be on its way
                 end_s = min(end_s, time.monotonic() + 5.0)
             assert time.monotonic() < end_s, f"{text!r} was not written: {self.output[since:].decode(errors='replace')}"
             time.sleep(0.02)
         return self.output.index(text.encode(), since) + len(text.encode())
 
     def end(self) -> int:
-        """Wait for the end, and for all that was written by then; return the exit code."""
+        """Wait for the end and for all output; return the exit code."""
         code = self.process.wait(60)
         while not self._is_lost.is_set():
             with self._reading:
@@ -82,17 +82,17 @@ class Terminal:
         return code
 
     def is_given_back(self) -> bool:
-        """Return whether the alternate screen was left, with the cursor shown, and the modes are as they were."""
+        """Return whether the alternate screen was left, the cursor is visible, and the modes are restored."""
         last = self.output.rfind(LEAVE)
         is_left = last > self.output.rfind(ENTER) and b"\x1b[?25h" in self.output[:last][-40:]
         return is_left and termios.tcgetattr(self._slave) == self.modes
 
     def after(self) -> str:
-        """Return what stays in the terminal's scrollback."""
+        """Return the text in the terminal's scrollback."""
         return re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", self.output[self.output.rfind(LEAVE) :].decode())
 
     def close(self) -> None:
-        """End what still runs, and the terminal."""
+        """End a running process, and close the terminal."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -100,7 +100,7 @@ class Terminal:
         os.close(self._slave)
 
     def lose(self) -> None:
-        """Have the terminal go, as when its window is closed: not before nobody reads from it."""
+        """Close the terminal like a closed window, after its reader has ended."""
         if not self._is_lost.is_set():
             self._is_lost.set()
             self._reader.join()
@@ -116,7 +116,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(home: Path) -> Iterator[Callable[..., Terminal]]:
-    """Return what runs `cloudtrain watch` with these arguments on a terminal."""
+    """Return a function that runs `cloudtrain watch` with arguments on a terminal."""
     begun: list[Terminal] = []
 
     def begin(*args: str, argv: list[str] | None = None, **environ: str) -> Terminal:
@@ -129,14 +129,14 @@ def terminal(home: Path) -> Iterator[Callable[..., Terminal]]:
 
 
 def waits(seed: Callable[..., Job], name: str = "waits") -> str:
-    """Put a job into the registry that this process is just submitting: it stays active as long as a test takes."""
+    """Add a job that this process is submitting, so that the job stays active during the test."""
     return seed(name).id
 
 
-def test_one_job_is_shown_until_the_user_leaves(
+def test_single_job_is_shown_until_the_user_leaves(
     terminal: Callable[..., Terminal], seed: Callable[..., Job], wait_until: Callable[..., Any]
 ) -> None:
-    """With its log and what to do; what stays is its status, and the exit code is the job's."""
+    """The view has the log and the advice; the status stays on the terminal, and the exit code is the job's."""
     seed("ended", ENDED, {"0": "a line of rank 0\n"})
     shown = terminal("ended")
     shown.see("ValueError: no such thing")
@@ -148,7 +148,7 @@ def test_one_job_is_shown_until_the_user_leaves(
 
 
 def test_many_jobs_are_opened_and_left_again(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
-    """By the arrows and Enter; q goes back first, and then ends."""
+    """Arrows and Enter open a job; Escape goes back, and q ends."""
     seed("first", ENDED, {"0": "said by the first\n"})
     seed("second", ENDED, {"0": "said by the second\n"})
     shown = terminal("first", "second")
@@ -166,10 +166,10 @@ def test_many_jobs_are_opened_and_left_again(terminal: Callable[..., Terminal], 
 @pytest.mark.parametrize(
     ("how", "code"), [("\x03", 130), ("\x1c", 131), (signal.SIGTERM, 143), (signal.SIGHUP, 129), ("q", 130)]
 )
-def test_terminal_is_given_back_however_the_watch_ends(
+def test_terminal_is_restored_after_any_end_of_the_watch(
     terminal: Callable[..., Terminal], seed: Callable[..., Job], how: str | int, code: int
 ) -> None:
-    """And the job runs on."""
+    """The job runs on."""
     shown = terminal(waits(seed))
     shown.see("pending")
     if isinstance(how, str):
@@ -181,7 +181,7 @@ def test_terminal_is_given_back_however_the_watch_ends(
 
 
 def test_lost_terminal_ends_the_watch(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
-    """Nobody is there any more."""
+    """No person can see the view any more."""
     shown = terminal(waits(seed))
     shown.see("pending")
     shown.lose()
@@ -189,10 +189,10 @@ def test_lost_terminal_ends_the_watch(terminal: Callable[..., Terminal], seed: C
 
 
 @pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash, whose job control is used")
-def test_watch_can_be_suspended_and_taken_up_again(
+def test_watch_can_be_suspended_and_continued(
     terminal: Callable[..., Terminal], seed: Callable[..., Job], tmp_path: Path
 ) -> None:
-    """By Ctrl-Z and `fg`: the shell has its terminal meanwhile, and the picture is painted anew."""
+    """After Ctrl-Z the shell has its terminal, and after `fg` the view is drawn again."""
     modes = tmp_path / "modes"
     script = f"set -m; {COMMAND} watch {waits(seed)}; stty -a > {modes}; echo in the shell; fg; echo code $?"
     shown = terminal(argv=["/bin/bash", "--norc", "-c", script])
@@ -209,10 +209,10 @@ def test_watch_can_be_suspended_and_taken_up_again(
     assert shown.is_given_back()
 
 
-def test_suspending_where_no_shell_is_brings_the_picture_back(
+def test_suspension_without_a_shell_restores_the_view(
     terminal: Callable[..., Terminal], seed: Callable[..., Job]
 ) -> None:
-    """As in a window of its own: the kernel stops nobody there, and keys must go on to work."""
+    """In a window without a shell the kernel stops no process, and keys must continue to work."""
     shown = terminal(waits(seed))
     shown.see("pending")
     shown.press("\x1a")
@@ -224,8 +224,8 @@ def test_suspending_where_no_shell_is_brings_the_picture_back(
     assert shown.is_given_back()
 
 
-def test_picture_follows_the_terminals_size(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
-    """Larger and smaller, down to what shows hardly anything."""
+def test_view_follows_the_size_of_the_terminal(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
+    """The sizes are larger and smaller, down to a nearly empty view."""
     shown = terminal(waits(seed))
     at = shown.see("\x1b[24;1H")
     for columns, rows in ((120, 40), (40, 10), (20, 4)):
@@ -244,10 +244,8 @@ main()
 """
 
 
-def test_our_own_fault_leaves_the_terminal_as_it_was(
-    terminal: Callable[..., Terminal], seed: Callable[..., Job]
-) -> None:
-    """And is told where it can be read."""
+def test_internal_fault_restores_the_terminal(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
+    """The fault is printed to the restored terminal."""
     shown = terminal(argv=[sys.executable, "-c", BROKEN, "watch", waits(seed)])
     assert shown.end() == 1
     shown.see("cloudtrain itself failed: ZeroDivisionError")
@@ -268,10 +266,10 @@ main()
 """
 
 
-def test_what_others_print_meanwhile_is_a_note_and_comes_after(
+def test_foreign_output_is_a_note_and_is_printed_after_the_view(
     terminal: Callable[..., Terminal], seed: Callable[..., Job], wait_until: Callable[..., Any]
 ) -> None:
-    """Never in the midst of the picture."""
+    """The output never appears inside the view."""
     shown = terminal(argv=[sys.executable, "-c", LOUD, "watch", waits(seed)])
     shown.see("by a child of it")
     during = shown.output
@@ -281,7 +279,7 @@ def test_what_others_print_meanwhile_is_a_note_and_comes_after(
     wait_until(lambda: "by the process itself\r\nby a child of it" in shown.after())
 
 
-def test_stop_is_asked_first_and_then_said(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
+def test_stop_is_confirmed_first_and_then_reported(terminal: Callable[..., Terminal], seed: Callable[..., Job]) -> None:
     """A job that is being submitted cannot be stopped yet."""
     shown = terminal(waits(seed))
     shown.see("pending")
@@ -307,10 +305,10 @@ main()
 
 
 @pytest.mark.parametrize("leaves", ["q", "\x03"])
-def test_stop_is_not_lost_by_leaving_at_once(
+def test_stop_is_not_lost_if_the_user_leaves_at_once(
     terminal: Callable[..., Terminal], seed: Callable[..., Job], tmp_path: Path, leaves: str
 ) -> None:
-    """The view goes, the answer is waited for and told: money hangs on it."""
+    """The view ends, and the command waits for the answer and prints the answer, because a stop saves money."""
     answers = tmp_path / "answers"
     shown = terminal(argv=[sys.executable, "-c", SLOW, "watch", waits(seed)], ANSWERS=str(answers))
     shown.see("pending")
@@ -325,10 +323,10 @@ def test_stop_is_not_lost_by_leaving_at_once(
     assert shown.is_given_back()
 
 
-def test_stop_that_nobody_waits_for_is_said_to_be_open(
+def test_stop_without_an_answer_is_reported_as_unknown(
     terminal: Callable[..., Terminal], seed: Callable[..., Job], tmp_path: Path
 ) -> None:
-    """With the command that asks again."""
+    """The message has the command that asks again."""
     shown = terminal(argv=[sys.executable, "-c", SLOW, "watch", waits(seed)], ANSWERS=str(tmp_path / "never"))
     shown.see("pending")
     shown.press("sy")
@@ -342,10 +340,10 @@ def test_stop_that_nobody_waits_for_is_said_to_be_open(
 
 
 @pytest.mark.parametrize(("args", "environ"), [(["--plain"], {}), ([], {"TERM": "dumb"}), (["--once"], {})])
-def test_lines_are_plain_where_no_picture_is_wanted(
+def test_lines_are_plain_without_a_live_view(
     terminal: Callable[..., Terminal], seed: Callable[..., Job], args: list[str], environ: dict[str, str]
 ) -> None:
-    """Or none can be shown."""
+    """The terminal may not support the view, or the user may not want the view."""
     seed("ended", ENDED)
     shown = terminal("ended", *args, **environ)
     shown.end()
@@ -353,8 +351,8 @@ def test_lines_are_plain_where_no_picture_is_wanted(
     assert ENTER not in shown.output
 
 
-def test_what_others_print_is_taken_in_however_much_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line without an end holds up no other, and the file does not grow for as long as the watch runs."""
+def test_foreign_output_of_any_size_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line without an end delays no line, and the file does not grow with the length of the watch."""
     monkeypatch.setattr(screens, "_MOST_SAID", 1 << 17)
     screen = Screen()
     screen._said = screens._scratch()

@@ -1,4 +1,4 @@
-"""Which lines are shown, and how."""
+"""`logs` chooses and formats the lines of a job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEP = events.format_line("step", "step 3/9 loss 0.5", {"step": 3, "loss": 0.5})
 
 
 def line(text: str, node: int = 0, rank: int | None = 0, time_s: float = 100.0) -> LogLine:
-    """Return a line as a backend gives it."""
+    """Return a line as a backend returns lines."""
     return LogLine(text, node, rank, time_s)
 
 
@@ -44,28 +44,28 @@ def test_ranks_are_numbers_and_ranges(text: str, ranks: set[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a", "5-3", "1,,2", "-1", "1-", "0.5"])
-def test_ranks_that_are_none_are_a_usage_error(text: str) -> None:
-    """The hint shows how they are written."""
+def test_invalid_ranks_are_a_usage_error(text: str) -> None:
+    """The hint shows the expected form."""
     with pytest.raises(UsageError, match="names no ranks") as caught:
         parse_ranks(text)
     assert "0,3-5" in caught.value.hint
 
 
-def test_view_hides_the_machines_part() -> None:
-    """People see the text; --raw shows the line as it was written."""
+def test_view_hides_the_event_part_of_a_line() -> None:
+    """People see the text; `--raw` shows the line as written."""
     assert View(prefix=False).show(line(STEP)) == "step 3/9 loss 0.5"
     assert View(prefix=False, raw=True).show(line(STEP)) == STEP
 
 
 def test_view_puts_the_rank_before_the_line() -> None:
-    """A rank's lines and a node's own are told apart; with one rank there is nothing to tell."""
+    """A prefix separates the lines of ranks and nodes; with a single rank the lines need no prefix."""
     assert View().show(line("hi", rank=3)) == "[r3] hi"
     assert View().show(line("hi", node=1, rank=None)) == "[node1] hi"
     assert View(prefix=False).show(line("hi")) == "hi"
 
 
-def test_view_chooses_by_node_time_and_pattern() -> None:
-    """Every option alone leaves out what it does not ask for; ranks are the backend's to choose."""
+def test_view_filters_by_node_time_and_pattern() -> None:
+    """Each option excludes lines alone; the backend filters by rank."""
     assert not View(node=1).wants(line("x", node=0))
     assert not View(since_s=101.0).wants(line("x"))
     assert not View(grep=re.compile("^y")).wants(line("x"))
@@ -73,14 +73,14 @@ def test_view_chooses_by_node_time_and_pattern() -> None:
 
 
 def test_view_shows_times_to_the_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Local time, sortable."""
+    """The time is local and sortable."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     assert View(prefix=False, timestamps=True).show(line("x", time_s=1.25)) == "1970-01-01T00:00:01.250 x"
 
 
 def test_view_as_json_has_stable_names() -> None:
-    """One object a line: where it is from, the text for people, and the event in full."""
+    """Each line is an object with its origin, the text for people, and the full event."""
     shown = json.loads(View(as_json=True, attempt=2).show(line(STEP, node=1, rank=4)))
     assert shown == {
         "time_s": 100.0, "attempt": 2, "node": 1, "rank": 4,
@@ -89,8 +89,8 @@ def test_view_as_json_has_stable_names() -> None:
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_view_as_json_is_json_also_for_a_loss_that_is_no_number(loss: float) -> None:
-    """NaN is not JSON: a strict reader must not stumble over the very line that matters."""
+def test_view_as_json_is_valid_json_for_a_non_finite_loss(loss: float) -> None:
+    """NaN is not JSON, and a strict reader must be able to read an important line."""
     text = View(as_json=True).show(line(events.format_line("step", "step 1", {"loss": loss})))
 
     def refuse(constant: str) -> None:
@@ -102,8 +102,8 @@ def test_view_as_json_is_json_also_for_a_loss_that_is_no_number(loss: float) -> 
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_logs_prints_both_nodes_lines(cli: Any, seed: Callable[..., Job]) -> None:
-    """An ended job's lines are printed, each with its rank, and nothing else is on stdout."""
+def test_logs_prints_the_lines_of_both_nodes(cli: Any, seed: Callable[..., Job]) -> None:
+    """Standard output has only the lines of the ended job, each with its rank."""
     seed("ended", State("succeeded"))
     result = cli("logs", "ended")
     assert sorted(result.stdout.splitlines()) == ["[r0] hello from node 0", "[r1] hello from node 1"]
@@ -116,13 +116,13 @@ def test_logs_prints_both_nodes_lines(cli: Any, seed: Callable[..., Job]) -> Non
 def test_logs_tail_counts_from_the_end(
     cli: Any, seed: Callable[..., Job], tail: str, shown: list[str], more: list[str]
 ) -> None:
-    """`--tail 0` is none, also with -f; more than there are is all."""
+    """`--tail 0` shows no lines, also with -f; a number above the count shows all lines."""
     seed("ended", State("succeeded"), {"0": "".join(f"{i}\n" for i in range(10)), "1": ""})
     assert cli("logs", "ended", "--tail", tail, *more).stdout.splitlines() == shown
 
 
-def test_logs_tail_counts_from_the_end_of_a_long_log_when_following(cli: Any, seed: Callable[..., Job]) -> None:
-    """A log of several pages is not begun in its middle."""
+def test_followed_logs_tail_counts_from_the_end_of_a_long_log(cli: Any, seed: Callable[..., Job]) -> None:
+    """The log has several pages, and the tail comes from the last page."""
     text = "".join(f"{i:07} {'x' * 100}\n" for i in range(3 * node_logs.PAGE_BYTES // 109))
     seed("ended", State("succeeded"), {"0": text, "1": ""})
     assert len(cli("logs", "-f", "ended", "--tail", "3").stdout.splitlines()) == 3
@@ -130,7 +130,7 @@ def test_logs_tail_counts_from_the_end_of_a_long_log_when_following(cli: Any, se
 
 @pytest.fixture
 def resumed(home: Path, seed: Callable[..., Job]) -> Job:
-    """Return a job of three attempts, of which the second was never sent."""
+    """Return a job with three attempts; the second attempt was never sent."""
     job = seed("more", State("failed", "error"), {"0": "a\nb\n", "1": ""})
     registry = Registry()
     for number in (2, 3):
@@ -152,7 +152,7 @@ def resumed(home: Path, seed: Callable[..., Job]) -> Job:
 
 
 def test_logs_of_a_resumed_job_names_its_attempts(cli: Any, resumed: Job) -> None:
-    """The last attempt is shown, and the line above says how to have the others."""
+    """The output has the last attempt, and a note gives the option for earlier attempts."""
     shown = cli("logs", "more")
     assert shown.stdout == "[r0] c\n[r0] d\n"
     assert shown.stderr == "attempts 1 to 3 of more; this is 3: --attempt N, or --attempt all\n"
@@ -174,7 +174,7 @@ def test_logs_of_a_resumed_job_names_its_attempts(cli: Any, resumed: Job) -> Non
     ],
 )
 def test_logs_of_all_attempts_come_in_order(cli: Any, resumed: Job, options: list[str], shown: str) -> None:
-    """The choice of lines counts over all attempts, and each has its heading on standard error."""
+    """The filters count over all attempts, and each attempt has a heading on standard error."""
     done = cli("logs", "more", "--attempt", "all", *options)
     assert done.stdout == "".join(f"[r0] {letter}\n" for letter in shown), done.stderr
     assert done.code == 0
@@ -183,8 +183,8 @@ def test_logs_of_all_attempts_come_in_order(cli: Any, resumed: Job, options: lis
     assert (headings[0] == "cloudtrain: attempt 1 of more: failed (error)") == ("--tail" not in options or "b" in shown)
 
 
-def test_logs_of_all_attempts_as_json_have_their_number(cli: Any, resumed: Job) -> None:
-    """Each line says which attempt wrote it."""
+def test_logs_of_all_attempts_as_json_have_the_attempt_number(cli: Any, resumed: Job) -> None:
+    """Each line has the number of its attempt."""
     lines = cli("logs", "more", "--attempt", "all", "--json").stdout.splitlines()
     assert [(each["attempt"], each["text"]) for each in map(json.loads, lines)] == [
         (1, "a"),
@@ -196,28 +196,28 @@ def test_logs_of_all_attempts_as_json_have_their_number(cli: Any, resumed: Job) 
 
 
 def test_logs_keeps_a_last_line_without_newline(cli: Any, seed: Callable[..., Job]) -> None:
-    """What a killed rank wrote last is the line that matters."""
+    """The last output of a killed rank is an important line."""
     seed("ended", State("failed", "error"), {"0": "one\nlast words", "1": ""})
     assert cli("logs", "ended").stdout.splitlines() == ["[r0] one", "[r0] last words"]
 
 
 def test_logs_as_json_lines(cli: Any, seed: Callable[..., Job]) -> None:
-    """Each line of the output is an object by itself."""
+    """Each line of the output is a JSON object."""
     seed("ended", State("succeeded"), {"0": STEP + "\n", "1": "x\n"})
     shown = [json.loads(text) for text in cli("logs", "ended", "--json").stdout.splitlines()]
     assert {(one["rank"], one["text"]) for one in shown} == {(0, "step 3/9 loss 0.5"), (1, "x")}
 
 
 @pytest.mark.parametrize("option", [["--rank", "1"], ["--node", "1"], ["--grep", "node 1$"]])
-def test_logs_narrows_down(cli: Any, seed: Callable[..., Job], option: list[str]) -> None:
-    """By rank, by node, by pattern."""
+def test_logs_filters_by_rank_node_and_pattern(cli: Any, seed: Callable[..., Job], option: list[str]) -> None:
+    """Each option alone selects the line of node 1."""
     seed("ended", State("succeeded"))
     assert cli("logs", "ended", *option).stdout == "[r1] hello from node 1\n"
 
 
 @pytest.mark.parametrize("option", [["--grep", "("], ["--since", "soon"], ["--rank", "x"], ["--tail", "-1"]])
-def test_logs_refuses_options_that_make_no_sense(cli: Any, seed: Callable[..., Job], option: list[str]) -> None:
-    """A usage error, in one line, and no traceback."""
+def test_logs_refuses_invalid_options(cli: Any, seed: Callable[..., Job], option: list[str]) -> None:
+    """An invalid option is a usage error without a traceback."""
     seed("ended", State("succeeded"))
     result = cli("logs", "ended", *option)
     assert (result.code, "Traceback" in result.stderr) == (2, False)
@@ -232,10 +232,10 @@ def test_logs_refuses_options_that_make_no_sense(cli: Any, seed: Callable[..., J
         (State("stopped", "budget"), 6),
     ],
 )
-def test_logs_followed_to_the_end_has_the_jobs_exit_code(
+def test_followed_logs_exit_with_the_code_of_the_job(
     cli: Any, seed: Callable[..., Job], state: State, code: int
 ) -> None:
-    """So has wait; the state is said on stderr."""
+    """`wait` has the same exit code; the state is on standard error."""
     seed("ended", state)
     followed = cli("logs", "-f", "ended")
     assert (followed.code, cli("wait", "ended").code) == (code, code)
@@ -247,12 +247,12 @@ def test_logs_followed_to_the_end_has_the_jobs_exit_code(
 
 
 def page_of(folder: Path, cursor: dict[str, int] | None = None) -> LogPage:
-    """Return the page after the cursor of a job of one node."""
+    """Return the page after the cursor for a job with a single node."""
     return agent_pages.page(cursor, {0: node_logs.read(folder / "node-0", agent_pages.offsets(cursor, 0))})
 
 
-def test_log_pages_can_be_taken_up_again(tmp_path: Path) -> None:
-    """A cursor carried through JSON repeats nothing and loses nothing, a line that was half there among it."""
+def test_log_pages_continue_from_a_stored_cursor(tmp_path: Path) -> None:
+    """A cursor stored as JSON repeats no line and loses no line, even with a partial line at the end."""
     folder = tmp_path / "node-0" / "log"
     folder.mkdir(parents=True)
     log = folder / "rank-0.log"
@@ -264,8 +264,8 @@ def test_log_pages_can_be_taken_up_again(tmp_path: Path) -> None:
     assert [one.text for one in first.lines + second.lines] == ["one", "two", "three", "four"]
 
 
-def test_log_pages_merge_by_time_and_keep_each_files_order(tmp_path: Path) -> None:
-    """Two ranks' lines come in the order in which they were written."""
+def test_log_pages_merge_by_time_and_keep_the_order_of_each_file(tmp_path: Path) -> None:
+    """The lines of two ranks come in the order of their times."""
     texts = {0: ("a\nc\n", "2 1.0\n4 3.0\n"), 1: ("b\nd\n", "2 2.0\n4 4.0\n")}
     folder = tmp_path / "node-0" / "log"
     folder.mkdir(parents=True)
@@ -278,20 +278,20 @@ def test_log_pages_merge_by_time_and_keep_each_files_order(tmp_path: Path) -> No
     ]  # fmt: skip
 
 
-def test_log_pages_show_bytes_that_are_no_text(tmp_path: Path) -> None:
-    """A broken character is shown as such; offsets count bytes."""
+def test_log_pages_replace_invalid_bytes(tmp_path: Path) -> None:
+    """An invalid byte becomes a replacement character; offsets count bytes."""
     folder = tmp_path / "node-0" / "log"
     folder.mkdir(parents=True)
     (folder / "rank-0.log").write_bytes(b"\xff\xfe\nnext\n")
     assert [one.text for one in page_of(tmp_path).lines] == ["\ufffd\ufffd", "next"]
 
 
-def test_view_is_of_one_attempt() -> None:
-    """Following shows the attempt that it follows."""
+def test_view_as_json_has_the_number_of_its_attempt() -> None:
+    """A follower shows the followed attempt."""
     assert replace(View(as_json=True), attempt=3).show(line("x")).count('"attempt": 3') == 1
 
 
-# -- what a hostile or a talkative job must not do to a terminal -----------------------------------------------------
+# -- protection of the terminal from hostile or verbose jobs ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -311,13 +311,13 @@ def test_view_is_of_one_attempt() -> None:
         ("\x1b", ""),
     ],
 )
-def test_line_is_shown_without_what_a_terminal_obeys(text: str, shown: str) -> None:
-    """A job can neither rename the window, nor fill the clipboard, nor wipe lines."""
+def test_line_is_shown_without_control_sequences(text: str, shown: str) -> None:
+    """A job can neither rename the window, nor fill the clipboard, nor delete lines."""
     assert visible.shown(text, colour=False) == shown
 
 
 def test_line_keeps_its_colours_on_a_terminal_and_ends_them() -> None:
-    """SGR alone; what is not ended would colour the lines below."""
+    """Only SGR sequences pass; an unended colour would affect the lines below."""
     assert visible.shown("\x1b[1;31mred") == "\x1b[1;31mred\x1b[0m"
     assert visible.shown("\x1b[31mred\x1b[0m") == "\x1b[31mred\x1b[0m"
     assert visible.shown("\x1b[38:5:1mx\x1b[K\x1b[m") == "\x1b[38:5:1mx\x1b[m"
@@ -327,21 +327,21 @@ def test_line_keeps_its_colours_on_a_terminal_and_ends_them() -> None:
 @pytest.mark.parametrize(
     "text", ["\x1b[8mhidden", "\x1b[31;8mhidden", "\x1b[5mhid\x1b[28;08mden", "hid\u202eden\u2066"]
 )
-def test_line_hides_nothing_by_its_colour_or_direction(text: str) -> None:
-    """Concealed, blinking, or turned: what is copied from the screen is what stands there."""
+def test_line_hides_no_text_by_colour_or_direction(text: str) -> None:
+    """Concealed, blinking and reversed text is shown plainly, so that a copy equals the visible text."""
     assert visible.shown(text) == "hidden"
     assert "\u202e" not in visible.tame(text)
 
 
-def test_line_that_is_too_long_is_cut_and_says_so() -> None:
-    """--raw has it all."""
+def test_long_line_is_cut_with_a_note() -> None:
+    """`--raw` shows the complete line."""
     shown = visible.shown("x" * (visible.MOST_SHOWN + 5))
     assert shown == "x" * visible.MOST_SHOWN + "… [5 more characters: --raw shows them]"
     assert View(prefix=False, raw=True).show(line("x" * 20_000)) == "x" * 20_000
 
 
 def test_line_that_is_cut_ends_its_colour() -> None:
-    """Where the reset is what was cut off, or a sequence was cut in two."""
+    """The reset may be cut off, or a sequence may be cut in two."""
     long = "\x1b[31m" + "x" * visible.MOST_SHOWN + "\x1b[0m"
     assert visible.shown(long).endswith("x\x1b[0m… [9 more characters: --raw shows them]")
     halved = visible.shown("x" * (visible.MOST_SHOWN - 2) + "\x1b[31mred")
@@ -359,13 +359,13 @@ def test_line_that_is_cut_ends_its_colour() -> None:
         ("\r", ""),
     ],
 )
-def test_bar_is_folded_to_its_last_state(text: str, shown: str) -> None:
-    """As a terminal would show it when it is done; one that was wiped is not there."""
+def test_progress_bar_is_reduced_to_its_last_state(text: str, shown: str) -> None:
+    """The result equals the final view of a terminal; a deleted bar is empty."""
     assert visible.folded(text) == shown
 
 
-def test_json_has_no_control_characters_either() -> None:
-    """JSON lines are looked at on a terminal, too."""
+def test_json_has_no_control_characters() -> None:
+    """People view JSON lines on a terminal too."""
     shown = View(as_json=True).show(line("\x1b[2J\x9b2J\u2028\u202e\u2066"))
     assert shown.isprintable()
     assert json.loads(shown)["text"] == "\x1b[2J\x9b2J\u2028\u202e\u2066"
@@ -374,17 +374,17 @@ def test_json_has_no_control_characters_either() -> None:
 BARS = "begin\n\r 10%\r 50%\r100%\n\rlost\r    \rend\n"
 
 
-def test_logs_shows_a_bars_last_state_alone(cli: Any, seed: Callable[..., Job]) -> None:
-    """In a pipe as on a terminal; --raw has the bytes as they were written."""
+def test_logs_shows_only_the_last_state_of_a_progress_bar(cli: Any, seed: Callable[..., Job]) -> None:
+    """Pipe and terminal show the same; `--raw` has the bytes as written."""
     seed("ended", State("succeeded"), {"0": BARS, "1": ""})
     for command in (["logs", "ended"], ["logs", "ended"], ["logs", "-f", "ended"]):
         assert cli(*command).stdout.splitlines() == ["[r0] begin", "[r0] 100%", "[r0] end"]
     raw = cli("logs", "ended", "--raw").stdout
-    assert raw == BARS.replace("\r", "\n")  # as text, Python reads each as a line's end
+    assert raw == BARS.replace("\r", "\n")  # in text mode, Python reads each \r as a line end
 
 
-def test_logs_greps_what_is_shown(cli: Any, seed: Callable[..., Job]) -> None:
-    """A bar's states of before, an event's tail and colours are not looked at, unless they are asked for."""
+def test_logs_searches_only_the_visible_text(cli: Any, seed: Callable[..., Job]) -> None:
+    """A search ignores earlier states of a bar, event parts and colours, except with `--raw`."""
     seed("ended", State("succeeded"), {"0": BARS + STEP + "\n\x1b[31mERR\x1b[0mOR 7\n", "1": ""})
     for _ in ("from the backend", "from what is kept"):
         assert cli("logs", "ended", "--grep", "^100%$").stdout == "[r0] 100%\n"
@@ -395,7 +395,7 @@ def test_logs_greps_what_is_shown(cli: Any, seed: Callable[..., Job]) -> None:
 
 @pytest.mark.parametrize("options", [[], ["-f"]])
 def test_logs_options_work_together(cli: Any, seed: Callable[..., Job], options: list[str]) -> None:
-    """Each narrows what the others leave, from the backend and from what is kept."""
+    """Each option reduces the lines, from the backend and from the log cache alike."""
     texts = {"0": "".join(f"line {number}\n" for number in range(100)), "1": "line 7 of the other\n"}
     seed("ended", State("succeeded"), texts)
     for _ in ("from the backend", "from what is kept"):
@@ -405,15 +405,15 @@ def test_logs_options_work_together(cli: Any, seed: Callable[..., Job], options:
         assert [json.loads(text)["text"] for text in shown] == ["line 7 of the other"]
 
 
-def test_logs_refuses_a_hold_back_that_is_no_time(cli: Any, seed: Callable[..., Job]) -> None:
-    """As every duration."""
+def test_logs_refuses_an_invalid_hold_back(cli: Any, seed: Callable[..., Job]) -> None:
+    """`--hold-back` is a duration."""
     seed("ended", State("succeeded"))
     result = cli("logs", "ended", "--hold-back", "soon")
     assert (result.code, "--hold-back soon" in result.stderr) == (2, True)
 
 
-def test_logs_of_a_finished_job_needs_no_machine(cli: Any, home: Path, seed: Callable[..., Job]) -> None:
-    """Once read they are kept here: the same lines, from nobody."""
+def test_logs_of_an_ended_job_needs_no_machine(cli: Any, home: Path, seed: Callable[..., Job]) -> None:
+    """After the first read, the log cache has the same lines."""
     seed("ended", State("succeeded"))
     first = cli("logs", "ended")
     shutil.rmtree(home / "local")
@@ -432,13 +432,13 @@ def test_logs_of_a_finished_job_needs_no_machine(cli: Any, home: Path, seed: Cal
         ("a$", False),
     ],
 )
-def test_pattern_that_a_block_can_be_asked_for_is_known(pattern: str, is_local: bool) -> None:
-    """One that looks at a line's ends, or around itself, is not."""
+def test_pattern_for_a_whole_block_is_recognised(pattern: str, is_local: bool) -> None:
+    """A pattern with anchors or lookarounds cannot be searched in a whole block."""
     assert is_of_blocks(re.compile(pattern)) is is_local
 
 
-def test_bar_that_runs_is_drawn_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line below all else, wiped before the next; its end is a line like any other."""
+def test_running_progress_bar_is_drawn_in_place_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bar is the lowest line and is deleted before the next line; its final state is a normal line."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr("sys.stdout", out := io.StringIO())
@@ -451,31 +451,31 @@ def test_bar_that_runs_is_drawn_in_place_on_a_terminal(monkeypatch: pytest.Monke
     assert out.getvalue() == "[r0] one\n\r\x1b[K[r0]  10%\r\x1b[K[r1] two\n\r\x1b[K[r0]  10%\r\x1b[K[r0] 100%\n"
 
 
-def test_bar_that_never_ended_is_shown_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    """A job that was killed in the middle of one."""
+def test_unfinished_progress_bar_is_shown_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """The job was killed while the bar was running."""
     printer = Printer(View(), is_live=False)
     printer.print([line("\r 10%\r 20%\r")])
     printer.finish()
     assert capsys.readouterr().out == "[r0]  20%\n"
 
 
-def test_output_of_half_a_character_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A platform's text may hold what no encoding has; a terminal may have few characters."""
+def test_output_with_an_unencodable_character_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A platform's text may contain a lone surrogate, and a terminal may support few characters."""
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw := io.BytesIO(), encoding="ascii"))
     terminal.print_lines(["\ud800 é"])
     assert raw.getvalue() == b"\\ufffd \\xe9\n"
 
 
-def test_our_own_words_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    """On standard error, and not to be taken for the job's where both go to one place."""
+def test_own_messages_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    """Messages go to standard error with a prefix that distinguishes them from a job's lines."""
     terminal.aside("running")
     assert capsys.readouterr() == ("", "cloudtrain: running\n")
 
 
-def test_logs_prints_alerts_below_the_lines_of_before(
+def test_logs_prints_alerts_below_earlier_lines(
     home: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is due now is not told above what was printed an hour ago."""
+    """A new alert does not appear above old lines."""
     job = seed("ended", State("failed", "error"), {"0": "one\ntwo\n", "1": ""})
     told: list[str] = []
     monkeypatch.setattr(Notifier, "look", lambda self, job: told.append(capsys.readouterr().out))
@@ -485,10 +485,10 @@ def test_logs_prints_alerts_below_the_lines_of_before(
     assert told == ["one\ntwo\n"]
 
 
-def test_logs_followed_through_an_outage_says_it_once(
+def test_followed_logs_report_an_outage_once(
     seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A throttled, then an unreachable backend: said once, and gone on when it answers."""
+    """The backend fails twice: the fault is reported once, and following continues."""
     job = seed("ended", State("succeeded"), {"0": "one\n", "1": ""})
     real, outages = local.logs, iter([True, True, False, False, False])
 

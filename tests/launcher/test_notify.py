@@ -1,4 +1,4 @@
-"""Who is told, from the config to the receiver: what is refused, tried, followed and kept to oneself."""
+"""`notify` from the config to the receiver: refused entries, trial messages, followers, hidden addresses."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ HEAD = "name: x\nscript: loop.py\n"
         ("{email: a@b.c, smtp: 'http://h'}", "smtp://USER:PASSWORD@HOST"),
     ],
 )
-def test_entry_that_cannot_be_told_is_refused(project: Callable[..., Path], entry: str, words: str) -> None:
-    """With its place in the file."""
+def test_invalid_notify_entry_is_refused(project: Callable[..., Path], entry: str, words: str) -> None:
+    """The error has the place in the file."""
     where = project(f"notify: [{entry}]\n")
     with pytest.raises(ConfigError) as caught:
         configs.load(where / "cloudtrain.yaml")
@@ -41,8 +41,8 @@ def test_entry_that_cannot_be_told_is_refused(project: Callable[..., Path], entr
     assert "cloudtrain.yaml:3" in str(caught.value)
 
 
-def test_addresses_that_the_job_needs_travel_as_secrets(project: Callable[..., Path]) -> None:
-    """By name, once each; also where the config is read back as it was stored."""
+def test_addresses_for_the_job_travel_as_secrets(project: Callable[..., Path]) -> None:
+    """Each variable's name appears once, also after the config was stored and read back."""
     more = """\
 secrets: [TOKEN]
 notify:
@@ -58,7 +58,7 @@ notify:
 
 
 def test_dry_run_shows_no_address(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
-    """The job's spec has the variable's name."""
+    """The job's spec has only the name of the variable."""
     where = project(
         "notify: [{slack: env:HOOK, from_job: true}]\nbudget: {limit: 1 USD}\nlocal: {price_per_hour: 1 USD}\n"
     )
@@ -68,8 +68,8 @@ def test_dry_run_shows_no_address(cli: Callable[..., Any], project: Callable[...
     assert "secret-part" not in done.stdout + done.stderr
 
 
-def test_address_that_is_written_out_is_warned_of(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
-    """The file travels with the code; a mail server without a login, or a variable, lets nobody in."""
+def test_address_in_clear_has_a_warning(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
+    """The file travels with the code; a mail server without a login, or a variable, is harmless."""
     where = project("""\
 notify:
 - {webhook: 'https://hooks.example/secret-part'}
@@ -86,10 +86,10 @@ notify:
     assert "secret-part" not in done.stdout + done.stderr
 
 
-def test_no_attempt_waits_for_an_address(
+def test_missing_address_refuses_only_the_first_attempt(
     cli: Callable[..., Any], project: Callable[..., Path], idle_python: Path
 ) -> None:
-    """The first is refused without it, where a person sees it; a further one is sent, and tells less by itself."""
+    """The first submit is refused in front of a person; a resume is sent, and sends fewer notices from the job."""
     where = project(f"notify: [{{webhook: env:HOOK, from_job: true}}]\nlocal: {{python: {idle_python}}}\n")
     refused = cli("submit", "-d", "-y", cwd=where)
     assert (refused.code, "`HOOK` is not set" in refused.stderr) == (3, True)
@@ -102,7 +102,7 @@ def test_no_attempt_waits_for_an_address(
 
 
 def test_notify_tries_every_channel(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
-    """Before a job relies on them; the address that fails is named by its variable."""
+    """The trial comes before a job relies on the channels; the variable names the address that fails."""
     where = project("notify: [{slack: env:GOOD}, {webhook: env:BAD}, {webhook: env:UNSET}]\n")
     with receivers.hooks() as told:
         bad = f"http://127.0.0.1:{receivers.free_port()}/secret-part"
@@ -115,8 +115,8 @@ def test_notify_tries_every_channel(cli: Callable[..., Any], project: Callable[.
     assert "a trial message" in told.got[0]["text"]
 
 
-def test_notify_without_channels_says_so(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
-    """That is no failure."""
+def test_notify_without_channels_prints_a_note(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
+    """A config without channels is no failure."""
     done = cli("notify", cwd=project())
     assert (done.code, "no alerts are sent" in done.stderr) == (0, True)
 
@@ -133,12 +133,12 @@ while not pathlib.Path({end!r}).exists():
 
 
 @pytest.mark.slow
-def test_followers_of_a_real_job_tell_everything_once(
+def test_followers_of_a_real_job_send_each_notice_once(
     cli: Callable[..., Any], project: Callable[..., Path], wait_until: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Three processes follow the job, and one is killed: hook and mail get the threshold and the end once.
+    """Three processes follow the job, and a process is killed: hook and mail get the threshold and the end once.
 
-    The job ends when both other followers have shown the alert: a busy machine starts them late.
+    The job ends after both surviving followers have shown the alert, because a busy machine starts them late.
     """
     end = tmp_path / "end"
     with receivers.hooks([503, 503]) as told, receivers.letters() as post:
@@ -160,7 +160,7 @@ notify: [{slack: env:HOOK}, {email: team@example.org, smtp: env:POST}]
         end.touch()
         said = [one.communicate(timeout=60)[1] for one in crowd]
         victim.communicate()
-        # The dead one may have had a claim, which has to run out; or died before it could mark what was taken.
+        # The claim of the killed follower has to expire, or the follower died before the mark of a delivered notice.
         while len(told.got) < 2 or len(post.got) < 2:
             assert cli("watch", "--once", "told", cwd=where, env=env).code == 0
             time.sleep(0.5)
@@ -172,10 +172,8 @@ notify: [{slack: env:HOOK}, {email: team@example.org, smtp: env:POST}]
 
 
 @pytest.mark.slow
-def test_hanging_receiver_does_not_hold_up_a_followed_job(
-    cli: Callable[..., Any], project: Callable[..., Path]
-) -> None:
-    """Its lines come as ever, and the command ends three seconds after the job's end at the latest."""
+def test_hanging_receiver_does_not_delay_a_followed_job(cli: Callable[..., Any], project: Callable[..., Path]) -> None:
+    """The lines arrive as usual, and the command ends at most three seconds after the job."""
     with receivers.hooks([receivers.HANG] * 20) as stuck:
         where = project("notify: [{slack: env:HOOK, on: [started, succeeded]}]\n", text="print('done')\n")
         process = cli.start("submit", "-y", cwd=where, env={"HOOK": stuck.url})
@@ -189,4 +187,4 @@ def test_hanging_receiver_does_not_hold_up_a_followed_job(
         process.stderr.close()
     assert (code, "done" in printed) == (0, True), said
     assert "alerts not delivered yet: slack env:HOOK" in said[-1]
-    assert 2.0 < held_s < 3.5  # of which a moment is the command's own end, on a busy machine
+    assert 2.0 < held_s < 3.5  # a part of the time is the end of the command on a busy machine

@@ -1,4 +1,4 @@
-"""Where a running job's money leads, in numbers, in words, and in `status` and `list`."""
+"""The forecast of a running job's cost, in numbers, in words, and in `status` and `list`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLAN = {"instances": 2, "nproc_per_node": 4, "ranks": 8, "hourly_usd": 72.0, "ca
 
 
 def job_of(*states: State, progress: dict[str, Any] | None = None, **plan: Any) -> tuple[Job, list[Attempt]]:
-    """Return a job of 100 USD with these attempts, on two instances of a cent a second each."""
+    """Return a job of 100 USD with the given attempts, on two instances of a cent a second each."""
     attempts = [
         Attempt("j-1", number, "sent", plan_of(**{**PLAN, **plan}), {}, 0.0, {}, {}, state, progress or {})
         for number, state in enumerate(states, 1)
@@ -38,15 +38,15 @@ def job_of(*states: State, progress: dict[str, Any] | None = None, **plan: Any) 
 
 
 def seen(*states: State, now_s: float = 1000.0, progress: dict[str, Any] | None = None, **plan: Any) -> Forecast:
-    """Return its outlook."""
+    """Return the forecast of the job."""
     return outlook(*job_of(*states, progress=progress, **plan), now_s)
 
 
 RUNS = State("running", started_s=0.0)
 
 
-def test_outlook_of_a_job_that_ends_in_time() -> None:
-    """By the time left that it last told, from when it told it."""
+def test_forecast_of_a_job_that_ends_in_time() -> None:
+    """The forecast uses the last reported time left, counted from the time of the report."""
     found = seen(RUNS, progress={"step": 50, "eta_s": 600.0, "stepped_s": 900.0})
     assert (found.spent_micro, found.burn_micro_h, found.limit_micro) == (20_000_000, 72_000_000, 100_000_000)
     assert (found.cap_at_s, found.deadline_at_s, found.finish_at_s) == (3600.0, 3480.0, 1500.0)
@@ -54,25 +54,25 @@ def test_outlook_of_a_job_that_ends_in_time() -> None:
 
 
 @pytest.mark.parametrize(("eta_s", "hits"), [(2400, False), (2500, True), (9000, True)])
-def test_job_that_leaves_before_its_finish_hits_the_limit(eta_s: float, hits: bool) -> None:
-    """From its deadline on it saves and leaves, though the cap is later."""
+def test_deadline_before_the_finish_hits_the_limit(eta_s: float, hits: bool) -> None:
+    """The job saves and leaves at its deadline, although the cap is later."""
     assert seen(RUNS, progress={"eta_s": eta_s, "stepped_s": 1000.0}).hits_limit is hits
 
 
-def test_budget_that_only_alerts_is_hit_too() -> None:
-    """Where no cap comes first, the sum does."""
+def test_budget_that_only_alerts_is_hit() -> None:
+    """If no cap comes first, the sum hits the limit."""
     found = seen(RUNS, progress={"eta_s": 5000.0, "stepped_s": 1000.0}, cap_s=86_400, deadline_s=80_000)
     assert (found.total_micro, found.hits_limit) == (120_000_000, True)
 
 
-def test_money_of_earlier_attempts_counts() -> None:
-    """All attempts, but the time between them."""
+def test_cost_of_earlier_attempts_counts() -> None:
+    """The time between attempts does not count."""
     found = seen(State("failed", started_s=0.0, ended_s=100.0), State("running", started_s=500.0))
     assert (found.spent_micro, found.cap_at_s) == (12_000_000, 4100.0)
 
 
-def test_what_is_not_known_is_none() -> None:
-    """Before the first step, without a price, before the start, after the end."""
+def test_unknown_forecast_is_none() -> None:
+    """The cases are before the first step, without a price, before the start, and after the end."""
     assert seen(RUNS).finish_at_s is seen(RUNS).hits_limit is seen(RUNS).stalled_s is seen(RUNS).total_micro is None
     unpriced = seen(RUNS, progress={"eta_s": 600.0, "stepped_s": 900.0}, hourly_usd=None)
     assert (unpriced.spent_micro, unpriced.burn_micro_h, unpriced.total_micro) == (None, None, None)
@@ -87,24 +87,22 @@ def test_what_is_not_known_is_none() -> None:
     ("now_s", "step_s", "finish_at_s"),
     [(150.0, None, 160.0), (200.0, None, 200.0), (221.0, None, None), (221.0, 30.0, 221.0), (300.0, 30.0, None)],
 )
-def test_job_that_stands_still_is_not_about_to_end(
-    now_s: float, step_s: float | None, finish_at_s: float | None
-) -> None:
-    """Its finish is never in the past: a minute, or three steps, after what it foretold nobody knows it."""
+def test_finish_of_a_stalled_job_becomes_unknown(now_s: float, step_s: float | None, finish_at_s: float | None) -> None:
+    """The finish is never in the past: a minute, or three steps, after the forecast finish the forecast is None."""
     found = seen(RUNS, now_s=now_s, progress={"eta_s": 60.0, "stepped_s": 100.0, "step_s": step_s})
     assert (found.finish_at_s, found.stalled_s) == (finish_at_s, now_s - 100.0)
     assert (found.total_micro is None, found.hits_limit is None) == (finish_at_s is None,) * 2
 
 
-def test_script_without_a_time_left_is_judged_by_its_pace() -> None:
-    """It may tell its steps alone."""
+def test_script_without_a_time_left_is_forecast_by_its_speed() -> None:
+    """A script may report only its steps."""
     lines = [(format_line("step", "", {"step": n, "max_steps": 100, "loss": 1.0}), 10.0 * n) for n in (1, 10, 20)]
     found = seen(RUNS, now_s=200.0, progress=fold({}, lines))
     assert found.finish_at_s == pytest.approx(1000.0)
 
 
-def test_fold_keeps_when_it_stepped_and_what_it_promised_first() -> None:
-    """Whatever the pages; lines without a time tell neither."""
+def test_fold_keeps_the_step_time_and_the_first_forecast() -> None:
+    """The pages do not matter; lines without a time give no time and no curve."""
     lines = [(format_line("step", "", {"step": n, "loss": 2.0 / n, "eta_s": 100.0 - n}), 50.0 + n) for n in (1, 2, 3)]
     whole = fold({}, lines)
     assert (whole["stepped_s"], whole["forecast"]) == (53.0, [1, 150.0])
@@ -113,8 +111,8 @@ def test_fold_keeps_when_it_stepped_and_what_it_promised_first() -> None:
     assert "curve" not in fold({}, [lines[0][0]])
 
 
-def test_curve_of_any_length_takes_the_same_room() -> None:
-    """A million seconds of steps: few bins, even in time, no loss lost, whatever the pages; the first step apart."""
+def test_curve_of_any_length_has_a_bounded_size() -> None:
+    """20,000 steps in any pages give few bins, even in time, with every loss counted; the first step is apart."""
     rnd = random.Random(3)
     events = [(i * 7.3, i, 5.0 / (1 + i / 1000) + rnd.gauss(0, 0.1)) for i in range(20_000)]
     found = curve.EMPTY
@@ -129,14 +127,14 @@ def test_curve_of_any_length_takes_the_same_room() -> None:
     assert max(gaps) < 1.1 * min(gaps)
 
 
-def test_curve_outlives_clocks_and_numbers_that_are_wrong() -> None:
-    """A clock set back makes it coarser, a loss that is none is left out."""
+def test_curve_tolerates_wrong_clocks_and_numbers() -> None:
+    """A clock that goes back makes the curve coarser, and a non-finite loss is left out."""
     found = curve.added(curve.EMPTY, [(100.0, 1, 3.0), (101.0, 2, 2.0), (50.0, 3, 1.0), (102.0, 4, float("nan"))])
     assert [(each.step, each.loss, each.count) for each in found.bins] == [(1, 3.0, 1), (3, 1.5, 2)]
 
 
-def test_prices_hold_over_a_resume() -> None:
-    """The axis is the money of both attempts, on other machines at another price."""
+def test_prices_of_progress_span_a_resume() -> None:
+    """The axis is the cost of both attempts, on different machines at different prices."""
     first, second = (
         curve.added(curve.EMPTY, ((t, int(t), 4.0 - t / 100) for t in range(begin, begin + 101))) for begin in (0, 100)
     )
@@ -151,11 +149,11 @@ def test_prices_hold_over_a_resume() -> None:
     assert points[-1].spent_micro == 10_000_000
     found = achieved.achieved(attempts, 1000.0)
     assert (found.epoch_micro, found.last_micro) == (5_000_000, 2_000_000)
-    assert found.last_loss == pytest.approx(0.25, rel=0.1)  # 8 cents a second buy less than 2 did
+    assert found.last_loss == pytest.approx(0.25, rel=0.1)  # 8 cents a second buy less than 2 cents did
 
 
-def test_loss_that_goes_up_buys_nothing() -> None:
-    """That is said, too; what costs nothing has no price."""
+def test_rising_loss_has_no_price() -> None:
+    """The text names the rise; a free job has no price either."""
     rising = curve.dump(curve.added(curve.EMPTY, ((float(t), t, 1.0 + t / 100) for t in range(101))))
     job, attempts = job_of(State("failed", started_s=0.0, ended_s=100.0), progress={"curve": rising, "epoch": 1.0})
     found = achieved.achieved(attempts, 200.0)
@@ -165,8 +163,8 @@ def test_loss_that_goes_up_buys_nothing() -> None:
     assert achieved.in_words(achieved.achieved(free, 200.0)) == ""
 
 
-def test_status_says_which_limit_comes_first() -> None:
-    """In words, on one screen of 80 columns, with the times by the user's clock."""
+def test_status_names_the_limit_that_comes_first() -> None:
+    """The text fits 80 columns, with times by the user's clock."""
     now_s = time.time()
     told = {"step": 120, "max_steps": 2000, "loss": 1.234, "eta_s": 7200.0, "stepped_s": now_s, "samples_per_s": 8100.0}
     for reason, words in (
@@ -185,22 +183,22 @@ def test_status_says_which_limit_comes_first() -> None:
     )
 
 
-def test_status_of_a_job_that_is_over_says_what_it_cost() -> None:
-    """And what was paid for what."""
+def test_status_of_an_ended_job_shows_its_cost() -> None:
+    """The line also has the prices of progress."""
     over = State("succeeded", started_s=0.0, ended_s=100.0)
     lines = overview.as_lines(*job_of(over, progress={"epoch": 4.0, "samples": 1000}))
     assert "  cost        2.00 USD of 100.00 USD, 2 % (0.50 USD an epoch, 2000.00 USD per 1M samples)" in lines
 
 
 def test_json_names_are_stable() -> None:
-    """What scripts rely on."""
+    """Scripts rely on these names."""
     found = describe.as_json(*job_of(RUNS, progress={"eta_s": 1.0}))
     names = "limit_usd burn_usd_per_hour projected_usd projected_finish_s cap_at_s deadline_at_s hits_limit stalled_s"
     assert set(names.split()) <= set(found)
     assert json.dumps(found, allow_nan=False)
 
 
-def test_list_shows_shares_and_what_runs_costs(
+def test_list_shows_running_cost_and_jobs_of_earlier_versions(
     seed: Callable[..., Job], home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A job of an earlier version, without a budget or newer keys, is listed as well."""
@@ -223,14 +221,14 @@ def test_list_shows_shares_and_what_runs_costs(
     ],
 )
 def test_money_and_time_in_words(text: object, wanted: object) -> None:
-    """Cents above a dollar, two digits that count below; one or two units of time."""
+    """Amounts show cents above a dollar, and two significant digits below; times show a unit or two."""
     assert text == wanted
 
 
-def test_list_goes_on_past_a_job_of_a_backend_that_is_gone(
+def test_list_continues_past_a_job_of_a_missing_backend(
     seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is listed as it was last seen, and said why; the others are there."""
+    """The job has its last known state with a reason, and the remaining jobs are listed."""
     seed("ended", State("succeeded", started_s=0.0, ended_s=10.0))
     seed("lost", State("running", started_s=0.0))
     Registry().database.execute("UPDATE jobs SET backend = 'gone' WHERE id = 'lost'")

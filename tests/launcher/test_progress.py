@@ -1,4 +1,4 @@
-"""How far a job is, folded from its event lines."""
+"""The progress of a job, folded from its event lines."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ def event(name: str, **fields: Any) -> str:
     return format_line(name, f"{name} for people", fields)
 
 
-def test_progress_is_what_the_last_step_said() -> None:
-    """Step, loss, pace; older values are replaced."""
+def test_progress_has_the_values_of_the_last_step() -> None:
+    """New values of step, loss and speed replace older values."""
     lines = [event("start", step=0, max_steps=20), event("step", step=1, loss=2.0), event("step", step=2, loss=1.5)]
     assert fold({}, lines) == {"step": 2, "max_steps": 20, "loss": 1.5}
 
 
-def test_progress_goes_on_from_what_it_was() -> None:
-    """The fold of two pages is the fold of both, and the first is not changed."""
+def test_progress_continues_from_earlier_progress() -> None:
+    """The fold of two pages equals the fold of both, and the first result is unchanged."""
     before = fold({}, [event("step", step=1, loss=2.0, max_steps=9)])
     after = fold(before, [event("step", step=2, loss=1.0)])
     assert (before["step"], after) == (1, {"step": 2, "loss": 1.0, "max_steps": 9})
 
 
 def test_progress_goes_back_after_a_restart() -> None:
-    """A job that starts again from a checkpoint is where it says it is."""
+    """A job that restarts from a checkpoint has the step of the checkpoint."""
     assert fold({"step": 90}, [event("start", step=60, max_steps=100)])["step"] == 60
 
 
 def test_progress_keeps_full_precision() -> None:
-    """Two runs can be compared bit for bit from it."""
+    """Two runs can be compared bit for bit."""
     assert fold({}, [event("step", step=1, loss=0.1 + 0.2)])["loss"] == 0.1 + 0.2
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), float("-inf")])
-def test_progress_writes_a_loss_that_is_no_number_as_text(loss: float) -> None:
-    """It goes into JSON, which has no NaN."""
+def test_progress_stores_a_non_finite_loss_as_text(loss: float) -> None:
+    """Progress is stored as JSON, and JSON has no NaN."""
     now = fold({}, [event("step", step=1, loss=loss)])
     assert json.dumps(now, allow_nan=False)
     assert now["loss"] == str(loss)
 
 
-def test_progress_holds_metrics_and_the_newest_checkpoint() -> None:
-    """From eval, done and checkpoint events."""
+def test_progress_has_metrics_and_the_newest_checkpoint() -> None:
+    """The values come from `eval` and `checkpoint` events."""
     lines = [event("eval", step=5, metrics={"accuracy": 0.97}), event("checkpoint", step=5, path="/c/step-5")]
     assert fold({}, lines) == {"metrics": {"accuracy": 0.97}, "checkpoint_step": 5, "checkpoint": "step-5"}
 
 
-def test_progress_holds_the_time_of_a_save_without_a_step() -> None:
-    """As the agent reports a script's saves; a known step stays if the agent reports the same save."""
+def test_progress_has_the_time_of_a_save_without_a_step() -> None:
+    """The agent reports a script's saves; a known step stays if the agent reports the same save."""
     own = (event("checkpoint", step=5, path="/job/code/out/checkpoint-5"), 50.0)
     same = (event("checkpoint", path="out/checkpoint-5"), 51.0)
     found = fold({}, [own, same])
@@ -71,8 +71,8 @@ def test_progress_has_the_time_of_a_kept_file(changed_s: Any, saved_s: float) ->
     assert fold({}, [line])["saved_s"] == saved_s
 
 
-def test_progress_ignores_what_is_no_event() -> None:
-    """A script's own lines, broken tails and unknown events change nothing."""
+def test_progress_ignores_lines_without_events() -> None:
+    """A script's own lines, broken event parts and unknown events change nothing."""
     lines = ["step 5 loss 3", "x  ::ct {broken", "x  ::ct [1]", 'x  ::ct {"step": 1}', event("boot", node=0)]
     assert fold({"step": 1}, lines) == {"step": 1}
 
@@ -93,27 +93,27 @@ ESCAPE = "\x1b]0;title\x07\x9b2J"
         ({"step": -1, "samples": None}, {}),
     ],
 )
-def test_progress_keeps_nothing_that_is_not_what_its_name_says(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """A script may print any event line; what makes no sense is as if it had not been told."""
+def test_progress_drops_values_of_the_wrong_type(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """A script may print any event line; an invalid value counts as not reported."""
     assert fold({}, [event("step", **fields)]) == wanted
 
 
-def test_progress_forgets_what_has_become_senseless() -> None:
-    """The time left of an earlier step is not that of this one."""
+def test_progress_drops_a_value_that_becomes_invalid() -> None:
+    """The time left of an earlier step does not apply to a later step."""
     lines = [event("step", step=1, eta_s=100), event("step", step=2, eta_s=float("nan"))]
     assert fold({}, lines) == {"step": 2}
 
 
-def test_progress_keeps_metrics_that_no_terminal_obeys() -> None:
-    """Names and words are text on one line, numbers are numbers, and of too many the first are kept."""
+def test_progress_metrics_have_no_control_characters() -> None:
+    """Names and texts are a single line, numbers stay numbers, and only the first 50 metrics are stored."""
     told = {f"a{ESCAPE}": 1, "b": f"c{ESCAPE}\nd", "huge": 10**400, "deep": {"x": [1]}, "flag": True, "sick": "-inf"}
     found = fold({}, [event("eval", metrics=told)])["metrics"]
     assert found == {"a": 1, "b": "c", "sick": "-inf"}
     assert len(fold({}, [event("eval", metrics={f"m{n}": n for n in range(99)})])["metrics"]) == 50
 
 
-def test_progress_of_a_loss_beyond_all_sums_can_be_drawn() -> None:
-    """The curve's text can be read again, whatever the steps were."""
+def test_curve_of_huge_losses_can_be_read_again() -> None:
+    """The curve's text can be parsed for any steps."""
     lines = [(event("step", step=n, loss=loss), 50.0 + n) for n, loss in enumerate((1.0, 1e308, -1e308, 2.0))]
     found = fold({}, [*lines, (event("step", step=True, loss=3.0), 60.0)])
     assert [(each.step, each.loss) for each in curve.load(found["curve"]).bins] == [(0, 1.0), (3, 2.0)]
@@ -129,5 +129,5 @@ def test_progress_of_a_loss_beyond_all_sums_can_be_drawn() -> None:
     ],
 )
 def test_progress_in_words(progress: dict[str, Any], text: str) -> None:
-    """A few words for a table; a loss that is no number is shown, for it is the news."""
+    """The text fits a table; a non-finite loss is shown, because the user must see it."""
     assert shown(progress) == text

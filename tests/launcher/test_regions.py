@@ -1,4 +1,4 @@
-"""A region that nobody knows is told before anything is sent."""
+"""An unknown region has a warning before the submit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from cloudtrain.launcher.planning.regions import doubts
 from cloudtrain.launcher.prices import catalog
 
 
-def test_unknown_region_is_told_with_those_of_like_names() -> None:
-    """A known one, or none, is no doubt; a new one may be right, so it is told and not refused."""
+def test_unknown_region_has_a_warning_with_similar_names() -> None:
+    """A known or missing region has no warning; a new region may be valid, so the submit is not refused."""
     for region in ("us-east-1", "eu-north-1", "cn-north-1", "me-west-1", None):
         assert not list(doubts("sagemaker.region", region, AWS, "2026"))
     said = next(doubts("sagemaker.region", "eu-wset-1", AWS, "2026"))
@@ -19,13 +19,13 @@ def test_unknown_region_is_told_with_those_of_like_names() -> None:
 
 
 def test_every_region_with_a_price_is_known() -> None:
-    """Else its own users would be warned of it."""
+    """A region with a price must not cause a warning."""
     for backend, known in (("sagemaker", AWS), ("vertex", GOOGLE)):
         assert {row["region"] for row in catalog.rows(backend)} - {""} <= known
 
 
-def test_type_without_a_price_says_where_it_has_one() -> None:
-    """So a slip in the region shows, and a region without prices too."""
+def test_type_without_a_price_names_regions_with_a_price() -> None:
+    """The text shows a misspelt region, and also a region without prices."""
     said = catalog.unpriced("sagemaker", "ml.g4dn.xlarge", "mars-1")
     assert said.startswith("no price of ml.g4dn.xlarge in mars-1 (known in ")
     assert "us-east-1" in said

@@ -1,4 +1,4 @@
-"""A job that ended at its budget: what it takes to go on, and that the sum named is enough."""
+"""A job that ended at its budget: the error names a sum to continue, and the sum is enough."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAN = {"instances": 2, "ranks": 2, "hourly_usd": 7200.0, "price_micro": 3_600_0
 
 @pytest.fixture
 def ended(cli: Any, project: Callable[..., Path], idle_python: Path) -> Iterator[str]:
-    """Return a job that has used 51 USD of 85, and was stopped by its budget."""
+    """Return a job that was stopped by its budget after 51 of 85 USD."""
     folder = project(MONEY % idle_python)
     assert cli("submit", "-d", "--name", "one", cwd=folder).code == 0
     cli("stop", "--now", "one")
@@ -43,8 +43,8 @@ def ended(cli: Any, project: Callable[..., Path], idle_python: Path) -> Iterator
     cli("stop", "--now", "one")
 
 
-def test_resume_without_money_names_the_command_that_has_it(cli: Any, ended: str) -> None:
-    """85 - 51 USD are 34 s less 20 s of stopping; a run of use takes 60. The command named works, a micro less not."""
+def test_resume_without_money_names_a_command_that_works(cli: Any, ended: str) -> None:
+    """85 - 51 USD buy 34 s, less 20 s of stopping; a useful run needs 60 s. A micro-dollar below the sum is refused."""
     refused = cli("resume", "-d", ended)
     assert (refused.code, "the 34 USD left of 85 USD buy 14s" in refused.stderr) == (6, True), refused.stderr
     command = re.search(r"cloudtrain (resume one --budget .*)", refused.stderr)
@@ -60,8 +60,8 @@ def test_resume_without_money_names_the_command_that_has_it(cli: Any, ended: str
     assert (job.attempt.plan.cap_s, job.attempt.plan.spent_micro) == (60, 51_000_000)
 
 
-def test_command_named_sends_what_was_refused(cli: Any, ended: str) -> None:
-    """Whatever was typed is repeated: else it would be another job that the sum is enough for."""
+def test_named_command_repeats_all_options(cli: Any, ended: str) -> None:
+    """The command repeats all options, because the sum is enough only for the same job."""
     typed = ("--instances", "3", "--set", "args=[a b]", "--price-per-hour", "7200 USD", "--update-code")
     refused = cli("resume", "-d", *typed, ended)
     command = re.search(r"cloudtrain (resume one --budget (\S+) .*)", refused.stderr)
@@ -74,7 +74,7 @@ def test_command_named_sends_what_was_refused(cli: Any, ended: str) -> None:
 
 
 def test_status_names_a_resume_with_money(cli: Any, ended: str) -> None:
-    """What comes next is the command with the sum."""
+    """The `next` line has the command with the sum."""
     assert re.search(r"next +cloudtrain resume one --budget \+[0-9.]+USD\n", cli("status", ended).stdout)
 
 
@@ -94,7 +94,7 @@ def test_resume_names_code_that_changed_since_the_submit(cli: Any, ended: str) -
 
 @pytest.mark.slow
 def test_stop_at_the_limit_is_no_fault(cli: Any, content_cli: Any, project: Callable[..., Path]) -> None:
-    """`on_limit: stop`: no deadline is told, the end comes at the cap, and nobody is said to have missed a save."""
+    """`on_limit: stop`: no deadline is set, the end comes at the cap, and no missed save is reported."""
     folder = project("budget: {limit: 40 USD, on_limit: stop}\nlocal: {price_per_hour: 3600 USD}\n",
                      text=ENDLESS)  # fmt: skip
     done = content_cli("submit", "--name", "one", cwd=folder)
@@ -116,8 +116,8 @@ def test_stop_at_the_limit_is_no_fault(cli: Any, content_cli: Any, project: Call
         ("", None),
     ],
 )
-def test_budget_is_added_to_or_set(given: str, found: str | None, make_job: Callable[..., Job]) -> None:
-    """With a plus it adds; what is no sum is a usage error."""
+def test_budget_option_adds_or_sets(given: str, found: str | None, make_job: Callable[..., Job]) -> None:
+    """A plus sign adds to the budget; an invalid sum is a usage error."""
     job = make_job("one", config={"budget": {"limit": "85 USD"}})
     if found is not None:
         assert retry.budget_setting(job, given) == f"budget.limit={found}"
@@ -126,8 +126,8 @@ def test_budget_is_added_to_or_set(given: str, found: str | None, make_job: Call
         retry.budget_setting(job, given)
 
 
-def test_budget_that_does_not_apply_is_raised_and_shown_nowhere(make_job: Callable[..., Job]) -> None:
-    """An own machine without a price has no limit; the config keeps the sum for a backend that has one."""
+def test_budget_that_does_not_apply_is_raised_but_not_shown(make_job: Callable[..., Job]) -> None:
+    """An own machine without a price has no limit; the config keeps the sum for a backend with a price."""
     made = make_job("j", config={"budget": {"limit": "100 USD"}})
     job = replace(made, attempt=replace(made.attempt, plan=plan_of(unpriced_budget_micro=100_000_000)))
     assert retry.budget_setting(job, "+50USD") == "budget.limit=150 USD"
@@ -135,21 +135,21 @@ def test_budget_that_does_not_apply_is_raised_and_shown_nowhere(make_job: Callab
     assert not any("budget" in line for line in unattended(job))
 
 
-def test_nothing_can_be_added_to_no_budget(make_job: Callable[..., Job]) -> None:
-    """It can be set."""
+def test_adding_to_a_missing_budget_is_refused(make_job: Callable[..., Job]) -> None:
+    """The budget can be set instead."""
     with pytest.raises(UsageError, match="no budget to add to"):
         retry.budget_setting(make_job("one"), "+5USD")
     assert retry.budget_setting(make_job("one"), "5USD") == "budget.limit=5 USD"
 
 
 def attempt(job: Job, number: int, seconds: float, **plan: Any) -> Any:
-    """Return an attempt that has run so long."""
+    """Return an attempt with the given running time."""
     state = State("stopped", "budget", started_s=1000.0, ended_s=1000.0 + seconds)
     return replace(job.attempt, number=number, phase="sent", plan=plan_of(**{**PLAN, **plan}), state=state)
 
 
 def test_earlier_attempts_count_at_worst(make_job: Callable[..., Job]) -> None:
-    """Rounded as billed, at the price's uncertainty; idle machines too; without a price nobody knows."""
+    """Times count as billed, at the price's uncertainty, with idle machines; without a price the sum is unknown."""
     job = make_job("j-1")
     one = attempt(job, 1, 31.0)
     assert spent_at_worst_micro([one], 2000.0) == 2 * 60 * 1_100_000
@@ -161,8 +161,8 @@ def test_earlier_attempts_count_at_worst(make_job: Callable[..., Job]) -> None:
     assert spent_at_worst_micro([replace(one, phase="never_sent")], 2000.0) == 0
 
 
-def test_what_was_billed_at_worst_is_known_by_the_plan_alone(make_job: Callable[..., Job]) -> None:
-    """As `status` and alerts count it: no less than the budget does, and at most a unit more for each attempt."""
+def test_worst_bill_follows_from_the_plan_alone(make_job: Callable[..., Job]) -> None:
+    """`status` and alerts count at least as much as the budget, and at most a billing unit more per attempt."""
     job = make_job("j-1")
     spent, metered = spent_at_worst_micro([attempt(job, 1, 31.0)], 2000.0) or 0, 2 * 31 * 1_000_000
     assert spent <= metered_at_worst_micro(plan_of(**PLAN), 1, metered) <= spent + 2 * 30 * 1_100_000

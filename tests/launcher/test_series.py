@@ -1,4 +1,4 @@
-"""The series of a job's events: each stored once, however many look, and bounded whatever a script prints."""
+"""The series of a job's events: each event stored once despite many polls, and bounded for any script."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def step(number: int, **fields: Any) -> str:
 
 
 def stored(job_id: str) -> series.Series:
-    """Return what the registry has."""
+    """Return the stored series."""
     registry = Registry()
     found = series.read(registry.database, job_id)
     registry.close()
@@ -35,7 +35,7 @@ def stored(job_id: str) -> series.Series:
 
 
 def put(attempt: int, lines: list[str], job_id: str = "one") -> None:
-    """Store the lines' events, as a look at the job does."""
+    """Store the events of the lines, as a poll of the job does."""
     registry = Registry()
     with registry.database.transaction():
         series.append(registry.database, job_id, series.gather(attempt, [(line, 10.0) for line in lines]))
@@ -44,7 +44,7 @@ def put(attempt: int, lines: list[str], job_id: str = "one") -> None:
 
 @pytest.fixture
 def running(seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Return a function that seeds a job with rank 0's lines, runs it by its state, and returns that log."""
+    """Return a function that seeds a running job with the lines of rank 0, and returns the path of the log."""
 
     def put_job(text: str) -> Path:
         job = seed("one", State("running", started_s=1000.0), {"0": text})
@@ -56,14 +56,14 @@ def running(seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> Callab
 
 
 def look() -> None:
-    """Look at the job once."""
+    """Poll the job once."""
     registry = Registry()
     refresh(registry, registry.find("one"))
     registry.close()
 
 
-def test_series_holds_what_steps_and_marks_tell(home: Path) -> None:
-    """By attempt and time; steps have numbers alone, an eval its metrics."""
+def test_series_has_steps_and_marks(home: Path) -> None:
+    """Points are ordered by attempt and time; steps have only numbers, an `eval` has its metrics."""
     lines = [format_line("start", "", {"device": "cpu"}), step(1, loss=2.5, lr=0.1, note="no number")]
     put(
         1, [*lines, format_line("eval", "", {"step": 1, "accuracy": 0.5, "metrics": {"accuracy": 0.5}, "seconds": 2.0})]
@@ -77,8 +77,8 @@ def test_series_holds_what_steps_and_marks_tell(home: Path) -> None:
     assert found.marks[1].fields == {"metrics": {"accuracy": 0.5}, "seconds": 2.0}
 
 
-def test_look_stores_each_event_once(running: Callable[[str], Path]) -> None:
-    """The second look begins where the first one ended."""
+def test_poll_stores_each_event_once(running: Callable[[str], Path]) -> None:
+    """The second poll begins at the end of the first poll."""
     log = running("".join(f"{step(n, loss=1 / n)}\n" for n in range(1, 4)))
     look()
     with log.open("a") as file:
@@ -88,21 +88,21 @@ def test_look_stores_each_event_once(running: Callable[[str], Path]) -> None:
     assert [point.step for point in stored("one").steps] == [1, 2, 3, 4]
 
 
-def test_look_that_is_slow_stores_nothing_again(running: Callable[[str], Path]) -> None:
-    """Two have read the same lines: the one that is stored second has nothing to add, and takes back nothing."""
+def test_slow_poll_stores_no_event_again(running: Callable[[str], Path]) -> None:
+    """Two polls have read the same lines: the later store adds nothing and reverts nothing."""
     running("".join(f"{step(n, loss=1 / n)}\n" for n in range(1, 4)))
     registry = Registry()
     before = registry.find("one")
     look()
-    refresh(registry, before)  # as one that began before the other had ended
+    refresh(registry, before)  # as a poll that began before the first poll ended
     assert [point.step for point in stored("one").steps] == [1, 2, 3]
     assert registry.find("one").attempt.progress["step"] == 3
 
 
-def test_last_look_reads_on_from_where_another_one_was(
+def test_last_poll_continues_from_a_concurrent_poll(
     running: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the end nobody looks again: what the other had not yet seen is stored too, and nothing twice."""
+    """No poll follows the end: lines missed by the concurrent poll are stored too, each once."""
     log = running(f"{step(1, loss=1.0)}\n")
     registry = Registry()
     before = registry.find("one")
@@ -116,8 +116,8 @@ def test_last_look_reads_on_from_where_another_one_was(
     assert (job.attempt.state.state, job.attempt.progress["step"]) == ("succeeded", 2)
 
 
-def test_look_without_news_writes_nothing(running: Callable[[str], Path]) -> None:
-    """What polls a job ten times a minute must not wear the disk."""
+def test_poll_without_news_writes_nothing(running: Callable[[str], Path]) -> None:
+    """A process that polls ten times a minute must not wear out the disk."""
     running(f"{step(1, loss=1.0)}\n")
     look()
     registry = Registry()
@@ -128,7 +128,7 @@ def test_look_without_news_writes_nothing(running: Callable[[str], Path]) -> Non
 
 @pytest.mark.slow
 def test_many_processes_store_each_event_once(running: Callable[[str], Path], home: Path) -> None:
-    """Six look at once, again and again, while a job prints."""
+    """Six processes poll again and again while a job prints."""
     log = running("")
     (home / "local" / "one" / "attempt-1" / "node-0" / "exit.json").unlink()
     program = """
@@ -157,8 +157,8 @@ while refresh(registry, registry.find("one")).attempt.progress.get("step", 0) < 
     assert [point.step for point in stored("one").steps] == list(range(1, 301))
 
 
-def test_series_of_a_long_job_is_bounded_and_honest(home: Path) -> None:
-    """First, last and every extreme stay; what is left lies evenly, however late it was thinned."""
+def test_series_of_a_long_job_is_bounded_and_representative(home: Path) -> None:
+    """First, last and every extreme step stay; the remaining steps are evenly spaced after any number of reductions."""
     losses = [10 / (n + 1) for n in range(30_000)]
     losses[12_345], losses[23_456] = 99.0, math.nan
     for begin in range(0, 30_000, 500):
@@ -172,8 +172,10 @@ def test_series_of_a_long_job_is_bounded_and_honest(home: Path) -> None:
     assert max(gaps) <= 3 * 30_000 / 187
 
 
-def test_means_of_a_long_job_are_those_of_its_steps(home: Path) -> None:
-    """Every hundredth step is slow, and stands out: by their weights the rows that are left have the mean of all."""
+def test_means_of_a_thinned_series_match_all_steps(home: Path) -> None:
+    """Every hundredth step is slow, and an extreme: the weighted mean of the remaining rows equals the mean of all
+    steps.
+    """
     for begin in range(0, 20_000, 500):
         rates = {n: 20.0 if n % 100 == 99 else 100.0 for n in range(begin, begin + 500)}
         put(1, [step(n, samples_per_s=rate, loss=n / 20_000, checkpoint_s=1.0) for n, rate in rates.items()])
@@ -186,16 +188,16 @@ def test_means_of_a_long_job_are_those_of_its_steps(home: Path) -> None:
     assert {point.fields["checkpoint_s"] for point in steps} == {1.0}
 
 
-def test_job_that_has_diverged_is_bounded_too() -> None:
-    """Where figures that are no numbers come and go all the time."""
+def test_series_of_a_diverged_job_is_bounded() -> None:
+    """Non-finite figures come and go all the time."""
     draw = random.Random(3)
     names = ("loss", "samples_per_s", "grad_norm")
     lines = [step(n, **{name: draw.choice(["nan", draw.random()]) for name in names}) for n in range(9000)]
     assert 250 < len(series.thinned(series.gather(1, [(line, 1.0) for line in lines]))) <= series.MOST
 
 
-def test_best_of_every_metric_stays() -> None:
-    """Of a seventh too, in one evaluation of thousands."""
+def test_best_value_of_every_metric_stays() -> None:
+    """The best value of a seventh metric stays too, from a single evaluation of thousands."""
     metrics = {f"m{n}": 0.5 for n in range(7)}
     lines = [format_line("eval", "", {"step": n, "metrics": metrics | {"m6": float(n == 1234)}}) for n in range(5000)]
     points = series.thinned(series.gather(1, [(line, 1.0) for line in lines]))
@@ -203,8 +205,8 @@ def test_best_of_every_metric_stays() -> None:
 
 
 @pytest.mark.parametrize("most", [2000, 250])
-def test_thinned_points_are_no_more_than_asked_for(most: int) -> None:
-    """Where every figure of every step stands out too."""
+def test_thinned_points_respect_the_limit(most: int) -> None:
+    """The limit holds even if every figure of every step is an extreme."""
     draw = random.Random(1)
     lines = [step(n, loss=draw.random(), samples_per_s=draw.random(), grad_norm=draw.random()) for n in range(9000)]
     points = series.thinned(series.gather(1, [(line, 1.0) for line in lines]), most)
@@ -212,7 +214,7 @@ def test_thinned_points_are_no_more_than_asked_for(most: int) -> None:
     assert (points[0].step, points[-1].step) == (0, 8999)
 
 
-def test_series_bounds_marks_too(home: Path) -> None:
+def test_series_bounds_marks(home: Path) -> None:
     """A script that evaluates and saves at each step leaves room for its steps."""
     lines = [step(n, loss=1.0) for n in range(3000)]
     lines += [format_line("checkpoint", "", {"step": n, "path": "p"}) for n in range(20_000)]
@@ -241,8 +243,10 @@ HOSTILE = [
 ]
 
 
-def test_hostile_job_breaks_neither_registry_nor_look(running: Callable[[str], Path]) -> None:
-    """Nonsense, huge fields, strings for numbers: the look goes on, what is stored is small and is JSON."""
+def test_hostile_job_breaks_neither_registry_nor_poll(running: Callable[[str], Path]) -> None:
+    """With nonsense, huge fields and strings for numbers, the poll continues, and the stored data are small and valid
+    JSON.
+    """
     running("".join(f"x  ::ct {tail}\n" for tail in HOSTILE) + step(9, loss=0.5) + "\n")
     look()
     points = stored("one").points
@@ -252,7 +256,7 @@ def test_hostile_job_breaks_neither_registry_nor_look(running: Callable[[str], P
 
 
 def test_ten_megabytes_of_events_are_read_in_bounded_memory(running: Callable[[str], Path], home: Path) -> None:
-    """They are thinned as they come, and what is left in the registry is small."""
+    """The events are thinned on arrival, and the registry stays small."""
     draw = random.Random(7)
     running("".join(f"{step(n, loss=draw.random(), lr=0.1, text='x' * 100)}\n" for n in range(60_000)))
     look()

@@ -1,4 +1,4 @@
-"""One screen about a job: what stands on it in each of its states, and that it fits 80x24."""
+"""`status` shows a job on a screen of 80x24 in each of its states."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ ERROR = {
 
 @pytest.fixture(autouse=True)
 def _clock_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the screen's clock stand, however slow the machine is."""
+    """Freeze the screen's clock, so that a slow machine does not change the result."""
     monkeypatch.setattr(overview, "time", SimpleNamespace(time=lambda: NOW_S))
 
 
 @pytest.fixture
 def screen(make_job: Callable[..., Job]) -> Callable[..., str]:
-    """Return a function that gives the screen of a job in that state, on a terminal of 80x24."""
+    """Return a function that returns the screen of a job in the given state, on a terminal of 80x24."""
 
     def show(state: State, progress: dict[str, Any] | None = None, earlier: int = 0, **config: Any) -> str:
         job = make_job("digits-x", earlier + 1, config={"task": "task.py", **config})
@@ -74,10 +74,10 @@ def _preempted(attempt: Attempt, number: int) -> Attempt:
 
 
 @pytest.mark.parametrize("language", ["C.UTF-8", "C"])
-def test_status_of_a_running_job_tells_how_far_and_how_fast(
+def test_status_of_a_running_job_shows_progress_and_speed(
     screen: Callable[..., str], monkeypatch: pytest.MonkeyPatch, language: str
 ) -> None:
-    """A bar and the percentage, the time left, the throughput, the loss as a curve, what is not saved yet."""
+    """The screen has a bar with the percentage, the time left, the throughput, the loss curve and the unsaved steps."""
     monkeypatch.setenv("LC_ALL", language)
     shown = screen(State("running", started_s=NOW_S - 200), STEPS)
     full = "█" if language == "C.UTF-8" else "#"
@@ -105,8 +105,8 @@ def test_status_of_a_script_promises_no_save_at_the_deadline(make_job: Callable[
     assert "saves" not in shown
 
 
-def test_status_of_a_job_that_stands_still_foretells_nothing(screen: Callable[..., str]) -> None:
-    """One that has made no step for longer than it foretold is neither about to end, nor at any price."""
+def test_status_of_a_stalled_job_has_no_forecast(screen: Callable[..., str]) -> None:
+    """A job without a step for longer than its forecast has neither a finish time nor a final price."""
     still = {**STEPS, "stepped_s": NOW_S - 1800, "eta_s": 900.0}
     shown = screen(State("running", started_s=NOW_S - 2000), still)
     assert "step 390/1000, no step for 30m" in shown
@@ -115,8 +115,8 @@ def test_status_of_a_job_that_stands_still_foretells_nothing(screen: Callable[..
     assert "5m to go" in screen(State("running", started_s=NOW_S - 700), {**still, "stepped_s": NOW_S - 600})
 
 
-def test_status_of_a_running_job_does_not_invent_what_was_not_told(screen: Callable[..., str]) -> None:
-    """A script may print nothing of its steps."""
+def test_status_does_not_invent_unreported_figures(screen: Callable[..., str]) -> None:
+    """A script may report no steps."""
     shown = screen(State("running", started_s=NOW_S - 200), task=None, script="train.py")
     assert "no step reported yet\n              (how a script reports steps: docs/scripts.md, Curves)\n" in shown
     told = screen(State("running", started_s=NOW_S - 200), {"step": 3}, task=None, script="train.py")
@@ -126,7 +126,7 @@ def test_status_of_a_running_job_does_not_invent_what_was_not_told(screen: Calla
 
 
 def test_status_shows_the_age_of_a_save_without_a_step(screen: Callable[..., str]) -> None:
-    """While a script runs and after its success, also if an earlier attempt reported a step."""
+    """The age is shown for a running script and after its success, also if an earlier attempt reported a step."""
     progress = {"step": 3, "checkpoint_step": None, "saved_s": NOW_S - 4}
     running = screen(State("running", started_s=NOW_S - 200), progress, earlier=1, task=None, script="train.py")
     assert "  checkpoint  saved, step not reported, 4s ago\n" in running
@@ -136,8 +136,8 @@ def test_status_shows_the_age_of_a_save_without_a_step(screen: Callable[..., str
     assert ended.endswith("  next        cloudtrain report digits-x")
 
 
-def test_status_names_a_save_without_a_step_in_the_table_too(make_job: Callable[..., Job]) -> None:
-    """A script that reports no steps has saved: the table of attempts agrees with the line of the checkpoint."""
+def test_attempt_table_marks_a_save_without_a_step(make_job: Callable[..., Job]) -> None:
+    """For a script without reported steps, the table of attempts agrees with the checkpoint line."""
     job = make_job("x", 2, config={"script": "train.py"})
     state = State("failed", "preempted", resumable=True, started_s=NOW_S - 60, ended_s=NOW_S)
     attempt = replace(job.attempt, phase="sent", state=state)
@@ -146,15 +146,15 @@ def test_status_names_a_save_without_a_step_in_the_table_too(make_job: Callable[
     assert [line.split()[-1] for line in shown if line.startswith(("  1 ", "  2 "))] == ["yes", "yes"]
 
 
-def test_status_of_a_pending_job_tells_what_it_waits_for(screen: Callable[..., str]) -> None:
-    """Since when, and until when at most."""
+def test_status_of_a_pending_job_shows_the_reason(screen: Callable[..., str]) -> None:
+    """The line has the time since the submit, and the latest time to give up."""
     shown = screen(State("pending", detail="no capacity for 2 x ml.p4d.24xlarge"), limits={"max_wait": "2h"})
     assert "for 0s: no capacity for 2 x ml.p4d.24xlarge; given up after 2h" in shown
     assert "detail" not in shown
 
 
-def test_status_of_a_failure_has_the_cause_on_one_screen(screen: Callable[..., str]) -> None:
-    """The rank, its exception, its own last frames, what it printed before; attempts and all, it fits."""
+def test_status_of_a_failure_has_the_cause_on_a_screen(screen: Callable[..., str]) -> None:
+    """The screen has room for the rank, its exception, its last frames, its earlier lines, and the attempts."""
     shown = screen(State("failed", "error", True, ERROR, started_s=NOW_S - 60, ended_s=NOW_S - 5), STEPS, earlier=3)
     assert "  cloudtrain resume digits-x --update-code" in shown  # the user fixes the script
     assert "rank 1: ValueError: label 11 is not below 10" in shown
@@ -166,8 +166,8 @@ def test_status_of_a_failure_has_the_cause_on_one_screen(screen: Callable[..., s
 
 
 @pytest.mark.parametrize("rows", [10, 16, 20, 24, 30, 60])
-def test_status_shows_the_frame_of_the_users_code_at_every_size(make_job: Callable[..., Job], rows: int) -> None:
-    """Frames of a library are left out for it, and a line says so."""
+def test_status_shows_the_frame_of_the_user_code_at_every_size(make_job: Callable[..., Job], rows: int) -> None:
+    """Frames of a library are left out first, and a line marks the gap."""
     own = '  File "train.py", line 31, in main\n    loss = model(batch)\n           ^^^^^^^^^^^^\n'
     library = "".join(f'  File "/opt/lib/part{n}.py", line {n}, in call\n    inner()\n' for n in range(30))
     error = {**ERROR, "traceback": f"Traceback (most recent call last):\n{own}{library}ValueError: label 11"}
@@ -179,8 +179,8 @@ def test_status_shows_the_frame_of_the_users_code_at_every_size(make_job: Callab
     assert "part29.py" in shown or rows < 20
 
 
-def test_status_shows_nothing_that_a_terminal_obeys(screen: Callable[..., str]) -> None:
-    """A job's words are text: no title is set, no line is cleared, no event tail is shown."""
+def test_status_prints_no_control_characters(screen: Callable[..., str]) -> None:
+    """A job's text sets no title, deletes no line, and shows no event part."""
     error = {
         **ERROR,
         "message": "bad\x1b[2J\x07 batch",
@@ -192,7 +192,7 @@ def test_status_shows_nothing_that_a_terminal_obeys(screen: Callable[..., str]) 
 
 
 def test_resumed_script_has_the_checkpoint_of_the_earlier_attempt(make_job: Callable[..., Job]) -> None:
-    """Attempt 2 has saved no file yet: the line names attempt 1 and the age, and gives no hint about `keep`."""
+    """Attempt 2 has saved no file yet: the line names attempt 1 and the age, and has no hint about `keep`."""
     job = make_job("kept", 2, config={"script": "train.py"})
     first = replace(job.attempt, number=1, progress={"step": 9, "checkpoint_step": None, "saved_s": NOW_S - 300})
     last = replace(job.attempt, state=State("running", started_s=NOW_S - 60), progress={"step": 2})
@@ -202,8 +202,8 @@ def test_resumed_script_has_the_checkpoint_of_the_earlier_attempt(make_job: Call
     assert as_json(replace(job, attempt=last), [first, last])["checkpoint_at_s"] == NOW_S - 300
 
 
-def test_status_lists_the_attempts_where_there_were_several(screen: Callable[..., str]) -> None:
-    """How each ended, what it took and came to; the newest five."""
+def test_status_lists_the_newest_five_attempts(screen: Callable[..., str]) -> None:
+    """Each row has the end, the steps and the checkpoint of an attempt."""
     shown = screen(State("running", started_s=NOW_S - 60), STEPS, earlier=6)
     rows = [line.split() for line in shown.splitlines() if "(preempted)" in line or "running  " in line]
     assert [row[0] for row in rows] == ["3", "4", "5", "6", "7"]
@@ -212,8 +212,8 @@ def test_status_lists_the_attempts_where_there_were_several(screen: Callable[...
     assert "ATTEMPT" not in screen(State("running", started_s=NOW_S - 60), STEPS)
 
 
-def test_attempt_that_died_behind_a_save_has_what_the_next_one_found(make_job: Callable[..., Job]) -> None:
-    """It could not tell of its last checkpoint; the next attempt's start does."""
+def test_attempt_killed_after_a_save_has_the_checkpoint_of_its_successor(make_job: Callable[..., Job]) -> None:
+    """The attempt could not report its last checkpoint; the start of the next attempt does."""
     job = make_job("digits-x", 2)
     first = replace(_preempted(job.attempt, 1), progress={"step": 25})
     last = replace(job.attempt, phase="sent", state=State("running"), progress={"step": 30, "resumed_step": 20})
@@ -223,8 +223,8 @@ def test_attempt_that_died_behind_a_save_has_what_the_next_one_found(make_job: C
     assert [each["checkpoint_step"] for each in told["attempts"]] == [20, None]
 
 
-def test_wait_tells_how_each_job_ended_and_why(cli: Any, seed: Callable[..., Job]) -> None:
-    """In the words of `status`, which has the rest."""
+def test_wait_prints_the_end_and_cause_of_each_job(cli: Any, seed: Callable[..., Job]) -> None:
+    """The text equals the text of `status`, and `next` points there."""
     seed("a", State("succeeded"))
     seed("b", State("failed", "error", error=ERROR))
     done = cli("wait", "a", "b")
@@ -237,16 +237,16 @@ def test_wait_tells_how_each_job_ended_and_why(cli: Any, seed: Callable[..., Job
     ]
 
 
-def test_status_tells_since_when_a_backend_is_silent(make_job: Callable[..., Job]) -> None:
-    """What is shown is then what it said last."""
+def test_status_shows_since_when_a_backend_is_silent(make_job: Callable[..., Job]) -> None:
+    """The screen has the last known state."""
     job = make_job("far")
     attempt = replace(job.attempt, phase="sent", state=State("running"), unreachable_since_s=NOW_S - 3600 * 3)
     shown = "\n".join(as_lines(replace(job, attempt=attempt), [attempt]))
     assert "does not answer, first 3h ago; this is what it said last" in shown
 
 
-def test_json_has_each_attempt_and_what_is_likely(make_job: Callable[..., Job]) -> None:
-    """Scripts need not read sentences."""
+def test_json_has_each_attempt_and_the_likely_cause(make_job: Callable[..., Job]) -> None:
+    """Scripts do not need to parse sentences."""
     job = make_job("digits-x", 2, config={"task": "task.py"})
     error = {"rank": 0, "kind": "exception", "type": "OutOfMemoryError", "message": "CUDA out of memory"}
     last = replace(job.attempt, phase="sent", state=State("failed", "error", error=error), progress=STEPS)
@@ -259,15 +259,15 @@ def test_json_has_each_attempt_and_what_is_likely(make_job: Callable[..., Job]) 
     assert (told["mfu"], round(told["data_share"], 2)) == (0.413, 0.12)
 
 
-def test_lines_before_come_from_the_account(seed: Callable[..., Job], home: Path) -> None:
-    """Whatever the platform passed on of them; where it passed on none, and no log is kept, there are none."""
+def test_lines_before_come_from_the_exit_report(seed: Callable[..., Job], home: Path) -> None:
+    """Without lines from the platform and without a log cache, the list is empty."""
     registry = Registry()
     assert lines_before(registry, seed("a", State("failed", "error", error=ERROR))) == ["a"] * 10
     assert lines_before(registry, seed("b", State("failed", "error", error={**ERROR, "lines": []}))) == []
 
 
-def test_lines_before_come_from_the_kept_log_where_the_account_has_few(seed: Callable[..., Job], home: Path) -> None:
-    """SageMaker passes on a thousand characters: two lines of it are fewer than the log here has."""
+def test_lines_before_come_from_a_fuller_log_cache(seed: Callable[..., Job], home: Path) -> None:
+    """SageMaker passes on a thousand characters: two of these lines are fewer than the lines in the log cache."""
     from cloudtrain.launcher.logs import keeping
 
     log = "".join(f"shard {n}\n" for n in range(30)) + "Traceback (most recent call last):\n  File x\nValueError: y\n"
@@ -279,7 +279,7 @@ def test_lines_before_come_from_the_kept_log_where_the_account_has_few(seed: Cal
     assert lines_before(registry, job) == [f"shard {n}" for n in range(20, 30)]
 
 
-def test_lines_before_are_none_where_the_traceback_is_the_whole_log(seed: Callable[..., Job], home: Path) -> None:
+def test_lines_before_are_empty_if_the_log_is_only_the_traceback(seed: Callable[..., Job], home: Path) -> None:
     """A rank that fails before its first line has printed nothing, and its traceback is shown once."""
     from cloudtrain.launcher.logs import keeping
 
@@ -290,8 +290,8 @@ def test_lines_before_are_none_where_the_traceback_is_the_whole_log(seed: Callab
     assert lines_before(registry, job) == []
 
 
-def test_lines_before_hold_no_part_of_the_traceback(seed: Callable[..., Job], home: Path) -> None:
-    """A rank that was started again, and a chain of exceptions: the traceback is shown once, below."""
+def test_lines_before_contain_no_part_of_the_traceback(seed: Callable[..., Job], home: Path) -> None:
+    """For a restarted rank and a chain of exceptions, the traceback is shown only once, below."""
     from cloudtrain.launcher.logs import keeping
 
     frame = '  File "a.py", line 3, in f\n    return 1 / x\n           ~~^~~'
@@ -310,7 +310,7 @@ def test_lines_before_hold_no_part_of_the_traceback(seed: Callable[..., Job], ho
 def test_status_does_not_wait_for_a_backend_that_hangs(
     seed: Callable[..., Job], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job is shown as it was last seen, and that is said."""
+    """The job has its last known state, and a note gives the reason."""
     import threading
 
     seed("hangs", State("running", started_s=NOW_S))
@@ -332,7 +332,7 @@ def test_status_does_not_wait_for_a_backend_that_hangs(
 
 
 def test_status_without_a_name_shows_the_last_job(seed: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:
-    """The one that was submitted last."""
+    """The last job is the job that was submitted last."""
     seed("first", State("succeeded"))
     seed("second", State("stopped", "user"))
     status_command.command.main([], standalone_mode=False)

@@ -1,4 +1,4 @@
-"""Asking a job to stop, in the words of the command line, the live view and the page."""
+"""Stop requests to a job, as the command line, the live view and the page send them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from cloudtrain.launcher.store.registry import Registry
 
 
 class Platform:
-    """A backend that runs whatever it is asked for, and notes how it is stopped."""
+    """A backend that accepts any job, and records stop requests."""
 
     def __init__(self, state: State, *, can_kill: bool) -> None:
         self.told, self.can_kill, self.stops = state, can_kill, list[bool]()
 
     def pace(self, ref: dict[str, Any]) -> backends.Pace:
-        """Return its pace."""
+        """Return the pace."""
         return backends.Pace(can_kill=self.can_kill)
 
     def state(self, ref: dict[str, Any]) -> State:
-        """Return what it says."""
+        """Return the configured state."""
         return self.told
 
     def logs(self, ref: dict[str, Any], cursor: Any, ranks: Any) -> backends.LogPage:
@@ -36,12 +36,12 @@ class Platform:
         return backends.LogPage([], cursor or {})
 
     def stop(self, ref: dict[str, Any], *, now: bool) -> None:
-        """Note it."""
+        """Record the stop request."""
         self.stops.append(now)
 
 
 def test_stop_of_a_script_promises_no_save(make_job: Callable[..., Job]) -> None:
-    """Only the script itself can save after SIGTERM; a kill lets nobody save."""
+    """Only the script itself can save after SIGTERM; a kill prevents any save."""
     made = make_job("j")
     script = replace(made, attempt=replace(made.attempt, plan=replace(made.attempt.plan, saves=False)))
     assert stopping.StopResult(script, "asked").words == "stopping j with SIGTERM (only the script itself can save)"
@@ -58,7 +58,7 @@ def test_stop_of_a_script_promises_no_save(make_job: Callable[..., Job]) -> None
         (True, False, "stopping j after saving: local always lets a job leave by itself first"),
     ],
 )
-def test_stop_says_what_it_has_asked_for(
+def test_stop_reports_the_kind_of_its_request(
     home: Path,
     make_job: Callable[..., Job],
     monkeypatch: pytest.MonkeyPatch,
@@ -66,7 +66,7 @@ def test_stop_says_what_it_has_asked_for(
     can_kill: bool,
     words: str,
 ) -> None:
-    """A platform that lets every job save is not said to kill it; who does not agree has asked for nothing."""
+    """For a platform that lets every job save, the text mentions no kill; a refused question sends no request."""
     registry, platform = Registry(), Platform(State("running", started_s=1.0), can_kill=can_kill)
     monkeypatch.setattr(backends, "load", lambda name: platform)
     job, _ = registry.add("j", make_job, exclusive=True, key=None)
@@ -80,13 +80,13 @@ def test_stop_says_what_it_has_asked_for(
     assert stopping.ask(registry, "j", now=now).words == (
         "j ended at 1970-01-01 00:00:02 UTC with state succeeded; there is nothing to stop"
     )
-    assert platform.stops == [now, now]  # what agents that were killed may have left
+    assert platform.stops == [now, now]  # a second request, in case killed agents left processes
 
 
 def test_stop_without_a_job_asks_about_the_newest(
     home: Path, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that is named stops without a question, the newest job only after one."""
+    """A named job stops without a question, the newest job only after a question."""
     registry, platform = Registry(), Platform(State("running", started_s=1.0), can_kill=True)
     monkeypatch.setattr(backends, "load", lambda name: platform)
     job, _ = registry.add("j", make_job, exclusive=True, key=None)
@@ -100,7 +100,7 @@ def test_stop_without_a_job_asks_about_the_newest(
     assert platform.stops == [False, False]
 
 
-def test_name_of_several_jobs_is_no_choice(
+def test_name_of_several_jobs_is_refused(
     cli: Any, registry: Registry, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`rm NAME` is refused if several jobs have the name, `stop NAME` if several of them are active; an id is exact."""
@@ -123,8 +123,8 @@ def test_name_of_several_jobs_is_no_choice(
     assert [job.id for job in registry.jobs()] == ["twin-aaaaa"]
 
 
-def test_stop_of_an_ended_job_is_one_line(cli: Any, seed: Callable[..., Job]) -> None:
-    """The line names the end and the state; with --json the job is printed as `status` prints it."""
+def test_stop_of_an_ended_job_prints_a_line(cli: Any, seed: Callable[..., Job]) -> None:
+    """The line has the end and the state; `--json` prints the job like `status`."""
     seed("done", State("succeeded", started_s=1.0, ended_s=2.0))
     done = cli("stop", "done")
     said = "done ended at 1970-01-01 00:00:02 UTC with state succeeded; there is nothing to stop\n"

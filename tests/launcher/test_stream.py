@@ -1,4 +1,4 @@
-"""One attempt's lines from the backend and from what is kept: in order, none lost, none repeated."""
+"""The lines of an attempt from the backend and the log cache come in order, each exactly once."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ RUNNING, DONE = State("running", started_s=1.0), State("succeeded", started_s=1.
 
 @pytest.fixture
 def registry(home: Path) -> Iterator[Registry]:
-    """Give the registry of the private home."""
+    """Return the registry of the private home folder."""
     registry = Registry()
     yield registry
     registry.close()
 
 
 def written(home: Path, job: Job, rank: int, *notes: tuple[str, float]) -> None:
-    """Append texts to a rank's log, each noted at its time, as the agent would."""
+    """Append texts to a rank's log, each with its time, as the agent does."""
     log = home / "local" / job.id / "attempt-1" / f"node-{rank}" / "log" / f"rank-{rank}.log"
     with log.open("a") as file, log.with_suffix(".times").open("a") as index:
         for text, time_s in notes:
@@ -42,12 +42,12 @@ def written(home: Path, job: Job, rank: int, *notes: tuple[str, float]) -> None:
 
 
 def texts(lines: list[LogLine]) -> list[str]:
-    """Return what the lines say."""
+    """Return the texts of the lines."""
     return [line.text for line in lines]
 
 
 def all_of(stream: LogStream) -> list[LogLine]:
-    """Return everything up to the end."""
+    """Return all lines up to the end."""
     found = []
     while not stream.is_over:
         found += stream.read()
@@ -55,7 +55,7 @@ def all_of(stream: LogStream) -> list[LogLine]:
 
 
 def test_stream_gives_lines_as_they_come(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
-    """A running job's stream is empty when there is nothing new, and not over."""
+    """Without new lines, the stream of a running job is empty but not over."""
     job = seed("going", RUNNING, {"0": "one\n", "1": ""})
     stream = LogStream(registry, job, job.attempt)
     assert (texts(stream.read()), stream.read(), stream.is_over) == (["one"], [], False)
@@ -64,8 +64,8 @@ def test_stream_gives_lines_as_they_come(home: Path, seed: Callable[..., Job], r
     stream.close()
 
 
-def test_stream_is_over_after_the_jobs_end_alone(seed: Callable[..., Job], registry: Registry) -> None:
-    """Who reads on learns of the end by `update`; then the last line has been read, and reading on gives nothing."""
+def test_stream_is_over_only_after_the_end_of_the_job(seed: Callable[..., Job], registry: Registry) -> None:
+    """`update` passes the end to the stream; after the last line, a further read is empty."""
     job = seed("going", RUNNING)
     stream = LogStream(registry, job, job.attempt)
     stream.read()
@@ -75,8 +75,8 @@ def test_stream_is_over_after_the_jobs_end_alone(seed: Callable[..., Job], regis
     stream.close()
 
 
-def test_stream_tail_stands_behind_it(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
-    """The last lines first; what follows comes by `read`."""
+def test_stream_continues_after_its_tail(home: Path, seed: Callable[..., Job], registry: Registry) -> None:
+    """`tail` gives the last lines, and `read` gives the later lines."""
     job = seed("going", RUNNING, {"0": "".join(f"{number}\n" for number in range(50)), "1": ""})
     stream = LogStream(registry, job, job.attempt)
     assert texts(stream.tail(3)) == ["47", "48", "49"]
@@ -85,8 +85,8 @@ def test_stream_tail_stands_behind_it(home: Path, seed: Callable[..., Job], regi
     stream.close()
 
 
-def test_stream_tail_counts_what_is_wanted(seed: Callable[..., Job], registry: Registry) -> None:
-    """The last of those that match, however far back they are."""
+def test_stream_tail_counts_matching_lines(seed: Callable[..., Job], registry: Registry) -> None:
+    """The tail has the last matching lines, however far back."""
     job = seed("ended", DONE, {"0": "".join(f"{number}\n" for number in range(500)), "1": ""})
     for _ in ("from the files", "from what is kept"):
         stream = LogStream(registry, job, job.attempt)
@@ -94,10 +94,10 @@ def test_stream_tail_counts_what_is_wanted(seed: Callable[..., Job], registry: R
         stream.close()
 
 
-def test_stream_of_a_long_log_begins_its_tail_near_the_end(
+def test_stream_tail_of_a_long_log_reads_only_the_end(
     home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a gigabyte that nobody has kept, twenty lines are read in one look."""
+    """Twenty lines of an uncached log of 900,000 lines take a read of fewer than 50 lines."""
     job = seed("ended", DONE, {"0": "".join(f"{number}\n" for number in range(900_000)), "1": "other\n"})
     looks: list[int] = []
     real = local.logs
@@ -115,10 +115,10 @@ def test_stream_of_a_long_log_begins_its_tail_near_the_end(
     stream.close()
 
 
-def test_stream_puts_the_ranks_lines_in_order_over_pages(
+def test_stream_orders_the_lines_of_ranks_across_pages(
     home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank says ten times as much as the other: pages of equal size would run apart."""
+    """A rank writes ten times as much as its neighbour, so that pages of equal size would drift apart."""
     monkeypatch.setattr(node_logs, "FILE_BYTES", 1000)
     monkeypatch.setattr(node_logs, "PAGE_BYTES", 2000)
     job = seed("ended", DONE, {"0": "", "1": ""})
@@ -135,8 +135,8 @@ def test_stream_puts_the_ranks_lines_in_order_over_pages(
     stream.close()
 
 
-def test_pages_keep_each_files_order_where_its_clock_goes_back(tmp_path: Path) -> None:
-    """Whatever the notes say, a file's lines come as they were written, each once."""
+def test_pages_keep_the_order_of_each_file_if_its_clock_goes_back(tmp_path: Path) -> None:
+    """The lines of a file keep their written order for any times, each exactly once."""
     chance = random.Random(7)
     folder = tmp_path / "log"
     folder.mkdir()
@@ -159,7 +159,7 @@ def test_pages_keep_each_files_order_where_its_clock_goes_back(tmp_path: Path) -
 
 
 def test_pages_of_two_nodes_end_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node with much to say does not let the other one's younger lines go first."""
+    """Younger lines of a quiet node do not overtake older lines of a verbose node."""
     monkeypatch.setattr(node_logs, "FILE_BYTES", 500)
     for node, each in ((0, 1), (1, 20)):
         folder = tmp_path / f"node-{node}" / "log"
@@ -182,8 +182,8 @@ def test_pages_of_two_nodes_end_at_the_same_time(tmp_path: Path, monkeypatch: py
     assert (len(times), times) == (300 * 21, sorted(times))
 
 
-def test_a_running_bar_comes_in_states(tmp_path: Path) -> None:
-    """A bar has no newline for hours: its states come as they are written, and nothing is read twice."""
+def test_running_progress_bar_arrives_in_states(tmp_path: Path) -> None:
+    """A bar may have no newline for hours: its states arrive as written, each once."""
     folder = tmp_path / "log"
     folder.mkdir()
     log = folder / "rank-0.log"
@@ -196,8 +196,8 @@ def test_a_running_bar_comes_in_states(tmp_path: Path) -> None:
     assert texts(second.lines) == [" 30%\r100%", "after"]
 
 
-def test_a_line_without_end_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred megabytes without a newline must not be held in memory until one comes."""
+def test_line_without_end_arrives_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of a hundred megabytes must not stay in memory until its newline."""
     monkeypatch.setattr(node_logs, "LINE_BYTES", 1000)
     monkeypatch.setattr(node_logs, "FILE_BYTES", 100)
     (tmp_path / "log").mkdir()
@@ -213,8 +213,8 @@ def test_a_line_without_end_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("ended", "shown"), [(False, ["a"]), (True, ["a", "b"])])
-def test_a_last_line_without_newline_waits_for_the_end(tmp_path: Path, ended: bool, shown: list[str]) -> None:
-    """It may be half of one."""
+def test_last_line_without_newline_waits_for_the_end(tmp_path: Path, ended: bool, shown: list[str]) -> None:
+    """The line may be incomplete."""
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "rank-0.log").write_text("a\r\nb")
     if ended:
@@ -225,10 +225,10 @@ def test_a_last_line_without_newline_waits_for_the_end(tmp_path: Path, ended: bo
 @pytest.mark.parametrize(
     ("lines", "since_s", "wanted"), [(2, None, "789"), (0, None, "9"), (None, 6.5, "789"), (1, 3.0, "89")]
 )
-def test_near_end_is_never_behind_what_is_asked_for(
+def test_near_end_never_skips_a_requested_line(
     tmp_path: Path, lines: int | None, since_s: float | None, wanted: str
 ) -> None:
-    """A line more than asked for: the last may not be whole yet."""
+    """The offset includes an extra line, because the last line may be incomplete."""
     (tmp_path / "log").mkdir()
     log = tmp_path / "log" / "rank-0.log"
     log.write_text("".join(f"{number}\n" for number in range(10)))
@@ -239,7 +239,7 @@ def test_near_end_is_never_behind_what_is_asked_for(
     assert len(found) <= len(wanted) + 1
 
 
-# -- lines held back for earlier ones -------------------------------------------------------------------------------
+# -- hold-back of lines for earlier lines ----------------------------------------------------------------------------
 
 
 def held_line(text: str, node: int, time_s: float) -> LogLine:
@@ -247,8 +247,8 @@ def held_line(text: str, node: int, time_s: float) -> LogLine:
     return LogLine(text, node, node, time_s)
 
 
-def test_hold_back_waits_for_earlier_lines_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes within the time is put in its place; what comes later comes when it comes."""
+def test_hold_back_waits_for_earlier_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line within the time is put in order; a later line comes on arrival."""
     now_s = 100.0
     monkeypatch.setattr("time.time", lambda: now_s)
     hold_back = HoldBack(2.0)
@@ -259,15 +259,15 @@ def test_hold_back_waits_for_earlier_lines_of_others(monkeypatch: pytest.MonkeyP
     assert hold_back.held == []
 
 
-def test_hold_back_keeps_a_streams_own_order() -> None:
-    """Also where its clock goes back."""
+def test_hold_back_keeps_the_order_of_each_stream() -> None:
+    """The order holds even if the stream's clock goes back."""
     hold_back = HoldBack(1.0)
     found = hold_back.pass_on([held_line("1", 0, 50.0), held_line("2", 0, 10.0), held_line("x", 1, 20.0)])
     assert texts(found) == ["x", "1", "2"]
 
 
 def test_hold_back_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With too many the oldest go on."""
+    """Above the limit the oldest lines pass on."""
     monkeypatch.setattr("cloudtrain.launcher.logs.holdback.MOST_HELD", 10)
     monkeypatch.setattr("time.time", lambda: 100.0)
     hold_back = HoldBack(60.0)
@@ -275,8 +275,8 @@ def test_hold_back_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (texts(found), len(hold_back.held)) == ([str(number) for number in range(15)], 10)
 
 
-def test_hold_back_is_bounded_in_characters_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few long lines are as much as many."""
+def test_hold_back_is_bounded_in_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few long lines count as much as many short lines."""
     monkeypatch.setattr("cloudtrain.launcher.logs.holdback.MOST_CHARACTERS", 100)
     monkeypatch.setattr("time.time", lambda: 100.0)
     hold_back = HoldBack(60.0)
@@ -284,10 +284,10 @@ def test_hold_back_is_bounded_in_characters_too(monkeypatch: pytest.MonkeyPatch)
     assert ([line.text[0] for line in found], len(hold_back.held)) == (["a", "b"], 2)
 
 
-def test_hold_back_of_a_stream_is_asked_of_the_backend_or_of_the_user(
+def test_hold_back_time_comes_from_the_backend_or_the_user(
     seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--hold-back 0` shows a line at once, whatever the backend thinks best."""
+    """`--hold-back 0` shows a line at once and overrides the backend's time."""
     now_s = 1000.0
     monkeypatch.setattr("cloudtrain.launcher.logs.holdback.time.time", lambda: now_s)
     monkeypatch.setattr("cloudtrain.launcher.logs.agent_pages.time.time", lambda: now_s)
@@ -301,18 +301,18 @@ def test_hold_back_of_a_stream_is_asked_of_the_backend_or_of_the_user(
     at_once.close()
 
 
-# -- a backend that cannot be reached -------------------------------------------------------------------------------
+# -- an unreachable backend ------------------------------------------------------------------------------------------
 
 
 def unreachable(*args: Any, **named: Any) -> Any:
-    """Answer as a backend that is away."""
+    """Raise the error of an unreachable backend."""
     raise UnreachableError("the backend is away")
 
 
-def test_stream_of_what_is_kept_asks_nobody(
+def test_cached_stream_does_not_use_the_backend(
     home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Credentials gone, machine gone: a finished job's lines are here."""
+    """The lines of an ended job are readable without credentials and without the machine."""
     job = seed("ended", DONE)
     first = LogStream(registry, job, job.attempt)
     found = all_of(first)
@@ -325,10 +325,10 @@ def test_stream_of_what_is_kept_asks_nobody(
     again.close()
 
 
-def test_stream_shows_what_is_kept_of_a_job_whose_backend_is_away(
+def test_stream_shows_cached_lines_of_an_unreachable_backend(
     home: Path, seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then it says so, and goes on when the backend is back: nothing is lost or there twice."""
+    """Then the stream raises, and continues when the backend is back, without a lost or repeated line."""
     job = seed("going", RUNNING, {"0": "one\n", "1": ""})
     first = LogStream(registry, job, job.attempt)
     first.read()
@@ -344,10 +344,10 @@ def test_stream_shows_what_is_kept_of_a_job_whose_backend_is_away(
     again.close()
 
 
-def test_stream_tail_of_a_backend_that_is_away_is_what_is_kept(
+def test_stream_tail_of_an_unreachable_backend_uses_the_log_cache(
     seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last lines that are known are better than none."""
+    """The last cached lines are better than an error."""
     job = seed("going", RUNNING, {"0": "one\ntwo\n", "1": ""})
     first = LogStream(registry, job, job.attempt)
     first.read()

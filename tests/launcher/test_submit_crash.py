@@ -1,4 +1,4 @@
-"""`kill -9` of the command line at every step of submit: at most one job, and the next command finds it."""
+"""`kill -9` of the command line at every step of submit leaves at most one job, and the next command finds the job."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from cloudtrain.entrypoints import processes
 
-# `cloudtrain ARGS`, killed at a step: `MODULE:NAME` is wrapped so that the process dies before or after it. `handed
-# over` dies when the starter has its orders and has not answered.
+# `cloudtrain ARGS`, killed at a step: the process dies before or after the call of `MODULE:NAME`. `handed over` dies
+# when the starter has its orders and has not answered.
 DRIVER = """\
 import importlib, os, signal, subprocess, sys
 
@@ -65,7 +65,7 @@ STEPS = {
 
 
 def submit_and_die(cli: Any, folder: Path, target: str, when: str, *more: str) -> None:
-    """Submit, and be killed at that step."""
+    """Submit, and kill the process at the step."""
     command = [sys.executable, "-c", DRIVER, target, when, "submit", "-d", "--instances", "2", *more]
     done = subprocess.run(command, cwd=folder, env=cli.environment(), capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -73,10 +73,10 @@ def submit_and_die(cli: Any, folder: Path, target: str, when: str, *more: str) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
-def test_submit_killed_leaves_at_most_one_job_that_is_found(
+def test_submit_killed_at_a_step_leaves_at_most_one_visible_job(
     cli: Any, project: Callable[..., Path], idle_python: Path, wait_until: Callable[..., Any], step: str
 ) -> None:
-    """Nothing, or one job that runs and can be stopped, or one that says that it was never sent."""
+    """The result is no job, a running job that can be stopped, or a job in the state never sent."""
     folder = project(f"local: {{python: {idle_python}}}\n")
     target, when, expected = STEPS[step]
     submit_and_die(cli, folder, target, when)
@@ -87,7 +87,7 @@ def test_submit_killed_leaves_at_most_one_job_that_is_found(
         expected = NEVER_SENT if state == "failed" else RUNS
     if expected == NEVER_SENT:
         assert (state, "nothing runs" in jobs[0]["detail"]) == ("failed", True)
-        # A starter that came too late may still be on its way out.
+        # A late starter may still be about to exit.
         wait_until(lambda: not processes.with_environment(CLOUDTRAIN_HOME=str(cli.home)))
     if expected == RUNS:
         assert state in ("pending", "running")
@@ -97,8 +97,10 @@ def test_submit_killed_leaves_at_most_one_job_that_is_found(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["after packing", "before the starter", "orders handed over", "after the send"])
-def test_submit_after_a_killed_one_works(cli: Any, project: Callable[..., Path], idle_python: Path, step: str) -> None:
-    """The next submit is a job of its own, and what the dead one left is settled beside it."""
+def test_submit_works_after_a_killed_submit(
+    cli: Any, project: Callable[..., Path], idle_python: Path, step: str
+) -> None:
+    """The next submit is a new job, and the rest of the killed submit is settled."""
     folder = project(f"local: {{python: {idle_python}}}\n")
     submit_and_die(cli, folder, *STEPS[step][:2])
     submitted = cli("submit", "-d", "--json", cwd=folder)
@@ -114,7 +116,7 @@ def test_submit_after_a_killed_one_works(cli: Any, project: Callable[..., Path],
 def test_submit_with_a_key_killed_before_the_answer_is_not_sent_twice(
     cli: Any, project: Callable[..., Path], idle_python: Path
 ) -> None:
-    """A script that tries again with the same key gets the job that already runs."""
+    """A script that repeats the submit with the same key gets the running job."""
     folder = project(f"local: {{python: {idle_python}}}\n")
     submit_and_die(cli, folder, *STEPS["after the send"][:2], "--idempotency-key", "k")
     again = cli("submit", "-d", "--idempotency-key", "k", "--json", cwd=folder)
@@ -124,10 +126,8 @@ def test_submit_with_a_key_killed_before_the_answer_is_not_sent_twice(
 
 
 @pytest.mark.slow
-def test_key_of_a_submit_that_died_and_sent_nothing_is_free(
-    cli: Any, project: Callable[..., Path], idle_python: Path
-) -> None:
-    """A script that tries again with the same key gets a job, though nobody has looked at the list in between."""
+def test_key_of_a_submit_that_sent_nothing_is_free(cli: Any, project: Callable[..., Path], idle_python: Path) -> None:
+    """A script that repeats the submit with the same key gets a new job, without a `list` in between."""
     folder = project(f"local: {{python: {idle_python}}}\n")
     submit_and_die(cli, folder, *STEPS["before the starter"][:2], "--idempotency-key", "k")
     again = cli("submit", "-d", "--idempotency-key", "k", "--json", cwd=folder)
@@ -137,8 +137,8 @@ def test_key_of_a_submit_that_died_and_sent_nothing_is_free(
 
 
 @pytest.mark.slow
-def test_submits_at_once_are_distinct_jobs(cli: Any, project: Callable[..., Path], idle_python: Path) -> None:
-    """Eight processes, one config: eight jobs in the list, eight attempts on disk, one bundle."""
+def test_simultaneous_submits_are_distinct_jobs(cli: Any, project: Callable[..., Path], idle_python: Path) -> None:
+    """Eight processes with a single config give eight jobs in the list, eight attempts on disk, and one bundle."""
     folder = project(f"local: {{python: {idle_python}}}\n")
     submits = [cli.start("submit", "-d", "--json", cwd=folder) for _ in range(8)]
     answers = [submit.communicate(timeout=120) for submit in submits]
@@ -154,8 +154,8 @@ def test_submits_at_once_are_distinct_jobs(cli: Any, project: Callable[..., Path
 
 
 @pytest.mark.slow
-def test_job_outlives_its_command_line(cli: Any, project: Callable[..., Path], wait_until: Callable[..., Any]) -> None:
-    """`kill -9` of a following submit touches nothing: the ranks run on, and stop leaves no process."""
+def test_job_survives_its_command_line(cli: Any, project: Callable[..., Path], wait_until: Callable[..., Any]) -> None:
+    """After `kill -9` of a following submit the ranks run on, and `stop` leaves no process."""
     following = cli.start("submit", cwd=project())
     wait_until(lambda: following.poll() is None and list(cli.home.glob("local/*/attempt-1/node-0/log/rank-0.log")))
     following.kill()
@@ -170,7 +170,7 @@ def test_job_outlives_its_command_line(cli: Any, project: Callable[..., Path], w
 def test_ctrl_c_leaves_a_followed_job_running(
     cli: Any, project: Callable[..., Path], idle_python: Path, wait_until: Callable[..., Any]
 ) -> None:
-    """Exit code 130, and how to come back and how to stop it."""
+    """The exit code is 130, and the output has the commands to follow and to stop."""
     following = cli.start("submit", cwd=project(f"local: {{python: {idle_python}}}\n"))
     said = following.stderr
     assert any(line.startswith("sent: ") for line in iter(said.readline, ""))
@@ -199,10 +199,10 @@ def test_secrets_are_stored_nowhere(cli: Any, project: Callable[..., Path], idle
 
 
 @pytest.mark.slow
-def test_submit_does_not_take_an_older_jobs_folder_for_its_own(
+def test_submit_does_not_reuse_the_folder_of_an_older_job(
     cli: Any, project: Callable[..., Path], idle_python: Path
 ) -> None:
-    """Once a damaged registry was moved away, as its error hints, a name may come again: its folder is there."""
+    """After a damaged registry is moved away, as its error recommends, a name may repeat although its folder exists."""
     folder = project(f"local: {{python: {idle_python}}}\n")
     assert cli("submit", "-d", "--name", "again", cwd=folder).code == 0
     assert cli("stop", "again", "--now", "-y").code == 0
@@ -216,8 +216,8 @@ def test_submit_does_not_take_an_older_jobs_folder_for_its_own(
 
 
 @pytest.mark.slow
-def test_interpreter_that_cannot_be_started_is_said(cli: Any, project: Callable[..., Path]) -> None:
-    """Whether at submit or by the node, the reason names the interpreter, and is not a lost agent."""
+def test_interpreter_that_cannot_be_started_is_named(cli: Any, project: Callable[..., Path]) -> None:
+    """At submit or on the node, the reason names the interpreter instead of a lost agent."""
     folder = project("local: {python: ./py}\n")
     (folder / "py").write_text("#!/nonexistent/interpreter\n")
     (folder / "py").chmod(0o755)
@@ -228,10 +228,10 @@ def test_interpreter_that_cannot_be_started_is_said(cli: Any, project: Callable[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["beside the config", "elsewhere"])
-def test_interpreter_with_a_relative_path_counts_from_the_config_file(
+def test_relative_interpreter_path_counts_from_the_config_file(
     cli: Any, project: Callable[..., Path], idle_python: Path, where: str
 ) -> None:
-    """As every path of the config does, wherever the command is called."""
+    """Every path of the config does the same, from any working directory."""
     folder = project("local: {python: ../idle-python}\n")
     cwd = folder if where == "beside the config" else folder.parent.parent
     submitted = cli("submit", "-d", "-f", folder / "cloudtrain.yaml", cwd=cwd)
@@ -244,7 +244,7 @@ def test_interpreter_with_a_relative_path_counts_from_the_config_file(
 def test_stopped_job_leaves_no_temporary_files(
     cli: Any, project: Callable[..., Path], tmp_path: Path, wait_until: Callable[..., Any]
 ) -> None:
-    """Neither ours nor torchrun's: a long-lived machine would fill up job by job."""
+    """Neither cloudtrain nor torchrun leaves files that would fill up a long-lived machine."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     assert cli("submit", "-d", cwd=project(), env={"TMPDIR": str(scratch)}).code == 0
@@ -253,7 +253,7 @@ def test_stopped_job_leaves_no_temporary_files(
     assert [path.name for path in scratch.iterdir()] == []
 
 
-# `cloudtrain ARGS`, whose starter is killed before it has its orders, or after its agents live and before it says so.
+# `cloudtrain ARGS` with a starter that is killed before its orders, or between its agents' start and its answer.
 STARTER = """\
 import subprocess, sys
 from cloudtrain.launcher.cli import main
@@ -274,10 +274,10 @@ main()
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("when", "code"), [("before", 3), ("after", 0)])
-def test_starter_that_dies_leaves_a_job_or_none(
+def test_killed_starter_leaves_a_job_only_with_live_agents(
     cli: Any, project: Callable[..., Path], idle_python: Path, when: str, code: int
 ) -> None:
-    """Agents that live are the job, whatever became of who started them; without any, nothing was sent."""
+    """Live agents are the job, even if their starter dies; without agents no job was sent."""
     folder = project(f"local: {{python: {idle_python}}}\n")
     command = [sys.executable, "-c", STARTER, when, "submit", "-d", "--name", "mine"]
     done = subprocess.run(command, cwd=folder, env=cli.environment(), capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Printed text from any source: no word drives the terminal, and JSON stays JSON."""
+"""Printed text from any source contains no terminal control, and JSON stays JSON."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cloudtrain.launcher.text import terminal
 HOSTILE = "a\x1b]0;title\x07b\x9b2Jc\x1b[2Kd\ud800\te\n  \x1b[31mred"
 
 
-def test_lines_and_notes_drive_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """Data keeps lines and colours, and loses all other controls."""
+def test_lines_and_text_have_no_terminal_controls(capsys: pytest.CaptureFixture[str]) -> None:
+    """Data keeps lines and colours, and loses all remaining controls."""
     terminal.print_lines(["plain", HOSTILE])
     terminal.print_text([HOSTILE])
     told = capsys.readouterr()
@@ -25,8 +25,8 @@ def test_lines_and_notes_drive_no_terminal(capsys: pytest.CaptureFixture[str]) -
     assert told.out.startswith("plain\nabcd\ufffd\te\n  \x1b[31mred")
 
 
-def test_question_is_wrapped_as_messages_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No line of a question is longer than the terminal, the choice behind the last line included."""
+def test_question_is_wrapped_like_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line of a question is longer than the terminal, including the choice after the last line."""
     asked: list[str] = []
     monkeypatch.setattr(terminal, "is_terminal", lambda: True)
     monkeypatch.setattr(terminal.tables, "width", lambda stream: 80)
@@ -51,7 +51,7 @@ def test_messages_show_controls_as_escapes(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_errors_show_controls_as_escapes(cli: Any, tmp_path: Path) -> None:
-    """A job's name, an option, a command, a missing file and a key of the config are printed so."""
+    """The cases are a job's name, an option, a command, a missing file and a key of the config."""
     hostile = "x\r\x07\u2028y"
     (tmp_path / "cloudtrain.yaml").write_text('name: one\nscript: a.py\n"x\\r\\a\\u2028y": 1\n')
     for command in (("status", hostile), ("status", f"--{hostile}"), (hostile,), ("validate", hostile), ("validate",)):
@@ -61,8 +61,8 @@ def test_errors_show_controls_as_escapes(cli: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [HOSTILE, "é 漢 \u2028\u202e", "\x7f\x80\x9f", "plain", "\ud800"])
-def test_json_is_read_back_as_it_was_and_drives_no_terminal(text: str) -> None:
-    """On one line, and in a form that every file takes."""
+def test_json_line_round_trips_without_terminal_controls(text: str) -> None:
+    """The JSON is a single line that can be encoded as UTF-8."""
     line = terminal.json_line({"text": text})
     assert json.loads(line) == {"text": text}
     assert not set(line) & set("\n\x07\x1b\x7f\x80\x9b\x9f\u2028\u202e\ud800")

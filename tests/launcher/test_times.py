@@ -1,4 +1,4 @@
-"""Times and durations as the platforms write them."""
+"""Times and durations in the formats of the platforms."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from cloudtrain.launcher.text import times
     ],
 )
 def test_times_of_any_precision(text: str, seconds: float) -> None:
-    """.NET writes seven digits of a second, Google nine; Python 3.10 reads six. Without a zone it is UTC."""
+    """.NET writes seven digits of a second, Google nine; Python 3.10 reads six. Without a zone the time is UTC."""
     assert times.seconds(text) == pytest.approx(1_795_219_200 + seconds, abs=1e-6)
 
 
 @pytest.mark.parametrize("text", [None, "", "soon", 5, "2026-13-01T00:00:00Z", "2026-11-21T00:00:00.Z"])
-def test_what_is_no_time_is_none(text: object) -> None:
-    """A platform that has nothing to say writes null, or nothing."""
+def test_invalid_time_is_none(text: object) -> None:
+    """A platform without a value writes null, or an empty text."""
     assert times.seconds(text) is None
 
 
@@ -34,5 +34,5 @@ def test_what_is_no_time_is_none(text: object) -> None:
     [("PT120S", 120), ("PT2M", 120), ("P1DT1H", 90_000), ("3600s", 3600), ("1.5s", 1.5), ("2m", None), (None, None)],
 )
 def test_durations(text: object, seconds: float | None) -> None:
-    """As Azure's scale settings and Google's JSON say them."""
+    """The formats are those of Azure's scale settings and Google's JSON."""
     assert times.duration_s(text) == seconds
