@@ -1,4 +1,4 @@
-"""The Python interface: the command line's functions, typed, silent, with the same faults."""
+"""The Python interface: the command line's functions with types, without output, with the same faults."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def keys(folder: Path, **more: Any) -> api.Config:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_dry_run_is_that_of_the_command_line(
+def test_dry_run_equals_the_command_line(
     backend: str, cli: Cli, project: Callable[..., Path], capfd: pytest.CaptureFixture[str], home: Path
 ) -> None:
-    """On every backend a file with keywords, a mapping and plain keywords give the request of `--dry-run --json`."""
+    """On every backend a file with keywords, a mapping, and plain keywords give the request of the command line."""
     folder, more = project(), BACKENDS[backend]
     found = [
         api.submit(api.Config(folder / "cloudtrain.yaml", backend=backend, **more), dry_run=True),
@@ -94,7 +94,7 @@ def test_faults_are_the_same_for_files_mappings_and_keywords(project: Callable[.
 
 
 def test_keywords_win_over_the_file_key_by_key(project: Callable[..., Path]) -> None:
-    """A nested keyword changes the named key alone; text with `${` stays text, and numbers of `env` become text."""
+    """A nested keyword changes only the named key; text with `${` stays text, and numbers of `env` become text."""
     folder = project("env: {A: one, B: two}\nlimits: {max_duration: 1h}\n")
     config = api.Config(folder / "cloudtrain.yaml", env={"A": 1, "C": "${HOME}"}, overrides=["limits.max_duration=2h"])
     assert config.values.env == {"A": "1", "B": "two", "C": "${HOME}"}
@@ -104,7 +104,7 @@ def test_keywords_win_over_the_file_key_by_key(project: Callable[..., Path]) -> 
 
 @pytest.mark.slow
 def test_pipeline_runs_a_real_job_and_prints_only_its_own_lines(cli: Cli, project: Callable[..., Path]) -> None:
-    """Submit, follow and wait on local; the same idempotency key sends no second job."""
+    """The pipeline submits, follows and waits on local; the same idempotency key sends no second job."""
     text = 'import os\n\nfor step in range(int(os.environ["STEPS"])):\n    print("step", step, flush=True)\n'
     folder = project(text=text)
     for _ in range(2):
@@ -117,13 +117,13 @@ def test_pipeline_runs_a_real_job_and_prints_only_its_own_lines(cli: Cli, projec
 
 
 @pytest.mark.slow
-def test_notebook_can_send_watch_and_stop_jobs(
+def test_notebook_can_submit_watch_and_stop_jobs(
     project: Callable[..., Path],
     idle_python: Path,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """In a running loop and in threads: submit, status, a wait that is too short, stop, logs and resume."""
+    """The calls run in an event loop and in threads: submit, status, a wait that is too short, stop, logs, resume."""
     folder = project()
     caplog.set_level(logging.INFO, "cloudtrain")
 
@@ -145,7 +145,9 @@ def test_notebook_can_send_watch_and_stop_jobs(
     assert [(job.state, job.reason, job.exit_code) for job in ended] == [("stopped", "user", 9)] * 3
     assert all(job.cost_usd is not None and job.details["job"] == job.id for job in ended)
     with ThreadPoolExecutor() as pool:
-        assert [list(lines) for lines in pool.map(api.logs, ended)] == [[]] * 3  # such a node prints no line
+        assert [list(lines) for lines in pool.map(api.logs, ended)] == [
+            []
+        ] * 3  # a node with the idle interpreter prints no line
     again = api.resume("first", env={"AGAIN": 1})
     assert (again.id, again.attempt) == ("first", 2)
     assert api.status(ended[0]).details["attempts"][0]["state"] == "stopped"
@@ -157,7 +159,7 @@ def test_notebook_can_send_watch_and_stop_jobs(
 
 @pytest.mark.slow
 def test_interrupt_ends_the_wait_and_leaves_the_job(cli: Cli, project: Callable[..., Path], idle_python: Path) -> None:
-    """Ctrl-C raises KeyboardInterrupt out of `wait` and of `logs`, as in a notebook's cell; the job runs on."""
+    """Ctrl-C raises KeyboardInterrupt in `wait` and `logs`, as in a notebook's cell; the job runs on."""
     program = """
 import sys
 from cloudtrain.launcher.api import *
@@ -186,8 +188,8 @@ for act in (lambda: wait(job), lambda: list(logs(job, follow=True))):
     assert cli("stop", "--now", "-y", "kept").code == 0
 
 
-def test_errors_are_those_of_the_command_line(home: Path, project: Callable[..., Path]) -> None:
-    """Unknown jobs, impossible names and a budget that is too small raise the documented exceptions."""
+def test_errors_equal_the_command_line(home: Path, project: Callable[..., Path]) -> None:
+    """Unknown jobs, invalid names and a too small budget raise the documented exceptions."""
     folder = project()
     with pytest.raises(errors.NoSuchJobError):
         api.status("nope")
@@ -203,10 +205,10 @@ def test_errors_are_those_of_the_command_line(home: Path, project: Callable[...,
         api.submit(keys(folder, secrets=["SOME_TOKEN"]))
 
 
-def test_stop_and_resume_refuse_as_on_the_command_line(
+def test_stop_and_resume_refuse_like_the_command_line(
     home: Path, tmp_path: Path, seed: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that is being submitted cannot be stopped; damaged checkpoints need `start_over`; doubt is an error."""
+    """A job during its submit cannot be stopped; damaged checkpoints need `start_over`; doubt is an error."""
     job = seed("new")
     with pytest.raises(errors.UsageError, match="just being submitted"):
         api.stop("new")
@@ -221,8 +223,8 @@ def test_stop_and_resume_refuse_as_on_the_command_line(
         api.stop("new")
 
 
-def test_messages_are_handed_over_instead_of_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    """Inside `reporting` messages, asides and alerts reach the function; behind the block they are printed again."""
+def test_messages_are_passed_on_instead_of_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """Inside `reporting`, messages, asides and alerts reach the function; after the block they are printed again."""
     found: list[str] = []
     with terminal.reporting(found.append):
         terminal.say("\none")
@@ -235,7 +237,7 @@ def test_messages_are_handed_over_instead_of_printed(capfd: pytest.CaptureFixtur
 
 
 def test_import_is_light() -> None:
-    """Importing the interface imports no SDK, no torch, no pydantic and no YAML."""
+    """The import of the interface imports no SDK, no torch, no pydantic and no YAML."""
     program = "import sys, cloudtrain.launcher.api\nprint(*{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert (
@@ -244,7 +246,7 @@ def test_import_is_light() -> None:
 
 
 def test_types_of_the_interface_hold(tmp_path: Path) -> None:
-    """mypy in strict mode accepts the pipeline, and finds the wrong calls of another one."""
+    """mypy in strict mode accepts the pipeline, and finds the wrong calls of a second file."""
     wrong = tmp_path / "wrong.py"
     wrong.write_text(
         "from cloudtrain.launcher.api import Config, submit, wait\n"

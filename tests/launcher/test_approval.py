@@ -1,4 +1,4 @@
-"""The last question before money is spent: asked wherever nothing else limits the bill."""
+"""The confirmation before a submit costs money: required unless a limit ends the job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudtrain.launcher.planning.prepare import Prepared, prepare
 
 @pytest.fixture
 def prepared(project: Callable[..., Path], home: Path) -> Callable[..., Prepared]:
-    """Return a function that prepares a job with a worst case (None: nobody knows it) and a budget's text."""
+    """Return a function that prepares a job with a worst case (None: unknown) and a budget's text."""
 
     def make(worst_usd: float | None, budget: str = "") -> Prepared:
         folder = project(f"local: {{price_per_hour: 1 USD}}\n{budget}")
@@ -37,10 +37,10 @@ def prepared(project: Callable[..., Path], home: Path) -> Callable[..., Prepared
         (50.0, "budget: {limit: 1 USD, on_limit: alert}", "up to 50.00 USD. Send it?"),
     ],
 )
-def test_asks_unless_something_ends_the_job(
+def test_confirmation_is_required_unless_a_budget_ends_the_job(
     worst_usd: float | None, budget: str, asked: str | None, prepared: Callable[..., Prepared]
 ) -> None:
-    """Nothing to pay or a budget that ends the job: no question. Else `--yes`, or somebody to ask, is needed."""
+    """A free job or a budget that ends the job needs no question; otherwise `--yes` or a person is required."""
     ready = prepared(worst_usd, budget)
     assert approved(ready, yes=True)
     if asked is None:

@@ -1,4 +1,4 @@
-"""Finding a backend by name: built-in, by plug-in, announced, unknown."""
+"""Loading a backend by name: built-in, plug-in, unknown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudtrain.launcher.store.registry import Registry
 
 PROTOCOL = [name for name in vars(backends.Backend) if not name.startswith("_")]
 
-# A backend as another package would bring it; `send` raises the error that the environment names.
+# A backend as a foreign package defines it; `send` raises the error that the environment names.
 PLUGIN = """\
 import json, os
 from cloudtrain.launcher import errors
@@ -34,7 +34,7 @@ def doctor(config): return []
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder for PYTHONPATH in which a package brings the backends `vendor` and, in vain, `local`."""
+    """Return a folder for PYTHONPATH with a package that declares the backends `vendor` and, without effect, `local`."""
     site = tmp_path / "site"
     (site / "vendor-1.0.dist-info").mkdir(parents=True)
     (site / "vendor-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor\nVersion: 1.0\n")
@@ -46,7 +46,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", backends.BUILT_IN)
-def test_built_in_backend_has_the_whole_protocol(name: str) -> None:
+def test_built_in_backend_has_the_complete_protocol(name: str) -> None:
     """Every function of the protocol is in the module that the table names."""
     module = backends.load(name)
     assert [function for function in PROTOCOL if not callable(getattr(module, function, None))] == []
@@ -54,8 +54,8 @@ def test_built_in_backend_has_the_whole_protocol(name: str) -> None:
 
 @pytest.mark.parametrize("function", PROTOCOL)
 @pytest.mark.parametrize("name", backends.BUILT_IN)
-def test_built_in_backend_takes_the_protocols_parameters(name: str, function: str) -> None:
-    """By the same names and defaults, wherever the function is: the type checker does not see modules as backends."""
+def test_built_in_backend_matches_the_protocol_parameters(name: str, function: str) -> None:
+    """Names and defaults must be equal, because the type checker does not check modules as backends."""
     of_self, *wanted = inspect.signature(getattr(backends.Backend, function)).parameters.values()
     found = inspect.signature(getattr(backends.load(name), function)).parameters.values()
     assert of_self.name == "self"
@@ -63,7 +63,7 @@ def test_built_in_backend_takes_the_protocols_parameters(name: str, function: st
 
 
 def test_lazy_function_imports_nothing_before_its_call() -> None:
-    """A module that is not there is missed by the call, and what is there is called as it is."""
+    """A missing module raises at the call, and an existing function is called unchanged."""
     with pytest.raises(ModuleNotFoundError):
         lazily.of("cloudtrain.nowhere", "x")()
     assert lazily.of("json", "dumps")({"a": 1}, indent=None) == '{"a": 1}'
@@ -71,29 +71,29 @@ def test_lazy_function_imports_nothing_before_its_call() -> None:
         lazily.of("json", "nothing")()
 
 
-def test_unknown_backend_is_a_config_error_that_lists_what_there_is() -> None:
-    """The hint holds every name that would have worked."""
+def test_unknown_backend_is_a_config_error_with_all_names() -> None:
+    """The hint has every valid name."""
     with pytest.raises(ConfigError, match="unknown backend `slrum`") as caught:
         backends.load("slrum")
     assert all(name in str(caught.value) for name in backends.names())
 
 
 def test_plugin_joins_the_built_in_backends(plugin: Path) -> None:
-    """Another package's backend is found by its entry point, and imported on its first use."""
+    """A foreign package's backend is found by its entry point, and imported on its first use."""
     assert backends.names() == [*backends.BUILT_IN, "vendor"]
     assert backends.load("vendor").check(Any) == []  # type: ignore[arg-type]
 
 
-def test_plugin_does_not_take_the_place_of_a_built_in_backend(plugin: Path) -> None:
-    """A package that calls its backend `local` is not asked."""
+def test_plugin_does_not_replace_a_built_in_backend(plugin: Path) -> None:
+    """A package that calls its backend `local` is ignored."""
     assert backends.load("local").__name__ == "cloudtrain.backends.local.backend"
 
 
 @pytest.mark.parametrize(("error", "code"), [("CredentialError", 4), ("CapacityError", 5), ("BudgetError", 6)])
-def test_submit_that_the_vendor_refuses_ends_with_its_exit_code(
+def test_refused_submit_exits_with_the_code_of_the_refusal(
     cli: Any, project: Callable[..., Path], plugin: Path, error: str, code: int
 ) -> None:
-    """The attempt is closed with the reason; nothing is left open."""
+    """The attempt is closed with the reason."""
     env = {"PYTHONPATH": str(plugin), "ERROR": error}
     result = cli("submit", "-d", "-y", "--backend", "vendor", cwd=project(), env=env)
     assert (result.code, result.stderr.count("error: the vendor said no")) == (code, 1), result.stderr
@@ -102,8 +102,8 @@ def test_submit_that_the_vendor_refuses_ends_with_its_exit_code(
     assert (job.attempt.phase, job.attempt.state.state) == ("never_sent", "failed")
 
 
-def test_submit_that_was_not_answered_stays_an_intent(cli: Any, project: Callable[..., Path], plugin: Path) -> None:
-    """A lost answer says nothing: exit code 7, and the next command asks the vendor for the job's name."""
+def test_unanswered_submit_stays_an_intent(cli: Any, project: Callable[..., Path], plugin: Path) -> None:
+    """A lost answer decides nothing: exit code 7, and the next command asks the vendor for the job's name."""
     env = {"PYTHONPATH": str(plugin), "ERROR": "UnreachableError"}
     assert cli("submit", "-d", "-y", "--backend", "vendor", cwd=project(), env=env).code == 7
     assert Registry().find("last").attempt.phase == "intent"
@@ -111,8 +111,8 @@ def test_submit_that_was_not_answered_stays_an_intent(cli: Any, project: Callabl
     assert (job["state"], "nothing runs" in job["detail"]) == ("failed", True)
 
 
-def test_submit_that_costs_money_asks_first(cli: Any, project: Callable[..., Path], plugin: Path) -> None:
-    """Where nobody can be asked it is a usage error that names -y, and nothing is journalled."""
+def test_submit_that_costs_money_needs_a_confirmation(cli: Any, project: Callable[..., Path], plugin: Path) -> None:
+    """Without a terminal the submit is a usage error that names -y, and no row is journalled."""
     env = {"PYTHONPATH": str(plugin), "ERROR": "CapacityError"}
     result = cli("submit", "-d", "--backend", "vendor", cwd=project("limits: {max_duration: 2h}\n"), env=env)
     assert (result.code, "3.00 USD" in result.stderr, "add -y" in result.stderr) == (2, True, True)

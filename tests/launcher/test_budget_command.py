@@ -1,4 +1,4 @@
-"""`cloudtrain budget`, and what submit, resume and list say of it: the real command."""
+"""`cloudtrain budget`, and the budget messages of submit, resume and list, with the real command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRELOADED = ("cloudtrain.launcher.cli", "cloudtrain.launcher.commands.budget", "
 
 @pytest.fixture
 def quick(cli: Any) -> Any:
-    """Return the command in processes that have what it imports already."""
+    """Return the command in processes with preloaded imports."""
     return replace(cli, preloaded=PRELOADED)
 
 
@@ -44,15 +44,15 @@ def quick(cli: Any) -> Any:
         (["5USD", "--ledger", "https://example.org/x"], "invalid address of a ledger"),
     ],
 )
-def test_set_refuses_what_makes_no_sense(quick: Any, words: list[str], said: str) -> None:
-    """Sums, names and places: exit code 2, in our words, and nothing is set."""
+def test_set_refuses_invalid_arguments(quick: Any, words: list[str], said: str) -> None:
+    """Invalid sums, names and places exit with code 2 and a message, and no budget is set."""
     done = quick("budget", "set", *words)
     assert (done.code, said in done.stderr, "itself failed" in done.stderr) == (2, True, False), done.stderr
     assert not [row for row in quick("budget", "show", "--json").json["budgets"] if row["limit_usd"] is not None]
 
 
 def test_set_show_and_remove(quick: Any) -> None:
-    """Levels by project and period, sorted, in 80 columns without colour; what is removed is gone."""
+    """Budgets are sorted by project and period, in 80 columns without colour; a removed budget is gone."""
     for words in (["vision", "100USD"], ["vision", "30", "--month", "--overcommit", "120%"], ["5000 USD", "--month"]):
         assert quick("budget", "set", *words).code == 0
     shown = quick("budget", "show", "--json").json
@@ -67,8 +67,8 @@ def test_set_show_and_remove(quick: Any) -> None:
     assert len(quick("budget", "show", "vision", "--json").json["budgets"]) == 1
 
 
-def test_remove_names_the_budget_of_the_other_period(quick: Any) -> None:
-    """After `set --month` a plain `remove` finds nothing and says which command does; `unset` means `remove`."""
+def test_remove_names_the_budget_of_the_second_period(quick: Any) -> None:
+    """After `set --month` a plain `remove` finds no budget and names the right command; `unset` means `remove`."""
     assert quick("budget", "set", "vision", "30USD", "--month").code == 0
     done = quick("budget", "remove", "vision")
     assert (done.code, "cloudtrain budget remove vision --month" in done.stderr) == (2, True), done.stderr
@@ -78,8 +78,8 @@ def test_remove_names_the_budget_of_the_other_period(quick: Any) -> None:
     assert (done.code, done.stderr.splitlines()[-1].endswith("cloudtrain budget remove")) == (2, True), done.stderr
 
 
-def test_set_and_remove_name_the_other_budgets(quick: Any) -> None:
-    """Both name the project's budget of the other period; a refused `remove` names the command for each budget."""
+def test_set_and_remove_name_the_remaining_budgets(quick: Any) -> None:
+    """Both name the project's budget of the second period; a refused `remove` names the command for each budget."""
     assert "also applies" not in quick("budget", "set", "vision", "100USD").stderr
     done = quick("budget", "set", "vision", "30USD", "--month")
     assert "set the budget of project vision to 30 USD in each month (UTC)" in done.stderr
@@ -96,7 +96,7 @@ def test_set_and_remove_name_the_other_budgets(quick: Any) -> None:
 
 
 def test_table_of_large_sums_and_long_names_stays_in_80_columns(quick: Any) -> None:
-    """A billion, and a name of 63 letters: cut for people, whole for scripts."""
+    """A billion, and a name of 63 letters, are cut for people and complete for scripts."""
     name = "a-project-of-a-name-that-is-as-long-as-a-name-may-be-and-no-lon"
     assert quick("budget", "set", name, "1000000000").code == 0
     assert quick("budget", "set", name, "999999.99", "--month", "--overcommit", "9.99").code == 0
@@ -104,12 +104,12 @@ def test_table_of_large_sums_and_long_names_stays_in_80_columns(quick: Any) -> N
     assert quick("budget", "show", "--json").json["budgets"][-1]["project"] == name
 
 
-def test_shared_budget_is_made_only_where_it_is_named(quick: Any, tmp_path: Path) -> None:
-    """A submit or a set never makes a ledger in a wrong place by mistake, and a damaged one is said."""
+def test_shared_ledger_is_created_only_at_a_named_place(quick: Any, tmp_path: Path) -> None:
+    """Neither a submit nor a `set` creates a ledger in a wrong place, and a damaged ledger is reported."""
     place = tmp_path / "disk"
     place.mkdir()
     assert quick("budget", "set", "vision", "10", "--ledger", place).code == 0
-    assert quick("budget", "set", "vision", "20").code == 0  # this machine knows where it is by now
+    assert quick("budget", "set", "vision", "20").code == 0  # the machine has stored the place
     row = quick("budget", "show", "--json").json["budgets"][-1]
     assert (row["limit_usd"], row["ledger"]) == (20, f"file://{place}/ledger.json")
     (place / "ledger.json").unlink()
@@ -120,8 +120,8 @@ def test_shared_budget_is_made_only_where_it_is_named(quick: Any, tmp_path: Path
     assert (shown.code, "damaged" in shown.json["failures"][0]) == (0, True)
 
 
-def test_show_of_a_project_that_nobody_knows_says_so(quick: Any) -> None:
-    """A line of zeros looked like a project with money to spend."""
+def test_show_of_an_unknown_project_is_refused(quick: Any) -> None:
+    """A line of zeros would look like a project with money to spend."""
     said = quick("budget", "set", "vision", "10").stderr
     assert said.startswith("set the budget of project vision to 10 USD for ever: spent 0"), said
     for name, hint in (("visoin", "did you mean `vision`?"), ("zzz", "known: vision")):
@@ -133,12 +133,12 @@ def test_show_of_a_project_that_nobody_knows_says_so(quick: Any) -> None:
 
 
 def paid(idle_python: Path, more: str = "") -> str:
-    """Return the config of an hour at 10 USD, of which an interpreter that only sleeps makes use."""
+    """Return the config of an hour at 10 USD, for an interpreter that only sleeps."""
     return f"local: {{python: {idle_python}, price_per_hour: 10 USD}}\nlimits: {{max_duration: 1h}}\n{more}"
 
 
 def reserved(cli: Any, project: str = "vision") -> tuple[float, list[str]]:
-    """Return what the project's first budget holds, and the jobs that hold anything."""
+    """Return the reserved sum of the project's last budget, and the jobs with reservations."""
     shown = cli("budget", "show", project, "--json").json
     return round(shown["budgets"][-1]["reserved_usd"]), sorted({each["job"] for each in shown["reservations"]})
 
@@ -147,7 +147,7 @@ def reserved(cli: Any, project: str = "vision") -> tuple[float, list[str]]:
 def test_submit_reserves_is_refused_and_frees_at_the_end(
     cli: Any, project: Callable[..., Path], idle_python: Path
 ) -> None:
-    """In words, in exit code 6, and in what is left once the job has stopped."""
+    """The messages, exit code 6, and the sum left after the stop agree."""
     folder = project(paid(idle_python, "project: vision\n"))
     assert cli("budget", "set", "vision", "15 USD").code == 0
     first = cli("submit", "-d", "-y", "--name", "one", cwd=folder)
@@ -164,10 +164,10 @@ def test_submit_reserves_is_refused_and_frees_at_the_end(
 
 
 @pytest.mark.slow
-def test_submit_finds_out_that_what_filled_the_budget_has_ended(
+def test_submit_polls_jobs_that_fill_the_budget(
     cli: Any, project: Callable[..., Path], idle_python: Path, wait_until: Callable[..., Any]
 ) -> None:
-    """Nobody has looked since: the submit asks, and has its room. Resume reserves for itself."""
+    """A job has ended without a poll: the submit polls and finds room. A resume reserves for itself."""
     script = idle_python.with_name("brief-python")
     script.write_text("#!/bin/sh\nexit 1\n")
     script.chmod(0o755)
@@ -187,7 +187,7 @@ def test_submit_finds_out_that_what_filled_the_budget_has_ended(
     assert reserved(cli) == (0, [])
 
 
-# `cloudtrain ARGS`, killed before or after `MODULE:NAME` is called.
+# `cloudtrain ARGS`, killed before or after the call of `MODULE:NAME`.
 DRIVER = """\
 import importlib, os, signal, sys
 
@@ -221,7 +221,7 @@ KILLED = {
 def test_submit_killed_at_a_step_leaves_no_reservation(
     cli: Any, project: Callable[..., Path], idle_python: Path, tmp_path: Path, step: str
 ) -> None:
-    """`budget show` finds the truth: what is held, here and in the team's ledger, is the job that runs, or nothing."""
+    """`budget show` finds the truth: only a running job is held, locally and in the shared ledger."""
     target, when, runs = KILLED[step]
     folder = project(paid(idle_python, "project: vision\n"))
     assert cli("budget", "set", "vision", "15", "--ledger", tmp_path).code == 0
@@ -238,12 +238,12 @@ def test_submit_killed_at_a_step_leaves_no_reservation(
 
 @pytest.mark.slow
 def test_two_machines_share_a_budget(cli: Any, project: Callable[..., Path], idle_python: Path, tmp_path: Path) -> None:
-    """The second hears who holds the money; a ledger out of reach refuses, and hears of the end by the next command."""
+    """The second machine names the holder of the money; an unreachable ledger refuses, and gets the end later."""
     other = replace(cli, home=tmp_path / "other")
     disk = tmp_path / "disk"
     disk.mkdir()
     folder = project(paid(idle_python, f"project: {{name: vision, ledger: {disk}}}\n"))
-    assert cli("submit", "-d", "-y", cwd=folder).code == 3  # there is no ledger yet
+    assert cli("submit", "-d", "-y", cwd=folder).code == 3  # no ledger exists yet
     assert cli("budget", "set", "vision", "15", "--ledger", disk).code == 0
     assert cli("submit", "-d", "-y", "--name", "one", cwd=folder).code == 0
     refused = other("submit", "-d", "-y", "--name", "two", cwd=folder)

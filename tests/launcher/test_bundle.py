@@ -1,4 +1,4 @@
-"""The bundle: what is in it, what its name depends on, and what is refused on either side."""
+"""The bundle: its files, its name, and refused content on both sides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Tree = Callable[..., Path]
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
-    """Return a function that writes files, given as path=text with `__` for `/`, and returns their folder."""
+    """Return a function that writes files, given as {path: text}, and returns their folder."""
 
     def write(files: dict[str, str], folder: str = "code") -> Path:
         for name, text in files.items():
@@ -38,12 +38,12 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def packed(folder: Path, exclude: tuple[str, ...] = (), max_mb: int = 10) -> Bundle:
-    """Return the folder's bundle, written beside it."""
+    """Return the folder's bundle, written beside the folder."""
     return pack(folder, exclude, max_mb * MB, folder.parent / "bundles")
 
 
 def names_in(folder: Path, exclude: tuple[str, ...] = ()) -> list[str]:
-    """Return what would be shipped, as text."""
+    """Return the names of the files to ship, as text."""
     return [str(name) for name in collect(folder.resolve(), exclude)]
 
 
@@ -78,7 +78,7 @@ def test_bundle_is_the_same_for_the_same_files(tree: Tree) -> None:
 
 
 def test_bundle_is_named_by_its_content(tree: Tree) -> None:
-    """The archive's name is its hash, and packing twice leaves one file."""
+    """The archive's name is its hash, and packing twice leaves a single file."""
     folder = tree({"a.py": "1"})
     bundle = packed(folder)
     packed(folder)
@@ -87,12 +87,12 @@ def test_bundle_is_named_by_its_content(tree: Tree) -> None:
 
 
 def alike(one: bytes, other: bytes) -> int:
-    """Return how many bytes are the same at the beginning."""
+    """Return the number of equal bytes at the beginning."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def test_bundle_of_a_large_file_with_one_change_is_the_same_elsewhere(tree: Tree) -> None:
-    """gzip begins anew at each MiB: what has not changed, before and behind, is packed to the same bytes."""
+def test_change_in_a_large_file_changes_few_bytes_of_the_bundle(tree: Tree) -> None:
+    """gzip restarts at each MiB: unchanged parts, before and after a change, are packed to the same bytes."""
     folder = tree({"a.py": "1"})
     noise = bytes(range(256)) * 16
     for name in ("blob", "other"):
@@ -103,15 +103,15 @@ def test_bundle_of_a_large_file_with_one_change_is_the_same_elsewhere(tree: Tree
         file.seek(2_000_000)
         file.write(bytes(100))
     after = packed(folder).path.read_bytes()
-    same = alike(before, after) + alike(before[-9::-1], after[-9::-1])  # behind them: gzip's sum of it all
+    same = alike(before, after) + alike(before[-9::-1], after[-9::-1])  # before the checksum of gzip at the end
     assert len(after) > 800_000
     assert len(after) - same < 250_000
     assert len(packed(folder, ("blob",)).path.read_bytes()) < len(after)
 
 
 @pytest.mark.parametrize("change", ["byte", "name", "mode"])
-def test_bundle_changes_with_one_byte_one_name_or_one_mode(tree: Tree, change: str) -> None:
-    """Whatever would run differently has another hash."""
+def test_bundle_changes_with_a_byte_a_name_or_a_mode(tree: Tree, change: str) -> None:
+    """Any difference that affects a run changes the hash."""
     folder = tree({"a.py": "12", "b.py": "3"})
     before = packed(folder).sha256
     if change == "byte":
@@ -124,26 +124,26 @@ def test_bundle_changes_with_one_byte_one_name_or_one_mode(tree: Tree, change: s
 
 
 def test_bundle_of_a_dry_run_has_the_hash_and_writes_nothing(tree: Tree) -> None:
-    """`scratch` says what a submit would send, without a file."""
+    """`scratch` computes the submit's hash and size without a file."""
     folder = tree({"a.py": "1"})
     dry = pack(folder, (), MB, folder.parent / "nowhere", scratch=True)
     assert not (folder.parent / "nowhere").exists()
     assert (dry.sha256, dry.bytes) == (packed(folder).sha256, packed(folder).bytes)
 
 
-def test_bundle_gets_past_an_archive_that_a_killed_process_left_half_written(tree: Tree) -> None:
-    """A pid comes again, in containers soon: what its last owner left is no reason to refuse."""
+def test_bundle_replaces_a_partial_archive_of_a_killed_process(tree: Tree) -> None:
+    """A pid is reused, in containers soon: a partial file of an earlier process must not stop the pack."""
     folder = tree({"a.py": "1"})
     (folder.parent / "bundles").mkdir()
     (folder.parent / "bundles" / f"partial-{os.getpid()}.tar.gz").write_bytes(b"half")
     assert packed(folder).path.exists()
 
 
-# -- what is shipped -------------------------------------------------------------------------------------------------
+# -- shipped files -----------------------------------------------------------------------------------------------
 
 
-def test_bundle_holds_the_code_and_what_runs_on_the_nodes(tree: Tree) -> None:
-    """Two folders: the user's, and cloudtrain's entrypoints, which the nodes need not have installed."""
+def test_bundle_has_the_code_and_the_entrypoints(tree: Tree) -> None:
+    """The bundle has the user's code and cloudtrain's entrypoints, which the nodes need not have installed."""
     bundle = packed(tree({"a.py": "1", "sub/data.txt": "2"}))
     with tarfile.open(bundle.path) as tar:
         names = tar.getnames()
@@ -152,8 +152,8 @@ def test_bundle_holds_the_code_and_what_runs_on_the_nodes(tree: Tree) -> None:
     assert {name.split("/")[0] for name in names} == {"code", "runtime"}
 
 
-def test_ignore_files_count_where_they_lie_and_below(tree: Tree) -> None:
-    """A deeper file adds to what a higher one says."""
+def test_ignore_files_apply_to_their_folder_and_below(tree: Tree) -> None:
+    """A deeper file adds to the rules of a higher file."""
     folder = tree(
         {".gitignore": "*.log\n", "a.log": "", "sub/.gitignore": "big.bin\n", "sub/big.bin": "", "sub/c.log": ""}
         | {"big.bin": "", "sub/keep.py": ""}
@@ -161,7 +161,7 @@ def test_ignore_files_count_where_they_lie_and_below(tree: Tree) -> None:
     assert names_in(folder) == [".gitignore", "big.bin", "sub/.gitignore", "sub/keep.py"]
 
 
-def test_ignore_files_can_take_a_name_back(tree: Tree) -> None:
+def test_ignore_files_can_reinclude_a_name(tree: Tree) -> None:
     """`!name` in the same or in a deeper file wins over an earlier line."""
     folder = tree({".gitignore": "*.csv\n!small.csv\n", "big.csv": "", "small.csv": "", "sub/x.csv": ""})
     (folder / "sub" / ".gitignore").write_text("!x.csv\n")
@@ -169,36 +169,36 @@ def test_ignore_files_can_take_a_name_back(tree: Tree) -> None:
 
 
 def test_cloudtrainignore_wins_over_gitignore(tree: Tree) -> None:
-    """What git leaves out can be shipped, and what git keeps can be left out."""
+    """A file ignored by git can be shipped, and a file kept by git can be left out."""
     folder = tree({".gitignore": "weights.bin\n", "weights.bin": "", "notes.md": "", "a.py": ""})
     (folder / ".cloudtrainignore").write_text("!weights.bin\nnotes.md\n")
     assert names_in(folder) == [".cloudtrainignore", ".gitignore", "a.py", "weights.bin"]
 
 
-def test_ignore_files_of_the_parents_count_up_to_the_git_root(tree: Tree) -> None:
-    """A repository's .gitignore holds for a folder inside it; what lies above the repository does not."""
+def test_ignore_files_of_the_parents_apply_up_to_the_git_root(tree: Tree) -> None:
+    """A repository's .gitignore applies to a folder inside; a .gitignore above the repository does not."""
     repo = tree({".gitignore": "*.ckpt\n/jobs/out/\n", "jobs/a.py": "", "jobs/x.ckpt": "", "jobs/out/y": ""})
     (repo.parent / ".gitignore").write_text("*.py\n")
     (repo / ".git").mkdir()
     assert names_in(repo / "jobs") == ["a.py"]
 
 
-def test_ignore_files_above_count_for_nothing_without_a_repository(tree: Tree) -> None:
-    """Where there is no git root, a .gitignore in some parent is somebody else's."""
+def test_ignore_files_of_the_parents_do_not_apply_without_a_repository(tree: Tree) -> None:
+    """Without a git root, a .gitignore in a parent folder is unrelated."""
     folder = tree({"a.py": ""})
     (folder.parent / ".gitignore").write_text("*.py\n")
     assert names_in(folder) == ["a.py"]
 
 
-def test_exclude_leaves_out_more_than_the_ignore_files(tree: Tree) -> None:
-    """code.exclude takes the same patterns, and no `!` brings back what it excludes."""
+def test_exclude_adds_to_the_ignore_files(tree: Tree) -> None:
+    """code.exclude accepts the same patterns, and no `!` includes an excluded file again."""
     folder = tree({".gitignore": "!data/\n", "data/x.bin": "", "a.ipynb": "", "a.py": ""})
     assert names_in(folder, ("data/", "*.ipynb")) == [".gitignore", "a.py"]
 
 
 @pytest.mark.slow
 def test_bundle_runs_where_cloudtrain_is_not_installed(tree: Tree, tmp_path: Path) -> None:
-    """Every module of the entrypoints comes with it: with torch and nothing of ours, the trainer imports from there."""
+    """Every module of the entrypoints is there: with torch and without cloudtrain, the trainer imports from there."""
     bundle = packed(tree({"a.py": "1"}))
     unpack(bundle.path, bundle.sha256, tmp_path / "node")
     runtime = tmp_path / "node" / "runtime"
@@ -211,26 +211,26 @@ for found in pkgutil.walk_packages(entrypoints.__path__, "cloudtrain.entrypoints
     assert module.__file__.startswith({str(runtime)!r}), module.__file__
     print(found.name)
 """
-    # -S: without it the editable installation would answer for what the bundle lacks.
+    # -S: without the option the editable installation would supply modules that the bundle lacks.
     done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "cloudtrain.entrypoints.checkpoints.saver" in done.stdout
     assert "cloudtrain.entrypoints.trainer.strategies.fsdp" in done.stdout
 
 
-def test_bundle_never_holds_repositories_environments_and_caches(tree: Tree) -> None:
-    """What is never code stays out without an ignore file."""
+def test_bundle_excludes_repositories_environments_and_caches(tree: Tree) -> None:
+    """No ignore file is necessary."""
     junk = {".git/config": "", ".venv/bin/python": "", "__pycache__/a.pyc": "", "node_modules/x.js": ""}
     assert names_in(tree({"a.py": "", **junk})) == ["a.py"]
 
 
-def test_bundle_does_not_hold_the_git_file_of_a_worktree(tree: Tree) -> None:
-    """In a worktree or submodule `.git` is a file with this machine's path: it would make the hash this machine's."""
+def test_bundle_excludes_the_git_file_of_a_worktree(tree: Tree) -> None:
+    """In a worktree or submodule `.git` is a file with a local path, and the hash would depend on the machine."""
     assert names_in(tree({"a.py": "", ".git": "gitdir: /home/me/repo/.git/worktrees/x\n"})) == ["a.py"]
 
 
-def test_bundle_keeps_names_that_are_no_plain_text(tree: Tree) -> None:
-    """Spaces, umlauts, a newline and bytes that are no UTF-8 arrive as they left."""
+def test_bundle_keeps_unusual_file_names(tree: Tree) -> None:
+    """Spaces, umlauts, a newline and bytes outside UTF-8 are unchanged."""
     folder = tree({"a b.py": "", "übung.py": "", "new\nline.py": ""})
     Path(os.fsdecode(os.fsencode(folder) + b"/\xff.py")).write_text("")
     bundle = packed(folder)
@@ -238,11 +238,11 @@ def test_bundle_keeps_names_that_are_no_plain_text(tree: Tree) -> None:
     assert sorted(os.listdir(folder.parent / "out" / "code")) == sorted(os.listdir(folder))
 
 
-# -- what is refused -------------------------------------------------------------------------------------------------
+# -- refused content -------------------------------------------------------------------------------------------------
 
 
-def test_bundle_refuses_what_looks_like_secrets_and_names_them_all(tree: Tree) -> None:
-    """Every such file is named at once, with what to do; examples of them are fine."""
+def test_bundle_refuses_and_names_all_apparent_secrets(tree: Tree) -> None:
+    """Every secret file is named at once, with the fix; example files are accepted."""
     secrets = [".env", "deploy/id_ed25519", "tls.key", ".aws/credentials", "service-account-prod.json"]
     folder = tree({"a.py": "", ".env.example": "", "id_rsa.pub": "", **dict.fromkeys(secrets, "s3cret")})
     with pytest.raises(ConfigError) as caught:
@@ -251,27 +251,27 @@ def test_bundle_refuses_what_looks_like_secrets_and_names_them_all(tree: Tree) -
     assert all(".cloudtrainignore" in fault.hint for fault in caught.value.faults)
 
 
-def test_bundle_takes_a_folder_whose_secrets_are_ignored(tree: Tree) -> None:
+def test_bundle_accepts_a_folder_with_ignored_secrets(tree: Tree) -> None:
     """The hint works: an ignored secret is neither refused nor shipped."""
     folder = tree({"a.py": "", ".env": "TOKEN=x", ".cloudtrainignore": ".env\n"})
     assert packed(folder).files == 2
 
 
-def test_bundle_over_the_cap_names_the_largest_files(tree: Tree) -> None:
-    """The message holds the size, the cap and where the bytes are."""
+def test_bundle_above_the_limit_names_the_largest_files(tree: Tree) -> None:
+    """The message has the size, the limit and the largest files."""
     folder = tree({"a.py": "", "small.bin": "x" * 1000, "huge.bin": "x" * 2 * MB})
     with pytest.raises(ConfigError, match=r"2\.0 MB, over the cap of 1 MB: huge\.bin 2\.0 MB, small\.bin"):
         packed(folder, max_mb=1)
 
 
-def test_bundle_of_nothing_is_refused(tree: Tree) -> None:
-    """A folder whose every file is ignored has nothing to run."""
+def test_empty_bundle_is_refused(tree: Tree) -> None:
+    """A folder with only ignored files has no code to run."""
     with pytest.raises(ConfigError, match="nothing to ship"):
         packed(tree({".gitignore": "*\n", "a.py": ""}))
 
 
-def test_bundle_keeps_links_that_stay_inside(tree: Tree) -> None:
-    """A link to a file or folder of the bundle is a link there too, relative, also where it was absolute."""
+def test_bundle_keeps_links_inside_the_folder(tree: Tree) -> None:
+    """A link to a file or folder of the bundle stays a link, and becomes relative."""
     folder = tree({"a.py": "1", "sub/b.py": "2"})
     (folder / "link.py").symlink_to(folder / "sub" / "b.py")
     (folder / "dir").symlink_to("sub")
@@ -281,8 +281,8 @@ def test_bundle_keeps_links_that_stay_inside(tree: Tree) -> None:
     assert (folder.parent / "out" / "code" / "dir" / "b.py").read_text() == "2"
 
 
-def test_bundle_refuses_links_that_leave_the_folder(tree: Tree) -> None:
-    """What is outside is not shipped by a link to it; every such link is named."""
+def test_bundle_refuses_links_out_of_the_folder(tree: Tree) -> None:
+    """A link does not ship an outside file; every refused link is named."""
     folder = tree({"a.py": "1"})
     (folder / "passwd").symlink_to("/etc/passwd")
     (folder / "up").symlink_to("../elsewhere")
@@ -292,7 +292,7 @@ def test_bundle_refuses_links_that_leave_the_folder(tree: Tree) -> None:
 
 
 def test_bundle_keeps_a_dangling_link_inside(tree: Tree) -> None:
-    """A link to something that is not there yet is the user's affair, and no error."""
+    """A link to a missing file inside the folder is no error."""
     folder = tree({"a.py": "1"})
     (folder / "later").symlink_to("output.txt")
     bundle = packed(folder)
@@ -300,8 +300,8 @@ def test_bundle_keeps_a_dangling_link_inside(tree: Tree) -> None:
     assert str((folder.parent / "out" / "code" / "later").readlink()) == "output.txt"
 
 
-def test_bundle_refuses_a_link_that_leads_to_itself(tree: Tree) -> None:
-    """A loop of links is a fault of the folder, not of ours."""
+def test_bundle_refuses_a_link_loop(tree: Tree) -> None:
+    """A loop of links is a fault of the folder."""
     folder = tree({"a.py": "1"})
     (folder / "x").symlink_to("y")
     (folder / "y").symlink_to("x")
@@ -310,8 +310,8 @@ def test_bundle_refuses_a_link_that_leads_to_itself(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_bundle_names_what_cannot_be_read(tree: Tree, what: str, unprivileged: Callable[..., Any]) -> None:
-    """A file or folder without permission is named; nothing is silently left out."""
+def test_bundle_names_unreadable_files(tree: Tree, what: str, unprivileged: Callable[..., Any]) -> None:
+    """A file or folder without permission is named, and no file is silently left out."""
     folder = tree({"a.py": "1", "sub/locked.bin": "2", "cloudtrain.yaml": "name: x\nscript: a.py\n"})
     locked = folder / "sub" if what == "folder" else folder / "sub" / "locked.bin"
     locked.chmod(0)
@@ -326,7 +326,7 @@ def test_bundle_names_what_cannot_be_read(tree: Tree, what: str, unprivileged: C
 
 
 def test_bundle_records_the_commit_and_whether_the_folder_is_dirty(tree: Tree) -> None:
-    """The commit is the folder's; an edit makes it dirty, and the summary says so."""
+    """The commit is the folder's; an edit makes the folder dirty, and the summary shows the state."""
     folder = tree({"a.py": "1"})
     git = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
@@ -341,7 +341,7 @@ def test_bundle_records_the_commit_and_whether_the_folder_is_dirty(tree: Tree) -
 
 
 def test_bundle_outside_a_repository_records_no_commit(tree: Tree) -> None:
-    """No git, no commit, no error."""
+    """Without git the pack succeeds."""
     assert packed(tree({"a.py": "1"})).git.get("commit") is None
 
 
@@ -349,7 +349,7 @@ def test_bundle_outside_a_repository_records_no_commit(tree: Tree) -> None:
 
 
 def archive(folder: Path, *members: tuple[tarfile.TarInfo, bytes]) -> tuple[Path, str]:
-    """Return a gzipped tar of these members, and its hash."""
+    """Return a gzipped tar with the members, and its hash."""
     path = folder / "x.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
         for member, data in members:
@@ -359,14 +359,14 @@ def archive(folder: Path, *members: tuple[tarfile.TarInfo, bytes]) -> tuple[Path
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
-    """Return a member of that kind."""
+    """Return a member of the given kind."""
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, link
     return info
 
 
-def test_unpack_gives_back_what_was_packed(tree: Tree) -> None:
-    """Contents and the executable bit arrive; nothing else does."""
+def test_unpack_restores_contents_and_the_executable_bit(tree: Tree) -> None:
+    """Further permissions are not restored."""
     folder = tree({"a.py": "1", "run.sh": "2"})
     (folder / "run.sh").chmod(0o700)
     bundle = packed(folder)
@@ -390,16 +390,16 @@ EVIL = {
 
 
 @pytest.mark.parametrize("case", EVIL)
-def test_unpack_refuses_what_reaches_outside(tmp_path: Path, case: str) -> None:
-    """Whatever the archive says, nothing is written outside its folder, and no device or hard link is made."""
+def test_unpack_refuses_members_outside_its_folder(tmp_path: Path, case: str) -> None:
+    """For any archive, no file is written outside the folder, and no device or hard link is created."""
     path, sha256 = archive(tmp_path, *EVIL[case])
     with pytest.raises(BundleError):
         unpack(path, sha256, tmp_path / "out")
     assert not (tmp_path / "evil").exists()
 
 
-def test_unpack_refuses_an_archive_that_was_damaged_on_the_way(tree: Tree) -> None:
-    """One flipped bit is noticed before anything is unpacked."""
+def test_unpack_refuses_a_damaged_archive(tree: Tree) -> None:
+    """A flipped bit is detected before any file is unpacked."""
     bundle = packed(tree({"a.py": "1"}))
     data = bytearray(bundle.path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -409,8 +409,8 @@ def test_unpack_refuses_an_archive_that_was_damaged_on_the_way(tree: Tree) -> No
     assert not (bundle.path.parent / "out").exists()
 
 
-def test_unpack_calls_an_archive_that_is_none_a_bundle_error(tmp_path: Path) -> None:
-    """A file cut short before its hash was taken is refused in the same words, not with tarfile's exception."""
+def test_unpack_raises_a_bundle_error_for_an_invalid_archive(tmp_path: Path) -> None:
+    """A truncated file with a matching hash raises BundleError instead of an error of tarfile."""
     path, _ = archive(tmp_path, (member("code/a"), b"x" * 100_000))
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(BundleError):

@@ -1,4 +1,4 @@
-"""From money to a time limit: never more than the money, never less than it buys, or a sum that would do."""
+"""The time limit from a budget: never above the money, never below the affordable time, or a sufficient sum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudtrain.launcher.metering.limit import Cap, CostRate, LimitRefusal
 from cloudtrain.launcher.prices import catalog
 
 LOCAL = Terms(tail_s=20)
-# As the backends have them, with what a config may add: warm machines, a cluster that idles, new starts.
+# The terms of the backends, with additions from a config: warm machines, an idling cluster, new starts.
 TERMS = {
     "sagemaker": lambda draw: Terms(300 + draw.choice([0, 0, 600, 21_600]), lead_s=300, warns=True),
     "azureml": lambda draw: Terms(60 + draw.choice([0, 120, 1800]), 60, minimum_bill_s=60, lead_s=300),
@@ -24,21 +24,21 @@ TERMS = {
 
 
 def billed(cap_s: int, rate: CostRate, terms: Terms) -> Fraction:
-    """Return the worst case in micro-dollars, counted in another way than the module does."""
+    """Return the worst case in micro-dollars, computed with a second method."""
     seconds = max(Fraction(terms.minimum_bill_s), -(-Fraction(cap_s + terms.tail_s) // terms.unit_s) * terms.unit_s)
     hours = Fraction(seconds, 3600) * terms.lives * rate.instances
     return hours * rate.price_micro * Fraction(str(rate.uncertainty))
 
 
 def prices() -> list[tuple[str, int]]:
-    """Return each price of the table, with its backend; own machines have any."""
+    """Return each price of the table with its backend; own machines have arbitrary prices."""
     found = [(name, round(float(row["usd_per_hour"]) * 1e6)) for name in TERMS for row in catalog.rows(name)
              if row["usd_per_hour"]]  # fmt: skip
     return found + [(name, price) for name in ("ssh", "local") for price in (10_000, 2_500_000, 98_000_000)]
 
 
-def test_cap_holds_the_money_in_ten_thousand_cases() -> None:
-    """Over types, nodes, budgets, earlier attempts and graces: never over, tight to a unit, or a sufficient sum."""
+def test_cap_respects_the_budget_in_ten_thousand_cases() -> None:
+    """For random types, nodes, budgets, earlier attempts and graces: never over, tight to a unit, or enough money."""
     draw, table, refused = random.Random(8), prices(), 0
     for _ in range(10_000):
         backend, price = draw.choice(table)
@@ -60,7 +60,7 @@ def test_cap_holds_the_money_in_ten_thousand_cases() -> None:
         assert found.enough_micro > limit
         assert isinstance(caps.choose(found.enough_micro, spent, rate, terms, longest_s), Cap)
         assert isinstance(caps.choose(found.enough_micro - 1, spent, rate, terms, longest_s), LimitRefusal)
-    assert 1_000 < refused < 9_000  # both are met
+    assert 1_000 < refused < 9_000  # both outcomes occur
 
 
 @pytest.mark.parametrize(
@@ -74,48 +74,48 @@ def test_cap_holds_the_money_in_ten_thousand_cases() -> None:
     ],
     ids=["plain", "tail", "unit", "lives", "minimum"],
 )
-def test_cap_counts_what_the_platform_bills(terms: Terms, limit_usd: float, cap_s: int) -> None:
-    """Two dollars at two an hour are an hour, less the tail, in whole units, once for each start."""
+def test_cap_counts_the_platform_bill(terms: Terms, limit_usd: float, cap_s: int) -> None:
+    """Two dollars at two per hour are an hour, less the tail, in whole units, once for each start."""
     assert caps.choose(round(limit_usd * 1e6), 0, CostRate(1, 2_000_000), terms, 86_400) == Cap(
         cap_s, "budget", caps.worst_case_micro(cap_s, CostRate(1, 2_000_000), terms)
     )
 
 
-def test_earlier_attempts_are_paid_from_the_same_money() -> None:
-    """Half is spent, so half of the time is left."""
+def test_earlier_attempts_reduce_the_budget() -> None:
+    """Half of the money is spent, so half of the time is left."""
     found = caps.choose(2_000_000, 1_000_000, CostRate(1, 2_000_000), Terms(), 86_400)
     assert isinstance(found, Cap)
     assert found.cap_s == 1800
 
 
 def test_uncertain_price_buys_less() -> None:
-    """The worst price is what counts."""
+    """The worst price counts."""
     found = caps.choose(2_000_000, 0, CostRate(1, 2_000_000, 1.25), Terms(), 86_400)
     assert isinstance(found, Cap)
     assert (found.cap_s, found.worst_case_micro) == (2880, 2_000_000)
 
 
-def test_run_that_is_of_no_use_is_refused_with_the_sum_that_is() -> None:
-    """A lead, a start, two saves and some steps: less is money for nothing."""
+def test_too_short_run_is_refused_with_a_sufficient_sum() -> None:
+    """A useful run has a lead, a start, two saves and some steps; a shorter run wastes money."""
     found = caps.choose(100_000, 0, CostRate(1, 3_600_000), Terms(tail_s=10, lead_s=300), 86_400)
     assert found == LimitRefusal(100_000, 90, 380, 390_000)
 
 
-def test_short_time_limit_is_the_users_own() -> None:
-    """Who asks for half a minute gets it, where there is the money."""
+def test_short_time_limit_of_the_user_is_accepted() -> None:
+    """A user may request half a minute if the money suffices."""
     assert caps.choose(10**9, 0, CostRate(1, 3_600_000), LOCAL, 30) == Cap(30, "time_limit", 50_000)
 
 
-def test_nothing_limits_what_costs_nothing() -> None:
-    """A price of 0 is no price to count with."""
+def test_price_of_zero_is_refused() -> None:
+    """A price of 0 gives no limit to compute."""
     with pytest.raises(ValueError, match="above 0"):
         caps.choose(1, 0, CostRate(1, 0), LOCAL, 60)
 
 
 @pytest.mark.parametrize("cap_s", [1, 7, 60, 100, 480, 3000, 86_400])
 @pytest.mark.parametrize("terms", [LOCAL, Terms(lead_s=300, warns=True)], ids=["own", "warned"])
-def test_margins_never_eat_a_short_cap(cap_s: int, terms: Terms) -> None:
-    """The lead takes a tenth at most where the platform warns in time, the time to save a quarter of the rest."""
+def test_margins_leave_most_of_a_short_cap(cap_s: int, terms: Terms) -> None:
+    """The lead takes at most a tenth if the platform warns in time, the time to save a quarter of the rest."""
     limit_s = caps.own_limit_s(cap_s, terms)
     assert cap_s - min(terms.lead_s, cap_s // 10) == limit_s
     assert 0.66 * cap_s <= caps.deadline_s(limit_s) + 1 <= cap_s + 1
@@ -123,8 +123,8 @@ def test_margins_never_eat_a_short_cap(cap_s: int, terms: Terms) -> None:
 
 
 @pytest.mark.parametrize("cap_s", [380, 600, 1200, 1800, 2400, 86_400])
-def test_deadline_comes_before_the_kill_though_the_whole_lead_is_gone(cap_s: int) -> None:
-    """No signal comes there, so by its own clock the job has to leave first, and to have done something by then."""
+def test_deadline_comes_before_a_kill_without_a_signal(cap_s: int) -> None:
+    """The platform sends no signal, so by its own clock the job must leave before the kill, after some useful work."""
     terms = Terms(60, lead_s=300)
     limit_s = caps.own_limit_s(cap_s, terms)
     assert cap_s >= caps.least_useful_s(terms) == 380
@@ -132,12 +132,12 @@ def test_deadline_comes_before_the_kill_though_the_whole_lead_is_gone(cap_s: int
     assert 60 <= caps.deadline_s(limit_s) <= limit_s - 20
 
 
-def test_short_limit_of_the_users_own_leaves_a_run_of_use() -> None:
-    """Five minutes that a user asked for are not all given to a start that may be quicker."""
+def test_short_limit_of_the_user_leaves_a_useful_run() -> None:
+    """The lead for the start does not use up five minutes of a user's limit, because the start may be quicker."""
     found = [caps.own_limit_s(cap_s, Terms(60, lead_s=300)) for cap_s in (10, 31, 80, 89, 120, 300, 380, 381)]
     assert found == [9, 28, 72, 80, 80, 80, 80, 81]
 
 
-def test_price_is_counted_as_uncertain_as_it_is_told() -> None:
-    """35 minutes of two machines at 0.8218 USD and up to 1.1025 times that, not 1.103 times."""
+def test_price_counts_with_its_stated_uncertainty() -> None:
+    """35 minutes of two machines at 0.8218 USD and up to 1.1025 times the price, not 1.103 times."""
     assert caps.worst_case_micro(35 * 60, CostRate(2, 821_800, 1.1025), Terms()) == 1_057_041

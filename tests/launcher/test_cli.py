@@ -1,4 +1,4 @@
-"""The command line itself: exit codes, streams, and how it speaks of errors."""
+"""The command line: exit codes, streams, and error messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ESCAPE = "\x1b["
 
 
 def subclasses(kind: type[errors.CloudtrainError]) -> dict[str, int]:
-    """Return the exit code of each error below this one."""
+    """Return the exit code of each direct subclass of the error."""
     return {one.__name__: one.exit_code for one in kind.__subclasses__()}
 
 
@@ -44,7 +44,7 @@ def test_errors_have_the_published_exit_codes() -> None:
 
 
 def test_help_and_version_are_data(cli: Any) -> None:
-    """On stdout, exit code 0, with every command in the table."""
+    """The output is on stdout with exit code 0, and the help lists every command."""
     result = cli("--help")
     assert (result.code, result.stderr) == (0, "")
     assert all(f"  {name} " in result.stdout for name in commandline.COMMANDS)
@@ -59,14 +59,14 @@ def test_help_and_version_are_data(cli: Any) -> None:
     ],
 )
 def test_usage_errors_are_exit_code_2(cli: Any, project: Callable[..., Path], line: str) -> None:
-    """What makes no sense is said on stderr, and nothing is done."""
+    """Invalid input is reported on stderr, and no action follows."""
     result = cli(*line.split(), cwd=project())
     assert (result.code, result.stdout, bool(result.stderr)) == (2, "", True)
     assert "Traceback" not in result.stderr
 
 
 def test_file_and_arguments_follow_submit(cli: Any, project: Callable[..., Path]) -> None:
-    """`submit FILE -- ARGS` is `-f FILE` with other `args`; ARGS keep their spelling, options among them too."""
+    """`submit FILE -- ARGS` is `-f FILE` with new `args`; ARGS keep their spelling, including options."""
     folder = project("args: [--epochs, 10]\n")
     (folder / "cloudtrain.yaml").rename(folder / "job.yaml")
 
@@ -83,7 +83,7 @@ def test_file_and_arguments_follow_submit(cli: Any, project: Callable[..., Path]
 
 
 def test_script_in_place_of_a_config_names_init(cli: Any, project: Callable[..., Path]) -> None:
-    """A script is no config file, and two config files are one too many."""
+    """A script is no config file, and two config files are refused."""
     done = cli("submit", "loop.py", "--", "--lr", "0.1", cwd=project())
     assert (done.code, "cloudtrain init --kind script" in done.stderr) == (2, True), done.stderr
     done = cli("submit", "job.yaml", "-f", "cloudtrain.yaml", cwd=project())
@@ -91,7 +91,7 @@ def test_script_in_place_of_a_config_names_init(cli: Any, project: Callable[...,
 
 
 @pytest.mark.parametrize("line", ["submit", "render", "validate", "plan", "rehearse", "diagnose", "notify"])
-def test_every_command_that_reads_a_config_takes_its_file(cli: Any, line: str) -> None:
+def test_every_command_that_reads_a_config_accepts_a_file(cli: Any, line: str) -> None:
     """FILE means the same as -f."""
     done = cli(line, "no.yaml")
     assert (done.code, "no file no.yaml" in done.stderr) == (3, True), done.stderr
@@ -99,8 +99,8 @@ def test_every_command_that_reads_a_config_takes_its_file(cli: Any, line: str) -
 
 @pytest.mark.parametrize("backend", ["azureml", "sagemaker", "vertex", "ssh", "local"])
 @pytest.mark.parametrize("name", ["k" * 1100, "k" * 129, "", "a\nb", "a\u2028b"])
-def test_name_of_a_tag_has_a_limit_everywhere(cli: Any, project: Callable[..., Path], backend: str, name: str) -> None:
-    """A tag's name that no platform takes is a fault of the config, with its place."""
+def test_tag_name_has_a_limit_on_every_backend(cli: Any, project: Callable[..., Path], backend: str, name: str) -> None:
+    """A tag's name that no platform accepts is a fault of the config, with its place."""
     folder = project(f"backend: {backend}\nresources: {{accelerators: T4:1}}\ntags:\n  ? {json.dumps(name)}\n  : v\n")
     done = cli("validate", "--json", cwd=folder)
     fault = next(fault for fault in done.json["faults"] if fault["key"] == "tags")
@@ -110,7 +110,7 @@ def test_name_of_a_tag_has_a_limit_everywhere(cli: Any, project: Callable[..., P
 
 @pytest.mark.parametrize("line", ["status", "logs", "artifacts", "report --json", "wait", "stop", "stop --now"])
 def test_newest_job_is_the_default(cli: Any, line: str) -> None:
-    """Without JOB each command that reads, and stop, means the newest job; here none has been sent."""
+    """Without JOB, `stop` and each command that reads mean the newest job; in an empty registry the exit code is 8."""
     done = cli(*line.split())
     assert (done.code, "Usage:" in done.stderr) == (8, False), done.stderr
 
@@ -118,7 +118,7 @@ def test_newest_job_is_the_default(cli: Any, line: str) -> None:
 @pytest.mark.parametrize("line", ["validate", "plan", "submit -d", "submit --dry-run", "render"])
 @pytest.mark.parametrize("text", ["name: [", "name: x\nscript: no.py\n", "nmae: x\nscript: loop.py\n", ""])
 def test_config_errors_are_exit_code_3(cli: Any, project: Callable[..., Path], line: str, text: str) -> None:
-    """The same for every command that reads the file; nothing is sent."""
+    """Every command that reads the file reports the same, and no job is sent."""
     folder = project()
     (folder / "cloudtrain.yaml").write_text(text)
     result = cli(*line.split(), cwd=folder)
@@ -126,15 +126,15 @@ def test_config_errors_are_exit_code_3(cli: Any, project: Callable[..., Path], l
     assert not (cli.home / "local").exists()
 
 
-def test_config_that_is_not_there_is_exit_code_3_with_a_hint(cli: Any) -> None:
-    """`cloudtrain init` writes one."""
+def test_missing_config_is_exit_code_3_with_a_hint(cli: Any) -> None:
+    """The hint names `cloudtrain init`."""
     result = cli("submit")
     assert (result.code, "cloudtrain init" in result.stderr) == (3, True)
 
 
 @pytest.mark.parametrize("line", ["status x", "logs x", "stop x", "wait x", "resume x", "status last"])
 def test_unknown_jobs_are_exit_code_8(cli: Any, line: str) -> None:
-    """Every command that names a job."""
+    """Every command that names a job does the same."""
     result = cli(*line.split())
     assert (result.code, result.stdout) == (8, "")
 
@@ -142,15 +142,15 @@ def test_unknown_jobs_are_exit_code_8(cli: Any, line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "code"), [("status x --json", 8), ("submit --json", 3), ("list --json -n x", 2), ("stop --json", 8)]
 )
-def test_errors_are_one_object_where_json_is_asked_for(cli: Any, line: str, code: int) -> None:
-    """A script reads standard output alone: it finds the same words there, and the exit code."""
+def test_errors_are_a_json_object_with_json(cli: Any, line: str, code: int) -> None:
+    """A script that reads only standard output gets the message and the exit code."""
     result = cli(*line.split())
     error = result.json["error"]
     assert (result.code, error["exit_code"], error["message"] in result.stderr) == (code, code, True)
 
 
-def test_config_errors_are_all_in_the_json(cli: Any, project: Callable[..., Path]) -> None:
-    """Each with its key, place and hint."""
+def test_json_has_all_config_errors(cli: Any, project: Callable[..., Path]) -> None:
+    """Each fault has its key, place and hint."""
     folder = project()
     (folder / "cloudtrain.yaml").write_text("name: x\nscript: no.py\nnum_nodes: 3\n")
     error = cli("submit", "-d", "--json", cwd=folder).json["error"]
@@ -159,14 +159,14 @@ def test_config_errors_are_all_in_the_json(cli: Any, project: Callable[..., Path
 
 
 def test_wait_gives_up_with_exit_code_124(cli: Any, seed: Callable[..., Job]) -> None:
-    """A job whose submit is under way is pending, for as long as that process lives."""
+    """A job whose submit is running is pending while the submitting process lives."""
     seed("pending")
     result = cli("wait", "pending", "--timeout", "0s")
     assert (result.code, "still running: pending" in result.stderr) == (124, True)
 
 
 def test_wait_for_several_has_the_first_bad_exit_code(cli: Any, seed: Callable[..., Job]) -> None:
-    """In the order in which they were named."""
+    """The order is the order of the command line."""
     for name, state in {"a": State("succeeded"), "b": State("stopped", "user"), "c": State("failed")}.items():
         seed(name, state)
     assert cli("wait", "a", "b", "c").code == 9
@@ -174,7 +174,7 @@ def test_wait_for_several_has_the_first_bad_exit_code(cli: Any, seed: Callable[.
 
 
 def test_wait_interrupted_is_exit_code_130(cli: Any, seed: Callable[..., Job], wait_until: Callable[..., Any]) -> None:
-    """Ctrl-C ends the waiting, not the job."""
+    """Ctrl-C ends the command, not the job."""
     seed("pending")
     waiting = cli.start("wait", "pending")
     wait_until(lambda: any("registry.sqlite" in str(fd.readlink()) for fd in open_files(waiting.pid)))
@@ -184,47 +184,47 @@ def test_wait_interrupted_is_exit_code_130(cli: Any, seed: Callable[..., Job], w
 
 
 def open_files(pid: int) -> list[Path]:
-    """Return the process' open file descriptors that can still be looked at."""
+    """Return the file descriptors of the process that can still be read."""
     return [path for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
 
 
-# -- what errors say ---
+# -- error messages ---
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("sumbit", "submit"), ("lst", "list"), ("cancle", "cancel")])
-def test_misspelt_command_gets_the_right_one(cli: Any, typed: str, meant: str) -> None:
-    """Aliases too."""
+def test_misspelt_command_has_a_suggestion(cli: Any, typed: str, meant: str) -> None:
+    """The suggestions include aliases."""
     assert f"Did you mean `{meant}`?" in cli(typed).stderr
 
 
 @pytest.mark.parametrize(("alias", "line"), [("ps", "ps"), ("run", "run --dry-run"), ("render", "render")])
 def test_aliases_do_the_same(cli: Any, project: Callable[..., Path], alias: str, line: str) -> None:
-    """run = submit, render = submit --dry-run, ps = list, cancel = stop."""
+    """The aliases are run = submit, render = submit --dry-run, ps = list, cancel = stop."""
     full = {"ps": "list", "run": "submit --dry-run", "render": "submit --dry-run"}[alias]
     folder = project()
     assert cli(*line.split(), cwd=folder).stdout == cli(*full.split(), cwd=folder).stdout
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
-def test_debug_shows_the_traceback_and_nothing_else_does(cli: Any, place: str) -> None:
-    """Anywhere on the line."""
+def test_traceback_is_shown_only_with_debug(cli: Any, place: str) -> None:
+    """The option works anywhere on the line."""
     line = ["--debug", "status", "x"] if place == "before" else ["status", "x", "--debug"]
     assert "Traceback" in cli(*line).stderr
     assert "Traceback" not in cli("status", "x").stderr
 
 
 def test_debug_keeps_the_exit_code(cli: Any) -> None:
-    """A script that adds --debug to learn more takes the same branch."""
+    """A script with --debug sees the same exit code."""
     assert cli("status", "x", "--debug").code == 8
 
 
-def test_debug_behind_two_dashes_is_an_argument(cli: Any) -> None:
-    """What follows `--` is not ours to take."""
+def test_debug_after_two_dashes_is_an_argument(cli: Any) -> None:
+    """An argument after `--` is not an option of cloudtrain."""
     assert "--debug" in cli("explain", "--", "--debug").stderr
 
 
-def test_fault_of_ours_is_one_line_and_a_hint(cli: Any, tmp_path: Path) -> None:
-    """If the product itself breaks, the user reads whose fault it is and how to report the fault."""
+def test_internal_fault_is_a_line_with_a_hint(cli: Any, tmp_path: Path) -> None:
+    """The message says that cloudtrain failed, and how to report the fault."""
     broken = "import sqlite3\n\ndef connect(*_, **__):\n    raise KeyError('gone')\n\nsqlite3.connect = connect\n"
     (tmp_path / "sitecustomize.py").write_text(broken)
     result = cli("status", "a", env={"PYTHONPATH": str(tmp_path)})
@@ -236,8 +236,8 @@ def test_fault_of_ours_is_one_line_and_a_hint(cli: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["explain", "schema", "--help", "logs long"])
-def test_reader_that_leaves_is_no_error(cli: Any, seed: Callable[..., Job], line: str) -> None:
-    """`cloudtrain ... | head -1`: no traceback, no message, and an exit code that is no job's."""
+def test_closed_pipe_is_no_error(cli: Any, seed: Callable[..., Job], line: str) -> None:
+    """`cloudtrain ... | head -1` prints no traceback and no message, and the exit code is no job's code."""
     seed("long", State("succeeded"), {"0": "x\n" * 100_000, "1": ""})
     command = f"'{Path(sys.executable).with_name('cloudtrain')}' {line} | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], env=cli.environment(), capture_output=True, text=True, check=False)
@@ -252,23 +252,23 @@ def test_reader_that_leaves_is_no_error(cli: Any, seed: Callable[..., Job], line
 def test_piped_output_has_no_colour(
     cli: Any, seed: Callable[..., Job], project: Callable[..., Path], line: str, more: dict[str, str]
 ) -> None:
-    """Neither stream holds an escape sequence where neither is a terminal."""
+    """Neither stream has an escape sequence if neither is a terminal."""
     seed("ended", State("failed", "error"))
     result = cli(*line.split(), cwd=project(), env=more)
     assert ESCAPE not in result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_terminal_gets_colour_unless_it_says_no(
+def test_terminal_gets_colour_unless_no_color_is_set(
     cli: Any, seed: Callable[..., Job], env: dict[str, str], coloured: bool
 ) -> None:
-    """The ranks' prefixes are coloured on a terminal; NO_COLOR is heard."""
+    """The ranks' prefixes are coloured on a terminal, except with NO_COLOR."""
     seed("ended", State("succeeded"))
     assert (ESCAPE in on_terminal(cli, ["logs", "ended"], env)) == coloured
 
 
 def on_terminal(cli: Any, args: list[str], env: dict[str, str]) -> str:
-    """Return what the command writes where its streams are a terminal."""
+    """Return the output of the command with a terminal as its streams."""
     ours, theirs = pty.openpty()
     plain = {key: value for key, value in cli.environment(env).items() if key != "NO_COLOR" or key in env}
     command = [Path(sys.executable).with_name("cloudtrain"), *args]
@@ -278,7 +278,7 @@ def on_terminal(cli: Any, args: list[str], env: dict[str, str]) -> str:
     try:
         while piece := os.read(ours, 4096):
             said += piece
-    except OSError:  # EIO: the other end is closed
+    except OSError:  # EIO: the far end is closed
         pass
     os.close(ours)
     assert process.wait(30) == 0
@@ -286,16 +286,16 @@ def on_terminal(cli: Any, args: list[str], env: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("line", ["list", "status ended", "wait ended", "validate", "plan", "backends", "doctor"])
-def test_json_is_one_object_on_stdout(
+def test_json_is_a_single_object_on_stdout(
     cli: Any, seed: Callable[..., Job], project: Callable[..., Path], line: str
 ) -> None:
-    """Every read command has it, and writes nothing else there."""
+    """Every command that reads prints only the object to stdout."""
     seed("ended", State("succeeded"))
     assert isinstance(cli(*line.split(), "--json", cwd=project()).json, dict)
 
 
 def test_status_as_json_has_the_published_names(cli: Any, seed: Callable[..., Job]) -> None:
-    """Scripts read these."""
+    """Scripts rely on these names."""
     seed("ended", State("failed", "error", True, {"rank": 1, "type": "ValueError", "message": "no"}))
     status = cli("status", "ended", "--json").json
     names = {"job", "backend", "state", "reason", "resumable", "attempt", "step", "max_steps", "loss", "spend_usd"}
@@ -303,8 +303,8 @@ def test_status_as_json_has_the_published_names(cli: Any, seed: Callable[..., Jo
     assert (status["state"], status["reason"], status["resumable"]) == ("failed", "error", True)
 
 
-def test_status_shows_the_failing_ranks_exception(cli: Any, seed: Callable[..., Job]) -> None:
-    """Rank, type and message, and what to do next."""
+def test_status_shows_the_exception_of_the_failing_rank(cli: Any, seed: Callable[..., Job]) -> None:
+    """The output has rank, type and message, and the next command."""
     seed("ended", State("failed", "error", True, {"rank": 1, "type": "ValueError", "message": "no such class"}))
     said = cli("status", "ended").stdout
     assert "rank 1: ValueError: no such class" in said
@@ -312,7 +312,7 @@ def test_status_shows_the_failing_ranks_exception(cli: Any, seed: Callable[..., 
 
 
 def test_dry_run_keeps_the_request_on_stdout_and_the_plan_on_stderr(cli: Any, project: Callable[..., Path]) -> None:
-    """stdout can be piped into a file as it is; nothing is written to the state folder."""
+    """stdout can be redirected to a file, and the state folder is unchanged."""
     result = cli("submit", "--dry-run", "--instances", "2", cwd=project())
     assert [node["node"] for node in result.json["nodes"]] == [0, 1]
     assert ("2 instances x 1 = 2 ranks" in result.stderr, "nothing was sent" in result.stderr) == (True, True)
@@ -320,32 +320,32 @@ def test_dry_run_keeps_the_request_on_stdout_and_the_plan_on_stderr(cli: Any, pr
 
 
 def test_dry_run_gives_the_same_bytes_twice(cli: Any, project: Callable[..., Path]) -> None:
-    """A request is a function of config and code alone."""
+    """A request depends only on config and code."""
     folder = project()
     assert cli("submit", "--dry-run", cwd=folder).stdout == cli("submit", "--dry-run", cwd=folder).stdout
 
 
 def test_dry_run_as_json_has_the_published_names(cli: Any, project: Callable[..., Path]) -> None:
-    """One object; `--backend all` makes it one for each backend."""
+    """The output is an object; `--backend all` gives an object for each backend."""
     shown = cli("submit", "--dry-run", "--json", cwd=project()).json
     assert set(shown) >= {"job", "backend", "request", "plan"}
 
 
 @pytest.mark.parametrize("line", ["list", "submit -d", "status x", "logs x"])
-def test_state_folder_that_cannot_be_written_is_exit_code_3(
+def test_unwritable_state_folder_is_exit_code_3(
     cli: Any, project: Callable[..., Path], unprivileged: Callable[..., Any], line: str
 ) -> None:
-    """The folder is named, and the variable that chooses another."""
+    """The message names the folder, and the variable that changes the folder."""
     cli.home.mkdir(mode=0o500)
     result = unprivileged(*line.split(), cwd=project())
     assert result.code == 3, result.stderr
     assert (str(cli.home) in result.stderr, "CLOUDTRAIN_HOME" in result.stderr) == (True, True)
 
 
-def test_registry_that_cannot_be_written_is_exit_code_3(
+def test_unwritable_registry_is_exit_code_3(
     cli: Any, project: Callable[..., Path], unprivileged: Callable[..., Any], seed: Callable[..., Job]
 ) -> None:
-    """A registry that was made by root once is met by its user later."""
+    """The registry was created by root, and a normal user opens the registry later."""
     seed("ended", State("succeeded"))
     for path in cli.home.glob("registry.sqlite*"):
         path.chmod(0o400)
@@ -353,8 +353,8 @@ def test_registry_that_cannot_be_written_is_exit_code_3(
     assert (result.code, "registry" in result.stderr) == (3, True), result.stderr
 
 
-def test_archive_that_does_not_fit_is_exit_code_3(cli: Any, project: Callable[..., Path]) -> None:
-    """A full disk (here: a file size limit) is said with the file's name, and leaves no half archive."""
+def test_archive_on_a_full_disk_is_exit_code_3(cli: Any, project: Callable[..., Path]) -> None:
+    """A full disk (simulated by a file size limit) is reported with the file's name, and leaves no partial archive."""
     folder = project()
     (folder / "weights.bin").write_bytes(os.urandom(2_000_000))
     command = f"ulimit -f 1000; exec '{Path(sys.executable).with_name('cloudtrain')}' submit -d"
@@ -365,16 +365,16 @@ def test_archive_that_does_not_fit_is_exit_code_3(cli: Any, project: Callable[..
     assert list((cli.home / "bundles").iterdir()) == []
 
 
-def test_job_cannot_be_called_last(cli: Any, project: Callable[..., Path]) -> None:
-    """`last` is the newest job in every command: one of that name could not be named."""
+def test_job_cannot_be_named_last(cli: Any, project: Callable[..., Path]) -> None:
+    """`last` is the newest job in every command, so a job named `last` would be unreachable."""
     result = cli("submit", "-d", "--name", "last", cwd=project())
     if result.code == 0:
         cli("stop", "last", "--now", "-y")
     assert (result.code, "last" in result.stderr) == (2, True)
 
 
-def test_ranks_without_end_are_a_usage_error(cli: Any, seed: Callable[..., Job]) -> None:
-    """A slip of the finger (`0-99999999999`) is refused at once, not counted out in memory."""
+def test_huge_rank_range_is_a_usage_error(cli: Any, seed: Callable[..., Job]) -> None:
+    """A slip such as `0-99999999999` is refused at once, without a list in memory."""
     seed("ended", State("succeeded"))
     command = (
         f"ulimit -v 2000000; exec '{Path(sys.executable).with_name('cloudtrain')}' logs ended --rank 0-99999999999"
@@ -385,7 +385,7 @@ def test_ranks_without_end_are_a_usage_error(cli: Any, seed: Callable[..., Job])
     assert (done.returncode, "rank" in done.stderr) == (2, True), done.stderr[-300:]
 
 
-# A module for Python's start: it sends the process SIGINT when the import of a given module begins.
+# A module for Python's start: the process gets SIGINT when the import of a given module begins.
 INTERRUPTING = """\
 import os, signal, sys
 
@@ -412,10 +412,10 @@ sys.meta_path.insert(0, Finder())
         ("cloudtrain.launcher.store.registry", "list", "interrupted"),
     ],
 )
-def test_interrupt_during_the_imports_is_one_line(
+def test_interrupt_during_the_imports_is_a_single_line(
     cli: Any, project: Callable[..., Path], tmp_path: Path, at: str, line: str, said: str
 ) -> None:
-    """Ctrl-C at any import of ours ends with exit code 130 and one line, and a submit says that nothing was sent."""
+    """Ctrl-C at any import of cloudtrain exits with 130 and a line; a submit reports that no job was sent."""
     folder = tmp_path / "hook"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(INTERRUPTING)
@@ -436,13 +436,13 @@ def test_interrupt_during_the_imports_is_one_line(
     ],
 )
 def test_hint_shows_the_option_to_type(cli: Any, line: str, hint: str) -> None:
-    """The answer to a config key as an option, to half a setting, and to a missing option is an example."""
+    """A config key as an option, a partial setting, and a missing option have an example as their hint."""
     done = cli(*line.split())
     assert (done.code, done.stderr.splitlines()[-1]) == (2, f"  hint: {hint}")
 
 
-def test_plan_and_submit_show_one_form(cli: Any, project: Callable[..., Path]) -> None:
-    """Both begin with the backend; a dry run of two backends names each once in a line."""
+def test_plan_and_submit_show_the_same_form(cli: Any, project: Callable[..., Path]) -> None:
+    """Both begin with the backend; a dry run of two backends names each backend once in a line."""
     folder = project("resources: {instances: 2}\n")
     first = cli("plan", cwd=folder).stdout.splitlines()[0]
     assert (
@@ -470,9 +470,7 @@ def test_unknown_accelerator_is_named(cli: Any, project: Callable[..., Path], li
 
 
 @pytest.mark.parametrize("backend", ["sagemaker", "azureml"])
-def test_count_without_a_machine_names_the_existing_counts(
-    cli: Any, project: Callable[..., Path], backend: str
-) -> None:
-    """The hint for `A100:3` names counts that exist, and the command that lists the machines."""
+def test_unavailable_count_names_the_existing_counts(cli: Any, project: Callable[..., Path], backend: str) -> None:
+    """The hint for `A100:3` has existing counts, and the command that lists the machines."""
     done = cli("plan", "--backend", backend, "--set", "resources.accelerators=A100:3", cwd=project())
     assert (done.code, "A100:8; `cloudtrain prices --accelerator A100` lists" in done.stderr) == (3, True), done.stderr

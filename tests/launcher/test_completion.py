@@ -1,4 +1,4 @@
-"""What a shell is told after TAB: asked as its function asks, and typed into real bash, zsh and fish."""
+"""Shell completion: asked like the shell function asks, and typed into real bash, zsh and fish."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Ask = Callable[..., list[str]]
 
 @pytest.fixture
 def ask(cli: Any) -> Ask:
-    """Return the words that the command offers: `ask("logs ")`."""
+    """Return a function for the offered words: `ask("logs ")`."""
 
     def words(line: str, **variables: str) -> list[str]:
         typed = f"cloudtrain {line}"
@@ -42,20 +42,20 @@ def ask(cli: Any) -> Ask:
 
 
 def told(cli: Any, *words: str) -> dict[str, str]:
-    """Return each word that zsh and fish are offered, and what stands beside it."""
+    """Return each word that zsh and fish offer, with its description."""
     done = cli(*words, env={"_CLOUDTRAIN_COMPLETE": "zsh"})
     rows = (row.split("\t") for row in done.stdout.splitlines())
     return {word: help_ for _, word, help_ in rows}
 
 
 def test_commands_and_aliases_are_offered(ask: Ask) -> None:
-    """Every name in the table of commands, and every other name of one."""
+    """The words are every name in the table of commands, and every alias."""
     assert set(ask("")) == {*command_line.COMMANDS, *command_line.ALIASES}
     assert ask("can") == ["cancel"]
 
 
 def test_jobs_are_offered_newest_first(ask: Ask, seed: Callable[..., Job]) -> None:
-    """Ids in the order of their making, then the word for the newest."""
+    """Ids come in the order of creation, newest first, then the config's name and `last`."""
     for name in ("aa-2", "aa-9", "aa-1"):
         seed(name, State("succeeded"))
     assert ask("logs ") == ["aa-1", "aa-9", "aa-2", "aa", "last"]
@@ -63,14 +63,14 @@ def test_jobs_are_offered_newest_first(ask: Ask, seed: Callable[..., Job]) -> No
     assert ask("wait aa-9 aa-") == ["aa-1", "aa-2"]
 
 
-def test_state_stands_beside_a_job(cli: Any, seed: Callable[..., Job]) -> None:
-    """What zsh and fish show of it, with the backend and its age."""
+def test_description_of_a_job_is_its_state(cli: Any, seed: Callable[..., Job]) -> None:
+    """zsh and fish show the state with the backend and the age."""
     seed("aa-1", State("failed", reason="error"))
     assert told(cli, "status", "aa-")["aa-1"].startswith("failed on local, sent ")
 
 
-def test_stop_is_offered_what_runs_and_resume_what_has_ended(ask: Ask, seed: Callable[..., Job]) -> None:
-    """No other job could be meant."""
+def test_stop_offers_active_jobs_and_resume_offers_ended_jobs(ask: Ask, seed: Callable[..., Job]) -> None:
+    """Jobs in the wrong state are not offered."""
     seed("ended-1", State("stopped", resumable=True))
     seed("going-1", State("running"))
     assert (ask("stop ")[0], ask("resume ")[0]) == ("going-1", "ended-1")
@@ -78,7 +78,7 @@ def test_stop_is_offered_what_runs_and_resume_what_has_ended(ask: Ask, seed: Cal
 
 
 def test_attempts_of_the_named_job_are_offered(ask: Ask, seed: Callable[..., Job]) -> None:
-    """The numbers that the job has, the newest first, wherever the option stands."""
+    """The numbers of the job's attempts come newest first, for any position of the option."""
     job = seed("aa-1", State("stopped", resumable=True))
     registry = Registry()
     registry.add_attempt(job.attempt.__class__(**{**vars(job.attempt), "number": 2}), {}, {})
@@ -108,25 +108,25 @@ def test_attempts_of_the_named_job_are_offered(ask: Ask, seed: Callable[..., Job
     ],
 )
 def test_arguments_and_options_are_completed(ask: Ask, line: str, words: list[str]) -> None:
-    """Values where there is a choice, keys level by level, files by the shell itself; nothing where nothing fits."""
+    """Choices offer values, keys come level by level, the shell completes files, and invalid lines offer no word."""
     assert ask(line) == words
 
 
-def test_word_is_cut_where_bash_cuts_it(ask: Ask) -> None:
-    """Bash replaces only what stands behind `=`, unless its user has changed COMP_WORDBREAKS."""
+def test_word_is_split_as_bash_splits_words(ask: Ask) -> None:
+    """Bash replaces only the part after `=`, unless the user has changed COMP_WORDBREAKS."""
     assert ask("submit --set resources.spot=t", COMP_WORDBREAKS=" =:") == ["true"]
     assert ask("submit --backend=loc", COMP_WORDBREAKS=" =:") == ["local"]
 
 
-def test_registry_that_is_not_there_is_not_made(ask: Ask, cli: Any) -> None:
-    """To ask changes nothing."""
+def test_completion_does_not_create_a_registry(ask: Ask, cli: Any) -> None:
+    """Completion changes no file."""
     assert ask("logs ") == []
     assert not cli.home.exists()
 
 
 @pytest.mark.parametrize("harm", ["damaged", "locked", "newer", "a folder"])
-def test_registry_that_cannot_be_read_is_passed_over(ask: Ask, cli: Any, seed: Callable[..., Job], harm: str) -> None:
-    """Silence, at once: an error would stand in the middle of what is typed."""
+def test_completion_ignores_an_unreadable_registry(ask: Ask, cli: Any, seed: Callable[..., Job], harm: str) -> None:
+    """Completion is silent and quick, because an error would appear inside the typed line."""
     seed("aa-1", State("succeeded"))
     path, holder = cli.home / "registry.sqlite", None
     if harm == "damaged":
@@ -144,14 +144,14 @@ def test_registry_that_cannot_be_read_is_passed_over(ask: Ask, cli: Any, seed: C
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_script_is_printed_for_each_shell(cli: Any, shell: str) -> None:
-    """The very file that is tried below."""
+def test_completion_script_is_printed_for_each_shell(cli: Any, shell: str) -> None:
+    """The tests below use the same script."""
     done = cli("completion", shell)
     assert (done.code, "_CLOUDTRAIN_COMPLETE=" + shell in done.stdout) == (0, True)
 
 
-def test_shell_is_the_user_s_own_where_none_is_named(cli: Any) -> None:
-    """By $SHELL; another one than the three is asked for."""
+def test_default_shell_is_the_shell_of_the_user(cli: Any) -> None:
+    """$SHELL decides; an unknown shell is an error that lists the three shells."""
     assert "#compdef" in cli("completion", env={"SHELL": "/bin/zsh"}).stdout
     refused = cli("completion", env={"SHELL": "/bin/tcsh"})
     assert (refused.code, "bash | zsh | fish" in refused.stderr) == (2, True)
@@ -165,8 +165,8 @@ def test_shell_is_the_user_s_own_where_none_is_named(cli: Any) -> None:
         ("fish", "config/fish/completions/cloudtrain.fish"),
     ],
 )
-def test_install_says_where_it_has_put_it(cli: Any, tmp_path: Path, shell: str, place: str) -> None:
-    """Where each shell looks by itself, and nowhere else: no start-up file is changed."""
+def test_install_names_the_installed_file(cli: Any, tmp_path: Path, shell: str, place: str) -> None:
+    """Each shell searches the place by itself, and no start-up file is changed."""
     done = cli("completion", shell, "--install", env=own_folders(tmp_path))
     assert (done.code, str(tmp_path / place) in done.stderr) == (0, True)
     assert (tmp_path / place).read_text() == cli("completion", shell).stdout
@@ -174,7 +174,7 @@ def test_install_says_where_it_has_put_it(cli: Any, tmp_path: Path, shell: str, 
 
 
 def own_folders(tmp_path: Path) -> dict[str, str]:
-    """Return the variables by which shells keep to the test's folder."""
+    """Return the variables that keep shells inside the test's folder."""
     return {
         "HOME": str(tmp_path),
         "XDG_DATA_HOME": str(tmp_path / "data"),
@@ -183,7 +183,7 @@ def own_folders(tmp_path: Path) -> dict[str, str]:
     }
 
 
-# How each shell is started so that it reads no start-up file, and what makes it know the command.
+# The start of each shell without start-up files, and the line that loads the completion.
 START = {
     "bash": ["bash", "--norc", "--noprofile", "-i"],
     "zsh": ["zsh", "-f", "-i"],
@@ -197,7 +197,7 @@ SETUP = {
 
 
 class Typing:
-    """A shell on a terminal of its own, and somebody who types."""
+    """A shell on its own terminal, with simulated typing."""
 
     def __init__(self, shell: str, environment: dict[str, str], cwd: Path) -> None:
         self.master, slave = pty.openpty()
@@ -211,17 +211,17 @@ class Typing:
             cwd=cwd,
             env={**environment, **size, "PATH": path},
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # fish wants it to be its own
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # fish requires a controlling terminal
         )
         os.close(slave)
         self.seen = ""
 
     def type(self, keys: str) -> None:
-        """Type, as fast as a machine does."""
+        """Type at the speed of a machine."""
         os.write(self.master, keys.encode())
 
     def until(self, text: str, timeout_s: float = 60.0) -> str:
-        """Return what was shown since the last time, up to the text; AssertionError after the time."""
+        """Return the new output up to the text. Raises AssertionError after the time."""
         end = time.monotonic() + timeout_s
         while text not in self.seen:
             left_s = end - time.monotonic()
@@ -240,7 +240,7 @@ class Typing:
 
 @pytest.fixture
 def typing(cli: Any, tmp_path: Path) -> Iterator[Callable[[str], Typing]]:
-    """Return a function that starts a shell which knows the command."""
+    """Return a function that starts a shell with the completion loaded."""
     started: list[Typing] = []
 
     def start(shell: str) -> Typing:
@@ -260,7 +260,7 @@ def typing(cli: Any, tmp_path: Path) -> Iterator[Callable[[str], Typing]]:
 def test_tab_completes_in_a_real_shell(
     typing: Callable[[str], Typing], seed: Callable[..., Job], tmp_path: Path, shell: str
 ) -> None:
-    """TAB makes whole words of a command, a job, a setting and a file; the line that results is shown by `echo`."""
+    """TAB completes a command, a job, a setting and a file; `echo` shows the resulting line."""
     seed("spirals-x7k2m", State("succeeded"))
     (tmp_path / "other.yaml").write_text("")
     terminal = typing(shell)
@@ -271,13 +271,13 @@ def test_tab_completes_in_a_real_shell(
         "cloudtrain submit -f oth\t": "submit -f other.yaml",
     }.items():
         terminal.type(typed)
-        terminal.type("\x01echo '<'\x05 '>'\n")  # to the line's beginning, and to its end
+        terminal.type("\x01echo '<'\x05 '>'\n")  # to the beginning and to the end of the line
         shown = terminal.until(" >\r\n") if shell == "bash" else terminal.until(" >")
         assert line in " ".join(shown.split()), shown
 
 
 def test_every_parameter_is_completed_or_free_text() -> None:
-    """A new option of a fixed choice, a job or a backend gets its completion: what is left here is text and numbers."""
+    """A new option for a choice, a job or a backend needs a completion; only text and numbers have no completion."""
     free = {"--grep", "--since", "--timeout", "--name"}
     missing = []
     context = click.Context(command_line.cli)

@@ -40,7 +40,7 @@ BROKEN = {
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """Return a loader of texts; beside the config lie task.py, train.py, src/inner.py and a package."""
+    """Return a loader of texts; beside the config are task.py, train.py, src/inner.py and a package."""
     for name, text in {"task.py": TASK, "src/try.ipynb": "{}", **dict.fromkeys(EMPTY, ""), **BROKEN}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -72,7 +72,7 @@ def faults(load: Load, text: str, *overrides: str, **environ: str) -> Sequence[F
 
 
 def only_fault(load: Load, text: str, *overrides: str, **environ: str) -> Fault:
-    """Return the one fault of a text."""
+    """Return the single fault of a text."""
     (fault,) = faults(load, text, *overrides, **environ)
     return fault
 
@@ -118,7 +118,7 @@ vertex: {project: p, location: l, staging_bucket: gs://b, service_account: a, en
 
 
 def test_load_reads_every_key(load: Load) -> None:
-    """A file that uses it all is read, units in whole seconds, micro-dollars, percent and GB."""
+    """A file with every key is read; units become whole seconds, micro-dollars, percent and GB."""
     job = load(FULL)
     assert job.limits.max_duration == 43_200
     assert job.budget is not None
@@ -130,21 +130,21 @@ def test_load_reads_every_key(load: Load) -> None:
 
 @pytest.mark.parametrize("text", [FULL, task(""), script("args: {a: 1}")])
 def test_config_survives_json(load: Load, text: str) -> None:
-    """A config written as JSON and read back is the same config."""
+    """A config written as JSON and read back is equal."""
     job = load(text)
     assert model().model_validate(json.loads(json.dumps(job.model_dump(mode="json")))) == job
 
 
 def test_defaults_are_filled_in(load: Load) -> None:
-    """A short file is a whole config."""
+    """A short file is a complete config."""
     job = load(task("training:\nresources: {}\n"))
     assert (job.backend, job.resources.instances, job.training.epochs) == ("local", 1, 1)
     assert (job.limits.max_duration, job.checkpoint.every, job.distributed.max_restarts) == (86_400, 600, 3)
     assert job.budget is None
 
 
-def test_texts_arrive_as_written(load: Load) -> None:
-    """Where text is wanted a plain scalar is text: 1.10 is no 1.1, and true no True."""
+def test_text_values_keep_their_spelling(load: Load) -> None:
+    """For a text key, a plain scalar is text: 1.10 does not become 1.1, nor true True."""
     job = load(FULL)
     assert job.env == {"NCCL_DEBUG": "WARN", "BUILD": "1.10", "ON": "true"}
     assert job.tags["build"] == "1.10"
@@ -165,8 +165,8 @@ def test_args_become_argv(load: Load, args: str, argv: tuple[str, ...]) -> None:
     assert load(script(f"args: {args}")).args == argv
 
 
-def test_args_as_text_are_split_as_a_shell_does(load: Load) -> None:
-    """`args: --lr 0.1 --name "a b"` is a command line; one with an open quote is refused with its place."""
+def test_args_as_text_are_split_like_a_shell(load: Load) -> None:
+    """`args: --lr 0.1 --name "a b"` is a command line; an open quote is refused with its place."""
     assert load(script("args: --lr 0.10 --name \"a b\" '$CLOUDTRAIN_OUTPUT_DIR'")).args == (
         "--lr", "0.10", "--name", "a b", "$CLOUDTRAIN_OUTPUT_DIR"
     )  # fmt: skip
@@ -269,7 +269,7 @@ BAD_VALUES = [
 
 @pytest.mark.parametrize(("rest", "message", "hint"), BAD_VALUES)
 def test_bad_values_are_explained(load: Load, rest: str, message: str, hint: str) -> None:
-    """A bad value is one fault that says what was expected, what was found, where, and how to mend it."""
+    """A bad value is a fault with the expected value, the found value, the place, and the fix."""
     found = faults(load, task(rest))
     fault = next(fault for fault in found if message in fault.message)
     assert hint in fault.hint
@@ -289,7 +289,7 @@ PLACES += [
 
 
 def test_project_is_a_name_or_a_mapping(load: Load) -> None:
-    """The name alone is the mapping with it; a ledger's place is read as it was written."""
+    """The name alone equals the mapping with the name; a ledger's address is unchanged."""
     short, long = load(script("project: vision")).project, load(script("project: {name: vision}")).project
     assert short == long
     shared = load(script("project: {name: vision, ledger: 's3://team-bucket/money'}")).project
@@ -298,8 +298,8 @@ def test_project_is_a_name_or_a_mapping(load: Load) -> None:
 
 
 @pytest.mark.parametrize("name", ["Vision", "../x", "a b", "-a", "x" * 64, "'; DROP TABLE budgets; --"])
-def test_bad_project_is_shown_where_it_is_written(load: Load, name: str) -> None:
-    """Alone or in its mapping."""
+def test_bad_project_is_reported_at_its_place(load: Load, name: str) -> None:
+    """The rule holds for the name alone and for the mapping."""
     for text in (f"project: {json.dumps(name)}", f"project: {{name: {json.dumps(name)}}}"):
         fault = only_fault(load, script(text))
         assert "a project's name" in fault.message
@@ -308,8 +308,8 @@ def test_bad_project_is_shown_where_it_is_written(load: Load, name: str) -> None
 
 
 @pytest.mark.parametrize("uri", PLACES)
-def test_places_for_checkpoints_are_known(load: Load, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the trainer opens passes as it was written, and its table of stores is the config's."""
+def test_checkpoint_addresses_are_accepted(load: Load, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every address that the trainer opens is accepted unchanged, and both tables of stores are equal."""
     assert load(task(f"checkpoint: {{mirror: '{uri}'}}")).checkpoint.mirror == uri
     assert mirror.open_mirror(uri) is not None
     assert set(rules.STORES) == {"file", *mirror.MODULES}
@@ -379,15 +379,15 @@ UNKNOWN_KEYS = [
     ],
 )
 def test_launcher_as_the_module_is_refused(load: Load, rest: str, hint: str) -> None:
-    """It would start ranks in each rank; the hint has the inner script where the arguments name one."""
+    """A launcher would start ranks in each rank; the hint has the inner script if the arguments name a script."""
     fault = only_fault(load, f"name: x\nbackend: local\nmodule: {rest}")
     assert "starts ranks of its own" in fault.message
     assert hint in fault.hint
 
 
 @pytest.mark.parametrize(("key", "hint"), UNKNOWN_KEYS)
-def test_unknown_keys_get_a_hint(load: Load, key: str, hint: str) -> None:
-    """A misspelt, misplaced or foreign key is refused, at its place, with what to write."""
+def test_unknown_keys_have_a_hint(load: Load, key: str, hint: str) -> None:
+    """A misspelt, misplaced or foreign key is refused at its place, with the right key."""
     fault = only_fault(load, task(f"{key}: 1"))
     assert fault.message == f"unknown key `{key}`"
     assert hint in fault.hint
@@ -405,8 +405,8 @@ def test_unknown_keys_get_a_hint(load: Load, key: str, hint: str) -> None:
         ("resources: {notifi: 1}", "resources.notifi", "did you mean `notify`, at the top level?"),
     ],
 )
-def test_unknown_keys_below_know_their_path(load: Load, rest: str, key: str, hint: str) -> None:
-    """The key's whole path is given, and the hint is about its own section."""
+def test_unknown_nested_keys_have_their_path(load: Load, rest: str, key: str, hint: str) -> None:
+    """The fault has the key's whole path, and the hint fits the section."""
     fault = next(fault for fault in faults(load, task(rest)) if fault.message.startswith("unknown key"))
     assert (fault.key, fault.hint) == (key, hint)
 
@@ -453,21 +453,21 @@ RULES = [
 
 @pytest.mark.parametrize(("text", "message", "lines"), RULES)
 def test_rules_point_at_every_key(load: Load, text: str, message: str, lines: list[int]) -> None:
-    """A rule that spans keys is one fault with the place of each."""
+    """A rule about several keys is a single fault with the place of each key."""
     fault = only_fault(load, text)
     assert message in fault.message
     assert sorted(place.line for place in (fault.place, *fault.also) if place) == sorted(lines)
 
 
-def test_all_faults_come_at_once_in_file_order(load: Load) -> None:
-    """Syntax apart, everything wrong is told in one go: first the file from top to bottom, then the command line."""
+def test_all_faults_are_reported_in_file_order(load: Load) -> None:
+    """Apart from syntax, all faults come at once: first the file from top to bottom, then the command line."""
     text = "name: X\nnodes: 2\ntask: gone.py\nresources: {spot: on}\nimage: ${GONE}\n"
     found = faults(load, text, "resources.instances=0")
     assert [fault.place.line if fault.place else None for fault in found] == [1, 2, 3, 4, 5, 0]
 
 
-def test_a_missing_variable_is_told_once(load: Load) -> None:
-    """What follows from a fault told already is no fault of its own."""
+def test_missing_variable_is_reported_once(load: Load) -> None:
+    """A consequence of a reported fault is not reported again."""
     fault = only_fault(load, "name: ${GONE}\ntask: ${GONE_TOO:-task.py}\n")
     assert "`GONE` is not set" in fault.message
 
@@ -484,8 +484,8 @@ def test_a_missing_variable_is_told_once(load: Load) -> None:
         ("name=${N}", ("name",), "from-env"),
     ],
 )
-def test_overrides_beat_the_file(load: Load, override: str, path: tuple[str, ...], value: Any) -> None:
-    """`--set` is read as YAML, makes mappings on the way, and wins; nothing after `=` takes a key out."""
+def test_overrides_win_over_the_file(load: Load, override: str, path: tuple[str, ...], value: Any) -> None:
+    """`--set` is parsed as YAML, creates mappings, and wins; an empty value removes the key."""
     found: Any = load(task("resources: {instances: 2}\nimage: a"), override, N="from-env")
     for step in path:
         found = found[step] if isinstance(found, dict) else getattr(found, step)
@@ -493,14 +493,14 @@ def test_overrides_beat_the_file(load: Load, override: str, path: tuple[str, ...
 
 
 def test_overrides_reach_into_lists(load: Load) -> None:
-    """A number is an item's index, and the next one is added, with or without a list in the file."""
+    """A number is an item's index, and the next index adds an item, with or without a list in the file."""
     job = load(task("notify: [{slack: env:A}]"), "notify.0.slack=env:B", "notify.1.email=a@b.c", "secrets.0=KEY")
     assert [entry.slack or entry.email for entry in job.notify] == ["env:B", "a@b.c"]
     assert job.secrets == ("KEY",)
 
 
 def test_later_overrides_win(load: Load) -> None:
-    """Among overrides the last one counts, and the backend's own option over all."""
+    """The last override counts, and the option --backend wins over all."""
     job = load(task(""), "resources.instances=2", "resources.instances=3", "backend=ssh", backend="vertex")
     assert (job.resources.instances, job.backend) == (3, "vertex")
 
@@ -517,8 +517,8 @@ def test_later_overrides_win(load: Load) -> None:
         ("env.MY_TOKEN=[hunter2]", "expected text, found a list", "--set env.MY_TOKEN=..."),
     ],
 )
-def test_faults_of_overrides_name_them(load: Load, override: str, message: str, place: str) -> None:
-    """A fault of the command line is told as such, without a line of the file, and without a secret."""
+def test_faults_of_overrides_name_the_override(load: Load, override: str, message: str, place: str) -> None:
+    """A fault of the command line has neither a line of the file nor a secret."""
     fault = only_fault(load, task(""), override)
     assert message in fault.message
     assert f"  at {place}" in str(fault)
@@ -526,26 +526,26 @@ def test_faults_of_overrides_name_them(load: Load, override: str, message: str, 
 
 
 @pytest.mark.parametrize("override", ["", "a", "=1", "a..b=1", ".=1"])
-def test_what_is_no_assignment_is_refused(load: Load, override: str) -> None:
+def test_override_without_an_assignment_is_refused(load: Load, override: str) -> None:
     """An override needs a key and a `=`."""
     assert "is not an assignment" in only_fault(load, task(""), override).message
 
 
-def test_a_bad_backend_option_is_named(load: Load) -> None:
-    """The fault names the option that was given."""
+def test_unknown_backend_option_is_named(load: Load) -> None:
+    """The fault names the option."""
     with pytest.raises(ConfigError, match="at --backend vertx"):
         load(task(""), backend="vertx")
 
 
 @pytest.mark.parametrize("secrets", ["[KEY=hunter2]", "{KEY: hunter2}", "hunter2=", "[{KEY: hunter2}]", "[hunter-2]"])
-def test_secrets_are_never_echoed(load: Load, secrets: str) -> None:
-    """A value under `secrets` is refused, and nothing of it is printed."""
+def test_secrets_are_never_printed(load: Load, secrets: str) -> None:
+    """A value under `secrets` is refused, and no part of the value is printed."""
     for fault in faults(load, task(f"secrets: {secrets}")):
         assert "hunter" not in str(fault)
 
 
-def test_secret_variables_are_never_echoed(load: Load) -> None:
-    """A value that came from a secret-looking variable is shown as the file has it."""
+def test_secret_variables_are_never_printed(load: Load) -> None:
+    """A value from a secret variable is shown as written in the file."""
     found = faults(load, task("backend: ${API_TOKEN}\nlimits: {max_duration: '${API_TOKEN}'}"), API_TOKEN="sagemakr")
     assert "sagemakr" not in "".join(map(str, found))
     assert "`${API_TOKEN}`" in found[0].message
@@ -589,27 +589,27 @@ def test_secret_variables_are_never_echoed(load: Load) -> None:
     ],
 )
 def test_files_are_checked(load: Load, text: str, message: str, hint: str) -> None:
-    """A named file must lie below the code folder, be Python, and be what it is named as."""
+    """A named file must be below the code folder, contain Python, and fit its key."""
     fault = only_fault(load, text)
     assert message in fault.message
     assert hint in fault.hint
 
 
 @pytest.mark.parametrize("module", ["not.here", "pkg.train", "pkg.sub", "json.tool", "pytest"])
-def test_a_module_outside_the_code_is_not_looked_for(load: Load, module: str) -> None:
-    """A module may be installed on the nodes alone; a folder hides no installed package."""
+def test_module_outside_the_code_is_not_searched(load: Load, module: str) -> None:
+    """A module may be installed only on the nodes; a folder hides no installed package."""
     assert load(f"name: x\nmodule: {module}").module == module
 
 
 def test_syntax_of_a_module_is_checked(load: Load) -> None:
-    """The file of the module is named, with its line."""
+    """The fault names the file of the module, with the line."""
     fault = only_fault(load, "name: x\nmodule: pkg.broken")
     assert fault.place is not None
     assert (Path(fault.place.file).name, fault.place.line) == ("broken.py", 2)
 
 
 def test_syntax_errors_point_into_the_script(load: Load, tmp_path: Path) -> None:
-    """A script that is not Python is told with its own file and line, and the config's."""
+    """A script with a syntax error is reported with its own file and line, and with the config's line."""
     (tmp_path / "train.py").write_text("x = 1\nif x\n")
     fault = only_fault(load, script(""))
     assert fault.place is not None
@@ -618,7 +618,7 @@ def test_syntax_errors_point_into_the_script(load: Load, tmp_path: Path) -> None
 
 
 def test_code_is_never_run(load: Load, tmp_path: Path) -> None:
-    """Checking a task does not import it, and its odd escapes are not our warnings."""
+    """The check of a task does not import the task, and its odd escapes cause no warning."""
     (tmp_path / "task.py").write_text("raise SystemExit('ran')\nx = '\\d'\n" + TASK)
     load(task(""))
 
@@ -639,7 +639,7 @@ def test_task_functions_may_come_from_elsewhere(load: Load, tmp_path: Path, sour
 
 
 def test_task_functions_are_checked_for_their_arguments(load: Load, tmp_path: Path) -> None:
-    """A function that cannot be called as the trainer calls it is told at its own line."""
+    """A function with wrong arguments is reported at its own line."""
     (tmp_path / "task.py").write_text(TASK.replace("def loss(model, batch)", "def loss(model, batch, extra)"))
     fault = only_fault(load, task(""))
     assert "`loss` cannot be called as `loss(model, batch)`" in fault.message
@@ -658,29 +658,29 @@ def test_task_functions_are_checked_for_their_arguments(load: Load, tmp_path: Pa
         (b"x" * 300_000, "larger than 256 kB"),
     ],
 )
-def test_files_that_are_no_config(tmp_path: Path, content: bytes, message: str) -> None:
-    """Whatever the file holds, the answer is a sentence."""
+def test_file_that_is_not_a_config_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    """Any content gives an error message."""
     (tmp_path / "c.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         config.load(tmp_path / "c.yaml", environ={})
 
 
-def test_missing_file_names_a_close_one(tmp_path: Path) -> None:
-    """A file that is not there is told with its neighbour's name."""
+def test_missing_file_names_a_similar_file(tmp_path: Path) -> None:
+    """The hint has the name of a file beside the missing file."""
     (tmp_path / "cloudtrain.yml").write_text("")
     with pytest.raises(ConfigError) as caught:
         config.load(tmp_path / "cloudtrain.yaml")
     assert "cloudtrain.yml" in caught.value.faults[0].hint
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    """A folder is told as such, with the file to name."""
+def test_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    """The message says that the path is a folder."""
     with pytest.raises(ConfigError, match="is a folder"):
         config.load(tmp_path)
 
 
-def test_utf8_mark_and_windows_lines_are_fine(load: Load) -> None:
-    """A byte order mark and CRLF change nothing."""
+def test_byte_order_mark_and_windows_lines_are_accepted(load: Load) -> None:
+    """A byte order mark and CRLF change no value."""
     assert load("\ufeff" + task("").replace("\n", "\r\n")).name == "x"
 
 
@@ -707,7 +707,7 @@ VALUES = st.recursive(
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.sampled_from(sorted(model().model_fields)), value=VALUES)
 def test_any_value_of_any_key_gives_a_config_or_a_config_error(load: Load, key: str, value: Any) -> None:
-    """A value of any shape at any key is taken, and survives JSON, or is refused in words."""
+    """A value of any shape at any key is accepted, and survives JSON, or is refused with a message."""
     try:
         job = load(json.dumps({"name": "x", "task": "task.py", key: value}))
     except ConfigError as exc:
@@ -717,8 +717,8 @@ def test_any_value_of_any_key_gives_a_config_or_a_config_error(load: Load, key: 
     assert said
 
 
-def test_validate_says_ok(load: Load, tmp_path: Path) -> None:
-    """A right file is one line with its backend and instances."""
+def test_validate_reports_a_valid_file(load: Load, tmp_path: Path) -> None:
+    """A valid file gives a line with its backend and instances."""
     load(task("resources: {instances: 2}"))
     result = CliRunner().invoke(command, ["-f", str(tmp_path / "cloudtrain.yaml")])
     assert result.output == f"{tmp_path / 'cloudtrain.yaml'}: ok (backend local, 2 instances)\n"
@@ -736,7 +736,7 @@ def test_validate_says_ok(load: Load, tmp_path: Path) -> None:
 def test_fault_of_a_list_item_has_its_line(
     load: Load, tmp_path: Path, cli: Any, hosts: str, what: str, place: Any
 ) -> None:
-    """What a backend's own check finds in an item is shown in the file, with line and column."""
+    """A backend's fault of an item is shown in the file, with line and column."""
     load("name: x\nscript: train.py\nssh:\n hosts: [fine]\n")
     text = f"name: x\nscript: train.py\nssh:\n hosts: {hosts}\n"
     (tmp_path / "cloudtrain.yaml").write_text(text)
@@ -745,7 +745,7 @@ def test_fault_of_a_list_item_has_its_line(
 
 
 def test_validate_json_lists_faults(load: Load, tmp_path: Path, cli: Callable[..., Any]) -> None:
-    """`--json` prints the faults as data, and exits 3."""
+    """`--json` prints the faults as data, and exits with 3."""
     load(task(""))
     result = cli("validate", "-f", tmp_path / "cloudtrain.yaml", "--json", "--set", "nodes=2")
     answer = json.loads(result.stdout)
@@ -768,8 +768,8 @@ def test_loading_imports_nothing_heavy(load: Load, tmp_path: Path) -> None:
     assert output == "[]\n"
 
 
-def test_stored_config_comes_back_equal(tmp_path: Path) -> None:
-    """What the registry holds is the config that was loaded, `${` in values included, and overrides apply to it."""
+def test_stored_config_is_read_back_equal(tmp_path: Path) -> None:
+    """The registry stores the loaded config, even with `${` in values, and overrides apply to the stored config."""
     (tmp_path / "train.py").write_text("")
     (tmp_path / "c.yaml").write_text(
         "name: a\nscript: train.py\nenv: {X: '$${HOME} é', Y: '${VALUE}'}\nlimits: {max_duration: 90m}\n"
@@ -786,7 +786,7 @@ def test_stored_config_comes_back_equal(tmp_path: Path) -> None:
     "file", sorted((ROOT / "examples").glob("*/cloudtrain.yaml")), ids=lambda file: file.parent.name
 )
 def test_stored_job_can_be_resumed(file: Path, optimizer: str) -> None:
-    """Defaults that the registry holds are nobody's wish: no rule finds one misplaced."""
+    """Stored defaults are no settings of the user, so no rule refuses them."""
     settings = [f"training.optimizer={{name: {optimizer}, lr: 1e-3}}"] if "task:" in file.read_text() else []
     loaded = config.load(file, overrides=settings)
     assert config.stored(loaded.model_dump(mode="json")) == loaded
@@ -796,8 +796,8 @@ def test_stored_job_can_be_resumed(file: Path, optimizer: str) -> None:
     ("block", "key", "ours"),
     [("vertex", "region", "location"), ("vertex", "bucket", "staging_bucket"), ("sagemaker", "location", "region")],
 )
-def test_a_clouds_block_tells_its_own_name(load: Load, block: str, key: str, ours: str) -> None:
-    """What another cloud's block calls otherwise stands in this one under another name."""
+def test_cloud_section_names_its_own_key(load: Load, block: str, key: str, ours: str) -> None:
+    """A key of a different cloud has a hint with the key of the section."""
     with pytest.raises(ConfigError) as caught:
         load(task(f"{block}: {{{key}: x}}\n"))
     assert [fault.hint for fault in caught.value.faults] == [f"it is `{ours}` here"]
@@ -805,8 +805,8 @@ def test_a_clouds_block_tells_its_own_name(load: Load, block: str, key: str, our
 
 @pytest.mark.parametrize("backend", ["sagemaker", "azureml", "vertex"])
 @pytest.mark.parametrize("price", ["0", "0 USD", "$0.000"])
-def test_no_cloud_machine_costs_nothing(load: Load, backend: str, price: str) -> None:
-    """A price of 0 would let it past every budget and every question; an own machine may cost nothing."""
+def test_cloud_machine_needs_a_price_above_zero(load: Load, backend: str, price: str) -> None:
+    """A price of 0 would pass every budget and every question; only an own machine may be free."""
     found = only_fault(load, script(f"backend: {backend}\n{backend}: {{price_per_hour: {price!r}}}"))
     assert found.key == f"{backend}.price_per_hour"
     assert "a price above 0" in found.message

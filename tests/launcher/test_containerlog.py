@@ -1,4 +1,4 @@
-"""A container's lines, taken apart: written by the pump and the container's own code, as in a job."""
+"""Parsing of a container's lines; the log relay and the container's own code write the lines, as in a job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDED = container.account(ExitReport("failed", "error"))
 
 
 def pumped(folder: Path, *, stamped: bool, **texts: str) -> list[str]:
-    """Return what the pump makes of log files with those texts."""
+    """Return the output of the log relay for log files with the given texts."""
     for name, text in texts.items():
         (folder / f"{name.replace('_', '-')}.log").write_text(text)
     with (folder / "out").open("wb") as out:
@@ -30,8 +30,8 @@ def pumped(folder: Path, *, stamped: bool, **texts: str) -> list[str]:
 
 
 @pytest.mark.parametrize("stamped", [True, False])
-def test_what_the_pump_puts_in_front_is_taken_off(tmp_path: Path, stamped: bool) -> None:
-    """Rank and time come back; a text that looks like a tag is a line's own where the line has one already."""
+def test_prefix_of_the_log_relay_is_removed(tmp_path: Path, stamped: bool) -> None:
+    """Rank and time are restored; a second text like a prefix belongs to the line."""
     begin_s = time.time()
     raw = pumped(tmp_path, stamped=stamped, boot="hello\n\n", rank_12=f"[3] x\n{END}\n")
     found = [container_lines.parse(line, stamped=stamped) for line in raw]
@@ -41,8 +41,8 @@ def test_what_the_pump_puts_in_front_is_taken_off(tmp_path: Path, stamped: bool)
     assert times == [None] * 4 if not stamped else all(begin_s - 0.001 <= at <= time.time() for at in times if at)
 
 
-def test_a_time_in_front_is_the_lines_own_without_stamps() -> None:
-    """A logger of the user's may write just so."""
+def test_leading_time_belongs_to_a_line_without_stamps() -> None:
+    """A user's logger may write the same form."""
     line = "2026-11-21T23:59:59.123Z x"
     assert container_lines.parse(line, stamped=False) == ContainerLine(line)
     assert container_lines.parse(line, stamped=True) == ContainerLine("x", time_s=1_795_305_599.123)
@@ -50,14 +50,14 @@ def test_a_time_in_front_is_the_lines_own_without_stamps() -> None:
 
 @pytest.mark.parametrize(("line", "event"), [(END, "end"), (ENDED, "ended")])
 @pytest.mark.parametrize("stamped", [True, False])
-def test_containers_own_words_are_known(line: str, event: str, stamped: bool) -> None:
-    """By nothing standing in front of them."""
+def test_events_of_the_container_are_recognised(line: str, event: str, stamped: bool) -> None:
+    """Such an event has no prefix."""
     text, rank, time_s, own = container_lines.parse(line, stamped=stamped)
     assert (text, rank, time_s, own and own["e"]) == (line, None, None, event)
 
 
-def test_other_events_are_lines() -> None:
-    """Nor is a line an event that only mentions the mark."""
+def test_job_events_are_plain_lines() -> None:
+    """A line that only contains the event mark is not an event."""
     step = events.format_line("step", "step 1", {"step": 1})
     assert [container_lines.parse(line, stamped=False).own for line in (step, "x  ::ct {", f"{END} x")] == [None] * 3
 
@@ -74,7 +74,7 @@ def test_other_events_are_lines() -> None:
         ([], False),
     ],
 )
-def test_last_word_is_followed_by_nothing(lines: list[str], found: bool) -> None:
-    """But by other words of the container's own: else it is of a life before."""
+def test_end_of_log_is_the_last_event_of_the_container(lines: list[str], found: bool) -> None:
+    """Only further container events may follow, else the event is from an earlier container."""
     word = container_lines.last_word(lines, "ended", stamped=True)
     assert (word is not None and word["e"] == "ended") is found

@@ -1,4 +1,4 @@
-"""What is said of a job that nobody follows from here."""
+"""Advice about a job without a follower."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ from cloudtrain.launcher.jobs.describe import unattended
         ({"budget": {"limit": "1 USD"}}, "get alerts  cloudtrain watch one"),
     ],
 )
-def test_who_is_to_be_told_needs_somebody_to_look(
-    make_job: Callable[..., Job], config: dict[str, Any], said: str
-) -> None:
-    """Or the job itself."""
+def test_alert_receivers_need_a_follower(make_job: Callable[..., Job], config: dict[str, Any], said: str) -> None:
+    """The job itself may send alerts instead."""
     text = "\n".join(unattended(replace(make_job("one"), config=config)))
     assert said in text
     assert "cloudtrain stop one" in text
 
 
 @pytest.mark.parametrize("config", [{}, {"notify": [{"slack": "env:B", "from_job": True}]}])
-def test_job_that_tells_by_itself_needs_nobody(make_job: Callable[..., Job], config: dict[str, Any]) -> None:
-    """Neither does one of which nobody wants to hear."""
+def test_job_that_sends_alerts_needs_no_follower(make_job: Callable[..., Job], config: dict[str, Any]) -> None:
+    """A job without alerts needs no follower either."""
     assert len(unattended(replace(make_job("one"), config=config))) == 2

@@ -1,4 +1,4 @@
-"""`cloudtrain explain`."""
+"""`cloudtrain explain` prints the documentation of keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloudtrain.launcher.errors import UsageError
 
 
 def explain(*arguments: str) -> str:
-    """Return what the command prints."""
+    """Return the output of the command."""
     return CliRunner().invoke(command, arguments, catch_exceptions=False).output
 
 
@@ -31,7 +31,7 @@ def test_explain_a_section_lists_its_keys() -> None:
 
 
 def test_explain_the_top_level() -> None:
-    """Without a path, the top level is listed."""
+    """Without a path the top level is listed."""
     assert explain().startswith("name ")
 
 
@@ -47,8 +47,8 @@ def test_explain_the_top_level() -> None:
         ("params", "mapping of text to any value"),
     ],
 )
-def test_explain_says_types_in_words(path: str, words: str) -> None:
-    """Types and defaults read as they would stand in the file."""
+def test_explain_prints_types_in_words(path: str, words: str) -> None:
+    """Types and defaults have the spelling of the file."""
     assert f"{path}: {words}\n" in explain(path)
 
 
@@ -63,14 +63,14 @@ def test_explain_says_types_in_words(path: str, words: str) -> None:
     ],
 )
 def test_explain_an_unknown_key(path: str, hint: str) -> None:
-    """An unknown path is a usage error with the closest key."""
+    """An unknown path is a usage error with the most similar key."""
     with pytest.raises(UsageError) as caught:
         explain(path)
     assert hint in caught.value.hint
 
 
 def test_explain_json() -> None:
-    """`--json` prints one object with the same facts."""
+    """`--json` prints an object with the same facts."""
     facts = json.loads(explain("resources", "--json"))
     assert facts["keys"]["spot"]["default"] is False
     assert facts["keys"]["instances"]["type"] == "whole number"

@@ -1,4 +1,4 @@
-"""The hint for a package that is not installed names a pip command that works."""
+"""The hint for a missing package has a pip command that works."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LOGIN = ("client_id", "client_secret", "refresh_token")
 def test_missing_package_is_named_with_its_extra(
     cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, extra: str, command: list[str]
 ) -> None:
-    """Each command prints the pip line, no exception's name and no request for a report."""
+    """Each command prints the pip line, without the exception's name and without a request for a report."""
     (tmp_path / "train.py").write_text("")
     (tmp_path / "cloudtrain.yaml").write_text(FILE)
     (tmp_path / "login.json").write_text(json.dumps({"type": "authorized_user", **dict.fromkeys(LOGIN, "x")}))

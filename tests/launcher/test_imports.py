@@ -1,4 +1,4 @@
-"""What a command imports: its start-up time is made of that, and none may need torch or an SDK."""
+"""Imports decide the start-up time of a command; no command may need torch or an SDK."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from cloudtrain.launcher.job import Job, State
 
 HEAVY = {"torch", "numpy", "scipy", "pandas", "boto3", "botocore", "sagemaker", "azure", "google", "setuptools"}
-HEAVY |= {"starlette", "uvicorn", "anyio"}  # the page's alone
-# From 8 to 80 ms of processor time each.
+HEAVY |= {"starlette", "uvicorn", "anyio"}  # only the page needs them
+# Each takes 8 to 80 ms of processor time.
 MODEL, TEMPLATES, YAML, RICH, PATTERNS = "pydantic", "jinja2", "yaml", "rich", "pathspec"
 
-# Of a namespace that is only begun, as the .pth file of google-cloud-aiplatform begins `google`, nothing is imported.
+# A namespace without a file is not imported: the .pth file of google-cloud-aiplatform begins `google`.
 IMPORTED = '{name.split(".")[0] for name, module in [*sys.modules.items()] if getattr(module, "__file__", None)}'
-# Runs the command line as the console script does, then says on the last line of stderr what has been imported.
+# Runs the command line like the console script, then prints the imported names as the last line of stderr.
 PROBE = f"""\
 import atexit, json, sys
 atexit.register(lambda: print(json.dumps(sorted({IMPORTED})), file=sys.stderr))
@@ -76,7 +76,7 @@ def imported(args: list[str], cwd: Path) -> set[str]:
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_command_imports_nothing_heavy(line: str, project: Callable[..., Path], seed: Callable[..., Job]) -> None:
-    """No command but a real submit needs torch or an SDK, and most need no more than click."""
+    """Only a real submit needs torch or an SDK, and most commands need only click."""
     seed("ended", State("succeeded"))
     interrupted(seed)
     modules = imported(line.split(), project())
@@ -85,8 +85,8 @@ def test_command_imports_nothing_heavy(line: str, project: Callable[..., Path], 
 
 
 @pytest.mark.parametrize("backend", ["azureml", "sagemaker", "vertex"])
-def test_asking_for_a_job_needs_no_config(backend: str) -> None:
-    """What `logs` and `status` import of a cloud is neither its SDK nor what reads configs."""
+def test_polling_a_job_needs_no_config(backend: str) -> None:
+    """For a cloud job, `logs` and `status` import neither the SDK nor the config reader."""
     program = f"import sys, cloudtrain.backends.{backend}.backend, cloudtrain.backends.{backend}.jobs\n"
     program += f"print(*{IMPORTED})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -94,7 +94,7 @@ def test_asking_for_a_job_needs_no_config(backend: str) -> None:
 
 
 def interrupted(seed: Callable[..., Job]) -> None:
-    """Leave a job whose submit died, so that the backend is imported to ask for it."""
+    """Add a job whose submit died, so that a poll imports the backend."""
     import sqlite3
 
     from cloudtrain.launcher.store.home import home
@@ -109,7 +109,7 @@ def interrupted(seed: Callable[..., Job]) -> None:
 
 
 def test_backend_is_imported_only_for_its_jobs(project: Callable[..., Path], home: Path) -> None:
-    """A list of no jobs asks no backend."""
+    """An empty list imports no backend."""
     program = PROBE.replace('{name.split(".")[0] for', "{name for")
     assert program != PROBE
     done = subprocess.run(

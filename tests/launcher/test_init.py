@@ -1,4 +1,4 @@
-"""`cloudtrain init`, and the starters it writes."""
+"""`cloudtrain init`, and its starters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def init(*arguments: str | Path) -> Result:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_init_writes_a_valid_project(tmp_path: Path, kind: str) -> None:
-    """The starter passes validation as it is, under its folder's name, on the local backend."""
+    """The unchanged starter passes validation, under its folder's name, on the local backend."""
     init(tmp_path / "My Project", "--kind", kind)
     job = config.load(tmp_path / "My Project" / "cloudtrain.yaml", environ={})
     assert (job.name, job.backend, getattr(job, kind) is not None) == ("my-project", "local", True)
@@ -40,8 +40,8 @@ def test_script_starter_resumes_from_its_last_save(tmp_path: Path) -> None:
     assert [line.split()[1] for line in printed[1].splitlines()] == ["120/120"]
 
 
-def test_init_names_what_it_wrote_and_what_is_next(tmp_path: Path) -> None:
-    """The files and the next commands are printed."""
+def test_init_names_the_written_files_and_the_next_commands(tmp_path: Path) -> None:
+    """The output has the files and the commands."""
     output = init(tmp_path).output
     assert f"wrote {tmp_path / 'cloudtrain.yaml'}, {tmp_path / 'task.py'}" in output
     first, *rest = [line.split("#")[0].split()[:2] for line in output.partition("next:\n")[2].splitlines()[1:]]
@@ -49,7 +49,7 @@ def test_init_names_what_it_wrote_and_what_is_next(tmp_path: Path) -> None:
 
 
 def test_init_never_overwrites(tmp_path: Path) -> None:
-    """With a file in the way nothing is written, and the file is named."""
+    """If a file exists, no file is written, and the message names the existing file."""
     (tmp_path / "task.py").write_text("mine")
     with pytest.raises(UsageError, match=r"already there: .*task\.py"):
         init(tmp_path)
@@ -57,15 +57,15 @@ def test_init_never_overwrites(tmp_path: Path) -> None:
 
 
 def test_init_force_overwrites(tmp_path: Path) -> None:
-    """`--force` takes the starter's files."""
+    """`--force` replaces existing files with the starter's files."""
     (tmp_path / "task.py").write_text("mine")
     init(tmp_path, "--force")
     assert "def model(" in (tmp_path / "task.py").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", ["file/below", "x" * 300])
-def test_init_where_no_folder_can_be(tmp_path: Path, name: str) -> None:
-    """A folder that cannot be made is a usage error, not a traceback."""
+def test_init_refuses_a_folder_that_cannot_be_created(tmp_path: Path, name: str) -> None:
+    """A folder that cannot be created is a usage error without a traceback."""
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
         init(tmp_path / name)
@@ -73,7 +73,7 @@ def test_init_where_no_folder_can_be(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_starters_show_each_cloud(tmp_path: Path, kind: str) -> None:
-    """The commented blocks are right once the comments are taken off."""
+    """The commented blocks are valid without their comment marks."""
     init(tmp_path, "--kind", kind)
     file = tmp_path / "cloudtrain.yaml"
     above, below = file.read_text("utf-8").split("# ssh:")

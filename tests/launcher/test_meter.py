@@ -1,4 +1,4 @@
-"""What attempts have cost, held against a truth that is counted node by node."""
+"""The cost of attempts, compared with an exact count per node."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ def attempt(number: int = 1, state: State | None = None, phase: str = "sent", **
 
 
 def spent(*attempts: Attempt, now_s: float = 10_000.0) -> int | None:
-    """Return what they have cost."""
+    """Return the cost of the attempts."""
     return meter.spent_micro(meter.legs_of(attempts), now_s)
 
 
-# -- the truth ----------------------------------------------------------------------------------------------------
+# -- the exact cost ----------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Told:
-    """What a job's attempts look like to the registry, and what each of its nodes has truly cost."""
+    """The attempts of a job as stored in the registry, and the exact cost of all nodes."""
 
     attempts: list[Attempt]
-    truth_ms: int  # micro-dollars, times the milliseconds of an hour: whole numbers, so exact
-    node_minute_ms: int  # of its dearest attempt, all nodes
+    truth_ms: int  # micro-dollars times the milliseconds of an hour: whole numbers, so exact
+    node_minute_ms: int  # of the most expensive attempt, all nodes
 
 
 class Clock:
-    """Our own clock: off by up to 30 s, and it jumps."""
+    """The local clock: off by up to 30 s, and with jumps."""
 
     def __init__(self, rnd: random.Random) -> None:
         self.rnd, self.off_s = rnd, rnd.uniform(-30, 30)
 
     def at(self, true_s: float) -> float:
-        """Return what it shows; by then it may have been set."""
+        """Return the shown time; the clock may have been set before."""
         if self.rnd.random() < 0.2:
             self.off_s = self.rnd.choice([self.rnd.uniform(-30, 30), self.rnd.uniform(-2 * HOUR, 2 * HOUR)])
         return true_s + self.off_s
 
 
 def looked(known: State, told: State, clock: Clock, true_s: float) -> tuple[State, float]:
-    """Return what a look at that moment leaves in the registry, and what time it is there."""
+    """Return the state that a poll at the time stores in the registry, and the local time."""
     now_s = clock.at(true_s)
     return meter.steady(known, told, now_s), now_s
 
@@ -71,7 +71,7 @@ def ms(seconds: float) -> int:
 
 
 def cloud(rnd: random.Random, clock: Clock, at_s: float, price: int, nodes: int, *, ends: bool) -> tuple[Any, ...]:
-    """Return an attempt whose platform bills all nodes while they run, in pieces with gaps, and tells the seconds."""
+    """Return a cloud attempt: the platform bills all nodes while they run, with gaps, and reports the seconds."""
     pieces, when_s = [], at_s + some(rnd, 0, 3000)
     for _ in range(rnd.choice([1, 1, 1, 2, 3])):
         pieces.append((when_s, when_s + rnd.choice([some(rnd, 1, 100), some(rnd, 100, 20_000)])))
@@ -82,7 +82,7 @@ def cloud(rnd: random.Random, clock: Clock, at_s: float, price: int, nodes: int,
         return sum(max(0.0, min(true_s, end) - begin) for begin, end in pieces)
 
     state, now_s, look_s = State("pending"), 0.0, at_s
-    for _ in range(rnd.randrange(4)):  # looks while it runs
+    for _ in range(rnd.randrange(4)):  # polls while the attempt runs
         look_s = some(rnd, max(look_s, begun_s), over_s)
         running = any(begin <= look_s <= end for begin, end in pieces)
         told = State("running" if running else "pending", started_s=begun_s, billed_s=billed_s(look_s))
@@ -95,8 +95,8 @@ def cloud(rnd: random.Random, clock: Clock, at_s: float, price: int, nodes: int,
 
 
 def own(rnd: random.Random, clock: Clock, at_s: float, price: int, nodes: int, *, ends: bool) -> tuple[Any, ...]:
-    """Return an attempt on own machines, of which some are lost and given up after up to 15 s."""
-    wall_off_s = some(rnd, -2 * HOUR, 2 * HOUR)  # the nodes' clock is set, once, while it runs
+    """Return an attempt on own machines; some machines are lost and given up after up to 15 s."""
+    wall_off_s = some(rnd, -2 * HOUR, 2 * HOUR)  # the nodes' clock is set once during the run
     begun_s, over_s = at_s, at_s + rnd.choice([some(rnd, 5, 200), some(rnd, 200, 20_000)])
     zero_s = 1000.0
     lost = {node: some(rnd, begun_s, over_s) for node in range(1, nodes) if rnd.random() < 0.2}
@@ -129,7 +129,7 @@ def own(rnd: random.Random, clock: Clock, at_s: float, price: int, nodes: int, *
 
 
 def history(rnd: random.Random) -> tuple[Told, float]:
-    """Return a job of up to four attempts with sizes and prices of their own, and our time at the last look."""
+    """Return a job of up to four attempts with random sizes and prices, and the local time of the last poll."""
     clock, when_s, found, truth, minute = Clock(rnd), 1_790_000_000.0, [], 0, 0
     kind = rnd.choice([cloud, own])
     last = rnd.randrange(1, 5)
@@ -141,7 +141,7 @@ def history(rnd: random.Random) -> tuple[Told, float]:
         )
         ends = number < last or rnd.random() < 0.7
         state, now_s, when_s, cost = kind(rnd, clock, when_s, price, nodes, ends=ends)
-        # The cap is past the end: what runs is never cut by it here.
+        # The cap is after the end, and never cuts an attempt.
         found.append(attempt(number, state, instances=nodes, price_micro=price, cap_s=200_000, hourly_usd=None))
         truth, minute = truth + cost, max(minute, 60_000 * nodes * price)
         when_s += some(rnd, 0, 8 * HOUR)
@@ -149,7 +149,7 @@ def history(rnd: random.Random) -> tuple[Told, float]:
 
 
 def test_meter_holds_on_random_histories() -> None:
-    """Within 0.5 % or a node-minute, with restarts, resizes, lost nodes, interruptions, and clocks that are set."""
+    """The error is at most 0.5 % or a node-minute, with restarts, resizes, lost nodes, gaps, and clock changes."""
     rnd = random.Random(8)
     for number in range(HISTORIES):
         told, now_s = history(rnd)
@@ -159,41 +159,41 @@ def test_meter_holds_on_random_histories() -> None:
         assert off <= max(told.truth_ms // 200, told.node_minute_ms), number
 
 
-# -- one rule each ------------------------------------------------------------------------------------------------
+# -- individual rules --------------------------------------------------------------------------------------------
 
 
 def ran(start_s: float, end_s: float | None, **more: Any) -> State:
-    """Return the state of an attempt that ran then, or still does."""
+    """Return the state of an attempt that ran in the period, or still runs."""
     return State("running" if end_s is None else "succeeded", started_s=start_s, ended_s=end_s, **more)
 
 
 def test_legs_are_added_exactly_and_rounded_up() -> None:
-    """Half a second of a millionth of a dollar an hour is one micro-dollar, not none; a cent a second is exact."""
+    """Half a second of a micro-dollar an hour is rounded up to 1 micro-dollar; a cent a second is exact."""
     assert spent(attempt(state=ran(100, 200))) == 2_000_000
     assert spent(attempt(state=ran(100, 100.5), instances=1, price_micro=1)) == 1
     assert spent(attempt(1, ran(0, 100)), attempt(2, ran(900, 1000), instances=1, price_micro=72_000_000)) == 4_000_000
 
 
 def test_time_between_attempts_costs_nothing() -> None:
-    """Eight nodes, a queue of eight hours, then two: never from the first start to now."""
+    """Eight nodes, a queue of eight hours, then two nodes: the queue is free."""
     first = attempt(1, ran(0, HOUR), instances=8, price_micro=63_296_000)
     second = attempt(2, ran(9 * HOUR, 10 * HOUR), instances=2, price_micro=63_296_000)
     assert spent(first, second, now_s=10 * HOUR) == 632_960_000
 
 
-def test_platforms_seconds_go_before_start_and_end() -> None:
+def test_seconds_of_the_platform_override_start_and_end() -> None:
     """Interruptions are not billed."""
     assert spent(attempt(state=ran(0, 1000, billed_s=400.0))) == 8_000_000
 
 
-def test_span_that_ends_before_it_begins_costs_nothing() -> None:
-    """Two clocks, or one that was set."""
+def test_span_with_its_end_before_its_start_costs_nothing() -> None:
+    """The cause is a pair of clocks, or a clock that was set."""
     assert spent(attempt(state=ran(200, 100))) == 0
     assert spent(attempt(state=ran(20_000, None)), now_s=100.0) == 0
 
 
-def test_price_that_is_unknown_is_not_nothing() -> None:
-    """Unless the attempt was never sent, or ended before it began."""
+def test_unknown_price_is_not_zero() -> None:
+    """The cost is 0 only if the attempt was never sent, or ended before its start."""
     free = {"hourly_usd": None}
     assert spent(attempt(1, ran(0, 10)), attempt(2, ran(20, 30), **free)) is None
     assert spent(attempt(state=State("pending"), **free)) is None
@@ -202,16 +202,16 @@ def test_price_that_is_unknown_is_not_nothing() -> None:
     assert meter.burn_micro_h(meter.legs_of([attempt(state=ran(0, None), **free)])) is None
 
 
-def test_price_is_what_was_frozen_or_else_what_the_platform_tells() -> None:
-    """Azure alone may know on which machines a job runs."""
+def test_planned_price_overrides_the_price_of_the_platform() -> None:
+    """Only Azure may know the machines of a job."""
     told = ran(0, HOUR, hourly_usd=10.0)
     assert spent(attempt(state=told, price_micro=3_000_000)) == 6_000_000
     assert spent(attempt(state=told)) == 72_000_000
     assert spent(attempt(state=told, hourly_usd=None)) == 10_000_000
 
 
-def test_job_out_of_reach_costs_on_up_to_its_cap() -> None:
-    """Its platform ends it there, whatever we can see."""
+def test_unreachable_job_costs_up_to_its_cap() -> None:
+    """The platform ends the job at the cap, even if the launcher cannot see the end."""
     state = meter.steady(State("pending"), ran(0, None, billed_s=90.0), now_s=100.0)
     away = attempt(state=state, cap_s=600, tail_s=60)
     assert spent(away, now_s=200.0) == 2 * 190 * 10_000
@@ -219,16 +219,16 @@ def test_job_out_of_reach_costs_on_up_to_its_cap() -> None:
     assert spent(attempt(state=state, cap_s=600, attempts=4), now_s=9e9) == 2 * 2400 * 10_000
 
 
-def test_job_that_waits_for_its_nodes_costs_by_their_clock() -> None:
-    """The hosts are taken while they wait, also where a host's clock is a day ahead."""
+def test_job_that_waits_for_its_nodes_is_billed_by_their_clock() -> None:
+    """The hosts are reserved during the wait; the cost is right even if a host's clock is a day ahead."""
     waits = State("pending", started_s=86_500.0, billed_s=9.0)
     known = meter.steady(State("pending"), waits, now_s=100.0)
     assert spent(attempt(state=known), now_s=130.0) == 2 * 39 * 10_000
     assert meter.steady(known, replace(waits, billed_s=39.4), now_s=130.0) == known
 
 
-def test_state_is_stored_anew_only_where_it_says_something_new() -> None:
-    """A job that runs as expected is the same a minute later; one whose clock was set, or that stood still, is not."""
+def test_state_changes_only_with_new_information() -> None:
+    """A job that runs as expected keeps its state for a minute; a set clock or missing progress changes the state."""
     known = meter.steady(State("pending"), ran(0, None, billed_s=10.0), now_s=100.0)
     assert meter.steady(known, ran(0, None, billed_s=70.4), now_s=160.0) == known
     assert meter.steady(known, ran(0, None, billed_s=40.0), now_s=160.0).told_s == 160.0
@@ -236,8 +236,8 @@ def test_state_is_stored_anew_only_where_it_says_something_new() -> None:
     assert meter.steady(known, ran(0, 80.0, billed_s=70.0), now_s=160.0) == ran(0, 80.0, billed_s=70.0)
 
 
-def test_nodes_that_a_job_went_on_without_cost_until_then() -> None:
-    """Four of them, one lost after 100 s, one after 200; the mean of all is what the nodes tell."""
+def test_lost_nodes_cost_until_their_loss() -> None:
+    """Of four nodes a node is lost after 100 s and a node after 200 s; the nodes report the mean of all."""
     gone = {"2": 100.0, "3": 200.0}
     state = ran(0, None, billed_s=(2 * 400 + 300) / 4, gone_s=gone, told_s=1000.0)
     shrunk = attempt(state=state, instances=4, price_micro=36_000_000)
@@ -247,8 +247,8 @@ def test_nodes_that_a_job_went_on_without_cost_until_then() -> None:
     assert [leg.instances for leg in meter.legs_of([shrunk])] == [2, 1, 1]
 
 
-def test_what_an_earlier_version_stored_is_read() -> None:
-    """Neither its states nor its plans have the newer keys."""
+def test_state_of_an_earlier_version_is_read() -> None:
+    """Neither the states nor the plans of an earlier version have the newer keys."""
     outcome = {"state": "running", "reason": None, "started_s": 1000.0, "ended_s": None, "billed_s": 50.0}
     assert spent(attempt(state=State(**outcome)), now_s=1100.0) == 2_000_000
     over = State(**{**outcome, "state": "failed", "billed_s": None})
@@ -263,7 +263,7 @@ def test_huge_sums_are_exact() -> None:
 
 
 def test_parts_add_up_to_the_whole() -> None:
-    """Wherever a leg is cut, also where its platform billed less than its span."""
+    """The sum is right for any cuts of a leg, even if the platform billed less than the span."""
     rnd = random.Random(1)
     for _ in range(200):
         start_s, span_s = rnd.uniform(0, 1e6), rnd.uniform(0, 1e6)

@@ -25,7 +25,7 @@ TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model,
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Callable[..., Plan]:
-    """Return a function that plans a task with these settings, each `key=value`."""
+    """Return a function that plans a task with the given settings, each `key=value`."""
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "cloudtrain.yaml").write_text("name: x\ntask: task.py\n")
 
@@ -36,13 +36,13 @@ def planned(tmp_path: Path) -> Callable[..., Plan]:
 
 
 def test_plan_counts_a_rank_for_each_gpu(planned: Callable[..., Plan]) -> None:
-    """`auto` is the instance's GPUs, and one rank where it has none."""
+    """`auto` is the number of GPUs of the instance, or a single rank without GPUs."""
     gpus = planned("resources.instances=2", "training.global_batch_size=64", capacity=Capacity(8, 32.0, "list"))
     assert (gpus.instances, gpus.nproc_per_node, gpus.ranks) == (2, 8, 16)
     assert planned("resources.instances=2").ranks == 2
 
 
-def test_plan_says_the_ranks_out_loud(planned: Callable[..., Plan]) -> None:
+def test_plan_prints_the_product_of_ranks(planned: Callable[..., Plan]) -> None:
     """The product is written out, so that nobody takes instances for ranks."""
     lines = plan_text.lines(
         planned("resources.instances=2", "distributed.nproc_per_node=8", "training.global_batch_size=64")
@@ -59,7 +59,7 @@ def test_plan_says_the_ranks_out_loud(planned: Callable[..., Plan]) -> None:
     ],
 )
 def test_plan_splits_the_batch(planned: Callable[..., Plan], settings: tuple[str, ...], batch: Batch) -> None:
-    """global = micro x ranks x accumulation; without a micro-batch, a rank's whole share."""
+    """global = micro x ranks x accumulation; the default micro-batch is a rank's whole share."""
     plan = planned("resources.instances=4", *settings)
     assert plan.batch == batch
     assert batch.global_size == batch.micro_size * plan.ranks * batch.accumulation
@@ -71,7 +71,7 @@ def test_plan_splits_the_batch(planned: Callable[..., Plan], settings: tuple[str
 def test_plan_refuses_a_batch_that_cannot_be_split(
     planned: Callable[..., Plan], size: int, micro: int | None, near: str
 ) -> None:
-    """The hint holds the nearest sizes that can."""
+    """The hint has the nearest sizes that can be split."""
     settings = ["resources.instances=4", f"training.global_batch_size={size}"]
     with pytest.raises(ConfigError, match=f"batch of {size} cannot be split over 4 ranks") as caught:
         planned(*settings, *([f"training.micro_batch_size={micro}"] if micro else []))
@@ -86,7 +86,7 @@ def test_plan_multiplies_price_instances_and_time(planned: Callable[..., Plan]) 
 
 
 def test_plan_of_an_unknown_price_has_no_worst_case(planned: Callable[..., Plan]) -> None:
-    """Unknown is not free."""
+    """An unknown price is not 0."""
     plan = planned(capacity=Capacity(0, None, "nobody knows"))
     assert (plan.hourly_usd, plan.worst_case_usd) == (None, None)
     assert "price unknown: nobody knows" in plan_text.lines(plan)
@@ -98,7 +98,7 @@ def test_plan_of_an_unknown_price_has_no_worst_case(planned: Callable[..., Plan]
 def test_plan_leaves_time_to_save_before_the_cap(
     planned: Callable[..., Plan], duration: str, cap_s: int, deadline_s: int
 ) -> None:
-    """Two minutes, or a quarter of a short job."""
+    """The reserve is two minutes, or a quarter of a short job."""
     plan = planned(f"limits.max_duration={duration}")
     assert (plan.cap_s, plan.deadline_s) == (cap_s, deadline_s)
 
@@ -106,8 +106,8 @@ def test_plan_leaves_time_to_save_before_the_cap(
 LISTED = Capacity(8, 2.0, "a type, list price of 2026-08-20", Terms(tail_s=300, lead_s=300), 1.05, "2026-08-20")
 
 
-def test_plan_says_what_its_worst_case_counts(planned: Callable[..., Plan]) -> None:
-    """Price with source and age, rate, cap, worst case and what is in it, the sums at which somebody is told."""
+def test_plan_shows_the_parts_of_its_worst_case(planned: Callable[..., Plan]) -> None:
+    """The parts are the price with source and age, the rate, the cap, the worst case, and the alert sums."""
     text = plan_text.lines(
         planned("resources.instances=2", "training.global_batch_size=64", "budget.limit=21 USD", capacity=LISTED)
     )
@@ -122,8 +122,8 @@ def test_plan_says_what_its_worst_case_counts(planned: Callable[..., Plan]) -> N
     assert text[6] == "  alerts at 10.50, 16.80 USD and when the budget ends the job"
 
 
-def test_plan_promises_no_threshold_that_cannot_come(planned: Callable[..., Plan]) -> None:
-    """Of a short run much of the budget is kept; one that a time limit ends in time is told at what it reaches."""
+def test_plan_shows_only_reachable_thresholds(planned: Callable[..., Plan]) -> None:
+    """A short run holds much of the budget back; a run that a time limit ends shows the sum at that limit."""
     short = plan_text.lines(planned("budget.limit=2 USD", "training.global_batch_size=64", capacity=LISTED))
     assert "leaves at about 1.68 USD at the list price; 0.32 USD is the reserve" in short[5]
     assert short[6] == "  alerts at 1, 1.60 USD and when the budget ends the job"
@@ -148,8 +148,8 @@ def test_plan_promises_no_threshold_that_cannot_come(planned: Callable[..., Plan
         ("checkpoint-and-stop", "it saves"),
     ],
 )
-def test_plan_says_what_happens_at_the_limit(planned: Callable[..., Plan], on_limit: str, said: str) -> None:
-    """In words, before anything is sent."""
+def test_plan_describes_the_action_at_the_limit(planned: Callable[..., Plan], on_limit: str, said: str) -> None:
+    """The text appears before the job is sent."""
     plan = planned(
         "budget.limit=2 USD", f"budget.on_limit={on_limit}", "training.global_batch_size=64", capacity=LISTED
     )
@@ -159,15 +159,15 @@ def test_plan_says_what_happens_at_the_limit(planned: Callable[..., Plan], on_li
     )
 
 
-def test_platforms_own_starts_are_counted(planned: Callable[..., Plan]) -> None:
-    """Where nothing says that the time limit spans them, each may take all of it."""
+def test_starts_by_the_platform_are_counted(planned: Callable[..., Plan]) -> None:
+    """Unless a rule spans all starts, each start may take the whole time limit."""
     plan = planned("limits.max_duration=1h", capacity=Capacity(0, 3.0, "a list", Terms(lives=4)))
     assert (plan.worst_case_micro, plan.attempts) == (12_000_000, 4)
     assert any("4 starts by the platform" in line for line in plan_text.lines(plan))
 
 
-def test_money_that_buys_no_run_is_refused_with_the_sum_that_does(planned: Callable[..., Plan]) -> None:
-    """The sum is exact: accepted as it is, refused by a millionth less."""
+def test_too_small_budget_is_refused_with_a_sufficient_sum(planned: Callable[..., Plan]) -> None:
+    """The sum is exact: accepted unchanged, refused if a micro-dollar is missing."""
 
     def of(micro: int) -> Plan:
         limit = f"budget.limit={micro / 1e6:.6f}"
@@ -183,7 +183,7 @@ def test_money_that_buys_no_run_is_refused_with_the_sum_that_does(planned: Calla
 
 
 def test_age_of_a_price() -> None:
-    """In days; nothing where its date is not known."""
+    """The age is in days, and empty for an unknown date."""
     assert plan_text.age("2026-08-20", date(2026, 11, 22)) == "94 days old"
     assert plan_text.age("2026-11-21", date(2026, 11, 22)) == "1 day old"
     assert (plan_text.age(None), plan_text.age("2025 or so")) == ("", "")
@@ -191,7 +191,7 @@ def test_age_of_a_price() -> None:
 
 @pytest.fixture
 def of_script(tmp_path: Path) -> Callable[..., Plan]:
-    """Return a function that plans a script with these settings."""
+    """Return a function that plans a script with the given settings."""
     (tmp_path / "train.py").write_text("")
     (tmp_path / "cloudtrain.yaml").write_text("name: x\nscript: train.py\n")
 
@@ -202,11 +202,11 @@ def of_script(tmp_path: Path) -> Callable[..., Plan]:
 
 
 def test_plan_has_no_batch_for_a_script(of_script: Callable[..., Plan]) -> None:
-    """What a script does with its ranks is its own affair."""
+    """Only the script knows how it uses its ranks."""
     assert of_script().batch is None
 
 
-def test_plan_does_not_promise_that_a_script_saves(of_script: Callable[..., Plan]) -> None:
+def test_plan_promises_no_save_of_a_script(of_script: Callable[..., Plan]) -> None:
     """A script gets a signal; only `on_stop: save` makes cloudtrain save."""
     text = plan_text.lines(of_script("limits.max_duration=12h", "budget.limit=21 USD", capacity=LISTED))
     assert text[1].endswith("the script gets SIGTERM, and nothing is saved unless the script saves by itself")
@@ -214,7 +214,7 @@ def test_plan_does_not_promise_that_a_script_saves(of_script: Callable[..., Plan
     assert "it saves and stops" in plan_text.lines(of_script("on_stop=save"))[1]
 
 
-def test_plan_says_that_the_kept_files_of_a_script_are_saved(of_script: Callable[..., Plan]) -> None:
+def test_plan_promises_a_save_of_the_kept_files_of_a_script(of_script: Callable[..., Plan]) -> None:
     """The agent copies the files of `keep`; a name with `!` keeps no file."""
     assert plan_text.lines(of_script("keep=[out/]"))[1].endswith(
         "the script gets SIGTERM, and the files of `keep` are saved"
@@ -222,8 +222,8 @@ def test_plan_says_that_the_kept_files_of_a_script_are_saved(of_script: Callable
     assert "nothing is saved" in plan_text.lines(of_script("keep=['!out/']"))[1]
 
 
-def test_plan_says_that_the_age_of_an_undated_price_is_an_assumption(planned: Callable[..., Plan]) -> None:
-    """The vendor's table names a year at most, and the age counts from the begin of the year."""
+def test_plan_marks_the_age_of_an_undated_price_as_assumed(planned: Callable[..., Plan]) -> None:
+    """The vendor's table has at most a year, and the age counts from the beginning of the year."""
     source = Rate(2.0, "<=2025 (undated)", "a table").words
     text = plan_text.lines(
         planned("training.global_batch_size=64", capacity=Capacity(8, 2.0, source, Terms(), 1.2, "2025-01-01"))
@@ -232,22 +232,22 @@ def test_plan_says_that_the_age_of_an_undated_price_is_an_assumption(planned: Ca
 
 
 def test_plan_has_the_published_names(planned: Callable[..., Plan]) -> None:
-    """Scripts read these from --json."""
+    """Scripts read the names from --json."""
     assert {"instances", "ranks", "hourly_usd", "cap_s", "deadline_s", "worst_case_usd"} <= set(planned().dump())
 
 
 def test_plan_of_an_example_has_at_most_ten_lines(cli: Callable[..., Any]) -> None:
-    """A person reads all of them before the submit."""
+    """A person reads all lines before the submit."""
     file = Path(__file__).parents[2] / "examples" / "digits" / "cloudtrain.yaml"
     lines = cli("plan", "-f", str(file)).stdout.splitlines()
     assert len(lines) <= 10
     assert "budget 5 USD: at most about 0.094 USD will be used, because the time limit comes first" in lines
-    assert "  includes 20 s that count after the job ends" in lines  # of the user's own price, which bills nobody
+    assert "  includes 20 s that count after the job ends" in lines  # for the user's own price, which nobody bills
     assert "ignored on local: resources.spot" in lines
 
 
 def test_stored_plan_of_another_version_is_read() -> None:
-    """An old plan lacks keys, and a newer plan has unknown keys; a plan that was dumped is read back unchanged."""
+    """An old plan lacks keys, and a newer plan has unknown keys; a dumped plan is read back unchanged."""
     oldest = {"instances": 2, "nproc_per_node": 4, "ranks": 8, "cap_s": 60}
     found = Plan.load({**oldest, "worst_case_usd": 1.5, "of_a_newer_version": {}})
     assert (found.worst_case_micro, found.unit_s, found.attempts, found.hourly_usd) == (1_500_000, 1, 1, None)
@@ -257,6 +257,6 @@ def test_stored_plan_of_another_version_is_read() -> None:
 
 @pytest.mark.parametrize("change", [{"ranks": None}, {"cap_s": "60"}, {"unit_s": None}, {"tail_s": "1"}])
 def test_stored_plan_with_a_wrong_type_is_refused(change: dict[str, Any]) -> None:
-    """The registry shows such a row as damaged."""
+    """The registry shows the row as damaged."""
     with pytest.raises(ValueError, match="not whole"):
         Plan.load({"instances": 2, "nproc_per_node": 4, "ranks": 8, "cap_s": 60, **change})

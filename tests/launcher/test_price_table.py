@@ -23,7 +23,7 @@ def tool() -> Any:
 
 
 def made(tool: Any, *lines: str) -> list[dict[str, str]]:
-    """Return the table's rows for these facts: type, own price, spot, infra, its spot, derived, source, date."""
+    """Return the rows for facts: type, own price, spot, infra price, infra spot, derived, source, date."""
     facts = [HEAD]
     for line in lines:
         backend, name, own, spot, infra, infra_spot, derived, source, day = line.split("|")
@@ -33,8 +33,8 @@ def made(tool: Any, *lines: str) -> list[dict[str, str]]:
     return list(csv.DictReader(tool["table"]("\n".join(facts)).splitlines()))
 
 
-def test_figures_are_taken_as_they_are(tool: Any) -> None:
-    """Blank stays blank, derived stays marked, sources lose what only their collector can use."""
+def test_figures_are_copied_unchanged(tool: Any) -> None:
+    """A blank stays blank, a derived figure stays marked, and sources lose remarks for their collector."""
     rows = made(
         tool,
         "sagemaker|a|4.890||||no|list, quoted (text index id 7; by hand)|2026-09",
@@ -49,8 +49,8 @@ def test_figures_are_taken_as_they_are(tool: Any) -> None:
     assert [row["source"] for row in rows] == ["list, quoted (by hand)", "list", "text"]
 
 
-def test_vertex_is_derived_where_it_is_not_quoted(tool: Any) -> None:
-    """From Compute Engine by the fee; a quoted figure of little trust gives way, as a spot price that saves nothing."""
+def test_vertex_price_is_derived_if_not_quoted(tool: Any) -> None:
+    """The source is Compute Engine's price plus the fee; an unreliable quote and a useless spot price are replaced."""
     rows = made(
         tool,
         "vertex|a|||10|4||catalogue|2026-01-01",
@@ -72,13 +72,13 @@ def test_vertex_is_derived_where_it_is_not_quoted(tool: Any) -> None:
     "line", ["sagemaker|a|0||||no|list|2026", "azureml|a|1||||no||2026", "azureml|a|1|||||list|2026"]
 )
 def test_price_without_an_origin_is_refused(tool: Any, line: str) -> None:
-    """Or one that is none."""
+    """A price of 0 is refused too."""
     with pytest.raises(ValueError, match="line 2"):
         made(tool, line)
 
 
-def test_tables_form_is_the_tools(tool: Any) -> None:
-    """What is in the package was written by it."""
+def test_shipped_tables_have_the_form_of_the_tool(tool: Any) -> None:
+    """The tool wrote the tables in the package."""
     texts = [path.read_text() for path in (ROOT / "backends").glob("*/instances.csv")]
     assert {text.splitlines()[0] for text in texts} == {",".join(tool["COLUMNS"])}
     assert "text index" not in "".join(texts)

@@ -1,4 +1,4 @@
-"""`cloudtrain prices` and `prices refresh`: what is known, how old it is, and reading it anew without a surprise."""
+"""`cloudtrain prices` and `prices refresh`: known prices, their age, and safe updates."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def aws_cli(cli: Any, aws: Aws) -> Any:
     return replace(cli, preloaded=SDK, env=aws.environ)
 
 
-def test_prices_are_shown_by_what_budgets_count_with(cli: Any) -> None:
-    """With one GPU's, day, age and mark; what has no price comes last, without a figure."""
+def test_prices_are_sorted_by_the_counted_price(cli: Any) -> None:
+    """Rows have the price per GPU, kind, age and origin; types without a price come last, without a figure."""
     lines = cli("prices", "--accelerator", "h100:8", "--backend", "sagemaker", "--wide").stdout.splitlines()
     assert lines[0].split()[:4] == ["COUNTED", "PER", "GPU", "TYPE"]
     assert re.match(
@@ -47,8 +47,8 @@ def test_prices_are_shown_by_what_budgets_count_with(cli: Any) -> None:
     assert all(one["uncertainty"] >= 1 for one in found)
 
 
-def test_prices_of_a_config_are_those_of_its_machines(cli: Any, project: Callable[..., Path]) -> None:
-    """In plain columns; a machine without a price is named with the reason, other machines are an option away."""
+def test_prices_of_a_config_cover_its_machines(cli: Any, project: Callable[..., Path]) -> None:
+    """A machine without a price is named with the reason, and an option shows all machines."""
     clouds = "vertex: {project: a-project, location: us-central1, staging_bucket: gs://b-uc}\n"
     folder = project(CPU_JOB.replace("instance_type: ml.m5.xlarge", "accelerators: T4:1") + clouds)
     done = cli("prices", cwd=folder)
@@ -65,7 +65,7 @@ def test_prices_of_a_config_are_those_of_its_machines(cli: Any, project: Callabl
 
 
 def test_prices_are_filtered(cli: Any) -> None:
-    """By backend, accelerators, region and type; as CSV, too."""
+    """The filters are backend, accelerator, region and type, also for CSV."""
     done = cli("prices", "--csv", "--accelerator", "A100", "--region", "us-central1", "--backend", "vertex")
     rows = list(csv.DictReader(done.stdout.splitlines()))
     assert {row["accelerator"] for row in rows} == {"A100"}
@@ -96,15 +96,15 @@ def test_prices_are_filtered(cli: Any) -> None:
         (("refresh", "-f", "nowhere.yaml"), 3, "nowhere.yaml"),
     ],
 )
-def test_wrong_call_is_told(cli: Any, args: tuple[str, ...], code: int, said: str) -> None:
-    """With the way out."""
+def test_invalid_call_has_a_hint(cli: Any, args: tuple[str, ...], code: int, said: str) -> None:
+    """The message has the fix."""
     done = cli("prices", *args, env={"AWS_CONFIG_FILE": "/dev/null", "CLOUDSDK_CONFIG": "/nowhere"})
     assert (done.code, said in done.stderr) == (code, True), done.stderr
     assert "itself failed" not in done.stderr
 
 
-def test_refresh_brings_the_jobs_own_price(aws_cli: Any, project: Callable[..., Path]) -> None:
-    """Of a type without GPUs, which the table lacks: the plan has a price and a worst case from then on."""
+def test_refresh_adds_the_price_of_the_job(aws_cli: Any, project: Callable[..., Path]) -> None:
+    """The table lacks a type without GPUs; after the refresh the plan has a price and a worst case."""
     folder = project(CPU_JOB)
     assert aws_cli("plan", "--json", cwd=folder).json["hourly_usd"] is None
     first = aws_cli("prices", "refresh", cwd=folder)
@@ -119,24 +119,24 @@ def test_refresh_brings_the_jobs_own_price(aws_cli: Any, project: Callable[..., 
 
 
 def test_change_is_shown_in_percent(aws_cli: Any, home: Path) -> None:
-    """Old and new, whoever said the old one."""
+    """The row has the old and the new price, for any source of the old price."""
     own.add([Quote(Key("sagemaker", "ml.m5.large", "us-east-1", "on_demand"), Rate(0.1, "2026-01-01", "mine"))])
     done = aws_cli("prices", "refresh", "--backend", "sagemaker", "--type", "ml.m5.large", "--type", "ml.p4d.24xlarge")
     assert re.search(r"ml\.m5\.large +us-east-1 +on demand +0\.1000 +0\.1150 +\+15\.0%", done.stdout)
-    assert "ml.p4d.24xlarge" not in done.stdout  # as the table has it
+    assert "ml.p4d.24xlarge" not in done.stdout  # equal to the table
     (row,) = aws_cli("prices", "refresh", "--backend", "sagemaker", "--type", "ml.m5.large", "--json").json["prices"]
     assert (row["old_usd_per_hour"], row["usd_per_hour"], row["change"], row["reason"]) == (0.115, 0.115, 0.0, None)
 
 
-def test_type_that_is_not_listed_is_a_row_and_a_code(aws_cli: Any) -> None:
-    """What could be read is kept all the same."""
+def test_unlisted_type_is_a_row_and_an_exit_code(aws_cli: Any) -> None:
+    """The remaining prices are stored."""
     done = aws_cli("prices", "refresh", "--backend", "sagemaker", "--type", "ml.g99.large", "--type", "ml.m5.large")
     assert (done.code, "AWS lists no ml.g99.large" in done.stdout) == (3, True)
     assert catalog.rates("sagemaker", "ml.m5.large", "us-east-1")["on_demand"].usd == 0.115
 
 
-def test_vendor_that_does_not_answer_changes_nothing(aws_cli: Any, aws: Aws, home: Path) -> None:
-    """One row with the reason, the code, and the prices of before."""
+def test_vendor_without_an_answer_changes_no_price(aws_cli: Any, aws: Aws, home: Path) -> None:
+    """The output is a row with the reason and an exit code, and the stored prices are unchanged."""
     own.add([Quote(Key("sagemaker", "ml.m5.large", "us-east-1", "on_demand"), Rate(0.1, "2026-01-01", "mine"))])
     before = (home / "prices.csv").read_text()
     aws.settings(price_damage="truncated")
@@ -145,8 +145,8 @@ def test_vendor_that_does_not_answer_changes_nothing(aws_cli: Any, aws: Aws, hom
     assert (home / "prices.csv").read_text() == before
 
 
-def test_two_refreshes_at_once_keep_both(aws_cli: Any, home: Path) -> None:
-    """Each brings a region of its own."""
+def test_simultaneous_refreshes_keep_both_prices(aws_cli: Any, home: Path) -> None:
+    """Each refresh adds its own region."""
     cold = replace(aws_cli, preloaded=())
     args = ("prices", "refresh", "--backend", "sagemaker", "--type", "ml.m5.large", "--region")
     for process in [cold.start(*args, region) for region in ("us-east-1", "eu-west-1")]:
@@ -155,10 +155,8 @@ def test_two_refreshes_at_once_keep_both(aws_cli: Any, home: Path) -> None:
     assert {key.region for key in own.everything()} == {"us-east-1", "eu-west-1"}
 
 
-def test_damaged_prices_stop_a_plan_until_they_are_mended(
-    aws_cli: Any, project: Callable[..., Path], home: Path
-) -> None:
-    """By file and line; a refresh mends it, and keeps the old file."""
+def test_damaged_prices_stop_a_plan_until_a_refresh(aws_cli: Any, project: Callable[..., Path], home: Path) -> None:
+    """The error names file and line; a refresh fixes the file, and keeps the damaged file."""
     folder = project(CPU_JOB)
     assert aws_cli("prices", "refresh", cwd=folder).code == 0
     file = home / "prices.csv"
@@ -172,10 +170,10 @@ def test_damaged_prices_stop_a_plan_until_they_are_mended(
     assert aws_cli("plan", "--json", cwd=folder).json["hourly_usd"] == pytest.approx(0.2514, abs=1e-4)
 
 
-def test_home_that_cannot_be_written_is_told_before_the_vendor_is_asked(
+def test_unwritable_home_folder_is_reported_before_the_vendor_is_queried(
     unprivileged: Callable[..., Any], aws: Aws, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the way out; a plan needs no home."""
+    """The message has the fix; a plan needs no home folder."""
     home.mkdir()
     home.chmod(0o555)
     for name, value in aws.environ.items():
@@ -186,16 +184,18 @@ def test_home_that_cannot_be_written_is_told_before_the_vendor_is_asked(
     assert aws.journal("GetProducts") == []
 
 
-def test_old_price_is_told_in_the_plan(cli: Any, project: Callable[..., Path]) -> None:
-    """With the command that mends it."""
+def test_old_price_has_a_note_in_the_plan(cli: Any, project: Callable[..., Path]) -> None:
+    """The note has the command for a refresh."""
     folder = project(CPU_JOB.replace("ml.m5.xlarge", "ml.g5.12xlarge").replace("us-east-1", "eu-west-1"))
     done = cli("plan", cwd=folder)
     assert re.search(r"price \d+ days old: cloudtrain prices refresh", done.stdout), done.stdout
-    assert json.loads(cli("plan", "--json", cwd=folder).stdout)["uncertainty"] >= 1.1025  # more each half year
+    assert (
+        json.loads(cli("plan", "--json", cwd=folder).stdout)["uncertainty"] >= 1.1025
+    )  # the factor grows each half year
 
 
-def test_each_backend_of_the_file_is_a_matter_of_its_own(aws_cli: Any, project: Callable[..., Path]) -> None:
-    """One without a login is a row and the code; what another says is kept. Types are one cloud's own."""
+def test_each_backend_of_the_file_is_refreshed_separately(aws_cli: Any, project: Callable[..., Path]) -> None:
+    """A backend without a login is a row and an exit code; the remaining prices are stored. `--type` needs a backend."""
     blocks = CPU_JOB.replace("backend: sagemaker", "backend: [sagemaker, vertex]")
     folder = project(f"{blocks}vertex: {{project: a-project, location: us-central1}}\n")
     env = {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere.json"}

@@ -1,4 +1,4 @@
-"""A job's figures in few signs."""
+"""The figures of a job in short form."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ from cloudtrain.launcher.text.quantities import percent, quantity, size, step_ti
         ([size(count) for count in (4.24e8, 13.2e9)], ["404 MiB", "12.3 GiB"]),
     ],
 )
-def test_figures_are_short_and_never_say_more_than_is_so(text: list[str], wanted: list[str]) -> None:
-    """Nothing is whole before it is, and something is not nothing."""
+def test_figures_are_short_and_never_overstate(text: list[str], wanted: list[str]) -> None:
+    """A share below 1 is never 100 %, and a share above 0 is never 0 %."""
     assert text == wanted

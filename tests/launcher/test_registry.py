@@ -1,4 +1,4 @@
-"""The registry: many processes at once, lookup, and files that cannot be used."""
+"""The registry: many processes at once, lookup, and unusable files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.store.database import Database
 from cloudtrain.launcher.store.registry import Registry, submitter_lives, this_process
 
-# One process of many: waits for the others at the gate, then adds its jobs and prints their ids.
+# A single process of many: waits for the gate file, then adds its jobs and prints their ids.
 ADDER = """\
 import json, sys, time
 from pathlib import Path
@@ -46,7 +46,7 @@ print(json.dumps([[job.id, new] for job, new in (
 
 
 def add_from_processes(count: int, each: int, key: str, gate: Path) -> list[tuple[str, bool]]:
-    """Return the ids that `count` processes got, all adding at the same moment, each with whether it was new."""
+    """Return the ids that `count` simultaneous processes got, each with a flag for a new job."""
     command = [sys.executable, "-c", ADDER, str(each), key, str(gate)]
     adders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     for adder in adders:
@@ -59,20 +59,20 @@ def add_from_processes(count: int, each: int, key: str, gate: Path) -> list[tupl
 
 @pytest.fixture
 def registry(home: Path) -> Registry:
-    """Return an empty registry in the private home."""
+    """Return an empty registry in the private home folder."""
     return Registry()
 
 
-def test_registry_gives_many_processes_distinct_ids_and_loses_none(home: Path, tmp_path: Path) -> None:
-    """Sixteen processes that meet a missing file at once add five jobs each: 80 jobs."""
+def test_simultaneous_processes_get_distinct_ids(home: Path, tmp_path: Path) -> None:
+    """Sixteen processes that create the missing file at once add five jobs each: 80 jobs."""
     added = add_from_processes(16, 5, "", tmp_path / "gate")
     ids = [job_id for job_id, _ in added]
     assert len(set(ids)) == len(ids) == 80
     assert {job.id for job in Registry().jobs()} == set(ids)
 
 
-def test_registry_gives_one_job_to_many_processes_with_one_key(home: Path, tmp_path: Path) -> None:
-    """Of sixteen processes with the same idempotency key one gets a new job, the others the same one."""
+def test_processes_with_the_same_key_get_a_single_job(home: Path, tmp_path: Path) -> None:
+    """Of sixteen processes with the same idempotency key, a single process adds the job, and all get the job."""
     added = add_from_processes(16, 1, "deploy-7", tmp_path / "gate")
     assert len({job_id for job_id, _ in added}) == 1
     assert [new for _, new in added].count(True) == 1
@@ -80,23 +80,23 @@ def test_registry_gives_one_job_to_many_processes_with_one_key(home: Path, tmp_p
 
 
 def test_registry_refuses_a_chosen_name_that_is_taken(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """A name that the user chose is an id: it is given once, and the error says what to do."""
+    """A name that the user chose is an id: the id is given once, and the error has a hint."""
     registry.add("digits", make_job, exclusive=True, key=None)
     with pytest.raises(UsageError, match="exists already") as caught:
         registry.add("digits", make_job, exclusive=True, key=None)
     assert "--name" in caught.value.hint
 
 
-def test_registry_refuses_a_chosen_name_that_is_another_jobs_config_name(
+def test_registry_refuses_a_chosen_name_that_is_the_config_name_of_a_job(
     registry: Registry, make_job: Callable[..., Job]
 ) -> None:
-    """`--name digits` after a plain submit of `digits` would make `status digits` mean two jobs."""
+    """`--name digits` after a plain submit of `digits` would make `status digits` ambiguous."""
     registry.add("digits", make_job, exclusive=False, key=None)
     with pytest.raises(UsageError, match="exists already"):
         registry.add("digits", make_job, exclusive=True, key=None)
 
 
-def test_registry_keeps_nothing_of_a_job_that_could_not_be_made(registry: Registry) -> None:
+def test_failed_creation_of_a_job_leaves_no_row(registry: Registry) -> None:
     """An exception inside `make` rolls the transaction back."""
 
     def fail(job_id: str, number: int) -> Job:
@@ -108,7 +108,7 @@ def test_registry_keeps_nothing_of_a_job_that_could_not_be_made(registry: Regist
 
 
 def test_registry_finds_by_id_name_prefix_and_last(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """Each of the ways to name a job leads to it; a config's name to the newest of that name."""
+    """Each form finds the job; a config's name finds the newest job of the name."""
     first, _ = registry.add("digits", make_job, exclusive=False, key=None)
     second, _ = registry.add("digits", make_job, exclusive=False, key=None)
     other, _ = registry.add("charlm", make_job, exclusive=False, key=None)
@@ -118,7 +118,7 @@ def test_registry_finds_by_id_name_prefix_and_last(registry: Registry, make_job:
 
 
 def test_registry_names_the_candidates_of_an_ambiguous_prefix(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """A prefix of two ids is no answer; the error lists both."""
+    """A prefix of two ids is ambiguous, and the error lists both."""
     ids = [registry.add("digits", make_job, exclusive=False, key=None)[0].id for _ in range(2)]
     with pytest.raises(NoSuchJobError, match="could be any of") as caught:
         registry.find("digi")
@@ -126,16 +126,16 @@ def test_registry_names_the_candidates_of_an_ambiguous_prefix(registry: Registry
 
 
 @pytest.mark.parametrize("key", ["nope", "", "%", "_", "digits-%"])
-def test_registry_says_when_there_is_no_such_job(registry: Registry, make_job: Callable[..., Job], key: str) -> None:
-    """What names no job is exit code 8, SQL's wildcards among it."""
+def test_unknown_job_is_exit_code_8(registry: Registry, make_job: Callable[..., Job], key: str) -> None:
+    """SQL's wildcards are unknown names too."""
     registry.add("digits", make_job, exclusive=False, key=None)
     with pytest.raises(NoSuchJobError) as caught:
         registry.find(key)
     assert caught.value.exit_code == 8
 
 
-def test_registry_gives_back_what_was_stored(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """State, progress and the backend's handle come back as they went in."""
+def test_registry_returns_the_stored_values(registry: Registry, make_job: Callable[..., Job]) -> None:
+    """State, progress and the backend's handle are unchanged."""
     job, _ = registry.add("digits", make_job, exclusive=True, key="k")
     state = State("failed", "error", True, {"rank": 1, "message": "boom"}, 1.5, 2.5, 3, "said")
     registry.mark_sent(job.attempt, {"folder": "/x"})
@@ -146,8 +146,8 @@ def test_registry_gives_back_what_was_stored(registry: Registry, make_job: Calla
     assert (found.idempotency_key, found.active) == ("k", False)
 
 
-def test_registry_lists_the_newest_first_and_only_the_active(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """`active` leaves out what has ended, `limit` the older ones."""
+def test_registry_lists_the_newest_first_with_filters(registry: Registry, make_job: Callable[..., Job]) -> None:
+    """`active` excludes ended jobs, `limit` older jobs."""
     jobs = [registry.add(name, make_job, exclusive=True, key=None)[0] for name in ("a", "b", "c")]
     registry.set_state(jobs[1].attempt, State("succeeded"), {})
     assert [job.id for job in registry.jobs()] == ["c", "b", "a"]
@@ -155,10 +155,10 @@ def test_registry_lists_the_newest_first_and_only_the_active(registry: Registry,
     assert [job.id for job in registry.jobs(limit=1)] == ["c"]
 
 
-def test_registry_takes_a_further_attempt_only_after_the_last_has_ended(
+def test_registry_accepts_a_new_attempt_only_after_the_end_of_the_last(
     registry: Registry, make_job: Callable[..., Job]
 ) -> None:
-    """Two resumes at once make one attempt: the second finds the first one active."""
+    """Two simultaneous resumes create a single attempt, because the second resume finds the first active."""
     job, _ = registry.add("digits", make_job, exclusive=True, key=None)
     second = replace(job.attempt, number=2)
     with pytest.raises(UsageError):
@@ -171,7 +171,7 @@ def test_registry_takes_a_further_attempt_only_after_the_last_has_ended(
 
 
 def test_registry_returns_earlier_attempts(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """An attempt that there was not is exit code 8, with the range that there is."""
+    """A missing attempt is exit code 8, with the range of existing attempts."""
     job, _ = registry.add("digits", make_job, exclusive=True, key=None)
     assert registry.attempt(job, 1).name == "digits-1"
     with pytest.raises(NoSuchJobError, match="no attempt 2"):
@@ -179,7 +179,7 @@ def test_registry_returns_earlier_attempts(registry: Registry, make_job: Callabl
 
 
 def test_registry_survives_a_process_killed_inside_a_transaction(home: Path, make_job: Callable[..., Job]) -> None:
-    """`kill -9` between insert and commit leaves no trace, and no lock."""
+    """`kill -9` between insert and commit leaves neither a row nor a lock."""
     program = ADDER.replace('{}, "f"', '{}, __import__("os").kill(__import__("os").getpid(), 9) or "f"')
     home.mkdir()
     (home / "gate").touch()
@@ -192,8 +192,8 @@ def test_registry_survives_a_process_killed_inside_a_transaction(home: Path, mak
     assert [job.id for job in registry.jobs()] == ["after"]
 
 
-def test_registry_refuses_a_file_that_is_no_database(home: Path) -> None:
-    """A damaged file is a config error that names it, and it is not overwritten."""
+def test_registry_refuses_an_invalid_database_file(home: Path) -> None:
+    """A damaged file is a config error that names the file, and the file is not overwritten."""
     home.mkdir()
     (home / "registry.sqlite").write_bytes(b"not a database, " * 500)
     with pytest.raises(ConfigError) as caught:
@@ -203,7 +203,7 @@ def test_registry_refuses_a_file_that_is_no_database(home: Path) -> None:
 
 
 def test_registry_refuses_the_file_of_a_newer_version(registry: Registry) -> None:
-    """A schema that this version does not know is left alone, and the error says so."""
+    """An unknown schema is unchanged, and the error names the schema."""
     with sqlite3.connect(registry.path) as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
@@ -212,10 +212,10 @@ def test_registry_refuses_the_file_of_a_newer_version(registry: Registry) -> Non
         Registry()
 
 
-def test_registry_whose_pages_are_damaged_is_a_config_error(
+def test_registry_with_damaged_pages_is_a_config_error(
     registry: Registry, make_job: Callable[..., Job], home: Path
 ) -> None:
-    """Damage behind the file's header shows on the first read; it too is said in our words."""
+    """Damage after the file's header appears at the first read."""
     for number in range(40):
         registry.add(f"job{number}", make_job, exclusive=True, key=None)
     registry.close()
@@ -228,14 +228,14 @@ def test_registry_whose_pages_are_damaged_is_a_config_error(
 
 
 def test_registry_cannot_be_a_folder(home: Path) -> None:
-    """What SQLite cannot open at all is a config error too."""
+    """A path that SQLite cannot open is a config error."""
     (home / "registry.sqlite").mkdir(parents=True)
     with pytest.raises(ConfigError, match="registry"):
         Registry()
 
 
-def test_home_that_cannot_be_made_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state folder below a file is said with its path and the variable that mends it."""
+def test_home_folder_that_cannot_be_created_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the path of the state folder, and the variable that changes the path."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "file" / "home"))
     with pytest.raises(ConfigError, match="cannot keep its state") as caught:
@@ -243,23 +243,23 @@ def test_home_that_cannot_be_made_is_a_config_error(tmp_path: Path, monkeypatch:
     assert "CLOUDTRAIN_HOME" in caught.value.hint
 
 
-def test_submitter_is_known_by_its_start_not_by_its_pid_alone(make_job: Callable[..., Job]) -> None:
-    """A reused pid is not the submitter; this process is."""
+def test_submitter_is_identified_by_pid_and_start_time(make_job: Callable[..., Job]) -> None:
+    """A process with a reused pid is not the submitter."""
     attempt = make_job("a").attempt
     assert submitter_lives(attempt)
     assert not submitter_lives(replace(attempt, submitter={**this_process(), "stamp": "other"}))
     assert not submitter_lives(replace(attempt, submitter={**this_process(), "stamp": None}))
 
 
-def test_submitter_elsewhere_is_believed_for_a_while(make_job: Callable[..., Job]) -> None:
-    """A pid of another machine says nothing here, so the intent's age decides."""
+def test_submitter_on_another_machine_counts_as_alive_for_a_while(make_job: Callable[..., Job]) -> None:
+    """A pid of a different machine is unknown here, so the age of the intent decides."""
     attempt = replace(make_job("a").attempt, submitter={"host": "elsewhere", "pid": 1, "stamp": "x"})
     assert submitter_lives(attempt)
     assert not submitter_lives(replace(attempt, created_s=attempt.created_s - 3600))
 
 
-def test_registry_lets_go_of_a_job_that_never_ran(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """A submit that the backend refused holds neither its idempotency key nor its name; the platform's is a new one."""
+def test_registry_frees_the_name_of_a_job_that_never_ran(registry: Registry, make_job: Callable[..., Job]) -> None:
+    """A refused submit holds neither its idempotency key nor its name; the name on the platform is new."""
     job, _ = registry.add("mine", make_job, exclusive=True, key="k")
     registry.mark_never_sent(job.attempt, State("failed", "error"))
     assert registry.never_ran(job)
@@ -272,8 +272,8 @@ def test_registry_lets_go_of_a_job_that_never_ran(registry: Registry, make_job: 
         registry.add("mine", make_job, exclusive=True, key=None)
 
 
-def test_registry_believes_the_answer_more_than_the_guess(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """An attempt given up too early is there again once its submitter has the backend's word, and stays there."""
+def test_answer_of_the_backend_overrides_an_assumed_failure(registry: Registry, make_job: Callable[..., Job]) -> None:
+    """An attempt that was given up too early becomes active with the backend's answer, and stays active."""
     job, _ = registry.add("mine", make_job, exclusive=True, key=None)
     gone = State("failed", "error")
     registry.mark_never_sent(job.attempt, gone)
@@ -284,7 +284,7 @@ def test_registry_believes_the_answer_more_than_the_guess(registry: Registry, ma
 
 
 def test_registry_opens_on_a_full_disk(registry: Registry, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where SQLite has no room for its own files, the reserve goes, and jobs can be seen and stopped."""
+    """If SQLite has no room for its files, the reserve file is deleted, and jobs can be listed and stopped."""
     registry.close()
     opened = Database._open
 
@@ -298,8 +298,8 @@ def test_registry_opens_on_a_full_disk(registry: Registry, home: Path, monkeypat
     assert Registry().jobs() == []
 
 
-def test_slow_look_never_takes_back_an_end(home: Path, make_job: Callable[..., Job]) -> None:
-    """One that began before the end and is stored after it: the attempt would run on in the meter for ever."""
+def test_slow_poll_never_reverts_an_end(home: Path, make_job: Callable[..., Job]) -> None:
+    """A poll that began before the end and is stored after the end must not make the attempt run on in the meter."""
     registry = Registry()
     job, _ = registry.add("one", lambda *_: make_job("one"), exclusive=True, key=None)
     registry.mark_sent(job.attempt, {"x": 1})
@@ -307,13 +307,13 @@ def test_slow_look_never_takes_back_an_end(home: Path, make_job: Callable[..., J
     assert registry.set_state(job.attempt, State("failed", "error", started_s=1000.0, ended_s=1060.0), {"step": 2})
     assert not registry.set_state(job.attempt, State("running", started_s=1000.0), {"step": 1})
     registry.set_unreachable(job.attempt)
-    registry.mark_sent(job.attempt, {"x": 1})  # by one that has settled a lost submit too
+    registry.mark_sent(job.attempt, {"x": 1})  # as after a lost submit was settled
     found = registry.find("one").attempt
     assert (found.state.state, found.progress, found.unreachable_since_s) == ("failed", {"step": 2}, None)
 
 
-def test_nobody_else_reads_the_file(home: Path) -> None:
-    """Whatever the folder allows: configs may hold addresses that let anybody in."""
+def test_registry_file_is_readable_only_by_its_owner(home: Path) -> None:
+    """The mode does not depend on the folder, because configs may contain secret addresses."""
     home.mkdir(mode=0o755)
     database = Database(home)
     database.execute("SELECT 1")

@@ -1,4 +1,4 @@
-"""The schema, and the JSON schema made from it."""
+"""The schema, and the JSON schema that is generated from the schema."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def every_field(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, 
 
 @pytest.mark.parametrize(("path", "field"), [pytest.param(*pair, id=pair[0]) for pair in every_field(schema.model())])
 def test_every_key_has_help_and_valid_examples(path: str, field: Any) -> None:
-    """Each key says what it is, and its examples are taken by its own section."""
+    """Each key has a description, and its section accepts its examples."""
     assert field.description.endswith("."), path
     assert field.examples, path
     *above, key = path.split(".")
@@ -48,8 +48,8 @@ def test_every_key_has_help_and_valid_examples(path: str, field: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["task", "script"])
-def test_json_schema_takes_the_starters(validator: jsonschema.Draft202012Validator, kind: str) -> None:
-    """An editor finds nothing wrong with what `init` writes."""
+def test_json_schema_accepts_the_starters(validator: jsonschema.Draft202012Validator, kind: str) -> None:
+    """An editor marks no fault in a file that `init` writes."""
     text = files("cloudtrain.templates").joinpath("starters", kind, "cloudtrain.yaml").read_text("utf-8")
     root = yamlfile.parse(text, "f.yaml", {}).root
     assert root is not None
@@ -69,15 +69,15 @@ def test_json_schema_takes_the_starters(validator: jsonschema.Draft202012Validat
         {},
     ],
 )
-def test_json_schema_refuses_what_validation_refuses(
+def test_json_schema_refuses_invalid_configs(
     validator: jsonschema.Draft202012Validator, config: dict[str, Any]
 ) -> None:
     """An editor marks unknown keys, bad choices, bounds, durations and money."""
     assert not validator.is_valid(config)
 
 
-def test_json_schema_takes_the_short_forms(validator: jsonschema.Draft202012Validator) -> None:
-    """Hosts as text, arguments as a mapping, durations with units and numbers as variables' values are fine."""
+def test_json_schema_accepts_the_short_forms(validator: jsonschema.Draft202012Validator) -> None:
+    """Hosts as text, arguments as a mapping, durations with units and numbers as variables' values are valid."""
     validator.validate(
         {
             "name": "x",
@@ -90,21 +90,21 @@ def test_json_schema_takes_the_short_forms(validator: jsonschema.Draft202012Vali
 
 
 def test_schema_command_prints_json() -> None:
-    """`cloudtrain schema` prints the schema, and it says which draft it is of."""
+    """`cloudtrain schema` prints the schema with its draft."""
     result = CliRunner().invoke(command, [])
     assert json.loads(result.output) == json_schema()
     assert json_schema()["$schema"].endswith("2020-12/schema")
 
 
 def test_descriptions_reach_the_json_schema() -> None:
-    """What `explain` says, an editor shows."""
+    """An editor shows the texts of `explain`."""
     resources = json_schema()["$defs"]["Resources"]
     assert "interruptible" in resources["properties"]["spot"]["description"]
     assert resources["additionalProperties"] is False
 
 
-def test_defaults_stand_in_the_file_s_own_words() -> None:
-    """A default duration reads 24h, not 86400."""
+def test_defaults_have_the_spelling_of_the_file() -> None:
+    """A default duration is 24h, not 86400."""
     assert json_schema()["$defs"]["Limits"]["properties"]["max_duration"]["default"] == "24h"
 
 
@@ -117,12 +117,12 @@ def test_defaults_stand_in_the_file_s_own_words() -> None:
     ],
 )
 def test_ssh_host_as_text(text: str, host: dict[str, Any]) -> None:
-    """A host is a name, `user@host:port`, or a mapping of the same."""
+    """A host is a name, `user@host:port`, or a mapping of the same values."""
     short = schema.model().model_validate({"name": "x", "ssh": {"hosts": [text]}})
     assert short == schema.model().model_validate({"name": "x", "ssh": {"hosts": [host]}})
 
 
 def test_every_built_in_backend_has_its_block() -> None:
-    """Each built-in backend has a block of its name."""
+    """The section has the backend's name."""
     blocks = schema.model().model_fields.keys() - schema.JobConfig.model_fields.keys()
     assert blocks == set(BUILT_IN)

@@ -1,4 +1,4 @@
-"""Secret files: refused by name and by content, reported by file and line, never printed, permitted by one line."""
+"""Secret files: refused by name and content, reported by file and line, never printed, permitted by a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conftest import Cli
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import secret_files
 
-# Files that an attack got past the bundle, and names of the same kind.
+# Files that an attack got past the bundle, and similar names.
 SECRET_FILES = (
     *(
         "prod.env",
@@ -53,7 +53,7 @@ def drawn(count: int, alphabet: str = string.ascii_letters + string.digits, seed
 
 
 UPPER, HEX = string.ascii_uppercase + "234567", "0123456789abcdef"
-BLOCK = "PRIVATE KEY-----"  # in pieces: this file must not hold a secret
+BLOCK = "PRIVATE KEY-----"  # in pieces, because the test file must not contain a secret
 TOKENS = {
     "a private key": f"-----BEGIN RSA {BLOCK}\n{drawn(64)}\n",
     "an AWS access key": f"AKIA{drawn(16, UPPER)}",
@@ -111,7 +111,7 @@ def test_plain_file_is_not_refused_by_its_name(name: str, faults: Callable[..., 
 def test_token_in_a_file_is_found_with_its_line_and_never_printed(
     kind: str, faults: Callable[..., list[Fault]]
 ) -> None:
-    """The fault names the file, line and column; the message holds no part of the secret."""
+    """The fault names the file, line and column; the message has no part of the secret."""
     secret = TOKENS[kind]
     (fault,) = faults({"src/train.py": f"import os\n\nx = '{secret}'\n"})
     assert fault.message == f"`src/train.py` holds {kind}"
@@ -148,8 +148,8 @@ def test_placeholder_is_no_secret(text: str, faults: Callable[..., list[Fault]])
 
 @pytest.mark.parametrize("line", ["!certs/test.pem", "!/certs/test.pem"])
 @pytest.mark.parametrize("where", ["exclude", ".cloudtrainignore"])
-def test_line_with_the_files_name_permits_the_file(line: str, where: str, faults: Callable[..., list[Fault]]) -> None:
-    """The line from the hint permits the named file alone; a pattern permits no file."""
+def test_line_with_a_file_name_permits_the_file(line: str, where: str, faults: Callable[..., list[Fault]]) -> None:
+    """The line from the hint permits only the named file; a pattern permits no file."""
     files = {"certs/test.pem": "x", "certs/other.pem": "x", "a.py": TOKENS["a GitHub token"]}
     lines = [line, "!*.pem", "!*.py", "!certs/"]
     if where == ".cloudtrainignore":
@@ -160,7 +160,7 @@ def test_line_with_the_files_name_permits_the_file(line: str, where: str, faults
 
 
 def test_search_is_bounded_in_bytes(faults: Callable[..., list[Fault]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large folder the smallest files are searched, until the bound is reached; names are always looked at."""
+    """In a large folder the smallest files are searched up to the limit; names are always checked."""
     monkeypatch.setattr(secret_files, "FOLDER_BYTES", 200)
     token = TOKENS["a GitHub token"]
     found = faults({"small.py": token, "large.py": token + " " * 300, "tls.key": "x" * 500})
@@ -168,19 +168,19 @@ def test_search_is_bounded_in_bytes(faults: Callable[..., list[Fault]], monkeypa
 
 
 def test_submit_refuses_a_token_in_the_code(cli: Cli, project: Callable[..., Path]) -> None:
-    """A dry run ends with exit code 3, names all secret files at once, and prints no secret."""
+    """A dry run exits with code 3, names all secret files at once, and prints no secret."""
     folder = project()
     (folder / "push.py").write_text(f"login('{TOKENS['a Hugging Face token']}')\n")
     (folder / "prod.env").write_text("A=1\n")
     done = cli("submit", "--dry-run", cwd=folder)
     assert (done.code, "prod.env" in done.stderr, "push.py:1:8" in done.stderr) == (3, True, True)
-    assert "at code.exclude" not in done.stderr  # the file has no such key
+    assert "at code.exclude" not in done.stderr  # the config has no code.exclude
     assert TOKENS["a Hugging Face token"][3:20] not in done.stderr + done.stdout
     (folder / ".cloudtrainignore").write_text("prod.env\n!push.py\n")
     assert cli("submit", "--dry-run", cwd=folder).code == 0
 
 
-def test_validate_reports_a_secret_file_beside_other_faults(cli: Cli, project: Callable[..., Path]) -> None:
+def test_validate_reports_a_secret_file_with_further_faults(cli: Cli, project: Callable[..., Path]) -> None:
     """`validate` refuses a secret file as `plan` does, with the faults of the config, and writes no archive."""
     folder = project("limits: {max_duration: 30}\n")
     (folder / "prod.env").write_text("A=1\n")
@@ -194,12 +194,12 @@ def test_validate_reports_a_secret_file_beside_other_faults(cli: Cli, project: C
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"])
-def test_variable_of_a_secret_is_known_by_its_name(name: str) -> None:
-    """The usual names are known."""
+def test_usual_secret_variable_names_are_recognised(name: str) -> None:
+    """The list has the usual names."""
     assert secret_files.secret_name(name)
 
 
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "SORT_KEY", "AUTHOR", "PATH", "COMPAT"])
-def test_plain_variable_is_no_secret(name: str) -> None:
+def test_plain_variable_is_not_a_secret(name: str) -> None:
     """A name that merely contains `token` or `key` is plain."""
     assert not secret_files.secret_name(name)

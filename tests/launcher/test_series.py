@@ -173,9 +173,7 @@ def test_series_of_a_long_job_is_bounded_and_representative(home: Path) -> None:
 
 
 def test_means_of_a_thinned_series_match_all_steps(home: Path) -> None:
-    """Every hundredth step is slow, and an extreme: the weighted mean of the remaining rows equals the mean of all
-    steps.
-    """
+    """Every hundredth step is slow and an extreme: the weighted mean of the rows left is the mean of all steps."""
     for begin in range(0, 20_000, 500):
         rates = {n: 20.0 if n % 100 == 99 else 100.0 for n in range(begin, begin + 500)}
         put(1, [step(n, samples_per_s=rate, loss=n / 20_000, checkpoint_s=1.0) for n, rate in rates.items()])
@@ -244,9 +242,7 @@ HOSTILE = [
 
 
 def test_hostile_job_breaks_neither_registry_nor_poll(running: Callable[[str], Path]) -> None:
-    """With nonsense, huge fields and strings for numbers, the poll continues, and the stored data are small and valid
-    JSON.
-    """
+    """After nonsense, huge fields and strings for numbers, the poll continues, and the stored data are small JSON."""
     running("".join(f"x  ::ct {tail}\n" for tail in HOSTILE) + step(9, loss=0.5) + "\n")
     look()
     points = stored("one").points

@@ -1,4 +1,4 @@
-"""The page in a real browser, over real jobs: what is shown, what changes by itself, and what the buttons do."""
+"""The page in a real browser, over real jobs: content, live updates, and buttons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from browser import PATIENT_MS, contrast
 if TYPE_CHECKING:
     from browser import Seen
 
-# Tells a step each twentieth of a second, as the trainer does; obeys a stop.
+# Reports a step each twentieth of a second, like the trainer; obeys SIGTERM.
 TELLING = """\
 import json, os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
@@ -32,32 +32,32 @@ for step in range(1, 6001):
 
 @pytest.fixture(autouse=True)
 def patient() -> None:
-    """Wait as long for the page as a slow machine needs."""
+    """Wait for the page as long as a slow machine needs."""
     expect.set_options(timeout=PATIENT_MS)
 
 
 @pytest.fixture
 def served(home: Path) -> Iterator[Served]:
-    """Return the page of the private home, served until the browser has closed it."""
+    """Return the page of the private home folder, served until the browser has closed the page."""
     with serving(home) as found:
         yield found
 
 
 @pytest.fixture
 def visit(served: Served, open_page: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that opens it in a browser, by the address that was printed."""
+    """Return a function that opens the printed address in a browser."""
     return lambda **context: open_page(served.address, **context)
 
 
 @pytest.mark.slow
-def test_job_is_seen_running_stopped_and_resumed(
+def test_job_is_shown_running_stopped_and_resumed(
     cli: Callable[..., Any],
     project: Callable[..., Path],
     served: Served,
     visit: Callable[..., Any],
     wait_until: Callable[..., Any],
 ) -> None:
-    """From the list to its page: lines and curve come live, a stop and a resume within the budget are carried out."""
+    """From the list to the job's page: lines and curve are live, and a stop and a resume within the budget work."""
     where = project("local: {price_per_hour: 1 USD}\nbudget: {limit: 5 USD}\n", text=TELLING)
     sent = cli("submit", "-d", "-y", "--name", "live", cwd=where)
     assert sent.code == 0, sent.stderr
@@ -82,7 +82,7 @@ def test_job_is_seen_running_stopped_and_resumed(
     drawn = curve.get_attribute("d")
     page.wait_for_function("d => document.querySelector('#curves path.ct-line').getAttribute('d') !== d", arg=drawn)
 
-    # As over a sleep: the connection is gone while lines come, then the page goes on after the one that it had.
+    # As after a suspend: the connection is gone while lines come, then the page continues after its last line.
     page.evaluate("dispatchEvent(new PageTransitionEvent('pagehide'))")
     shown = max(_steps(log))
     wait_until(lambda: cli("status", "live", "--json").json["step"] > shown + 10)
@@ -102,7 +102,7 @@ def test_job_is_seen_running_stopped_and_resumed(
     expect(page.locator("#log-state")).to_contain_text("the end")
     assert cli("status", "live", "--json").json["state"] == "stopped"
 
-    assert cli("budget", "set", "0.5USD").code == 0  # for all jobs, of which this one would have 5 USD
+    assert cli("budget", "set", "0.5USD").code == 0  # a budget for all jobs, while the job would use 5 USD
     page.get_by_role("link", name="Resume").click()
     expect(page.get_by_role("alert").last).to_contain_text("does not hold this job's worst case")
     assert page.get_by_role("button", name="Resume it").count() == 0
@@ -116,12 +116,12 @@ def test_job_is_seen_running_stopped_and_resumed(
     expect(page.locator("#part-head .badge").first).to_have_text("stopped")
 
 
-def test_list_is_filtered_compared_and_grows(
+def test_list_is_filtered_compared_and_updated(
     served: Served, tmp_path: Path, seed: Callable[..., Any], open_page: Callable[..., Any]
 ) -> None:
-    """By its form; what was chosen goes to one page of all; what another command has sent comes by itself.
+    """The form filters, the chosen jobs open a comparison, and a job of a second command appears live.
 
-    The browser is led to it by a file, as `ui` does it: the first visit's request carries no strict cookie.
+    A file leads the browser to the page, as `ui` does: the request of the first visit has no strict cookie.
     """
     from cloudtrain.launcher.job import State
 
@@ -149,14 +149,14 @@ def test_list_is_filtered_compared_and_grows(
     seed("another", State("succeeded", started_s=1.0, ended_s=2.0))
     expect(page.locator("#row-another .badge")).to_have_text("succeeded")
     assert page.evaluate("window.same")
-    compare.click()  # what was ticked has stayed so
+    compare.click()  # the ticks have stayed
     expect(page.locator("thead th")).to_have_text(["", "good-2", "good-0"])
 
 
-def test_log_is_filtered_paused_and_kept_short(
+def test_log_is_filtered_paused_and_bounded(
     served: Served, seed: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
-    """Ranks have colours, a progress bar one line, the page the last lines; a search finds older ones."""
+    """Ranks have colours, a progress bar has a single line, the page has the last lines; a search finds older lines."""
     from cloudtrain.launcher.job import State
 
     many = "".join(f"line {number} of rank 0\n" for number in range(5100))
@@ -182,10 +182,10 @@ def test_log_is_filtered_paused_and_kept_short(
     expect(page.locator("#log-state")).to_contain_text("not a valid regular expression")
 
 
-def test_pages_are_read_in_light_and_dark_and_fit_a_narrow_screen(
+def test_pages_are_readable_in_light_and_dark_and_on_a_narrow_screen(
     served: Served, seed: Callable[..., Any], visit: Callable[..., Any], page_seen: Seen
 ) -> None:
-    """Every text has a contrast of 4.5 or more, nothing sticks out at 400 pixels, and all is reached by keyboard."""
+    """Every text has a contrast of 4.5 or more, 400 pixels are wide enough, and the keyboard reaches all parts."""
     from cloudtrain.launcher.job import State
 
     error = {"rank": 3, "type": "ValueError", "message": "x" * 300, "traceback": "Traceback\n  File y, line 1, in z\n"}
@@ -201,13 +201,13 @@ def test_pages_are_read_in_light_and_dark_and_fit_a_narrow_screen(
         assert page.evaluate("document.documentElement.scrollWidth") <= 400, path
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip"
-    page_seen.errors.clear()  # the browser tells of the page that there is not
+    page_seen.errors.clear()  # the browser reports the missing page
 
 
-def test_spend_counts_as_cost_does_and_a_report_runs_apart(
+def test_spend_equals_the_cost_command_and_a_report_is_isolated(
     cli: Callable[..., Any], served: Served, seed: Callable[..., Any], visit: Callable[..., Any]
 ) -> None:
-    """The sum of the month is the command's; the report is drawn, and can read nothing of ours."""
+    """The sum of the month is the command's; the report is drawn, and cannot read data of the page."""
     from cloudtrain.launcher.job import State
 
     now_s = time.time()
@@ -224,10 +224,10 @@ def test_spend_counts_as_cost_does_and_a_report_runs_apart(
 
 
 def _steps(log: Any) -> list[int]:
-    """Return the steps whose lines are shown, in their order."""
+    """Return the steps of the visible lines, in order."""
     return [int(each) for each in re.findall(r"step (\d+)/6000", log.inner_text())]
 
 
 def _is_unbroken(steps: list[int]) -> bool:
-    """Return whether none is missing, and none comes twice."""
+    """Return whether each step appears exactly once and in order."""
     return steps == list(range(1, len(steps) + 1))
