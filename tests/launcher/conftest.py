@@ -1,4 +1,4 @@
-"""Jobs for the registry, without running any."""
+"""Jobs in the registry without a real run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PLAN = plan_of(instances=2, ranks=2, hourly_usd=0.0)
 
 @pytest.fixture
 def registry(home: Path) -> Registry:
-    """Return an empty registry in the private home."""
+    """Return an empty registry in the private home folder."""
     return Registry()
 
 
 @pytest.fixture
 def make_job() -> Callable[..., Job]:
-    """Return a function that makes a job as submit would, before it is journalled."""
+    """Return a function that makes a job like `submit`, before the job is journalled."""
 
     def make(job_id: str, number: int = 1, **changes: Any) -> Job:
         attempt = Attempt(job_id, number, "intent", PLAN, {"body": 1}, time.time(), this_process())
@@ -37,7 +37,7 @@ def make_job() -> Callable[..., Job]:
 
 @pytest.fixture
 def seed(home: Path, make_job: Callable[..., Job]) -> Callable[..., Job]:
-    """Return a function that puts a job of a given state into the registry, with two ranks' logs on disk."""
+    """Return a function that puts a job with the given state into the registry, with the logs of two ranks on disk."""
 
     def put(name: str = "seeded", state: State | None = None, lines: dict[str, str] | None = None) -> Job:
         registry = Registry()

@@ -145,9 +145,7 @@ def test_notebook_can_submit_watch_and_stop_jobs(
     assert [(job.state, job.reason, job.exit_code) for job in ended] == [("stopped", "user", 9)] * 3
     assert all(job.cost_usd is not None and job.details["job"] == job.id for job in ended)
     with ThreadPoolExecutor() as pool:
-        assert [list(lines) for lines in pool.map(api.logs, ended)] == [
-            []
-        ] * 3  # a node with the idle interpreter prints no line
+        assert [list(lines) for lines in pool.map(api.logs, ended)] == [[]] * 3  # the node prints no line
     again = api.resume("first", env={"AGAIN": 1})
     assert (again.id, again.attempt) == ("first", 2)
     assert api.status(ended[0]).details["attempts"][0]["state"] == "stopped"

@@ -34,7 +34,7 @@ def doctor(config): return []
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder for PYTHONPATH with a package that declares the backends `vendor` and, without effect, `local`."""
+    """Return a folder for PYTHONPATH with a package that declares the backends `vendor` and, in vain, `local`."""
     site = tmp_path / "site"
     (site / "vendor-1.0.dist-info").mkdir(parents=True)
     (site / "vendor-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor\nVersion: 1.0\n")

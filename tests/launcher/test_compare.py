@@ -1,4 +1,4 @@
-"""Backends side by side: the cheapest hour first, what cannot be planned with its reason, and a choice of one."""
+"""Backends side by side: the cheapest hour first, the reason for a missing plan, and a choice of a backend."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BUDGET = "budget: {limit: 50 USD}\n"
 
 @pytest.fixture
 def asked(tmp_path: Path) -> Callable[..., Overrides]:
-    """Return a function that writes the file and returns the command line's say over it."""
+    """Return a function that writes the file and returns the overrides of the command line."""
 
     def write(backend: str | None = None, more: str = "", text: str = TEXT, **given: Any) -> Overrides:
         (tmp_path / "train.py").write_text("")
@@ -40,12 +40,12 @@ def asked(tmp_path: Path) -> Callable[..., Overrides]:
 
 
 def offers(overrides: Overrides) -> list[compare.BackendOffer]:
-    """Return what `plan` compares."""
+    """Return the offers that `plan` compares."""
     return compare.offers(overrides.load, overrides.backends(), overrides.file)
 
 
 def test_cheapest_hour_comes_first(asked: Callable[..., Overrides]) -> None:
-    """Then what has an unknown price, which is never taken for 0."""
+    """Backends with an unknown price come last, because an unknown price is not 0."""
     found = offers(asked())
     assert [offer.backend for offer in found] == ["vertex", "sagemaker", "azureml"]
     first = compare.cheapest(found)
@@ -53,8 +53,8 @@ def test_cheapest_hour_comes_first(asked: Callable[..., Overrides]) -> None:
     assert first.backend == "vertex"
 
 
-def test_table_shows_what_each_costs(asked: Callable[..., Overrides]) -> None:
-    """Machine, instances and ranks, price, cap, worst case and the price's source; a reason where there is no plan."""
+def test_table_shows_the_cost_of_each_backend(asked: Callable[..., Overrides]) -> None:
+    """Columns are machine, ranks, price, cap, worst case and source; a backend without a plan has a reason."""
     text = compare.lines(offers(asked("all", BUDGET)))
     rows = {line.split()[0]: line for line in text[1:6]}
     assert text[6].startswith("azureml: a budget needs a price: no price of Standard")
@@ -66,7 +66,7 @@ def test_table_shows_what_each_costs(asked: Callable[..., Overrides]) -> None:
 
 
 def test_own_machines_without_a_price_are_not_the_cheapest(asked: Callable[..., Overrides]) -> None:
-    """Nobody has said what they cost."""
+    """The cost of an unpriced machine is unknown."""
     found = offers(asked("ssh,sagemaker"))
     assert [offer.backend for offer in found] == ["sagemaker", "ssh"]
     assert compare.cheapest(offers(asked("ssh,azureml"))) is None
@@ -88,7 +88,7 @@ def test_offers_are_sorted_by_the_expected_price(asked: Callable[..., Overrides]
 
 
 def test_spot_price_is_compared_with_the_expected_prices(asked: Callable[..., Overrides]) -> None:
-    """A spot price with a high upper bound is the cheapest; a price on demand in its place is named as a bound."""
+    """A spot price with a high upper bound is the cheapest; an on-demand price in its place is marked as a bound."""
     text = TEXT.replace(", price_per_hour: 25 USD", "").replace(", price_per_hour: 20 USD", "")
     found = offers(asked("sagemaker,vertex", text=text.replace('"A100:8"', '"A100:8", spot: true')))
     assert [offer.backend for offer in found] == ["vertex", "sagemaker"]
@@ -111,14 +111,14 @@ def test_spot_price_is_compared_with_the_expected_prices(asked: Callable[..., Ov
         ("vertex", ("vertex",)),
     ],
 )
-def test_which_backends_are_meant(given: str | None, names: tuple[str, ...], asked: Callable[..., Overrides]) -> None:
-    """The command line's, else the file's list; `all` is what the file configures."""
+def test_option_overrides_the_file(given: str | None, names: tuple[str, ...], asked: Callable[..., Overrides]) -> None:
+    """Without `--backend` the file's list counts; `all` means all configured backends."""
     overrides = asked(given)
     assert (overrides.backends(), overrides.compares()) == (names, len(names) > 1)
 
 
-def test_file_with_one_backend_is_as_it_was(asked: Callable[..., Overrides]) -> None:
-    """Alone, or a list of one; `cheapest` then chooses of all that are configured."""
+def test_file_with_a_single_backend_is_not_compared(asked: Callable[..., Overrides]) -> None:
+    """A name and a list of a single name are equal; `cheapest` then chooses among all configured backends."""
     for line in ("backend: vertex", "backend: [vertex]"):
         text = TEXT.replace("backend: [azureml, vertex, sagemaker]", line)
         overrides = asked(text=text)
@@ -135,8 +135,8 @@ def test_file_with_one_backend_is_as_it_was(asked: Callable[..., Overrides]) -> 
         ("backend: [vertex, 3]", "expected a backend's name"),
     ],
 )
-def test_list_that_is_none_is_refused(line: str, words: str, asked: Callable[..., Overrides]) -> None:
-    """With its place."""
+def test_invalid_list_of_backends_is_refused(line: str, words: str, asked: Callable[..., Overrides]) -> None:
+    """The fault has its place."""
     with pytest.raises(ConfigError, match=words) as caught:
         asked(text=TEXT.replace("backend: [azureml, vertex, sagemaker]", line)).backends()
     assert caught.value.faults[0].place is not None
@@ -149,15 +149,15 @@ def test_table_in_80_columns_keeps_ranks_price_and_cap(asked: Callable[..., Over
 
 
 def test_plan_of_the_only_backend_names_what_to_add(cli: Any, tmp_path: Path) -> None:
-    """`--backend all` with no block but local's says how to compare, and does not ask for a price."""
+    """`--backend all` with only local's block explains how to compare, and does not ask for a price."""
     (tmp_path / "train.py").write_text("")
     (tmp_path / "cloudtrain.yaml").write_text("name: x\nscript: train.py\n")
     done = cli("plan", "--backend", "all", cwd=tmp_path)
     assert (done.code, done.stderr) == (0, "only `local` is configured: add another backend's block to compare\n")
 
 
-def test_misspelt_backend_is_one_fault(cli: Any, tmp_path: Path) -> None:
-    """The hint has the near name; no second fault says the same."""
+def test_misspelt_backend_is_a_single_fault(cli: Any, tmp_path: Path) -> None:
+    """The hint has the similar name, and no second fault repeats the error."""
     (tmp_path / "train.py").write_text("")
     (tmp_path / "cloudtrain.yaml").write_text("name: x\nscript: train.py\n")
     for command in ("plan", "validate"):
@@ -165,8 +165,8 @@ def test_misspelt_backend_is_one_fault(cli: Any, tmp_path: Path) -> None:
         assert (done.code, done.stderr.count("error: "), "did you mean `vertex`?" in done.stderr) == (3, 1, True)
 
 
-def test_job_has_one_backend(asked: Callable[..., Overrides]) -> None:
-    """Who asks for a config and does not choose is told how."""
+def test_config_is_loaded_for_a_single_backend(asked: Callable[..., Overrides]) -> None:
+    """Loading a config without a chosen backend is an error with a hint."""
     with pytest.raises(ConfigError, match="chosen by `--backend NAME`"):
         asked().load()
     with pytest.raises(ConfigError, match="unknown backend `aws`"):
@@ -177,8 +177,8 @@ def test_job_has_one_backend(asked: Callable[..., Overrides]) -> None:
         asked(" ,").backends()
 
 
-def test_price_on_the_command_line_is_one_backends(asked: Callable[..., Overrides]) -> None:
-    """It beats the file's; for several it is nobody's."""
+def test_price_on_the_command_line_needs_a_single_backend(asked: Callable[..., Overrides]) -> None:
+    """The price overrides the file's price; for several backends the option is refused."""
     config = asked("vertex", price_micro=2_000_000).load()
     assert config.vertex is not None
     assert config.vertex.price_per_hour == 2_000_000
@@ -189,8 +189,8 @@ def test_price_on_the_command_line_is_one_backends(asked: Callable[..., Override
         asked(price_micro=2_000_000).compares()
 
 
-def test_reason_of_a_backend_that_cannot_be_planned_is_one_line(asked: Callable[..., Overrides]) -> None:
-    """The first of all that is wrong, with how to mend it, and how many more there are."""
+def test_reason_for_a_missing_plan_is_a_single_line(asked: Callable[..., Overrides]) -> None:
+    """The line has the first fault with its fix, and the number of further faults."""
     text = TEXT.replace("subscription: s, resource_group: ml, workspace: research, ", "")
     found = {offer.backend: offer for offer in offers(asked("azureml,vertex", text=text))}
     assert found["azureml"].why.startswith("no Azure subscription; `az account show")
@@ -199,7 +199,7 @@ def test_reason_of_a_backend_that_cannot_be_planned_is_one_line(asked: Callable[
 
 
 def test_faults_of_the_file_and_of_the_backend_come_together(cli: Any, tmp_path: Path) -> None:
-    """Region, role, machine type, an unknown key, a bad value and the missing script are found in one go."""
+    """Region, role, machine type, an unknown key, a bad value and the missing script are reported at once."""
     (tmp_path / "cloudtrain.yaml").write_text(
         "name: x\nbackend: sagemaker\nscript: no.py\nresources: {instance_type: p4d, instances: two}\n"
         "limits: {max_duraton: 1h}\ncheckpoint: {resume: s3://b/x}\nsagemaker: {prefix: x}\n"
@@ -223,7 +223,7 @@ def test_faults_of_the_file_and_of_the_backend_come_together(cli: Any, tmp_path:
 def test_place_and_machine_are_checked_together(
     cli: Any, tmp_path: Path, backend: str, block: str, keys: set[str]
 ) -> None:
-    """The place of the job, its machine and what a node cannot reach are told at once, the file's faults too."""
+    """The job's place, its machine and unreachable folders are reported at once, with the file's faults."""
     (tmp_path / "cloudtrain.yaml").write_text(
         f"name: x\nbackend: {backend}\nscript: no.py\nresources: {{instance_type: '?'}}\n{block}\n"
     )
@@ -232,7 +232,7 @@ def test_place_and_machine_are_checked_together(
     assert {fault["key"] for fault in done.json["faults"]} == {*keys, "script", "resources.instance_type"}
 
 
-def test_backend_faults_that_follow_from_a_fault_of_the_file_are_left_out(cli: Any, tmp_path: Path) -> None:
+def test_backend_fault_caused_by_a_fault_of_the_file_is_omitted(cli: Any, tmp_path: Path) -> None:
     """A misspelt section or a bad value is reported once, not also as a missing key."""
     text = "name: x\nbackend: sagemaker\nscript: t.py\nresources: {accelerators: 8}\nsagemaker: {roll: a, region: r}\n"
     (tmp_path / "cloudtrain.yaml").write_text(text)
@@ -241,8 +241,8 @@ def test_backend_faults_that_follow_from_a_fault_of_the_file_are_left_out(cli: A
     assert {fault["key"] for fault in done.json["faults"]} == {"resources.accelerators", "sagemaker.roll"}
 
 
-def test_long_errors_stand_below_the_table(cli: Any, asked: Callable[..., Overrides]) -> None:
-    """Without accelerators no cloud can be planned: a short cause in each row, below the table what to write."""
+def test_long_errors_are_below_the_table(cli: Any, asked: Callable[..., Overrides]) -> None:
+    """Without accelerators no cloud has a plan: each row has a short cause, and the text below has the fix."""
     file = asked(text=TEXT.replace(', accelerators: "A100:8"', "")).file
     shown = cli("plan", "-f", file, "--backend", "all").stdout.splitlines()
     assert max(map(len, shown)) <= 100
@@ -253,7 +253,7 @@ def test_long_errors_stand_below_the_table(cli: Any, asked: Callable[..., Overri
 
 
 def test_table_of_several_backends_fits_in_100_columns(cli: Any, asked: Callable[..., Overrides]) -> None:
-    """In a pipe too, and a price that may be too old comes with the command that reads it again."""
+    """The width also holds in a pipe, and an old price has a note with the command for a refresh."""
     text = TEXT.replace(", price_per_hour: 25 USD", "").replace("mars", "eastus")
     shown = cli("plan", "-f", asked(text=text).file, "--backend", "all", "--budget", "150").stdout.splitlines()
     assert max(map(len, shown)) <= 100
@@ -262,15 +262,15 @@ def test_table_of_several_backends_fits_in_100_columns(cli: Any, asked: Callable
     assert any(line.startswith("old prices of ") and line.endswith(": cloudtrain prices refresh") for line in shown)
 
 
-def test_faulty_file_is_refused_as_a_whole(asked: Callable[..., Overrides]) -> None:
-    """A fault of the file itself is every backend's: it is told in full, with its place."""
+def test_fault_of_the_file_is_refused_for_all_backends(asked: Callable[..., Overrides]) -> None:
+    """The fault is reported in full, with its place."""
     with pytest.raises(ConfigError, match="unknown key `role_arn`") as caught:
         offers(asked(text=TEXT.replace("region: us-east-1, role: ", "role_arn: ")))
     assert caught.value.faults[0].place is not None
 
 
-def test_submit_of_several_asks_for_one(cli: Any, asked: Callable[..., Overrides]) -> None:
-    """The error names the cheapest, and nothing is sent; `plan` shows the same, for scripts as one object."""
+def test_submit_with_several_backends_requires_a_choice(cli: Any, asked: Callable[..., Overrides]) -> None:
+    """The error names the cheapest backend, and no job is sent; `plan` shows the same, for scripts as an object."""
     folder = asked().file.parent
     done = cli("submit", cwd=folder)
     assert (done.code, "--backend vertex is the cheapest by the hour" in done.stderr) == (2, True), done.stderr
@@ -281,22 +281,22 @@ def test_submit_of_several_asks_for_one(cli: Any, asked: Callable[..., Overrides
     assert (shown.code, "displayName: x-00000-1" in shown.stdout) == (0, True), shown.stderr
 
 
-def test_dry_run_of_several_prints_each_and_the_table(cli: Any, asked: Callable[..., Overrides]) -> None:
-    """What cannot be planned is told below, and is no error."""
+def test_dry_run_of_several_backends_prints_each_and_the_table(cli: Any, asked: Callable[..., Overrides]) -> None:
+    """A backend without a plan is reported below, and is no error."""
     done = cli("render", "--backend", "azureml,vertex", "--json", cwd=asked(None, BUDGET).file.parent)
     assert done.code == 0, done.stderr
     assert [row["backend"] for row in done.json] == ["vertex", "azureml"]
     assert ("needs a price" in done.json[1]["error"], "USD/h" in done.stderr) == (True, True)
 
 
-def test_stored_job_knows_its_one_backend(asked: Callable[..., Overrides]) -> None:
-    """What is journalled has the chosen one."""
+def test_stored_job_has_its_chosen_backend(asked: Callable[..., Overrides]) -> None:
+    """The journal has only the chosen backend."""
     config = asked("vertex").load()
     assert configs.stored(config.model_dump(mode="json")).backend == "vertex"
 
 
 def test_machine_without_the_accelerators_is_never_the_cheapest(asked: Callable[..., Overrides]) -> None:
-    """An hour of this CPU is no hour of eight A100: it comes last of what can be planned, and says why."""
+    """An hour of a CPU is no hour of eight A100: the machine comes last among the plans, with the reason."""
     found = offers(asked("all", "local: {price_per_hour: 0.10 USD}\n"))
     local = next(offer for offer in found if offer.backend == "local")
     assert (local.lacks, local.dump()["lacks"]) == ("0 of 8 GPUs", "0 of 8 GPUs")

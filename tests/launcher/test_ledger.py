@@ -1,4 +1,4 @@
-"""The home's ledger: what is held, settled and freed with the journal, by month and project, after any crash."""
+"""The ledger of a home folder: held, settled and freed sums, by month and project, after any crash."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PRICED = {"instances": 1, "nproc_per_node": 1, "ranks": 1, "hourly_usd": 10.0, "
 
 @pytest.fixture
 def registry(home: Path) -> Registry:
-    """Return an empty registry in the private home."""
+    """Return an empty registry in the private home folder."""
     return Registry()
 
 
@@ -64,7 +64,7 @@ def limit(registry: Registry, usd: float, project: str = "vision", period: Any =
 
 
 def left(registry: Registry, project: str = "vision") -> list[int]:
-    """Return what is left of each budget that a job of the project counts against."""
+    """Return the sum left in each applicable budget of the project."""
     return [each.left_micro for each in ledger.standings(registry.database, time.time(), project)]
 
 
@@ -73,8 +73,8 @@ def ended(job: Job, started_s: float, ended_s: float) -> State:
     return State("succeeded", started_s=started_s, ended_s=ended_s)
 
 
-def test_refused_job_is_not_in_the_journal(registry: Registry, submit: Callable[..., Job]) -> None:
-    """Reserved and journalled in one: what has no room was never there."""
+def test_refused_job_is_not_journalled(registry: Registry, submit: Callable[..., Job]) -> None:
+    """Reservation and journal entry are a single transaction."""
     limit(registry, 15)
     submit("one")
     with pytest.raises(BudgetError, match="reserved 10 USD by one"):
@@ -83,8 +83,8 @@ def test_refused_job_is_not_in_the_journal(registry: Registry, submit: Callable[
     assert [held.job_id for held in ledger.held(registry.database)] == ["one"]
 
 
-def test_every_level_is_checked_and_children_need_not_add_up(registry: Registry, submit: Callable[..., Job]) -> None:
-    """Two projects of 100 under an overall month of 25: the third job of 10 is refused by that."""
+def test_every_level_is_checked_separately(registry: Registry, submit: Callable[..., Job]) -> None:
+    """Two projects of 100 under an overall month of 25: the overall budget refuses the third job of 10."""
     limit(registry, 100)
     limit(registry, 100, "speech")
     limit(registry, 25, "", "month")
@@ -95,17 +95,15 @@ def test_every_level_is_checked_and_children_need_not_add_up(registry: Registry,
     submit("free", 0, None)
 
 
-def test_job_without_a_project_counts_against_the_overall_budgets_only(
-    registry: Registry, submit: Callable[..., Job]
-) -> None:
-    """A project's money is its own."""
+def test_job_without_a_project_counts_only_in_overall_budgets(registry: Registry, submit: Callable[..., Job]) -> None:
+    """A project's budget covers only the jobs of the project."""
     limit(registry, 10)
     submit("one", 50, None)
     assert left(registry) == [10 * USD]
 
 
-def test_unknown_price_is_refused_where_a_budget_applies(registry: Registry, submit: Callable[..., Job]) -> None:
-    """And nowhere else; but once it runs, a budget that it would count against cannot be kept."""
+def test_unknown_price_is_refused_if_a_budget_applies(registry: Registry, submit: Callable[..., Job]) -> None:
+    """Without a budget the job runs, and then blocks every later budget that would count the job."""
     submit("before", None)
     limit(registry, 100)
     with pytest.raises(BudgetError, match="without a known price: before"):
@@ -116,8 +114,8 @@ def test_unknown_price_is_refused_where_a_budget_applies(registry: Registry, sub
     submit("one")
 
 
-def test_end_puts_what_was_spent_in_place_of_the_worst_case(registry: Registry, submit: Callable[..., Job]) -> None:
-    """Half an hour at 10 USD: 5 of the 10 reserved are free again; told again, nothing changes."""
+def test_end_replaces_the_worst_case_with_the_cost(registry: Registry, submit: Callable[..., Job]) -> None:
+    """Half an hour at 10 USD frees 5 of the 10 reserved USD; a repeated report changes nothing."""
     limit(registry, 20)
     job = submit("one")
     registry.mark_sent(job.attempt, {"x": 1})
@@ -128,10 +126,10 @@ def test_end_puts_what_was_spent_in_place_of_the_worst_case(registry: Registry, 
     assert ledger.held(registry.database) == []
 
 
-def test_end_counts_at_the_uncertainty_that_was_reserved(registry: Registry, submit: Callable[..., Job]) -> None:
+def test_end_counts_at_the_reserved_uncertainty(registry: Registry, submit: Callable[..., Job]) -> None:
     """Half an hour at 10 USD that may be 11, billed by the minute, and 5 more minutes of idling: 35/60 x 11 USD.
 
-    At the list price the budget would give out again what the bill may still take.
+    At the list price the budget would release money that the bill may still take.
     """
     limit(registry, 20)
     job = submit("one", more={"uncertainty": 1.1, "unit_s": 60})
@@ -142,7 +140,7 @@ def test_end_counts_at_the_uncertainty_that_was_reserved(registry: Registry, sub
 
 
 def test_end_of_an_attempt_is_split_over_months(registry: Registry, submit: Callable[..., Job]) -> None:
-    """A day on each side of the border between two past months: each has its half; this month has nothing."""
+    """A day on each side of the border between two past months: each month has half, the present month has 0."""
     limit(registry, 500, period="month")
     job = submit("one", 480)
     registry.mark_sent(job.attempt, {"x": 1})
@@ -152,8 +150,8 @@ def test_end_of_an_attempt_is_split_over_months(registry: Registry, submit: Call
     assert ledger.spent(registry.database, "vision", "2026-11") == 0
 
 
-def test_running_job_counts_in_full_in_the_next_month(registry: Registry, submit: Callable[..., Job]) -> None:
-    """Whenever it was begun, its worst case is held of the month of the question."""
+def test_running_job_counts_fully_in_the_next_month(registry: Registry, submit: Callable[..., Job]) -> None:
+    """The worst case counts in the queried month, for any start."""
     limit(registry, 100, period="month")
     submit("one", 80)
     for days in (0, 40, 400):
@@ -161,8 +159,8 @@ def test_running_job_counts_in_full_in_the_next_month(registry: Registry, submit
         assert (standing.spent_micro, standing.left_micro) == (0, 20 * USD)
 
 
-def test_clock_that_was_put_back_frees_no_money(registry: Registry, submit: Callable[..., Job]) -> None:
-    """What was spent in a month that is still to come counts in this one."""
+def test_clock_that_was_set_back_frees_no_money(registry: Registry, submit: Callable[..., Job]) -> None:
+    """A cost in a future month counts in the present month."""
     limit(registry, 100, period="month")
     job = submit("one", 80)
     ledger.settle(registry.database, job.id, 1, 70 * USD, NOVEMBER_S + 40 * 86_400)
@@ -171,7 +169,7 @@ def test_clock_that_was_put_back_frees_no_money(registry: Registry, submit: Call
 
 
 def test_end_at_an_unknown_cost_counts_as_the_worst_case(registry: Registry, submit: Callable[..., Job]) -> None:
-    """It is never taken for nothing; where not even that is known, the job is named."""
+    """An unknown cost is never 0; if the worst case is unknown too, the job is listed."""
     limit(registry, 20)
     job = submit("one")
     ledger.settle(registry.database, job.id, 1, None, time.time())
@@ -183,7 +181,7 @@ def test_end_at_an_unknown_cost_counts_as_the_worst_case(registry: Registry, sub
 
 
 def test_attempt_that_was_never_sent_frees_its_worst_case(registry: Registry, submit: Callable[..., Job]) -> None:
-    """Unless it was sent after all, whatever somebody believed: then it is held again."""
+    """If the attempt was sent despite the assumption, the worst case is held again."""
     limit(registry, 10)
     job = submit("one")
     registry.mark_never_sent(job.attempt, State("failed", "error"))
@@ -192,8 +190,8 @@ def test_attempt_that_was_never_sent_frees_its_worst_case(registry: Registry, su
     assert left(registry) == [0]
 
 
-def test_further_attempt_reserves_anew_beside_what_was_spent(registry: Registry, submit: Callable[..., Job]) -> None:
-    """The first one's 5 USD are spent; the next one's worst case of 10 fits into 15, and not into 14."""
+def test_second_attempt_reserves_in_addition_to_the_spent_sum(registry: Registry, submit: Callable[..., Job]) -> None:
+    """The first attempt spent 5 USD; the worst case of 10 fits into 15 USD, and not into 14 USD."""
     limit(registry, 14)
     job = submit("one")
     registry.mark_sent(job.attempt, {"x": 1})
@@ -214,7 +212,7 @@ def test_further_attempt_reserves_anew_beside_what_was_spent(registry: Registry,
 
 
 def test_reservation_is_made_once(registry: Registry, submit: Callable[..., Job]) -> None:
-    """The same attempt again holds nothing more."""
+    """A repeated reservation of an attempt holds no further money."""
     limit(registry, 10)
     job = submit("one")
     reserve.reserve(registry, job.attempt, job.config)
@@ -224,7 +222,7 @@ def test_reservation_is_made_once(registry: Registry, submit: Callable[..., Job]
 def test_registry_of_the_first_version_loses_nothing(
     home: Path, make_job: Callable[..., Job], monkeypatch: Any
 ) -> None:
-    """Its jobs are all there, and count: what runs at its worst case, what has ended at its cost."""
+    """All jobs exist and count: a running job at its worst case, an ended job at its cost."""
     monkeypatch.setattr(databases, "_MIGRATIONS", databases._MIGRATIONS[:1])
     monkeypatch.setattr(ledger, "settle", lambda *args, **more: None)
     monkeypatch.setattr(ledger, "release", lambda *args: None)
@@ -255,7 +253,7 @@ def test_registry_of_the_first_version_loses_nothing(
 
 
 def test_full_disk_refuses_and_changes_nothing(registry: Registry, submit: Callable[..., Job]) -> None:
-    """No room for the reservation: the submit is refused in our words, and the journal has no half of it."""
+    """Without room for the reservation the submit is refused with a message, and the journal has no partial entry."""
     limit(registry, 100)
     pages = registry.database.execute("PRAGMA page_count")[0][0]
     registry.database.execute(f"PRAGMA max_page_count = {pages}")
@@ -272,10 +270,10 @@ def test_full_disk_refuses_and_changes_nothing(registry: Registry, submit: Calla
     submit("after")
 
 
-def test_reconcile_says_what_cannot_be_asked_and_keeps_it_reserved(
+def test_reconcile_keeps_the_reservation_of_an_unreachable_job(
     registry: Registry, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backend that does not answer says nothing about its job, nor about the job's money."""
+    """A silent backend gives no information about its job or the job's money."""
 
     class Away(ModuleType):
         def state(self, ref: Any) -> State:
@@ -290,8 +288,8 @@ def test_reconcile_says_what_cannot_be_asked_and_keeps_it_reserved(
     assert [held.job_id for held in ledger.held(registry.database)] == ["one"]
 
 
-def test_reconcile_goes_on_past_a_job_of_a_backend_that_is_gone(registry: Registry, submit: Callable[..., Job]) -> None:
-    """A plug-in that is no more installed blocks no other job's budget; what its job holds stays held."""
+def test_reconcile_continues_past_a_job_of_a_missing_backend(registry: Registry, submit: Callable[..., Job]) -> None:
+    """A removed plug-in blocks no further job's budget; its own job keeps the reservation."""
     job = submit("one")
     registry.mark_sent(job.attempt, {"x": 1})
     registry.database.execute("UPDATE jobs SET backend = 'gone'")
@@ -300,8 +298,8 @@ def test_reconcile_goes_on_past_a_job_of_a_backend_that_is_gone(registry: Regist
     assert [held.job_id for held in ledger.held(registry.database)] == ["one"]
 
 
-def test_projects_name_is_data(registry: Registry, submit: Callable[..., Job]) -> None:
-    """Whatever a project is called, it is no part of a statement, and no other's money."""
+def test_name_of_a_project_is_only_data(registry: Registry, submit: Callable[..., Job]) -> None:
+    """A project's name is never part of an SQL statement, and matches no second project."""
     limit(registry, 100)
     submit("one", 10, "'; DROP TABLE budgets; --")
     submit("two", 10, "%")
@@ -309,10 +307,10 @@ def test_projects_name_is_data(registry: Registry, submit: Callable[..., Job]) -
     assert json.dumps(sorted(ledger.projects(registry.database))) == '["%", "\'; DROP TABLE budgets; --"]'
 
 
-def test_slow_look_shows_the_end_that_another_has_seen(
+def test_slow_poll_returns_the_end_stored_meanwhile(
     registry: Registry, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The backend said `running`, and while the log was read another process stored the end: that is what is true."""
+    """The backend reported `running`, and a second process stored the end meanwhile: the end is right."""
 
     class Slow(ModuleType):
         def state(self, ref: Any) -> State:

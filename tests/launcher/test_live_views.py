@@ -1,4 +1,4 @@
-"""The live view's pictures: a frozen sight in, rows out, the same at any time and on no terminal."""
+"""The screens of the live view: a frozen model in, rows out, independent of time and terminal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HOSTILE = (
 
 @pytest.fixture(autouse=True)
 def _in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have clocks show the same wherever the tests run."""
+    """Set the time zone to UTC."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield
@@ -56,7 +56,7 @@ def _in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def sight(make_job: Callable[..., Job]) -> Callable[..., Sight]:
-    """Return a function that makes the sight of a job half way through, with whatever differs."""
+    """Return a function that makes the model of a job at about 30 %, with given changes."""
 
     def make(name: str = "digits-4k2pw", state: State | None = None, **changes: Any) -> Sight:
         bins = curve.added(curve.EMPTY, [(NOW - 600 + step, step, 2.0 / (1 + step / 50)) for step in range(1, 601, 10)])
@@ -83,7 +83,7 @@ def sight(make_job: Callable[..., Job]) -> Callable[..., Sight]:
 
 
 def steps(count: int = 60) -> Series:
-    """Return what a trainer tells of so many steps."""
+    """Return a trainer's events of so many steps."""
     points = [Point(2, "start", NOW - 600, 0, {"device": "cuda:0", "memory_total_bytes": 80 * 2**30})]
     for step in range(10, 10 * count + 1, 10):
         fields = {"loss": 2.0 / (1 + step / 50), "samples_per_s": 8000.0 + 300 * math.sin(step / 40)}
@@ -94,12 +94,12 @@ def steps(count: int = 60) -> Series:
 
 
 def log(*texts: str, rank: int = 0) -> TailShot:
-    """Return a log's end."""
+    """Return the end of a log."""
     return TailShot(tuple(LogLine(text, 0, rank, NOW) for text in texts), is_read=True)
 
 
 def drawn(rows: list[Text]) -> str:
-    """Return the rows' text, as a person sees it."""
+    """Return the visible text of the rows."""
     return "\n".join(row.plain.rstrip() for row in rows)
 
 
@@ -171,29 +171,29 @@ up/down choose  Enter open  s stop a job  q quit  ? help
 
 
 def picture(sight: Sight, tail: TailShot | None = None, size: tuple[int, int] = (80, 24), **changes: Any) -> list[Text]:
-    """Return a job's screen."""
+    """Return the screen of a job."""
     choice = changes.pop("choice", ViewState(opened=sight.job.id, is_single=True))
     return jobview.view(sight, tail or TailShot(), choice, size, changes.pop("signs", UNICODE), NOW, **changes)
 
 
-def test_job_in_80x24_is_shown_whole(sight: Callable[..., Sight]) -> None:
-    """Figures, curves, money and log, each in its place."""
+def test_job_in_80x24_is_shown_completely(sight: Callable[..., Sight]) -> None:
+    """Figures, curves, money and log have their places."""
     alerts = (Sent("budget:50@10000000", NOW - 300, ("terminal", "slack")), Sent("started:2", NOW - 600, ("slack",)))
     seen = sight(curves=curves_of(steps()), alerts=alerts)
     rows = picture(seen, log("step 590/2000 loss 0.156", "step 600/2000 loss 0.1534"))
     assert drawn(rows) + "\n" == JOB_80x24
 
 
-def test_failed_job_tells_its_cause_and_what_to_do(sight: Callable[..., Sight]) -> None:
-    """The first failing rank's exception, and the command for its log."""
+def test_failed_job_shows_its_cause_and_the_next_command(sight: Callable[..., Sight]) -> None:
+    """The screen has the exception of the first failing rank, and the command for its log."""
     error = {"rank": 1, "type": "ValueError", "message": "the data has 3 columns\nand the model wants 4"}
     state = State("failed", "error", error=error, started_s=NOW - 60, ended_s=NOW)
     rows = picture(sight("failing", state, progress={}))
     assert drawn(rows[:9]) + "\n" == FAILED_TOP
 
 
-def test_table_in_80x24_is_shown_whole(sight: Callable[..., Sight]) -> None:
-    """A row a job, the chosen one marked, what all cost, and what was said."""
+def test_table_in_80x24_is_shown_completely(sight: Callable[..., Sight]) -> None:
+    """Each job has a row, the chosen job is marked, and the footer has the costs and the last note."""
     failed = State("failed", "error", error={"message": "x"}, started_s=NOW - 60, ended_s=NOW)
     sights = (sight(), sight("queued-abcde", State("pending"), progress={}), sight("failing", failed, progress={}))
     scene = Scene(sights, NOW, ((NOW - 5, "queued-abcde: the backend is slow"),))
@@ -203,8 +203,8 @@ def test_table_in_80x24_is_shown_whole(sight: Callable[..., Sight]) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("signs", [UNICODE, ASCII], ids=["unicode", "ascii"])
-def test_no_picture_is_larger_than_the_screen(sight: Callable[..., Sight], size: tuple[int, int], signs: Any) -> None:
-    """Whatever is in it, and whatever is asked meanwhile."""
+def test_no_screen_is_larger_than_the_terminal(sight: Callable[..., Sight], size: tuple[int, int], signs: Any) -> None:
+    """The size holds for any content and any open question."""
     seen = sight(curves=curves_of(steps()), fault="\x1b[2J[red]" + "far too long " * 40)
     scene = Scene(tuple(replace(seen, job=replace(seen.job, id=f"job-{n}" * (n % 5 + 1))) for n in range(40)), NOW)
     choices = [
@@ -226,7 +226,7 @@ def test_no_picture_is_larger_than_the_screen(sight: Callable[..., Sight], size:
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_line_stays_in_its_row(sight: Callable[..., Sight], text: str) -> None:
-    """No sequence of a job's reaches the terminal, and rich markup is but text."""
+    """No escape sequence of a job reaches the terminal, and rich markup is plain text."""
     quiet, loud = (picture(sight(), log(line), (60, 12)) for line in ("x", text))
     data = Painter("utf-8", is_coloured=False).paint(loud)
     ours = Painter("utf-8", is_coloured=False).paint(quiet)
@@ -248,10 +248,10 @@ ODD_PROGRESS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("progress", ODD_PROGRESS, ids=range(len(ODD_PROGRESS)))
-def test_odd_figures_of_one_job_drive_no_terminal_and_hide_no_other(
+def test_invalid_figures_of_a_job_do_not_affect_a_second_job(
     sight: Callable[..., Sight], progress: dict[str, Any]
 ) -> None:
-    """Whoever wrote them into the registry, and whatever the reason says."""
+    """The figures come from untrusted input in the registry, and print no control character."""
     state = State("running", "\x1b[2J\x07", started_s=NOW - 60)
     good = sight()
     odd = replace(good, job=replace(good.job, id="odd"))
@@ -268,18 +268,18 @@ def test_odd_figures_of_one_job_drive_no_terminal_and_hide_no_other(
     assert "its log" in drawn(picture(odd, log("its log")))
 
 
-def test_markup_is_shown_as_it_was_printed(sight: Callable[..., Sight]) -> None:
-    """A list of names in brackets is no colour."""
+def test_markup_is_shown_as_printed(sight: Callable[..., Sight]) -> None:
+    """Names in brackets are no colours."""
     assert "[r0] [red]no markup[/red] [/]" in drawn(picture(sight(), log(HOSTILE[0])))
 
 
-def test_event_tail_is_hidden(sight: Callable[..., Sight]) -> None:
-    """What is for programs is not for people."""
+def test_event_part_of_a_line_is_hidden(sight: Callable[..., Sight]) -> None:
+    """The event part is for programs."""
     assert "::ct" not in drawn(picture(sight(), log('step 1/2 loss 3  ::ct {"e":"step","step":1}')))
 
 
-def test_low_screen_leaves_out_what_weighs_least(sight: Callable[..., Sight]) -> None:
-    """The name, the progress and some of the log are always there."""
+def test_low_screen_omits_the_least_important_rows(sight: Callable[..., Sight]) -> None:
+    """The name, the progress and a part of the log are always visible."""
     told = drawn(picture(sight(curves=curves_of(steps())), log("a", "b", "c"), (60, 10)))
     assert "digits-4k2pw  running" in told
     assert "step 600/2000" in told
@@ -287,23 +287,23 @@ def test_low_screen_leaves_out_what_weighs_least(sight: Callable[..., Sight]) ->
     assert "checkpoint" not in told
 
 
-def test_larger_log_takes_the_figures_room(sight: Callable[..., Sight]) -> None:
-    """And gives it back."""
+def test_larger_log_hides_the_figures(sight: Callable[..., Sight]) -> None:
+    """The log grows from 10 to 19 rows."""
     seen, lines = sight(curves=curves_of(steps())), log(*(str(n) for n in range(99)))
     small = drawn(picture(seen, lines)).count("[r0]")
     large = drawn(picture(seen, lines, choice=ViewState(opened="x", is_large=True))).count("[r0]")
     assert (small, large) == (10, 19)
 
 
-def test_long_line_is_wrapped_if_asked(sight: Callable[..., Sight]) -> None:
-    """No text is lost: the rows behind the first are indented below the text."""
+def test_long_line_wraps_on_request(sight: Callable[..., Sight]) -> None:
+    """No text is lost, and the continuation rows are indented below the text."""
     line = "".join(chr(ord("a") + n % 26) for n in range(200))
     rows = drawn(picture(sight(), log(line), choice=ViewState(opened="x", wraps=True))).splitlines()
     begin = next(place for place, row in enumerate(rows) if row.startswith("[r0]"))
     assert "".join(row[5:].rstrip() for row in rows[begin : begin + 3]) == line
 
 
-def test_paths_in_the_log_begin_in_the_job_folder(sight: Callable[..., Sight]) -> None:
+def test_paths_in_the_log_start_at_the_job_folder(sight: Callable[..., Sight]) -> None:
     """A traceback fits into the screen."""
     line = '  File "/home/me/.cloudtrain/local/digits-4k2pw/attempt-1/node-0/code/train.py", line 7, in main'
     assert '[r0]   File "code/train.py", line 7, in main' in drawn(picture(sight(), log(line)))
@@ -321,15 +321,15 @@ def test_help_shows_every_key_until_a_key_is_pressed(sight: Callable[..., Sight]
     assert steer(choice, "s", ["x"]) == (ViewState(opened="x"), None)
 
 
-def test_wide_screen_draws_curves_of_several_rows(sight: Callable[..., Sight]) -> None:
-    """Room is used."""
+def test_large_screen_draws_curves_of_several_rows(sight: Callable[..., Sight]) -> None:
+    """A curve uses four rows on 120x40."""
     rows = picture(sight(curves=curves_of(steps())), log("x"), (120, 40))
     begin = next(place for place, row in enumerate(rows) if row.plain.startswith("loss"))
     assert [row.plain[:9].strip() for row in rows[begin : begin + 5]] == ["loss", "", "", "", "samples/s"]
 
 
-def test_scrolled_log_shows_what_came_before(sight: Callable[..., Sight]) -> None:
-    """As it was when the user went back, whatever comes since."""
+def test_scrolled_log_shows_earlier_lines(sight: Callable[..., Sight]) -> None:
+    """The lines stay fixed while new lines arrive."""
     held = log(*(f"line {n}" for n in range(100))).lines
     choice = ViewState(opened="x", held=tuple(held), back=40)
     told = drawn(picture(sight(), log("newer"), choice=choice))
@@ -345,21 +345,21 @@ def test_scrolled_log_shows_what_came_before(sight: Callable[..., Sight]) -> Non
         ({"fault": "the disk is full"}, "! the disk is full"),
     ],
 )
-def test_what_keeps_the_picture_old_is_said(sight: Callable[..., Sight], changes: dict[str, Any], words: str) -> None:
-    """A slow look, or one that failed."""
+def test_reason_for_an_old_screen_is_shown(sight: Callable[..., Sight], changes: dict[str, Any], words: str) -> None:
+    """The cause is a slow poll or a failed poll."""
     assert words in drawn(picture(sight(**changes)))
 
 
-def test_word_about_a_job_goes_with_its_end(sight: Callable[..., Sight]) -> None:
-    """What was asked of it while it ran is no news any more; what is said since stays for a while."""
+def test_note_about_a_job_ends_with_the_job(sight: Callable[..., Sight]) -> None:
+    """A note from before the end disappears; a newer note stays for a while."""
     ended = sight("over", State("stopped", "user", started_s=NOW - 60, ended_s=NOW - 5))
     state = show.FrameState(ViewState(opened="over"), UNICODE, stays=True)
     for seen, at_s, words in ((ended, NOW - 9, ""), (ended, NOW - 1, "said"), (sight("over"), NOW - 9, "said")):
         assert show._note(Scene((seen,), NOW, ((at_s, "said"),)), state) == words
 
 
-def test_silent_backend_is_told_with_since_when(sight: Callable[..., Sight]) -> None:
-    """The job stays what it was."""
+def test_silent_backend_is_shown_with_the_duration(sight: Callable[..., Sight]) -> None:
+    """The job keeps its state."""
     seen = sight()
     silent = replace(seen.job, attempt=replace(seen.job.attempt, unreachable_since_s=NOW - 185))
     told = drawn(picture(replace(seen, job=silent)))
@@ -369,14 +369,14 @@ def test_silent_backend_is_told_with_since_when(sight: Callable[..., Sight]) -> 
     assert "running (no answer)" in drawn(table)
 
 
-def test_loss_that_is_not_finite_is_told_in_capitals(sight: Callable[..., Sight]) -> None:
-    """It is drawn nowhere, and must not be overlooked."""
+def test_non_finite_loss_is_shown_in_capitals(sight: Callable[..., Sight]) -> None:
+    """The curve cannot show the value, and the user must see the value."""
     told = (*steps(3).points, Point(2, "step", NOW, 40, {"loss": "nan"}))
     assert "NAN  least" in drawn(picture(sight(curves=curves_of(Series(told)))))
 
 
-def test_loss_that_has_fallen_far_is_drawn_by_decades(sight: Callable[..., Sight]) -> None:
-    """And says so: else the last nine tenths of it were a flat line."""
+def test_loss_that_has_fallen_far_uses_a_log_scale(sight: Callable[..., Sight]) -> None:
+    """The label names the scale; on a linear scale the last nine tenths of the curve would be flat."""
     falls = tuple(Point(2, "step", NOW, step, {"loss": 10.0 ** (-step / 10)}) for step in range(41))
     told = drawn(picture(sight(curves=curves_of(Series(falls)))))
     line = next(line for line in told.splitlines() if line.startswith("loss (log)"))
@@ -385,15 +385,15 @@ def test_loss_that_has_fallen_far_is_drawn_by_decades(sight: Callable[..., Sight
 
 
 def test_script_without_figures_shows_its_log(sight: Callable[..., Sight]) -> None:
-    """No step, no curve, and nothing of either is drawn."""
+    """Without steps no curve is drawn."""
     told = drawn(picture(sight(progress={}, curves=Curves()), log("hello")))
     assert "no step reported yet" in told
     assert "samples/s" not in told
     assert "[r0] hello" in told
 
 
-def test_many_jobs_scroll_around_the_chosen_one(sight: Callable[..., Sight]) -> None:
-    """And the title says how many are hidden on either side."""
+def test_many_jobs_scroll_around_the_chosen_job(sight: Callable[..., Sight]) -> None:
+    """The title has the number of hidden jobs on either side."""
     scene = Scene(tuple(sight(f"job-{n:02}") for n in range(60)), NOW)
     told = drawn(tableview.view(scene, ViewState(chosen="job-30"), (80, 24), UNICODE, ""))
     assert "▶ job-30" in told
@@ -401,7 +401,7 @@ def test_many_jobs_scroll_around_the_chosen_one(sight: Callable[..., Sight]) -> 
 
 
 def test_only_changed_rows_are_painted_again(sight: Callable[..., Sight]) -> None:
-    """And nothing at all where nothing has changed."""
+    """Without a change, no byte is written."""
     painter = Painter("utf-8", is_coloured=True)
     seen = sight(curves=curves_of(steps()))
     whole = painter.paint(picture(seen, log("a")))
@@ -411,8 +411,8 @@ def test_only_changed_rows_are_painted_again(sight: Callable[..., Sight]) -> Non
     assert painter.paint(picture(seen, log("a", "b"))).startswith(b"\x1b[?2026h\x1b[0m\x1b[2J")
 
 
-def test_no_color_leaves_no_colour_but_bold(sight: Callable[..., Sight]) -> None:
-    """And says the same."""
+def test_no_color_keeps_only_bold(sight: Callable[..., Sight]) -> None:
+    """The text is the same."""
     rows = picture(sight(curves=curves_of(steps())), log("a"))
     plain, coloured = (Painter("utf-8", is_coloured=is_it).paint(rows).decode() for is_it in (False, True))
     assert "\x1b[1m" in plain
@@ -420,8 +420,8 @@ def test_no_color_leaves_no_colour_but_bold(sight: Callable[..., Sight]) -> None
     assert "\x1b[36m" in coloured
 
 
-def test_ascii_locale_gets_nothing_else(sight: Callable[..., Sight]) -> None:
-    """What a job prints that is more becomes a question mark."""
+def test_ascii_locale_gets_only_ascii(sight: Callable[..., Sight]) -> None:
+    """A non-ASCII character of a job becomes a question mark."""
     rows = picture(sight(curves=curves_of(steps())), log("日本語 é"), signs=ASCII)
     data = Painter("ascii", is_coloured=False).paint(rows)
     assert data.isascii()

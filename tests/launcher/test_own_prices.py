@@ -1,4 +1,4 @@
-"""The user's own prices: they win over the table, survive each other, and what is damaged is named."""
+"""The user's own prices: they win over the table, writers lose no price, and damage is reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GOOD = "sagemaker,ml.m5.large,us-east-1,on_demand,0.115,no,1,2026-11-20,AWS Pric
 
 @pytest.fixture
 def file(home: Path) -> Path:
-    """Return where the file is."""
+    """Return the path of the file."""
     home.mkdir(exist_ok=True)
     return home / own.FILE
 
@@ -33,7 +33,7 @@ def quote(name: str, usd: float, region: str = "us-west-2", kind: Kind = "on_dem
 
 
 def test_own_price_wins_row_by_row(home: Path) -> None:
-    """Over the table's, in that region alone; a type without any gets one; the other ways stay as they were."""
+    """An own price wins in its region only, a type without a price gets a price, and spot prices stay."""
     table = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")
     own.add([quote("ml.g5.12xlarge", 8.0), quote("ml.m5.large", 0.115)])
     machine = catalog.by_type("sagemaker", "ml.g5.12xlarge", "us-west-2")
@@ -48,8 +48,8 @@ def test_own_price_wins_row_by_row(home: Path) -> None:
     assert "spot" in spot.rates
 
 
-def test_own_price_that_is_older_than_the_table_is_passed_over(file: Path) -> None:
-    """After an upgrade what was read before it must not beat the newer table; the plan says which was used."""
+def test_own_price_older_than_the_table_is_ignored(file: Path) -> None:
+    """After an upgrade an older own price must not win over the newer table; the plan names the used price."""
     row = "azureml,Standard_ND96isr_H100_v5,eastus,on_demand,60,no,1,{},Azure Retail Prices"
     file.write_text(f"{HEAD}\n{row.format('2026-08-28')}\n")
     machine = catalog.by_type("azureml", "Standard_ND96isr_H100_v5", "eastus")
@@ -62,8 +62,8 @@ def test_own_price_that_is_older_than_the_table_is_passed_over(file: Path) -> No
     assert (same.hourly_usd, same.price_source) == (60.0, "list price of 2026-09-16, read from the vendor's list")
 
 
-def test_spot_price_of_dearer_days_is_dropped(home: Path) -> None:
-    """The machine costs less on demand today than the table's spot price."""
+def test_outdated_spot_price_above_on_demand_is_dropped(home: Path) -> None:
+    """The machine's own on-demand price is now below the table's spot price."""
     key = Key("azureml", "Standard_NC6s_v3", "eastus", "on_demand")
     own.add([Quote(key, Rate(0.2, rating.today().isoformat(), "list"))])
     machine = catalog.by_type("azureml", "Standard_NC6s_v3", "eastus")
@@ -72,8 +72,8 @@ def test_spot_price_of_dearer_days_is_dropped(home: Path) -> None:
 
 
 @pytest.mark.parametrize("usd", [0.0, -1.0, float("nan"), float("inf"), 1e-12])
-def test_what_could_not_be_read_again_is_not_written(home: Path, usd: float) -> None:
-    """A vendor's answer does not damage the file."""
+def test_unreadable_price_is_not_written(home: Path, usd: float) -> None:
+    """A vendor's invalid answer does not damage the file."""
     bad = quote("ml.m5.large", usd)
     own.add([bad, quote("ml.m5.xlarge", 0.23), quote("ml.m5.2xlarge", 1.0, region="")])
     assert own.refusal(bad)
@@ -82,8 +82,8 @@ def test_what_could_not_be_read_again_is_not_written(home: Path, usd: float) -> 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(usd=st.floats(1e-6, 1e4), factor=st.floats(1, 9), source=st.text(min_size=1).map(lambda text: f"x{text}"))
-def test_what_is_written_is_read(home: Path, usd: float, factor: float, source: str) -> None:
-    """Whatever a vendor's words hold: commas, quotes, newlines of any kind."""
+def test_written_price_is_read_back(home: Path, usd: float, factor: float, source: str) -> None:
+    """The source may contain commas, quotes and newlines of any kind."""
     day = rating.today().isoformat()
     rate = Rate(usd, day, source, is_derived=True, is_own=True, factor=round(factor, 4))
     wanted = Key("vertex", "n1-standard-8 + 2 x NVIDIA_TESLA_T4", "r", "flex_start")
@@ -114,7 +114,7 @@ def test_what_is_written_is_read(home: Path, usd: float, factor: float, source: 
     ],
 )
 def test_damaged_line_is_named(file: Path, line: str, said: str) -> None:
-    """Before a budget counts with it: the file, the line, what to do."""
+    """Before a budget uses the file, the error has the file, the line and the fix."""
     file.write_text(f"{HEAD}\n{GOOD.replace('m5.large', 'm5.xlarge')}\n{line}\n")
     with pytest.raises(ConfigError) as caught:
         catalog.rates("sagemaker", "ml.m5.large", "us-east-1")
@@ -125,15 +125,15 @@ def test_damaged_line_is_named(file: Path, line: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"PK\x03\x04", b"backend,type\n", HEAD.encode()[:20]])
-def test_other_file_in_its_place_is_named(file: Path, content: bytes) -> None:
-    """Empty, or of another kind."""
+def test_foreign_file_in_place_of_the_prices_is_named(file: Path, content: bytes) -> None:
+    """The file is empty or has a different format."""
     file.write_bytes(content)
     with pytest.raises(ConfigError, match="not a list of prices"):
         own.everything()
 
 
-def test_refresh_keeps_the_good_lines(file: Path) -> None:
-    """And all of the damaged file as it was, beside it."""
+def test_refresh_keeps_the_valid_lines(file: Path) -> None:
+    """The damaged file is kept beside the new file."""
     file.write_text(f"{HEAD}\n{GOOD}\nhalf a li")
     damaged = own.add([quote("ml.m5.xlarge", 0.23)])
     assert damaged is not None
@@ -142,8 +142,8 @@ def test_refresh_keeps_the_good_lines(file: Path) -> None:
     assert own.add([]) is None
 
 
-def test_many_writers_lose_nothing(home: Path) -> None:
-    """Each adds a row of its own, and one that all write; a reader at any time finds a whole file."""
+def test_simultaneous_writers_lose_no_price(home: Path) -> None:
+    """Each writer adds its own row and a common row; a reader at any time finds a complete file."""
 
     def write(number: int) -> int:
         own.add([quote(f"ml.x{number}.large", 1.0 + number), quote("ml.all.large", 5.0)])
@@ -159,8 +159,8 @@ def test_many_writers_lose_nothing(home: Path) -> None:
     ]
 
 
-def test_file_that_cannot_be_written_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home that is a file, or a folder where the file should be."""
+def test_unwritable_file_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cases are a home folder that is a file, and a folder in place of the file."""
     home.mkdir(exist_ok=True)
     (home / own.FILE).mkdir()
     for attempt in (lambda: own.add([quote("ml.m5.large", 1.0)]), lambda: catalog.rates("sagemaker", "a", "b")):
@@ -173,8 +173,8 @@ def test_file_that_cannot_be_written_is_told(home: Path, monkeypatch: pytest.Mon
         own.add([])
 
 
-def test_price_of_tomorrow_by_a_hasty_clock_is_taken(file: Path) -> None:
-    """A day ahead is no damage; it is as young as can be."""
+def test_price_with_a_date_of_tomorrow_is_accepted(file: Path) -> None:
+    """A clock may be a day ahead; the price has age 0."""
     day = rating.today() + datetime.timedelta(days=1)
     file.write_text(f"{HEAD}\n{GOOD.replace('2026-11-20', day.isoformat())}\n")
     found = catalog.rates("sagemaker", "ml.m5.large", "us-east-1")

@@ -189,13 +189,11 @@ def test_old_price_has_a_note_in_the_plan(cli: Any, project: Callable[..., Path]
     folder = project(CPU_JOB.replace("ml.m5.xlarge", "ml.g5.12xlarge").replace("us-east-1", "eu-west-1"))
     done = cli("plan", cwd=folder)
     assert re.search(r"price \d+ days old: cloudtrain prices refresh", done.stdout), done.stdout
-    assert (
-        json.loads(cli("plan", "--json", cwd=folder).stdout)["uncertainty"] >= 1.1025
-    )  # the factor grows each half year
+    assert json.loads(cli("plan", "--json", cwd=folder).stdout)["uncertainty"] >= 1.1025  # more each half year
 
 
 def test_each_backend_of_the_file_is_refreshed_separately(aws_cli: Any, project: Callable[..., Path]) -> None:
-    """A backend without a login is a row and an exit code; the remaining prices are stored. `--type` needs a backend."""
+    """A backend without a login is a row and an exit code; further prices are stored. `--type` needs a backend."""
     blocks = CPU_JOB.replace("backend: sagemaker", "backend: [sagemaker, vertex]")
     folder = project(f"{blocks}vertex: {{project: a-project, location: us-central1}}\n")
     env = {"GOOGLE_APPLICATION_CREDENTIALS": "/nowhere.json"}

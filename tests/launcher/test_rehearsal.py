@@ -1,4 +1,4 @@
-"""What a rehearsal is made of: how much of a job, a place of its own, the judgement, the proof."""
+"""Parts of a rehearsal: the scale, the sandbox, the verdict, the proof."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TASK = "name: tried\nbackend: local\ntask: task.py\ntraining: {global_batch_size
 
 
 def load(folder: Path, text: str = TASK) -> Any:
-    """Return the config that the text is."""
+    """Return the config of the text."""
     functions = ("model(params)", "dataset(params, split)", "loss(model, batch)")
     (folder / "task.py").write_text("".join(f"def {each}: ...\n" for each in functions))
     (folder / "cloudtrain.yaml").write_text(text)
@@ -50,17 +50,15 @@ def plan(instances: int, nproc: int, batch: Batch | None = None, gpus: int = 0) 
         (plan(1, 1), 8, (1, 1)),
     ],
 )
-def test_scale_is_as_much_as_this_machine_bears(
-    tmp_path: Path, planned: Plan, gpus: int, expected: tuple[int, int]
-) -> None:
-    """At most two nodes; a GPU a rank, or one rank a node without; micro-batches as large, and shared evenly."""
+def test_scale_fits_the_machine(tmp_path: Path, planned: Plan, gpus: int, expected: tuple[int, int]) -> None:
+    """At most two nodes; a GPU per rank, or a rank per node without GPUs; micro-batches unchanged and evenly shared."""
     found = scale.choose(load(tmp_path), planned, 2, None, [str(number) for number in range(gpus)])
     assert (found.nodes, found.nproc) == expected
     assert len(found.gpus) == found.nodes
 
 
-def test_scale_keeps_the_micro_batches(tmp_path: Path) -> None:
-    """Fewer ranks take more micro-batches of the same size, which is said."""
+def test_scale_keeps_the_size_of_the_micro_batches(tmp_path: Path) -> None:
+    """Fewer ranks take more micro-batches of the same size, and the text says so."""
     found = scale.choose(load(tmp_path), plan(4, 8, Batch(256, 4, 2), gpus=8), 2, None, [])
     assert "training.micro_batch_size=4" in found.settings
     assert found.words == (
@@ -71,8 +69,8 @@ def test_scale_keeps_the_micro_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["root", "user", "none"])
-def test_cell_sees_its_own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    """A command finds a folder at the platform's path, which this machine does not have, and hides what is hidden."""
+def test_sandbox_has_its_own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """A command finds a folder at the platform's path, which the machine lacks, and sees no hidden folder."""
     monkeypatch.setenv("CLOUDTRAIN_SANDBOX", mode)
     sandbox.mode.cache_clear()
     try:
@@ -101,8 +99,8 @@ def test_cell_sees_its_own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not Path("/opt/ml-tried").exists()
 
 
-def test_cell_keeps_a_clone_that_lies_in_what_is_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An editable install below /tmp, or in the job's own code folder, is there all the same, and nothing beside it."""
+def test_sandbox_keeps_a_clone_inside_a_hidden_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An editable install below /tmp, or in the job's own code folder, stays visible, without neighbouring files."""
     if sandbox.mode() == "none":
         pytest.skip("this kernel makes no namespaces")
     clone = tmp_path / "code/clone/entrypoints"
@@ -110,7 +108,7 @@ def test_cell_keeps_a_clone_that_lies_in_what_is_hidden(tmp_path: Path, monkeypa
     for path in (clone / "starting.py", clone.parent / "README.md", tmp_path / "code/task.py"):
         path.touch()
     monkeypatch.setattr(entrypoints, "__path__", [str(clone)])
-    for hidden in ([], [tmp_path / "code"]):  # pytest's folders lie below /tmp, which no cell shares
+    for hidden in ([], [tmp_path / "code"]):  # pytest's folders are below /tmp, which no sandbox shares
         cell = sandbox.Sandbox(
             argv=["find", "/tmp", str(tmp_path), "-type", "f", "-not", "-path", f"{tmp_path}/cell/*"],
             env={"PATH": sandbox.SYSTEM_PATH},
@@ -125,15 +123,15 @@ def test_cell_keeps_a_clone_that_lies_in_what_is_hidden(tmp_path: Path, monkeypa
         assert found == {str(clone / "starting.py")}, running.output.read_text()
 
 
-def test_addresses_are_nobody_elses(tmp_path: Path) -> None:
-    """Two rehearsals at once have addresses of their own, and an address can be listened on."""
+def test_addresses_are_exclusive(tmp_path: Path) -> None:
+    """Two simultaneous rehearsals have different addresses, and a server can listen on an address."""
     (first, one), (second, two) = sandbox.addresses(2), sandbox.addresses(2)
     with one, two, socket.create_server((first[1], 0)):
         assert not {*first} & {*second}
 
 
-def test_machine_without_loopback_addresses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where `lo` is down, or is one address alone, no block can be bound: that ends."""
+def test_missing_loopback_addresses_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If `lo` is down or has a single address, no block can be bound, and the search ends."""
     monkeypatch.setattr(sandbox.socket, "socket", lambda *_: SimpleNamespace(bind=_refuse, close=lambda: None))
     with pytest.raises(ConfigError, match="no free loopback address"):
         sandbox.addresses(2)
@@ -143,8 +141,8 @@ def _refuse(place: tuple[str, int]) -> None:
     raise OSError(99, "Cannot assign requested address")
 
 
-def test_cpu_job_is_given_no_gpu(tmp_path: Path) -> None:
-    """It will train over gloo there, whatever this machine has."""
+def test_cpu_job_gets_no_gpu(tmp_path: Path) -> None:
+    """The job will train over gloo on its platform, for any GPUs of this machine."""
     assert scale.choose(load(tmp_path), plan(1, 1), 2, None, ["0", "1"]).gpus == ((),)
 
 
@@ -157,8 +155,8 @@ def test_save_without_a_step_does_not_settle_a_rehearsal(tmp_path: Path) -> None
     assert found.is_settled()
 
 
-def test_account_takes_in_whole_lines(tmp_path: Path) -> None:
-    """Rank 0's events count, as their lines become whole; other ranks are seen to be there."""
+def test_account_reads_complete_lines(tmp_path: Path) -> None:
+    """Rank 0's events count as soon as their lines are complete; further ranks count as present."""
     log = tmp_path / "log"
     log.mkdir()
     (log / "rank-1.log").touch()
@@ -176,7 +174,7 @@ def test_account_takes_in_whole_lines(tmp_path: Path) -> None:
 
 
 def ended(steps: dict[int, float | None], **more: Any) -> starts.StartResult:
-    """Return how a start went that told of these steps."""
+    """Return the result of a start that reported the steps."""
     found = starts.StartResult(lines.Account(()), **more)
     found.account.steps = steps
     return found
@@ -194,8 +192,8 @@ WHOLE = {step: 1 / step for step in range(1, 9)}
         ({20: 0.5}, False, "did not get as far"),
     ],
 )
-def test_losses_are_held_to_the_bit(after: dict[int, float | None], is_right: bool, words: str) -> None:
-    """On two ranks a resume changes nothing, not the last bit."""
+def test_losses_must_be_equal_bit_for_bit(after: dict[int, float | None], is_right: bool, words: str) -> None:
+    """On two ranks a resume changes no bit."""
     first, whole = ended({step: WHOLE[step] for step in range(1, 5)}), ended(dict(WHOLE))
     verdict = Verdict("local", is_asked_to_prove=True)
     found = judging.compared(verdict, first, ended(after), whole, 0.0, is_exact=True, is_task=True)
@@ -203,8 +201,8 @@ def test_losses_are_held_to_the_bit(after: dict[int, float | None], is_right: bo
     assert words in verdict.findings[-1].words
 
 
-def test_script_that_never_repeats_is_judged_by_its_steps() -> None:
-    """Two runs that differ before the interruption say nothing about what differs after it, and that is said."""
+def test_nondeterministic_script_is_judged_by_its_steps() -> None:
+    """Two runs that differ before the interruption prove nothing about differences after, and the verdict says so."""
     verdict = Verdict("local", is_asked_to_prove=True, interrupted_step=2, next_step=3)
     runs = ended({1: 0.5, 2: 0.4}), ended({3: 0.3}), ended({1: 0.51, 2: 0.41, 3: 0.2})
     assert judging.compared(verdict, *runs, 0.0, is_exact=True, is_task=False)
@@ -249,17 +247,17 @@ def test_reported_steps_are_counted_and_named(steps: list[int], words: str) -> N
     ("first", "second", "is_right", "words"),
     [
         ({1: 0.5, 2: 0.4}, {3: 0.3}, True, "the next reported step is 3"),
-        ({10: 0.5, 30: 0.4}, {40: 0.3}, True, "the next reported step is 40"),  # it tells every tenth
+        ({10: 0.5, 30: 0.4}, {40: 0.3}, True, "the next reported step is 40"),  # the script reports every tenth step
         ({1: 0.5, 9: 0.4}, {5: 0.3}, True, "what it did up to step 9 after what was saved is done again"),
         ({3: 0.5, 4: 0.4}, {3: 0.5}, False, "began again at step 3"),
         ({1: 0.5}, {}, False, "the script reported no steps"),
         ({}, {7: 0.1}, False, "its first start reported no steps"),
     ],
 )
-def test_script_goes_on_where_its_steps_do(
+def test_script_continues_at_its_next_step(
     first: dict[int, float | None], second: dict[int, float | None], is_right: bool, words: str
 ) -> None:
-    """Which checkpoint a script took up nobody knows: no more is said than which step came next."""
+    """The checkpoint that a script loaded is unknown, so the verdict has only the next step."""
     verdict = Verdict("local", is_asked_to_prove=True)
     runs = ended(first, left_s=1.0), ended(second, left_s=1.0, verdicts=[{"state": "stopped"}])
     assert judging.resumed(verdict, LAID_OUT, *runs, is_task=False) is is_right
@@ -270,8 +268,8 @@ def test_script_goes_on_where_its_steps_do(
 @pytest.mark.parametrize(
     ("went_on", "is_killed", "is_right"), [(30, False, True), (20, False, False), (20, True, True), (None, True, False)]
 )
-def test_task_goes_on_from_what_it_saved_at_the_notice(went_on: int | None, is_killed: bool, is_right: bool) -> None:
-    """An older checkpoint will do only where nobody gave it time to save."""
+def test_task_continues_from_the_save_at_the_notice(went_on: int | None, is_killed: bool, is_right: bool) -> None:
+    """An older checkpoint is acceptable only after a kill without time to save."""
     verdict = Verdict("local", is_asked_to_prove=True, saved_step=30)
     second = ended({31: 0.3}, verdicts=[{"state": "succeeded"}])
     second.account.events = [{"e": "start", "resumed_from": went_on}]
@@ -279,8 +277,8 @@ def test_task_goes_on_from_what_it_saved_at_the_notice(went_on: int | None, is_k
     assert judging.resumed(verdict, LAID_OUT, first, second, is_task=True) is is_right
 
 
-def test_failed_save_is_no_save() -> None:
-    """Of the events named checkpoint those count that name where it lies."""
+def test_failed_save_does_not_count() -> None:
+    """A checkpoint event counts only with the path of the checkpoint."""
     node = NodeRun("n", ("true",), {}, (Path("x"),))
     start = ended({1: 0.5}, left_s=1.0, verdicts=[{"state": "stopped"}])
     start.account.ranks = {0}
@@ -291,8 +289,8 @@ def test_failed_save_is_no_save() -> None:
     assert verdict.saved_step in (1, None)
 
 
-def test_script_that_is_slow_is_waited_for() -> None:
-    """Whoever names a step has said that steps are told; without one a script that tells none is seen to run."""
+def test_slow_script_is_waited_for() -> None:
+    """A given step implies that the script reports steps; without a step, a silent script only has to run."""
     said: list[str] = []
     work: Any = SimpleNamespace(is_task=False, wish=rehearsing.RehearsalOptions(preempt_at=3), say=said.append)
     silent, until = lines.Account(()), rehearsing._until(work, 3, None)
@@ -302,8 +300,8 @@ def test_script_that_is_slow_is_waited_for() -> None:
     assert [rehearsing._until(work, None, 5)(silent, seconds) for seconds in (20.0, 61.0)] == [False, True]
 
 
-def test_words_of_the_job_are_no_escape_sequences(tmp_path: Path) -> None:
-    """Its last lines and its exception are shown without what a terminal would obey."""
+def test_output_of_the_job_has_no_escape_sequences(tmp_path: Path) -> None:
+    """The last lines and the exception are shown without terminal controls."""
     verdict = Verdict("local", failure={"rank": 0, "message": "gone \x1b]0;title\x07\x1b[2J"})
     (tmp_path / "log").mkdir()
     (tmp_path / "log/rank-0.log").write_text("line \x1b[2J\x9b1m\n")
@@ -315,8 +313,8 @@ def test_words_of_the_job_are_no_escape_sequences(tmp_path: Path) -> None:
     assert not {"\x1b", "\x07", "\x9b"} & {*shown}
 
 
-def test_leaving_with_another_exit_code_is_wrong() -> None:
-    """A platform that goes by exit codes would take it for a failure."""
+def test_wrong_exit_code_after_an_interruption_fails() -> None:
+    """A platform that reads exit codes would report a failure."""
     account = {"state": "stopped"}
     node = NodeRun("n", ("true",), {}, (Path("x"),))
     laid_out = Rehearsal((node,), "SIGTERM", 30.0, Path("nowhere"), codes={"interrupted": 143})
@@ -360,8 +358,8 @@ def test_interruption_waits_for_the_last_rank(tmp_path: Path) -> None:
     assert (found.account.ranks, looks) == ({0, 1}, [{0, 1}])
 
 
-def test_leaving_too_late_is_wrong() -> None:
-    """What is saved after the platform's grace is not saved."""
+def test_late_exit_after_an_interruption_fails() -> None:
+    """A save after the platform's grace is lost."""
     node = NodeRun("n", ("true",), {}, (Path("x"),))
     start = ended({1: 0.5}, left_s=31.0, is_late=True)
     start.account.ranks = {0}
@@ -386,7 +384,7 @@ sagemaker: {region: eu-west-1, role: "arn:aws:iam::123456789012:role/cloudtrain"
 
 
 def missing(folder: Path, text: str, code: str = "x = 1\n") -> str | None:
-    """Return what is said of the proof of this config, where one of SPOT with the code `x = 1` is known."""
+    """Return the reason why a proof of SPOT with the code `x = 1` does not cover the config and the code."""
     for own in (home := folder / "home", code_folder := folder / "code"):
         own.mkdir()
     database = Database(home)
@@ -409,8 +407,8 @@ def missing(folder: Path, text: str, code: str = "x = 1\n") -> str | None:
         ("1 USD", "2 USD"),
     ],
 )
-def test_proof_outlives_what_changes_no_resume(tmp_path: Path, old: str, new: str) -> None:
-    """A comment, names, money, notices, machines and places in the config file keep it: no code has changed."""
+def test_proof_survives_changes_that_do_not_affect_a_resume(tmp_path: Path, old: str, new: str) -> None:
+    """A comment, names, money, notices, machines and places in the config keep the proof."""
     assert old in SPOT
     assert missing(tmp_path, SPOT.replace(old, new)) is None
 
@@ -425,27 +423,27 @@ def test_proof_outlives_what_changes_no_resume(tmp_path: Path, old: str, new: st
         ("{train:", "{other:", "inputs"),
     ],
 )
-def test_proof_is_of_the_settings_and_names_what_has_changed(tmp_path: Path, old: str, new: str, name: str) -> None:
-    """Whatever else may decide what is saved and taken up wants a new proof."""
+def test_changed_setting_needs_a_new_proof(tmp_path: Path, old: str, new: str, name: str) -> None:
+    """The message names the setting, which may affect save and resume."""
     assert old in SPOT
     said = missing(tmp_path, SPOT.replace(old, new))
     assert said is not None
     assert f": {name} has changed since" in said
 
 
-def test_proof_is_of_the_code(tmp_path: Path) -> None:
-    """One changed byte of it, and it is not what was rehearsed."""
+def test_changed_code_needs_a_new_proof(tmp_path: Path) -> None:
+    """A single changed byte ends the proof."""
     assert "the code, or cloudtrain's own on the nodes, has changed" in (missing(tmp_path, SPOT, "x = 2\n") or "")
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-0.1", "5"])
-def test_tolerance_is_a_small_share(cli: Any, value: str) -> None:
-    """With any of these every comparison would pass, or none."""
+def test_tolerance_must_be_a_small_share(cli: Any, value: str) -> None:
+    """With any of the values, every comparison would pass, or no comparison would pass."""
     assert cli("rehearse", "--preempt-at", "3", "--tolerance", value).code == 2
 
 
-def test_folders_of_dead_rehearsals_are_removed(tmp_path: Path) -> None:
-    """Those of the living stay, and those that are kept."""
+def test_folders_of_ended_rehearsals_are_removed(tmp_path: Path) -> None:
+    """Folders of running rehearsals stay, and kept folders stay."""
     for name in ("dead", "kept"):
         (tmp_path / "rehearsals" / name).mkdir(parents=True)
         (tmp_path / "rehearsals" / name / "lock").touch()
@@ -457,8 +455,8 @@ def test_folders_of_dead_rehearsals_are_removed(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "rehearsals").iterdir()} == {kept.name}
 
 
-def test_verdict_for_scripts_has_everything() -> None:
-    """One JSON object, with what was found wrong in its headline."""
+def test_verdict_as_json_is_complete() -> None:
+    """The output is a JSON object whose headline has the fault."""
     verdict = Verdict("vertex", "f" * 64, is_asked_to_prove=True, not_checked=["GPUs"])
     verdict.found("started", "2 nodes")
     verdict.found("steps", "no step completed", is_right=False)
@@ -468,13 +466,13 @@ def test_verdict_for_scripts_has_everything() -> None:
     assert told["checked"][1] == {"name": "steps", "ok": False, "found": "no step completed"}
 
 
-def test_kill_needs_a_step(cli: Any) -> None:
-    """`--kill` says how to interrupt, and without a step there is nothing to say that of."""
+def test_kill_option_needs_a_step(cli: Any) -> None:
+    """`--kill` describes an interruption, and without a step no interruption happens."""
     assert cli("rehearse", "--kill").code == 2
 
 
-def test_backend_without_rehearsals_says_so() -> None:
-    """A plug-in need not know them."""
+def test_backend_without_rehearsals_is_refused() -> None:
+    """A plug-in need not support rehearsals."""
     prepared: Any = SimpleNamespace(config=SimpleNamespace(backend="vendor"), backend=SimpleNamespace())
     one = scale.Scale(1, 1, ((),), (), ())
     with pytest.raises(UsageError, match="`vendor` cannot be rehearsed"):

@@ -1,4 +1,4 @@
-"""The report of a job: what it says, what it must not say, and how it looks in a real browser."""
+"""The report of a job: content, hidden secrets, and the view in a real browser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from doubles import reported
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-# As the trainer tells it; a real trainer's events are held elsewhere, and torch takes seconds to load.
+# Prints events like the trainer; the events of a real trainer have separate tests, and torch takes seconds to load.
 TELLING = """\
 import json, os
 for step in range(1, 13) if os.environ["RANK"] == "0" else ():
@@ -40,7 +40,7 @@ NOW_S = reported.BEGAN_S + 10_000
 
 @pytest.fixture
 def registry(home: Path) -> Registry:
-    """Return the open registry of the private home."""
+    """Return the open registry of the private home folder."""
     return Registry()
 
 
@@ -59,20 +59,20 @@ def page(job: Job, registry: Registry, tmp_path: Path, open_page: Callable[..., 
 
 
 def shown(page: Page, chart: str) -> str:
-    """Return what is written over a chart on the right: its newest value, or the one at the hover."""
+    """Return the text at the upper right of a chart: the newest value, or the value at the hover."""
     return page.locator(f"[data-chart={chart}] .ct-values").inner_text()
 
 
 def data_of(registry: Registry, job: Job, now_s: float = NOW_S) -> dict[str, Any]:
-    """Return what the job's charts are drawn from."""
+    """Return the data of the job's charts."""
     return chart_data(job, registry.attempts(job), series.read(registry.database, job.id), now_s)
 
 
-# -- what is in it ----------------------------------------------------------------------------------------------------
+# -- content ----------------------------------------------------------------------------------------------------------
 
 
-def test_chart_data_is_columns_of_one_length(job: Job, registry: Registry) -> None:
-    """A loss that is no number is text, steps that were done again are there twice, money only grows."""
+def test_chart_data_has_columns_of_equal_length(job: Job, registry: Registry) -> None:
+    """A non-finite loss is text, repeated steps appear twice, and the cost only grows."""
     data = data_of(registry, job)
     steps = data["steps"]
     assert {len(column) for column in steps.values()} == {len(steps["step"])} == {260 + 170 + 200}
@@ -83,8 +83,8 @@ def test_chart_data_is_columns_of_one_length(job: Job, registry: Registry) -> No
     assert json.dumps(data, allow_nan=False)
 
 
-def test_spend_over_time_is_what_was_metered(job: Job, registry: Registry) -> None:
-    """At every moment, and flat in the pauses, when nothing ran."""
+def test_spend_over_time_equals_the_meter(job: Job, registry: Registry) -> None:
+    """The curve equals the meter at every moment, and is flat between attempts."""
     attempts = registry.attempts(job)
     spend = spend_curve(attempts, NOW_S)
     at = spent_at(spend)
@@ -95,7 +95,7 @@ def test_spend_over_time_is_what_was_metered(job: Job, registry: Registry) -> No
     assert at(middle_s) == pytest.approx(7.2 * 270 / 3600)
 
 
-def test_spend_of_an_unknown_price_is_not_invented(seed: Callable[..., Job], registry: Registry) -> None:
+def test_unknown_price_has_no_spend_curve(seed: Callable[..., Job], registry: Registry) -> None:
     """No line is drawn, and the axis of money is not offered."""
     found = seed("free", State("running", started_s=1000.0))
     registry.database.execute("UPDATE attempts SET plan = json_remove(plan, '$.hourly_usd')")
@@ -105,7 +105,7 @@ def test_spend_of_an_unknown_price_is_not_invented(seed: Callable[..., Job], reg
 
 
 def test_report_of_a_long_job_is_small(registry: Registry, make_job: Callable[..., Job], home: Path) -> None:
-    """Three attempts with as many steps as are kept: under a megabyte."""
+    """Three attempts with the maximum of stored steps stay under a megabyte."""
     job = reported.put(registry, make_job)
     for number in (1, 2, 3):
         lines = [(reported.step_line(n, 1 / (n + 1)), reported.BEGAN_S + n / 7) for n in range(1000, 3000)]
@@ -117,16 +117,16 @@ def test_report_of_a_long_job_is_small(registry: Registry, make_job: Callable[..
     assert len(text.encode()) < 1_000_000
 
 
-def test_report_tells_no_secret(job: Job, registry: Registry) -> None:
-    """It is sent around: names of secrets are in it, values and addresses are not, nor other backends' settings."""
+def test_report_contains_no_secret(job: Job, registry: Registry) -> None:
+    """People send reports around: secrets appear by name, without values, addresses or foreign backends' settings."""
     text = report_html(registry, job, NOW_S)
     assert "HF_TOKEN" in text
     assert "NCCL_DEBUG: WARN" in text
     assert [word for word in ("hunter2", "hooks.example.org", "arn:of:another") if word in text] == []
 
 
-def test_config_in_a_report_hides_secrets_wherever_they_stand(job: Job) -> None:
-    """By the words of their names, after a flag, in an address; what only looks so at a glance is shown."""
+def test_config_in_a_report_hides_secrets(job: Job) -> None:
+    """Secrets are found by their names, after a flag, or in an address; similar harmless names are shown."""
     asked = {
         "params": {"hf_token": "s3cret", "max_tokens": 4096, "tokenizer": "bpe"},
         "args": ["--api-key=s3cret", "--password", "s3cret", "--lr", "1"],
@@ -145,8 +145,8 @@ def test_config_in_a_report_hides_secrets_wherever_they_stand(job: Job) -> None:
     }
 
 
-def test_report_says_what_was_planned_and_what_came(job: Job, registry: Registry) -> None:
-    """Commit and changes, machines, attempts and their reasons, the price's source, the failing rank."""
+def test_report_shows_the_plan_and_the_results(job: Job, registry: Registry) -> None:
+    """It has commit and changes, machines, attempts with reasons, the price's source, and the failing rank."""
     text = report_html(registry, job, NOW_S)
     for words in (
         *("with uncommitted changes", "2 x a big one", "A card, 80 GiB", "the list of 2026-11", "8 ranks"),
@@ -156,11 +156,11 @@ def test_report_says_what_was_planned_and_what_came(job: Job, registry: Registry
         assert words in text, words
 
 
-# -- how it looks -----------------------------------------------------------------------------------------------------
+# -- appearance -------------------------------------------------------------------------------------------------------
 
 
 def test_report_opens_without_a_request_or_an_error(page: Callable[..., Page], page_seen: Any) -> None:
-    """One file, from which nothing that a job has printed breaks out."""
+    """The report is a single file, and output of the job cannot inject markup."""
     opened = page()
     assert opened.title() == "seeded: failed"
     assert opened.evaluate("window.broken") is None
@@ -170,13 +170,13 @@ def test_report_opens_without_a_request_or_an_error(page: Callable[..., Page], p
 
 
 @pytest.mark.parametrize(("value", "text"), [(18_840.4, "18,840"), (0.12345, "0.1235"), (3, "3"), ("nan", "nan")])
-def test_figure_is_read_without_an_exponent(value: Any, text: str) -> None:
-    """As a person writes it."""
+def test_figure_has_no_exponent(value: Any, text: str) -> None:
+    """The figure looks as a person writes numbers."""
     assert facts.figure(value) == text
 
 
-def test_curves_show_the_values_that_were_told(page: Callable[..., Page], job: Job, registry: Registry) -> None:
-    """By keyboard to the first and the last step: every chart shows that step's figures."""
+def test_curves_show_the_reported_values(page: Callable[..., Page], job: Job, registry: Registry) -> None:
+    """The keyboard moves to the first and the last step, and every chart shows the figures of the step."""
     opened, steps = page(), data_of(registry, job)["steps"]
     charts = opened.locator("[data-chart]").evaluate_all("all => all.map(each => each.dataset.chart)")
     assert charts == ["loss", "eval-accuracy", "eval-loss", "samples_per_s", "split", "lr", "grad_norm",
@@ -193,8 +193,8 @@ def test_curves_show_the_values_that_were_told(page: Callable[..., Page], job: J
     assert opened.locator("[data-chart=loss] path.ct-line").first.get_attribute("d").count("L") > 100
 
 
-def test_hover_shows_the_same_moment_in_every_chart(page: Callable[..., Page]) -> None:
-    """The crosshair stands at one step, in all of them."""
+def test_hover_shows_the_same_step_in_every_chart(page: Callable[..., Page]) -> None:
+    """The crosshair is at the same step in all charts."""
     opened = page()
     box = opened.locator("[data-chart=loss] > svg").bounding_box()
     opened.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100)
@@ -208,23 +208,23 @@ def test_hover_shows_the_same_moment_in_every_chart(page: Callable[..., Page]) -
 
 
 def test_attempts_restarts_and_bad_losses_are_marked(page: Callable[..., Page]) -> None:
-    """Lines with their reasons, ticks for what was saved, crosses where the loss was no number, faint lost steps."""
+    """Attempts are lines with reasons, saves are ticks, non-finite losses are crosses, and lost steps are faint."""
     opened = page()
     loss = opened.locator("[data-chart=loss]")
     assert loss.locator("text.ct-attempt").all_text_contents() == [
         "attempt 2, after a preemption", "attempt 3, after a node failure",
     ]  # fmt: skip
-    assert loss.locator("text.ct-restart").count() == 0  # there is no room beside its neighbour: the line tells
+    assert loss.locator("text.ct-restart").count() == 0  # no room beside its neighbour: the line's title has the text
     assert loss.locator("line.ct-restart title").all_text_contents() == ["restart, went on from step 300"]
-    assert loss.locator(".ct-notfinite title").all_text_contents() == ["nan at step 150"]  # 151 lies beside it
+    assert loss.locator(".ct-notfinite title").all_text_contents() == ["nan at step 150"]  # step 151 is beside step 150
     assert loss.locator("> svg").get_attribute("aria-label").endswith("2 not finite")
     assert loss.locator(".ct-saved").count() > 10
     assert loss.locator("path.ct-stale").count() > 0
     assert opened.locator("[data-chart=spend] .ct-label.ct-limit").text_content() == "limit 10.00 USD"
 
 
-def test_figures_beyond_what_counts_exactly_are_drawn(page: Callable[..., Page], job: Job, registry: Registry) -> None:
-    """A job may print any number: where one more makes no other one, the axis has an end all the same."""
+def test_figures_beyond_exact_integers_are_drawn(page: Callable[..., Page], job: Job, registry: Registry) -> None:
+    """A job may print any number: the axis ends even if adding 1 does not change the number."""
     opened, data = page(), data_of(registry, job)
     huge = [2**53 - 7, 2**53 - 5, 2**53 - 6]
     row = {"attempt": [1] * 3, "time_s": [reported.BEGAN_S + n for n in range(3)], "usd": [0.0] * 3}
@@ -234,10 +234,8 @@ def test_figures_beyond_what_counts_exactly_are_drawn(page: Callable[..., Page],
         assert opened.locator("[data-chart=own] text.ct-tick").count() > 0
 
 
-def test_smooth_line_counts_a_row_by_the_steps_it_stands_for(
-    page: Callable[..., Page], job: Job, registry: Registry
-) -> None:
-    """One that only stands out draws no mean towards it."""
+def test_smooth_line_weights_rows_by_their_steps(page: Callable[..., Page], job: Job, registry: Registry) -> None:
+    """A row of weight 0 is an extreme and does not change the mean."""
     opened, data = page(), data_of(registry, job)
     count = 40
     row = {"attempt": [1] * count, "time_s": [reported.BEGAN_S + n for n in range(count)], "usd": [None] * count}
@@ -254,7 +252,7 @@ def test_smooth_line_counts_a_row_by_the_steps_it_stands_for(
 
 
 def test_axis_switches_between_step_time_and_money(page: Callable[..., Page]) -> None:
-    """All charts at once; over time the pauses between attempts are shaded, over money steps take the spend's place."""
+    """All charts switch at once; over time the pauses are shaded, over money steps replace the spend chart."""
     opened = page()
     ticks = "[data-chart=loss] text.ct-tick[text-anchor=middle]"
     assert opened.locator(ticks).nth(1).text_content() == "50"
@@ -268,7 +266,7 @@ def test_axis_switches_between_step_time_and_money(page: Callable[..., Page]) ->
 
 
 def test_log_scale_has_decades(page: Callable[..., Page]) -> None:
-    """The loss spans little more than one: its ticks are not evenly spaced any more."""
+    """The loss spans little more than a decade, so the ticks are not evenly spaced."""
     opened = page()
     opened.get_by_role("button", name="Log scale").click()
     ticks = opened.locator("[data-chart=loss] text.ct-tick[text-anchor=end]").all_text_contents()
@@ -276,15 +274,15 @@ def test_log_scale_has_decades(page: Callable[..., Page]) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_is_readable(page: Callable[..., Page], scheme: str) -> None:
-    """The contrast of each text with what is behind it is 4.5 at least (WCAG 2.1, AA)."""
+def test_every_text_has_enough_contrast(page: Callable[..., Page], scheme: str) -> None:
+    """The contrast of each text with its background is at least 4.5 (WCAG 2.1, AA)."""
     lowest = contrast(page(color_scheme=scheme))
     assert lowest
     assert lowest[0][0] >= 4.5, lowest
 
 
 def test_narrow_window_needs_no_sideways_scrolling(page: Callable[..., Page]) -> None:
-    """At 400 pixels the charts lie below each other, and tables scroll by themselves."""
+    """At 400 pixels the charts form a column, and tables scroll separately."""
     opened = page(width=400)
     assert opened.evaluate("document.documentElement.scrollWidth") <= 400
     left = opened.locator("[data-chart]").evaluate_all("all => all.map(each => each.getBoundingClientRect().left)")
@@ -292,7 +290,7 @@ def test_narrow_window_needs_no_sideways_scrolling(page: Callable[..., Page]) ->
 
 
 def test_report_prints_on_pages(page: Callable[..., Page]) -> None:
-    """White, without its buttons, what is folded opened, and no chart over a page's edge."""
+    """The print is white, without buttons, with folded parts opened, and no chart crosses a page's edge."""
     opened = page(color_scheme="dark")
     assert len(re.findall(rb"/Type\s*/Page\b", opened.pdf(format="A4"))) >= 3
     opened.emulate_media(media="print", color_scheme="dark")
@@ -301,7 +299,7 @@ def test_report_prints_on_pages(page: Callable[..., Page]) -> None:
     assert opened.locator("[data-chart=loss]").evaluate("each => getComputedStyle(each).breakInside") == "avoid"
 
 
-def test_drawing_again_keeps_what_the_reader_chose(page: Callable[..., Page], job: Job, registry: Registry) -> None:
+def test_redraw_keeps_the_choices_of_the_reader(page: Callable[..., Page], job: Job, registry: Registry) -> None:
     """The page of `ui` draws every second: axis, focus and hover stay."""
     opened, data = page(), data_of(registry, job)
     opened.get_by_role("button", name="Time").click()
@@ -314,8 +312,8 @@ def test_drawing_again_keeps_what_the_reader_chose(page: Callable[..., Page], jo
     assert opened.evaluate("document.activeElement.closest('[data-chart]').dataset.chart") == "lr"
 
 
-def test_values_are_there_as_a_table(page: Callable[..., Page]) -> None:
-    """For whoever cannot see curves; each chart says in words what it shows."""
+def test_values_are_available_as_a_table(page: Callable[..., Page]) -> None:
+    """The table and the description of each chart serve people who cannot see curves."""
     opened = page()
     opened.get_by_text("Table of values").click()
     opened.wait_for_function("document.querySelectorAll('.ct-rows tbody tr').length > 200")
@@ -325,10 +323,10 @@ def test_values_are_there_as_a_table(page: Callable[..., Page]) -> None:
     ).get_attribute("aria-label")
 
 
-def test_report_of_a_silent_script_says_how_to_tell_steps(
+def test_report_of_a_silent_script_explains_how_to_report_steps(
     seed: Callable[..., Job], registry: Registry, tmp_path: Path, open_page: Callable[..., Page]
 ) -> None:
-    """Instead of empty axes."""
+    """The text replaces empty axes."""
     job = seed("silent", State("succeeded", started_s=1000.0, ended_s=1060.0))
     path = tmp_path / "silent.html"
     path.write_text(report_html(registry, job, NOW_S))
@@ -337,10 +335,10 @@ def test_report_of_a_silent_script_says_how_to_tell_steps(
     assert "::ct" in text
 
 
-def test_report_of_a_job_that_has_just_begun_promises_nothing(
+def test_report_of_a_new_job_promises_nothing(
     job: Job, registry: Registry, tmp_path: Path, open_page: Callable[..., Page]
 ) -> None:
-    """It runs and has told no step yet."""
+    """The job runs and has reported no step yet."""
     registry.database.execute("DELETE FROM points")
     registry.database.execute(
         "UPDATE attempts SET state = 'running', outcome = json_set(outcome, '$.state', 'running')"
@@ -357,7 +355,7 @@ def test_report_of_a_job_that_has_just_begun_promises_nothing(
 def test_report_of_a_real_job(
     cli: Any, project: Callable[..., Path], tmp_path: Path, open_page: Callable[..., Page]
 ) -> None:
-    """The file's last loss is the one that was printed last."""
+    """The last loss of the file is the last printed loss."""
     where = project("", text=TELLING)
     done = cli("submit", "--name", "real", "-y", cwd=where, timeout_s=240)
     assert done.code == 0, done.stderr
@@ -370,8 +368,8 @@ def test_report_of_a_real_job(
     assert opened.locator("[data-chart=eval-accuracy] circle.ct-dot").count() == 2
 
 
-def test_report_replaces_only_what_is_its_own(cli: Any, seed: Callable[..., Job], tmp_path: Path) -> None:
-    """A newer report takes an older one's place; any other file is left, unless --force says otherwise."""
+def test_report_replaces_only_an_older_report(cli: Any, seed: Callable[..., Job], tmp_path: Path) -> None:
+    """A newer report replaces an older report; a foreign file needs --force."""
     seed("one", State("succeeded", started_s=1000.0, ended_s=1060.0))
     assert cli("report", "one").code == cli("report", "one").code == 0
     path = tmp_path / "mine.html"
@@ -384,7 +382,7 @@ def test_report_replaces_only_what_is_its_own(cli: Any, seed: Callable[..., Job]
 
 
 def test_report_beside_the_code_is_not_shipped(job: Job, registry: Registry, tmp_path: Path) -> None:
-    """It lies where the user works: the code's hash stays, and a page of the user's own is code."""
+    """The report may be in the code folder: the code's hash stays, and the user's own page is code."""
     (tmp_path / "train.py").write_text("x = 1")
     (tmp_path / "page.html").write_text("<p>mine</p>")
     (tmp_path / "seeded.html").write_text(report_html(registry, job, NOW_S))
@@ -393,8 +391,8 @@ def test_report_beside_the_code_is_not_shipped(job: Job, registry: Registry, tmp
 
 
 @pytest.mark.parametrize("where", ["none/there.html", ".", "/dev/stdout"])
-def test_report_says_where_it_cannot_be_written(cli: Any, seed: Callable[..., Job], where: str) -> None:
-    """A folder, one that is not there, a pipe: no traceback, and nothing is left."""
+def test_unwritable_report_path_is_a_usage_error(cli: Any, seed: Callable[..., Job], where: str) -> None:
+    """The cases are a missing folder, a folder and a pipe; no file is left."""
     seed("one", State("succeeded"))
     told = cli("report", "one", "-o", where)
     assert told.code == 2
@@ -402,13 +400,13 @@ def test_report_says_where_it_cannot_be_written(cli: Any, seed: Callable[..., Jo
     assert "Traceback" not in told.stderr
 
 
-def test_report_of_no_job(cli: Any) -> None:
-    """It ends as every command that is asked for a job which is not there."""
+def test_report_of_an_unknown_job_is_exit_code_8(cli: Any) -> None:
+    """Every command with an unknown job has the same exit code."""
     assert cli("report", "nobody").code == 8
 
 
-def test_report_of_a_running_job_tells_as_of_when(job: Job, registry: Registry) -> None:
-    """What is not over is not told as if it were."""
+def test_report_of_a_running_job_has_the_time_of_its_data(job: Job, registry: Registry) -> None:
+    """The text marks the job as running."""
     registry.database.execute(
         "UPDATE attempts SET state = 'running', outcome = json_set(outcome, '$.state', 'running')"
     )
@@ -416,8 +414,8 @@ def test_report_of_a_running_job_tells_as_of_when(job: Job, registry: Registry) 
     assert "It runs: as of " in text
 
 
-def test_report_as_json_is_what_the_charts_are_drawn_from(cli: Any, job: Job, tmp_path: Path) -> None:
-    """Nothing is written then."""
+def test_report_as_json_has_the_data_of_the_charts(cli: Any, job: Job, tmp_path: Path) -> None:
+    """No file is written."""
     told = cli("report", "seeded", "--json").json
     assert told["job"]["job"] == "seeded"
     assert len(told["steps"]["loss"]) == 630

@@ -1,4 +1,4 @@
-"""A job with damaged checkpoints alone: no attempt starts from step 0 until a person agrees."""
+"""For a job with only damaged checkpoints, no attempt starts from step 0 until a person agrees."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_resume_asks_before_it_starts_over(cli: Any, tmp_path: Path, home: Path)
     assert Registry().find("last").config["checkpoint"]["all_damaged"] == "stop"
 
 
-def test_another_error_asks_nothing(make_job: Callable[..., Job]) -> None:
-    """Only the trainer's error of this type counts, and no error with similar words."""
+def test_different_error_asks_no_question(make_job: Callable[..., Job]) -> None:
+    """Only the trainer's error type counts, not a similar message."""
     assert make_job("one").attempt.state.all_damaged is False
     assert State("failed", "error", error={"message": "all checkpoints are damaged", "type": None}).all_damaged is False

@@ -321,7 +321,7 @@ def test_tunnel_without_a_user_name_leads_to_the_host(monkeypatch: pytest.Monkey
 def test_browser_opens_a_private_file_with_the_address(
     home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wait_until: Callable[..., Any]
 ) -> None:
-    """The address is in no process's arguments; only the owner can read the file, and the first visit deletes it."""
+    """The address is in no process's arguments; only its owner can read the file, and the first visit deletes it."""
     seen = tmp_path / "seen"
     browser = tmp_path / "a-browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {seen}.part && mv {seen}.part {seen}\n')

@@ -288,7 +288,7 @@ def test_removed_job_leaves_its_cost_and_frees_its_folder(
 def test_bundle_without_a_job_is_removed(
     registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]]
 ) -> None:
-    """The freed size counts; a bundle stays while a second job uses the bundle, or if the bundle is young."""
+    """The freed size counts; a bundle in use stays, and a young bundle, which a submit may have just packed."""
     add("done", bundle={"sha256": "used-by-one"})
     add("also", bundle={"sha256": "shared"})
     add("other", bundle={"sha256": "shared"})

@@ -32,7 +32,7 @@ def read(text: str, **environ: str) -> Any:
 
 
 def only_fault(text: str, **environ: str) -> Fault:
-    """Return the one fault of a text."""
+    """Return the single fault of a text."""
     (fault,) = yamlfile.parse(text, "f.yaml", environ).faults
     return fault
 
@@ -58,13 +58,13 @@ def only_fault(text: str, **environ: str) -> Fault:
     ],
 )
 @pytest.mark.usefixtures("parser")
-def test_scalars_are_yaml_12(text: str, value: Any) -> None:
-    """Scalars follow YAML 1.2's core schema, whatever PyYAML thinks of 1.1."""
+def test_scalars_follow_yaml_1_2(text: str, value: Any) -> None:
+    """Scalars follow YAML 1.2's core schema, although PyYAML implements 1.1."""
     assert read(f"key: {text}") == {"key": value}
 
 
-def test_keys_are_words() -> None:
-    """`on` is a key, and so are `true` and `1`, as they were written."""
+def test_keys_keep_their_spelling() -> None:
+    """`on`, `true` and `1` are text keys."""
     assert read("on: 1\ntrue: 2\n1: 3\n") == {"on": 1, "true": 2, "1": 3}
 
 
@@ -94,8 +94,8 @@ def test_keys_are_words() -> None:
     ],
 )
 @pytest.mark.usefixtures("parser")
-def test_broken_yaml_is_said_for_people(text: str, message: str, line: int, column: int) -> None:
-    """What YAML refuses, and what we do, has words of ours and a place, with either parser."""
+def test_invalid_yaml_has_a_message_and_a_place(text: str, message: str, line: int, column: int) -> None:
+    """Both parsers give the same messages and places, for faults of YAML and for our own rules."""
     fault = only_fault(text)
     assert message in fault.message
     assert fault.place is not None
@@ -107,7 +107,7 @@ def test_broken_yaml_is_said_for_people(text: str, message: str, line: int, colu
 )
 @pytest.mark.usefixtures("parser")
 def test_key_that_is_too_long_is_named(text: str) -> None:
-    """A key has at most 1,024 characters; a long value in the same place is another fault."""
+    """A key has at most 1,024 characters; a long value in the same place is a different fault."""
     fault = only_fault(text.format("k" * 1100))
     assert fault.message == "a key may have at most 1,024 characters"
     assert fault.place is not None
@@ -115,26 +115,26 @@ def test_key_that_is_too_long_is_named(text: str) -> None:
     assert "`:` where none can stand" in only_fault(f"tags: a {'k' * 1100} b: v\n").message
 
 
-def test_duplicate_key_points_at_both() -> None:
-    """A key that stands twice is a fault with two places, and knows its path."""
+def test_duplicate_key_has_both_places() -> None:
+    """A duplicate key is a fault with two places and a path."""
     fault = only_fault("a:\n  b: 1\n  b: 2\n")
     assert (fault.message, fault.key) == ("duplicate key `b`", "a.b")
     assert [place.line for place in (fault.place, *fault.also) if place] == [3, 2]
 
 
 def test_alias_bomb_is_refused_at_once() -> None:
-    """A few lines of aliases that stand for billions of values are not spelt out."""
+    """A few lines of aliases for billions of values are not expanded."""
     lines = ["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30))]
     assert "more than 50000 values" in only_fault("\n".join(lines)).message
 
 
-def test_alias_shares_a_value() -> None:
-    """`*name` stands for what `&name` marked."""
+def test_alias_repeats_a_value() -> None:
+    """`*name` has the value of `&name`."""
     assert read("a: &x {b: [1]}\nc: *x\n") == {"a": {"b": [1]}, "c": {"b": [1]}}
 
 
-def test_lines_count_as_yaml_counts_them() -> None:
-    """A line separator inside a text is a line of the file for the parser, and so for the place."""
+def test_lines_are_counted_as_in_yaml() -> None:
+    """A line separator inside a text counts as a line, for the parser and for the place."""
     fault = only_fault("a: 'x\u2028  y'\nb: ${GONE}\n")
     assert fault.place is not None
     assert fault.place.excerpt == "b: ${GONE}"
@@ -155,13 +155,13 @@ def test_lines_count_as_yaml_counts_them() -> None:
         ('"${GONE:-a: b}"', "a: b"),
     ],
 )
-def test_variables_fill_scalars(text: str, value: Any) -> None:
-    """`${VAR}` fills in text; alone and unquoted it may be a number; it never changes the structure."""
+def test_variables_are_substituted_in_scalars(text: str, value: Any) -> None:
+    """`${VAR}` inserts text; alone and unquoted the result may be a number; the structure never changes."""
     assert read(f"key: {text}", N="12", EMPTY="", ODD="a: [1]\n# 'x") == {"key": value}
 
 
 def test_missing_variable_has_its_exact_place() -> None:
-    """The caret stands under the `$`, behind escapes and other variables, and the key is named."""
+    """The caret is under the `$`, after escapes and earlier variables, and the key is named."""
     fault = only_fault('a:\n  - "\\t ${N} ${GONE}"\n', N="1")
     assert fault.place is not None
     assert (fault.key, fault.place.line, fault.place.column) == ("a.0", 2, 14)
@@ -169,20 +169,20 @@ def test_missing_variable_has_its_exact_place() -> None:
 
 
 @pytest.mark.parametrize("text", ["${}", "${A B}", "${A:?no}", "'${A'", "'${{ inputs.x }}'"])
-def test_odd_references_are_refused(text: str) -> None:
-    """What is neither a variable nor escaped is a fault, and the hint says how to escape."""
+def test_invalid_references_are_refused(text: str) -> None:
+    """Text that is neither a variable nor escaped is a fault, and the hint explains the escape."""
     fault = only_fault(f"key: {text}")
     assert "is not a variable" in fault.message
     assert "$${" in fault.hint
 
 
-def test_keys_are_never_filled_in() -> None:
+def test_variables_are_not_substituted_in_keys() -> None:
     """A variable cannot name a key."""
     assert read("'${N}': 1", N="name") == {"${N}": 1}
 
 
 def test_secret_variables_are_not_shown() -> None:
-    """A value that came from a secret-looking variable is shown as the file has it."""
+    """A value from a secret variable is shown as written in the file."""
     parsed = yamlfile.parse("key: x-${MY_TOKEN}", "f.yaml", {"MY_TOKEN": "hunter2"})
     node = yamlfile.find(parsed.root, ("key",)) if parsed.root else None
     assert node is not None
@@ -191,13 +191,13 @@ def test_secret_variables_are_not_shown() -> None:
 
 @pytest.mark.usefixtures("parser")
 def test_empty_text_has_no_root() -> None:
-    """Nothing, and comments alone, have no value and no fault."""
+    """An empty text, or only comments, gives no value and no fault."""
     assert yamlfile.parse("# only\n", "f.yaml", {}) == yamlfile.ParsedYaml(None, ())
 
 
 @given(st.text(alphabet="ab:-[]{}#&*!|>'\"%@`$\\ \t\n\r,?~0.é\u2028\x00\ud800\x85"))
 def test_any_text_gives_a_tree_or_faults(text: str) -> None:
-    """No text makes the reader fail in another way, and every fault has a place in the text."""
+    """No text raises an error, and every fault has a place in the text."""
     parsed = yamlfile.parse(text, "f.yaml", {"a": "[1"})
     for fault in parsed.faults:
         assert fault.place is not None
