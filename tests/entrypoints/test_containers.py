@@ -585,6 +585,7 @@ def test_agent_runs_a_job_in_the_container(container: Container, tmp_path: Path)
         "bundle": str(packed.path),
         "sha256": packed.sha256,
         "python": container.python,
+        "workdir": str(tmp_path),
         "max_restarts": 0,
         "environment": {**folders, "PYTHONPATH": site, "container": "podman"},
         "secrets": {"TOKEN": "s3cr3t"},

@@ -251,7 +251,8 @@ def test_sigterm_to_one_rank_saves_on_all(whole: Callable[[str], Run], tmp_path:
     assert stopped.only("preempt")["reason"] == "sigterm"
     assert stopped.only("preempt")["step"] == stopped.outcome()["step"]
     assert stopped.outcome()["step"] in (6, 7)  # inside step 7, or after step 7
-    assert "exitcode  : 75" in stopped.errors
+    # torchrun fails instead of reporting if the second rank ends just before its closing signal
+    assert "exitcode  : 75" in stopped.errors or "ProcessLookupError" in stopped.errors
     assert "exitcode  : -" not in stopped.errors  # no rank was killed
     assert stopped.values("step", "loss").items() <= whole("ddp").values("step", "loss").items()
 
