@@ -52,7 +52,7 @@ class BackendTraits:
     `sizes_disks`: the request has a field for `resources.disk_gb`. `derives_spot_prices`: no spot price in the price
     table comes from a vendor's list. `own_machines`: YAML with machines of the user, for the command `hosts`.
     `programs`: needed programs of this machine, each with the option that prints the version. `ledgers`: schemes of
-    addresses, each with the module of the store for shared ledgers (launcher/money/cells.py).
+    addresses, each with the module of the store for shared ledgers (launcher/money/conditional.py).
     """
 
     block: str = ""

@@ -11,5 +11,5 @@ TRAITS = BackendTraits(
     aliases=("azure-ml",),
     foreign_keys={"subscription": "subscription_id", "workspace": "workspace_name"},
     siblings={"region": "location"},
-    ledgers={"https": "cloudtrain.backends.azureml.cell"},
+    ledgers={"https": "cloudtrain.backends.azureml.ledger"},
 )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.backends.azureml import arm
+from cloudtrain.backends.azureml import request_body
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.planning.request_rules import Found
@@ -99,7 +99,7 @@ def faults(job: Job) -> Iterator[Fault]:
     if not isinstance(job, Mapping):
         return
     if not in_file:  # load_job makes no body from a file that it refuses
-        for path, message, is_warning in violations(arm.body_of(job)):
+        for path, message, is_warning in violations(request_body.body_of(job)):
             yield _by_table(_snake(path), path, message, is_warning)
     for rules in (_naming, _sizes, _command, _machines, _time, _processes, _environment, _variables, _mounts, _rest):
         yield from rules(job)
@@ -152,7 +152,7 @@ def _command(job: Job) -> Iterator[Fault]:
     if not isinstance(command, str):
         return
     seen = set()
-    for expression in _EXPRESSION.findall(arm.SINGLE_BRACKETS.sub(r"${{\1.\2}}", command)):
+    for expression in _EXPRESSION.findall(request_body.SINGLE_BRACKETS.sub(r"${{\1.\2}}", command)):
         kind, _, name = expression.partition(".")
         seen.add((kind, name))
         if kind not in ("inputs", "outputs"):

@@ -6,10 +6,11 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.azureml import compute, files, prices, rest, vault
+from cloudtrain.backends.azureml import api, files, machine_cluster, prices
+from cloudtrain.backends.azureml import secrets as job_secrets
 from cloudtrain.backends.azureml.block import AzureML
 from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
-from cloudtrain.backends.azureml.workspace import Workspace, plain_region
+from cloudtrain.backends.azureml.records import Workspace, plain_region
 from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from cloudtrain.launcher.prices.quote import compared
@@ -58,7 +59,7 @@ def _of_job(config: JobConfig, workspace: Workspace) -> Iterator[Check]:
 
 def _tried(name: str, ask: Callable[..., Check], *args: Any, **more: Any) -> Check:
     try:
-        with rest.answers(f"look at the {name}"):
+        with api.answers(f"look at the {name}"):
             return ask(*args, **more)
     except ConfigError as error:
         return Check(name, "fail", error.message, error.hint or error.faults[0].hint)
@@ -68,15 +69,15 @@ def _tried(name: str, ask: Callable[..., Check], *args: Any, **more: Any) -> Che
 
 def _signed_in(cloud: str) -> Check:
     """Ask for a token; the next checks show its permissions."""
-    rest.token(cloud, f"https://{rest.hosts(cloud)[0]}")
+    api.token(cloud, f"https://{api.hosts(cloud)[0]}")
     return Check("credentials", "ok", "Azure has given a token")
 
 
 def _workspace(workspace: Workspace, region: str | None) -> Check:
     try:
-        told = rest.get_json(workspace, "")
-    except rest.AzureError as error:
-        if not rest.is_absent(error):
+        told = api.get_json(workspace, "")
+    except api.AzureError as error:
+        if not api.is_absent(error):
             raise
         cure = "`az ml workspace list` shows yours"
         return Check("workspace", "fail", f"there is no {workspace.name} in {workspace.resource_group}", cure)
@@ -88,7 +89,7 @@ def _workspace(workspace: Workspace, region: str | None) -> Check:
 
 
 def _compute(workspace: Workspace, name: str, machine: Machine, instances: int) -> Check:
-    found = compute.fitting(workspace, name, machine.instance_type, instances)
+    found = machine_cluster.fitting(workspace, name, machine.instance_type, instances)
     if found.state != "Succeeded":
         return Check("compute", "warn", f"{name} is {found.state}", "look at it in the studio")
     return Check("compute", "ok", f"{name}: up to {found.most} x {found.size or '?'}, {found.priority}")
@@ -101,10 +102,10 @@ def _datastore(workspace: Workspace, name: str) -> Check:
 
 def _vault(workspace: Workspace) -> Check:
     """Store an entry and remove it: only a write proves the permission to write."""
-    url = vault.url_of(workspace, f"doctor-{secrets.token_hex(4)}")  # a vault keeps removed names
-    with rest.answers("store secrets in the key vault", needs=vault.ROLE):
-        vault.put(workspace, url, {})
-        vault.remove(workspace, url)
+    url = job_secrets.url_of(workspace, f"doctor-{secrets.token_hex(4)}")  # a vault keeps removed names
+    with api.answers("store secrets in the key vault", needs=job_secrets.ROLE):
+        job_secrets.put(workspace, url, {})
+        job_secrets.remove(workspace, url)
     place = url.partition("/secrets/")[0]
     return Check("key vault", "ok", f"{place}; the job's identity needs the role Key Vault Secrets User there")
 

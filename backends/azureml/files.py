@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from cloudtrain.backends.azureml import rest
-from cloudtrain.backends.azureml.workspace import Workspace
+from cloudtrain.backends.azureml import api
+from cloudtrain.backends.azureml.records import Workspace
 from cloudtrain.entrypoints import job_files
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError
 from cloudtrain.launcher.text.remote import one_line
@@ -76,9 +76,9 @@ def download(workspace: Workspace, uri: str, folder: Path) -> list[Path]:
 def datastore_of(workspace: Workspace, name: str) -> tuple[str, str]:
     """Return the address of a datastore's account and its container. Raises AzureError, ConfigError."""
     try:
-        told = rest.get_json(workspace, f"/datastores/{name}").get("properties") or {}
-    except rest.AzureError as error:
-        if not rest.is_absent(error):
+        told = api.get_json(workspace, f"/datastores/{name}").get("properties") or {}
+    except api.AzureError as error:
+        if not api.is_absent(error):
             raise
         hint = "`az ml datastore list` shows those there are"
         raise ConfigError([Fault(f"there is no datastore `{name}`", key="azureml.datastore", hint=hint)]) from error
@@ -111,11 +111,11 @@ def _with_container(workspace: Workspace, uri: str, use: Callable[[Any, str], _T
         from azure.core import exceptions as core
         from azure.storage.blob import ContainerClient
     except ImportError as error:
-        raise rest.not_installed(error) from error
+        raise api.not_installed(error) from error
     doing = f"look into {uri}"
-    with rest.answers(doing, needs=READER):
+    with api.answers(doing, needs=READER):
         url, container, prefix, datastore = _place(workspace, uri)
-        own = rest.credential(workspace.cloud)
+        own = api.credential(workspace.cloud)
         limits: dict[str, Any] = {"connection_timeout": CONNECT_S, "read_timeout": READ_S}
         try:
             try:
@@ -128,9 +128,9 @@ def _with_container(workspace: Workspace, uri: str, use: Callable[[Any, str], _T
         except core.HttpResponseError as error:
             code = str(getattr(error, "error_code", "") or "")
             words = str(error.message).partition("\n")[0]  # request ids and the signed text follow
-            raise rest.AzureError(error.status_code or 0, code, one_line(words, 300)) from error
+            raise api.AzureError(error.status_code or 0, code, one_line(words, 300)) from error
         except core.AzureError as error:
-            raise rest.AzureError(0, "", one_line(str(error), 300)) from error
+            raise api.AzureError(0, "", one_line(str(error), 300)) from error
 
 
 def _place(workspace: Workspace, uri: str) -> tuple[str, str, str, str | None]:
@@ -151,5 +151,5 @@ def _prefix(path: str) -> str:
 
 def _secret(workspace: Workspace, datastore: str) -> str:
     """Return the datastore's own key or SAS. Raises AzureError."""
-    told = rest.object_in(rest.arm(workspace, "POST", f"/datastores/{datastore}/listSecrets"))
+    told = api.object_in(api.arm(workspace, "POST", f"/datastores/{datastore}/listSecrets"))
     return str(told.get("sasToken") or told.get("key") or "")

@@ -15,11 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.azureml import compute, files, history, rest, status, vault
+from cloudtrain.backends.azureml import api, files, machine_cluster, status, status_history
 from cloudtrain.backends.azureml import logs as streams
+from cloudtrain.backends.azureml import secrets as job_secrets
 from cloudtrain.backends.azureml.machine import block_of, workspace_of
-from cloudtrain.backends.azureml.records import AzureMLRef, AzureMLSending, Unpriced
-from cloudtrain.backends.azureml.workspace import Workspace
+from cloudtrain.backends.azureml.records import AzureMLRef, AzureMLSending, Unpriced, Workspace
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from cloudtrain.launcher.prices import catalog
@@ -50,10 +50,10 @@ _last_line_s: dict[str, float] = {}
 def ready(request: Request, shipment: Shipment) -> None:
     """Raise ConfigError without the SDK, CredentialError without credentials, UnreachableError without the login."""
     if find_spec("azure") is None or find_spec("azure.ai") is None or find_spec("azure.ai.ml") is None:
-        raise rest.not_installed(ImportError("No module named 'azure.ai.ml'"))
+        raise api.not_installed(ImportError("No module named 'azure.ai.ml'"))
     cloud = AzureMLSending.load(request.beside).workspace.cloud
-    with rest.answers("start the job"):
-        rest.token(cloud, f"https://{rest.hosts(cloud)[0]}")
+    with api.answers("start the job"):
+        api.token(cloud, f"https://{api.hosts(cloud)[0]}")
 
 
 def send(request: Request, shipment: Shipment) -> JobRef:
@@ -67,19 +67,19 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     plan, owner = AzureMLSending.load(request.beside), identity(shipment.home)
     workspace = plan.workspace
     shipment.sending.prepares()
-    with rest.answers("start the job"):
+    with api.answers("start the job"):
         there = _described(workspace, request.name)
         if there is not None:  # an earlier try's job, whose answer was lost
             return _found(request, _services_of_ours(request, there, owner)).dump()
-        idle_s = compute.require(plan)
+        idle_s = machine_cluster.require(plan)
         files.datastore_of(workspace, plan.datastore)
         sent: dict[str, Any] = {"token": secrets.token_hex(16), "sent_s": time.time()}
         if shipment.secrets:
-            sent["vault"] = vault.url_of(workspace, request.name)
+            sent["vault"] = job_secrets.url_of(workspace, request.name)
     try:
         if shipment.secrets:
-            with rest.answers("store the job's secrets in the key vault", needs=vault.ROLE):
-                vault.put(workspace, sent["vault"], shipment.secrets)
+            with api.answers("store the job's secrets in the key vault", needs=job_secrets.ROLE):
+                job_secrets.put(workspace, sent["vault"], shipment.secrets)
         job = {
             **request.body,
             "tags": {**request.body.get("tags", {}), OWNER: owner},
@@ -104,13 +104,13 @@ def find(request: Request, home: Path) -> JobRef | None:
     """
     plan, owner = AzureMLSending.load(request.beside), identity(home)
     workspace = plan.workspace
-    with rest.polls(f"ask for {request.name}"):
+    with api.polls(f"ask for {request.name}"):
         there = _described(workspace, request.name)
         if there is None:
             time.sleep(SETTLE_S)
             there = _described(workspace, request.name)
         if there is None and plan.secrets:
-            vault.remove(workspace, vault.url_of(workspace, request.name))
+            job_secrets.remove(workspace, job_secrets.url_of(workspace, request.name))
         if there is None or not _is_ours(there, owner):
             return None
         return _found(request, _services(there)).dump()
@@ -121,15 +121,15 @@ def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     from cloudtrain.backends.azureml.block import AzureML
 
     workspace, found = workspace_of(AzureML() if config is None else block_of(config)), []
-    with rest.answers("list the jobs"):
-        page = rest.get_json(workspace, "/jobs", version=JOB_VERSION, tag="cloudtrain.job")
+    with api.answers("list the jobs"):
+        page = api.get_json(workspace, "/jobs", version=JOB_VERSION, tag="cloudtrain.job")
         while True:
-            there = (job for job in page["value"] if job["properties"].get("status") not in history.OVER)
+            there = (job for job in page["value"] if job["properties"].get("status") not in status_history.OVER)
             found += [_as_found(workspace, job, home) for job in there]
             if not page.get("nextLink"):
                 return [each for each in found if each is not None]
-            host = f"https://{rest.hosts(workspace.cloud)[0]}"
-            page = rest.object_in(rest.call("GET", page["nextLink"], cloud=workspace.cloud, audience=host))
+            host = f"https://{api.hosts(workspace.cloud)[0]}"
+            page = api.object_in(api.call("GET", page["nextLink"], cloud=workspace.cloud, audience=host))
 
 
 def _as_found(workspace: Workspace, job: dict[str, Any], home: Path) -> FoundAttempt | None:
@@ -146,7 +146,7 @@ def _as_found(workspace: Workspace, job: dict[str, Any], home: Path) -> FoundAtt
         handle = _found(request, _services(job))
         return (handle if is_own else replace(handle, vault=None)).dump()
 
-    with contextlib.suppress(rest.AzureError):  # about the machines; the job can be listed without them
+    with contextlib.suppress(api.AzureError):  # about the machines; the job can be listed without them
         return FoundAttempt.of(name, record, {"workspace": workspace.dump()}, ref_of, is_own=is_own)
     return FoundAttempt.of(name, None, {}, ref_of, is_own=is_own)
 
@@ -162,7 +162,7 @@ def state(ref: JobRef) -> State:
     """Return the job's state at Azure."""
     handle = AzureMLRef.load(ref)
     workspace = handle.workspace
-    told = history.details(workspace, _root(ref, handle), handle.name)
+    told = status_history.details(workspace, _root(ref, handle), handle.name)
     account, has_checkpoint = None, None
     if told.is_over and told.status != "Completed":
         account = _account(told)
@@ -191,8 +191,8 @@ def logs(
     handle = AzureMLRef.load(ref)
     only, root = nodes_of(ranks, handle.nproc_per_node), _root(ref, handle)
 
-    def ask(fresh_s: float) -> history.Details:
-        return history.details(handle.workspace, root, handle.name, fresh_s=fresh_s)
+    def ask(fresh_s: float) -> status_history.Details:
+        return status_history.details(handle.workspace, root, handle.name, fresh_s=fresh_s)
 
     page = streams.page(ask, handle.nodes, cursor, only)
     if page.lines:
@@ -206,8 +206,8 @@ def pace(ref: JobRef) -> Pace:
     The pause stays short for a run that may fail at any moment, and may be longer for a run that waits for machines.
     """
     name, now_s = AzureMLRef.load(ref).name, time.monotonic()
-    told, quiet_s = history.known(name), now_s - _last_line_s.setdefault(name, now_s)
-    is_waiting = told is not None and told.status in (*history.WAITING, "Preparing")
+    told, quiet_s = status_history.known(name), now_s - _last_line_s.setdefault(name, now_s)
+    is_waiting = told is not None and told.status in (*status_history.WAITING, "Preparing")
     lines_s = min(WAIT_PAUSE_S if is_waiting else RUN_PAUSE_S, max(1.0, quiet_s / BUSY_S))
     return Pace(lines_s=lines_s, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=streams.HOLD_BACK_S)
 
@@ -218,12 +218,12 @@ def stop(ref: JobRef, *, now: bool) -> None:
     `now` makes no difference there.
     """
     handle = AzureMLRef.load(ref)
-    with rest.answers(f"stop {handle.name}"):
+    with api.answers(f"stop {handle.name}"):
         try:
-            rest.arm(handle.workspace, "POST", f"/jobs/{handle.name}/cancel", version=JOB_VERSION)
-        except rest.AzureError as error:
+            api.arm(handle.workspace, "POST", f"/jobs/{handle.name}/cancel", version=JOB_VERSION)
+        except api.AzureError as error:
             there = _described(handle.workspace, handle.name) if error.status in (400, 409) else None
-            if there is None or there["properties"].get("status") not in history.OVER:
+            if there is None or there["properties"].get("status") not in status_history.OVER:
                 raise
 
 
@@ -246,8 +246,8 @@ def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
 def _found(request: Request, services: dict[str, Any]) -> AzureMLRef:
     """Return the handle of a job that was sent before. Raises AzureError."""
     plan = AzureMLSending.load(request.beside)
-    url = vault.url_of(plan.workspace, request.name) if plan.secrets else None
-    return _ref(request, services, compute.idle_s(plan), url)
+    url = job_secrets.url_of(plan.workspace, request.name) if plan.secrets else None
+    return _ref(request, services, machine_cluster.idle_s(plan), url)
 
 
 def _ref(request: Request, services: dict[str, Any], idle_s: float, vault_url: str | None) -> AzureMLRef:
@@ -261,7 +261,7 @@ def _ref(request: Request, services: dict[str, Any], idle_s: float, vault_url: s
         limit_s=plan.limit_s,
         limit_reason=plan.limit_reason,
         name=request.name,
-        history=history.root_of(plan.workspace, services),
+        history=status_history.root_of(plan.workspace, services),
         studio=(services.get("Studio") or {}).get("endpoint"),
         vault=vault_url,
         idle_s=idle_s,
@@ -282,11 +282,11 @@ def _create(request: Request, shipment: Shipment, job: dict[str, Any], owner: st
     workspace, folder = plan.workspace, (shipment.base / plan.code_dir).absolute()
     for number in range(1, TRIES + 1):
         try:
-            with rest.answers("start the job"):
+            with api.answers("start the job"):
                 return sdk.create(workspace, job, shipment.bundle.path, folder, shipment.sending.creates)
         except CloudtrainError as error:
             if shipment.sending.may_exist:
-                with rest.polls(f"look whether {request.name} has started after: {error.message}"):
+                with api.polls(f"look whether {request.name} has started after: {error.message}"):
                     there = _described(workspace, request.name)
                 if there is not None:
                     return _services_of_ours(request, there, owner)
@@ -310,8 +310,8 @@ def _remove_secrets(workspace: Workspace, url: str | None) -> None:
     if url is None:
         return
     try:
-        with rest.answers("remove the job's secrets from the key vault", needs=vault.ROLE):
-            vault.remove(workspace, url)
+        with api.answers("remove the job's secrets from the key vault", needs=job_secrets.ROLE):
+            job_secrets.remove(workspace, url)
     except CloudtrainError as error:
         say(f"{error.message}; remove them by hand: az keyvault secret delete --id {url}")
 
@@ -319,9 +319,9 @@ def _remove_secrets(workspace: Workspace, url: str | None) -> None:
 def _described(workspace: Workspace, name: str) -> dict[str, Any] | None:
     """Return the job from the control plane, or None if no such job exists. Raises AzureError."""
     try:
-        return rest.get_json(workspace, f"/jobs/{name}", version=JOB_VERSION)
-    except rest.AzureError as error:
-        if not rest.is_absent(error):
+        return api.get_json(workspace, f"/jobs/{name}", version=JOB_VERSION)
+    except api.AzureError as error:
+        if not api.is_absent(error):
             raise
         if "workspace" in error.words.lower() and "job" not in error.words.lower():
             message = f"there is no workspace {workspace.name} in the resource group {workspace.resource_group}"
@@ -343,16 +343,16 @@ def _root(ref: JobRef, handle: AzureMLRef) -> str:
     """Return the URL of the run history; the handle of a job that `find` returned may lack the URL at first."""
     if handle.history is not None:
         return handle.history
-    with rest.polls(f"ask for {handle.name}"):
+    with api.polls(f"ask for {handle.name}"):
         there = _described(handle.workspace, handle.name)
-    root = history.root_of(handle.workspace, _services(there)) if there else None
+    root = status_history.root_of(handle.workspace, _services(there)) if there else None
     if root is None:
         raise UnreachableError(f"Azure ML does not say yet where the run {handle.name} is to be followed")
     ref.update(history=root)  # for this process's next polls
     return root
 
 
-def _account(told: history.Details) -> dict[str, Any] | None:
+def _account(told: status_history.Details) -> dict[str, Any] | None:
     """Return a container's exit report: the report of the lowest node that has written one.
 
     Raises UnreachableError if a log that may hold the report cannot be read, unless the run ended long ago.
@@ -369,7 +369,7 @@ def _account(told: history.Details) -> dict[str, Any] | None:
 
     with ThreadPoolExecutor(WORKERS) as pool:
         try:
-            with rest.polls("read the end of the log"):
+            with api.polls("read the end of the log"):
                 return next((found for found in pool.map(ask, urls) if found is not None), None)
         except UnreachableError:
             if not status.is_fresh(told, LONG_OVER_S):
@@ -377,7 +377,7 @@ def _account(told: history.Details) -> dict[str, Any] | None:
             raise
 
 
-def _hourly_usd(told: history.Details, handle: AzureMLRef) -> float | None:
+def _hourly_usd(told: status_history.Details, handle: AzureMLRef) -> float | None:
     """Return the hourly price of the run's machines, if the plan had no price."""
     if handle.prices is None:
         return None

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudtrain.backends.azureml import rest
-from cloudtrain.backends.azureml.history import Details
+from cloudtrain.backends.azureml import api
+from cloudtrain.backends.azureml.status_history import Details
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.logs import container_lines
@@ -56,7 +56,7 @@ class _Piece:
 
     place: _FileCursor
     lines: list[bytes]
-    failure: rest.AzureError | None = None
+    failure: api.AzureError | None = None
     has_more: bool = False
     begin: int = 0
 
@@ -125,11 +125,11 @@ def last_event(url: str, kind: str) -> dict[str, Any] | None:
 
     Raises AzureError.
     """
-    size = int(rest.call("HEAD", url).headers.get("Content-Length", 0))
+    size = int(api.call("HEAD", url).headers.get("Content-Length", 0))
     if not size:
         return None
     # Blob storage supports no ranges that count from the end.
-    text = rest.call("GET", url, headers={"Range": f"bytes={max(0, size - TAIL_BYTES)}-"}).content.decode(
+    text = api.call("GET", url, headers={"Range": f"bytes={max(0, size - TAIL_BYTES)}-"}).content.decode(
         errors="replace"
     )
     return container_lines.last_word(text.splitlines(), kind, stamped=True)
@@ -154,8 +154,8 @@ def _read_all(urls: Mapping[str, str], places: Mapping[str, _FileCursor], told: 
 
 def _read(url: str, place: _FileCursor, limit: int, *, is_over: bool) -> _Piece:
     try:
-        answer = rest.call("GET", url, headers={"Range": f"bytes={place.at}-{place.at + limit - 1}"})
-    except rest.AzureError as error:
+        answer = api.call("GET", url, headers={"Range": f"bytes={place.at}-{place.at + limit - 1}"})
+    except api.AzureError as error:
         if error.status == 416:
             return _at_the_end(url, place, limit, error, is_over=is_over)
         if error.status == 404:  # Azure lists a file before it is written
@@ -165,7 +165,7 @@ def _read(url: str, place: _FileCursor, limit: int, *, is_over: bool) -> _Piece:
     if place.born and born != place.born:  # the platform has restarted the node, with a new file
         return _read(url, _FileCursor(born=born, last_s=place.last_s), limit, is_over=is_over)
     if answer.status_code != 206:  # a proxy's page, or a server without ranges: no lines
-        failure = rest.AzureError(0, "", "the log's storage gives something else than was asked for")
+        failure = api.AzureError(0, "", "the log's storage gives something else than was asked for")
         return _Piece(replace(place, at_end=False), [], failure)
     data: bytes = answer.content
     is_full = len(data) >= limit
@@ -180,13 +180,13 @@ def _read(url: str, place: _FileCursor, limit: int, *, is_over: bool) -> _Piece:
     return _Piece(after, lines, has_more=is_full, begin=place.at)
 
 
-def _at_the_end(url: str, place: _FileCursor, limit: int, error: rest.AzureError, *, is_over: bool) -> _Piece:
+def _at_the_end(url: str, place: _FileCursor, limit: int, error: api.AzureError, *, is_over: bool) -> _Piece:
     """Return no lines, unless a shorter file has replaced the old file."""
     size = error.headers.get("Content-Range", "").rpartition("/")[2]
     try:
         if not size.isdigit():
-            size = rest.call("HEAD", url).headers.get("Content-Length", "0")
-    except rest.AzureError as failure:
+            size = api.call("HEAD", url).headers.get("Content-Length", "0")
+    except api.AzureError as failure:
         return _Piece(replace(place, at_end=False), [], failure)
     if int(size) < place.at:
         return _read(url, _FileCursor(last_s=place.last_s), limit, is_over=is_over)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.azureml.workspace import Workspace, plain_region
+from cloudtrain.backends.azureml.records import Workspace, plain_region
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices import catalog

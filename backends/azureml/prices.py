@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.azureml import rest
+from cloudtrain.backends.azureml import api
 from cloudtrain.backends.azureml.machine import block_of, choose, region_of
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.metering import rate as rating
@@ -45,7 +45,7 @@ def quotes(config: JobConfig | None, region: str, types: tuple[str, ...]) -> lis
     Raises UnreachableError if Azure's list cannot be read.
     """
     named = types or tuple(dict.fromkeys([*catalog.types("azureml"), *_own(config)]))
-    with rest.answers(
+    with api.answers(
         "read Azure's price list", needs="no role, because the list is public; ask the operator of the proxy"
     ):
         first = of_machine(named[0], region)  # alone: if the service does not answer, one wait is enough
@@ -87,7 +87,7 @@ def of_machine(size: str, region: str) -> list[Quote]:
         on_demand = _quote(Key("azureml", size, where, "on_demand"), dedicated)
         spot = _quote(Key("azureml", size, where, "spot"), [meter for meter in meters if _is(meter, "low priority")])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise rest.AzureError(0, "", f"its price list has another form: {error!r}") from error
+        raise api.AzureError(0, "", f"its price list has another form: {error!r}") from error
     # A spot price that is not below the on-demand price is a placeholder.
     has_spot = on_demand.rate is None or (spot.rate is not None and spot.rate.usd < on_demand.rate.usd)
     return [on_demand, spot] if spot.rate is not None and has_spot else [on_demand]
@@ -97,7 +97,7 @@ def _meters(terms: str) -> Iterator[Meter]:
     """Yield all meters, over all pages."""
     url, params = URL, {"api-version": VERSION, "currencyCode": "USD", "$filter": terms}
     for _ in range(MOST_PAGES):
-        told = rest.object_in(rest.call("GET", url, params=params))
+        told = api.object_in(api.call("GET", url, params=params))
         yield from told["Items"]
         if not told.get("NextPageLink"):
             return

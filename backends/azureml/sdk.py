@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.azureml import rest
+from cloudtrain.backends.azureml import api
+from cloudtrain.backends.azureml.records import Workspace
 from cloudtrain.backends.azureml.request import BUNDLE
-from cloudtrain.backends.azureml.workspace import Workspace
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.text.remote import one_line
 
@@ -50,7 +50,7 @@ def _create(workspace: Workspace, job: dict[str, Any], scratch: Path, begins: Ca
         from azure.core import exceptions as core
         from marshmallow.exceptions import ValidationError
     except ImportError as error:
-        raise rest.not_installed(error) from error
+        raise api.not_installed(error) from error
     from cloudtrain.launcher.planning.render import as_yaml
 
     seen: list[bool] = []
@@ -64,7 +64,7 @@ def _create(workspace: Workspace, job: dict[str, Any], scratch: Path, begins: Ca
     path.write_text(as_yaml(job), encoding="utf-8")
     try:
         client = MLClient(
-            rest.credential(workspace.cloud),
+            api.credential(workspace.cloud),
             workspace.subscription,
             workspace.resource_group,
             workspace.name,
@@ -78,7 +78,7 @@ def _create(workspace: Workspace, job: dict[str, Any], scratch: Path, begins: Ca
     except core.HttpResponseError as error:
         raise _of_response(error) from error
     except (core.ServiceRequestError, core.ServiceResponseError) as error:
-        raise rest.AzureError(0, "", _line(error)) from error
+        raise api.AzureError(0, "", _line(error)) from error
     except core.AzureError as error:
         raise _of_cause(error) from error
     except (MlException, ValidationError) as error:
@@ -91,22 +91,22 @@ def _create(workspace: Workspace, job: dict[str, Any], scratch: Path, begins: Ca
     return {name: {"endpoint": getattr(each, "endpoint", None)} for name, each in (sent.services or {}).items()}
 
 
-def _of_response(error: Any) -> rest.AzureError:
+def _of_response(error: Any) -> api.AzureError:
     code = getattr(getattr(error, "error", None), "code", None) or ""
     message = getattr(getattr(error, "error", None), "message", None) or getattr(error, "message", "")
     if not error.status_code:
-        return rest.AzureError(0, "", _line(error))
-    return rest.AzureError(error.status_code, str(code), _line(message or error))
+        return api.AzureError(0, "", _line(error))
+    return api.AzureError(error.status_code, str(code), _line(message or error))
 
 
-def _of_cause(error: BaseException) -> rest.AzureError:
+def _of_cause(error: BaseException) -> api.AzureError:
     """Return the HTTP answer behind the SDK's own error."""
     inner: BaseException | None = error
     while inner is not None:
         if getattr(inner, "status_code", None):
             return _of_response(inner)
         inner = inner.__cause__ or inner.__context__
-    return rest.AzureError(0, "", _line(error))
+    return api.AzureError(0, "", _line(error))
 
 
 def _line(error: object) -> str:

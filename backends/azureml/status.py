@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain.backends.azureml.history import OVER, WAITING, Details
+from cloudtrain.backends.azureml.status_history import OVER, WAITING, Details
 from cloudtrain.launcher.job import JobState, State
 from cloudtrain.launcher.jobs import exit_report as accounts
 from cloudtrain.launcher.text.times import seconds

@@ -11,5 +11,5 @@ TRAITS = BackendTraits(
     foreign_keys={"role": "role_arn iam_role iam_role_name execution_role RoleArn"},
     siblings={"region": "location", "bucket": "staging_bucket"},
     sizes_disks=True,
-    ledgers={"s3": "cloudtrain.backends.sagemaker.cell"},
+    ledgers={"s3": "cloudtrain.backends.sagemaker.ledger"},
 )

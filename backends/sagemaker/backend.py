@@ -70,7 +70,7 @@ artifacts = lazily.of(_JOBS, "artifacts")
 checkpoints = lazily.of(_JOBS, "checkpoints")
 doctor = lazily.of("cloudtrain.backends.sagemaker.doctor", "checks")
 quotes = lazily.of("cloudtrain.backends.sagemaker.prices", "quotes")
-invoice = lazily.of("cloudtrain.backends.sagemaker.invoice", "invoice")
+invoice = lazily.of("cloudtrain.backends.sagemaker.prices_invoice", "invoice")
 price_region = lazily.of("cloudtrain.backends.sagemaker.prices", "region")
 rehearsal = lazily.of("cloudtrain.backends.sagemaker.rehearsal", "rehearsal")
 

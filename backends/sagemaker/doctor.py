@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from cloudtrain.backends.sagemaker import aws, images, prices
-from cloudtrain.backends.sagemaker.aws import AwsAccess
+from cloudtrain.backends.sagemaker import api, prices, request_images
+from cloudtrain.backends.sagemaker.api import AwsAccess
 from cloudtrain.backends.sagemaker.block import SageMaker
 from cloudtrain.backends.sagemaker.machine import block_of, choose, place_of, region_of
 from cloudtrain.launcher.backend import Check, unasked
@@ -59,7 +59,7 @@ def _of_job(config: JobConfig, access: AwsAccess) -> Iterator[Check]:
 
 def _tried(name: str, ask: Callable[..., Check], access: AwsAccess, *args: Any, **more: Any) -> Check:
     try:
-        with aws.answers(f"look at the {name}"):
+        with api.answers(f"look at the {name}"):
             return ask(access, *args, **more)
     except CloudtrainError as error:
         return _failed(name, error)
@@ -70,12 +70,12 @@ def _failed(name: str, error: CloudtrainError) -> Check:
 
 
 def _identity(access: AwsAccess) -> Check:
-    return Check("credentials", "ok", aws.client(access, "sts").get_caller_identity()["Arn"])
+    return Check("credentials", "ok", api.client(access, "sts").get_caller_identity()["Arn"])
 
 
 def _roles(access: AwsAccess) -> Check:
     """Return the roles that a job can assume, for a user who has not chosen a role yet."""
-    pages = aws.client(access, "iam").get_paginator("list_roles").paginate()
+    pages = api.client(access, "iam").get_paginator("list_roles").paginate()
     found = [role["Arn"] for page in pages for role in page["Roles"] if _trusts(role["AssumeRolePolicyDocument"])]
     if not found:
         return Check("roles", "fail", f"no role trusts {SERVICE}", "create one with AmazonSageMakerFullAccess")
@@ -86,11 +86,11 @@ def _roles(access: AwsAccess) -> Check:
 def _role(access: AwsAccess, arn: str) -> Check:
     name = arn.rpartition("/")[2]
     try:
-        role = aws.client(access, "iam").get_role(RoleName=name)["Role"]
+        role = api.client(access, "iam").get_role(RoleName=name)["Role"]
     except Exception as error:
-        if aws.code_of(error) == "NoSuchEntity":
+        if api.code_of(error) == "NoSuchEntity":
             return Check("role", "fail", f"there is no role {name}", _roles(access).found)
-        if aws.code_of(error) in ("AccessDenied", "AccessDeniedException"):
+        if api.code_of(error) in ("AccessDenied", "AccessDeniedException"):
             return Check("role", "warn", f"{arn}, which your credentials may not read", "nothing, if it works")
         raise
     if role["Arn"] != arn:
@@ -112,9 +112,9 @@ def _trusts(policy: Any) -> bool:
 
 def _bucket(access: AwsAccess, bucket: str, *, is_default: bool) -> Check:
     try:
-        answer = aws.client(access, "s3").head_bucket(Bucket=bucket)
+        answer = api.client(access, "s3").head_bucket(Bucket=bucket)
     except Exception as error:
-        code = aws.code_of(error)
+        code = api.code_of(error)
         if code in ("404", "NoSuchBucket") and is_default:
             return Check("bucket", "ok", f"{bucket} is not there yet; the first submit makes it")
         if code in ("404", "NoSuchBucket"):
@@ -129,7 +129,7 @@ def _bucket(access: AwsAccess, bucket: str, *, is_default: bool) -> Check:
 
 
 def _quota(access: AwsAccess, name: str, needed: int) -> Check:
-    pages = aws.client(access, "service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
+    pages = api.client(access, "service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
     value = next((quota["Value"] for page in pages for quota in page["Quotas"] if quota["QuotaName"] == name), None)
     if value is None:
         return Check("quota", "warn", f"Service Quotas does not list `{name}`", "look there, in the console")
@@ -148,9 +148,9 @@ def _image(config: JobConfig, region: str, machine: Machine) -> Check:
     """Return the image; for a default image, also the SDK's own table, if the SDK is installed."""
     if config.image is not None:
         return Check("image", "ok", f"{config.image} (yours; whether it can be pulled only a job can tell)")
-    ours, since = images.default_image(region, machine.count), f"AWS's, as of {images.IMAGES_AS_OF}"
+    ours, since = request_images.default_image(region, machine.count), f"AWS's, as of {request_images.IMAGES_AS_OF}"
     try:
-        newest = images.newest_of_sdk(region, machine.instance_type)
+        newest = request_images.newest_of_sdk(region, machine.instance_type)
     except CloudtrainError as error:
         return Check("image", "warn", f"{ours} ({since}); {error.message}", error.hint)
     if newest is None:

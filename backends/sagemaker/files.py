@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cloudtrain.backends.sagemaker import aws
-from cloudtrain.backends.sagemaker.aws import AwsAccess
+from cloudtrain.backends.sagemaker import api
+from cloudtrain.backends.sagemaker.api import AwsAccess
 from cloudtrain.entrypoints import job_files
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import ConfigError, UsageError
@@ -27,9 +27,9 @@ def put_bundle(access: AwsAccess, bundle: Bundle, uri: str, *, default_of: str |
     account owns the bucket, because anybody can guess its name.
     """
     bucket, key = _parts(uri)
-    client = aws.client(access, "s3")
+    client = api.client(access, "s3")
     owner = {"ExpectedBucketOwner": default_of} if default_of else {}
-    with aws.answers(f"look into the bucket {bucket}"):
+    with api.answers(f"look into the bucket {bucket}"):
         try:
             found = client.head_object(Bucket=bucket, Key=key, **owner)
             if found["ContentLength"] == bundle.path.stat().st_size:
@@ -37,7 +37,7 @@ def put_bundle(access: AwsAccess, bundle: Bundle, uri: str, *, default_of: str |
         except Exception as error:
             _explain(client, access, bucket, error, may_make=default_of is not None)
             _require_same_region(client, access, bucket)
-    with aws.answers(f"upload the code to {uri}"), bundle.path.open("rb") as file:
+    with api.answers(f"upload the code to {uri}"), bundle.path.open("rb") as file:
         client.put_object(Bucket=bucket, Key=key, Body=file, **owner)
 
 
@@ -47,12 +47,12 @@ def claim(access: AwsAccess, uri: str, owner: str) -> None:
     The first owner keeps the folder for all attempts; else two machines' jobs of one name would share checkpoints.
     """
     bucket, key = _parts(uri)
-    client = aws.client(access, "s3")
-    with aws.answers(f"write {uri}"):
+    client = api.client(access, "s3")
+    with api.answers(f"write {uri}"):
         try:
             client.put_object(Bucket=bucket, Key=key, Body=owner.encode(), IfNoneMatch="*")
         except Exception as error:
-            if aws.code_of(error) not in ("PreconditionFailed", "412", "ConditionalRequestConflict"):
+            if api.code_of(error) not in ("PreconditionFailed", "412", "ConditionalRequestConflict"):
                 raise
             if client.get_object(Bucket=bucket, Key=key)["Body"].read() != owner.encode():
                 message = f"another machine, or another user, has a job of this name: {uri.rpartition('/')[0]}"
@@ -62,11 +62,11 @@ def claim(access: AwsAccess, uri: str, owner: str) -> None:
 def owner(access: AwsAccess, uri: str) -> str | None:
     """Return the folder's owner, or None if no owner has claimed the folder."""
     bucket, key = _parts(uri)
-    with aws.answers(f"read {uri}"):
+    with api.answers(f"read {uri}"):
         try:
-            found: bytes = aws.client(access, "s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+            found: bytes = api.client(access, "s3").get_object(Bucket=bucket, Key=key)["Body"].read()
         except Exception as error:
-            if aws.code_of(error) not in _ABSENT:
+            if api.code_of(error) not in _ABSENT:
                 raise
             return None
     return found.decode()
@@ -75,8 +75,8 @@ def owner(access: AwsAccess, uri: str) -> str | None:
 def put_order(access: AwsAccess, uri: str, order: dict[str, Any]) -> None:
     """Write the container order."""
     bucket, key = _parts(uri)
-    with aws.answers(f"write {uri}"):
-        aws.client(access, "s3").put_object(Bucket=bucket, Key=key, Body=json.dumps(order, sort_keys=True).encode())
+    with api.answers(f"write {uri}"):
+        api.client(access, "s3").put_object(Bucket=bucket, Key=key, Body=json.dumps(order, sort_keys=True).encode())
 
 
 def read_order(access: AwsAccess, uri: str) -> dict[str, Any]:
@@ -88,19 +88,19 @@ def read_order(access: AwsAccess, uri: str) -> dict[str, Any]:
 def retract(access: AwsAccess, uri: str) -> None:
     """Remove the container order: a start still under way fails when it downloads the order."""
     bucket, key = _parts(uri)
-    with aws.answers(f"remove {uri}"):
-        aws.client(access, "s3").delete_object(Bucket=bucket, Key=key)
+    with api.answers(f"remove {uri}"):
+        api.client(access, "s3").delete_object(Bucket=bucket, Key=key)
 
 
 def has_checkpoint(access: AwsAccess, uri: str) -> bool:
     """Return whether the folder has a complete checkpoint, by the rule of entrypoints/job_files.py."""
-    with aws.answers(f"list {uri}"):
+    with api.answers(f"list {uri}"):
         return any(job_files.is_whole(name.partition("/")[0]) for name in _names(access, uri))
 
 
 def fetch_all(access: AwsAccess, uri: str, folder: Path) -> list[Path]:
     """Copy the objects below the URI to the folder; return the files. Raises ConfigError if one cannot be written."""
-    with aws.answers(f"list {uri}"):
+    with api.answers(f"list {uri}"):
         names = [name for name in _names(access, uri) if all(part not in ("", ".", "..") for part in name.split("/"))]
     try:
         return [folder / name for name in names if fetch(access, f"{uri.rstrip('/')}/{name}", folder / name)]
@@ -111,7 +111,7 @@ def fetch_all(access: AwsAccess, uri: str, folder: Path) -> list[Path]:
 def _names(access: AwsAccess, uri: str) -> Iterator[str]:
     """Yield the names of the objects below the URI, over all pages."""
     bucket, prefix = _parts(uri.rstrip("/") + "/")
-    pages = aws.client(access, "s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    pages = api.client(access, "s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     yield from (item["Key"].removeprefix(prefix) for page in pages for item in page.get("Contents", ()))
 
 
@@ -119,11 +119,11 @@ def fetch(access: AwsAccess, uri: str, path: Path) -> bool:
     """Copy the object to the path; return False if S3 has no such object (403 for a role that may not list)."""
     bucket, key = _parts(uri)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with aws.answers(f"download {uri}"):
+    with api.answers(f"download {uri}"):
         try:
-            aws.client(access, "s3").download_file(bucket, key, str(path))
+            api.client(access, "s3").download_file(bucket, key, str(path))
         except Exception as error:
-            if aws.code_of(error) not in (*_ABSENT, "403"):
+            if api.code_of(error) not in (*_ABSENT, "403"):
                 raise
             return False
     return True
@@ -134,7 +134,7 @@ def _explain(client: Any, access: AwsAccess, bucket: str, error: Exception, *, m
 
     A missing default bucket is created, as AWS's own tools do.
     """
-    code = aws.code_of(error)
+    code = api.code_of(error)
     if code in ("301", "PermanentRedirect", "AuthorizationHeaderMalformed"):
         message, hint = f"the bucket {bucket} is in another region than {access.region}", "fix sagemaker.bucket"
         raise ConfigError(message, where="sagemaker.bucket", hint=hint) from error
@@ -144,9 +144,9 @@ def _explain(client: Any, access: AwsAccess, bucket: str, error: Exception, *, m
         client.list_objects_v2(Bucket=bucket, MaxKeys=1)
         return
     except Exception as told:
-        if aws.code_of(told) in ("AccessDenied", "403"):  # a role may allow writing and forbid listing
+        if api.code_of(told) in ("AccessDenied", "403"):  # a role may allow writing and forbid listing
             return
-        if aws.code_of(told) not in (*_ABSENT, "NoSuchBucket"):
+        if api.code_of(told) not in (*_ABSENT, "NoSuchBucket"):
             raise
         if not may_make:
             hint = f"aws s3 mb s3://{bucket} --region {access.region}, or fix sagemaker.bucket"

@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.sagemaker import aws, files, outputs, parameters, status
+from cloudtrain.backends.sagemaker import api, files, outputs, status
 from cloudtrain.backends.sagemaker import logs as streams
 from cloudtrain.backends.sagemaker import request as requests
+from cloudtrain.backends.sagemaker import secrets as job_secrets
 from cloudtrain.backends.sagemaker.machine import block_of, region_of
 from cloudtrain.backends.sagemaker.records import SageMakerRef, SageMakerSending
 from cloudtrain.entrypoints.contract import ParameterSecrets
@@ -35,7 +36,7 @@ LATE_S = 15.0  # from a job's end to its last line in CloudWatch, if a container
 
 def ready(request: Request, shipment: Shipment) -> None:
     """Raise ConfigError without the SDK, CredentialError if the SDK finds no credentials."""
-    aws.require_credentials(aws.AwsAccess.of(SageMakerSending.load(request.beside)))
+    api.require_credentials(api.AwsAccess.of(SageMakerSending.load(request.beside)))
 
 
 def send(request: Request, shipment: Shipment) -> JobRef:
@@ -45,21 +46,21 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     and `find` can later tell whether the job exists.
     """
     plan, owner = SageMakerSending.load(request.beside), identity(shipment.home)
-    access, handle = aws.AwsAccess.of(plan), _ref(request, owner)
+    access, handle = api.AwsAccess.of(plan), _ref(request, owner)
     shipment.sending.prepares()
     files.put_bundle(access, shipment.bundle, plan.code_uri + requests.BUNDLE, default_of=plan.default_of)
     files.claim(access, plan.owner_uri, owner)
     files.put_order(access, plan.job_uri + requests.SPEC, _order(plan, handle) | {"record": dict(shipment.record)})
     try:
         if shipment.secrets:
-            parameters.put(access, handle.secrets_prefix, shipment.secrets)
+            job_secrets.put(access, handle.secrets_prefix, shipment.secrets)
         shipment.sending.creates()
         _create(access, request)
     except BaseException as error:
         if shipment.sending.is_nothing_sent(error):  # leave no part of the job behind
             with contextlib.suppress(CloudtrainError):
                 files.retract(access, plan.job_uri + requests.SPEC)
-                parameters.remove(access, handle.secrets_prefix, handle.secrets)
+                job_secrets.remove(access, handle.secrets_prefix, handle.secrets)
         raise
     return handle.dump()
 
@@ -70,14 +71,14 @@ def find(request: Request, home: Path) -> JobRef | None:
     If another home folder, or no home folder, has claimed the name, no job was sent: return None and change nothing.
     """
     plan, owner = SageMakerSending.load(request.beside), identity(home)
-    access, handle = aws.AwsAccess.of(plan), _ref(request, owner)
-    with aws.polls(f"ask for {request.name}"):
+    access, handle = api.AwsAccess.of(plan), _ref(request, owner)
+    with api.polls(f"ask for {request.name}"):
         if files.owner(access, plan.owner_uri) != owner:
             return None
         if not _is_ours(_described(access, request.name), request):
             files.retract(access, plan.job_uri + requests.SPEC)
             if not _is_ours(_described(access, request.name), request):
-                parameters.remove(access, handle.secrets_prefix, handle.secrets)
+                job_secrets.remove(access, handle.secrets_prefix, handle.secrets)
                 return None
     return handle.dump()
 
@@ -89,17 +90,17 @@ def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     block = SageMaker() if config is None else block_of(config)
     if (region := region_of(block)) is None:
         raise ConfigError("no region to look for jobs in", hint="export AWS_REGION, or set sagemaker.region")
-    access = aws.AwsAccess(region, block.profile, tuple(sorted(block.endpoints.items())))
+    access = api.AwsAccess(region, block.profile, tuple(sorted(block.endpoints.items())))
     found = []
-    with aws.answers("list the training jobs"):
-        lists = aws.client(access, "sagemaker").get_paginator("list_training_jobs")
+    with api.answers("list the training jobs"):
+        lists = api.client(access, "sagemaker").get_paginator("list_training_jobs")
         for status_name in ("InProgress", "Stopping"):
             for page in lists.paginate(StatusEquals=status_name):
                 found += [_as_found(access, each["TrainingJobName"], home) for each in page["TrainingJobSummaries"]]
     return [each for each in found if each is not None]
 
 
-def _as_found(access: aws.AwsAccess, name: str, home: Path) -> FoundAttempt | None:
+def _as_found(access: api.AwsAccess, name: str, home: Path) -> FoundAttempt | None:
     """Return the running job, or None for a foreign job: cloudtrain's orders are in jobs/NAME/attempt-NUMBER/."""
     described = _described(access, name) or {}
     channels = {each["ChannelName"]: each["DataSource"] for each in described.get("InputDataConfig", ())}
@@ -124,8 +125,8 @@ def _as_found(access: aws.AwsAccess, name: str, home: Path) -> FoundAttempt | No
 def state(ref: JobRef) -> State:
     """Return the job's state at SageMaker; once the job is over, remove its secrets."""
     handle = SageMakerRef.load(ref)
-    access = aws.AwsAccess.of(handle)
-    with aws.polls(f"ask for {handle.name}"):
+    access = api.AwsAccess.of(handle)
+    with api.polls(f"ask for {handle.name}"):
         described = _described(access, handle.name)
         if described is None or "TrainingJobStatus" not in described:
             raise UnreachableError(f"SageMaker does not know {handle.name} in {access.region}", hint="another account?")
@@ -135,7 +136,7 @@ def state(ref: JobRef) -> State:
             with contextlib.suppress(CloudtrainError):
                 has_checkpoint = files.has_checkpoint(access, handle.checkpoint_uri)
         with contextlib.suppress(CloudtrainError):
-            parameters.remove(access, handle.secrets_prefix, handle.secrets)
+            job_secrets.remove(access, handle.secrets_prefix, handle.secrets)
     return status.state_of(described, handle.limit_reason, has_checkpoint=has_checkpoint)
 
 
@@ -145,7 +146,7 @@ def logs(
     """Return the lines after the cursor."""
     handle = SageMakerRef.load(ref)
     only = nodes_of(ranks, handle.nproc_per_node)
-    connect = partial(aws.client, aws.AwsAccess.of(handle), "logs")
+    connect = partial(api.client, api.AwsAccess.of(handle), "logs")
     page = streams.page(connect, handle.name, handle.nodes, cursor, only)
     if ranks is None:
         return page
@@ -170,12 +171,12 @@ def stop(ref: JobRef, *, now: bool) -> None:
     `now` makes no difference there.
     """
     handle = SageMakerRef.load(ref)
-    access = aws.AwsAccess.of(handle)
-    with aws.answers(f"stop {handle.name}"):
+    access = api.AwsAccess.of(handle)
+    with api.answers(f"stop {handle.name}"):
         try:
-            aws.client(access, "sagemaker").stop_training_job(TrainingJobName=handle.name)
+            api.client(access, "sagemaker").stop_training_job(TrainingJobName=handle.name)
         except Exception as error:
-            described = _described(access, handle.name) if aws.code_of(error) == "ValidationException" else None
+            described = _described(access, handle.name) if api.code_of(error) == "ValidationException" else None
             if described is None or described["TrainingJobStatus"] == "InProgress":
                 raise
 
@@ -183,13 +184,13 @@ def stop(ref: JobRef, *, now: bool) -> None:
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     """Download the archives of the job's output folder; return the files."""
     handle = SageMakerRef.load(ref)
-    return outputs.download(aws.AwsAccess.of(handle), handle.output_uri, handle.name, folder)
+    return outputs.download(api.AwsAccess.of(handle), handle.output_uri, handle.name, folder)
 
 
 def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
     """Download the job's checkpoint folder, also while the job runs; return the files."""
     handle = SageMakerRef.load(ref)
-    return files.fetch_all(aws.AwsAccess.of(handle), handle.checkpoint_uri, folder)
+    return files.fetch_all(api.AwsAccess.of(handle), handle.checkpoint_uri, folder)
 
 
 def _ref(request: Request, owner: str) -> SageMakerRef:
@@ -219,14 +220,14 @@ def _order(plan: SageMakerSending, handle: SageMakerRef) -> dict[str, Any]:
     return replace(order, token=secrets.token_hex(16)).dump()
 
 
-def _create(access: aws.AwsAccess, request: Request) -> None:
+def _create(access: api.AwsAccess, request: Request) -> None:
     """Send the request. If an answer is missing, even to the SDK's first try only, look whether the job exists."""
-    with aws.answers("start the training job"):
+    with api.answers("start the training job"):
         try:
-            aws.client(access, "sagemaker", patient=True).create_training_job(**request.body)
+            api.client(access, "sagemaker", patient=True).create_training_job(**request.body)
         except Exception as error:
-            code = aws.code_of(error)
-            if code != "ResourceInUse" and aws.is_refusal(error):
+            code = api.code_of(error)
+            if code != "ResourceInUse" and api.is_refusal(error):
                 raise
             found = _described(access, request.name)
             if found is not None and not _is_ours(found, request):
@@ -244,12 +245,12 @@ def _is_ours(described: dict[str, Any] | None, request: Request) -> bool:
     return SageMakerSending.load(request.beside).job_uri in theirs
 
 
-def _described(access: aws.AwsAccess, name: str) -> dict[str, Any] | None:
+def _described(access: api.AwsAccess, name: str) -> dict[str, Any] | None:
     """Return DescribeTrainingJob's answer, or None if no such job exists."""
     try:
-        found: dict[str, Any] = aws.client(access, "sagemaker").describe_training_job(TrainingJobName=name)
+        found: dict[str, Any] = api.client(access, "sagemaker").describe_training_job(TrainingJobName=name)
     except Exception as error:
-        if aws.code_of(error) in ("ValidationException", "ResourceNotFound") and "not found" in str(error).lower():
+        if api.code_of(error) in ("ValidationException", "ResourceNotFound") and "not found" in str(error).lower():
             return None
         raise
     return found

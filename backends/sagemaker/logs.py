@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.backends.sagemaker import aws
+from cloudtrain.backends.sagemaker import api
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.logs import container_lines
@@ -226,19 +226,19 @@ def _call(connect: Callable[[], Any], operation: str, query: dict[str, Any], doi
 
     Raises UnreachableError.
     """
-    with aws.polls(doing):
+    with api.polls(doing):
         try:
             try:
                 answer: dict[str, Any] = getattr(connect(), operation)(**query)
             except Exception as error:
-                if not aws.is_expired(error):
+                if not api.is_expired(error):
                     raise
-                aws.renew()
+                api.renew()
                 answer = getattr(connect(), operation)(**query)
         except Exception as error:
-            if aws.code_of(error) == "InvalidParameterException" and "nextToken" in query:
+            if api.code_of(error) == "InvalidParameterException" and "nextToken" in query:
                 return None
-            if aws.code_of(error) != "ResourceNotFoundException":
+            if api.code_of(error) != "ResourceNotFoundException":
                 raise
             return {}
         return answer

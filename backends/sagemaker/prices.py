@@ -19,8 +19,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cloudtrain.backends.sagemaker import aws
-from cloudtrain.backends.sagemaker.aws import AwsAccess
+from cloudtrain.backends.sagemaker import api
+from cloudtrain.backends.sagemaker.api import AwsAccess
 from cloudtrain.backends.sagemaker.block import SageMaker
 from cloudtrain.backends.sagemaker.machine import block_of, choose, region_of
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
@@ -147,9 +147,9 @@ def _items(access: AwsAccess, region: str) -> tuple[list[Mapping[str, Any]], str
 def _products(access: AwsAccess, region: str) -> list[Mapping[str, Any]]:
     wanted = {"regionCode": region, "platoinstancetype": "Training", "locationType": "AWS Region"}
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
-    with aws.answers("read AWS's price list"):
+    with api.answers("read AWS's price list"):
         pages = (
-            aws.client(access, "pricing")
+            api.client(access, "pricing")
             .get_paginator("get_products")
             .paginate(ServiceCode=SERVICE, Filters=filters, PaginationConfig={"PageSize": PAGE})
         )

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.sagemaker import images
+from cloudtrain.backends.sagemaker import request_images
 from cloudtrain.backends.sagemaker.machine import S3Location, block_of, choose, disk_gb, place_of, region_of
 from cloudtrain.backends.sagemaker.records import SageMakerSending
 from cloudtrain.entrypoints.contract import ParameterSecrets, Places
@@ -87,12 +87,14 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     _require_reachable(config)
     name, machine = platform_name(job_id, attempt), choose(config)
     home = f"{place.root}/jobs/{job_id}"
-    if config.image is None and not images.serves(machine.accelerator):
-        message = f"the default image (PyTorch {images.TORCH}, CUDA 13, x86) does not run on {machine.accelerator}"
+    if config.image is None and not request_images.serves(machine.accelerator):
+        message = (
+            f"the default image (PyTorch {request_images.TORCH}, CUDA 13, x86) does not run on {machine.accelerator}"
+        )
         raise ConfigError(
             [Fault(message, key="resources", hint="set `image` to one that does, or take other machines")]
         )
-    image = config.image or images.default_image(place.region, machine.count)
+    image = config.image or request_images.default_image(place.region, machine.count)
     # With a trailing slash: a channel takes all objects whose names begin with the URI, as attempt-10 with attempt-1.
     code_uri, job_uri = f"{place.root}/code/{bundle_sha256}/", f"{home}/attempt-{attempt}/"
     toolkit = {} if block.distribution == "torchrun" else _toolkit(config, place, name, machine.instance_type, code_uri)
@@ -144,7 +146,9 @@ def _own_tags(config: JobConfig, job_id: str, attempt: int) -> list[tuple[str, s
 
 def _notes(config: JobConfig) -> Iterator[str]:
     """Yield notes for the plan."""
-    yield from doubts("sagemaker.region", region_of(block_of(config)), images.REGIONS, images.IMAGES_AS_OF)
+    yield from doubts(
+        "sagemaker.region", region_of(block_of(config)), request_images.REGIONS, request_images.IMAGES_AS_OF
+    )
     if config.resources.spot:
         wait_s = config.limits.max_wait or WAIT_S
         yield f"spot machines: the job may wait for them up to {format_duration(wait_s)}, and start again on others"
@@ -242,7 +246,7 @@ def _toolkit(config: JobConfig, place: S3Location, name: str, instance_type: str
     if config.script is None:
         message = f"`distribution: {distribution}` runs a `script`, by the image's own toolkit"
         raise ConfigError([Fault(message, key="sagemaker.distribution", hint="write `distribution: torchrun`")])
-    if image is None or not images.has_smddp(image, instance_type):
+    if image is None or not request_images.has_smddp(image, instance_type):
         message = (
             f"`distribution: {distribution}` needs SageMaker's SMDDP library, which is not in "
             f"{'the images of today' if image is None else image} for {instance_type}"

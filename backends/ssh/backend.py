@@ -39,10 +39,10 @@ def check(request: Request) -> list[Fault]:
 
 
 request = lazily.of("cloudtrain.backends.ssh.request", "build")
-ready = lazily.of("cloudtrain.backends.ssh.sending", "ready")
-send = lazily.of("cloudtrain.backends.ssh.sending", "send")
-find = lazily.of("cloudtrain.backends.ssh.sending", "find")
-jobs = lazily.of("cloudtrain.backends.ssh.sending", "jobs")
+ready = lazily.of("cloudtrain.backends.ssh.jobs_send", "ready")
+send = lazily.of("cloudtrain.backends.ssh.jobs_send", "send")
+find = lazily.of("cloudtrain.backends.ssh.jobs_send", "find")
+jobs = lazily.of("cloudtrain.backends.ssh.jobs_send", "jobs")
 state = lazily.of(_JOBS, "state")
 logs = lazily.of(_JOBS, "logs")
 logs_from = lazily.of(_JOBS, "logs_from")

@@ -18,10 +18,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.ssh import masters, sessions
+from cloudtrain.backends.ssh import channel_master as masters
+from cloudtrain.backends.ssh import channel_mux
+from cloudtrain.backends.ssh.channel_errors import BROKEN, fault_of, is_passing, last_words, no_ssh
+from cloudtrain.backends.ssh.channel_master import Masters
 from cloudtrain.backends.ssh.hosts import Host
-from cloudtrain.backends.ssh.masters import Masters
-from cloudtrain.backends.ssh.sshfaults import BROKEN, fault_of, is_passing, last_words, no_ssh
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
 __all__ = ["HostChannel", "HostRefusal"]
@@ -32,7 +33,7 @@ MAX_NOISE = 1 << 20  # bytes that a login may print before our first program ans
 END_S = 5.0  # for ssh's exit code, after the end of the host's output
 PAUSES_S = (0.3, 0.6, 1.2)  # before each retry of a temporary failure
 # The interpreter's path comes first, on a line of its own. The command has no quote, `$` or `!` that fish or csh read.
-MARK = b"::cloudtrain::\n"  # as in entrypoints/host/hello.py
+MARK = b"::cloudtrain::\n"  # as in entrypoints/host/bootstrap.py
 SHELL_HINT = "`{} echo hello` must print hello: see the login's shell and start-up files there, and sshd's ForceCommand"
 COMMAND = (
     'exec sh -c \'IFS= read -r p; case "$p" in "~/"*) p="$HOME/${p#??}";; esac; '
@@ -52,7 +53,7 @@ class HostChannel:
     masters: Masters
     about: dict[str, Any] = field(default_factory=dict)  # the host's report about itself: workdir, address, ...
     ahead_s: float = 0.0  # the host's clock minus ours
-    _process: asyncio.subprocess.Process | sessions.Session | None = None
+    _process: asyncio.subprocess.Process | channel_mux.Session | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _words: bytearray = field(default_factory=bytearray)
     _reader: asyncio.Task[None] | None = None
@@ -107,7 +108,7 @@ class HostChannel:
         await self._closed()  # a process that has ended since the last call
         self._words.clear()
         try:
-            self._process = await sessions.opened(socket, COMMAND, MAX_LINE) or await self._own_ssh(socket)
+            self._process = await channel_mux.opened(socket, COMMAND, MAX_LINE) or await self._own_ssh(socket)
         except asyncio.TimeoutError as error:  # the next try starts a new master, if the host is reachable
             self.masters.forget(self.host)
             raise UnreachableError(f"{self.host.name}: {BROKEN}: its line is cut, or it went down") from error
@@ -218,7 +219,7 @@ class HostChannel:
             raise EOFError
         return line
 
-    async def _keep_words(self, process: asyncio.subprocess.Process | sessions.Session) -> None:
+    async def _keep_words(self, process: asyncio.subprocess.Process | channel_mux.Session) -> None:
         assert process.stderr is not None
         while data := await process.stderr.read(4096):
             self._words += data
@@ -229,7 +230,7 @@ class HostChannel:
         process, self._process = self._process, None
         if process is None:
             return ""
-        if isinstance(process, sessions.Session):
+        if isinstance(process, channel_mux.Session):
             process.close()
         else:
             await masters.killed(process)
@@ -246,7 +247,7 @@ def _shipped() -> tuple[bytes, str, bytes]:
     paths = [path for path in sorted(folder.rglob("*.py")) if path.parent.name != "strategies"]
     texts = {f"cloudtrain/entrypoints/{path.relative_to(folder).as_posix()}": path.read_text() for path in paths}
     whole = json.dumps(texts).encode()
-    return (folder / "host" / "hello.py").read_bytes(), hashlib.sha256(whole).hexdigest(), whole
+    return (folder / "host" / "bootstrap.py").read_bytes(), hashlib.sha256(whole).hexdigest(), whole
 
 
 @functools.lru_cache(maxsize=1)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.ssh import hosts as config_hosts
 from cloudtrain.backends.ssh.block import Ssh
-from cloudtrain.backends.ssh.crew import examine
-from cloudtrain.backends.ssh.fleet import Call, fleet
+from cloudtrain.backends.ssh.channel_calls import Call, fleet
+from cloudtrain.backends.ssh.hosts_placement import examine
 from cloudtrain.launcher.backend import Check, HostUse
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 

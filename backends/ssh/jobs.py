@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.ssh import laggards, masters
-from cloudtrain.backends.ssh.fleet import Call, HostAnswer, fleet
+from cloudtrain.backends.ssh import channel_hedged, channel_master
+from cloudtrain.backends.ssh.channel_calls import Call, HostAnswer, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.records import SshRef
 from cloudtrain.entrypoints.agent import node_logs
@@ -61,7 +61,7 @@ def logs(
             "page_bytes": node_logs.PAGE_BYTES // len(wanted),
         }
         calls[handle.nodes[node].host] = Call("read", {**asked, "ranks": None if ranks is None else sorted(ranks)})
-    answers = fleet().ask(calls) if now else laggards.ask(calls, _has_one)
+    answers = fleet().ask(calls) if now else channel_hedged.ask(calls, _has_one)
     found, ahead_s = {}, {}
     for node, answer in zip(wanted, answers.values(), strict=True):
         if answer.error is None:
@@ -172,7 +172,7 @@ def shell(ref: JobRef, node: int, argv: list[str]) -> list[str]:
         raise UsageError(f"there is no node {node}", hint=f"the job has nodes 0 to {len(nodes) - 1}")
     host, lines = nodes[node].host, fleet()
     path = lines.tell(host, "script", {"root": nodes[node].root, "argv": argv})["path"]
-    command = masters.argv(host, lines.masters.socket(host), is_terminal=not argv)
+    command = channel_master.argv(host, lines.masters.socket(host), is_terminal=not argv)
     return [*command, *host.target, f"exec sh '{path}'"]
 
 
@@ -184,7 +184,7 @@ def _look(
         place = handle.nodes[node]
         numbers[place.host] = node
         calls[place.host] = Call("look", {"root": place.root, "checkpoints": place.checkpoints})
-    answers = laggards.ask(calls, lambda found: is_enough({numbers[host]: found[host] for host in found}))
+    answers = channel_hedged.ask(calls, lambda found: is_enough({numbers[host]: found[host] for host in found}))
     return {numbers[host]: answer for host, answer in answers.items()}
 
 

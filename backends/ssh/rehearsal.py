@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.ssh.crew import Assignment
 from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.ssh.hosts_placement import Assignment
+from cloudtrain.backends.ssh.jobs_send import agent_spec
 from cloudtrain.backends.ssh.records import SshNode
-from cloudtrain.backends.ssh.sending import agent_spec
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.launcher.backend import Request, Shipment
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage

@@ -14,5 +14,5 @@ TRAITS = BackendTraits(
     exclusive=(("network", "network_attachment"),),
     sizes_disks=True,
     derives_spot_prices=True,
-    ledgers={"gs": "cloudtrain.backends.vertex.cell"},
+    ledgers={"gs": "cloudtrain.backends.vertex.ledger"},
 )

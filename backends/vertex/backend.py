@@ -38,8 +38,8 @@ stop = lazily.of(_JOBS, "stop")
 artifacts = lazily.of(_JOBS, "artifacts")
 checkpoints = lazily.of(_JOBS, "checkpoints")
 doctor = lazily.of("cloudtrain.backends.vertex.doctor", "checks")
-quotes = lazily.of("cloudtrain.backends.vertex.quotes", "quotes")
-price_region = lazily.of("cloudtrain.backends.vertex.quotes", "region")
+quotes = lazily.of("cloudtrain.backends.vertex.prices_quotes", "quotes")
+price_region = lazily.of("cloudtrain.backends.vertex.prices_quotes", "region")
 
 
 def capacity(config: JobConfig) -> Capacity:
@@ -77,7 +77,7 @@ def check(request: Request) -> list[Fault]:
 
 
 rehearsal = lazily.of("cloudtrain.backends.vertex.rehearsal", "rehearsal")
-rehearsal_service = lazily.of("cloudtrain.backends.vertex.rehearsalstore", "serving")
+rehearsal_service = lazily.of("cloudtrain.backends.vertex.rehearsal_store", "serving")
 
 
 def where_to_look(request: Request) -> str:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from unicodedata import category
 
-from cloudtrain.backends.vertex import poolcheck
-from cloudtrain.backends.vertex.poolcheck import BUCKET, ID, PROJECT, REGION, Part, Violation, listed, mapped, part
+from cloudtrain.backends.vertex import check_pool
+from cloudtrain.backends.vertex.check_pool import BUCKET, ID, PROJECT, REGION, Part, Violation, listed, mapped, part
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import request_rules
 
@@ -190,7 +190,7 @@ def _spec(spec: Part) -> Iterator[Violation]:
         yield Violation(at, f"{len(pools)} pools, and Vertex takes 1 to {MAX_POOLS}")
     for index, pool in enumerate(_pools(spec)):
         where = f"{at}[{index}]"
-        yield from poolcheck.violations(pool, index, where)
+        yield from check_pool.violations(pool, index, where)
         for kind in ("nfsMounts", "lustreMounts"):
             if pool.get(kind) and not (spec.get("network") or spec.get("pscInterfaceConfig")):
                 yield Violation(f"{where}.{kind}", "needs a network that has the server", "set vertex.network")

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from cloudtrain.backends.vertex import feed, files, quotes, rest, secretmanager
+from cloudtrain.backends.vertex import api, files, logs_feed, prices_quotes
+from cloudtrain.backends.vertex import secrets as job_secrets
+from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
 from cloudtrain.backends.vertex.block import Vertex
 from cloudtrain.backends.vertex.machine import block_of, choose, kind_of, location_of, place_of, project_of
-from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
 from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.prices.quote import compared
@@ -57,7 +58,7 @@ def _of_job(config: JobConfig, access: VertexAccess) -> Iterator[Check]:
 def _tried(name: str, ask: Callable[..., Check], *args: Any) -> Check:
     """Return the check's result, or a failed check with the error's message and hint."""
     try:
-        with rest.answers("look"):
+        with api.answers("look"):
             return ask(*args)
     except UnreachableError as error:
         return Check(name, "warn", error.message, "try again")
@@ -72,29 +73,29 @@ def _failed(name: str, error: CloudtrainError) -> Check:
 
 
 def _signed_in(access: VertexAccess) -> Check:
-    return Check("credentials", "ok", f"{rest.sign_in(access.project)}, for the project {access.project}")
+    return Check("credentials", "ok", f"{api.sign_in(access.project)}, for the project {access.project}")
 
 
 def _jobs(access: VertexAccess) -> Check:
-    rest.get_json(access, "aiplatform", f"/v1/{access.parent}/customJobs", {"pageSize": "1"})
+    api.get_json(access, "aiplatform", f"/v1/{access.parent}/customJobs", {"pageSize": "1"})
     return Check("Vertex AI", "ok", f"custom jobs of {access.project} in {access.location} can be seen")
 
 
 def _log(access: VertexAccess) -> Check:
-    with rest.answers("read the log", needs="Logs Viewer (roles/logging.viewer)"):
-        feed.lists(access, f"{feed.query_of('0', None)} AND {feed.since(4e9)}", "", {})
+    with api.answers("read the log", needs="Logs Viewer (roles/logging.viewer)"):
+        logs_feed.lists(access, f"{logs_feed.query_of('0', None)} AND {logs_feed.since(4e9)}", "", {})
     return Check("Cloud Logging", "ok", "jobs' lines can be read")
 
 
 def _bucket(access: VertexAccess, root: str) -> Check:
     """Write an object and remove it: only a write proves the permission to write."""
-    bucket, uri = rest.split_uri(root)[0], f"{root}/doctor-{secrets.token_hex(4)}"
-    with rest.answers(f"write to the bucket {bucket}", needs=files.ROLE):
+    bucket, uri = api.split_uri(root)[0], f"{root}/doctor-{secrets.token_hex(4)}"
+    with api.answers(f"write to the bucket {bucket}", needs=files.ROLE):
         files.require_bucket(access, root)
         files.put_order(access, uri, {})
         files.retract(access, uri)
     try:
-        told = rest.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}", {"fields": "location"})
+        told = api.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}", {"fields": "location"})
     except GoogleError:  # a role may allow writing objects and forbid reading the bucket's metadata
         return Check("bucket", "ok", f"{root} can be written")
     where = str(told.get("location", "?")).lower()
@@ -107,7 +108,7 @@ def _bucket(access: VertexAccess, root: str) -> Check:
 
 def _persistent(access: VertexAccess, name: str, choice: MachineChoice) -> Check:
     try:
-        told = rest.get_json(access, "aiplatform", f"/v1/{access.parent}/persistentResources/{name}")
+        told = api.get_json(access, "aiplatform", f"/v1/{access.parent}/persistentResources/{name}")
     except GoogleError as error:
         if error.status != 404:
             raise
@@ -124,9 +125,9 @@ def _persistent(access: VertexAccess, name: str, choice: MachineChoice) -> Check
 def _secrets(access: VertexAccess) -> Check:
     """Store an entry in Secret Manager and remove it."""
     secret = f"projects/{access.project}/secrets/cloudtrain-doctor-{secrets.token_hex(4)}"
-    with rest.answers("store secrets in Secret Manager", needs=secretmanager.ROLE):
-        secretmanager.put(access, secret, {})
-        secretmanager.remove(access, secret)
+    with api.answers("store secrets in Secret Manager", needs=job_secrets.ROLE):
+        job_secrets.put(access, secret, {})
+        job_secrets.remove(access, secret)
     need = "the job's service account needs the role Secret Manager Secret Accessor"
     return Check("secrets", "ok", f"Secret Manager of {access.project}; {need}")
 
@@ -135,5 +136,6 @@ def _price(access: VertexAccess, choice: MachineChoice, kind: Kind) -> Check:
     """Compare our price table with Google's catalogue of today."""
     attached = (choice.accelerator, choice.count) if choice.label != choice.machine_type else (None, 0)
     return compared(
-        lambda: quotes.of_machine(quotes.listed(access), choice.machine_type, kind, *attached), choice.machine.rates
+        lambda: prices_quotes.of_machine(prices_quotes.listed(access), choice.machine_type, kind, *attached),
+        choice.machine.rates,
     )

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
-from cloudtrain.backends.vertex import rest
-from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
+from cloudtrain.backends.vertex import api
+from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
 from cloudtrain.entrypoints import job_files
 from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
 
@@ -31,10 +31,10 @@ ROLE = "Storage Object User (roles/storage.objectUser) on the bucket"
 
 def require_bucket(access: VertexAccess, uri: str) -> None:
     """Raise ConfigError if the bucket does not exist. A 403 passes: the upload reports missing permissions."""
-    bucket = rest.split_uri(uri)[0]
-    with rest.answers(f"look at the bucket {bucket}", needs=ROLE):
+    bucket = api.split_uri(uri)[0]
+    with api.answers(f"look at the bucket {bucket}", needs=ROLE):
         try:
-            rest.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}", {"fields": "location"})
+            api.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}", {"fields": "location"})
         except GoogleError as error:
             if error.status == 404:
                 hint = f"gcloud storage buckets create gs://{bucket} --location {access.location}, or fix the name"
@@ -47,7 +47,7 @@ def require_bucket(access: VertexAccess, uri: str) -> None:
 def exists(access: VertexAccess, uri: str, size: int) -> bool:
     """Return whether the object exists with this size in bytes. Raises GoogleError."""
     try:
-        told = rest.object_in(rest.call(access, "GET", rest.object_url(access, uri), params={"fields": "size"}))
+        told = api.object_in(api.call(access, "GET", api.object_url(access, uri), params={"fields": "size"}))
     except GoogleError as error:
         if error.status in (403, 404):  # a role may allow writing and forbid reading
             return False
@@ -89,7 +89,7 @@ def read_order(access: VertexAccess, uri: str) -> dict[str, Any] | None:
 def retract(access: VertexAccess, uri: str) -> None:
     """Remove the job's container order: replicas of a late request find no order, and end. Raises GoogleError."""
     try:
-        rest.call(access, "DELETE", rest.object_url(access, uri))
+        api.call(access, "DELETE", api.object_url(access, uri))
     except GoogleError as error:
         if error.status != 404:
             raise
@@ -99,24 +99,24 @@ def account(access: VertexAccess, uri: str, nodes: int) -> dict[str, Any] | None
     """Return a container's exit report: the report of the lowest node that has written one. Raises GoogleError."""
     there = set(names(access, uri))
     for name in (f"{uri}-{node}.json" for node in range(nodes)):
-        if rest.split_uri(name)[1] in there and (found := _object_in(_get(access, name))) is not None:
+        if api.split_uri(name)[1] in there and (found := _object_in(_get(access, name))) is not None:
             return found
     return None
 
 
 def has_checkpoint(access: VertexAccess, uri: str) -> bool:
     """Return whether the folder has a complete checkpoint, by the same rule as the node's. Raises GoogleError."""
-    prefix = rest.split_uri(uri)[1].rstrip("/") + "/"
+    prefix = api.split_uri(uri)[1].rstrip("/") + "/"
     tops = (name.removeprefix(prefix).partition("/")[0] for name in names(access, uri.rstrip("/") + "/"))
     return any(job_files.is_whole(name) for name in tops)
 
 
 def names(access: VertexAccess, uri: str) -> Iterator[str]:
     """Yield the object names that begin with the URI's prefix, over all pages. Raises GoogleError."""
-    bucket, prefix = rest.split_uri(uri)
+    bucket, prefix = api.split_uri(uri)
     asked = {"prefix": prefix, "fields": "items(name),nextPageToken"}
     while True:
-        page = rest.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}/o", asked)
+        page = api.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}/o", asked)
         yield from (item["name"] for item in page.get("items", ()))
         if not page.get("nextPageToken"):
             return
@@ -133,14 +133,14 @@ def _object_in(data: bytes | None) -> dict[str, Any] | None:
 
 
 def _put(access: VertexAccess, uri: str, data: bytes, conditions: dict[str, str]) -> None:
-    name = rest.split_uri(uri)[1]
+    name = api.split_uri(uri)[1]
     params = {"uploadType": "media", "name": name, **conditions}
-    rest.object_in(rest.call(access, "POST", rest.object_url(access, uri, upload=True), params=params, data=data))
+    api.object_in(api.call(access, "POST", api.object_url(access, uri, upload=True), params=params, data=data))
 
 
 def _get(access: VertexAccess, uri: str) -> bytes | None:
     try:
-        found: bytes = rest.call(access, "GET", rest.object_url(access, uri), params={"alt": "media"}).content
+        found: bytes = api.call(access, "GET", api.object_url(access, uri), params={"alt": "media"}).content
     except GoogleError as error:
         if error.status != 404:
             raise

@@ -16,10 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.vertex import files, follow, outputs, rest, secretmanager, status
+from cloudtrain.backends.vertex import api, files, outputs, status
+from cloudtrain.backends.vertex import secrets as job_secrets
+from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
+from cloudtrain.backends.vertex.logs import HOLD_BACK_S, PACE_S, page
 from cloudtrain.backends.vertex.machine import block_of, location_of, project_of
 from cloudtrain.backends.vertex.records import VertexRef, VertexSending
-from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
 from cloudtrain.entrypoints.contract import SecretManagerSecrets
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, nodes_of
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
@@ -47,10 +49,10 @@ _over: set[str] = set()  # jobs whose end this process has seen
 def ready(request: Request, shipment: Shipment) -> None:
     """Raise ConfigError if Google's libraries are missing, CredentialError if the libraries find no credentials."""
     access = VertexAccess.of(VertexSending.load(request.beside))
-    with rest.answers("start the job"):
-        rest.credentials(access.project)
+    with api.answers("start the job"):
+        api.credentials(access.project)
     if find_spec("google.cloud") is None or find_spec("google.cloud.aiplatform_v1") is None:
-        raise rest.not_installed(ImportError("No module named 'google.cloud.aiplatform_v1'"))
+        raise api.not_installed(ImportError("No module named 'google.cloud.aiplatform_v1'"))
 
 
 def send(request: Request, shipment: Shipment) -> JobRef:
@@ -65,7 +67,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     access = VertexAccess.of(plan)
     shipment.sending.prepares()
     files.require_bucket(access, plan.code_uri)
-    with rest.answers("write to the bucket", needs=files.ROLE):
+    with api.answers("write to the bucket", needs=files.ROLE):
         if not files.exists(access, plan.code_uri, shipment.bundle.path.stat().st_size):
             sdk.put(access, shipment.bundle.path, plan.code_uri)
         if plan.wheel_uri is not None:
@@ -75,8 +77,8 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     secret = _secret(plan, owner)
     try:
         if shipment.secrets and secret is not None:
-            with rest.answers("store the job's secrets", needs=secretmanager.ROLE):
-                secretmanager.put(access, secret, shipment.secrets)
+            with api.answers("store the job's secrets", needs=job_secrets.ROLE):
+                job_secrets.put(access, secret, shipment.secrets)
         name, is_doubtful = _create(access, request, owner, shipment)
     except BaseException as error:
         if shipment.sending.is_nothing_sent(error):  # leave no part of the job behind
@@ -94,7 +96,7 @@ def find(request: Request, home: Path) -> JobRef | None:
     """
     plan, owner = VertexSending.load(request.beside), identity(home)
     access = VertexAccess.of(plan)
-    with rest.polls(f"ask for {request.name}"):
+    with api.polls(f"ask for {request.name}"):
         if files.owner(access, plan.owner_uri) not in (owner, None):  # None: the claim was deleted
             return None
         found = _there(access, request.name, owner)
@@ -117,7 +119,7 @@ def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
         missing = "project" if project is None else "location"
         raise ConfigError(f"no {missing} to look for jobs in", hint=f"set vertex.{missing} in the config")
     access = VertexAccess(project, location, tuple(sorted(block.endpoints.items())))
-    with rest.answers("list the jobs"):
+    with api.answers("list the jobs"):
         there = _listed(access, "labels.cloudtrain_job:*")
     found = (_as_found(access, job, home) for job in there if not status.is_over(job))
     return [each for each in found if each is not None]
@@ -145,14 +147,14 @@ def state(ref: JobRef) -> State:
     """Return the job's state at Vertex AI; once the job is over, remove its secrets."""
     handle = VertexRef.load(ref)
     access = VertexAccess.of(handle)
-    with rest.polls(f"ask for {handle.label}"):
+    with api.polls(f"ask for {handle.label}"):
         told = _described(access, handle)
     if handle.doubtful_until_s > time.time():
         with contextlib.suppress(GoogleError):  # the next poll tries again; the job's own state is known
             _cancel_others(access, handle.label, handle.owner, handle.name)
     account, has_checkpoint = None, None
     if status.is_over(told) and told.get("state") != "JOB_STATE_SUCCEEDED":
-        with rest.polls("read how it has ended"):
+        with api.polls("read how it has ended"):
             account = files.account(access, handle.ended_uri, handle.nodes)
         if account is None and status.may_tell_more(told, time.time()):
             return replace(status.awaiting(told), url=handle.url)
@@ -179,7 +181,7 @@ def logs(
     """Return the lines after the cursor."""
     handle = VertexRef.load(ref)
     only = nodes_of(ranks, handle.nproc_per_node)
-    found = follow.page(
+    found = page(
         VertexAccess.of(handle),
         handle.job,
         handle.nodes,
@@ -194,20 +196,20 @@ def logs(
 
 def pace(ref: JobRef) -> Pace:
     """Return the polling intervals: lines from the tail need no call."""
-    return Pace(lines_s=follow.PACE_S, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=follow.HOLD_BACK_S)
+    return Pace(lines_s=PACE_S, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=HOLD_BACK_S)
 
 
 def stop(ref: JobRef, *, now: bool) -> None:
     """Ask Vertex AI to cancel the job; Vertex AI signals the containers, which save. `now` makes no difference."""
     handle = VertexRef.load(ref)
-    with rest.answers(f"stop {handle.label}"):
+    with api.answers(f"stop {handle.label}"):
         _cancel(VertexAccess.of(handle), handle.name)
 
 
 def artifacts(ref: JobRef, folder: Path) -> list[Path]:
     """Download the job's output folder, also while the job runs; return the files."""
     handle = VertexRef.load(ref)
-    with rest.answers("download the outputs", needs=files.ROLE):
+    with api.answers("download the outputs", needs=files.ROLE):
         return outputs.download(VertexAccess.of(handle), handle.output_uri, folder)
 
 
@@ -218,7 +220,7 @@ def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
         raise ConfigError(
             "the job's checkpoints are not in Cloud Storage", hint="copy them with their store's own tools"
         )
-    with rest.answers("download the checkpoints", needs=files.ROLE):
+    with api.answers("download the checkpoints", needs=files.ROLE):
         return outputs.download(VertexAccess.of(handle), handle.checkpoint_uri, folder)
 
 
@@ -268,7 +270,7 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
     for number in range(1, TRIES + 1):
         fence = secrets.token_hex(8)
         try:
-            with rest.answers("start the job"):
+            with api.answers("start the job"):
                 order = _order(plan, owner, fence, time.time()) | {"record": record}
                 files.put_order(access, plan.order_uri, order)
                 made = sdk.create(access, _with_marks(request, owner, fence), sending.creates)
@@ -278,7 +280,7 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
             return made["name"], number > 1
         except UnreachableError as error:
             if sending.may_exist:
-                with rest.polls(f"look whether {request.name} has started after: {error.message}"):
+                with api.polls(f"look whether {request.name} has started after: {error.message}"):
                     if found := _there(access, request.name, owner):
                         return _settle(access, request, owner, found), True
             if number == TRIES or time.monotonic() - begin_s > AGAIN_S:
@@ -288,7 +290,7 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
             if number == 1:
                 raise
             # Refused, but an earlier try's job may have arrived, and may even be the job that uses up the quota.
-            with rest.polls(f"look whether {request.name} has started after: {error.message}"):
+            with api.polls(f"look whether {request.name} has started after: {error.message}"):
                 found = _awaited(access, request.name, owner)
             if not found:
                 raise UnreachableError(f"{error.message}; whether an earlier try arrives is not known yet") from error
@@ -316,7 +318,7 @@ def _with_marks(request: Request, owner: str, fence: str) -> dict[str, Any]:
 
 def _require_new(access: VertexAccess, request: Request, owner: str) -> None:
     """Raise UsageError if Vertex AI has the attempt's job but the registry knows no send: the registry was lost."""
-    with rest.answers("look whether the job is there already"):
+    with api.answers("look whether the job is there already"):
         found = _there(access, request.name, owner)
     if found:
         number = str(found[-1]["name"]).rpartition("/")[2]
@@ -348,11 +350,11 @@ def _listed(access: VertexAccess, only: str) -> list[dict[str, Any]]:
     asked = {"filter": only, "pageSize": "50"}
     found: list[dict[str, Any]] = []
     while True:
-        page = rest.get_json(access, "aiplatform", f"/v1/{access.parent}/customJobs", asked)
-        found += page.get("customJobs", ())
-        if not page.get("nextPageToken"):  # a page may be empty without being the last page
+        answer = api.get_json(access, "aiplatform", f"/v1/{access.parent}/customJobs", asked)
+        found += answer.get("customJobs", ())
+        if not answer.get("nextPageToken"):  # a answer may be empty without being the last answer
             return found
-        asked["pageToken"] = page["nextPageToken"]
+        asked["pageToken"] = answer["nextPageToken"]
 
 
 def _settle(access: VertexAccess, request: Request, owner: str, found: list[dict[str, Any]]) -> str:
@@ -388,7 +390,7 @@ def _arguments(job: dict[str, Any]) -> list[str]:
 def _described(access: VertexAccess, handle: VertexRef) -> dict[str, Any]:
     """Return the job at Vertex AI; report a job that a user has deleted there as cancelled. Raises GoogleError."""
     try:
-        return rest.get_json(access, "aiplatform", f"/v1/{handle.name}")
+        return api.get_json(access, "aiplatform", f"/v1/{handle.name}")
     except GoogleError as error:
         if error.status != 404 or time.time() - handle.sent_s < NEW_S:
             raise
@@ -406,7 +408,7 @@ def _cancel_others(access: VertexAccess, label: str, owner: str, name: str) -> N
 def _cancel(access: VertexAccess, name: str) -> None:
     """Cancel a job unless the job has ended or is about to end. Raises GoogleError."""
     try:
-        rest.object_in(rest.call(access, "POST", f"{access.url('aiplatform')}/v1/{name}:cancel", body={}))
+        api.object_in(api.call(access, "POST", f"{access.url('aiplatform')}/v1/{name}:cancel", body={}))
     except GoogleError as error:
         if error.status != 400 or error.code != "FAILED_PRECONDITION":
             raise
@@ -414,10 +416,10 @@ def _cancel(access: VertexAccess, name: str) -> None:
 
 def _put_wheel(access: VertexAccess, uri: str, home: Path) -> None:
     """Upload the boot as a package, for Google's prebuilt images. Raises GoogleError."""
-    from cloudtrain.backends.vertex import bootwheel, sdk
+    from cloudtrain.backends.vertex import request_package, sdk
     from cloudtrain.backends.vertex.request import boot_source
 
-    _, data = bootwheel.build(boot_source())
+    _, data = request_package.build(boot_source())
     if files.exists(access, uri, len(data)):
         return
     path = home / f"boot-{secrets.token_hex(4)}.whl"
@@ -433,7 +435,7 @@ def _remove_secret(access: VertexAccess, secret: str | None) -> None:
     if secret is None:
         return
     try:
-        with rest.answers("remove the job's secrets", needs=secretmanager.ROLE):
-            secretmanager.remove(access, secret)
+        with api.answers("remove the job's secrets", needs=job_secrets.ROLE):
+            job_secrets.remove(access, secret)
     except CloudtrainError as error:
         say(f"{error.message}; remove them by hand: gcloud secrets delete {secret.rpartition('/')[2]}")

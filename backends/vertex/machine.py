@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cloudtrain.backends.vertex import pairs
+from cloudtrain.backends.vertex import machine_types
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices import catalog
@@ -121,7 +121,7 @@ def disk_of(config: JobConfig, choice: MachineChoice) -> tuple[str, int]:
 def _by_accelerators(wanted: str, host: str | None, location: str | None) -> MachineChoice:
     name, _, number = wanted.partition(":")
     key, count = "resources.accelerators", int(number or 1)
-    kind = pairs.enum_of(name, host) or pairs.enum_of(name)
+    kind = machine_types.enum_of(name, host) or machine_types.enum_of(name)
     if kind is None:
         hint = "there are A100, A100-80GB, H100, H200, B200, L4, RTX PRO 6000, and on N1 machines T4, V100, P100, P4"
         hint = catalog.unknown(wanted).partition("; ")[2] or hint
@@ -129,10 +129,10 @@ def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Mac
     if host is not None:
         return _with(host, kind, count, location)
     known = catalog.by_accelerators("vertex", wanted, location)
-    exact = [machine for machine in known if pairs.fixed(machine.instance_type) == (kind, count)]
+    exact = [machine for machine in known if machine_types.fixed(machine.instance_type) == (kind, count)]
     if exact:
         return _of(exact[0])
-    hosts = pairs.hosts_for(kind, count)
+    hosts = machine_types.hosts_for(kind, count)
     if not hosts:
         message = f"no machine of Google's has {count} x {name}"
         raise ConfigError([Fault(message, key=key, hint="other counts do, as 1, 2, 4 or 8; or name `instance_type`")])
@@ -141,17 +141,17 @@ def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Mac
 
 def _with(machine_type: str, kind: str, count: int, location: str | None) -> MachineChoice:
     """Return the machine with built-in or attached accelerators; attached ones are part of the label and the price."""
-    fixed, key = pairs.fixed(machine_type), "vertex.machine_type"
+    fixed, key = machine_types.fixed(machine_type), "vertex.machine_type"
     if fixed == (kind, count):
         return _named(machine_type, key, location)
     if fixed is not None:
         message = f"{machine_type} has {fixed[1]} x {fixed[0]}, not {count} x {kind}"
         raise ConfigError([Fault(message, key=key, hint="leave it out, or ask for what it has")])
-    legal = pairs.choices(machine_type).get(kind, ())
+    legal = machine_types.choices(machine_type).get(kind, ())
     if count not in legal:
         counts = ", ".join(map(str, legal))
         message = f"{machine_type} takes {counts} x {kind}, not {count}" if legal else f"{machine_type} takes no {kind}"
-        hosts = ", ".join(pairs.hosts_for(kind, count)[:3])
+        hosts = ", ".join(machine_types.hosts_for(kind, count)[:3])
         raise ConfigError([Fault(message, key=key, hint=f"{count} go with {hosts}" if hosts else "leave it out")])
     label = label_of(machine_type, kind, count)  # the attached accelerators are a part of the price
     return MachineChoice(
@@ -163,17 +163,17 @@ def _named(machine_type: str, key: str, location: str | None) -> MachineChoice:
     if not _TYPE.fullmatch(machine_type):
         hint = "as in a2-highgpu-8g, g2-standard-48 or n1-standard-16"
         raise ConfigError([Fault(f"`{machine_type}` is not a Google machine type", key=key, hint=hint)])
-    if not pairs.is_known(machine_type):
-        message = f"what accelerators `{machine_type}` has is not in our table of {pairs.AS_OF}"
+    if not machine_types.is_known(machine_type):
+        message = f"what accelerators `{machine_type}` has is not in our table of {machine_types.AS_OF}"
         hint = "a newer cloudtrain may know it; or take a type of A2, A3, A4, G2, G4, N1, N2, C2, C3 or E2"
         raise ConfigError([Fault(message, key=key, hint=hint)])
-    name, count = pairs.fixed(machine_type) or ("CPU", 0)
+    name, count = machine_types.fixed(machine_type) or ("CPU", 0)
     known = catalog.by_type("vertex", machine_type, location)
     return _of(known or Machine(machine_type, name, count, catalog.rates("vertex", machine_type, location)))
 
 
 def _of(machine: Machine) -> MachineChoice:
-    kind, count = pairs.fixed(machine.instance_type) or (None, 0)
+    kind, count = machine_types.fixed(machine.instance_type) or (None, 0)
     return MachineChoice(machine.instance_type, kind, count, machine)
 
 
@@ -228,7 +228,7 @@ def _endpoint_faults(endpoints: Mapping[str, str]) -> Iterator[Fault]:
 
 def label_of(machine_type: str, accelerator: str | None, count: int) -> str:
     """Return the machine's name in a plan and in price lists: the type, and the attached accelerators."""
-    is_attached = accelerator is not None and pairs.fixed(machine_type) is None
+    is_attached = accelerator is not None and machine_types.fixed(machine_type) is None
     return f"{machine_type} + {count} x {accelerator}" if is_attached else machine_type
 
 

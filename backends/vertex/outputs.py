@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-from cloudtrain.backends.vertex import files, rest
-from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
+from cloudtrain.backends.vertex import api, files
+from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from cloudtrain.launcher.text.terminal import say
 
@@ -28,8 +28,8 @@ def download(access: VertexAccess, uri: str, folder: Path) -> list[Path]:
 
     Raises CloudtrainError if no output exists yet, ConfigError if the folder cannot be written, or GoogleError.
     """
-    prefix = rest.split_uri(uri.rstrip("/") + "/")[1]
-    bucket = rest.split_uri(uri)[0]
+    prefix = api.split_uri(uri.rstrip("/") + "/")[1]
+    bucket = api.split_uri(uri)[0]
     left_out: list[str] = []
 
     def one(name: str) -> Path | None:
@@ -107,7 +107,7 @@ def _piece(access: VertexAccess, uri: str, file: BinaryIO, asked: dict[str, str]
     begin = file.tell()
     headers = {"Range": f"bytes={begin}-"} if begin else {}
     params = {"alt": "media", **asked}
-    answer = rest.call(access, "GET", rest.object_url(access, uri), params=params, headers=headers, stream=True)
+    answer = api.call(access, "GET", api.object_url(access, uri), params=params, headers=headers, stream=True)
     told = answer.headers
     if begin and answer.status_code != 206:  # the server sends the whole object, with or without a range in the request
         file.seek(begin := 0)

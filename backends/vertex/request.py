@@ -15,7 +15,7 @@ from importlib.resources import files
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.vertex import pairs
+from cloudtrain.backends.vertex import machine_types
 from cloudtrain.backends.vertex.machine import (
     Kind,
     MachineChoice,
@@ -26,8 +26,8 @@ from cloudtrain.backends.vertex.machine import (
     location_of,
     place_of,
 )
+from cloudtrain.backends.vertex.machine_regions import REGIONS, REGIONS_AS_OF
 from cloudtrain.backends.vertex.records import VertexSending
-from cloudtrain.backends.vertex.regions import REGIONS, REGIONS_AS_OF
 from cloudtrain.entrypoints.contract import (
     ContainerOrder,
     ExitCodes,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BUNDLE", "IMAGE", "ORDER", "RUN_LABEL", "boot_source", "build", "require", "with_fence"]
 
-BOOT_MODULE = "cloudtrain_boot"  # of bootwheel.py
+BOOT_MODULE = "cloudtrain_boot"  # of request_package.py
 BUNDLE, ORDER = "bundle.tar.gz", "order.json"
 RUN_LABEL = "cloudtrain_run"  # the attempt's name: CreateCustomJob takes no name, so this label identifies jobs
 # On Docker Hub. PyTorch 2.8 runs the trainer, and CUDA 12.6 builds support GPUs from Pascal to Hopper; Blackwell needs
@@ -167,10 +167,10 @@ def boot_source() -> str:
 
 
 def _wheel_uri(root: str) -> str:
-    from cloudtrain.backends.vertex import bootwheel  # only prebuilt images need the wheel
+    from cloudtrain.backends.vertex import request_package  # only prebuilt images need the wheel
 
-    name, data = bootwheel.build(boot_source())
-    return f"{root}/code/{bootwheel.digest(data)}/{name}"
+    name, data = request_package.build(boot_source())
+    return f"{root}/code/{request_package.digest(data)}/{name}"
 
 
 def _is_prebuilt(config: JobConfig) -> bool:
@@ -372,7 +372,9 @@ def _require_possible(config: JobConfig, choice: MachineChoice) -> None:
         faults.append(Fault(f"a job has one place for outputs, not {names}", key="outputs", hint=hint))
     if choice.accelerator is not None and not choice.accelerator.startswith("NVIDIA"):
         message = f"torch's DDP and FSDP do not run on {choice.accelerator}"
-        faults.append(Fault(message, key="resources", hint=f"choose GPUs; known as of {pairs.AS_OF}: L4 to B200"))
+        faults.append(
+            Fault(message, key="resources", hint=f"choose GPUs; known as of {machine_types.AS_OF}: L4 to B200")
+        )
     if faults:
         raise ConfigError(faults)
 

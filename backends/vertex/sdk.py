@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cloudtrain.backends.vertex import rest
-from cloudtrain.backends.vertex.rest import GoogleError, VertexAccess
+from cloudtrain.backends.vertex import api
+from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.remote import one_line
 
@@ -35,7 +35,7 @@ def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None
         from google.cloud.aiplatform_v1.types import CustomJob
         from google.protobuf import json_format
     except ImportError as error:
-        raise rest.not_installed(error) from error
+        raise api.not_installed(error) from error
     try:
         message = json_format.ParseDict(body, CustomJob.pb(CustomJob()))
     except json_format.ParseError as error:
@@ -44,7 +44,7 @@ def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None
     options, transport = _target(access, "aiplatform")
     with _errors(exceptions):
         client = JobServiceClient(
-            credentials=rest.credentials(access.project), client_options=options, transport=transport
+            credentials=api.credentials(access.project), client_options=options, transport=transport
         )
         with client:
             begins()
@@ -60,11 +60,11 @@ def put(access: VertexAccess, path: Path, uri: str) -> None:
         from google.api_core import exceptions
         from google.cloud.storage import Client
     except ImportError as error:
-        raise rest.not_installed(error) from error
-    bucket, name = rest.split_uri(uri)
+        raise api.not_installed(error) from error
+    bucket, name = api.split_uri(uri)
     options, _ = _target(access, "storage")
     with _errors(exceptions):
-        client = Client(project=access.project, credentials=rest.credentials(access.project), client_options=options)
+        client = Client(project=access.project, credentials=api.credentials(access.project), client_options=options)
         try:
             client.bucket(bucket).blob(name).upload_from_filename(
                 str(path), content_type="application/octet-stream", if_generation_match=0, timeout=UPLOAD_S
@@ -86,14 +86,14 @@ def tail(access: VertexAccess, query: str, take: Callable[[Any], None], opened: 
         from google.cloud.logging_v2.types import TailLogEntriesRequest
         from google.protobuf.duration_pb2 import Duration
     except ImportError as error:
-        raise rest.not_installed(error) from error
+        raise api.not_installed(error) from error
     options, kind = _target(access, "logging")
     if kind == "rest":
         raise ConfigError("tailing needs gRPC, which an http:// endpoint has not")
     request = TailLogEntriesRequest(
         resource_names=[f"projects/{access.project}"], filter=query, buffer_window=Duration(seconds=TAIL_WINDOW_S)
     )
-    client = LoggingServiceV2Client(credentials=rest.credentials(access.project), client_options=options)
+    client = LoggingServiceV2Client(credentials=api.credentials(access.project), client_options=options)
     with client:
         try:
             # The client's own method waits for the first entry before it returns an object to cancel.
@@ -132,7 +132,7 @@ def _errors(exceptions: Any) -> Iterator[None]:
     except exceptions.RetryError as error:
         raise GoogleError(0, "", one_line(str(error))) from error
     except refused.RefreshError as error:
-        raise rest.no_token(error) from error
+        raise api.no_token(error) from error
     except ParseError as error:
         raise GoogleError(0, "page", f"the answer is not from a Google service: {one_line(str(error))}") from error
     except (refused.GoogleAuthError, RequestException, ConnectionError) as error:

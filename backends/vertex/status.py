@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cloudtrain.backends.vertex.rest import NO_MACHINES
+from cloudtrain.backends.vertex.api import NO_MACHINES
 from cloudtrain.launcher.job import JobState, State
 from cloudtrain.launcher.jobs import exit_report as accounts
 from cloudtrain.launcher.text.times import seconds

@@ -33,13 +33,13 @@ from cloudtrain.entrypoints.environments.job import Preparation
 from cloudtrain.entrypoints.job_files import EXIT, STATE, STOP, TELL_S, has_checkpoint
 from cloudtrain.entrypoints.rank import heartbeat, variables
 from cloudtrain.entrypoints.replication import copies
-from cloudtrain.entrypoints.replication.gather import Gathering
 from cloudtrain.entrypoints.replication.replicas import Replicas
+from cloudtrain.entrypoints.replication.restore import Gathering
 from cloudtrain.entrypoints.scripts.keep import FileKeeper, tell_unkept
 from cloudtrain.entrypoints.scripts.newest import newest
 
 if TYPE_CHECKING:
-    from cloudtrain.entrypoints.notices.teller import NodeNotifier
+    from cloudtrain.entrypoints.notices.node_notifier import NodeNotifier
 
 __all__ = ["Agent", "boot_module", "supervise"]
 
@@ -488,9 +488,9 @@ def _teller(spec: AgentSpec, began_s: float) -> NodeNotifier | None:
     """Return the job's notifier, None if the job sends no notifications by itself."""
     if spec.job.notices is None:
         return None
-    from cloudtrain.entrypoints.notices import teller
+    from cloudtrain.entrypoints.notices import node_notifier
 
-    return teller.of_agent(spec, began_s)
+    return node_notifier.of_agent(spec, began_s)
 
 
 def boot_module(root: Path) -> str:

@@ -1,10 +1,10 @@
 """A node's boot in a container of docker or podman, on the user's own host: the command line, and a reliable end.
 
-    the agent -> docker run (a child of the agent's) ... daemon ... -> lifeline.py, the container's process 1 -> boot
+    the agent -> docker run (a child of the agent's) ... daemon ... -> container_init.py, process 1 -> boot
 
 The container's processes are not descendants of the agent. So the agent holds a pipe to their standard input: if the
-agent or the client dies, lifeline.py reads the pipe's end and the container ends. Containers are also removed by name.
-Secrets go through that pipe: a container's variables lie in the daemon's files, and `docker inspect` shows them.
+agent or the client dies, container_init.py reads the pipe's end and the container ends. Containers are also removed by
+name. Secrets go through that pipe: a container's variables lie in the daemon's files, and `docker inspect` shows them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from cloudtrain.entrypoints import atomic_json, processes
-from cloudtrain.entrypoints.environments import lifeline
+from cloudtrain.entrypoints.environments import container_init
 
 __all__ = [
     "Container",
@@ -130,7 +130,7 @@ def command(
     secrets: Mapping[str, str],
     program: Sequence[str],
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the client's environment; `program` runs below lifeline.py.
+    """Return the command line and the client's environment; `program` runs below container_init.py.
 
     The client's standard input must be a pipe that its parent keeps open: the end of the pipe ends the container. The
     result holds no secrets, even if `environment` has them: `hand` must be called once the client runs.
@@ -140,12 +140,12 @@ def command(
     values |= {key: value for key, value in environment.items() if key in values or _CLIENTS_OWN.match(key)}
     values = {key: value for key, value in values.items() if key not in secrets}
     passed = {key: value for key, value in environment.items() if key not in values and key not in secrets}
-    inside = ["-u", "-m", "cloudtrain.entrypoints.environments.lifeline", container.python, *program]
+    inside = ["-u", "-m", "cloudtrain.entrypoints.environments.container_init", container.python, *program]
     return container_argv(container, start, list(passed), values, inside), {**os.environ, **passed}
 
 
 def hand(pipe: IO[bytes], secrets: Mapping[str, str]) -> None:
-    """Send the secrets, also an empty mapping, to lifeline.py by the client's standard input, which stays open.
+    """Send the secrets, also an empty mapping, to container_init.py by the client's standard input, which stays open.
 
     Returns at once: the pipe has no reader before the container runs, and holds 64 KiB.
     """
@@ -222,7 +222,7 @@ def note(container: Container, start: Start) -> None:
 
 def running(folder: Path) -> tuple[Container, str, int] | None:
     """Return the running container of the node's job, its name, and boot's pid inside; None if no container runs."""
-    found = processes.with_environment(CLOUDTRAIN_LOG_DIR=str(folder / "log"), **lifeline.MARK)
+    found = processes.with_environment(CLOUDTRAIN_LOG_DIR=str(folder / "log"), **container_init.MARK)
     if not found or (noted := atomic_json.read_json(folder / NOTE)) is None:
         return None
     return Container(**noted["container"]), noted["name"], processes.pid_inside(min(found))

@@ -45,7 +45,7 @@ def fetch(ask: dict[str, Any]) -> dict[str, Any]:
     """Copy the entry `name` from `address`, `port` with the `token` to the folder `into`; all entries for `name` None.
 
     An entry requested by name sets a different local entry of the same name aside. Of all entries, only missing entries
-    are copied, and entries newer than the fetched entry in the `note` (fetchednote.py; optional); `left` are the rest.
+    are copied, and entries newer than the fetched entry in the `note` (fetched_note.py; optional); `left` are the rest.
     Return {"bytes", "seconds", "names", "left"}: 0 bytes if the same entry was present. Raises Refused.
     """
     begin_s = time.monotonic()

@@ -3,7 +3,7 @@
 A server offers the content of one folder, read-only; a client fetches an entry (entries.py). The client verifies the
 SHA-256 of every file and then the fingerprint of the whole entry, and fsyncs files and folders. Only then the entry
 gets its name: an entry is complete or absent.
-Each end proves that it has the token, and notices altered bytes; **nothing is encrypted** (copywire.py).
+Each end proves that it has the token, and notices altered bytes; **nothing is encrypted** (wire.py).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
-from cloudtrain.entrypoints.replication import copywire, fetchednote, landing
 from cloudtrain.entrypoints.replication import entries as listing
-from cloudtrain.entrypoints.replication.copywire import Sums, Wire, WireError
+from cloudtrain.entrypoints.replication import fetched_note, partial_files
+from cloudtrain.entrypoints.replication import wire as copywire
 from cloudtrain.entrypoints.replication.entries import File, StoredEntry
+from cloudtrain.entrypoints.replication.wire import Sums, Wire, WireError
 
 __all__ = [
     "CopyError",
@@ -179,7 +180,7 @@ def shares(
 
     Creates a file with a new random name in this folder, and asks the server for the file: no cache knows the name.
     """
-    probe = landing.probe(folder)
+    probe = partial_files.probe(folder)
     with _words(f"cannot learn whether {address}:{port} has the same disk"):
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
@@ -206,7 +207,7 @@ def fetch(
 ) -> Fetched:
     """Copy the server's entry into the folder, unless the same entry is present. Raises CopyError and its subclasses.
 
-    A local entry of the same name is replaced only if the `note` (fetchednote.py) has the entry as fetched, and the
+    A local entry of the same name is replaced only if the `note` (fetched_note.py) has the entry as fetched, and the
     entry has not changed since. A different local entry stays, and Taken is raised; with `sets_aside`, an entry that
     was present before the copy is set aside. `margin_bytes` stay free on the disk. The next copy of any name removes
     the partial files of an interrupted copy. `stall_s`: the longest time for a quarter of a mebibyte.
@@ -214,30 +215,30 @@ def fetch(
     begin_s = time.monotonic()
     with (
         _words(f"cannot copy {name} from {address}:{port} to {into} on {socket.gethostname()}"),
-        landing.alone(into, name, stop) as partial,
+        partial_files.alone(into, name, stop) as partial,
         _session(address, port, token, stall_s, stop) as wire,
     ):
         wire.send({"want": "get", "name": name})
         entry = _entry(_next(wire, "entry")["entry"])
         if entry.name != name:
             raise WireError(f"the server offers {entry.name!r}, which was not requested")
-        here, noted = listing.look(into, name), fetchednote.read(note) if note else {}
-        if fetchednote.has(here, entry, noted):
+        here, noted = listing.look(into, name), fetched_note.read(note) if note else {}
+        if fetched_note.has(here, entry, noted):
             return Fetched(entry, 0, time.monotonic() - begin_s)
-        is_copy = here is not None and fetchednote.is_own(here, noted)
+        is_copy = here is not None and fetched_note.is_own(here, noted)
         over = here if is_copy or sets_aside else None
         if over is None and os.path.lexists(into / name):
-            raise landing.NameTaken
-        landing.check_room(into, entry.bytes + entry.files * FILE_BYTES + margin_bytes)
+            raise partial_files.NameTaken
+        partial_files.check_room(into, entry.bytes + entry.files * FILE_BYTES + margin_bytes)
         try:
             paths = _receive(wire, entry, partial)
-            landing.sync(partial, paths, stop)
+            partial_files.sync(partial, paths, stop)
             if note is not None:
                 # The note is written first: an entry without a note counts as saved by this node.
-                fetchednote.put(note, entry, _fingerprint(partial, entry), over if is_copy else None)
-            landing.place(partial, into / name, over, is_kept=not is_copy)
+                fetched_note.put(note, entry, _fingerprint(partial, entry), over if is_copy else None)
+            partial_files.place(partial, into / name, over, is_kept=not is_copy)
         finally:
-            landing.drop(partial)
+            partial_files.drop(partial)
     return Fetched(entry, entry.bytes, time.monotonic() - begin_s)
 
 
@@ -252,7 +253,7 @@ def _answer(wire: Wire, folder: Path) -> None:
             wire.send({"end": True})
         elif ask.get("want") == "get" and isinstance(name, str) and listing.is_name(name):
             _send(wire, folder, name)
-        elif ask.get("want") == "sees" and isinstance(name, str) and landing.PROBE.fullmatch(name):
+        elif ask.get("want") == "sees" and isinstance(name, str) and partial_files.PROBE.fullmatch(name):
             wire.send({"sees": (folder / name).exists()})
         else:
             wire.send({"fault": "it offers nothing of that name"})
@@ -373,7 +374,7 @@ def _words(what: str) -> Iterator[None]:
         raise Gone(f"{what}: {error}") from error
     except copywire.Stopped as error:
         raise Halted(f"{what}: this node was asked to stop") from error
-    except landing.NameTaken as error:
+    except partial_files.NameTaken as error:
         raise AlreadySaved(f"{what}: {error}") from error
     except OSError as error:
         place = f": {error.filename}" if error.filename else ""

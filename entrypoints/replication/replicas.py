@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cloudtrain.entrypoints.replication import copies, fetchednote, landing
+from cloudtrain.entrypoints.replication import copies, fetched_note, partial_files
 from cloudtrain.entrypoints.replication import entries as listing
 from cloudtrain.entrypoints.replication.entries import StoredEntry
-from cloudtrain.entrypoints.replication.fetchednote import Note, has, is_own
+from cloudtrain.entrypoints.replication.fetched_note import Note, has, is_own
 
 __all__ = ["Replicas"]
 
@@ -47,7 +47,7 @@ class Replicas:
     ) -> None:
         """`source` returns address and port of the node that has the checkpoints, None while unknown.
 
-        `note` is the file that lists the fetched entries (fetchednote.py).
+        `note` is the file that lists the fetched entries (fetched_note.py).
         """
         self._folder = folder
         self._source = source
@@ -100,7 +100,7 @@ class Replicas:
         here = {entry.name: entry for entry in listing.list_entries(self._folder)}
         self._recover("")
         self._looked_s = time.monotonic() - begin_s
-        note = self._retire(there, here, fetchednote.read(self.note))
+        note = self._retire(there, here, fetched_note.read(self.note))
         lacking = [entry for entry in there if not has(here.get(entry.name), entry, note)]
         seen = {entry.name: (entry.fingerprint, begin_s) for entry in there}
         same = {name: each for name, each in self._seen.items() if name in seen and each[0] == seen[name][0]}
@@ -159,9 +159,9 @@ class Replicas:
         gone = [each for each in here.values() if each.name not in kept and is_own(each, note)]
         for entry in gone:
             if any(listing.order(entry) < each for each in safe):
-                landing.remove(self._folder / entry.name)
+                partial_files.remove(self._folder / entry.name)
                 del here[entry.name]
-        return fetchednote.keep(self.note, kept.keys() | here.keys())
+        return fetched_note.keep(self.note, kept.keys() | here.keys())
 
     def _may_try(self, what: str) -> bool:
         return time.monotonic() >= self._faults.get(what, (0, 0.0))[1]

@@ -15,7 +15,7 @@ from cloudtrain.launcher.text.tables import width, wrapped
 from cloudtrain.launcher.text.terminal import confirm, print_json, print_lines, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.money.shown import BudgetRow
+    from cloudtrain.launcher.money.budget_text import BudgetRow
     from cloudtrain.launcher.store.budgets import LedgerBudget, Period
     from cloudtrain.launcher.store.database import Database
 
@@ -62,21 +62,23 @@ def command(context: click.Context) -> None:
 def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: str | None, here: bool) -> None:
     """Set a limit, such as `cloudtrain budget set vision 5000USD --month`."""
     from cloudtrain.entrypoints.format import down, up, usd
-    from cloudtrain.launcher.money import teams
+    from cloudtrain.launcher.money import shared_ledger_sync
     from cloudtrain.launcher.store import ledger as ledgers
     from cloudtrain.launcher.store.budgets import LedgerBudget
 
     project, limit_micro = _what(what)
     overcommit = _overcommit(given_overcommit)
     period: Period = "month" if monthly else "all"
-    budget = LedgerBudget(project, period, limit_micro, round(overcommit * 100), time.time(), teams.this_person())
+    budget = LedgerBudget(
+        project, period, limit_micro, round(overcommit * 100), time.time(), shared_ledger_sync.this_person()
+    )
     database = _database()
     place = None if here else _place(database, project, ledger)
     if place is None:
         ledgers.set_budget(database, budget)
         standing = ledgers.standing_of(database, budget, time.time())
     else:
-        standing = teams.set_budget(database, budget, place, may_make=ledger is not None)
+        standing = shared_ledger_sync.set_budget(database, budget, place, may_make=ledger is not None)
     whose = f"project {project}" if project else "all jobs together"
     shared = f", shared at {place}" if place else ""
     taken = f"spent {usd(standing.spent_micro)}, reserved {usd(up(standing.reserved_micro))}"
@@ -105,7 +107,7 @@ def show(project: str | None, as_json: bool) -> None:
     Jobs that may have ended are asked for, so that what they hold no more is free.
     """
     from cloudtrain.launcher.jobs.reserve import reconcile
-    from cloudtrain.launcher.money import shown, teams
+    from cloudtrain.launcher.money import budget_text, shared_ledger_sync
     from cloudtrain.launcher.store import ledger as ledgers
     from cloudtrain.launcher.store.registry import Registry
 
@@ -119,20 +121,20 @@ def show(project: str | None, as_json: bool) -> None:
         try:
             rows += _shared_rows(place, project)
         except CloudtrainError as error:
-            failures.append(teams.failure(place, error))
+            failures.append(shared_ledger_sync.failure(place, error))
     failures = list(dict.fromkeys(failures))  # a ledger may fail twice, at a write and at the read above
     if project is not None and not failures:
         _require_known(database, project, rows)
     months = {name: each for name, each in ledgers.months(database).items() if project in (None, name)}
     if as_json:
-        print_json({**shown.as_json(rows, months, ledgers.unpriced(database)), "failures": failures})
+        print_json({**budget_text.as_json(rows, months, ledgers.unpriced(database)), "failures": failures})
     else:
         columns = width()
-        print_lines(wrapped(shown.as_lines(rows, columns), columns))
+        print_lines(wrapped(budget_text.as_lines(rows, columns), columns))
         if unpriced := ledgers.unpriced(database):
             say(f"not counted, for nobody knows their price: {', '.join(unpriced)}")
         if any(row.standing.spent_micro for row in rows):
-            say(shown.COUNTED)
+            say(budget_text.COUNTED)
     for failure in failures:
         say(failure)
 
@@ -146,7 +148,7 @@ def show(project: str | None, as_json: bool) -> None:
 )
 def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None:
     """Remove a limit; what was spent and what is reserved stays known."""
-    from cloudtrain.launcher.money import teams
+    from cloudtrain.launcher.money import shared_ledger_sync
     from cloudtrain.launcher.store import ledger as ledgers
 
     if project is not None:
@@ -159,13 +161,13 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
     if forget:
         if place is None:
             raise UsageError(f"the budget of {whose} is not shared, as this machine knows")
-        teams.forget(database, name, place)
+        shared_ledger_sync.forget(database, name, place)
         say(f"forgotten that {place} shares the budget of {whose}; the ends of running jobs are still reported there")
         return
     if place is None:
         is_gone = ledgers.remove_budget(database, name, period)
     else:
-        is_gone = teams.remove_budget(database, place, name, period)
+        is_gone = shared_ledger_sync.remove_budget(database, place, name, period)
     where = f" at {place}" if place else ""
     if not is_gone:
         others = _others(database, place, name, period)
@@ -212,7 +214,7 @@ def close(job: str, spent: str, yes: bool) -> None:
 
     For a machine that is lost: every other one tells of its jobs' ends by itself.
     """
-    from cloudtrain.launcher.money import teams
+    from cloudtrain.launcher.money import shared_ledger_sync
     from cloudtrain.launcher.store import ledger as ledgers
 
     spent_micro = _money(spent)
@@ -220,7 +222,7 @@ def close(job: str, spent: str, yes: bool) -> None:
     if not confirm(f"Count {spent} for {job}, and take it for ended?", yes=yes):
         return
     for place in sorted(set(ledgers.ledgers(database).values())):
-        if teams.close_others(database, place, job, spent_micro):
+        if shared_ledger_sync.close_others(database, place, job, spent_micro):
             say(f"closed {job} at {place}")
             return
     hint = f"this machine reports the end of its own jobs by itself: cloudtrain status {job}"
@@ -300,7 +302,7 @@ def _database() -> Database:
 
 def _place(database: Database, project: str, given: str | None) -> str | None:
     """Return the place of the project's shared ledger: the given place, else the known place; None if not shared."""
-    from cloudtrain.launcher.money.cells import located
+    from cloudtrain.launcher.money.conditional import located
     from cloudtrain.launcher.store import ledger as ledgers
 
     return ledgers.ledgers(database).get(project) if given is None else located(given)
@@ -308,7 +310,7 @@ def _place(database: Database, project: str, given: str | None) -> str | None:
 
 def _own_rows(database: Database, project: str | None) -> list[BudgetRow]:
     """Return the local machine's budgets; for a project without a budget, a row of the spent and reserved sums."""
-    from cloudtrain.launcher.money.shown import BudgetRow
+    from cloudtrain.launcher.money.budget_text import BudgetRow
     from cloudtrain.launcher.store import ledger as ledgers
     from cloudtrain.launcher.store.budgets import OVERALL, LedgerBudget
 
@@ -324,12 +326,12 @@ def _own_rows(database: Database, project: str | None) -> list[BudgetRow]:
 
 
 def _shared_rows(place: str, project: str | None) -> list[BudgetRow]:
-    from cloudtrain.launcher.money import teamledger
-    from cloudtrain.launcher.money.cells import open_cell
-    from cloudtrain.launcher.money.shown import BudgetRow
+    from cloudtrain.launcher.money import shared_ledger
+    from cloudtrain.launcher.money.budget_text import BudgetRow
+    from cloudtrain.launcher.money.conditional import open_cell
 
-    book = teamledger.read(open_cell(place))
+    book = shared_ledger.read(open_cell(place))
     if book is None:
         raise ConfigError("there is no ledger any more")
-    found = teamledger.standings(book, time.time())
+    found = shared_ledger.standings(book, time.time())
     return [BudgetRow(each, place) for each in found if project is None or each.budget.project in ("", project)]

@@ -68,7 +68,7 @@ def _one(registry: Registry, key: str, *, with_invoice: bool, as_csv: bool, as_j
     """Print the bill of a single job."""
     from cloudtrain.launcher.jobs.describe import outcome
     from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.money import bill, billwords
+    from cloudtrain.launcher.money import bill, bill_text
 
     job = refresh(registry, registry.find(key))
     attempts = registry.attempts(job)
@@ -79,20 +79,20 @@ def _one(registry: Registry, key: str, *, with_invoice: bool, as_csv: bool, as_j
         told = {} if invoice is None else {"invoice": {**asdict(invoice), "usd": invoice.micro / 1e6}}
         print_json(who | bill.as_json(found) | told)
     elif as_csv:
-        _print_csv(*billwords.leg_cells(found.lines))
+        _print_csv(*bill_text.leg_cells(found.lines))
     else:
         legs = _legs(found) if found.lines else ["nothing was ever sent"]
-        lines = [f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *billwords.bill_lines(found)]
-        print_text([*lines, *(billwords.invoice_lines(invoice) if invoice else ())])
+        lines = [f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *bill_text.bill_lines(found)]
+        print_text([*lines, *(bill_text.invoice_lines(invoice) if invoice else ())])
 
 
 def _legs(found: Bill) -> list[str]:
     """Return the table of the legs; on a narrow terminal without the less important columns."""
-    from cloudtrain.launcher.money import billwords
+    from cloudtrain.launcher.money import bill_text
 
     columns, drop = width(), ("COUNTED BY", "TO", "USD/H", "NODES", "FROM (UTC)")
     room = None if columns is None else columns - len("  ")
-    return table(billwords.LEG_HEAD, billwords.leg_rows(found.lines), drop=drop, columns=room)
+    return table(bill_text.LEG_HEAD, bill_text.leg_rows(found.lines), drop=drop, columns=room)
 
 
 def _invoice(job: Job, attempts: list[Attempt], found: Bill) -> Invoice:
@@ -114,7 +114,7 @@ def _invoice(job: Job, attempts: list[Attempt], found: Bill) -> Invoice:
 def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:
     """Print the cost of the jobs between two times, in groups if `by` is given."""
     from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.money import billwords, period
+    from cloudtrain.launcher.money import bill_text, period
 
     for job in registry.jobs(active=True):
         try:
@@ -128,14 +128,14 @@ def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_
     if as_json:
         print_json({"from_s": from_s, "to_s": to_s, "by": by or None} | period.as_json(spent, groups))
     elif as_csv:
-        _print_csv(*(billwords.spent_cells(spent) if groups is None else billwords.group_cells(groups, by)))
+        _print_csv(*(bill_text.spent_cells(spent) if groups is None else bill_text.group_cells(groups, by)))
     elif groups is None:
         print_lines(
-            table(billwords.SPENT_HEAD, billwords.spent_rows(spent), drop=("BACKEND", "NODE-HOURS"), columns=width())
+            table(bill_text.SPENT_HEAD, bill_text.spent_rows(spent), drop=("BACKEND", "NODE-HOURS"), columns=width())
         )
     else:
-        head = (by if by.startswith("tag:") else by.upper(), *billwords.GROUP_HEAD)
-        print_lines(table(head, billwords.group_rows(groups, period.total(spent)), columns=width()))
+        head = (by if by.startswith("tag:") else by.upper(), *bill_text.GROUP_HEAD)
+        print_lines(table(head, bill_text.group_rows(groups, period.total(spent)), columns=width()))
         if by.startswith("tag:") and spent and [each.key for each in groups] == [""]:
             say(f"no job of these has the tag `{by.removeprefix('tag:')}`")
 

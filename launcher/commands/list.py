@@ -100,7 +100,7 @@ def command(
 def _print_json(registry: Registry, found: Listing, faults: dict[str, CloudtrainError]) -> None:
     """Print one JSON object; each job's JSON is text already, most texts come from the cache."""
     from cloudtrain.launcher.jobs.list_cache import attempts_of
-    from cloudtrain.launcher.money.outlook import outlook
+    from cloudtrain.launcher.money.forecast import outlook
     from cloudtrain.launcher.text.money import as_usd
 
     now_s = time.time()
@@ -131,7 +131,7 @@ def _print_notes(registry: Registry, jobs: list[Job], now_s: float) -> None:
     from cloudtrain.entrypoints.format import dollars
     from cloudtrain.launcher.jobs.describe import limit_words
     from cloudtrain.launcher.jobs.list_cache import attempts_of
-    from cloudtrain.launcher.money.outlook import outlook
+    from cloudtrain.launcher.money.forecast import outlook
 
     money = {job.id: outlook(job, attempts_of(registry, job), now_s) for job in jobs}
     if running := sum(job.attempt.state.state != "pending" for job in jobs):

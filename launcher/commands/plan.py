@@ -39,7 +39,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
     config = overrides.load()
     with overrides.placing():
         prepared = prepare(config, overrides.file, Path(), dry=True)
-    from cloudtrain.launcher.money.foretold import books_of
+    from cloudtrain.launcher.money.budget_preview import books_of
     from cloudtrain.launcher.planning.bundle import size_words
 
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro

@@ -113,7 +113,7 @@ def _as_typed(
 def _with_command(error: BudgetError, job: Job, given: list[str]) -> BudgetError:
     """Return the refusal with an acceptable command as hint: the smallest sufficient budget and the given options."""
     from cloudtrain.entrypoints.format import up
-    from cloudtrain.launcher.money.outlook import budget_micro
+    from cloudtrain.launcher.money.forecast import budget_micro
     from cloudtrain.launcher.text.units import format_money
 
     before = budget_micro(job)

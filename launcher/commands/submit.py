@@ -220,7 +220,7 @@ def _show(
     prepared: Prepared, overrides: Overrides, output: Path | None, backend: str, *, as_json: bool
 ) -> dict[str, Any]:
     """Print a request and the plan, write the files; return the JSON. `backend` is "" for a single backend."""
-    from cloudtrain.launcher.money.foretold import books_of
+    from cloudtrain.launcher.money.budget_preview import books_of
 
     request, config = prepared.request, prepared.config
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro

@@ -68,7 +68,7 @@ def command(
             raise UsageError("--install and --uninstall exclude each other")
         return _install(every or EVERY) if install else _uninstall()
     if not (once or plain or as_json) and _is_live():
-        from cloudtrain.launcher.live.show import show
+        from cloudtrain.launcher.live.main_loop import show
 
         return show(jobs, every_s if every else 0.0)
     try:
@@ -100,7 +100,7 @@ def _is_live() -> bool:
 def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool) -> int:
     from cloudtrain.launcher.jobs import watch as watching
     from cloudtrain.launcher.jobs.log_fetcher import LogKeeper
-    from cloudtrain.launcher.notices.herald import Notifier
+    from cloudtrain.launcher.notices.notifier import Notifier
     from cloudtrain.launcher.store.registry import Registry
 
     registry = Registry()

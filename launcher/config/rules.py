@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 from cloudtrain.entrypoints.rank import variables
 from cloudtrain.launcher.backend_table import BUILT_IN, plugins, traits
-from cloudtrain.launcher.config import rivals, schema
+from cloudtrain.launcher.config import foreign_keys, schema
 from cloudtrain.launcher.config.schemafaults import dotted, named, quoted
 from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode, find, key_place
 from cloudtrain.launcher.errors import Fault, Place
@@ -68,7 +68,7 @@ def _one_to_run(root: YamlNode) -> Iterator[Fault]:
     if len(present) > 1:
         hint = "keep one: a `task` is run by the shared trainer, a `script` or `module` by torchrun as it is"
         yield _between(root, f"{_both(present)} exclude each other", hint, *((name,) for name in present))
-    elif not present and not rivals.RUNNABLE & root.value.keys():
+    elif not present and not foreign_keys.RUNNABLE & root.value.keys():
         hint = "add `task: task.py` (the shared trainer), `script: train.py` or `module: pkg.train`"
         yield Fault("nothing to run: no `task`, `script` or `module`", place=root.place, hint=hint)
 

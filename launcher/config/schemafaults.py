@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from cloudtrain.launcher.config import rivals, schema
+from cloudtrain.launcher.config import foreign_keys, schema
 from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode, find, key_place
 from cloudtrain.launcher.errors import Fault, Place
 from cloudtrain.launcher.job import name_of
@@ -164,9 +164,9 @@ def _key_hint(name: str, path: KeyPath) -> str:
     plain = name.lower().replace("-", "_").strip()
     if plain in siblings:
         return f"did you mean `{plain}`?"
-    if own := rivals.sibling(str(path[0]), plain):
+    if own := foreign_keys.sibling(str(path[0]), plain):
         return f"it is `{own}` here"
-    if said := rivals.advice(name):
+    if said := foreign_keys.advice(name):
         return said
     if len(path) == 1 and (close := get_close_matches(plain, siblings, 1, schema.TYPO)):
         return f"did you mean `{close[0]}`?"

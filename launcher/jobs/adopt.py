@@ -15,7 +15,7 @@ from cloudtrain.launcher.backend import Check, FoundAttempt
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
 from cloudtrain.launcher.job import Attempt, Job, require_name
 from cloudtrain.launcher.jobs import reserve
-from cloudtrain.launcher.money import teams
+from cloudtrain.launcher.money import shared_ledger_sync
 from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.home import where
@@ -103,4 +103,4 @@ def adopt(registry: Registry, job: Job, found: FoundAttempt) -> None:
         registry.adopt(job, dict(found.ref))
         project, amount_micro = reserve.project_of(job.config), reserve.amount_of(attempt.plan)
         ledger.adopt(database, job.id, attempt.number, project, amount_micro, attempt.created_s, ledgers=places)
-    teams.tell(database)
+    shared_ledger_sync.tell(database)

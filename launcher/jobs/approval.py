@@ -48,7 +48,7 @@ def require_allowed(
     project's name, and for spot machines without a proven resume, unless `force`.
     """
     from cloudtrain.launcher.jobs import submit
-    from cloudtrain.launcher.money import foretold
+    from cloudtrain.launcher.money import budget_preview
 
     if key is not None and registry.with_key(key) is not None:
         return []
@@ -58,7 +58,7 @@ def require_allowed(
         proofs.require(registry.database, prepared)
     if prepared.plan.worst_case_micro == 0:
         return []
-    books = foretold.books_of(prepared.config)
-    foretold.require_known_project(books)
+    books = budget_preview.books_of(prepared.config)
+    budget_preview.require_known_project(books)
     submit.require_room(registry, prepared, is_first=True)
     return books.lines(prepared.plan.worst_case_micro)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.launcher.job import Attempt, Job, exit_code
 from cloudtrain.launcher.jobs import causes
 from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.money.outlook import Forecast, limit_micro, outlook
+from cloudtrain.launcher.money.forecast import Forecast, limit_micro, outlook
 from cloudtrain.launcher.store import gpu_figures
 from cloudtrain.launcher.store.progress import data_share
 from cloudtrain.launcher.store.registry import submitter_lives
@@ -17,7 +17,7 @@ from cloudtrain.launcher.text.money import as_usd
 from cloudtrain.launcher.text.visible import shown
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.money.onward import ResumeAdvice
+    from cloudtrain.launcher.money.resume_advice import ResumeAdvice
 
 __all__ = [
     "as_json",
@@ -164,7 +164,7 @@ def next_step(job: Job, attempts: Sequence[Attempt] = ()) -> list[str]:
 
 def onward_of(job: Job, attempts: Sequence[Attempt]) -> ResumeAdvice | None:
     """Return the resume advice: how to continue the job, with the necessary money and time."""
-    from cloudtrain.launcher.money.onward import onward
+    from cloudtrain.launcher.money.resume_advice import onward
 
     return onward(job, outlook(job, attempts, time.time()))
 

@@ -19,7 +19,7 @@ from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.logs.printer import Printer
 from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.logs.view import View
-from cloudtrain.launcher.notices.herald import Notifier
+from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.terminal import aside, say
 

@@ -17,7 +17,7 @@ from cloudtrain.entrypoints.format import amount
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job
 from cloudtrain.launcher.jobs.describe import as_json, outcome, project_of
-from cloudtrain.launcher.money.outlook import outlook
+from cloudtrain.launcher.money.forecast import outlook
 from cloudtrain.launcher.store.progress import shown
 from cloudtrain.launcher.store.registry import RAN, Registry
 from cloudtrain.launcher.text.terminal import json_line

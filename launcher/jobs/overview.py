@@ -14,8 +14,8 @@ from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.jobs import causes
 from cloudtrain.launcher.jobs.describe import headline, limit_words, next_step, onward_of, outcome, pairs, saved_step
 from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.money.outlook import Forecast, outlook
-from cloudtrain.launcher.store import curve, gpu_figures
+from cloudtrain.launcher.money.forecast import Forecast, outlook
+from cloudtrain.launcher.store import gpu_figures, loss_bins
 from cloudtrain.launcher.store.progress import data_share
 from cloudtrain.launcher.store.progress import shown as progress_words
 from cloudtrain.launcher.store.registry import submitter_lives
@@ -89,11 +89,11 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
     if job.active or rank is None:
         return told
     from cloudtrain.entrypoints.agent import last_lines
-    from cloudtrain.launcher.logs import kept
+    from cloudtrain.launcher.logs import cache
 
     if len(told) >= last_lines.MOST:
         return told
-    place = kept.place(registry.database, job.id, job.attempt.number)
+    place = cache.place(registry.database, job.id, job.attempt.number)
     if place is None or not place.is_complete:
         return told
     from cloudtrain.launcher.logs.stream import LogStream
@@ -207,7 +207,7 @@ def _trend(progress: dict[str, Any]) -> str:
 
     "" before there is a curve.
     """
-    bins = curve.load(progress.get("curve")).bins
+    bins = loss_bins.load(progress.get("curve")).bins
     if len(bins) < 3:
         return ""
     picture = charts.chart([each.loss for each in bins], _SPARK, 1, signs_of())[0]
@@ -255,7 +255,7 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Forecast, now_s: 
         lines.append(f"  spend       {spent}{burn}")
         lines += _limit_lines(job, money, now_s) + _outlook_lines(job, money, now_s)
     else:
-        from cloudtrain.launcher.money.achieved import achieved, in_words
+        from cloudtrain.launcher.money.unit_cost import achieved, in_words
 
         bought = in_words(achieved([*attempts[:-1], attempt], now_s))
         lines.append(f"  cost        {spent}{f' ({bought})' if bought else ''}")

@@ -54,9 +54,9 @@ def refresh(registry: Registry, job: Job) -> Job:
         registry.set_unreachable(attempt)
         attempt = replace(attempt, unreachable_since_s=attempt.unreachable_since_s or time.time())
     if attempt.state.state not in ACTIVE:
-        from cloudtrain.launcher.money import teams
+        from cloudtrain.launcher.money import shared_ledger_sync
 
-        teams.tell(registry.database)  # the next command repeats a failed update
+        shared_ledger_sync.tell(registry.database)  # the next command repeats a failed update
     return replace(job, attempt=attempt)
 
 

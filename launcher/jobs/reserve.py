@@ -10,7 +10,7 @@ from cloudtrain.entrypoints.format import down, up, usd
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.job import ACTIVE
 from cloudtrain.launcher.jobs.refresh import refresh
-from cloudtrain.launcher.money import teams
+from cloudtrain.launcher.money import shared_ledger_sync
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import MOST_MICRO, OVERALL, Standing
 
@@ -48,7 +48,7 @@ def reconcile(registry: Registry) -> list[str]:
             continue
         if found.active and found.attempt.unreachable_since_s is not None:
             failures.append(f"{job.id}: {job.backend} does not answer; its worst case stays reserved")
-    return failures + teams.tell(registry.database, patient=True)
+    return failures + shared_ledger_sync.tell(registry.database, patient=True)
 
 
 def adopt(registry: Registry) -> None:
@@ -96,7 +96,7 @@ def ledgers_of(registry: Registry, config: Mapping[str, Any]) -> list[str]:
 
     The project's ledger is the config's, else the one given to `budget set` on this machine.
     """
-    from cloudtrain.launcher.money.cells import located
+    from cloudtrain.launcher.money.conditional import located
 
     given = (config.get("project") or {}).get("ledger")
     known = ledger.ledgers(registry.database)

@@ -58,7 +58,7 @@ def require_ended(registry: Registry, job: Job) -> None:
 
 def budget_setting(job: Job, text: str) -> str:
     """Return the setting that raises or sets the job's budget. Raises UsageError."""
-    from cloudtrain.launcher.money.outlook import budget_micro
+    from cloudtrain.launcher.money.forecast import budget_micro
     from cloudtrain.launcher.text.units import format_money, parse_money
 
     wanted, before = text.strip(), budget_micro(job)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.jobs.refresh import look_again, refresh
-from cloudtrain.launcher.money import teams
+from cloudtrain.launcher.money import shared_ledger_sync
 from cloudtrain.launcher.store.registry import submitter_lives
 from cloudtrain.launcher.text.money import moment
 
@@ -120,7 +120,7 @@ def forget(registry: Registry, name: str, agrees: Callable[[StopResult], bool]) 
         registry.mark_never_sent(attempt, state)
     else:
         registry.set_state(attempt, state, attempt.progress)
-    teams.tell(registry.database)
+    shared_ledger_sync.tell(registry.database)
     return StopResult(registry.find(job.id), "forgotten")
 
 

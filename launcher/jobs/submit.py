@@ -18,8 +18,8 @@ from cloudtrain.launcher.errors import NOTHING, BudgetError, CloudtrainError, Co
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs import adopt, reserve
 from cloudtrain.launcher.jobs.refresh import refresh
-from cloudtrain.launcher.money import foretold, teamledger, teams
-from cloudtrain.launcher.money.cells import open_cell
+from cloudtrain.launcher.money import budget_preview, shared_ledger, shared_ledger_sync
+from cloudtrain.launcher.money.conditional import open_cell
 from cloudtrain.launcher.store import budgets, ledger
 from cloudtrain.launcher.store.registry import Registry, this_process
 from cloudtrain.launcher.text.terminal import say
@@ -139,16 +139,16 @@ def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> N
         places = reserve.ledgers_of(registry, config)
         is_budgeted = any(standing.budget.project == project for standing in own)
         for uri in places:
-            book = teamledger.read(open_cell(uri))
+            book = shared_ledger.read(open_cell(uri))
             if book is None:  # `_hold` reports a missing ledger
                 continue
             if uri == places[0] and not is_budgeted:  # the ledger for the project's own budget
-                others = foretold.budgeted_in(registry.database) - {project}  # a known address alone is no budget
+                others = budget_preview.budgeted_in(registry.database) - {project}  # a known address alone is no budget
                 names = {name for name, _ in book.budgets} - {budgets.OVERALL}
                 _say_unknown(project, names | others, is_first=is_first)
             if uri == places[0] and (config["project"] or {}).get("ledger") is not None:
                 ledger.remember_ledger(registry.database, project, uri)  # for `budget show`
-            budgets.require_room(teamledger.standings(book, now_s, project), amount_micro, uri)
+            budgets.require_room(shared_ledger.standings(book, now_s, project), amount_micro, uri)
 
     if amount_micro != 0:
         _with_room(registry, look)
@@ -156,9 +156,9 @@ def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> N
 
 def _say_unknown(project: str, names: set[str], *, is_first: bool) -> None:
     """Print a note if further projects have a budget, but not this project. Raises ConfigError for a typo."""
-    books = foretold.ApplicableBudgets(project, budgeted=tuple(sorted(names)))
+    books = budget_preview.ApplicableBudgets(project, budgeted=tuple(sorted(names)))
     if is_first:
-        foretold.require_known_project(books)
+        budget_preview.require_known_project(books)
     for line in books.unknown():
         say(line)
 
@@ -180,10 +180,10 @@ def _hold(registry: Registry, attempt: Attempt) -> None:
     """Hold the worst case in the shared ledger too, and print the reservations. Without a hold, no job is sent."""
     try:
         try:
-            shared = teams.hold(registry.database, attempt.job_id, attempt.number, time.time())
+            shared = shared_ledger_sync.hold(registry.database, attempt.job_id, attempt.number, time.time())
         except BudgetError:
             reserve.reconcile(registry)  # ended jobs of this home may still hold their worst case in the ledger
-            shared = teams.hold(registry.database, attempt.job_id, attempt.number, time.time())
+            shared = shared_ledger_sync.hold(registry.database, attempt.job_id, attempt.number, time.time())
     except BaseException as error:
         # A ledger that does not answer cannot be updated now either.
         _close(registry, attempt, error, tells=not isinstance(error, UnreachableError))
@@ -199,7 +199,7 @@ def _close(registry: Registry, attempt: Attempt, error: BaseException, *, tells:
     why = error.message if isinstance(error, CloudtrainError) else repr(error)
     registry.mark_never_sent(attempt, State("failed", "error", detail=f"not sent: {why}", ended_s=time.time()))
     if tells:
-        teams.tell(registry.database)
+        shared_ledger_sync.tell(registry.database)
     if isinstance(error, KeyboardInterrupt):
         if registry.never_ran(registry.find(attempt.job_id)):
             registry.remove(attempt.job_id)

@@ -19,10 +19,10 @@ from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.describe import outcome
 from cloudtrain.launcher.jobs.refresh import refresh
-from cloudtrain.launcher.logs import keeping
-from cloudtrain.launcher.money.outlook import Forecast
-from cloudtrain.launcher.notices import claims
-from cloudtrain.launcher.notices.herald import RECENT_S, Notifier
+from cloudtrain.launcher.logs import cache_upkeep
+from cloudtrain.launcher.money.forecast import Forecast
+from cloudtrain.launcher.notices import outbox
+from cloudtrain.launcher.notices.notifier import RECENT_S, Notifier
 from cloudtrain.launcher.store.progress import shown
 from cloudtrain.launcher.store.registry import Registry
 
@@ -53,7 +53,7 @@ def chosen(registry: Registry, names: Sequence[str], now_s: float) -> list[Job]:
     """Return the named jobs; without names, the jobs that are active, ended recently, or have notifications to send."""
     if names:
         return list({job.id: job for job in map(registry.find, names)}.values())
-    waiting = set(claims.pending(registry.database, now_s - RECENT_S))
+    waiting = set(outbox.pending(registry.database, now_s - RECENT_S))
     jobs = [*registry.jobs(active=True), *registry.jobs(limit=MOST_JOBS)]
     return [job for job in {job.id: job for job in jobs}.values() if _is_of_late(job, now_s) or job.id in waiting]
 
@@ -81,7 +81,7 @@ def keep(registry: Registry, seen: Seen, within_s: float = KEEP_S) -> None:
     if attempt is None or (attempt.state.ended_s or 0.0) < time.time() - RECENT_S:
         return
     with suppress(CloudtrainError, OSError):
-        keeping.keep(registry, seen.job, attempt, within_s=within_s)
+        cache_upkeep.keep(registry, seen.job, attempt, within_s=within_s)
 
 
 def line(seen: Seen) -> str:

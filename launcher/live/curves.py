@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cloudtrain.launcher.live.sight import Curves, Track
+from cloudtrain.launcher.live.model import Curves, Track
 from cloudtrain.launcher.store.series import Point, Series
 
 __all__ = ["BINS", "curves_of"]

@@ -18,10 +18,10 @@ from cloudtrain.launcher.jobs import stopping
 from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.jobs.log_fetcher import LogKeeper
 from cloudtrain.launcher.live.curves import curves_of
-from cloudtrain.launcher.live.sight import Scene, Sight
-from cloudtrain.launcher.money.outlook import outlook
-from cloudtrain.launcher.notices import claims
-from cloudtrain.launcher.notices.herald import Notifier
+from cloudtrain.launcher.live.model import Scene, Sight
+from cloudtrain.launcher.money.forecast import outlook
+from cloudtrain.launcher.notices import outbox
+from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store.database import WRITING
 from cloudtrain.launcher.store.quiesce import QuiesceLock
 from cloudtrain.launcher.store.registry import Registry
@@ -193,7 +193,7 @@ class JobFeed:
         database = registry.database
         row = database.execute("SELECT COUNT(*), MAX(rowid) FROM points WHERE job_id = ?", (job_id,))[0]
         newest = (job_id, *row, sight.job.attempt.progress.get("step"))
-        self.put(job_id, alerts=tuple(claims.sent(database, job_id)))
+        self.put(job_id, alerts=tuple(outbox.sent(database, job_id)))
         if newest != drawn or sight.curves is None:
             self.put(job_id, curves=curves_of(read_series(database, job_id)))
         return newest

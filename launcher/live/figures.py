@@ -10,6 +10,7 @@ from rich.text import Text
 from cloudtrain.entrypoints.format import dollars, span
 from cloudtrain.entrypoints.notices.message import at_deadline
 from cloudtrain.launcher.jobs.describe import limit_words, next_step, outcome
+from cloudtrain.launcher.live.model import Curves, Sight, Track
 from cloudtrain.launcher.live.rows import (
     BAD,
     GOOD,
@@ -23,8 +24,7 @@ from cloudtrain.launcher.live.rows import (
     row,
     sides,
 )
-from cloudtrain.launcher.live.sight import Curves, Sight, Track
-from cloudtrain.launcher.money.outlook import Forecast
+from cloudtrain.launcher.money.forecast import Forecast
 from cloudtrain.launcher.store import gpu_figures
 from cloudtrain.launcher.text import charts
 from cloudtrain.launcher.text.money import clock, of_limit

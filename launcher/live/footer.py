@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from cloudtrain.launcher.live.choice import ViewState
+from cloudtrain.launcher.live.model import Sight
 from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, row
-from cloudtrain.launcher.live.sight import Sight
+from cloudtrain.launcher.live.view_state import ViewState
 from cloudtrain.launcher.text.signs import Signs
 
 __all__ = ["help_rows", "of_job", "of_table"]

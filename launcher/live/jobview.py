@@ -11,9 +11,9 @@ from rich.text import Text
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.live import figures, footer
-from cloudtrain.launcher.live.choice import ViewState
+from cloudtrain.launcher.live.model import Curves, Sight, TailShot
 from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, in_job, row
-from cloudtrain.launcher.live.sight import Curves, Sight, TailShot
+from cloudtrain.launcher.live.view_state import ViewState
 from cloudtrain.launcher.text.remote import in_words
 from cloudtrain.launcher.text.signs import Signs
 from cloudtrain.launcher.text.terminal import RANK_COLOURS

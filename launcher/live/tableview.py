@@ -11,10 +11,10 @@ from rich.text import Text
 
 from cloudtrain.entrypoints.format import amount, dollars, span
 from cloudtrain.launcher.live import figures, footer
-from cloudtrain.launcher.live.choice import ViewState
+from cloudtrain.launcher.live.model import Scene, Sight
 from cloudtrain.launcher.live.rows import QUIET, STATE_STYLES, WARNS, Part, filled, row, sides
-from cloudtrain.launcher.live.sight import Scene, Sight
-from cloudtrain.launcher.store import curve
+from cloudtrain.launcher.live.view_state import ViewState
+from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.text import charts as spark
 from cloudtrain.launcher.text.quantities import percent, quantity
 from cloudtrain.launcher.text.remote import in_words
@@ -78,7 +78,7 @@ def _shown(sight: Sight, now_s: float) -> dict[str, str]:
 
 def _values(sight: Sight) -> list[float | None]:
     try:
-        return [each.loss for each in curve.load(sight.job.attempt.progress.get("curve")).bins]
+        return [each.loss for each in loss_bins.load(sight.job.attempt.progress.get("curve")).bins]
     except (ValueError, TypeError, AttributeError):  # written by an older version
         return []
 

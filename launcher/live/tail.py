@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.errors import UnreachableError
-from cloudtrain.launcher.live.sight import TailShot
+from cloudtrain.launcher.live.model import TailShot
 from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.remote import in_words

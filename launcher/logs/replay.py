@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.logs import blocks
-from cloudtrain.launcher.logs.kept import LogCacheReader
+from cloudtrain.launcher.logs.cache import LogCacheReader
 
 __all__ = ["Replay", "is_of_blocks"]
 

@@ -17,7 +17,7 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend import LogLine, LogPage, Pace
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job
-from cloudtrain.launcher.logs import keeping, kept
+from cloudtrain.launcher.logs import cache, cache_upkeep
 from cloudtrain.launcher.logs.blocks import DamagedError
 from cloudtrain.launcher.logs.end_of_log import CLEAN_PAGES, EndDetector
 from cloudtrain.launcher.logs.holdback import HoldBack
@@ -63,8 +63,8 @@ class LogStream:
         self.came = 0  # lines brought by the last poll, including unwanted lines
         self._is_clean = True
         self._replay: Replay | None = None
-        self._keeper: kept.LogCacheWriter | None = None
-        self._place = kept.CachePosition()
+        self._keeper: cache.LogCacheWriter | None = None
+        self._place = cache.CachePosition()
         self._cursor: dict[str, Any] | None = None
         self._hold_back = HoldBack(0.0)
         self._passed: Counter[tuple[int, int | None]] = Counter()  # lines already returned, which will be read again
@@ -160,7 +160,7 @@ class LogStream:
                 self._say_not_kept(error)
             self._drop_keeper()
         if self._place.is_complete and self._has_begun:
-            kept.touch(self._registry.database, self._job.id, self._attempt.number, self._place)
+            cache.touch(self._registry.database, self._job.id, self._attempt.number, self._place)
 
     def skip_kept(self) -> None:
         """Skip the cached lines."""
@@ -194,7 +194,7 @@ class LogStream:
             return
         self._has_begun = True
         database, key = self._registry.database, (self._job.id, self._attempt.number)
-        found = None if self._anew else kept.place(database, *key)
+        found = None if self._anew else cache.place(database, *key)
         if (found is None or not found.is_complete) and (tail is not None or self._since_s is not None):
             is_fresh = found is not None and time.time() - found.used_s < FRESH_S
             if not is_fresh and self._skip_ahead(tail):
@@ -203,25 +203,25 @@ class LogStream:
             self._place = found
         else:
             self._begin_keeping(found)
-            self._place = self._keeper.place if self._keeper is not None else found or kept.CachePosition()
+            self._place = self._keeper.place if self._keeper is not None else found or cache.CachePosition()
         self._cursor = self._place.cursor
         self._set_hold_back(self._place.held)
         if self._place.size:
             try:
-                folder = kept.folder_of(database, *key)
-                self._replay = Replay(kept.LogCacheReader(folder, self._place), self._ranks, self._since_s, self._find)
+                folder = cache.folder_of(database, *key)
+                self._replay = Replay(cache.LogCacheReader(folder, self._place), self._ranks, self._since_s, self._find)
             except DamagedError:
                 self._mend(None)
 
-    def _begin_keeping(self, found: kept.CachePosition | None) -> None:
+    def _begin_keeping(self, found: cache.CachePosition | None) -> None:
         """Start caching, unless this reader is filtered or another process already caches this attempt."""
         is_passing = self._now and self._attempt.state.state in ACTIVE
         if is_passing or (self._ranks is not None and found is None):
             return
         try:
-            if keeping.room_bytes():
+            if cache_upkeep.room_bytes():
                 key = (self._job.id, self._attempt.number)
-                self._keeper = kept.keeper(self._registry.database, *key, anew=self._anew)
+                self._keeper = cache.keeper(self._registry.database, *key, anew=self._anew)
                 self._require_room()  # only now, so that the stream's own log is not dropped
         except DamagedError:
             pass  # the reader reports the damage
@@ -306,10 +306,10 @@ class LogStream:
 
     def _require_room(self) -> None:
         """Continue caching only if there is enough space, after dropping older logs."""
-        if self._keeper is None or keeping.make_room(self._registry.database, room := keeping.room_bytes()):
+        if self._keeper is None or cache_upkeep.make_room(self._registry.database, room := cache_upkeep.room_bytes()):
             return
         self._drop_keeper()
-        self._tell(f"the lines are not kept on this machine from here on: {keeping.ROOM} is {room / 1e9:g}")
+        self._tell(f"the lines are not kept on this machine from here on: {cache_upkeep.ROOM} is {room / 1e9:g}")
 
     def _drop_keeper(self) -> None:
         keeper, self._keeper = self._keeper, None
@@ -343,7 +343,7 @@ class LogStream:
         """Read damaged lines from the backend again, up to the same position; if impossible, report the loss."""
         self._replay = None
         self._drop_keeper()  # no writer can append after a damaged block
-        if not self._has_mended and keeping.anew(self._registry, self._job, self._attempt, self._place.count):
+        if not self._has_mended and cache_upkeep.anew(self._registry, self._job, self._attempt, self._place.count):
             self._tell("what was kept of the lines was damaged, and has been read again")
             if replay is not None:
                 self._passed = replay.before()

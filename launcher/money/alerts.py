@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import dollars, span
-from cloudtrain.entrypoints.notices.further import number
 from cloudtrain.entrypoints.notices.message import (
     Facts,
     Notice,
@@ -19,8 +18,9 @@ from cloudtrain.entrypoints.notices.message import (
     leaving,
     threshold,
 )
-from cloudtrain.launcher.money.onward import is_short_of_money, onward
-from cloudtrain.launcher.money.outlook import Forecast, left_s
+from cloudtrain.entrypoints.notices.resume_cost import number
+from cloudtrain.launcher.money.forecast import Forecast, left_s
+from cloudtrain.launcher.money.resume_advice import is_short_of_money, onward
 from cloudtrain.launcher.planning.job_spec import default_hang_timeout_s
 
 if TYPE_CHECKING:

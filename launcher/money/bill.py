@@ -8,8 +8,8 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.money import achieved
-from cloudtrain.launcher.money.outlook import limit_micro
+from cloudtrain.launcher.money import unit_cost
+from cloudtrain.launcher.money.forecast import limit_micro
 from cloudtrain.launcher.text.money import as_usd
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Bill:
     estimate_micro: int | None
     estimate_step: int | None
     idle_micro: int
-    paid: achieved.Achieved
+    paid: unit_cost.Achieved
 
 
 def bill(job: Job, attempts: Sequence[Attempt], now_s: float) -> Bill:
@@ -61,7 +61,7 @@ def bill(job: Job, attempts: Sequence[Attempt], now_s: float) -> Bill:
         estimate,
         step,
         sum(ceil((attempt.idle_usd or 0.0) * 1e6) for attempt in attempts),
-        achieved.achieved(attempts, now_s),
+        unit_cost.achieved(attempts, now_s),
     )
 
 
@@ -76,7 +76,7 @@ def as_json(found: Bill) -> dict[str, Any]:
         "estimate_usd": as_usd(found.estimate_micro),
         "estimate_step": found.estimate_step,
         "idle_usd": as_usd(found.idle_micro),
-        **achieved.as_json(found.paid),
+        **unit_cost.as_json(found.paid),
         "legs": [line_json(line) for line in found.lines],
     }
 

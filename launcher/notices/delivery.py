@@ -16,7 +16,7 @@ from pathlib import Path
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import DeliveryError, back_off_s, try_all
 from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.notices import claims
+from cloudtrain.launcher.notices import outbox
 from cloudtrain.launcher.notices.transports import deliver
 from cloudtrain.launcher.store.channels import ChannelEntry
 from cloudtrain.launcher.store.database import Database
@@ -133,12 +133,12 @@ class DeliveryThread:
                 wait_s = back_off_s(tries, fault)
                 where = (database, errand.job_id, errand.entry.id, errand.notice)
                 if wait_s == math.inf:
-                    claims.give_up(*where, fault.message)
+                    outbox.give_up(*where, fault.message)
                     self._is_over(errand)
                     self._say_given_up(errand.entry)
                     continue
                 next_s = self._next_s[errand.id] = now_s + wait_s
-                claims.mark_failed(*where, self._name, next_s, fault.message)
+                outbox.mark_failed(*where, self._name, next_s, fault.message)
                 self._say_fault(errand.entry, fault)
 
     def _carry(self, errand: Delivery) -> None:
@@ -147,7 +147,7 @@ class DeliveryThread:
         self._is_over(errand)  # before the mark, so that this process never sends a notice twice
         try:
             with closing(Database(self._folder)) as database:
-                claims.mark_told(database, errand.job_id, errand.entry.id, errand.notice, time.time())
+                outbox.mark_told(database, errand.job_id, errand.entry.id, errand.notice, time.time())
         except CloudtrainError as error:
             self._say_once("registry", f"the list of delivered alerts cannot be saved: {error.message}")
 
@@ -161,10 +161,10 @@ class DeliveryThread:
             for errand in ready:
                 where = (database, errand.job_id, errand.entry.id, errand.notice)
                 if errand.is_told:
-                    claims.mark_told(*where, now_s)
+                    outbox.mark_told(*where, now_s)
                     self._is_over(errand)
                     continue
-                made = claims.claim(*where, self._name, now_s, errand.hold_s)
+                made = outbox.claim(*where, self._name, now_s, errand.hold_s)
                 if made.verdict == "claimed":
                     found.append((errand, made.tries))
                 elif made.verdict == "later":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.entrypoints.format import span
 from cloudtrain.launcher.jobs.describe import as_json
 from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.money.outlook import limit_micro
+from cloudtrain.launcher.money.forecast import limit_micro
 from cloudtrain.launcher.text.money import as_usd
 
 if TYPE_CHECKING:

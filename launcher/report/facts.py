@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from cloudtrain.entrypoints.format import dollars, span
 from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.money.outlook import limit_micro
+from cloudtrain.launcher.money.forecast import limit_micro
 from cloudtrain.launcher.store import gpu_figures
 from cloudtrain.launcher.text.money import moment
 

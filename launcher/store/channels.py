@@ -16,7 +16,7 @@ __all__ = ["JOB_EVENTS", "ChannelEntry", "desktop", "doubts", "entries", "is_var
 
 KINDS = ("webhook", "slack", "email", "apprise")
 SMTP = "env:CLOUDTRAIN_SMTP"
-# Events that the job's own agent sends if `from_job` is set (entrypoints/notices/teller.py).
+# Events that the job's own agent sends if `from_job` is set (entrypoints/notices/node_notifier.py).
 JOB_EVENTS = ("budget", "deadline", "succeeded", "failed", "stopped")
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS")
 _ON_DESKTOP = ("budget", "stalled", "succeeded", "failed", "stopped")

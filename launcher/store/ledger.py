@@ -2,8 +2,8 @@
 
 `submit.py` writes a reservation once for each attempt, in the transaction that journals the intent to send. The state
 is `held` until the attempt ends, then `settled` to the cost, split by month; `released` only if nothing was ever sent.
-The table `tellings` records the state of each shared ledger (teams.py): `wanted` (the write may have arrived),
-`joining` (began before the ledger was shared), `held`, `closing` (must still learn of the end) or `closed`.
+The table `tellings` records the state of each shared ledger (shared_ledger_sync.py): `wanted` (the write may have
+arrived), `joining` (began before the ledger was shared), `held`, `closing` (must still learn of the end) or `closed`.
 """
 
 from __future__ import annotations

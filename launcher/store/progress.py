@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cloudtrain.entrypoints import events
-from cloudtrain.launcher.store import curve, gpu_figures, sanitize
+from cloudtrain.launcher.store import gpu_figures, loss_bins, sanitize
 
 __all__ = ["data_share", "finite", "fold", "shown"]
 
@@ -66,7 +66,7 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
         if isinstance(event.get("diagnosis"), dict):
             now["diagnosis"] = sanitize.tree(event["diagnosis"])
     if points:
-        now["curve"] = curve.dump(curve.added(curve.load(now.get("curve")), points))
+        now["curve"] = loss_bins.dump(loss_bins.added(loss_bins.load(now.get("curve")), points))
     return now
 
 

@@ -21,7 +21,7 @@ from cloudtrain.launcher.ui import actions, joblist, jobpage, spendpage
 from cloudtrain.launcher.ui.download import Download
 from cloudtrain.launcher.ui.feeds import LogQuery
 from cloudtrain.launcher.ui.guard import CSRF_FIELD, CSRF_HEADER, Guard
-from cloudtrain.launcher.ui.streams import Shown, stream
+from cloudtrain.launcher.ui.sse import Shown, stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable

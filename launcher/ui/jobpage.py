@@ -11,15 +11,15 @@ from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.jobs.describe import as_json, limit_words, next_step
 from cloudtrain.launcher.jobs.overview import lines_before
 from cloudtrain.launcher.metering.meter import legs_of, spent_micro
-from cloudtrain.launcher.money import achieved
-from cloudtrain.launcher.money.outlook import outlook
+from cloudtrain.launcher.money import unit_cost
+from cloudtrain.launcher.money.forecast import outlook
 from cloudtrain.launcher.text.money import as_usd
-from cloudtrain.launcher.ui.streams import Shown
+from cloudtrain.launcher.ui.sse import Shown
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
     from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.ui.words import Pages
+    from cloudtrain.launcher.ui.templates import Pages
 
 __all__ = ["curves", "facts", "shown"]
 
@@ -56,7 +56,7 @@ def facts(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
         "plan": plan,
         "took_s": None if began_s is None else (state.ended_s or now_s) - began_s,
         "limit_words": limit_words(job, money) if job.active and money.hits_limit else "",
-        "bought": "" if job.active else achieved.in_words(achieved.achieved(attempts, now_s)),
+        "bought": "" if job.active else unit_cost.in_words(unit_cost.achieved(attempts, now_s)),
         "next_steps": next_step(job, attempts),
         "attempts": [_attempt(attempt, now_s) for attempt in reversed(attempts)],
         "trace": _trace(state.error),

@@ -142,7 +142,7 @@ class _Worker:
         self._news.set()
 
     def _run(self) -> None:
-        from cloudtrain.launcher.notices.herald import Notifier
+        from cloudtrain.launcher.notices.notifier import Notifier
 
         registry = Registry(self._folder)
         herald = None if self._is_quiet else Notifier(registry)
@@ -194,7 +194,7 @@ class _Worker:
 def _seen(registry: Registry, herald: object, job: Job) -> Seen:
     """Return the result of a poll: as in `watch`, or without a notifier only the job's state."""
     from cloudtrain.launcher.jobs.watch import Seen, look
-    from cloudtrain.launcher.notices.herald import Notifier
+    from cloudtrain.launcher.notices.notifier import Notifier
 
     if isinstance(herald, Notifier):
         return look(registry, herald, job) or Seen(job)  # None: a different watcher polls the job

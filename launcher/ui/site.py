@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
+from cloudtrain.launcher.ui.changes import Pulse
 from cloudtrain.launcher.ui.feeds import Feeds, LogFeed
 from cloudtrain.launcher.ui.guard import Keys
 from cloudtrain.launcher.ui.pool import Pool
-from cloudtrain.launcher.ui.pulse import Pulse
 from cloudtrain.launcher.ui.refresher import Refresher
-from cloudtrain.launcher.ui.words import Pages, assets
+from cloudtrain.launcher.ui.templates import Pages, assets
 
 __all__ = ["Site"]
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import Result
 
-from cloudtrain.backends.vertex import follow, jobs, rest
+from cloudtrain.backends.vertex import api, jobs, logs
 from cloudtrain.launcher import cli as command_line
 from doubles.aws.handle import Aws
 from doubles.azure.handle import Azure
@@ -66,13 +66,13 @@ def vertex(
 
     For tests without a separate process. Earlier sessions and credentials are cleared; pauses are short.
     """
-    monkeypatch.setattr(rest, "PAUSE_S", 0.01)
+    monkeypatch.setattr(api, "PAUSE_S", 0.01)
     monkeypatch.setattr(jobs, "PAUSE_S", 0.01)
-    follow.forget()
+    logs.forget()
 
     def run(*args: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> Result:
-        rest._sessions.clear()
-        rest._credentials.clear()
+        api._sessions.clear()
+        api._credentials.clear()
         capsys.readouterr()
         with monkeypatch.context() as patch:
             if cwd is not None:
@@ -86,6 +86,6 @@ def vertex(
         return Result(code, *capsys.readouterr())
 
     yield run
-    follow.forget()
-    rest._sessions.clear()
-    rest._credentials.clear()
+    logs.forget()
+    api._sessions.clear()
+    api._credentials.clear()

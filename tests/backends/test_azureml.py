@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cloudtrain.backends.azureml import backend, files, machine, rest
+from cloudtrain.backends.azureml import api, backend, files, machine
 from cloudtrain.backends.azureml.block import AzureML
-from cloudtrain.backends.azureml.workspace import Workspace
+from cloudtrain.backends.azureml.records import Workspace
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
@@ -274,7 +274,7 @@ def test_datastores_of_all_kinds(
     told: dict[str, Any], place: tuple[str, str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blob storage and Data Lake Gen2 name their container differently; different kinds are refused."""
-    monkeypatch.setattr(rest, "get_json", lambda *args, **more: {"properties": told})
+    monkeypatch.setattr(api, "get_json", lambda *args, **more: {"properties": told})
     if place is not None:
         assert files.datastore_of(Workspace("s", "g", "w"), "d") == place
         return

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudtrain.backends.azureml import arm, check
+from cloudtrain.backends.azureml import check, request_body
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRACTS = ROOT.parent / "shared" / "contracts" / "azureml"
@@ -275,7 +275,7 @@ def test_good_job_passes(name: str) -> None:
     """The file, the body and the rules between fields have no fault."""
     job = _job(*GOOD[name])
     assert [str(fault) for fault in check.faults(job) if not fault.is_warning] == []
-    assert list(check.violations(arm.body_of(job))) == []
+    assert list(check.violations(request_body.body_of(job))) == []
 
 
 def test_example_has_no_warning() -> None:
@@ -309,7 +309,7 @@ def test_doubtful_job_is_a_warning(path: str, value: Any, key: str, said: str) -
 
 def test_new_job_tier_is_a_warning() -> None:
     """Azure adds tiers; a body may contain a tier that the table does not know."""
-    body = arm.body_of(_job())
+    body = request_body.body_of(_job())
     body["properties"]["queueSettings"]["jobTier"] = "Flex"
     ((path, message, is_warning),) = check.violations(body)
     assert (path, is_warning) == ("properties.queueSettings.jobTier", True)
@@ -338,7 +338,7 @@ SUBMIT_ALONE = {
 def test_body_equals_the_sdks_put(name: str, sent: dict[str, dict[str, Any]]) -> None:
     """The whole body is equal, with submit-only values in braces; so load_job accepts the file."""
     assert "body" in sent[name], sent[name]
-    ours = arm.body_of(_job(*GOOD[name]), WORKSPACE)
+    ours = request_body.body_of(_job(*GOOD[name]), WORKSPACE)
     theirs = sent[name]["body"]
     for field in ("codeId", "environmentId"):
         for pattern, (braces, _) in SUBMIT_ALONE.items():
@@ -368,7 +368,7 @@ def test_table_finds_the_same_faults_in_the_sdks_body(sent: dict[str, dict[str, 
         job = _job((path, value))
         if body is None or any(fault.message.startswith(f"{path}:") for fault in check.faults(job)):
             continue
-        assert list(check.violations(body)) == list(check.violations(arm.body_of(job))), path
+        assert list(check.violations(body)) == list(check.violations(request_body.body_of(job))), path
 
 
 def _schema(version: str) -> dict[str, Any]:
@@ -425,7 +425,7 @@ def test_body_passes_the_published_schema(version: str) -> None:
         return list(validator.iter_errors({"name": "digits-abcde-1", "type": kind, "apiVersion": version, **body}))
 
     for changes in GOOD.values():
-        assert refusals(arm.body_of(_job(*changes))) == []
+        assert refusals(request_body.body_of(_job(*changes))) == []
     mutations: list[tuple[str, Any]] = [
         ("shmSize", ("resources", "16 GiB")),
         ("instanceCount", ("resources", "2")),
@@ -442,7 +442,7 @@ def test_body_passes_the_published_schema(version: str) -> None:
         ("A", ("environmentVariables", 1)),
     ]
     for field, (part, value) in mutations:
-        body = arm.body_of(_job())
+        body = request_body.body_of(_job())
         body["properties"][part][field] = value
         assert refusals(body), (part, field)
         assert [found for found in check.violations(body) if not found[2] or field == "jobTier"], (part, field)
@@ -489,4 +489,4 @@ def test_check_stays_light() -> None:
 )
 def test_duration_has_the_sdks_form(seconds: int, text: str) -> None:
     """ISO 8601, the largest units first, without zero parts."""
-    assert arm.duration(seconds) == text
+    assert request_body.duration(seconds) == text

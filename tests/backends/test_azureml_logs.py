@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.azureml import history, logs, rest
-from cloudtrain.backends.azureml.workspace import Workspace
+from cloudtrain.backends.azureml import api, logs, status_history
+from cloudtrain.backends.azureml.records import Workspace
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
@@ -34,7 +34,7 @@ class Reader:
     def read(self, only: frozenset[int] | None = None) -> LogPage:
         """Return a page."""
         found = logs.page(
-            lambda fresh_s: history.details(HOME, ROOT, "j", fresh_s=fresh_s), self.nodes, self.cursor, only
+            lambda fresh_s: status_history.details(HOME, ROOT, "j", fresh_s=fresh_s), self.nodes, self.cursor, only
         )
         self.cursor = json.loads(json.dumps(found.cursor))
         return found
@@ -60,12 +60,12 @@ class Reader:
 @pytest.fixture
 def reader(azure_account: Azure, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Reader]:
     """Return a function that makes a reader of a job with the given number of nodes, which is not executed."""
-    for module, name, empty in ((rest, "_sessions", []), (rest, "_credentials", {}), (rest, "_tokens", {})):
+    for module, name, empty in ((api, "_sessions", []), (api, "_credentials", {}), (api, "_tokens", {})):
         monkeypatch.setattr(module, name, empty)
-    monkeypatch.setattr(rest, "_not_before_s", {})
-    monkeypatch.setattr(history, "_known", {})
+    monkeypatch.setattr(api, "_not_before_s", {})
+    monkeypatch.setattr(status_history, "_known", {})
     monkeypatch.setattr(logs, "SOON_S", 0.0)
-    monkeypatch.setattr(rest, "PAUSE_S", 0.001)
+    monkeypatch.setattr(api, "PAUSE_S", 0.001)
     azure_account.settings(execute=False)
     return lambda nodes: Reader(azure_account, nodes)
 
@@ -119,7 +119,7 @@ def test_half_a_line_waits_for_its_other_half(reader: Callable[[int], Reader], a
     assert one.texts() == ["grün"]
     azure.write_log("j", file, b"ished")
     azure.end("j")
-    history._known.clear()
+    status_history._known.clear()
     assert one.texts() == ["unfinished"]
     assert one.texts() == []
 
@@ -199,7 +199,7 @@ def test_faults_lose_no_line(
     for number in range(10):
         for node in range(4):
             azure.write_logs("j", node, *(f"[{node}] {number * 5 + n}" for n in range(5)))
-        history._known.clear()
+        status_history._known.clear()
         if number == 5 and "expired" in kind:
             azure.fault(operation, kind, **more)
         came += one.all()
@@ -288,7 +288,7 @@ def test_exit_report_is_from_the_last_container(reader: Callable[[int], Reader],
     told = events.format_line("ended", "so it ended", {"state": "failed"})
     one = reader(1)
     azure.write_logs("j", 0, "[0] a", told, END)
-    url = history.details(HOME, ROOT, "j").log_files["user_logs/std_log.txt"]
+    url = status_history.details(HOME, ROOT, "j").log_files["user_logs/std_log.txt"]
     found = logs.last_event(url, "ended")
     assert found is not None
     assert found["state"] == "failed"
@@ -303,7 +303,7 @@ def test_proxys_page_is_no_log(reader: Callable[[int], Reader], azure: Azure, mo
     """A proxy's page with status 200 moves no cursor: its lines are dropped, and the job's lines arrive later."""
     one = reader(1)
     azure.write_logs("j", 0, "[0] a")
-    real = rest.call
+    real = api.call
 
     def through_a_portal(method: str, url: str, **more: Any) -> Any:
         answer = real(method, url, **more)
@@ -311,8 +311,8 @@ def test_proxys_page_is_no_log(reader: Callable[[int], Reader], azure: Azure, mo
             answer.status_code, answer._content = 200, b"<html>\nsign in\n</html>\n"
         return answer
 
-    monkeypatch.setattr(rest, "call", through_a_portal)
+    monkeypatch.setattr(api, "call", through_a_portal)
     with pytest.raises(UnreachableError, match="something else than was asked for"):
         one.read()
-    monkeypatch.setattr(rest, "call", real)
+    monkeypatch.setattr(api, "call", real)
     assert one.texts() == ["a"]

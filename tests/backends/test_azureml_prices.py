@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.azureml import prices, rest
+from cloudtrain.backends.azureml import api, prices
 from cloudtrain.launcher.config.schema import model
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.prices import catalog
@@ -16,9 +16,9 @@ from doubles.azure.handle import Azure
 @pytest.fixture(autouse=True)
 def fresh_session(azure_account: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a new connection for this test, without pauses, despite the requests of earlier tests."""
-    monkeypatch.setattr(rest, "_sessions", [])
-    monkeypatch.setattr(rest, "_not_before_s", {})
-    monkeypatch.setattr(rest, "PAUSE_S", 0.0)
+    monkeypatch.setattr(api, "_sessions", [])
+    monkeypatch.setattr(api, "_not_before_s", {})
+    monkeypatch.setattr(api, "PAUSE_S", 0.0)
 
 
 def asked(size: str, region: str = "eastus") -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.azureml import status
-from cloudtrain.backends.azureml.history import Details, root_of
-from cloudtrain.backends.azureml.workspace import Workspace
+from cloudtrain.backends.azureml.records import Workspace
+from cloudtrain.backends.azureml.status_history import Details, root_of
 from cloudtrain.launcher.job import Attempt, State, exit_code
 from cloudtrain.launcher.metering.meter import legs_of, spent_micro
 from doubles.plans import plan_of

@@ -14,12 +14,12 @@ import urllib3.connectionpool
 from conftest import Result
 from urllib3.exceptions import NewConnectionError
 
+from cloudtrain.backends.azureml import api as azure_rest
 from cloudtrain.backends.azureml import jobs as azure_jobs
-from cloudtrain.backends.azureml import rest as azure_rest
-from cloudtrain.backends.sagemaker import aws as aws_clients
-from cloudtrain.backends.vertex import follow
+from cloudtrain.backends.sagemaker import api as aws_clients
+from cloudtrain.backends.vertex import api as vertex_rest
 from cloudtrain.backends.vertex import jobs as vertex_jobs
-from cloudtrain.backends.vertex import rest as vertex_rest
+from cloudtrain.backends.vertex import logs
 from cloudtrain.launcher import cli as command_line
 from cloudtrain.launcher.backend import LogPage
 from cloudtrain.launcher.jobs import refresh
@@ -90,7 +90,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
     monkeypatch.setattr(azure_jobs, "SETTLE_S", 0.0)
     monkeypatch.setattr(vertex_jobs, "PAUSE_S", 0.0)
     monkeypatch.setattr(refresh, "MOST_LATE_S", 0.0)
-    monkeypatch.setattr(follow, "page", lambda *_, **__: LogPage([], {}))  # no job has run or printed
+    monkeypatch.setattr(logs, "page", lambda *_, **__: LogPage([], {}))  # no job has run or printed
     return made
 
 

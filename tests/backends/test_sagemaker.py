@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudtrain.backends.sagemaker import backend, check, images
+from cloudtrain.backends.sagemaker import backend, check, request_images
 from cloudtrain.backends.sagemaker.block import SageMaker
 from cloudtrain.backends.sagemaker.machine import region_of
 from cloudtrain.launcher import config as configs
@@ -357,7 +357,7 @@ def test_cheapest_machine_with_the_accelerators_is_first() -> None:
 )
 def test_default_image_follows_the_region(region: str, gpus: int, image: str) -> None:
     """The registry's account and domain depend on the region."""
-    assert images.default_image(region, gpus) == image
+    assert request_images.default_image(region, gpus) == image
 
 
 def test_region_is_found_as_by_awss_tools(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.sagemaker import aws as clients
+from cloudtrain.backends.sagemaker import api as clients
 from cloudtrain.backends.sagemaker.logs import GROUP, page
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine, LogPage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.backends.sagemaker import aws as clients
+from cloudtrain.backends.sagemaker import api as clients
 from cloudtrain.backends.sagemaker import prices
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.metering.rate import Quote

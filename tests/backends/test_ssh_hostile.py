@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from cloudtrain.backends.ssh import check, jobs
-from cloudtrain.backends.ssh.fleet import _fleet, fleet
+from cloudtrain.backends.ssh.channel_calls import _fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.errors import CloudtrainError

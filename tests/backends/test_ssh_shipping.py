@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.ssh import masters, shipping
-from cloudtrain.backends.ssh.crew import Assignment
-from cloudtrain.backends.ssh.fleet import Fleet, _fleet, fleet
+from cloudtrain.backends.ssh import channel_master, files_code
+from cloudtrain.backends.ssh.channel_calls import Fleet, _fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.ssh.hosts_placement import Assignment
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import CloudtrainError
@@ -100,21 +100,21 @@ def sent_bytes(cluster: Cluster) -> int:
 def test_code_is_sent_once(pair: Cluster, code: Callable[..., Bundle], calls: list[Any]) -> None:
     """A second submit of the same files only asks, and sends no bytes."""
     bundle, hosts = code(), seats(pair)
-    paths = shipping.ship(fleet(), bundle, hosts)
+    paths = files_code.ship(fleet(), bundle, hosts)
     assert [kept(pair, 0), kept(pair, 1)] == [[f"{bundle.sha256}.tar.gz"]] * 2
     assert Path(paths["h0"]).name == f"{bundle.sha256}.tar.gz"
     calls.clear()
-    shipping.ship(fleet(), bundle, hosts)
+    files_code.ship(fleet(), bundle, hosts)
     assert sorted(calls) == [("h0", "has", 0), ("h1", "has", 0)]
 
 
 def test_archive_damaged_on_the_disk_is_sent_again(pair: Cluster, code: Callable[..., Bundle]) -> None:
     """After a power cut name and size may be right, but the bytes wrong."""
     bundle, hosts = code(), seats(pair, 1)
-    shipping.ship(fleet(), bundle, hosts)
+    files_code.ship(fleet(), bundle, hosts)
     path = pair.hosts[0].home / ".cloudtrain/cache" / f"{bundle.sha256}.tar.gz"
     path.write_bytes(bytes(bundle.bytes))
-    shipping.ship(fleet(), bundle, hosts)
+    files_code.ship(fleet(), bundle, hosts)
     assert path.read_bytes() == bundle.path.read_bytes()
 
 
@@ -122,15 +122,15 @@ def test_interrupted_upload_continues_at_its_offset(
     pair: Cluster, code: Callable[..., Bundle], calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first submit dies after two of three blocks; the next submit sends the third."""
-    monkeypatch.setattr(shipping, "BLOCK", 1 << 20)
+    monkeypatch.setattr(files_code, "BLOCK", 1 << 20)
     bundle, hosts = code(3), seats(pair, 1)
-    host, asked = hosts[0].host, shipping._asked(bundle)
+    host, asked = hosts[0].host, files_code._asked(bundle)
     fleet().tell(host, "has", asked)
     first = bundle.path.read_bytes()[: 2 << 20]
     fleet().tell(host, "put", {**asked, "offset": 0}, first)
     fleet().run(fleet()._close())
     calls.clear()
-    shipping.ship(fleet(), bundle, hosts)
+    files_code.ship(fleet(), bundle, hosts)
     assert sum(size for _, verb, size in calls if verb == "put") == bundle.bytes - len(first)
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
 
@@ -139,8 +139,8 @@ def test_upload_continues_after_a_broken_connection(
     pair: Cluster, code: Callable[..., Bundle], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same submit connects again."""
-    monkeypatch.setattr(shipping, "BLOCK", 1 << 20)
-    monkeypatch.setattr(shipping, "PAUSE_S", 0.1)
+    monkeypatch.setattr(files_code, "BLOCK", 1 << 20)
+    monkeypatch.setattr(files_code, "PAUSE_S", 0.1)
     bundle, hosts = code(3), seats(pair, 1)
     plain, broken = Fleet.tell, []
 
@@ -152,7 +152,7 @@ def test_upload_continues_after_a_broken_connection(
         return plain(self, host, verb, ask, *more, **named)
 
     monkeypatch.setattr(Fleet, "tell", tell)
-    shipping.ship(fleet(), bundle, hosts)
+    files_code.ship(fleet(), bundle, hosts)
     assert broken
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
 
@@ -160,24 +160,24 @@ def test_upload_continues_after_a_broken_connection(
 def test_upload_that_arrived_damaged_is_sent_again(pair: Cluster, code: Callable[..., Bundle]) -> None:
     """A partial file of an earlier try is not the archive's beginning."""
     bundle, hosts = code(1), seats(pair, 1)
-    host, asked = hosts[0].host, shipping._asked(bundle)
+    host, asked = hosts[0].host, files_code._asked(bundle)
     fleet().tell(host, "has", asked)
     fleet().tell(host, "put", {**asked, "offset": 0}, b"something else" * 1000)
-    shipping.ship(fleet(), bundle, hosts)
+    files_code.ship(fleet(), bundle, hosts)
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
 
 
 def test_two_simultaneous_submits_upload_once(pair: Cluster, code: Callable[..., Bundle]) -> None:
     """The second submit waits for the first upload and uses the file; if the first dies, the second takes over."""
     bundle, hosts = code(2), seats(pair, 1)
-    asked = shipping._asked(bundle)
-    other = Fleet(fleet().loop, masters.Masters())
+    asked = files_code._asked(bundle)
+    other = Fleet(fleet().loop, channel_master.Masters())
     assert other.tell(hosts[0].host, "has", asked)["arrived"] == 0
     assert fleet().tell(hosts[0].host, "has", asked)["busy"]
     done = threading.Event()
 
     def second() -> None:
-        shipping.ship(fleet(), bundle, hosts)
+        files_code.ship(fleet(), bundle, hosts)
         done.set()
 
     thread = threading.Thread(target=second)
@@ -194,14 +194,14 @@ def test_full_disk_is_reported_before_the_upload(pair: Cluster, code: Callable[.
     bundle = code(6)
     pair.hosts[0].resize("/data", 12)
     with pytest.raises(CloudtrainError, match=r"h0: the code does not fit: /data/ct/cache has 1\d MB left, 6 MB"):
-        shipping.ship(fleet(), bundle, seats(pair, 1, workdir="/data/ct"))
+        files_code.ship(fleet(), bundle, seats(pair, 1, workdir="/data/ct"))
     assert [path for path in pair.hosts[0].path("/data/ct/cache").iterdir() if path.stat().st_size] == []
 
 
 def test_disk_that_fills_up_during_the_upload_is_reported(pair: Cluster, code: Callable[..., Bundle]) -> None:
     """If a second program fills the disk, the partial upload is removed to free space."""
     bundle, hosts = code(20), seats(pair, 1, workdir="/data/ct")
-    asked = shipping._asked(bundle)
+    asked = files_code._asked(bundle)
     fleet().tell(hosts[0].host, "has", asked)
     pair.hosts[0].path("/data/filler").write_bytes(bytes(56_000_000))
     with pytest.raises(CloudtrainError, match="the code does not fit"):
@@ -212,7 +212,7 @@ def test_disk_that_fills_up_during_the_upload_is_reported(pair: Cluster, code: C
 def test_old_packages_are_removed(pair: Cluster, code: Callable[..., Bundle]) -> None:
     """A submit removes files without use for 30 days; the package in use stays."""
     bundle, hosts = code(), seats(pair, 1)
-    shipping.ship(fleet(), bundle, hosts)
+    files_code.ship(fleet(), bundle, hosts)
     workdir = pair.hosts[0].home / ".cloudtrain"
     old = [workdir / "cache" / f"{'0' * 64}.tar.gz", workdir / "cache" / ".dead.part", workdir / "runtime" / ("0" * 64)]
     old[2].mkdir()
@@ -237,9 +237,9 @@ def test_change_in_a_large_file_sends_the_difference(
     pair: Cluster, code: Callable[..., Bundle], there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a change of 100 bytes in 20 MB, one MiB travels if both ends have rsync, else the whole archive."""
-    monkeypatch.setattr(shipping, "RSYNC_BYTES", 10 << 20)
+    monkeypatch.setattr(files_code, "RSYNC_BYTES", 10 << 20)
     hosts = seats(pair, 1)
-    shipping.ship(fleet(), code(20), hosts)
+    files_code.ship(fleet(), code(20), hosts)
     blob = tmp_path / "code/blob"
     with blob.open("r+b") as file:
         file.seek(10_000_000)
@@ -248,7 +248,7 @@ def test_change_in_a_large_file_sends_the_difference(
     if not there:
         pair.hosts[0].run(["mount", "--bind", "/dev/null", shutil.which("rsync") or ""])
     before = sent_bytes(pair)
-    shipping.ship(fleet(), changed, hosts)
+    files_code.ship(fleet(), changed, hosts)
     travelled = sent_bytes(pair) - before
     assert f"{changed.sha256}.tar.gz" in kept(pair, 0)
     assert len(kept(pair, 0)) == 2
@@ -264,14 +264,14 @@ def test_slow_uplink_is_used_once(
     pair: Cluster, code: Callable[..., Bundle], calls: list[Any], reached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second host fetches the code from the first; without a connection between them, the client sends twice."""
-    monkeypatch.setattr(shipping, "SLOW_S", 0.3)
-    monkeypatch.setattr(shipping, "FAN_OUT_S", 0.5)
+    monkeypatch.setattr(files_code, "SLOW_S", 0.3)
+    monkeypatch.setattr(files_code, "FAN_OUT_S", 0.5)
     bundle, hosts = code(2), seats(pair, 2)
     if not reached:
         for host in pair.hosts:
             host.isolate()
     pair.client.slow(rate_mbit_s=12)
-    shipping.ship(fleet(), bundle, hosts)
+    files_code.ship(fleet(), bundle, hosts)
     pair.client.join()
     times = sum(size for _, verb, size in calls if verb == "put") / bundle.bytes
     assert times == (1 if reached else 2)

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.ssh import channel, masters
-from cloudtrain.backends.ssh.fleet import Call, HostAnswer, _fleet, fleet
+from cloudtrain.backends.ssh import channel, channel_master
+from cloudtrain.backends.ssh.channel_calls import Call, HostAnswer, _fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.errors import CloudtrainError
@@ -236,7 +236,10 @@ def test_server_with_one_session_and_no_terminal_works(pair: Cluster) -> None:
     targets = [to(pair, workdir=f"~/w{number}") for number in range(4)]
     answers = fleet().ask({target: Call("clock", {}) for target in targets}, is_urgent=True)
     assert [answer.error for answer in answers.values()] == [None] * 4
-    command = [*masters.argv(targets[0], fleet().masters.socket(targets[0]), is_terminal=True), *targets[0].target]
+    command = [
+        *channel_master.argv(targets[0], fleet().masters.socket(targets[0]), is_terminal=True),
+        *targets[0].target,
+    ]
     done = subprocess.run([*command, "echo here"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "here\n"), done.stderr
 
@@ -267,7 +270,7 @@ def test_master_that_hangs_is_replaced(pair: Cluster, monkeypatch: pytest.Monkey
     stopped = master_of(target)
     os.kill(stopped, signal.SIGSTOP)
     monkeypatch.setattr(channel, "CALL_S", 2.0)
-    monkeypatch.setattr("cloudtrain.backends.ssh.sessions.OPEN_S", 2.0)
+    monkeypatch.setattr("cloudtrain.backends.ssh.channel_mux.OPEN_S", 2.0)
     try:
         answers = [ask(target) for _ in range(2)]
     finally:
@@ -288,7 +291,7 @@ def test_masters_of_killed_commands_do_not_pile_up(pair: Cluster, home: Path) ->
     lines = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in found]
     waiting = [line for line in lines if b"ControlMaster=yes" in line]
     assert len(waiting) == 3
-    assert all(f"ControlPersist={masters.PERSIST_S}".encode() in line for line in waiting)
+    assert all(f"ControlPersist={channel_master.PERSIST_S}".encode() in line for line in waiting)
     assert len({line[line.index(b"-S") + 1] for line in waiting}) == 3
 
 

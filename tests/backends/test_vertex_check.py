@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudtrain.backends.vertex import check, pairs
+from cloudtrain.backends.vertex import check, machine_types
 from cloudtrain.launcher.planning import request_rules
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -563,14 +563,14 @@ def test_pairs_know_every_machine_of_the_price_list() -> None:
     for row in (row for row in rows if row["backend"] == "vertex"):
         kind, name, count = row["instance_type"], row["accelerator"], int(row["count"])
         seen += 1
-        assert pairs.is_known(kind), kind
+        assert machine_types.is_known(kind), kind
         if not count:
-            assert {word for name in ("T4", "V100", "P100", "P4") if (word := pairs.enum_of(name, kind))} == set(
-                pairs.choices(kind)
-            ), kind
+            assert {
+                word for name in ("T4", "V100", "P100", "P4") if (word := machine_types.enum_of(name, kind))
+            } == set(machine_types.choices(kind)), kind
             continue
-        word = pairs.enum_of(name, kind)
-        assert (word, count) == pairs.fixed(kind), row
+        word = machine_types.enum_of(name, kind)
+        assert (word, count) == machine_types.fixed(kind), row
         assert ("80GB" in str(word)) == (row["accelerator_memory_gib"] == "80"), row
     assert seen > 50
 
@@ -579,8 +579,8 @@ def test_pairs_are_words_of_the_table() -> None:
     """Every accelerator of a machine is a word of the API, and every GPU of the API is on some machine."""
     words = json.loads((ROOT / "backends" / "vertex" / "rules.json").read_text())["shapes"]["MachineSpec"]["members"]
     known = {word for word in words["acceleratorType"]["enum"] if word.startswith("NVIDIA")}
-    built_in = {found[0] for kind in pairs.known() if (found := pairs.fixed(kind))}
-    attached = {word for kind in pairs.known() for word in pairs.choices(kind)}
+    built_in = {found[0] for kind in machine_types.known() if (found := machine_types.fixed(kind))}
+    attached = {word for kind in machine_types.known() for word in machine_types.choices(kind)}
     assert built_in | attached == known
     assert built_in & attached == set()
 
@@ -608,15 +608,15 @@ def test_pairs_are_words_of_the_table() -> None:
 )
 def test_accelerator_has_a_word_of_the_api(name: str, machine_type: str | None, word: str | None) -> None:
     """The word follows from the config's name, and from the machine if two accelerators share a name."""
-    assert pairs.enum_of(name, machine_type) == word
+    assert machine_types.enum_of(name, machine_type) == word
 
 
 def test_hosts_come_smallest_first() -> None:
     """The first host is enough; larger hosts need more GPUs."""
-    assert pairs.hosts_for("NVIDIA_TESLA_T4", 1)[:3] == ["n1-standard-4", "n1-highmem-4", "n1-standard-8"]
-    assert pairs.hosts_for("NVIDIA_TESLA_P100", 4)[-1] == "n1-highcpu-64"
-    assert "n1-standard-16" not in pairs.hosts_for("NVIDIA_TESLA_V100", 1)
-    assert pairs.hosts_for("NVIDIA_TESLA_T4", 8) == []
-    assert pairs.hosts_for("NVIDIA_L4", 1)[:2] == ["g2-standard-4", "g2-standard-8"]
-    assert pairs.hosts_for("NVIDIA_A100_80GB", 4) == ["a2-ultragpu-4g"]
-    assert pairs.hosts_for("NVIDIA_H100_MEGA_80GB", 1) == []
+    assert machine_types.hosts_for("NVIDIA_TESLA_T4", 1)[:3] == ["n1-standard-4", "n1-highmem-4", "n1-standard-8"]
+    assert machine_types.hosts_for("NVIDIA_TESLA_P100", 4)[-1] == "n1-highcpu-64"
+    assert "n1-standard-16" not in machine_types.hosts_for("NVIDIA_TESLA_V100", 1)
+    assert machine_types.hosts_for("NVIDIA_TESLA_T4", 8) == []
+    assert machine_types.hosts_for("NVIDIA_L4", 1)[:2] == ["g2-standard-4", "g2-standard-8"]
+    assert machine_types.hosts_for("NVIDIA_A100_80GB", 4) == ["a2-ultragpu-4g"]
+    assert machine_types.hosts_for("NVIDIA_H100_MEGA_80GB", 1) == []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cloudtrain.backends.vertex import rest
+from cloudtrain.backends.vertex import api as rest
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.text.extras import install
 from doubles.google.handle import BUCKET, PROJECT, REGION, Google

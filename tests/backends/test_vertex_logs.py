@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.vertex import calls, entries, follow
-from cloudtrain.backends.vertex.rest import VertexAccess
+from cloudtrain.backends.vertex import logs, logs_entries, logs_quota
+from cloudtrain.backends.vertex.api import VertexAccess
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
@@ -39,13 +39,15 @@ class Writer:
             mark = {"l": life, "n": number, "t": int(time.time() * 1000)}
             tag = "" if rank is None else f"[{rank}] "
             lines.append(json.dumps({"severity": "INFO", "message": f"{tag}{text}", "ct": mark}))
-        self.google.write_log(self.job, *lines, task=entries.task_of(node))
+        self.google.write_log(self.job, *lines, task=logs_entries.task_of(node))
 
     def end(self, node: int, *, final: bool = True, life: str | None = None) -> None:
         """Write the container's end event."""
         life = life or f"life-{node}"
         fields = {"node": node, "final": final, "life": life, "lines": self.counts.get(life, 0)}
-        self.google.write_log(self.job, events.format_line("end", "it has ended", fields), task=entries.task_of(node))
+        self.google.write_log(
+            self.job, events.format_line("end", "it has ended", fields), task=logs_entries.task_of(node)
+        )
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Reader:
 
     def page(self, *, is_passing: bool = False) -> LogPage:
         """Read a page."""
-        found = follow.page(ACCESS, self.job, self.nodes, self.cursor, self.only, self.home, is_passing=is_passing)
+        found = logs.page(ACCESS, self.job, self.nodes, self.cursor, self.only, self.home, is_passing=is_passing)
         self.cursor = json.loads(json.dumps(found.cursor))
         self.lines += found.lines
         return found
@@ -83,9 +85,9 @@ class Reader:
 def job(google_project: Google) -> Iterator[str]:
     """Return the number of a job without containers; pollers of earlier tests are gone."""
     google_project.settings(execute=False, log_tail_sessions=10)
-    follow.forget()
+    logs.forget()
     yield google_project.submit("j", "true", workers=1)
-    follow.forget()
+    logs.forget()
 
 
 @pytest.fixture
@@ -152,7 +154,7 @@ def test_cursor_works_in_a_new_process(writer: Writer, reader: Reader, pieces: i
         writer.write(0, *(f"{piece}-{number}" for number in range(pieces)))
         before = len(reader.lines)
         reader.until(lambda page, before=before: len(reader.lines) - before >= pieces)
-        follow.forget()
+        logs.forget()
     writer.end(0)
     writer.end(1)
     reader.until(complete)
@@ -250,7 +252,7 @@ def test_one_pass_with_a_cursor_of_an_earlier_process_asks_once(writer: Writer, 
     """A line written after a follower's last poll is read at once, not 10 s later."""
     writer.write(0, "early")
     reader.until(lambda page: bool(reader.lines) and page.is_clean)
-    follow.forget()
+    logs.forget()
     writer.write(0, "late")
     while not reader.page(is_passing=True).is_clean:
         time.sleep(0.1)
@@ -305,8 +307,8 @@ def test_several_readers_share_the_calls(google_project: Google, writer: Writer,
 
 def test_calls_stay_below_the_limit(google_project: Google, writer: Writer, reader: Reader) -> None:
     """Calls of all processes of the home folder count, in any number."""
-    for _ in range(calls.FOLLOWING):
-        assert calls.may_ask(reader.home, PROJECT)
+    for _ in range(logs_quota.FOLLOWING):
+        assert logs_quota.may_ask(reader.home, PROJECT)
     reader.cursor = {"order": None, "backlog": None, "listed_s": 0.0}
     writer.write(0, "unseen")
     page = reader.page()
@@ -318,7 +320,7 @@ def numbered(google: Google, reader: Reader, number: int, age_s: float, node: in
     """Add a container's line now with an earlier time."""
     mark = {"l": f"life-{node}", "n": number, "t": int((time.time() - age_s) * 1000)}
     line = json.dumps({"severity": "INFO", "message": f"[0] {number}", "ct": mark})
-    google.write_log(reader.job, line, task=entries.task_of(node), at_s=time.time() - age_s)
+    google.write_log(reader.job, line, task=logs_entries.task_of(node), at_s=time.time() - age_s)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +388,7 @@ def test_follower_keeps_its_limit_in_a_backlog(google_project: Google, writer: W
         writer.write(0, *(f"{piece}-{number}" for number in range(100)))
     while reader.page().lines:
         pass
-    assert len(google_project.journal("logging.list")) <= calls.FOLLOWING
+    assert len(google_project.journal("logging.list")) <= logs_quota.FOLLOWING
 
 
 def test_refused_call_pauses_all_calls(google_project: Google, writer: Writer, reader: Reader) -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudtrain.backends.vertex import calls, entries, order
-from cloudtrain.backends.vertex.entries import LogEntry
-from cloudtrain.backends.vertex.order import HOLD_S, MOST_HELD, Order
+from cloudtrain.backends.vertex import logs_entries, logs_order, logs_quota
+from cloudtrain.backends.vertex.logs_entries import LogEntry
+from cloudtrain.backends.vertex.logs_order import HOLD_S, MOST_HELD, Order
 
 BOTH = frozenset({0, 1})
 
@@ -130,7 +130,7 @@ RESOURCE = {"labels": {"job_id": "1", "task_name": "workerpool1-2"}}
 def test_entry_becomes_a_line(payload: dict[str, Any], expected: tuple[Any, ...]) -> None:
     """Cloud Logging may parse the object or keep its text, and foreign entries have no rank."""
     raw = {"timestamp": "1970-01-01T00:00:02.500000001Z", "insertId": "i", "resource": RESOURCE, **payload}
-    found = entries.of_json(raw)
+    found = logs_entries.of_json(raw)
     assert (found.text, found.rank, found.life, found.number, pytest.approx(found.time_s)) == expected
     assert found.node == 3
 
@@ -143,22 +143,22 @@ def test_split_entries_are_one_line() -> None:
         split = {"uid": "u", "index": index, "totalSplits": 3}
         return {"insertId": f"i{index}", "jsonPayload": {"message": text, "ct": MARK}, "split": split}
 
-    assert list(entries.joined([part(2, "c"), {"insertId": "x"}, part(0, "a")], parts)) == [{"insertId": "x"}]
-    [whole] = entries.joined([part(1, "b")], parts)
+    assert list(logs_entries.joined([part(2, "c"), {"insertId": "x"}, part(0, "a")], parts)) == [{"insertId": "x"}]
+    [whole] = logs_entries.joined([part(1, "b")], parts)
     assert (whole["jsonPayload"]["message"], whole["insertId"], parts) == ("abc", "u", {})
 
 
 def test_calls_are_counted_over_processes(tmp_path: Any) -> None:
     """All processes together make the given number of calls a minute; a second project counts apart."""
-    assert [calls.may_ask(tmp_path, "p", 3) for _ in range(5)] == [True, True, True, False, False]
-    assert calls.may_ask(tmp_path, "q", 3)
+    assert [logs_quota.may_ask(tmp_path, "p", 3) for _ in range(5)] == [True, True, True, False, False]
+    assert logs_quota.may_ask(tmp_path, "q", 3)
     [file, _] = sorted(tmp_path.iterdir())
     file.write_text("[broken")
-    assert calls.may_ask(tmp_path, "p", 3)
+    assert logs_quota.may_ask(tmp_path, "p", 3)
 
 
 def test_nodes_map_to_replicas() -> None:
     """Pool 0 is the leader, pool 1 has the remaining nodes; service messages count as the leader's."""
-    assert [entries.node_of(entries.task_of(node)) for node in range(4)] == [0, 1, 2, 3]
-    assert [entries.node_of(task) for task in ("service", "", "workerpool2-0")] == [0, 0, 0]
-    assert order.HOLD_S < 4  # half of all lines must appear within four seconds
+    assert [logs_entries.node_of(logs_entries.task_of(node)) for node in range(4)] == [0, 1, 2, 3]
+    assert [logs_entries.node_of(task) for task in ("service", "", "workerpool2-0")] == [0, 0, 0]
+    assert logs_order.HOLD_S < 4  # half of all lines must appear within four seconds

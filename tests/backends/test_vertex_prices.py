@@ -13,7 +13,7 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudtrain.backends.vertex import listprices, prices
+from cloudtrain.backends.vertex import prices, prices_list
 from cloudtrain.launcher.metering.rate import Machine, Rate
 from cloudtrain.launcher.prices import catalog
 from doubles.google import billing
@@ -77,9 +77,9 @@ def served(compute_engine: list[dict[str, Any]], vertex: list[dict[str, Any]], p
     return get
 
 
-def priced(get: Get, machine_type: str, kind: Any, *attached: Any) -> listprices.Price:
+def priced(get: Get, machine_type: str, kind: Any, *attached: Any) -> prices_list.Price:
     """Return the machine's price from the getter's list."""
-    return listprices.assemble(listprices.catalogue(get, REGION), machine_type, kind, *attached)
+    return prices_list.assemble(prices_list.catalogue(get, REGION), machine_type, kind, *attached)
 
 
 def test_fee_is_a_share_of_the_price_on_demand() -> None:
@@ -217,11 +217,11 @@ def test_no_misleading_sku_is_used(shuffled: random.Random, page: int) -> None:
     compute_engine, vertex = [*BILL_COMPUTE_ENGINE, *TRAPS], [*BILL_VERTEX, *TRAPS_VERTEX]
     shuffled.shuffle(compute_engine)
     shuffled.shuffle(vertex)
-    listed = listprices.catalogue(served(compute_engine, vertex, page), REGION)
-    clean = listprices.catalogue(served(BILL_COMPUTE_ENGINE, BILL_VERTEX), REGION)
+    listed = prices_list.catalogue(served(compute_engine, vertex, page), REGION)
+    clean = prices_list.catalogue(served(BILL_COMPUTE_ENGINE, BILL_VERTEX), REGION)
     for kind in ("standard", "flex_start", "reservation"):
-        assert listprices.assemble(listed, "a3-highgpu-8g", kind) == listprices.assemble(clean, "a3-highgpu-8g", kind)
-    spot = listprices.assemble(listed, "a3-highgpu-8g", "spot")
+        assert prices_list.assemble(listed, "a3-highgpu-8g", kind) == prices_list.assemble(clean, "a3-highgpu-8g", kind)
+    spot = prices_list.assemble(listed, "a3-highgpu-8g", "spot")
     assert spot.total_usd == pytest.approx(
         8 * (0.9 + 1.4694826) + 208 * (0.001 + 0.0038247) + 1872 * (0.0001 + 0.0003331) + 6000 * 0.01 / 730, abs=1e-6
     )
@@ -256,7 +256,7 @@ def test_a100_of_40_gb_differs_from_80_gb() -> None:
     get = served(listed, [])
     assert priced(get, "a2-highgpu-1g", "standard").total_usd == pytest.approx(1.15 * 3.673385, abs=1e-5)
     assert priced(get, "a2-ultragpu-1g", "standard").total_usd == pytest.approx(1.15 * 5.027702, abs=1e-4)
-    with pytest.raises(listprices.NotListed, match="a2-ultragpu-1g: Google lists no `SSD backed Local Storage`"):
+    with pytest.raises(prices_list.NotListed, match="a2-ultragpu-1g: Google lists no `SSD backed Local Storage`"):
         priced(get, "a2-ultragpu-1g", "reservation")
 
 
@@ -322,22 +322,22 @@ def test_a3_mega_has_three_names_for_its_card() -> None:
     for before in ("", "Spot Preemptible ", "DWS Defined Duration "):
         listed.append(sku(f"{before}A3Plus Instance Core running in Americas", 0.026924))
         listed.append(sku(f"{before}A3Plus Instance Ram running in Americas", 0.002344, "GiBy.h"))
-    found = listprices.catalogue(served(listed, []), REGION)
+    found = prices_list.catalogue(served(listed, []), REGION)
     host, disks = 208 * 0.026924 + 1872 * 0.002344, 6000 * 0.08 / 730
     on_demand = 8 * 10.344276 + host
-    assert listprices.assemble(found, "a3-megagpu-8g", "standard").total_usd == pytest.approx(
+    assert prices_list.assemble(found, "a3-megagpu-8g", "standard").total_usd == pytest.approx(
         1.15 * on_demand, abs=1e-5
     )
     cards: list[tuple[Any, float]] = [("spot", 5.0), ("flex_start", 4.423936)]
     for kind, card in cards:
-        total = listprices.assemble(found, "a3-megagpu-8g", kind).total_usd
+        total = prices_list.assemble(found, "a3-megagpu-8g", kind).total_usd
         assert total == pytest.approx(8 * card + host + disks + 0.15 * on_demand, abs=1e-5)
 
 
 def test_part_at_0_usd_is_not_listed() -> None:
     """Some entries are placeholders at 0 USD: a machine with free cards would seem the cheapest."""
     listed = [sku("Nvidia H100 80GB GPU running in Americas", 0.0), *BILL_COMPUTE_ENGINE[1:]]
-    with pytest.raises(listprices.NotListed, match="`h100 80gb`"):
+    with pytest.raises(prices_list.NotListed, match="`h100 80gb`"):
         priced(served(listed, []), "a3-highgpu-8g", "standard")
 
 
@@ -366,18 +366,18 @@ def test_higher_of_two_prices_counts() -> None:
 def test_missing_part_is_no_price(lacking: int) -> None:
     """A machine without its cards, or without its memory, would look cheap."""
     listed = [one for place, one in enumerate(BILL_COMPUTE_ENGINE) if place != lacking]
-    found = listprices.catalogue(served(listed, []), REGION)
+    found = prices_list.catalogue(served(listed, []), REGION)
     # The fee needs the prices on demand, a STANDARD job no disks, flex start its own price of every part.
     lacks: list[Any] = ["standard", "flex_start", "reservation"] if lacking < 3 else ["flex_start"]
     for kind in ["reservation"] if lacking == 3 else lacks:
-        with pytest.raises(listprices.NotListed, match="Google lists no"):
-            listprices.assemble(found, "a3-highgpu-8g", kind)
+        with pytest.raises(prices_list.NotListed, match="Google lists no"):
+            prices_list.assemble(found, "a3-highgpu-8g", kind)
 
 
 @pytest.mark.parametrize("name", ["g2-standard-5", "g4-standard-24", "x9-mega-8", "m1-ultramem-40", "", "n1-standard-"])
 def test_machine_of_unknown_parts_is_refused(name: str) -> None:
     """The price is not guessed."""
-    with pytest.raises(listprices.NotListed, match="is not known here"):
+    with pytest.raises(prices_list.NotListed, match="is not known here"):
         priced(served(PARTS, BILL_VERTEX), name, "standard")
 
 
@@ -386,12 +386,12 @@ def test_invalid_answer_is_refused() -> None:
     euros = sku("A3 Instance Core running in Americas", 1.0)
     euros["pricingInfo"][0]["pricingExpression"]["tieredRates"][0]["unitPrice"]["currencyCode"] = "EUR"
     with pytest.raises(ValueError, match="EUR, not USD"):
-        listprices.catalogue(served([euros], []), REGION)
+        prices_list.catalogue(served([euros], []), REGION)
     broken = sku("A3 Instance Core running in Americas", 1.0, pricingInfo=[{"effectiveTime": "2026"}])
     with pytest.raises(ValueError, match="A3 Instance Core"):
-        listprices.catalogue(served([broken], []), REGION)
+        prices_list.catalogue(served([broken], []), REGION)
     with pytest.raises(ValueError, match="more than 100 pages"):
-        listprices.catalogue(lambda path, query: {"nextPageToken": "again"}, REGION)
+        prices_list.catalogue(lambda path, query: {"nextPageToken": "again"}, REGION)
 
 
 @pytest.mark.parametrize("region", ["us-central1", "europe-west4"])
@@ -407,7 +407,7 @@ def test_list_is_read_over_http(region: str, page: int) -> None:
         return route.function(world, request, **found.groupdict())
 
     with serving(respond) as url, requests.Session() as session:
-        listed = listprices.catalogue(
+        listed = prices_list.catalogue(
             lambda path, query: session.get(url + path, params=query, timeout=10).json(), region
         )
     kinds: list[tuple[Any, str]] = [("standard", "STANDARD"), ("spot", "SPOT"), ("flex_start", "FLEX_START")]
@@ -416,9 +416,9 @@ def test_list_is_read_over_http(region: str, page: int) -> None:
         attached = ("NVIDIA_TESLA_T4", cards) if cards else ()
         for kind, theirs in kinds:
             if kind == "flex_start" and any(part.startswith(("n1", "e2")) for part in parts):
-                with pytest.raises(listprices.NotListed):
-                    listprices.assemble(listed, name, kind, *attached)
+                with pytest.raises(prices_list.NotListed):
+                    prices_list.assemble(listed, name, kind, *attached)
                 continue
-            found = listprices.assemble(listed, name, kind, *attached)
+            found = prices_list.assemble(listed, name, kind, *attached)
             assert found.total_usd == pytest.approx(billing.hourly_usd(name, theirs, region, t4=cards), abs=1e-6)
             assert found.difference == pytest.approx(0, abs=1e-4)

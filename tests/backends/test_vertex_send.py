@@ -13,8 +13,8 @@ import pytest
 import yaml
 from google.oauth2.credentials import Credentials
 
-from cloudtrain.backends.vertex import rest, sdk
-from cloudtrain.backends.vertex.rest import VertexAccess
+from cloudtrain.backends.vertex import api, sdk
+from cloudtrain.backends.vertex.api import VertexAccess
 from cloudtrain.entrypoints import events
 from doubles.google.handle import BUCKET, NUMBER, PROJECT, REGION, Google
 
@@ -285,7 +285,7 @@ def test_whole_submit_works_with_custom_endpoints(
     told["vertex"]["endpoints"] = google.endpoints
     (folder / "cloudtrain.yaml").write_text(yaml.safe_dump(told))
     token = Credentials(google.client.token())  # else Google's own host would be called
-    monkeypatch.setattr(rest, "credentials", lambda project: token)
+    monkeypatch.setattr(api, "credentials", lambda project: token)
     for name in ("HTTPS_PROXY", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     done = vertex(*SUBMIT, *SECRET, "--name", "one", cwd=folder, env=TOKEN)
@@ -333,14 +333,14 @@ def test_find_settles_duplicate_jobs(vertex: Any, folder: Path, google: Google, 
 
 def test_job_after_an_empty_first_page_is_found(vertex: Any, folder: Path, google: Google, monkeypatch: Any) -> None:
     """A filtered list may give an empty page and a token: the job is on the next page, and is not sent again."""
-    real = rest.get_json
+    real = api.get_json
 
     def get(access: VertexAccess, service: str, path: str, params: Any = None) -> dict[str, Any]:
         if path.endswith("/customJobs") and "pageToken" not in (params or {}):
             return {"nextPageToken": "x"}
         return real(access, service, path, {key: value for key, value in (params or {}).items() if key != "pageToken"})
 
-    monkeypatch.setattr(rest, "get_json", get)
+    monkeypatch.setattr(api, "get_json", get)
     google.fault("jobs.create", "lost", count=1)
     assert vertex(*SUBMIT, "--name", "one", cwd=folder).code == 0
     assert active(google) == ["one-1"]
@@ -357,7 +357,7 @@ def test_order_is_changed_to_the_job_that_arrived(
         bodies.append(body)
         if len(bodies) == 2:
             real(access, bodies[0])
-        raise rest.GoogleError(503, "UNAVAILABLE", "gone")
+        raise api.GoogleError(503, "UNAVAILABLE", "gone")
 
     monkeypatch.setattr(sdk, "create", create)
     assert vertex(*SUBMIT, "--name", "one", cwd=folder).code == 0
@@ -376,8 +376,8 @@ def test_refusal_after_a_lost_try_leaves_the_state_unknown(
         begins()
         bodies.append(body)
         if len(bodies) == 1:
-            raise rest.GoogleError(503, "UNAVAILABLE", "gone")
-        raise rest.GoogleError(429, "RESOURCE_EXHAUSTED", "Quota exceeded for custom_model_training_nvidia_l4_gpus")
+            raise api.GoogleError(503, "UNAVAILABLE", "gone")
+        raise api.GoogleError(429, "RESOURCE_EXHAUSTED", "Quota exceeded for custom_model_training_nvidia_l4_gpus")
 
     monkeypatch.setattr(sdk, "create", create)
     monkeypatch.setattr("cloudtrain.backends.vertex.jobs.SETTLE_TRIES", 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.vertex import rest, status
+from cloudtrain.backends.vertex import api, status
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.job import State, exit_code
 from doubles.google.handle import BUCKET, PROJECT, REGION, Google
@@ -135,7 +135,7 @@ def test_first_failing_rank_is_named() -> None:
 def test_lack_of_machines_has_a_remedy() -> None:
     """The remedy equals the remedy of a submit refused for the same reason."""
     found = told("FAILED", 50, startTime=None, error=(8, FULL))
-    assert found.error == {"rank": None, "kind": "capacity", "message": f"{FULL.rstrip('.')}; {rest.NO_MACHINES}"}
+    assert found.error == {"rank": None, "kind": "capacity", "message": f"{FULL.rstrip('.')}; {api.NO_MACHINES}"}
     assert found.billed_s == 0.0
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import starting
-from cloudtrain.entrypoints.environments import dockerrun, images, lifeline, prepare
+from cloudtrain.entrypoints.environments import container_init, dockerrun, images, prepare
 from cloudtrain.entrypoints.environments.dockerrun import Container, Mount, Start
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import verbs
@@ -33,7 +33,7 @@ PODMAN = replace(DOCKER, client="/usr/bin/podman", kind="podman")
 START = Start("digits-abcde", 1, 0, 2, "/w/jobs/digits-abcde/attempt-1/node-0")
 LEFT_OUT = {"test", "site-packages", "__pycache__", "idlelib", "ensurepip", "tkinter", "lib2to3"}
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"  # torch needs libraries that the small image lacks
-LIFELINE = [sys.executable, "-u", "-m", "cloudtrain.entrypoints.environments.lifeline"]
+LIFELINE = [sys.executable, "-u", "-m", "cloudtrain.entrypoints.environments.container_init"]
 
 
 def argv_of(container: Container = DOCKER, start: Start = START, names: Sequence[str] = (), **values: str) -> list[str]:
@@ -137,7 +137,7 @@ def test_command_shows_no_value_in_the_line() -> None:
     assert (environ["LR"], environ["PATH"]) == ("0.1", os.environ["PATH"])
     assert not {"TOKEN", "DOCKER_PASSWORD"} & set(environ)
     assert "DOCKER_HOST" not in environ or environ["DOCKER_HOST"] == os.environ["DOCKER_HOST"]
-    assert argv[-3:] == ["cloudtrain.entrypoints.environments.lifeline", DOCKER.python, "-V"]
+    assert argv[-3:] == ["cloudtrain.entrypoints.environments.container_init", DOCKER.python, "-V"]
 
 
 def test_inherited_variables_do_not_describe_the_host() -> None:
@@ -484,7 +484,7 @@ def test_lifeline_starts_nothing_without_the_secrets(tmp_path: Path) -> None:
     """If the agent dies before it has sent the secrets, no program starts without them."""
     made = tmp_path / "made"
     done = subprocess.run([*LIFELINE, "touch", str(made)], input=b'{"TOKEN": "t', timeout=60)
-    assert (done.returncode, made.exists()) == (lifeline.CUT, False)
+    assert (done.returncode, made.exists()) == (container_init.CUT, False)
 
 
 @pytest.mark.slow

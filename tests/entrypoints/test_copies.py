@@ -21,9 +21,10 @@ import pytest
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import copying
-from cloudtrain.entrypoints.replication import copies, copywire, entries, landing
+from cloudtrain.entrypoints.replication import copies, entries, partial_files
+from cloudtrain.entrypoints.replication import wire as copywire
 from cloudtrain.entrypoints.replication.copies import CopyError
-from cloudtrain.entrypoints.replication.copywire import Wire
+from cloudtrain.entrypoints.replication.wire import Wire
 
 TOKEN = "a" * 64
 MIB = 1 << 20
@@ -249,7 +250,7 @@ def test_copy_stays_replaceable_after_a_failed_successor(
     fetch(port, "run", here, **options)
     (there / "run").write_text("newer")
     with monkeypatch.context() as patch:
-        patch.setattr(landing, "place", end)
+        patch.setattr(partial_files, "place", end)
         with pytest.raises(CopyError, match="killed"):
             fetch(port, "run", here, **options)
     assert contents(here) == {"run": b"old"}
@@ -273,14 +274,14 @@ def test_entry_saved_during_a_copy_stays(
     if kind == "instead of a copy":
         fetch(port, "run", here, **options)
         save()
-    plain = landing.sync
+    plain = partial_files.sync
 
     def sync(*args: Any) -> None:
         plain(*args)
         mine.parent.mkdir(exist_ok=True)
         mine.mkdir() if kind == "empty folder" else mine.write_text("mine")
 
-    monkeypatch.setattr(landing, "sync", sync)
+    monkeypatch.setattr(partial_files, "sync", sync)
     with pytest.raises(copies.AlreadySaved, match="stays unchanged"):
         fetch(port, "run", here, **options)
     assert contents(here) == ({} if kind == "empty folder" else {entry_path(kind): b"mine"})
@@ -304,8 +305,8 @@ def test_name_taken_at_the_last_moment_is_kept(
         (path / "f" if is_folder else path).write_text(text)
     before = contents(tmp_path)
     monkeypatch.setattr(os.path, "lexists", lambda path: False)
-    with pytest.raises(landing.NameTaken):
-        landing.place(partial, final)
+    with pytest.raises(partial_files.NameTaken):
+        partial_files.place(partial, final)
     assert contents(tmp_path) == before
 
 
@@ -317,10 +318,10 @@ def test_disk_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "link", link)
     (tmp_path / ".x.tmp").write_text("copy")
-    landing.place(tmp_path / ".x.tmp", tmp_path / "x")
+    partial_files.place(tmp_path / ".x.tmp", tmp_path / "x")
     (tmp_path / ".x.tmp").write_text("another")
-    with pytest.raises(landing.NameTaken):
-        landing.place(tmp_path / ".x.tmp", tmp_path / "x")
+    with pytest.raises(partial_files.NameTaken):
+        partial_files.place(tmp_path / ".x.tmp", tmp_path / "x")
     assert contents(tmp_path) == {".x.tmp": b"another", "x": b"copy"}
 
 
@@ -790,7 +791,7 @@ def test_full_disk_is_reported_beforehand(serve: Serve, there: Path, full: Path)
 def test_disk_that_fills_up_meanwhile(serve: Serve, there: Path, full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is reported, and the disk is left without partial files."""
     checkpoint(there, 1, 6 * MIB)
-    monkeypatch.setattr(landing, "check_room", lambda into, needed: None)
+    monkeypatch.setattr(partial_files, "check_room", lambda into, needed: None)
     with pytest.raises(copies.NoRoom, match="No space left on device"):
         fetch(serve(), "step-00000001", full)
     assert os.listdir(full) == []

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.entrypoints.notices import mail, slack, teams
-from cloudtrain.entrypoints.notices.further import PriceTerms, amount, cap_s, more
 from cloudtrain.entrypoints.notices.message import Facts, Notice, compose
+from cloudtrain.entrypoints.notices.resume_cost import PriceTerms, amount, cap_s, more
 from cloudtrain.entrypoints.notices.sending import Channel, DeliveryError, back_off_s, masked, send, try_all
 from doubles import receivers
 from doubles.certificates import Authority

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.checkpoints import folder as checkpoints
-from cloudtrain.entrypoints.replication import copies, entries, fetchednote, landing
+from cloudtrain.entrypoints.replication import copies, entries, fetched_note, partial_files
 from cloudtrain.entrypoints.replication.replicas import Replicas
 
 TOKEN = "a" * 64
@@ -106,14 +106,14 @@ def test_newest_comes_first(keep: Keep, there: Path, here: Path, wait_until: Wai
         checkpoint(there, step)
     (there / "best.json").write_text("{}")
     came: list[str] = []
-    plain = landing.place
+    plain = partial_files.place
 
     def place(partial: Path, final: Path, *args: Any, **options: Any) -> None:
-        if final.name in fetchednote.read(note_of(here)):
+        if final.name in fetched_note.read(note_of(here)):
             came.append(final.name)
         plain(partial, final, *args, **options)
 
-    monkeypatch.setattr(landing, "place", place)
+    monkeypatch.setattr(partial_files, "place", place)
     keep()
     wait_until(lambda: equal(there, here))
     assert came == ["step-100000000", "step-00000020", "step-00000003", "best.json"]
@@ -220,7 +220,7 @@ def test_same_entries_are_not_fetched(keep: Keep, there: Path, here: Path, wait_
     keep()
     checkpoint(there, 2)
     wait_until(lambda: equal(there, here))
-    assert list(fetchednote.read(note_of(here))) == ["step-00000002"]
+    assert list(fetched_note.read(note_of(here))) == ["step-00000002"]
 
 
 def test_half_written_file_does_not_replace_a_good_copy(

@@ -19,7 +19,7 @@ import pytest
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.agent import gpulocks, gpus
 from cloudtrain.entrypoints.errors import Refused
-from cloudtrain.entrypoints.host import dialling, jobpython, probes, survey
+from cloudtrain.entrypoints.host import jobpython, probes, reachability, survey
 
 A, B = "GPU-6f1c2d3e-0000-1111-2222-333344445555", "GPU-7a7a7a7a-0000-1111-2222-333344445555"
 TWO = f"""\
@@ -317,8 +317,8 @@ def test_own_address_is_on_the_route_to_the_target() -> None:
 @pytest.fixture
 def listening() -> Iterator[dict[str, Any]]:
     """Return the address at which a peer `h1` of the round `word` listens."""
-    yield dialling.listen({"address": "127.0.0.1", "name": "h1", "token": "word", "ports": [20000, 28000]})
-    dialling.hang_up({})
+    yield reachability.listen({"address": "127.0.0.1", "name": "h1", "token": "word", "ports": [20000, 28000]})
+    reachability.hang_up({})
 
 
 def test_peer_that_answers_is_reached(listening: dict[str, Any]) -> None:
@@ -326,7 +326,10 @@ def test_peer_that_answers_is_reached(listening: dict[str, Any]) -> None:
     assert 20000 <= listening["port"] <= 28000
     peers = [{"name": "h1", **listening}]
     for _ in range(3):
-        assert dialling.dial({"peers": peers, "token": "word", "source": "127.0.0.1"}) == {"reached": 1, "failed": []}
+        assert reachability.dial({"peers": peers, "token": "word", "source": "127.0.0.1"}) == {
+            "reached": 1,
+            "failed": [],
+        }
 
 
 def test_each_kind_of_failure_is_reported(listening: dict[str, Any]) -> None:
@@ -341,7 +344,7 @@ def test_each_kind_of_failure_is_reported(listening: dict[str, Any]) -> None:
         {"name": "h1", **listening},
     ]
     start = time.monotonic()
-    told = dialling.dial({"peers": peers, "token": "word", "limit_s": 0.5})
+    told = reachability.dial({"peers": peers, "token": "word", "limit_s": 0.5})
     assert time.monotonic() - start < 1.9
     silent.close()
     assert told["reached"] == 1
@@ -351,14 +354,14 @@ def test_each_kind_of_failure_is_reported(listening: dict[str, Any]) -> None:
         ("h3", "wrong answer"),
     ]
     assert told["failed"][2]["text"].endswith("is h1")
-    stranger = dialling.dial({"peers": peers[3:], "token": "other", "limit_s": 0.5})["failed"]
+    stranger = reachability.dial({"peers": peers[3:], "token": "other", "limit_s": 0.5})["failed"]
     assert [failed["text"].endswith("is no host of this job") for failed in stranger] == [True]
 
 
 def test_port_is_free_after_hanging_up(listening: dict[str, Any]) -> None:
     """No listener of the round remains."""
-    dialling.hang_up({})
-    told = dialling.dial({"peers": [{"name": "h1", **listening}], "token": "word", "limit_s": 0.5})
+    reachability.hang_up({})
+    told = reachability.dial({"peers": [{"name": "h1", **listening}], "token": "word", "limit_s": 0.5})
     assert [failed["how"] for failed in told["failed"]] == ["refused"]
 
 
@@ -366,9 +369,10 @@ def test_range_without_a_free_port_is_reported() -> None:
     """A missing interface and a foreign address are reported too."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        told = dialling.listen({"address": "127.0.0.1", "name": "h", "token": "t", "ports": [port, port]})
+        told = reachability.listen({"address": "127.0.0.1", "name": "h", "token": "t", "ports": [port, port]})
     assert told == {"error": "cannot listen on 127.0.0.1: Address already in use"}
     assert (
-        "nosuch0 has no IPv4 address" in dialling.listen({"interface": "nosuch0", "name": "h", "token": "t"})["error"]
+        "nosuch0 has no IPv4 address"
+        in reachability.listen({"interface": "nosuch0", "name": "h", "token": "t"})["error"]
     )
-    assert "cannot listen" in dialling.listen({"address": "192.0.2.77", "name": "h", "token": "t"})["error"]
+    assert "cannot listen" in reachability.listen({"address": "192.0.2.77", "name": "h", "token": "t"})["error"]

@@ -11,7 +11,7 @@ import pytest
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.money.alerts import standing, untold, wanted
-from cloudtrain.launcher.money.outlook import Forecast, outlook
+from cloudtrain.launcher.money.forecast import Forecast, outlook
 from doubles.plans import plan_of
 
 NOW = 1_000_000.0

@@ -23,7 +23,7 @@ from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher import api, errors
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import stopping
-from cloudtrain.launcher.notices import alarm
+from cloudtrain.launcher.notices import terminal_alerts
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text import terminal
 
@@ -227,7 +227,7 @@ def test_messages_are_passed_on_instead_of_printed(capfd: pytest.CaptureFixture[
     with terminal.reporting(found.append):
         terminal.say("\none")
         terminal.aside("two")
-        alarm.show(Notice("1", "key", "budget", "three", ("four",)))
+        terminal_alerts.show(Notice("1", "key", "budget", "three", ("four",)))
     assert found == ["one", "two", "three\nfour"]
     assert capfd.readouterr().err == ""
     terminal.say("five")

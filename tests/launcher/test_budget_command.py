@@ -210,7 +210,7 @@ from cloudtrain.launcher.cli import main
 main()
 """
 KILLED = {
-    "before the team's hold": ("cloudtrain.launcher.money.teams:hold", "before", False),
+    "before the team's hold": ("cloudtrain.launcher.money.shared_ledger_sync:hold", "before", False),
     "between the team's hold and its note": ("cloudtrain.launcher.store.ledger:mark_held", "before", False),
     "after the send": ("cloudtrain.backends.local.backend:send", "after", True),
 }

@@ -18,7 +18,7 @@ from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs import remove
 from cloudtrain.launcher.money.period import month_span
-from cloudtrain.launcher.store import curve, ledger
+from cloudtrain.launcher.store import ledger, loss_bins
 from cloudtrain.launcher.store.registry import Registry, this_process
 from cloudtrain.launcher.text.tables import csv_text
 from doubles.plans import plan_of
@@ -102,12 +102,12 @@ def test_idling_is_shown_apart_and_counted_by_the_ledger(
 
 def test_bill_shows_the_price_of_progress(put: Put, cost: Callable[..., str]) -> None:
     """Prices are per epoch, per million samples and tokens, per unit of loss, and for the last fifth of the money."""
-    falling = curve.added(curve.EMPTY, ((float(t), t, 4.0 - 3.0 * t / 100) for t in range(101)))
+    falling = loss_bins.added(loss_bins.EMPTY, ((float(t), t, 4.0 - 3.0 * t / 100) for t in range(101)))
     told = {
         "epoch": 4.0,
         "samples": 2_000_000,
         "tokens": 8_000_000,
-        "curve": curve.dump(falling),
+        "curve": loss_bins.dump(falling),
         "forecast": [5, 80.0],
     }
     put("one", ran(0, 100), progress=told)

@@ -16,9 +16,9 @@ import pytest
 from cloudtrain.entrypoints.notices import sending
 from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.notices import claims, transports
+from cloudtrain.launcher.notices import outbox, transports
 from cloudtrain.launcher.notices.delivery import Delivery, DeliveryThread
-from cloudtrain.launcher.notices.herald import Notifier
+from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store.channels import ChannelEntry, desktop, doubts
 from cloudtrain.launcher.store.registry import Registry
 from doubles import receivers
@@ -150,7 +150,7 @@ def test_delivered_notice_is_marked_while_a_receiver_hangs(job: Job, home: Path,
         told.wait(1)
         carrier.close(0.3)
         registry = Registry(home)
-        assert claims.told(registry.database, job.id, entry(told.url).id) == {notice().key}
+        assert outbox.told(registry.database, job.id, entry(told.url).id) == {notice().key}
         registry.close()
 
 
@@ -217,8 +217,8 @@ def test_higher_threshold_replaces_a_pending_lower_threshold(job: Job, home: Pat
         carrier.close()
         assert [each["key"] for each in told.got] == ["budget:80@1000000"]
     registry = Registry(home)
-    assert claims.told(registry.database, job.id, entry(told.url).id) == {"budget:50@1000000", "budget:80@1000000"}
-    assert claims.pending(registry.database, 0.0) == []
+    assert outbox.told(registry.database, job.id, entry(told.url).id) == {"budget:50@1000000", "budget:80@1000000"}
+    assert outbox.pending(registry.database, 0.0) == []
     registry.close()
 
 
@@ -230,7 +230,7 @@ def test_launcher_waits_for_the_job_to_send_its_notice(job: Job, home: Path, tol
     carrier.offer([Delivery(job.id, place, notice(50), hold_s=60.0, is_told=True)])
     carrier.close()
     registry = Registry(home)
-    assert claims.told(registry.database, job.id, place.id) == {"budget:50@1000000"}
+    assert outbox.told(registry.database, job.id, place.id) == {"budget:50@1000000"}
     registry.close()
     assert told.asked == []
 

@@ -9,10 +9,10 @@ import pytest
 from rich.cells import cell_len
 
 from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.live.choice import Action, ViewState, steer
 from cloudtrain.launcher.live.curves import BINS, curves_of
 from cloudtrain.launcher.live.feed import pause_s
 from cloudtrain.launcher.live.keys import decode
+from cloudtrain.launcher.live.view_state import Action, ViewState, steer
 from cloudtrain.launcher.store.series import Point, Series
 from cloudtrain.launcher.text.charts import bar, chart, stacked
 from cloudtrain.launcher.text.signs import ASCII, UNICODE, signs_of

@@ -19,9 +19,9 @@ from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.live import feed as feeds
 from cloudtrain.launcher.live import tail as tails
 from cloudtrain.launcher.live.feed import JobFeed
-from cloudtrain.launcher.live.sight import Sight
+from cloudtrain.launcher.live.model import Sight
 from cloudtrain.launcher.live.tail import LogTail
-from cloudtrain.launcher.notices import claims
+from cloudtrain.launcher.notices import outbox
 from cloudtrain.launcher.store.quiesce import QuiesceLock
 from cloudtrain.launcher.store.registry import Registry
 
@@ -159,13 +159,13 @@ def test_opened_job_has_its_curves_and_alerts(
     with registry.database.transaction():
         series.append(registry.database, "told", series.gather(1, [(event, 1.0)]))
     for channel in ("terminal", "slack-0123"):
-        claims.mark_told(registry.database, "told", channel, Notice("1", "budget:50@9", "budget", "half"), 100.0)
+        outbox.mark_told(registry.database, "told", channel, Notice("1", "budget:50@9", "budget", "half"), 100.0)
     registry.close()
     watched = feed("told")
     watched.open("told")
     curves = wait_until(lambda: sight(watched, "told").curves)
     assert curves.loss.newest == 0.5
-    assert sight(watched, "told").alerts == (claims.Sent("budget:50@9", 100.0, ("slack", "terminal")),)
+    assert sight(watched, "told").alerts == (outbox.Sent("budget:50@9", 100.0, ("slack", "terminal")),)
 
 
 def test_stop_from_the_live_view_saves_first(

@@ -14,14 +14,14 @@ from rich.text import Text
 
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.live import jobview, show, tableview
-from cloudtrain.launcher.live.choice import ViewState, steer
+from cloudtrain.launcher.live import jobview, main_loop, tableview
 from cloudtrain.launcher.live.curves import curves_of
-from cloudtrain.launcher.live.painter import Painter
-from cloudtrain.launcher.live.sight import Curves, Scene, Sight, TailShot
-from cloudtrain.launcher.money.outlook import outlook
-from cloudtrain.launcher.notices.claims import Sent
-from cloudtrain.launcher.store import curve
+from cloudtrain.launcher.live.model import Curves, Scene, Sight, TailShot
+from cloudtrain.launcher.live.renderer import Painter
+from cloudtrain.launcher.live.view_state import ViewState, steer
+from cloudtrain.launcher.money.forecast import outlook
+from cloudtrain.launcher.notices.outbox import Sent
+from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.store.series import Point, Series
 from cloudtrain.launcher.text.signs import ASCII, UNICODE
 from doubles.plans import plan_of
@@ -59,7 +59,9 @@ def sight(make_job: Callable[..., Job]) -> Callable[..., Sight]:
     """Return a function that makes the model of a job at about 30 %, with given changes."""
 
     def make(name: str = "digits-4k2pw", state: State | None = None, **changes: Any) -> Sight:
-        bins = curve.added(curve.EMPTY, [(NOW - 600 + step, step, 2.0 / (1 + step / 50)) for step in range(1, 601, 10)])
+        bins = loss_bins.added(
+            loss_bins.EMPTY, [(NOW - 600 + step, step, 2.0 / (1 + step / 50)) for step in range(1, 601, 10)]
+        )
         progress = {
             "step": 600,
             "max_steps": 2000,
@@ -68,7 +70,7 @@ def sight(make_job: Callable[..., Job]) -> Callable[..., Sight]:
             "stepped_s": NOW,
             "checkpoint_step": 500,
             "metrics": {"accuracy": 0.98765, "loss": "nan"},
-            "curve": curve.dump(bins),
+            "curve": loss_bins.dump(bins),
         }
         told = State("running", started_s=NOW - 600, restarts=1) if state is None else state
         made = make_job(name)
@@ -353,9 +355,9 @@ def test_reason_for_an_old_screen_is_shown(sight: Callable[..., Sight], changes:
 def test_note_about_a_job_ends_with_the_job(sight: Callable[..., Sight]) -> None:
     """A note from before the end disappears; a newer note stays for a while."""
     ended = sight("over", State("stopped", "user", started_s=NOW - 60, ended_s=NOW - 5))
-    state = show.FrameState(ViewState(opened="over"), UNICODE, stays=True)
+    state = main_loop.FrameState(ViewState(opened="over"), UNICODE, stays=True)
     for seen, at_s, words in ((ended, NOW - 9, ""), (ended, NOW - 1, "said"), (sight("over"), NOW - 9, "said")):
-        assert show._note(Scene((seen,), NOW, ((at_s, "said"),)), state) == words
+        assert main_loop._note(Scene((seen,), NOW, ((at_s, "said"),)), state) == words
 
 
 def test_silent_backend_is_shown_with_the_duration(sight: Callable[..., Sight]) -> None:

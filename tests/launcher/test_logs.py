@@ -25,7 +25,7 @@ from cloudtrain.launcher.logs import agent_pages
 from cloudtrain.launcher.logs.printer import Printer
 from cloudtrain.launcher.logs.replay import is_of_blocks
 from cloudtrain.launcher.logs.view import View, parse_ranks
-from cloudtrain.launcher.notices.herald import Notifier
+from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text import terminal, visible
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.events import format_line
-from cloudtrain.launcher.store import curve
+from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.store.progress import fold, shown
 
 
@@ -116,7 +116,7 @@ def test_curve_of_huge_losses_can_be_read_again() -> None:
     """The curve's text can be parsed for any steps."""
     lines = [(event("step", step=n, loss=loss), 50.0 + n) for n, loss in enumerate((1.0, 1e308, -1e308, 2.0))]
     found = fold({}, [*lines, (event("step", step=True, loss=3.0), 60.0)])
-    assert [(each.step, each.loss) for each in curve.load(found["curve"]).bins] == [(0, 1.0), (3, 2.0)]
+    assert [(each.step, each.loss) for each in loss_bins.load(found["curve"]).bins] == [(0, 1.0), (3, 2.0)]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.jobs import reserve as reserving
 from cloudtrain.launcher.money import teamledger, teams
 from cloudtrain.launcher.store.budgets import LedgerBudget
-from cloudtrain.launcher.money.cells import located, open_cell
+from cloudtrain.launcher.money.conditional import located, open_cell
 from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.store.registry import Registry, this_process
 

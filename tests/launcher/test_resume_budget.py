@@ -17,8 +17,8 @@ from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.describe import unattended
 from cloudtrain.launcher.metering.spent import metered_at_worst_micro, spent_at_worst_micro
-from cloudtrain.launcher.money.onward import tariff
-from cloudtrain.launcher.money.outlook import limit_micro
+from cloudtrain.launcher.money.forecast import limit_micro
+from cloudtrain.launcher.money.resume_advice import tariff
 from cloudtrain.launcher.store.registry import Registry
 from doubles.plans import plan_of
 

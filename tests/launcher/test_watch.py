@@ -27,8 +27,8 @@ from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry, watch_service
 from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.jobs.log_fetcher import LogKeeper
-from cloudtrain.launcher.logs import kept
-from cloudtrain.launcher.notices.herald import Notifier
+from cloudtrain.launcher.logs import cache
+from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store.registry import Registry
 
 
@@ -146,7 +146,7 @@ def test_watch_stores_the_log_of_an_ended_job(cli: Callable[..., Any], seed: Cal
     seed("ended", State("failed", "error", ended_s=time.time()), {"0": "its last words\n"})
     assert cli("watch", "--once").code == 0
     registry = Registry()
-    place = kept.place(registry.database, "ended", 1)
+    place = cache.place(registry.database, "ended", 1)
     registry.close()
     assert place is not None
     assert place.is_complete

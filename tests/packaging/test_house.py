@@ -39,6 +39,22 @@ ROOMS = {
 }
 MOST_AT_THE_TOP = 8  # modules, without `__init__` and the stub of a public name
 STUBS = {"train"}
+# The duties of a backend. A file in a backend's folder is named by a duty, or by a duty and a part: `prices_skus`.
+DUTIES = {
+    "api",
+    "backend",
+    "block",
+    "channel",
+    "check",
+    "doctor",
+    "files",
+    "hosts",
+    "jobs",
+    "ledger",
+    "logs",
+    "machine",
+}
+DUTIES |= {"outputs", "preflight", "prices", "records", "rehearsal", "request", "sdk", "secrets", "status"}
 SDKS = {"azure", "boto3", "botocore", "google"}  # third-party modules that entrypoints may use, imported on first use
 
 
@@ -51,6 +67,14 @@ def imports(folder: str) -> Iterator[tuple[str, str]]:
             elif isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{path}: imports are absolute"
                 yield from ((str(path.relative_to(ROOT)), f"{node.module}.{alias.name}") for alias in node.names)
+
+
+@pytest.mark.parametrize("backend", BUILT_IN)
+def test_every_backend_uses_the_same_file_names(backend: str) -> None:
+    """A reader of a backend finds the same duty under the same file name in a different backend."""
+    names = {path.stem for path in (ROOT / "backends" / backend).iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert {name.split("_")[0] for name in names - {"__init__", "__pycache__"}} <= DUTIES
+    assert {"backend", "block", "check", "records", "rehearsal", "request"} <= names
 
 
 def test_launcher_knows_no_concrete_backend() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sagemaker.core import image_uris
 
-from cloudtrain.backends.sagemaker import images
+from cloudtrain.backends.sagemaker import request_images
 
 MODERN = "pytorch-amzn2023"
-REGIONS = image_uris.config_for_framework(MODERN)["training"]["versions"][images.TORCH]["registries"]
+REGIONS = image_uris.config_for_framework(MODERN)["training"]["versions"][request_images.TORCH]["registries"]
 
 # A separate process without a network, also during the import of the SDK.
 OFFLINE = """\
@@ -33,13 +33,15 @@ print(images.newest_of_sdk("us-west-2", "ml.p5.48xlarge"))
 @pytest.mark.parametrize("region", REGIONS)
 def test_default_image_is_where_the_sdk_looks(region: str, kind: str, gpus: int) -> None:
     """The account, the domain, the repository and the tag are equal in every region of the SDK."""
-    theirs = image_uris.retrieve(MODERN, region, version=images.TORCH, instance_type=kind, image_scope="training")
-    assert images.default_image(region, gpus) == theirs
+    theirs = image_uris.retrieve(
+        MODERN, region, version=request_images.TORCH, instance_type=kind, image_scope="training"
+    )
+    assert request_images.default_image(region, gpus) == theirs
 
 
 def test_every_region_of_the_table_is_in_the_sdk() -> None:
     """A region without an entry in the SDK could not be compared."""
-    assert images._ACCOUNTS.keys() <= REGIONS.keys()
+    assert request_images._ACCOUNTS.keys() <= REGIONS.keys()
 
 
 def test_newest_image_has_the_regions_newest_version() -> None:
@@ -47,11 +49,11 @@ def test_newest_image_has_the_regions_newest_version() -> None:
     versions = image_uris.config_for_framework(MODERN)["training"]["versions"]
     for region in REGIONS:
         newest = [version for version in versions if region in versions[version]["registries"]][-1]
-        found = images.newest_of_sdk(region, "ml.p5.48xlarge")
+        found = request_images.newest_of_sdk(region, "ml.p5.48xlarge")
         assert found is not None
         assert f".{region}." in found
         assert f"/pytorch:{newest}-cu" in found
-    assert images.newest_of_sdk("xx-west-1", "ml.p5.48xlarge") is None
+    assert request_images.newest_of_sdk("xx-west-1", "ml.p5.48xlarge") is None
 
 
 def test_lookup_needs_no_network(tmp_path: Path) -> None:

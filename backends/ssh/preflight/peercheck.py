@@ -20,7 +20,7 @@ def dialled(told: Mapping[str, Any], ports: Sequence[int] | None = None) -> list
     """Return the findings of a round of test connections; an empty list if no host was tested.
 
     `told["unheard"]` maps hosts that could not listen to the reason; `told["failed"]` maps each calling host to its
-    failed calls, in the form of dialling.dial.
+    failed calls, in the form of reachability.dial.
     """
     if not told:
         return []

@@ -1,0 +1,74 @@
+"""A run in Azure's run history: status, times, cause, and the address of each node's log.
+
+One answer (`details`) has all fields, with a fresh address for every log file; the address needs no further permission.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.backends.azureml import api
+from cloudtrain.backends.azureml.records import Workspace
+from cloudtrain.launcher.errors import UnreachableError
+
+__all__ = ["OVER", "WAITING", "Details", "details", "known", "root_of"]
+
+OVER = ("Completed", "Failed", "Canceled")
+# Until machines have the image. A status outside both lists is a status of a running run.
+WAITING = ("NotStarted", "Unapproved", "Queued", "Scheduled", "Provisioning", "Pausing", "Paused", "Resuming")
+
+
+@dataclass(frozen=True)
+class Details:
+    """The answer: `log_files` maps names to addresses; `told_s` is the time of the answer (time.monotonic)."""
+
+    status: str
+    data: Mapping[str, Any]
+    log_files: Mapping[str, str]
+    told_s: float
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended."""
+        return self.status in OVER
+
+
+_known: dict[str, Details] = {}
+
+
+def root_of(workspace: Workspace, services: Mapping[str, Any]) -> str | None:
+    """Return the URL of the workspace's run history, from the services in the job's own answer."""
+    endpoint = ((services or {}).get("Tracking") or {}).get("endpoint") or ""
+    host = endpoint.partition("://")[2].partition("/")[0]
+    return f"https://{host}/history/v1.0{workspace.arm_id}" if host else None
+
+
+def details(workspace: Workspace, root: str, name: str, *, fresh_s: float = 0.0) -> Details:
+    """Return the run history's answer, at most `fresh_s` seconds old. Raises UnreachableError."""
+    held = _known.get(name)
+    if held is not None and time.monotonic() - held.told_s < fresh_s:
+        return held
+    with api.polls(f"ask for {name}"):
+        try:
+            audience = f"https://{api.hosts(workspace.cloud)[0]}"
+            answer = api.call("GET", f"{root}/runs/{name}/details", cloud=workspace.cloud, audience=audience)
+        except api.AzureError as error:
+            if not api.is_absent(error):
+                raise
+            message = f"Azure ML does not know {name} in the workspace {workspace.name}"
+            raise UnreachableError(message, hint="was it deleted, or is this another account?") from error
+        data = api.object_in(answer)
+    try:
+        told = Details(str(data["status"]), data, dict(data.get("logFiles") or {}), time.monotonic())
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreachableError(f"cannot ask for {name}: the run history's answer cannot be parsed") from error
+    _known[name] = told
+    return told
+
+
+def known(name: str) -> Details | None:
+    """Return the newest answer in this process, or None."""
+    return _known.get(name)

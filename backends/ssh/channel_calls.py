@@ -1,0 +1,144 @@
+"""This process's channels to all hosts: one event loop on a thread of its own, calls to many hosts at once.
+
+A failure at one host is the answer of that host; calls to the remaining hosts continue. An unreachable host is skipped
+for a pause that doubles at each failure, so that a follower's polls of the reachable hosts stay fast.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import random
+import threading
+import time
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from cloudtrain.backends.ssh.channel import CALL_S, HostChannel
+from cloudtrain.backends.ssh.channel_master import Masters
+from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
+
+__all__ = ["HostAnswer", "Call", "Fleet", "fleet"]
+
+CLOSE_S = 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+_T = TypeVar("_T")
+
+
+class Call(NamedTuple):
+    """A call to a host."""
+
+    verb: str
+    ask: dict[str, Any]
+    payload: bytes = b""
+
+
+class HostAnswer(NamedTuple):
+    """A host's answer: JSON and bytes, or the error."""
+
+    told: dict[str, Any]
+    data: bytes = b""
+    error: CloudtrainError | None = None
+
+
+@dataclass
+class _Pause:
+    until_s: float
+    seconds: float
+    error: UnreachableError
+
+
+@dataclass
+class Fleet:
+    """The event loop, and the channels by host."""
+
+    loop: asyncio.AbstractEventLoop
+    masters: Masters
+    _channels: dict[Host, HostChannel] = field(default_factory=dict)
+    _pauses: dict[Host, _Pause] = field(default_factory=dict)
+
+    def ask(
+        self, calls: Mapping[Host, Call], limit_s: float = CALL_S, *, is_urgent: bool = False
+    ) -> dict[Host, HostAnswer]:
+        """Return every host's answer. `is_urgent`: also call the hosts that are in a pause."""
+        return self.run(self._all(calls, limit_s, is_urgent))
+
+    def begin(self, host: Host, call: Call) -> Future[HostAnswer]:
+        """Call a host, without waiting for the answer."""
+        return asyncio.run_coroutine_threadsafe(self._one(host, call, CALL_S, False), self.loop)
+
+    def tell(self, host: Host, verb: str, ask: dict[str, Any], payload: bytes = b"", limit_s: float = CALL_S) -> Any:
+        """Return a host's answer as JSON; raises the answer's error."""
+        answer = self.ask({host: Call(verb, ask, payload)}, limit_s, is_urgent=True)[host]
+        if answer.error is not None:
+            raise answer.error
+        return answer.told
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run the coroutine on the loop; Ctrl-C here cancels the coroutine."""
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def channel(self, host: Host) -> HostChannel:
+        """Return the host's channel, which opens on its first call."""
+        return self._channels.setdefault(host, HostChannel(host, self.masters))
+
+    def close(self) -> None:
+        """End all channels; masters stay for the next command."""
+        if self.loop.is_running():
+            with contextlib.suppress(Exception):
+                self.run(asyncio.wait_for(self._close(), CLOSE_S))
+            self.loop.call_soon_threadsafe(self.loop.stop)
+
+    async def _all(self, calls: Mapping[Host, Call], limit_s: float, is_urgent: bool) -> dict[Host, HostAnswer]:
+        answers = await asyncio.gather(*(self._one(host, call, limit_s, is_urgent) for host, call in calls.items()))
+        return dict(zip(calls, answers, strict=True))
+
+    async def _one(self, host: Host, call: Call, limit_s: float, is_urgent: bool) -> HostAnswer:
+        pause = self._pauses.get(host)
+        if pause is not None and time.monotonic() < pause.until_s and not is_urgent:
+            return HostAnswer({}, error=pause.error)
+        try:
+            told, data = await self.channel(host).call(*call, limit_s=limit_s)
+        except UnreachableError as error:
+            seconds = min(LONGEST_PAUSE_S, 2 * pause.seconds if pause else FIRST_PAUSE_S) * random.uniform(0.8, 1.2)
+            self._pauses[host] = _Pause(time.monotonic() + seconds, seconds, error)
+            return HostAnswer({}, error=error)
+        except CloudtrainError as error:
+            return HostAnswer({}, error=error)
+        self._pauses.pop(host, None)
+        return HostAnswer(told, data)
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()), return_exceptions=True)
+
+
+_making = threading.Lock()
+
+
+def fleet() -> Fleet:
+    """Return this process's fleet, the same object in every thread."""
+    with _making:
+        return _fleet()
+
+
+@functools.lru_cache(maxsize=1)
+def _fleet() -> Fleet:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="ssh", daemon=True).start()
+
+    async def made() -> Fleet:
+        return Fleet(loop, Masters())
+
+    found = asyncio.run_coroutine_threadsafe(made(), loop).result()
+    atexit.register(found.close)
+    return found

@@ -1,0 +1,222 @@
+"""The connections that our ssh processes share: one master for each host, kept for ten minutes, and one for a bastion.
+
+A master saves the key exchange, which is 86 % of the time of an ssh call. All hosts behind a bastion share one master:
+63 jumps at once by ssh's own ProxyJump met sshd's limits 58 times, over one master never (OpenSSH 9.2, stock limits).
+The sockets are in a private folder of ours, never in the user's own. A master listens under a temporary name and is
+then renamed: a master whose socket is taken, by a master of a killed command, would never be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import random
+import secrets
+import shlex
+import signal
+import socket as socketlib
+import stat
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloudtrain.backends.ssh.channel_errors import fault_of, is_passing, no_ssh
+from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.store.home import home
+
+__all__ = ["Masters", "argv", "killed"]
+
+WIDTH = 16  # parallel connection attempts: sshd drops some beyond 10 that are not yet logged in
+TRIES = 5
+CONNECT_S = 60.0  # a whole try: ssh's own limit of 10 s covers only the socket
+PERSIST_S = 600  # without a session
+LONGEST_BASE = 24  # bytes: a socket's path has at most 103 (macOS), and ssh adds 17 while it creates the socket
+_OPTIONS = (
+    "BatchMode=yes",
+    "ConnectTimeout=10",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "ClearAllForwardings=yes",
+    "PermitLocalCommand=no",
+    "RemoteCommand=none",
+    "EscapeChar=none",
+    "LogLevel=ERROR",
+)
+
+
+def argv(host: Host, socket: Path, *more: str, is_terminal: bool = False) -> list[str]:
+    """Return the ssh command that reaches the host over its master's socket; the remote command follows."""
+    trust = "accept-new" if host.accepts_new_keys else "yes"
+    options = (*_OPTIONS, f"StrictHostKeyChecking={trust}", f"RequestTTY={'yes' if is_terminal else 'no'}")
+    # ssh reads % in a socket's path as a token.
+    return ["ssh", "-S", str(socket).replace("%", "%%"), *(word for each in options for word in ("-o", each)), *more]
+
+
+@dataclass
+class Masters:
+    """The masters of one process; all processes of this user share the sockets."""
+
+    folder: Path = field(default_factory=lambda: _folder())
+    _width: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(WIDTH))
+    _jumps: dict[str, asyncio.Lock] = field(default_factory=dict)
+
+    def socket(self, host: Host) -> Path:
+        """Return the path of the host's master socket; a master need not listen yet."""
+        return self.folder / host.key
+
+    async def connected(self, host: Host) -> Path:
+        """Return the socket of the host's master; start the master if needed.
+
+        Raises CredentialError or ConfigError for faults that the user must fix, or UnreachableError.
+        """
+        socket = self.socket(host)
+        if _is_served(socket):
+            return socket
+        async with self._width, _locked(socket.with_suffix(".lock")):
+            if not _is_served(socket):
+                await _started(host, socket, [*await self._way(host), *host.target], host.name)
+        return socket
+
+    def forget(self, host: Host) -> None:
+        """Remove a socket without a listening master."""
+        self.socket(host).unlink(missing_ok=True)
+
+    async def _way(self, host: Host) -> list[str]:
+        """Return the options for ssh to use our master of the bastion, if ssh's configuration names a bastion."""
+        told = await _configured(host)
+        jump = told.get("proxyjump", "none")
+        if jump == "none":
+            return []
+        before, _, last = jump.rpartition(",")
+        target = last if last.startswith("ssh://") else f"ssh://{last}"
+        config = list(host.config)
+        key = hashlib.sha256(repr((jump, config)).encode()).hexdigest()[:16]
+        socket = self.folder / f"jump-{key}"
+        async with self._jumps.setdefault(key, asyncio.Lock()), _locked(socket.with_suffix(".lock")):
+            if not _is_served(socket):
+                over = ["-J", before] if before else []
+                await _started(host, socket, [*config, *over, "--", target], last)
+        through = [*argv(host, socket), "-o", "ControlMaster=no", *config, "-W", "[%h]:%p", "--", target]
+        # A shell here reads the words after ssh has replaced %; zsh and csh would expand [..]:22 as a file pattern.
+        words = " ".join(f"'{word}'" if word == "[%h]:%p" else shlex.quote(word).replace("%", "%%") for word in through)
+        return ["-o", "ProxyJump=none", "-o", f"ProxyCommand={words}"]
+
+
+async def _configured(host: Host) -> dict[str, str]:
+    """Return ssh's configuration of the host."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *("ssh", "-G", *host.target),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except FileNotFoundError as error:
+        raise no_ssh() from error
+    out, complaint = await process.communicate()
+    if process.returncode != 0:
+        raise fault_of(complaint.decode(errors="replace"), host.name, host.by_hand)
+    return dict(line.split(" ", 1) for line in out.decode(errors="replace").splitlines() if " " in line)
+
+
+async def _started(host: Host, socket: Path, where: list[str], name: str) -> None:
+    """Start a master that listens at the socket; retry temporary failures. `where`: ssh's last words; `name`: the host.
+
+    Raises the error that `fault_of` returns.
+    """
+    begun = socket.with_suffix(f".{secrets.token_hex(3)}")
+    # With ControlPersist the master ends by itself, even if this process is killed before the rename.
+    persist = ("-o", "ControlMaster=yes", "-o", f"ControlPersist={PERSIST_S}")
+    command = [*argv(host, begun), *persist, "-fN", *where]
+    by_hand = host.by_hand if name == host.name else f"ssh {name}"
+    for number in range(TRIES):
+        # A file: the master keeps its standard error, so a pipe would not end.
+        with tempfile.TemporaryFile() as complaint:
+            code = await _run(command, complaint.fileno(), name, by_hand)
+            if code == 0:
+                begun.replace(socket)
+                return
+            complaint.seek(0)
+            words = complaint.read().decode(errors="replace")
+        if not is_passing(words) or number == TRIES - 1:
+            raise fault_of(words, name, by_hand)
+        await asyncio.sleep(random.uniform(0.3, 1.0) * (number + 1))
+
+
+async def _run(command: list[str], complaint: int, name: str, by_hand: str) -> int:
+    """Return the exit code of the ssh process that starts a master in the background. Raises UnreachableError."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=complaint,
+        start_new_session=True,  # Ctrl-C here must not end a master
+    )
+    try:
+        return await asyncio.wait_for(process.wait(), CONNECT_S)
+    except BaseException as error:
+        await killed(process)
+        if not isinstance(error, asyncio.TimeoutError):
+            raise
+        raise fault_of(f"no connection within {CONNECT_S:.0f} s", name, by_hand) from error
+
+
+async def killed(process: asyncio.subprocess.Process) -> None:
+    """Kill the process, and wait for its end.
+
+    Without the process's own `kill`, which can lose the exit code of a process that has just ended (Python 3.11).
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
+
+
+def _is_served(path: Path) -> bool:
+    """Return whether a master listens: a killed master's socket stays until the next master is renamed."""
+    with socketlib.socket(socketlib.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+@contextlib.asynccontextmanager
+async def _locked(path: Path) -> AsyncIterator[None]:
+    """Hold the lock that this user's processes share, so that each socket gets only one master."""
+    with path.open("a") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(0.05)
+        yield
+
+
+def _folder() -> Path:
+    """Return the private folder of the sockets. Raises ConfigError if the folder cannot be made private."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    if len(os.fsencode(base)) > LONGEST_BASE or not os.access(base, os.W_OK | os.X_OK):  # as after `su`
+        base = "/tmp"
+    of_home = hashlib.sha256(str(home()).encode(errors="surrogateescape")).hexdigest()[:8]
+    folder = Path(base) / f"cloudtrain-{os.getuid()}-{of_home}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        message = f"the sockets of ssh cannot be kept: {error.strerror}"
+        raise ConfigError(message, where=folder, hint="set TMPDIR to a folder that you can write") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(
+            "another user could listen there", where=folder, hint="remove it; it is for ssh's own sockets"
+        )
+    return folder

@@ -1,0 +1,183 @@
+"""The transfer of the code to the hosts: once to each cache, by its hash; from host to host if our uplink is slow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cloudtrain.backends.ssh import channel_master
+from cloudtrain.backends.ssh.channel_calls import Call, Fleet, HostAnswer
+from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.backends.ssh.hosts_placement import Assignment
+from cloudtrain.launcher.backend import Bundle
+from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
+from cloudtrain.launcher.text.terminal import say
+
+__all__ = ["ship"]
+
+BLOCK = 4 << 20
+LIMIT_S = 600.0  # for a block, on the slowest uplink that is worth waiting for
+TELL_BYTES = 20 << 20  # from this size on a message explains the wait
+# Hosts fetch the archive from the first host if one upload takes longer than SLOW_S, and all further ones FAN_OUT_S.
+SLOW_S, FAN_OUT_S = 1.0, 5.0
+FETCH_S = 3600.0
+RSYNC_BYTES = 50 << 20
+TRIES, PAUSE_S = 4, 2.0  # of an upload over a breaking connection, which resumes at the last byte
+BUSY_S, LOOK_S = 1800.0, 0.5  # while a competing submit sends the same code
+
+
+def ship(
+    fleet: Fleet, bundle: Bundle, seats: Sequence[Assignment], ports: Sequence[int] | None = None
+) -> dict[str, str]:
+    """Ensure that every host has the archive; return the archive's path by the host's name. Raises the hosts' errors.
+
+    `ports`: the lowest and the highest port by which hosts may fetch the archive from each other.
+    """
+    told = _ask(fleet, bundle, [seat.host for seat in seats])
+    paths = {seat.host.name: told[seat.host]["path"] for seat in seats}
+    missing = [seat for seat in seats if not told[seat.host]["kept"]]
+    if not missing:
+        return paths
+    if bundle.bytes > TELL_BYTES:
+        say(f"sending {bundle.bytes / 1e6:.0f} MB of code to {len(missing)} host{'s' * (len(missing) > 1)}")
+    with_it = [seat for seat in seats if told[seat.host]["kept"]]
+    seconds = FETCH_S if bundle.bytes > TELL_BYTES else 0.0
+    if not with_it:
+        begin_s = time.monotonic()
+        _upload(fleet, bundle, missing[0].host, told[missing[0].host]["arrived"])
+        seconds, with_it = time.monotonic() - begin_s, missing[:1]
+        told = _ask(fleet, bundle, [seat.host for seat in missing[1:]]) if missing[1:] else {}  # hosts may share a disk
+        missing = [seat for seat in missing[1:] if not told[seat.host]["kept"]]
+    if seconds > SLOW_S and seconds * len(missing) > FAN_OUT_S:
+        missing = _fan_out(fleet, bundle, with_it[0], missing, ports)
+    _upload_all(fleet, bundle, {seat.host: told[seat.host]["arrived"] for seat in missing})
+    return paths
+
+
+def _ask(fleet: Fleet, bundle: Bundle, hosts: Sequence[Host]) -> dict[Host, dict[str, Any]]:
+    """Return each host's part of the archive, once no competing submit is sending the archive to a host."""
+    end_s = time.monotonic() + BUSY_S
+    is_said = False
+    while True:
+        call = Call("has", _asked(bundle))
+        told = _all(fleet.ask(dict.fromkeys(hosts, call), LIMIT_S, is_urgent=True))
+        busy = [host.name for host in hosts if told[host]["busy"]]
+        if not busy:
+            return told
+        if time.monotonic() > end_s:
+            hint = "end it, or change a file of the code"
+            raise CapacityError(f"another submit is still sending the same code to {', '.join(busy)}", hint=hint)
+        if not is_said:
+            say(f"another submit is sending the same code to {', '.join(busy)}: waiting for it")
+            is_said = True
+        time.sleep(LOOK_S)
+
+
+def _asked(bundle: Bundle) -> dict[str, Any]:
+    return {"sha256": bundle.sha256, "bytes": bundle.bytes, "sender": _sender()}
+
+
+def _all(answers: Mapping[Host, HostAnswer]) -> dict[Host, dict[str, Any]]:
+    for answer in answers.values():
+        if answer.error is not None:
+            raise answer.error
+    return {host: answer.told for host, answer in answers.items()}
+
+
+def _upload_all(fleet: Fleet, bundle: Bundle, arrived: Mapping[Host, int]) -> None:
+    """Send a small archive to all hosts at once, a large archive to one host after the other: they share our uplink."""
+    if bundle.bytes > BLOCK or any(arrived.values()):
+        for host, begin in arrived.items():
+            _upload(fleet, bundle, host, begin)
+        return
+    put = Call("put", {**_asked(bundle), "offset": 0}, bundle.path.read_bytes())
+    _all(fleet.ask(dict.fromkeys(arrived, put), LIMIT_S, is_urgent=True))
+    kept = _all(fleet.ask(dict.fromkeys(arrived, Call("keep", _asked(bundle))), LIMIT_S, is_urgent=True))
+    for host, told in kept.items():
+        if not told["kept"]:
+            _upload(fleet, bundle, host, 0)
+
+
+def _upload(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> None:
+    """Send the archive to one host, from the end of an earlier try; a large one by rsync from an older archive."""
+    for number in range(TRIES):
+        try:
+            if number:
+                told = _ask(fleet, bundle, [host])[host]
+                if told["kept"]:
+                    return
+                arrived = told["arrived"]
+            if _sent(fleet, bundle, host, arrived):
+                return
+        except UnreachableError:
+            if number == TRIES - 1:
+                raise
+            time.sleep(PAUSE_S)
+    raise ConfigError(
+        f"{host.name}: the code has arrived damaged {TRIES} times", hint="look at its memory and its disk"
+    )
+
+
+def _sent(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> bool:
+    """Return whether the host keeps the archive; False if the archive arrived damaged, or the channel was reopened."""
+    asked = _asked(bundle)
+    changed = _changed(fleet, bundle, host) if bundle.bytes > RSYNC_BYTES and not arrived else ""
+    if changed and fleet.tell(host, "keep", {**asked, "changed": changed}, limit_s=LIMIT_S)["kept"]:
+        return True
+    with bundle.path.open("rb") as file:
+        file.seek(arrived)
+        while block := file.read(BLOCK):
+            where = {**asked, "offset": file.tell() - len(block)}
+            if not fleet.tell(host, "put", where, block, LIMIT_S)["taken"]:
+                return False  # the connection has broken, and a new channel took the call
+    return bool(fleet.tell(host, "keep", asked, limit_s=LIMIT_S)["kept"])
+
+
+def _changed(fleet: Fleet, bundle: Bundle, host: Host) -> str:
+    """Update an older archive on the host by rsync, since most bytes are equal; return the path, "" without rsync."""
+    if shutil.which("rsync") is None:
+        return ""
+    path = str(fleet.tell(host, "basis", _asked(bundle))["path"])
+    over = [*channel_master.argv(host, fleet.masters.socket(host), "-o", "ControlMaster=no"), *host.target[:-2]]
+    if not path or any(set(" \"'") & set(word) for word in over):  # rsync splits its remote shell command at blanks
+        return ""
+    command = ["rsync", "--inplace", "--no-whole-file", "--protect-args", "--timeout=60", "-e", " ".join(over)]
+    name = f"[{host.name}]" if ":" in host.name else host.name
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(
+            [*command, "--", str(bundle.path), f"{name}:{path}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            timeout=FETCH_S,
+        )
+        return path
+    return ""
+
+
+def _fan_out(
+    fleet: Fleet, bundle: Bundle, source: Assignment, targets: Sequence[Assignment], ports: Sequence[int] | None
+) -> list[Assignment]:
+    """Have the hosts fetch the archive from a host that has one; return the hosts that failed."""
+    try:
+        about = {"folder": f"{source.workdir}/cache", "address": source.address, "ports": ports}
+        offer = fleet.tell(source.host, "offer", about)
+    except CloudtrainError:
+        return list(targets)
+    asked = {**offer, "name": f"{bundle.sha256}.tar.gz"}
+    calls = {seat.host: Call("fetch", {**asked, "into": f"{seat.workdir}/cache"}) for seat in targets}
+    fetched = fleet.ask(calls, FETCH_S, is_urgent=True)
+    kept = fleet.ask({host: Call("keep", _asked(bundle)) for host, answer in fetched.items() if not answer.error})
+    return [seat for seat in targets if seat.host not in kept or not kept[seat.host].told.get("kept")]
+
+
+def _sender() -> str:
+    """Return an identifier of this machine and user, to separate the uploads of several machines."""
+    name = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter == "-")
+    return f"{name}-{os.getuid()}"

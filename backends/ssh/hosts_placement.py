@@ -1,0 +1,187 @@
+"""The host assignment of a job: the reachable, fit and free hosts, with each host's address, GPUs and folders."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.backends.ssh import preflight
+from cloudtrain.backends.ssh.channel_calls import Call, Fleet, HostAnswer
+from cloudtrain.backends.ssh.hosts import Host
+from cloudtrain.entrypoints.contract import JobSpec
+from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, CredentialError, UnreachableError
+from cloudtrain.launcher.text.terminal import say
+
+__all__ = ["Assignment", "address_of", "examine", "path_on", "require_answers", "seated"]
+
+FACTS_S = 30.0
+PATIENCE_S = 15.0  # for each fact: a Python on a cold network home takes seconds to start
+ALL_DIAL = 16  # hosts: above, a submit tests connections only between node 0 and each host; doctor tests all pairs
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A host assigned to a job. `workdir` is absolute; `takes` are names of locks, `labels` the names for users."""
+
+    host: Host
+    name: str
+    workdir: str
+    address: str
+    takes: tuple[str, ...]
+    labels: Mapping[str, str]
+
+
+def require_answers(body: Mapping[str, Any], fleet: Fleet) -> None:
+    """Raise an error with the faults of all hosts if fewer hosts answer than the job needs."""
+    hosts = [Host(**each) for each in body["hosts"]]
+    answers = fleet.ask({host: Call("clock", {}) for host in hosts}, FACTS_S, is_urgent=True)
+    there = [host for host in hosts if answers[host].error is None]
+    if len(there) < JobSpec.load(body["spec"]).nodes:
+        answers |= _facts(fleet, there, body)
+        found = preflight.checks({host.name: _fact(answers[host]) for host in hosts}, wish_of(body))
+        raise _error(found, list(answers.values()))
+
+
+def seated(body: Mapping[str, Any], fleet: Fleet) -> list[Assignment]:
+    """Return the job's host assignments in the config's order; with spare hosts, the first hosts that are fit.
+
+    Raises the reason for unusable hosts: CapacityError, ConfigError, CredentialError, UnreachableError.
+    """
+    hosts = [Host(**each) for each in body["hosts"]]
+    count, wish = JobSpec.load(body["spec"]).nodes, wish_of(body)
+    answers = _facts(fleet, hosts, body)
+    fit = [host for host in hosts if not _failed(preflight.checks({host.name: _fact(answers[host])}, wish))]
+    chosen = (fit if len(hosts) > count else hosts)[:count]
+    seen = chosen if len(chosen) == count else hosts
+    found = preflight.checks({host.name: _fact(answers[host]) for host in seen}, wish)
+    if _failed(found):
+        raise _error(found, [answers[host] for host in seen])
+    for host in set(hosts[: hosts.index(chosen[-1])]) - set(chosen):
+        say(f"{host.name} is left out: {_failed(preflight.checks({host.name: _fact(answers[host])}, wish))[0].found}")
+    seats = [_seat(fleet, host, answers[host].told, body) for host in chosen]
+    found += preflight.dialled(_dial(fleet, seats, body, everybody=len(seats) <= ALL_DIAL), body["ports"])
+    if _failed(found):
+        raise _error(found, [])
+    for check in found:
+        if check.verdict == "warn":
+            say(f"{check.name}: {check.found}{f' ({check.cure})' if check.cure else ''}")
+    return seats
+
+
+def examine(body: Mapping[str, Any], fleet: Fleet) -> list[Check]:
+    """Return all findings about the hosts, for `doctor`."""
+    hosts = [Host(**each) for each in body["hosts"]]
+    answers = _facts(fleet, hosts, body)
+    found = preflight.checks({host.name: _fact(answers[host]) for host in hosts}, wish_of(body))
+    seats = [_seat(fleet, host, answers[host].told, body) for host in hosts if answers[host].error is None]
+    return found + preflight.dialled(_dial(fleet, seats, body, everybody=True), body["ports"])
+
+
+def wish_of(body: Mapping[str, Any]) -> preflight.HostRequirements:
+    """Return the job's requirements for each host."""
+    return preflight.HostRequirements(
+        ranks=JobSpec.load(body["spec"]).nproc_per_node,
+        gpus=body["gpus"],
+        ranks_are_chosen=body["ranks_are_chosen"],
+        allow_busy=body["allow_busy"],
+        gpu_model=body["gpu_model"],
+        has_own_torch=body["runs_in"]["kind"] != "none",
+    )
+
+
+def _facts(fleet: Fleet, hosts: Sequence[Host], body: Mapping[str, Any]) -> dict[Host, HostAnswer]:
+    common = {"checkpoint": body["checkpoint_dir"], "lock_folder": body["gpu_locks"], "patience_s": PATIENCE_S}
+    is_plain = body["runs_in"]["kind"] == "none"  # any other environment brings its own Python
+    calls = {host: Call("facts", {**common, "python": host.python if is_plain else None}) for host in hosts}
+    answers = fleet.ask(calls, FACTS_S, is_urgent=True)
+    for host, answer in answers.items():
+        if answer.error is None:
+            answer.told["ahead_s"] = fleet.channel(host).ahead_s
+            answer.told["address"] = host.address or fleet.channel(host).about["address"]
+    return answers
+
+
+def _fact(answer: HostAnswer) -> dict[str, Any] | str:
+    return answer.told if answer.error is None else str(answer.error)
+
+
+def _failed(checks: Sequence[Check]) -> list[Check]:
+    return [check for check in checks if check.verdict == "fail"]
+
+
+def _error(checks: Sequence[Check], answers: Sequence[HostAnswer]) -> CloudtrainError:
+    """Return one error with all failures, of the class, and with the exit code, of the root cause."""
+    errors = [answer.error for answer in answers if answer.error is not None]
+    lines = [f"{check.name}: {check.found}" for check in _failed(checks)]
+    hints = "; ".join(dict.fromkeys(check.cure for check in _failed(checks) if check.cure))
+    message = "the hosts are not ready:\n  " + "\n  ".join(lines)
+    for kind in (CredentialError, UnreachableError):
+        if any(isinstance(error, kind) for error in errors):
+            return kind(message, hint=hints)
+    is_taken = all(check.name in preflight.TAKEN for check in _failed(checks))
+    return CapacityError(message, hint=hints) if is_taken else ConfigError(message, hint=hints)
+
+
+def _seat(fleet: Fleet, host: Host, facts: Mapping[str, Any], body: Mapping[str, Any]) -> Assignment:
+    takes, labels = _free(facts, body["gpus"])
+    about = fleet.channel(host).about
+    return Assignment(host, about["name"], about["workdir"], address_of(fleet, host), takes, labels)
+
+
+def _free(facts: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the lock names of the GPUs that the job takes, free GPUs first. Without GPUs the job takes the machine."""
+    if not count:
+        return ("machine",), {"machine": "the machine"}
+    held = {holder["name"] for holder in facts["holders"] or ()} | {p["gpu"] for p in facts["gpu_processes"] or ()}
+    sound = [gpu for gpu in (facts["gpus"] or {}).get("gpus", ()) if not gpu["fault"]]
+    units = {
+        unit: f"GPU {gpu['index']} ({gpu['name']})"
+        for gpu in sound
+        for unit in (gpu["slices"] if gpu["mig"] else [gpu["uuid"]])
+    }
+    held |= {unit for gpu in sound if gpu["uuid"] in held for unit in gpu["slices"]}
+    best = sorted(units, key=lambda unit: unit in held)[:count]  # stable: the lowest index first
+    return tuple(best), {unit: units[unit] for unit in best}
+
+
+def path_on(fleet: Fleet, host: Host, path: str) -> str:
+    """Return the path, which may begin with `~/`, as an absolute path on the host."""
+    home = str(fleet.channel(host).about["home"])
+    return f"{home}{path[1:]}" if path == "~" or path.startswith("~/") else path
+
+
+def address_of(fleet: Fleet, host: Host) -> str:
+    """Return the host's address for its peers: as configured, else as ssh reaches the host, else the outgoing one."""
+    if host.address:
+        return host.address
+    came_in = str(fleet.channel(host).about["address"])
+    # The agents and the rendezvous use IPv4.
+    if host.interface or not came_in or ":" in came_in or ipaddress.ip_address(came_in).is_loopback:
+        return str(fleet.tell(host, "address", {"interface": host.interface})["address"])
+    return came_in
+
+
+def _dial(fleet: Fleet, seats: Sequence[Assignment], body: Mapping[str, Any], *, everybody: bool) -> dict[str, Any]:
+    """Return for each caller the hosts that the caller cannot reach, or why a host could not be tested."""
+    if len(seats) < 2:
+        return {}
+    token = secrets.token_hex(8)
+    common = {"token": token, "ports": body["ports"]}
+    heard = fleet.ask(
+        {s.host: Call("listen", {**common, "name": s.host.name, "address": s.address}) for s in seats}, is_urgent=True
+    )
+    doors = [{"name": host.name, **answer.told} for host, answer in heard.items() if "port" in answer.told]
+    told = {host.name: answer.told["error"] for host, answer in heard.items() if "error" in answer.told}
+    calls = {}
+    for number, seat in enumerate(seats):
+        peers = [door for door in doors if door["name"] != seat.host.name]
+        if not everybody and number:
+            peers = [door for door in peers if door["name"] == seats[0].host.name]
+        calls[seat.host] = Call("dial", {"token": token, "peers": peers})
+    answers = fleet.ask(calls, is_urgent=True)
+    fleet.ask({seat.host: Call("hang_up", {}) for seat in seats})
+    return {"unheard": told, "failed": {h.name: a.told.get("failed", []) for h, a in answers.items()}}

@@ -1,0 +1,214 @@
+"""The log of a job as Cloud Logging serves it: all readers in a process share one feed, since each call counts.
+
+Lists are complete, and a tail adds speed. A list begins a little before the newest line, further back where numbers are
+missing, and every SWEEP_S far back for lines without numbers. The feed gives entries to readers in order of arrival;
+each reader keeps its own memory (logs_order.py), which removes copies and restores the order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.backends.vertex import api, logs_quota
+from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
+from cloudtrain.backends.vertex.logs_entries import LogEntry, joined, of_json, task_of
+from cloudtrain.backends.vertex.logs_order import Gap
+from cloudtrain.backends.vertex.logs_tail import EntryTail
+
+__all__ = ["PAGE", "EntryFeed", "lists", "query_of", "since"]
+
+PAGE = 1000  # the most entries that one list call returns
+FRESH_S = 5.0  # a list begins this long before the newest line
+SWEEP_S, WIDE_S = 30.0, 90.0  # how often, and how far back, a list searches for late lines without numbers
+LIST_S, WITH_TAIL_S, SOON_S = 2.5, 10.0, 1.0  # between two lists: without a tail, with a tail, after a loss in the tail
+SLACKEN = 0.1  # this share of the silence is added to the pause
+TAIL_AFTER_S = 3.0  # of reading: a single read needs no tail
+PAGES = 5  # list pages in one poll
+KEPT = 20_000  # entries kept for readers that join later
+MOST_GAPS = 20  # gaps in one list's query
+LAG_S = 120.0  # how far one replica's lines may be behind the newest line
+
+_numbers = itertools.count(1)
+
+
+class EntryFeed:
+    """The feed of one job, or of some of its nodes."""
+
+    def __init__(
+        self, access: VertexAccess, job: str, nodes: frozenset[int] | None, since_s: float, home: Path
+    ) -> None:
+        self.number = f"{time.time_ns():x}-{next(_numbers)}"
+        self.nodes = nodes
+        self.since_s = since_s  # the feed has all entries from this time on
+        self.rounds = 0  # lists that were read to their end
+        self._access, self._job, self._home = access, job, home
+        self._entries: deque[LogEntry] = deque(maxlen=KEPT)
+        self._count = 0  # entries received since the start
+        self._high_s = since_s
+        self._keys: dict[str, float] = {}
+        self._parts: dict[str, dict[str, str]] = {}
+        self._page: tuple[str, str] | None = None  # query and page token of a list that is not finished
+        self._listed_s = self._swept_s = -1e9
+        self._newest: dict[int, float] = {}  # node -> stamp of its newest line
+        self._gap_turn = 0
+        self._tail: EntryTail | None = None
+        self._is_lossy = False  # the tail has left lines out since the last list
+        self._begun_s = self._news_s = time.monotonic()
+
+    def after(self, index: int) -> tuple[list[LogEntry], int]:
+        """Return the entries after the index, and the next index."""
+        missed = self._count - len(self._entries)
+        return list(itertools.islice(self._entries, max(0, index - missed), None)), self._count
+
+    @property
+    def begins_s(self) -> float:
+        """The time from which the feed still holds all entries, by Cloud Logging's clock."""
+        has_all = self._count == len(self._entries)
+        return self.since_s if has_all else max(entry.stamp_s for entry in itertools.islice(self._entries, PAGE))
+
+    def has_since(self, index: int) -> bool:
+        """Return whether the feed still holds all entries after the index."""
+        return index >= self._count - len(self._entries)
+
+    def look(self, gaps: list[Gap], *, is_live: bool) -> None:
+        """Take in new entries: from the tail, and from a list if a list is due. `gaps` are the reader's missing lines.
+
+        Raises GoogleError if Cloud Logging does not answer.
+        """
+        now_s = time.monotonic()
+        is_tailed = self._from_tail(is_live, now_s)
+        quiet_s = now_s - self._news_s
+        pause_s = min(WITH_TAIL_S, LIST_S + quiet_s * SLACKEN)
+        if is_tailed:
+            pause_s = SOON_S if self._is_lossy else WITH_TAIL_S
+        if self._page is None and now_s - self._listed_s < pause_s:
+            return
+        query = self._page[0] if self._page else self._next_query(gaps, now_s)
+        token = self._page[1] if self._page else ""
+        self._list(query, token)
+
+    def close(self) -> None:
+        """End the tail."""
+        if self._tail is not None:
+            self._tail.close()
+
+    def _list(self, query: str, token: str) -> None:
+        for _ in range(PAGES):
+            if not logs_quota.may_ask(self._home, self._access.project):
+                self._page = (query, token)
+                return
+            try:
+                entries, token = lists(self._access, query, token, self._parts)
+            except GoogleError as error:
+                self._page = None
+                if error.status != 429:
+                    raise
+                logs_quota.refused(self._access.project)
+                return
+            logs_quota.answered(self._access.project)
+            self._add(entries)
+            if not token:
+                break
+        self._page = (query, token) if token else None
+        self._listed_s = time.monotonic()
+        if not token:
+            self.rounds += 1
+            self._is_lossy = False
+
+    def _next_query(self, gaps: list[Gap], now_s: float) -> str:
+        fresh = [since(self._high_s - FRESH_S)]
+        current = [node for node, stamp_s in self._newest.items() if stamp_s >= self._high_s - FRESH_S]
+        if current:  # the remaining nodes may be silent, or late in Cloud Logging
+            fresh.append(f"({since(self._high_s - LAG_S)} AND NOT {of_nodes(current)})")
+        windows = _merged([(gap.before_s - 1, gap.after_s + 1) for gap in gaps])
+        turn = self._gap_turn % max(1, len(windows))
+        self._gap_turn += MOST_GAPS
+        fresh += [f"({since(a)} AND {until(b)})" for a, b in [*windows[turn:], *windows[:turn]][:MOST_GAPS]]
+        if now_s - self._swept_s >= SWEEP_S:
+            self._swept_s = now_s
+            fresh.append(f"({since(self._high_s - WIDE_S)} AND NOT jsonPayload.ct.n:*)")
+        return f"{query_of(self._job, self.nodes)} AND ({' OR '.join(fresh)})"
+
+    def _from_tail(self, is_live: bool, now_s: float) -> bool:
+        """Take in the tail's entries; return whether a tail is open."""
+        if self._tail is not None and self._tail.is_closed and self._tail.is_possible:
+            self._tail = None
+        if self._tail is None:
+            if is_live and now_s - self._begun_s > TAIL_AFTER_S:
+                self._tail = EntryTail(self._access, query_of(self._job, self.nodes))
+            return False
+        entries, is_lossy = self._tail.take()
+        self._add(entries)
+        self._is_lossy |= is_lossy
+        return self._tail.is_open
+
+    def _add(self, entries: list[LogEntry]) -> None:
+        for entry in entries:
+            if entry.key not in self._keys:
+                self._keys[entry.key] = entry.stamp_s
+                self._entries.append(entry)
+                self._news_s = time.monotonic()
+                self._count += 1
+                self._high_s = max(self._high_s, entry.stamp_s)
+                self._newest[entry.node] = max(self._newest.get(entry.node, 0.0), entry.stamp_s)
+        if len(self._keys) > 2 * KEPT:
+            self._keys = {key: at for key, at in self._keys.items() if at > self._high_s - 2 * WIDE_S}
+
+
+def query_of(job: str, nodes: frozenset[int] | None) -> str:
+    """Return the filter for a job's entries, of all replicas or of some nodes."""
+    text = f'resource.type="ml_job" AND resource.labels.job_id="{job}"'
+    return text if nodes is None else f"{text} AND {of_nodes(nodes)}"
+
+
+def of_nodes(nodes: Iterable[int]) -> str:
+    """Return the filter for entries of the nodes."""
+    names = " OR ".join(f'"{task_of(node)}"' for node in sorted(nodes))
+    return f"resource.labels.task_name=({names})"
+
+
+def since(when_s: float) -> str:
+    """Return the filter for entries at or after the time."""
+    return f'timestamp>="{_rfc3339(when_s)}"'
+
+
+def until(when_s: float) -> str:
+    """Return the filter for entries at or before the time."""
+    return f'timestamp<="{_rfc3339(when_s)}"'
+
+
+def _merged(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return windows that cover the same times without overlap."""
+    found: list[tuple[float, float]] = []
+    for begin_s, end_s in sorted(windows):
+        if found and begin_s <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end_s))
+        else:
+            found.append((begin_s, end_s))
+    return found
+
+
+def lists(access: VertexAccess, query: str, token: str, parts: dict[str, dict[str, str]]) -> tuple[list[LogEntry], str]:
+    """Return one page of the query's entries, and the next page's token, "" at the end. Raises GoogleError."""
+    asked: dict[str, Any] = {
+        "resourceNames": [f"projects/{access.project}"],
+        "filter": query,
+        "orderBy": "timestamp asc",
+        "pageSize": PAGE,
+    }
+    if token:
+        asked["pageToken"] = token
+    answer = api.call(access, "POST", f"{access.url('logging')}/v2/entries:list", body=asked, tries=1)
+    found = api.object_in(answer)
+    return [of_json(raw) for raw in joined(found.get("entries", ()), parts)], str(found.get("nextPageToken", ""))
+
+
+def _rfc3339(when_s: float) -> str:
+    when = datetime.fromtimestamp(max(0.0, when_s), timezone.utc)
+    return f"{when:%Y-%m-%dT%H:%M:%S}.{when.microsecond:06d}Z"

@@ -1,0 +1,220 @@
+"""A machine's price by Google's list of today: the sum of the parts (prices_skus.py), by the rules of prices.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from cloudtrain.backends.vertex.prices import FEE
+from cloudtrain.backends.vertex.prices_skus import Catalogue, Mode, device
+from cloudtrain.backends.vertex.prices_skus import read as catalogue
+
+if TYPE_CHECKING:
+    from cloudtrain.backends.vertex.machine import Kind
+
+__all__ = ["Catalogue", "NotListed", "Part", "Price", "assemble", "catalogue"]
+
+
+SHARE = "fee, of Compute Engine's"
+
+
+class NotListed(LookupError):
+    """Google lists no price for a part of the machine, or cloudtrain does not know the machine's parts."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A line of an hour's bill. `effective_time`: the time since when the price holds."""
+
+    description: str
+    quantity: float
+    unit_usd: float
+    effective_time: str
+
+    @property
+    def usd(self) -> float:
+        """The price of the whole quantity, in USD an hour."""
+        return self.quantity * self.unit_usd
+
+
+@dataclass(frozen=True)
+class Price:
+    """An hour of one replica, without its boot disk, by `rule`.
+
+    `other_usd` is the same price by `other_rule`, None if the catalogue lacks a price that the other rule needs.
+    """
+
+    machine_type: str
+    region: str
+    kind: Kind
+    parts: tuple[Part, ...]
+    rule: str
+    other_usd: float | None = None
+    other_rule: str = ""
+
+    @property
+    def total_usd(self) -> float:
+        """The sum of the parts."""
+        return _total(self.parts)
+
+    @property
+    def is_by_share(self) -> bool:
+        """Whether Vertex's fee is computed as a share of Compute Engine's price, instead of taken from the list."""
+        return any(part.description.startswith(SHARE) for part in self.parts)
+
+    @property
+    def effective_time(self) -> str:
+        """The latest `effective_time` of the parts."""
+        return max(part.effective_time for part in self.parts)
+
+    @property
+    def difference(self) -> float:
+        """How much more the other rule gives, as a share: 0.02 is 2 %."""
+        return 0.0 if self.other_usd is None else self.other_usd / self.total_usd - 1
+
+    @property
+    def at_most_usd(self) -> float:
+        """The higher price of both rules; a budget should use this figure."""
+        return max(self.total_usd, self.other_usd or 0.0)
+
+
+class Need(NamedTuple):
+    """A quantity of a billed part, and the names under which the catalogue may list the part."""
+
+    quantity: float
+    names: tuple[str, ...]
+
+
+_SSD = ("SSD backed Local Storage",)
+# GiB of memory for a vCPU, for the families of machines without built-in accelerators and of G2 and G4.
+_MEMORY = {
+    **{f"n1-{size}": gib for size, gib in (("standard", 3.75), ("highmem", 6.5), ("highcpu", 0.9))},
+    **{f"{one}-{size}": gib for one in ("n2", "e2") for size, gib in (("standard", 4), ("highmem", 8), ("highcpu", 1))},
+    **{f"n4-{size}": gib for size, gib in (("standard", 4), ("highmem", 8), ("highcpu", 2))},
+    "c2-standard": 4,
+    "g2-standard": 4,
+    "g4-standard": 3.75,
+}
+_CORES = {"a3plus": ("a3plus", "a3 mega"), "a3ultra": ("a3ultra", "a3 ultra"), "c2": ("c2", "compute optimized")}
+
+
+class MachineResources(NamedTuple):
+    """What a machine type has for each accelerator: vCPUs, GiB of memory, GiB of local SSD. `core`: its cores' name."""
+
+    core: str
+    accelerator: tuple[str, ...]
+    vcpus: int
+    memory_gib: float
+    ssd_gib: int = 0
+
+
+# Source: Compute Engine's pages of accelerator-optimized machines, by way of our price table's source, 2026-07.
+_BUNDLES = {
+    "a2-highgpu": MachineResources("a2", ("a100",), 12, 85),
+    "a2-megagpu": MachineResources("a2", ("a100",), 6, 85),
+    "a2-ultragpu": MachineResources("a2", ("a100 80gb",), 12, 170, 375),
+    "a3-highgpu": MachineResources("a3", ("h100 80gb",), 26, 234, 750),
+    "a3-megagpu": MachineResources("a3plus", ("h100 80gb mega", "h100 80gb plus"), 26, 234, 750),
+    "a3-ultragpu": MachineResources("a3ultra", ("h200 141gb",), 28, 369, 1500),
+    "a4-highgpu": MachineResources(
+        "", ("a4 b200 1 slice",), 0, 0
+    ),  # a slice is the GPU with its cores, memory and disks
+}
+_L4 = {4: 1, 8: 1, 12: 1, 16: 1, 24: 2, 32: 1, 48: 4, 96: 8}
+
+
+def assemble(listed: Catalogue, machine_type: str, kind: Kind, accelerator: str | None = None, count: int = 0) -> Price:
+    """Return Google's price for a machine, with `count` attached accelerators on an N1 machine.
+
+    A STANDARD job is not billed for local disks (seen on a bill). Other kinds pay Compute Engine's price for local
+    disks, without a fee. Raises NotListed.
+    """
+    needs, disks = _needs(machine_type, accelerator, count)
+    found: list[tuple[str, tuple[Part, ...]]] = []
+    missing = ""
+    for rule, parts in _ways(listed, kind, needs, disks):
+        try:
+            found.append((rule, tuple(parts())))
+        except NotListed as error:
+            missing = str(error)
+    if not found:
+        raise NotListed(f"{machine_type}: {missing}")
+    (rule_, parts_), *more = found
+    price = Price(machine_type, listed.region, kind, parts_, rule_)
+    return replace(price, other_usd=_total(more[0][1]), other_rule=more[0][0]) if more else price
+
+
+def _total(parts: tuple[Part, ...]) -> float:
+    return round(sum(part.usd for part in parts), 6)
+
+
+def _ways(
+    listed: Catalogue, kind: Kind, needs: list[Need], disks: list[Need]
+) -> list[tuple[str, Callable[[], list[Part]]]]:
+    """Return both rules for the price, the more reliable rule first."""
+
+    def of(mode: Mode, wanted: list[Need]) -> list[Part]:
+        return [_part(listed, mode, need) for need in wanted]
+
+    def share() -> Part:
+        on_demand = of("standard", needs)
+        since = max(part.effective_time for part in on_demand)
+        return Part(f"{SHARE} price on demand", FEE, _total(tuple(on_demand)), since)
+
+    if kind == "standard":
+        return [
+            ("Vertex AI's own prices", lambda: of("own", needs)),
+            (f"Compute Engine's x {1 + FEE:g}", lambda: [*of("standard", needs), share()]),
+        ]
+    mode: Mode = "standard" if kind == "reservation" else kind
+
+    def machine() -> list[Part]:
+        return [*of(mode, needs), *of(mode, disks)]
+
+    return [
+        ("Compute Engine's prices + Vertex AI's fee", lambda: [*machine(), *of("fee", needs)]),
+        (f"Compute Engine's + {FEE:.0%} of on demand", lambda: [*machine(), share()]),
+    ]
+
+
+def _part(listed: Catalogue, mode: Mode, need: Need) -> Part:
+    """Return the most expensive SKU among the names. Raises NotListed."""
+    found = [sku for name in need.names if (sku := listed.skus.get((mode, device(name)))) is not None]
+    if not found:
+        what = {"own": "by Vertex AI", "fee": "by Vertex AI, as a fee"}.get(mode, f"by Compute Engine, {mode}")
+        raise NotListed(f"Google lists no `{need.names[0]}` in {listed.region} ({what})")
+    sku = max(found, key=lambda sku: sku.usd)
+    return Part(sku.description, need.quantity, sku.usd, sku.since)
+
+
+def _needs(machine_type: str, accelerator: str | None, count: int) -> tuple[list[Need], list[Need]]:
+    """Return the billed parts of the machine, and its local disks. Raises NotListed if the machine is unknown."""
+    family, _, size = machine_type.rpartition("-")
+    if (bundle := _BUNDLES.get(family)) and re.fullmatch(r"\d+g", size):
+        number = int(size[:-1])
+        needs = [Need(number, bundle.accelerator)]
+        if bundle.vcpus:
+            needs += _host(bundle.core, number * bundle.vcpus, number * bundle.memory_gib)
+        return needs, [Need(number * bundle.ssd_gib, _SSD)] if bundle.ssd_gib else []
+    vcpus = int(size) if size.isdecimal() else 0
+    is_part = (family == "g2-standard" and vcpus not in _L4) or (family == "g4-standard" and vcpus % 48)
+    if family not in _MEMORY or not vcpus or is_part:
+        raise NotListed(f"what {machine_type} is made of is not known here")
+    needs = _host(family.partition("-")[0], vcpus, vcpus * _MEMORY[family])
+    if family == "g2-standard":
+        needs.append(Need(_L4[vcpus], ("l4",)))
+    elif family == "g4-standard":
+        needs.append(Need(vcpus // 48, ("rtx 6000 96gb", "rtx pro 6000", "rtx pro 6000 96gb")))
+    elif accelerator is not None and count:
+        needs.append(Need(count, (accelerator,)))
+    return needs, []
+
+
+def _host(core: str, vcpus: int, memory_gib: float) -> list[Need]:
+    names = _CORES.get(core, (core,))
+    return [
+        Need(vcpus, tuple(f"{name} core" for name in names)),
+        Need(memory_gib, tuple(f"{name} ram" for name in names)),
+    ]

@@ -1,0 +1,305 @@
+"""Notifications by the job itself, if the config asks for them: node 0's agent sends while the launcher may be off.
+
+A thread of the agent, outside the ranks' processes: no step waits for a send, and the job's end waits at most EXIT_S.
+Each delivered notification is an event line in rank 0's log, so that a follower of the job does not send the same
+again, and is noted beside the checkpoints, so that the job on other machines does not either.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import atomic_json, events
+from cloudtrain.entrypoints.contract import AgentSpec, ExitReport, NoticeSettings
+from cloudtrain.entrypoints.job_files import has_checkpoint
+from cloudtrain.entrypoints.notices import resume_cost
+from cloudtrain.entrypoints.notices.message import (
+    Facts,
+    Notice,
+    budget_key,
+    compose,
+    deadline_key,
+    end_key,
+    leaving,
+    threshold,
+)
+from cloudtrain.entrypoints.notices.sending import Channel, DeliveryError, back_off_s, send, try_all
+
+__all__ = ["EXIT_S", "NodeNotifier", "of_agent", "standing"]
+
+EXIT_S = 2.5  # the longest wait of a job's end for its notifications
+EVERY_S = 5.0
+MEMORY = ".told.json"  # beside the checkpoints
+TAIL_BYTES = 1 << 20  # of rank 0's log, searched for the last step and save
+_TERMS = ("uncertainty", "tail_s", "lead_s", "unit_s", "least_bill_s", "least_s", "starts")
+_FROM_STEP = ("step", "max_steps", "eta_s")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The agent's facts about the job. Times in unix seconds; `used_s`: the time used on earlier machines."""
+
+    job: str
+    attempt: int
+    settings: NoticeSettings
+    began_s: float
+    limit_s: float
+    deadline_s: float
+    limit_reason: str
+    used_s: float = 0.0
+    saves: bool = True
+
+    def spent_micro(self, now_s: float) -> int | None:
+        """Return the job's cost until `now_s`, by this machine's clock; None if the price is unknown."""
+        rate = self.settings.rate_micro_h
+        if rate is None:
+            return None
+        return round(self.settings.spent_micro + rate * (now_s - self.began_s + self.used_s) / 3600)
+
+
+def of_agent(spec: AgentSpec, began_s: float) -> NodeNotifier | None:
+    """Return the notifier of the job in this agent's spec; None if the job wants no notifications, or off node 0."""
+    job, settings = spec.job, spec.job.notices
+    if settings is None or spec.node != 0:
+        return None
+    saves = job.run.kind == "task" or job.run.on_stop == "save"
+    limits = spec.max_duration_s, spec.deadline_s, spec.limit_reason
+    run = Run(job.job, job.attempt, settings, began_s, *limits, spec.used_s, saves)
+    folder = Path(spec.environment["CLOUDTRAIN_CHECKPOINT_DIR"])
+    return NodeNotifier(run, _channels(settings, spec.secrets), Path(spec.root) / "log" / "rank-0.log", folder)
+
+
+def standing(run: Run, progress: Mapping[str, Any], now_s: float, reason: str | None = None) -> list[Notice]:
+    """Return the notifications that are due while the job runs, or after its end because of `reason`."""
+    facts, notices = _facts(run, progress, now_s), []
+    limit = run.settings.limit_micro
+    if reached := threshold(run.settings.alert_at, facts.spent_micro, limit, is_its_end=reason == "budget"):
+        percent, headline = reached
+        if percent >= 100 and run.settings.on_limit == "alert":
+            headline += "; it continues (on_limit: alert)"
+        assert limit is not None  # no threshold is reached without a limit
+        notices.append(_notice(budget_key(percent, limit), "budget", headline, facts, now_s))
+    at_s, is_money, is_hard = run.began_s + run.deadline_s, run.limit_reason == "budget", run.deadline_s >= run.limit_s
+    if soon := leaving(facts, at_s, run.began_s, now_s, is_money=is_money, is_hard=is_hard):
+        notices.append(_notice(deadline_key(run.attempt), "deadline", soon, facts, now_s, ("budget",)))
+    return notices
+
+
+class NodeNotifier:
+    """The thread that notifies. `folder` is the checkpoints' folder, `log` is rank 0's."""
+
+    def __init__(
+        self, run: Run, channels: Mapping[str, tuple[Channel, tuple[str, ...]]], log: Path, folder: Path
+    ) -> None:
+        self._run = run
+        self._channels = channels
+        self._log = log
+        self._folder = folder
+        self._told = self._remembered()
+        self._tries: dict[tuple[str, str], tuple[int, float]] = {}
+        self._marking = threading.Lock()
+        self._said: set[str] = set()
+        self._verdict: ExitReport | None = None
+        self._end_s = 0.0
+        self._wall_s = time.time() - time.monotonic()  # measured once: the wall clock may be set meanwhile
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="notices", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def end(self, verdict: ExitReport) -> None:
+        """Start to notify how the job has ended; return at once."""
+        self._verdict, self._end_s = verdict, time.monotonic() + EXIT_S
+        self._is_over.set()
+
+    def finish(self) -> None:
+        """Return after the last notification, at most EXIT_S after `end`."""
+        self._thread.join(max(0.0, self._end_s - time.monotonic()))
+
+    def _follow(self) -> None:
+        every_s = max(0.2, min(EVERY_S, self._run.limit_s / 100))
+        again_s: float | None = None
+        while not self._is_over.wait(min(every_s, again_s or every_s)):
+            again_s = self._tell(partial(standing, self._run))
+        while True:
+            wait_s = self._tell(self._ending)
+            if wait_s is None or time.monotonic() + wait_s > self._end_s:
+                return
+            time.sleep(wait_s)
+
+    def _ending(self, progress: Mapping[str, Any], now_s: float) -> list[Notice]:
+        verdict, run = self._verdict, self._run
+        assert verdict is not None
+        state, reason = verdict.state, verdict.reason
+        is_resumable = state != "succeeded" and has_checkpoint(self._folder)
+        facts = _facts(run, progress, now_s, state, reason, is_resumable=is_resumable)
+        headline = f"{state}{f' ({reason})' if reason else ''}{', resumable' if is_resumable else ''}"
+        if message := (verdict.error or {}).get("message"):
+            headline += f": {str(message)[:300]}"
+        also = (reason,) if reason in ("preempted", "budget") else ()
+        told = [each for each in standing(run, progress, now_s, reason) if each.event == "budget"]
+        return [*told, _notice(end_key(state, reason, run.attempt), state, headline, facts, now_s, also)]
+
+    def _tell(self, what: Callable[[Mapping[str, Any], float], list[Notice]]) -> float | None:
+        """Send the due notifications; return the seconds until the next retry, None without a retry."""
+        now_s = self._now_s()
+        due = self._due(what({}, now_s), now_s)
+        if due:  # the log is read only if a notification is due
+            saved = {"checkpoint_step": None} if has_checkpoint(self._folder) else {}
+            due = self._due(what(saved | _progress(self._log), now_s), now_s)
+        faults = try_all([partial(self._send, name, notice) for name, notice in due])
+        for (name, notice), fault in zip(due, faults, strict=True):
+            if fault is not None and (name, notice.key) not in self._told:
+                tries = self._tries.get((name, notice.key), (0, 0.0))[0] + 1
+                self._tries[name, notice.key] = (tries, self._now_s() + back_off_s(tries, fault))
+                self._say(self._channels[name][0], fault)
+        waits = [next_s for key, (_, next_s) in self._tries.items() if key not in self._told]
+        return max(0.05, min(waits) - self._now_s()) if waits else None
+
+    def _now_s(self) -> float:
+        return self._wall_s + time.monotonic()
+
+    def _due(self, notices: list[Notice], now_s: float) -> list[tuple[str, Notice]]:
+        found = []
+        standing_now = {notice.key for notice in notices}
+        self._tries = {key: value for key, value in self._tries.items() if key[1] in standing_now}
+        for name, (_, on) in self._channels.items():
+            for notice in notices:
+                is_wanted = not {notice.event, *notice.also}.isdisjoint(on)
+                is_time = self._tries.get((name, notice.key), (0, 0.0))[1] <= now_s
+                if is_wanted and is_time and (name, notice.key) not in self._told:
+                    found.append((name, notice))
+        return found
+
+    def _send(self, name: str, notice: Notice) -> None:
+        """Deliver the notice and mark it at once, without waiting for other sends. Raises Fault."""
+        send(self._channels[name][0], notice)
+        with self._marking:
+            self._mark(name, notice)
+
+    def _mark(self, name: str, notice: Notice) -> None:
+        self._told.add((name, notice.key))
+        words = f"alert sent to {self._channels[name][0].shown}: {notice.title}"
+        line = events.format_line("notice", words, {"channel": name, "key": notice.key}) + "\n"
+        try:
+            log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(log, line.encode())
+            finally:
+                os.close(log)
+            kept = sorted([each, key] for each, key in self._told if key.startswith(("budget:", "deadline:")))
+            atomic_json.write_json(self._folder / MEMORY, {"job": self._run.job, "told": kept})
+        except OSError as error:  # a full disk: at worst a notification is sent twice
+            print(f"agent: the list of delivered alerts cannot be saved: {error}", flush=True)
+
+    def _remembered(self) -> set[tuple[str, str]]:
+        known = atomic_json.read_json(self._folder / MEMORY)
+        if not isinstance(known, dict) or known.get("job") != self._run.job:
+            return set()
+        return {(str(name), str(key)) for name, key in known.get("told", ())}
+
+    def _say(self, channel: Channel, fault: DeliveryError) -> None:
+        words = (
+            f"alert not delivered, next try follows: {channel.shown}: {fault}{f'; {fault.cure}' if fault.cure else ''}"
+        )
+        if words not in self._said:
+            self._said.add(words)
+            print(f"agent: {words}", flush=True)
+
+
+def _channels(settings: NoticeSettings, secrets: Mapping[str, str]) -> dict[str, tuple[Channel, tuple[str, ...]]]:
+    """Return the channels by id, each with the events it is subscribed to."""
+    found = {}
+    for each in settings.channels:
+        value = secrets.get(each.secret, "").strip()
+        is_mail = each.kind == "email"
+        channel = Channel(each.kind, each.to if is_mail else value, value if is_mail else "", each.sender)
+        found[each.id] = (channel, each.on)
+    return found
+
+
+def _facts(
+    run: Run,
+    progress: Mapping[str, Any],
+    now_s: float,
+    state: str = "running",
+    reason: str | None = None,
+    *,
+    is_resumable: bool = True,
+) -> Facts:
+    settings, is_running = run.settings, state == "running"
+    spent, rate, limit = run.spent_micro(now_s), settings.rate_micro_h, settings.limit_micro
+    done_s = resume_cost.number(progress.get("eta_s")) if is_running else None
+    total = None if done_s is None or spent is None else spent + round((rate or 0) * done_s / 3600)
+    at_s = run.began_s + run.deadline_s
+    is_short = not is_running or (run.limit_reason == "budget" and (done_s is None or now_s + done_s > at_s))
+    more = _more(run, progress, now_s, is_running=is_running) if reason == "budget" or is_short else None
+    resume = None
+    if state != "succeeded" and ((is_resumable and not is_running) or (is_running and more is not None)):
+        resume = f"cloudtrain resume {run.job}"
+        resume += "" if more is None else f" --budget +{resume_cost.amount(more.micro)}"
+    return Facts(
+        job=run.job,
+        backend=settings.backend,
+        attempt=run.attempt,
+        state=state,
+        reason=reason,
+        spent_micro=spent,
+        limit_micro=limit,
+        burn_micro_h=rate if is_running else 0,
+        total_micro=total,
+        cap_at_s=run.began_s + run.limit_s,
+        deadline_at_s=at_s if run.deadline_s < run.limit_s else None,
+        finish_at_s=None if done_s is None else now_s + done_s,
+        step=progress.get("step"),
+        max_steps=progress.get("max_steps"),
+        checkpoint_step=progress.get("checkpoint_step"),
+        saved="checkpoint_step" in progress,
+        resume=resume,
+        resume_words="" if resume is None or more is None else more.words,
+        saves=run.saves,
+    )
+
+
+def _more(run: Run, progress: Mapping[str, Any], now_s: float, *, is_running: bool) -> resume_cost.ExtraBudget | None:
+    """Return the amount to add to the budget for a resume, None if the budget suffices or is only an alert."""
+    settings, spent, limit = run.settings, run.spent_micro(now_s), run.settings.limit_micro
+    if limit is None or spent is None or settings.rate_micro_h is None or settings.on_limit == "alert":
+        return None
+    costs = resume_cost.PriceTerms(settings.rate_micro_h, **{name: getattr(settings, name) for name in _TERMS})
+    worst = round(settings.spent_micro + (spent - settings.spent_micro) * settings.uncertainty)
+    until_s = max(0.0, run.began_s + run.deadline_s - now_s) if is_running else None
+    return resume_cost.more(limit, spent, costs, progress, until_s, worst)
+
+
+def _notice(key: str, event: str, headline: str, facts: Facts, now_s: float, also: tuple[str, ...] = ()) -> Notice:
+    return compose(key, event, headline, facts, now_s, also=also, origin="job")
+
+
+def _progress(log: Path) -> dict[str, Any]:
+    """Return the last step and checkpoint near the end of rank 0's log."""
+    found: dict[str, Any] = {}
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        if events.MARK not in line:
+            continue
+        _, event = events.parse(line)
+        if event is not None and event["e"] in ("start", "step", "done"):
+            found |= {key: event[key] for key in _FROM_STEP if key in event}
+        elif event is not None and event["e"] in ("checkpoint", "restart") and event.get("path"):
+            found["checkpoint_step"] = event.get("step", found.get("checkpoint_step"))
+    return found

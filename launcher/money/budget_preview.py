@@ -1,0 +1,155 @@
+"""Preview, from local state, of the budgets that apply to a job before its send; no writes, no requests."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.format import down, usd
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault
+from cloudtrain.launcher.store.budgets import OVERALL, Standing, refusal
+from cloudtrain.launcher.store.home import where
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.store.database import Database
+
+__all__ = ["ApplicableBudgets", "books_of", "budgeted_in", "require_known_project"]
+
+MOST_NAMED = 5
+LIKENESS = 0.75  # from this ratio of difflib's a name counts as a misspelling
+
+
+@dataclass(frozen=True)
+class ApplicableBudgets:
+    """The budgets that apply to a job of `project` on this machine; the ledgers in `shared` are asked at submit.
+
+    `budgeted`: the projects with a budget. `trouble`: the error if the budgets could not be read.
+    """
+
+    project: str
+    standings: tuple[Standing, ...] = ()
+    shared: tuple[str, ...] = ()
+    budgeted: tuple[str, ...] = ()
+    trouble: str = ""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether some projects have budgets, but not this project (or a job without a project)."""
+        return bool(self.budgeted) and self.project not in self.budgeted
+
+    def refused(self, amount_micro: int | None) -> str:
+        """Return why a submit would refuse a job with the worst case `amount_micro`; empty if accepted."""
+        if amount_micro == 0:
+            return ""
+        if (slip := _slip(self)) is not None:
+            return slip.message + f"; {slip.hint}"
+        return "; ".join(text for standing in self.standings for text in refusal(standing, amount_micro))
+
+    def lines(self, amount_micro: int | None) -> list[str]:
+        """Return text: the budgets that apply to a job with this worst case, and whether they have room."""
+        return [] if amount_micro == 0 else list(self._lines(amount_micro))
+
+    def unknown(self) -> Iterator[str]:
+        """Yield a line if the project has no budget while some projects do; a job may have no project on purpose."""
+        if self.project and self.is_unknown:
+            named = ", ".join(self.budgeted[:MOST_NAMED]) + (", ..." if len(self.budgeted) > MOST_NAMED else "")
+            yield f"project {self.project}: no budget of its own (known: {named})"
+
+    def dump(self, amount_micro: int | None) -> dict[str, Any]:
+        """Return the preview for JSON."""
+        return {
+            "project": self.project or None,
+            "against": [_dump(standing) for standing in self.standings],
+            "shared": list(self.shared),
+            "refused": self.refused(amount_micro) or None,
+            "unknown_project": self.is_unknown,
+            "error": self.trouble or None,
+        }
+
+    def _lines(self, amount_micro: int | None) -> Iterator[str]:
+        for standing in self.standings:
+            left = usd(down(standing.left_micro)).removesuffix(" USD")
+            room = f", room for worst cases of {usd(down(max(0, standing.room_micro)))}"
+            more = room if standing.budget.overcommit_percent != 100 else ""
+            yield f"counts against {standing.budget.title} ({left} left{more})"
+        for place in self.shared:
+            yield f"counts against the shared ledger {place}, checked at submit"
+        if self.trouble:
+            yield f"the budgets could not be checked: {self.trouble}"
+        yield from self.unknown()
+        if why := self.refused(amount_micro):
+            running = any(standing.held for standing in self.standings)
+            yield f"would be refused: {why}" + (
+                " (unless a job has ended since: submit checks again)" if running else ""
+            )
+
+
+def books_of(config: JobConfig) -> ApplicableBudgets:
+    """Return the budgets that apply to a job of this config; none, without a write, if no home folder exists."""
+    from cloudtrain.launcher.money.conditional import located
+
+    project = config.project.name if config.project else OVERALL
+    given = config.project.ledger if config.project else None
+    shared = (located(given),) if given else ()
+    try:
+        folder = where()
+        if not (folder / "registry.sqlite").exists():
+            return ApplicableBudgets(project, shared=shared)
+        from cloudtrain.launcher.store.database import Database
+
+        return _read(Database(folder), project, shared)
+    except CloudtrainError as error:
+        return ApplicableBudgets(project, shared=shared, trouble=error.message)
+    except (OSError, RuntimeError) as error:  # RuntimeError: `~nobody`
+        return ApplicableBudgets(project, shared=shared, trouble=str(error))
+
+
+def require_known_project(books: ApplicableBudgets) -> None:
+    """Raise ConfigError if the project has no budget and its name looks like a misspelled project with a budget."""
+    if (slip := _slip(books)) is not None:
+        raise ConfigError([slip])
+
+
+def budgeted_in(database: Database) -> set[str]:
+    """Return the projects with a budget that this installation knows, own or shared."""
+    from cloudtrain.launcher.store import ledger
+
+    return ({budget.project for budget in ledger.budgets(database)} | set(ledger.ledgers(database))) - {OVERALL}
+
+
+def _read(database: Database, project: str, given: tuple[str, ...]) -> ApplicableBudgets:
+    from cloudtrain.launcher.store import ledger
+
+    known = ledger.ledgers(database)
+    own = given or ((known[project],) if project in known else ())
+    shared = tuple(dict.fromkeys([*own, *([known[OVERALL]] if OVERALL in known else [])]))
+    budgeted = budgeted_in(database) | ({project} if shared else set())  # submit checks the shared ledger
+    standings = ledger.standings(database, time.time(), project)
+    database.close()
+    return ApplicableBudgets(project, tuple(standings), shared, tuple(sorted(budgeted - {OVERALL})))
+
+
+def _slip(books: ApplicableBudgets) -> Fault | None:
+    from difflib import get_close_matches
+
+    if not books.project or not books.is_unknown:
+        return None
+    near = get_close_matches(books.project, books.budgeted, 1, LIKENESS)
+    if not near:
+        return None
+    hint = f"did you mean `{near[0]}`? Else give it one: cloudtrain budget set {books.project} 100USD"
+    return Fault(f"project {books.project} has no budget", key="project", hint=hint)
+
+
+def _dump(standing: Standing) -> dict[str, Any]:
+    return {
+        "project": standing.budget.project or None,
+        "period": standing.budget.period,
+        "limit_usd": standing.budget.limit_micro / 1e6,
+        "left_usd": standing.left_micro / 1e6,
+        "room_usd": standing.room_micro / 1e6,
+    }

@@ -1,0 +1,114 @@
+"""Forecast of a running job's cost and end, by its throughput, price and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.store import loss_bins
+from cloudtrain.launcher.text.units import parse_money
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Attempt, Job
+    from cloudtrain.launcher.plan import Plan
+
+__all__ = ["Forecast", "budget_micro", "left_s", "limit_micro", "outlook"]
+
+_GRACE_S, _GRACE_STEPS = 60.0, 3  # how long a job's own forecast stays valid after its time has passed
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Money in micro-dollars, times in unix seconds; None if unknown or not applicable."""
+
+    spent_micro: int | None  # all attempts, until now
+    burn_micro_h: int | None  # the cost per hour now, all instances; 0 once no instance runs
+    limit_micro: int | None  # the job's budget
+    cap_at_s: float | None  # when the backend ends the job
+    deadline_at_s: float | None  # when the job starts to leave; a script gets SIGTERM
+    finish_at_s: float | None  # by throughput; also None once the job stalls for longer than the grace time
+    total_micro: int | None  # the forecast cost at the finish
+    hits_limit: bool | None  # whether a limit, of time or money, comes before the finish
+    stalled_s: float | None  # since the last step; None before the first
+    checkpoint_step: int | None = None  # of the newest checkpoint, possibly saved by an earlier attempt
+    saved_attempt: int | None = None  # the attempt of the newest checkpoint, and the time of the save
+    saved_s: float | None = None
+
+
+def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
+    """Return the forecast at `now_s`; `attempts` are all attempts, and `job.attempt` replaces the last."""
+    last = job.attempt
+    legs = meter.legs_of([*(each for each in attempts if each.number != last.number), last])
+    spent, burn, limit = meter.spent_micro(legs, now_s), meter.burn_micro_h(legs), limit_micro(job)
+    began_s = last.state.started_s if job.active else None
+    cap_at_s = deadline_at_s = finish_at_s = stalled_s = None
+    if began_s is not None:
+        cap_at_s, deadline_at_s = began_s + last.plan.cap_s, _deadline_at_s(began_s, last.plan)
+        finish_at_s = _finish_at_s(last.progress, now_s)
+        stepped_s = last.progress.get("stepped_s")
+        stalled_s = None if stepped_s is None else max(0.0, now_s - stepped_s)
+    total = spent if not job.active else None
+    if finish_at_s is not None and spent is not None and burn is not None:
+        total = spent + round(burn * (finish_at_s - now_s) / 3600)
+    hits_limit = None
+    if finish_at_s is not None and cap_at_s is not None:
+        is_late = finish_at_s > (cap_at_s if deadline_at_s is None else deadline_at_s)
+        hits_limit = is_late or (limit is not None and total is not None and total > limit)
+    ends = (spent, burn, limit, cap_at_s, deadline_at_s, finish_at_s, total, hits_limit, stalled_s)
+    return Forecast(*ends, *_newest_save([last, *attempts]))
+
+
+def limit_micro(job: Job) -> int | None:
+    """Return the job's budget; None without a budget, and on own machines without a price, where no budget applies."""
+    return None if job.attempt.plan.unpriced_budget_micro is not None else budget_micro(job)
+
+
+def budget_micro(job: Job) -> int | None:
+    """Return the budget in the job's config, or None."""
+    return None if job.asked.budget is None else parse_money(job.asked.budget)
+
+
+def _newest_save(attempts: Sequence[Attempt]) -> tuple[int | None, int | None, float | None]:
+    """Return step, attempt and time of the newest checkpoint that any attempt has reported or resumed from."""
+    for attempt in sorted(attempts, key=lambda each: -each.number):
+        step, saved_s = attempt.progress.get("checkpoint_step"), attempt.progress.get("saved_s")
+        if isinstance(step, int) or saved_s is not None:  # a stored row may be damaged
+            is_time = isinstance(saved_s, float | int)
+            return step if isinstance(step, int) else None, attempt.number, saved_s if is_time else None
+    return None, None, None
+
+
+def _deadline_at_s(began_s: float, plan: Plan) -> float | None:
+    return began_s + plan.deadline_s if plan.deadline_s else None  # 0: a plan of an older version
+
+
+def _finish_at_s(progress: dict[str, Any], now_s: float) -> float | None:
+    """Return when the remaining steps are done, by the job's own estimate, else by its pace so far.
+
+    Shortly after the forecast time the job is expected to end now; later the finish is unknown (None).
+    """
+    rest_s = left_s(progress)
+    if rest_s is None:
+        return None
+    finish_at_s = float(progress.get("stepped_s", now_s) + rest_s)
+    step_s = progress.get("step_s")
+    grace_s = max(_GRACE_S, _GRACE_STEPS * step_s if isinstance(step_s, float | int) else 0.0)
+    return max(now_s, finish_at_s) if now_s - finish_at_s <= grace_s else None
+
+
+def left_s(progress: dict[str, Any]) -> float | None:
+    """Return the remaining seconds at the last step: as the job reported, else by its pace so far."""
+    eta_s = progress.get("eta_s")
+    return float(eta_s) if isinstance(eta_s, float | int) else _by_pace_s(progress)
+
+
+def _by_pace_s(progress: dict[str, Any]) -> float | None:
+    """Return the remaining seconds of a job that reports only its steps, such as a script."""
+    step, most = progress.get("step"), progress.get("max_steps")
+    bins = loss_bins.load(progress.get("curve")).bins
+    if not isinstance(most, int) or not isinstance(step, int) or len(bins) < 2 or bins[-1].step <= bins[0].step:
+        return None
+    step_s = (bins[-1].time_s - bins[0].time_s) / (bins[-1].step - bins[0].step)
+    return max(0.0, step_s * (most - step))

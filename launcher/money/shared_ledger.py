@@ -1,0 +1,274 @@
+"""A ledger that several machines share without a server: a single JSON object, changed by compare and swap.
+
+A writer reads and changes the whole content, and writes on condition that the version is unchanged, else starts over.
+Each write carries a random nonce, so the next read shows whether a write with a lost answer succeeded. Attempts that
+may cost money are under `held`, keyed by installation, job and attempt. At its end an attempt moves to `closed` for
+KEEP_S, so no attempt counts twice or is held again. Afterwards only sums are kept.
+
+A delayed request of a dead sender does no harm once its job is closed: closing always writes, even for an unknown job,
+so the version in the delayed request is no longer current.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloudtrain.launcher.errors import ConfigError, UnreachableError
+from cloudtrain.launcher.money.conditional import ABSENT, ConditionalObject
+from cloudtrain.launcher.store.budgets import OVERALL, Held, LedgerBudget, Standing, month_of, require_room
+
+__all__ = ["Book", "End", "change", "close", "hold", "join", "load", "read", "standings"]
+
+FORM = 1
+MOST_S = 60.0  # how long to retry while other writers win or the store does not answer
+PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
+KEEP_S = 100 * 86_400  # after the end; longer than any plausible clock error or late settlement
+NONCES = 256  # kept for the last writes
+
+
+@dataclass(frozen=True)
+class End:
+    """An attempt that has ended. `months`: the cost in each calendar month."""
+
+    project: str
+    amount_micro: int | None
+    ended_s: float
+    months: Mapping[str, int]
+
+
+@dataclass
+class Book:
+    """The object's content, to be changed in place.
+
+    `spent`: project -> month -> sum of unlisted attempts; all attempts that ended before `before_s` may be in the sums.
+    """
+
+    budgets: dict[tuple[str, str], LedgerBudget] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=dict)
+    closed: dict[str, End] = field(default_factory=dict)
+    spent: dict[str, dict[str, int]] = field(default_factory=dict)
+    before_s: float = 0.0
+    nonces: list[str] = field(default_factory=list)
+
+
+def read(cell: ConditionalObject) -> Book | None:
+    """Return the content, None if missing. Raises UnreachableError; ConfigError if the content is damaged."""
+    data = cell.read()[0]
+    return None if data is None else load(data, cell.uri)
+
+
+def change(
+    cell: ConditionalObject, apply: Callable[[Book], None], *, may_make: bool = False, most_s: float = MOST_S
+) -> Book:
+    """Return the content after `apply` has changed it in an atomic write.
+
+    `apply` may be called several times, with the current content each time; its errors are raised, and no write
+    happens. Raises UnreachableError if the write is not confirmed, ConfigError if the object is missing.
+    """
+    nonce, end = secrets.token_hex(8), time.monotonic() + most_s
+    pause_s, doubt = PAUSE_S, None
+    while True:
+        data, version = cell.read()
+        if data is None and not may_make:
+            hint = "cloudtrain budget set [PROJECT] LIMIT --ledger PLACE makes it; is the place right?"
+            raise ConfigError("there is no ledger", where=cell.uri, hint=hint)
+        book = Book() if data is None else load(data, cell.uri)
+        if nonce in book.nonces:  # the write succeeded, only the answer was lost
+            return book
+        apply(book)
+        book.nonces = [*book.nonces, nonce][-NONCES:]
+        try:
+            if cell.write(_dump(book), ABSENT if data is None else version):
+                return book
+        except UnreachableError as error:
+            doubt = error
+        if time.monotonic() > end:
+            message = f"the ledger could not be written for {most_s:.0f} s" + (f": {doubt.message}" if doubt else "")
+            raise UnreachableError(message, where=cell.uri, hint="try again") from doubt
+        time.sleep(random.uniform(0, pause_s))
+        pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+
+
+def standings(book: Book, now_s: float, project: str | None = None) -> list[Standing]:
+    """Return the state of each budget, or of the budgets that apply to the project's jobs (its own and the overall)."""
+    wanted = [budget for budget in book.budgets.values() if project is None or budget.project in (OVERALL, project)]
+    return [_standing(book, budget, now_s) for budget in sorted(wanted, key=lambda each: (each.project, each.period))]
+
+
+def hold(book: Book, key: str, held: Held, now_s: float) -> None:
+    """Reserve the worst case; an attempt that is held already stays unchanged.
+
+    Raises BudgetError if a budget has no room, ConfigError if the attempt is closed already and must not start.
+    """
+    if key in book.held:
+        return
+    if key in book.closed:
+        raise ConfigError(f"the team's ledger has closed {held.job_id} already", hint="submit it again")
+    require_room(standings(book, now_s, held.project), held.amount_micro)
+    book.held[key] = held
+
+
+def join(book: Book, key: str, held: Held) -> None:
+    """Hold an attempt that runs already, without a budget check; also an attempt released by mistake as never sent."""
+    end = book.closed.get(key)
+    if end is not None and end.amount_micro is None and not end.months:
+        del book.closed[key]
+    if key not in book.closed:
+        book.held[key] = held
+
+
+def close(book: Book, ends: Mapping[str, End], now_s: float) -> None:
+    """Replace reservations by costs; a repeated close replaces the figures. Also sums up entries older than KEEP_S."""
+    for key, end in ends.items():
+        known = book.held.pop(key, None) or book.closed.get(key)
+        # An unknown attempt that ended before `before_s` may be in the sums already.
+        if known is not None or end.ended_s >= book.before_s:
+            book.closed[key] = end
+    _sum_up(book, now_s - KEEP_S)
+
+
+def load(data: bytes, uri: str) -> Book:
+    """Return the content. Raises ConfigError if damaged: a damaged ledger never counts as an empty ledger."""
+    try:
+        told = json.loads(data)
+        form = told["cloudtrain_ledger"]
+        if form != FORM:
+            hint = "use the newest cloudtrain on every machine"
+            raise ConfigError(f"the ledger has form {form!r}, and this version knows {FORM}", where=uri, hint=hint)
+        return Book(
+            {(each["project"], each["period"]): _budget(each) for each in told["budgets"]},
+            {key: _held(each) for key, each in told["held"].items()},
+            {key: _end(each) for key, each in told["closed"].items()},
+            {project: _months(months) for project, months in told["spent"].items()},
+            float(told["before_s"]),
+            [str(nonce) for nonce in told["nonces"]],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"the ledger is damaged, or the object is not a ledger ({type(error).__name__}: {error})"
+        hint = "restore an earlier version of the object; nothing is sent until then"
+        raise ConfigError(message, where=uri, hint=hint) from error
+
+
+# -- inside ---------------------------------------------------------------------------------------------------------
+
+
+def _standing(book: Book, budget: LedgerBudget, now_s: float) -> Standing:
+    month = month_of(now_s)
+    projects = None if budget.project == OVERALL else (budget.project,)
+    ended = [end for end in book.closed.values() if projects is None or end.project in projects]
+    costs = [months for project, months in book.spent.items() if projects is None or project in projects]
+    costs += [dict(end.months) for end in ended]
+    # Spending after this month counts too: a clock may have been put back.
+    spent = sum(micro for months in costs for when, micro in months.items() if budget.period == "all" or when >= month)
+    held = sorted(
+        (each for each in book.held.values() if projects is None or each.project in projects),
+        key=lambda each: (each.created_s, each.job_id),
+    )
+    known = [end for end in ended if end.amount_micro]
+    return Standing(
+        budget,
+        month,
+        spent,
+        tuple(held),
+        sum(sum(end.months.values()) for end in known),
+        sum(end.amount_micro or 0 for end in known),
+        len(known),
+    )
+
+
+def _sum_up(book: Book, before_s: float) -> None:
+    """Reduce entries that ended earlier to sums, at most once a month rather than at each write."""
+    if month_of(before_s) == month_of(book.before_s):
+        return
+    for key, end in list(book.closed.items()):
+        if end.ended_s < before_s:
+            del book.closed[key]
+            months = book.spent.setdefault(end.project, {})
+            for month, micro in end.months.items():
+                months[month] = months.get(month, 0) + micro
+    book.before_s = max(book.before_s, before_s)
+
+
+def _dump(book: Book) -> bytes:
+    told = {
+        "cloudtrain_ledger": FORM,
+        "budgets": [_told_budget(each) for each in book.budgets.values()],
+        "held": {key: _told_held(each) for key, each in book.held.items()},
+        "closed": {key: _told_end(each) for key, each in book.closed.items()},
+        "spent": book.spent,
+        "before_s": book.before_s,
+        "nonces": book.nonces,
+    }
+    return json.dumps(told, indent=1, sort_keys=True, allow_nan=False).encode()
+
+
+def _told_budget(budget: LedgerBudget) -> dict[str, Any]:
+    return {
+        "project": budget.project,
+        "period": budget.period,
+        "limit_micro": budget.limit_micro,
+        "overcommit_percent": budget.overcommit_percent,
+        "set_s": budget.set_s,
+        "set_by": budget.set_by,
+    }
+
+
+def _told_held(held: Held) -> dict[str, Any]:
+    return {
+        "job": held.job_id,
+        "attempt": held.attempt,
+        "project": held.project,
+        "amount_micro": held.amount_micro,
+        "created_s": held.created_s,
+        "by": held.by,
+    }
+
+
+def _told_end(end: End) -> dict[str, Any]:
+    return {
+        "project": end.project,
+        "amount_micro": end.amount_micro,
+        "ended_s": end.ended_s,
+        "months": dict(end.months),
+    }
+
+
+def _budget(told: dict[str, Any]) -> LedgerBudget:
+    period = told["period"]
+    if period not in ("all", "month"):
+        raise ValueError(f"no such period: {period!r}")
+    limit, percent = _micro(told["limit_micro"]), _micro(told["overcommit_percent"])
+    return LedgerBudget(_text(told["project"]), period, limit, percent, float(told["set_s"]), _text(told["set_by"]))
+
+
+def _held(told: dict[str, Any]) -> Held:
+    amount = None if told["amount_micro"] is None else _micro(told["amount_micro"])
+    attempt, created_s = int(told["attempt"]), float(told["created_s"])
+    return Held(_text(told["job"]), attempt, _text(told["project"]), amount, created_s, _text(told["by"]))
+
+
+def _end(told: dict[str, Any]) -> End:
+    amount = None if told["amount_micro"] is None else _micro(told["amount_micro"])
+    return End(_text(told["project"]), amount, float(told["ended_s"]), _months(told["months"]))
+
+
+def _months(told: dict[str, Any]) -> dict[str, int]:
+    return {str(month): _micro(micro) for month, micro in told.items()}
+
+
+def _text(value: Any) -> str:
+    """Return printable text: text from other users must not control a terminal."""
+    return "".join(sign if sign.isprintable() else "?" for sign in str(value))
+
+
+def _micro(value: Any) -> int:
+    """Return a sum. Raises ValueError: a negative sum would create room in a budget."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"no sum of money: {value!r}")
+    return value

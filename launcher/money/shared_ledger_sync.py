@@ -1,0 +1,208 @@
+"""Synchronisation of this installation with its shared ledgers: reservations before a send, costs after the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cloudtrain.launcher.errors import BudgetError, CloudtrainError, ConfigError
+from cloudtrain.launcher.money import shared_ledger
+from cloudtrain.launcher.money.conditional import ConditionalObject, open_cell
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.budgets import OVERALL, Held, LedgerBudget, Period, Standing, month_of
+from cloudtrain.launcher.store.home import identity
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cloudtrain.launcher.store.database import Database
+    from cloudtrain.launcher.store.ledger import Closing
+
+__all__ = ["close_others", "failure", "forget", "hold", "key_of", "remove_budget", "set_budget", "tell", "this_person"]
+
+QUICK_S = 10.0  # for reporting an end; the next command retries
+AGAIN_S = 30.0  # pause after a failed attempt, until this process tries again on its own
+
+_not_before_s: dict[str, float] = {}  # ledger -> time.monotonic
+
+
+def hold(database: Database, job_id: str, attempt: int, now_s: float) -> list[Standing]:
+    """Reserve the attempt's worst case in each of its shared ledgers; return the budgets' states afterwards.
+
+    The same writes carry queued changes. Raises BudgetError, UnreachableError, ConfigError, CredentialError: then the
+    job must not be sent, and once the attempt is released, the release is queued.
+    """
+    row = ledger.reservation(database, job_id, attempt)
+    if row is None:
+        return []
+    held = Held(job_id, attempt, row["project"], row["amount_micro"], row["created_s"], this_person())
+    places = ledger.told_of(database, job_id, attempt)
+    return [standing for uri in places for standing in _hold_at(database, uri, held, now_s)]
+
+
+def tell(database: Database, *, patient: bool = False) -> list[str]:
+    """Write ended attempts to the shared ledgers; return an error line for each ledger that could not be written.
+
+    A failed write stays queued, and the ledger counts the worst case until the next command succeeds.
+    """
+    failures = []
+    for uri in ledger.untold(database):
+        if not patient and time.monotonic() < _not_before_s.get(uri, 0.0):
+            continue
+        try:
+            _change(database, uri, lambda book: None, most_s=QUICK_S)
+        except CloudtrainError as error:
+            _not_before_s[uri] = time.monotonic() + AGAIN_S
+            failures.append(failure(uri, error))
+    return failures
+
+
+def set_budget(database: Database, budget: LedgerBudget, uri: str, *, may_make: bool) -> Standing:
+    """Set a shared budget for all users of the ledger; return its state. Attempts that run already join the ledger."""
+    if may_make:
+        _make(open_cell(uri))
+    ledger.remember_ledger(database, budget.project, uri)
+
+    def apply(book: shared_ledger.Book) -> None:
+        book.budgets[budget.project, budget.period] = budget
+
+    found = shared_ledger.standings(_change(database, uri, apply), time.time(), budget.project)
+    return next(each for each in found if (each.budget.project, each.budget.period) == (budget.project, budget.period))
+
+
+def remove_budget(database: Database, uri: str, project: str, period: Period) -> bool:
+    """Remove a shared budget; return whether the budget existed."""
+    found: list[LedgerBudget | None] = []
+    _change(database, uri, lambda book: found.append(book.budgets.pop((project, period), None)))
+    return found[-1] is not None
+
+
+def forget(database: Database, project: str, uri: str) -> None:
+    """Forget the address of the project's shared ledger; ends are still queued, unless the ledger was deleted.
+
+    Earlier shared ledgers are forgotten too, if deleted and without a budget. Raises UnreachableError, ConfigError,
+    CredentialError if the ledger's existence cannot be checked: then no address is forgotten.
+    """
+    gone = [uri] if shared_ledger.read(open_cell(uri)) is None else []
+    for former in sorted(set(ledger.untold(database)) - set(ledger.ledgers(database).values())):
+        with contextlib.suppress(CloudtrainError):  # `budget show` names each ledger in trouble
+            gone += [former] if shared_ledger.read(open_cell(former)) is None else []
+    with database.transaction():
+        ledger.remember_ledger(database, project, None)
+        for each in gone:
+            ledger.leave(database, each)
+
+
+def close_others(database: Database, uri: str, job_id: str, spent_micro: int) -> int:
+    """Close another machine's job, which will not close itself, at the given cost; return the number of attempts."""
+    own = identity(database.folder)[:12]
+    closed: list[int] = []
+
+    def apply(book: shared_ledger.Book) -> None:
+        now_s = time.time()
+        keys = [key for key, held in book.held.items() if held.job_id == job_id and key.partition("/")[0] != own]
+        ends = {
+            key: shared_ledger.End(
+                book.held[key].project, None, now_s, {month_of(now_s): spent_micro if key == keys[0] else 0}
+            )
+            for key in keys
+        }
+        shared_ledger.close(book, ends, now_s)
+        closed.append(len(keys))
+
+    _change(database, uri, apply)
+    return closed[-1]
+
+
+def failure(uri: str, error: CloudtrainError) -> str:
+    """Return the error in a line that names the ledger."""
+    return error.message if uri in error.message else f"{uri}: {error.message}"
+
+
+def key_of(folder: Path, of: Held | Closing) -> str:
+    """Return the attempt's key, unique among all installations.
+
+    The key has the creation time: an installation copied into an image or a cache has the identity of its original.
+    """
+    return f"{identity(folder)[:12]}/{of.job_id}/{of.attempt}/{of.created_s:.6f}"
+
+
+def this_person() -> str:
+    """Return the user and host, for people: `me@laptop`."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def _hold_at(database: Database, uri: str, held: Held, now_s: float) -> list[Standing]:
+    key = key_of(database.folder, held)
+    asked: list[str] = []
+
+    def apply(book: shared_ledger.Book) -> None:
+        shared_ledger.hold(book, key, held, now_s)
+        asked.append(key)  # from here on a write may have been sent
+
+    try:
+        _meet(database, held.project, uri)
+        book = _change(database, uri, apply)
+    except BudgetError as error:
+        raise BudgetError(error.message, where=uri, hint=error.hint) from error
+    except CloudtrainError:
+        if not asked:  # the address may be wrong: a queue entry would be retried forever
+            ledger.never_asked(database, held.job_id, held.attempt, uri)
+        raise
+    ledger.mark_held(database, held.job_id, held.attempt, uri)
+    return shared_ledger.standings(book, now_s, held.project)
+
+
+def _meet(database: Database, project: str, uri: str) -> None:
+    """Store the address of a ledger that a config names, if the ledger exists; the project's held attempts join."""
+    known = ledger.ledgers(database)
+    if uri not in (known.get(project), known.get(OVERALL)) and shared_ledger.read(open_cell(uri)) is not None:
+        ledger.remember_ledger(database, project, uri)
+
+
+def _make(cell: ConditionalObject) -> None:
+    """Create the ledger unless it exists. Raises ConfigError if the store ignores write conditions."""
+    shared_ledger.change(cell, lambda book: None, may_make=True)
+    _, before = cell.read()
+    shared_ledger.change(cell, lambda book: None)
+    data, _ = cell.read()
+    if data is not None and cell.write(data, before):
+        message = "this store ignores write conditions, so a ledger is not safe in this store"
+        raise ConfigError(message, where=cell.uri, hint="choose a store with conditional writes (If-Match)")
+
+
+def _change(
+    database: Database, uri: str, apply: Callable[[shared_ledger.Book], object], *, most_s: float = shared_ledger.MOST_S
+) -> shared_ledger.Book:
+    """Change the ledger; the same write carries all queued changes of this installation."""
+    now_s, person = time.time(), this_person()
+    ends = ledger.closing(database).get(uri, [])
+    joining = {key_of(database.folder, held): replace(held, by=person) for held in ledger.joining(database, uri)}
+    told = {
+        key_of(database.folder, end): shared_ledger.End(end.project, end.amount_micro, end.ended_s, end.months)
+        for end in ends
+    }
+
+    def change(book: shared_ledger.Book) -> None:
+        if told:
+            shared_ledger.close(book, told, now_s)
+        for key, held in joining.items():
+            shared_ledger.join(book, key, held)
+        apply(book)
+
+    book = shared_ledger.change(open_cell(uri), change, most_s=most_s)
+    for held in joining.values():
+        ledger.mark_held(database, held.job_id, held.attempt, uri)
+    for end in ends:
+        ledger.mark_closed(database, end, uri)
+    return book

@@ -1,0 +1,91 @@
+"""The notifier of a process that follows jobs: prints due alerts and queues them for the channels."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.money.alerts import corrects, standing, untold, wanted
+from cloudtrain.launcher.money.forecast import Forecast, outlook
+from cloudtrain.launcher.notices import outbox, terminal_alerts
+from cloudtrain.launcher.notices.delivery import EXIT_S, Delivery, DeliveryThread
+from cloudtrain.launcher.store.channels import ChannelEntry, desktop, entries, told_by_job
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text.terminal import say
+
+__all__ = ["RECENT_S", "Notifier"]
+
+EVERY_S = 1.0
+RECENT_S = 86_400.0  # the end of an unobserved job is reported up to a day later
+JOB_TELLS_S = 120.0  # how long a running job may take to send its own notices
+
+
+class Notifier:
+    """The notifier for all jobs that a process follows; call `close` at the end."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._courier = DeliveryThread(registry.folder, _say)
+        self._desktop = desktop()
+        self._looked: dict[str, tuple[float, Any]] = {}
+        self._shown: dict[str, set[str]] = {}
+
+    def look(self, job: Job) -> list[Notice]:
+        """Print due alerts and queue them for the channels; return the new alerts. Safe to call often."""
+        kind = (job.attempt.number, job.attempt.state.state, job.attempt.state.reason)
+        seen_s, before = self._looked.get(job.id, (0.0, None))
+        if before == kind and (not job.active or time.monotonic() - seen_s < EVERY_S):
+            return []
+        self._looked[job.id] = (time.monotonic(), kind)
+        now_s = time.time()
+        ended_s = job.attempt.state.ended_s
+        if not job.active and ended_s is not None and now_s - ended_s > RECENT_S:
+            return []
+        notices = standing(job, self.outlook(job, now_s), now_s)
+        new = self._new(job, [notice for notice in notices if notice.event in terminal_alerts.ON_TERMINAL], now_s)
+        for notice in new:
+            terminal_alerts.show(notice)
+        self._courier.offer(self._errands(job, notices))
+        return new
+
+    def outlook(self, job: Job, now_s: float) -> Forecast:
+        """Return the job's forecast."""
+        return outlook(job, self._registry.attempts(job), now_s)
+
+    def close(self, wait_s: float = EXIT_S) -> None:
+        """Wait briefly for deliveries."""
+        self._courier.close(wait_s)
+
+    def _new(self, job: Job, notices: list[Notice], now_s: float) -> list[Notice]:
+        """Return alerts not printed by this process, nor by an earlier process before this process began."""
+        shown = self._shown.get(job.id)
+        if shown is None:
+            shown = self._shown[job.id] = outbox.told(self._registry.database, job.id, outbox.TERMINAL)
+        new = untold(notices, shown)
+        for notice in new:
+            shown.add(notice.key)
+            with suppress(ConfigError):  # a full disk must not hide due alerts
+                outbox.mark_told(self._registry.database, job.id, outbox.TERMINAL, notice, now_s)
+        return new
+
+    def _errands(self, job: Job, notices: list[Notice]) -> list[Delivery]:
+        told = {tuple(each) for each in job.attempt.progress.get("told", ())}
+        places: list[ChannelEntry] = [*entries(job.config), *([self._desktop] if self._desktop else [])]
+        errands = []
+        for entry in places:
+            reported = outbox.told(self._registry.database, job.id, entry.id)
+            for notice in notices:
+                if wanted(notice, entry.on) and corrects(notice, reported):
+                    hold_s = JOB_TELLS_S if told_by_job(entry, notice) and job.active else 0.0
+                    is_told = (entry.id, notice.key) in told
+                    errands.append(Delivery(job.id, entry, notice, hold_s, is_told))
+        return errands
+
+
+def _say(words: str) -> None:
+    with suppress(OSError, ValueError):  # standard error is closed at the very end
+        say(words)

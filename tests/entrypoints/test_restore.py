@@ -1,0 +1,245 @@
+"""Entries that a start of the job copies from the disks of other nodes: copied, kept, and reported as missing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints.checkpoints import folder as checkpoints
+from cloudtrain.entrypoints.replication import copies, entries
+from cloudtrain.entrypoints.replication.replicas import Replicas
+from cloudtrain.entrypoints.replication.restore import Gathering
+
+TOKEN = "a" * 64
+HOST = "127.0.0.1"
+Source = tuple[str, int]
+Wait = Callable[..., Any]
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """Return this node's folder."""
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Callable[[], tuple[Path, Source]]]:
+    """Return a function that starts a further node, and returns the node's folder and address."""
+    made: list[copies.Server] = []
+
+    def start() -> tuple[Path, Source]:
+        folder = tmp_path / f"node-{len(made) + 1}"
+        folder.mkdir()
+        made.append(copies.serve(folder, HOST, 0, TOKEN))
+        return folder, made[-1].address
+
+    yield start
+    for server in made:
+        server.close()
+
+
+@pytest.fixture
+def gather(here: Path, wait_until: Wait) -> Callable[..., tuple[str, ...]]:
+    """Return a function that gathers, and returns the missing entries."""
+
+    def run(*sources: Source, newest_alone: bool = True, merged: tuple[str, ...] = ()) -> tuple[str, ...]:
+        gathering = Gathering(here, sources, TOKEN, note_of(here), newest_alone=newest_alone, merged=merged)
+        wait_until(lambda: gathering.is_done)
+        return gathering.missing
+
+    return run
+
+
+def note_of(here: Path) -> Path:
+    """Return the path of the note on fetched entries."""
+    return here.with_name("fetched.json")
+
+
+def checkpoint(folder: Path, step: int, *, is_damaged: bool = False) -> Path:
+    """Save a checkpoint as the trainer does."""
+    partial = checkpoints.begin(folder, step, 100)
+    names = ("plain.pt", "shard-00000-of-00001.safetensors")
+    files = {name: checkpoints.write_bytes(partial / name, os.urandom(50)) for name in names}
+    files["trainer.json"] = checkpoints.write_json(partial / "trainer.json", {"step": step})
+    final = checkpoints.finish(folder, step, files)
+    if is_damaged:
+        (final / "plain.pt").write_bytes(b"\0" * 50)
+    return final
+
+
+def names(folder: Path) -> list[str]:
+    """Return the complete entries, the newest first."""
+    return [entry.name for entry in entries.list_entries(folder)]
+
+
+def closed() -> Source:
+    """Return an address without a listener."""
+    with socket.create_server((HOST, 0)) as free:
+        return HOST, free.getsockname()[1]
+
+
+def test_only_the_newest_of_all_is_copied(node: Any, gather: Any, here: Path) -> None:
+    """The highest step of several nodes is copied; no step if this node has an equal or later step."""
+    (one, at_one), (other, at_other) = node(), node()
+    for folder, step in ((one, 1), (other, 2), (one, 3)):
+        checkpoint(folder, step)
+    assert gather(at_other, at_one) == ()
+    assert names(here) == ["step-00000003"]
+    checkpoint(here, 4)
+    checkpoint(other, 4)
+    before = entries.list_entries(here)
+    assert gather(at_other, at_one) == ()
+    assert entries.list_entries(here) == before
+
+
+def test_next_older_is_copied_if_the_newest_is_damaged(node: Any, gather: Any, here: Path) -> None:
+    """A damaged source is reported as missing, and the start gets the newest intact checkpoint."""
+    there, source = node()
+    checkpoint(there, 1)
+    checkpoint(there, 2)
+    checkpoint(there, 3, is_damaged=True)
+    (missing,) = gather(source)
+    assert "cannot copy step-00000003" in missing
+    assert "the source's copy is damaged" in missing
+    assert names(here) == ["step-00000002"]
+
+
+def test_checkpoint_that_contradicts_its_name_does_not_count(node: Any, gather: Any, here: Path) -> None:
+    """An older checkpoint under a newer name, or a file with a step's name, hides no intact checkpoint."""
+    there, source = node()
+    shutil.copytree(checkpoint(there, 1), there / "step-00000003")
+    (there / "step-00000007").write_text("x")
+    (here / "step-00000005").write_text("x")
+    (missing,) = gather(source)
+    assert "trainer.json is of step 1, which contradicts the folder's name step-00000003" in missing
+    assert (here / "step-00000001" / "manifest.json").exists()
+    assert not (here / "step-00000007").exists()
+
+
+def test_same_entry_comes_from_the_next_node(node: Any, gather: Any, here: Path) -> None:
+    """If the first node's copy is damaged, the intact copy of the next node is used, and no entry is missing."""
+    (one, at_one), (other, at_other) = node(), node()
+    checkpoint(other, 2)
+    checkpoint(one, 2, is_damaged=True)  # the later copy, tried first
+    assert gather(at_one, at_other) == ()
+    assert names(here) == ["step-00000002"]
+    assert checkpoints.verify(here / "step-00000002") is None
+
+
+def test_unreachable_node_is_reported_as_missing(node: Any, gather: Any, here: Path) -> None:
+    """The contents of an unreachable node are unknown; entries of reachable nodes are copied."""
+    there, source = node()
+    checkpoint(there, 1)
+    gone = closed()
+    (missing,) = gather(gone, source)
+    assert f"{gone[0]}:{gone[1]}" in missing
+    assert names(here) == ["step-00000001"]
+
+
+def test_incomplete_own_checkpoint_is_set_aside(node: Any, gather: Any, here: Path) -> None:
+    """The newest lacks a file on this node's disk, and a different node has the whole checkpoint."""
+    there, source = node()
+    checkpoint(there, 2)
+    (checkpoint(here, 2) / "plain.pt").unlink()
+    assert gather(source) == ()
+    assert names(here) == ["step-00000002"]
+    assert checkpoints.verify(here / "step-00000002") is None
+    assert len(list(here.glob("step-00000002.old-*"))) == 1
+
+
+def test_script_gets_all_but_its_own_and_newer_entries(node: Any, gather: Any, here: Path) -> None:
+    """All entries of other nodes arrive, the latest of each name; own and later local entries stay."""
+    (one, at_one), (other, at_other) = node(), node()
+    for folder, when in ((one, 1e9), (other, 2e9)):
+        for name in ("mine", "both", f"of {folder.name}"):
+            (folder / name).write_text(folder.name)
+            os.utime(folder / name, (when, when))
+    (here / "mine").write_text("mine")
+    os.utime(here / "mine", (1, 1))
+    assert gather(at_one, at_other, newest_alone=False) == ()
+    expected = {"mine": "mine", "both": "node-2", "of node-1": "node-1", "of node-2": "node-2"}
+    assert {path.name: path.read_text() for path in here.iterdir()} == expected
+    assert gather(at_one, newest_alone=False) == ()
+    assert {path.name: path.read_text() for path in here.iterdir()} == expected
+
+
+def test_kept_files_are_the_newest_on_all_nodes(node: Any, gather: Any, here: Path) -> None:
+    """In a kept folder each file counts alone; local files that the config does not keep stay unchanged."""
+    there, source = node()
+    for folder, time_s, text in ((here, 50, "here"), (there, 60, "there")):
+        for name in ("out/both.pt", "out/sub/log", "s.pt", "own.pt"):
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            os.utime(path, (time_s, time_s))
+    (here / "out" / "newer.pt").write_text("here")
+    os.utime(there / "out" / "sub" / "log", (40, 40))
+    assert gather(source, newest_alone=False, merged=("out", "*.pt")) == ()
+    texts = {name: (here / name).read_text() for name in ("out/both.pt", "out/sub/log", "out/newer.pt", "s.pt")}
+    assert texts == {"out/both.pt": "there", "out/sub/log": "here", "out/newer.pt": "here", "s.pt": "there"}
+    assert gather(source, newest_alone=False, merged=("out",)) == ()
+
+
+def test_empty_folder_does_not_hide_another_nodes(node: Any, gather: Any, here: Path) -> None:
+    """A kept folder exists from the start, even without files of this node."""
+    there, source = node()
+    (here / "out").mkdir()
+    (there / "out").mkdir()
+    (there / "out" / "a.pt").write_text("x")
+    assert gather(source, newest_alone=False) == ()
+    assert (here / "out" / "a.pt").read_text() == "x"
+
+
+def test_replica_in_progress_is_awaited(
+    node: Any, here: Path, wait_until: Wait, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If a replica is copying the same entry, the start waits and uses that copy."""
+    there, source = node()
+    checkpoint(there, 1)
+    held, plain = threading.Event(), copies._send_bytes
+
+    def hold(*args: Any) -> None:
+        held.wait(20)
+        plain(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies, "_send_bytes", hold)
+        replicas = Replicas(here, lambda: source, TOKEN, note_of(here), every_s=0.02)
+        replicas.start()
+        with contextlib.ExitStack() as ends:
+            ends.callback(replicas.finish)
+            ends.callback(held.set)
+            wait_until(lambda: list(here.glob(".*.tmp/*")))
+            gathering = Gathering(here, [source], TOKEN, note_of(here), newest_alone=True)
+            gathering._thread.join(0.3)
+            assert not gathering.is_done
+            held.set()
+            wait_until(lambda: gathering.is_done)
+    assert gathering.missing == ()
+    assert names(here) == ["step-00000001"]
+    assert capsys.readouterr().out == ""
+
+
+def test_cancel_ends_a_copy_in_progress(node: Any, here: Path, wait_until: Wait) -> None:
+    """The unfinished copy is removed, and is not reported as missing."""
+    there, source = node()
+    checkpoint(there, 1)
+    held = threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies, "_send_bytes", lambda *args: held.wait(20))
+        gathering = Gathering(here, [source], TOKEN, note_of(here), newest_alone=True)
+        wait_until(lambda: list(here.glob(".*.tmp/*")))
+        gathering.cancel()
+        held.set()
+    wait_until(lambda: gathering.is_done)
+    assert gathering.missing == ()
+    assert os.listdir(here) == []

@@ -1,0 +1,146 @@
+"""`plan`, a dry run and `submit` report the budgets of a job before the job is sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.money.budget_preview import ApplicableBudgets, books_of, require_known_project
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.budgets import LedgerBudget
+from cloudtrain.launcher.store.home import home as make_home
+from cloudtrain.launcher.store.registry import Registry
+
+USD = 1_000_000
+PRELOADED = ("cloudtrain.launcher.cli", "cloudtrain.launcher.commands.plan", "cloudtrain.launcher.commands.submit")
+
+
+@pytest.fixture
+def books(project: Callable[..., Path], home: Path) -> Callable[..., ApplicableBudgets]:
+    """Return a function that sets budgets `{(project, period): USD}` and returns the applicable budgets of a job."""
+
+    def read(own: str = "", **limits: int) -> ApplicableBudgets:
+        make_home()
+        registry = Registry()
+        for name, limit in limits.items():
+            ledger.set_budget(registry.database, LedgerBudget(name.removesuffix("_"), "all", limit * USD))
+        ledger.reserve(registry.database, "old", 1, "vision", 3_140_000, time.time())
+        ledger.settle(registry.database, "old", 1, 3_140_000, time.time())
+        registry.close()
+        folder = project(f"project: {own}\n" if own else "")
+        return books_of(configs.load(folder / "cloudtrain.yaml"))
+
+    return read
+
+
+def test_known_project_is_reported_with_its_remaining_budget(books: Callable[..., ApplicableBudgets]) -> None:
+    """The line names the budget and its remaining money; a free job counts against no budget."""
+    found = books("vision", vision=20, speech=5)
+    assert found.lines(5 * USD) == ["counts against project vision's 20 USD (16.86 left)"]
+    assert (found.lines(0), found.refused(0)) == ([], "")
+    require_known_project(found)
+
+
+def test_misspelt_project_is_refused(books: Callable[..., ApplicableBudgets]) -> None:
+    """A misspelt project has no budget; the hint gives the similar name, and the command that adds the new project."""
+    found = books("visoin", vision=20)
+    with pytest.raises(ConfigError, match="project visoin has no budget") as caught:
+        require_known_project(found)
+    hint = "did you mean `vision`? Else give it one: cloudtrain budget set visoin 100USD"
+    assert caught.value.faults[0].hint == hint
+    assert found.lines(1)[-1] == f"would be refused: project visoin has no budget; {hint}"
+    assert found.dump(1)["refused"]
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("sonar", ["project sonar: no budget of its own (known: vision)"]),
+        ("", []),
+    ],
+)
+def test_project_without_budget_has_a_note(books: Callable[..., ApplicableBudgets], own: str, said: list[str]) -> None:
+    """A new project's job is sent, and a line says that no budget limits the project; no line without a project."""
+    found = books(own, vision=20)
+    assert found.lines(1) == said
+    require_known_project(found)
+
+
+def test_too_small_budget_is_reported_before_the_submit(books: Callable[..., ApplicableBudgets]) -> None:
+    """The line predicts the refusal with its sums; an unknown price does not fit into any budget."""
+    found = books("vision", vision=5)
+    assert found.lines(5 * USD)[-1] == (
+        "would be refused: project vision's 5 USD does not hold this job's worst case of 5 USD: spent 3.14 USD,"
+        " left 1.86 USD"
+    )
+    assert "is unknown" in found.refused(None)
+
+
+def test_plan_does_not_read_a_shared_ledger(books: Callable[..., ApplicableBudgets]) -> None:
+    """Neither `plan` nor a dry run reads the bucket; `submit` does."""
+    found = books("{name: vision, ledger: s3://team/money}", speech=5)
+    assert found.lines(1) == [
+        "counts against the shared ledger s3://team/money/ledger.json, checked at submit",
+    ]
+
+
+def test_dry_run_creates_no_home_and_predicts_a_refusal(cli: Any, home: Path, project: Callable[..., Path]) -> None:
+    """The dry run exits with 0 in either case; the submit is refused before any prompt, and `plan --json` agrees."""
+    quick = replace(cli, preloaded=PRELOADED)
+    folder = project("project: vision\nlimits: {max_duration: 1h}\nlocal: {price_per_hour: 10 USD}\n")
+    assert quick("submit", "--dry-run", cwd=folder).code == 0
+    assert quick("plan", "--json", cwd=folder).json["budgets"]["against"] == []
+    assert not home.exists()
+    assert quick("budget", "set", "vision", "5USD").code == 0
+    dry = quick("submit", "--dry-run", cwd=folder)
+    assert (dry.code, "would be refused: project vision's 5 USD does not hold" in dry.stderr) == (0, True), dry.stderr
+    assert "would be refused" in quick("plan", cwd=folder).stdout
+    assert "local would be refused" in quick("plan", "--backend", "all", cwd=folder).stdout
+    assert quick("plan", "--json", cwd=folder).json["budgets"]["refused"]
+    sent = quick("submit", "-d", cwd=folder)
+    assert (sent.code, "there is nobody" in sent.stderr) == (6, False), sent.stderr
+    slip = quick("submit", "-d", "-y", "--set", "project=visoin", cwd=folder)
+    assert (slip.code, "did you mean `vision`?" in slip.stderr, "itself failed" in slip.stderr) == (3, True, False)
+    assert quick("list", "--json").json["jobs"] == []
+
+
+def test_misspelt_project_is_refused_with_a_shared_ledger(
+    cli: Any, project: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Known names are the names in the shared ledger; a quite different name is reported and needs a confirmation."""
+    quick = replace(cli, preloaded=PRELOADED)
+    place = tmp_path / "disk"
+    place.mkdir()
+    assert quick("budget", "set", "vision", "5000USD", "--ledger", place).code == 0
+    folder = project("limits: {max_duration: 1h}\nlocal: {price_per_hour: 10 USD}\n")
+    slip = quick("submit", "-d", "--set", f"project={{name: visoin, ledger: {place}}}", cwd=folder)
+    assert (slip.code, "did you mean `vision`?" in slip.stderr) == (3, True), slip.stderr
+    for _ in range(2):  # the first run stores the ledger's place, but the project still has no budget
+        other = quick("submit", "-d", "--set", f"project={{name: sonar, ledger: {place}}}", cwd=folder)
+        assert other.code == 2
+        for part in ("project sonar: no budget of its own (known: vision)", "cannot ask for confirmation"):
+            assert part in other.stderr, other.stderr
+    assert quick("budget", "set", "9000USD", "--ledger", place).code == 0
+    assert "did you mean" not in quick("plan", "--set", "project=visoin", cwd=folder).stdout  # the ledger may have it
+    slip = quick("submit", "-d", "--set", "project=visoin", cwd=folder)
+    assert (slip.code, "did you mean `vision`?" in slip.stderr) == (3, True), slip.stderr
+
+
+def test_budget_option_sets_the_limit_and_conflicts_are_refused(cli: Any, project: Callable[..., Path]) -> None:
+    """`--budget` sets `budget.limit`; with both set, `plan`, `submit` and `resume` exit with code 2."""
+    quick = replace(cli, preloaded=(*PRELOADED, "cloudtrain.launcher.commands.resume"))
+    folder = project("limits: {max_duration: 1h}\nlocal: {price_per_hour: 10 USD}\nbudget: {limit: 50 USD}\n")
+    assert quick("plan", "--json", "--budget", "5USD", cwd=folder).json["budget_micro"] == 5 * USD
+    both = ("--budget", "5USD", "--set", "budget.limit=6USD")
+    for command in (("plan", *both), ("submit", "--dry-run", *both), ("resume", "x", *both)):
+        refused = quick(*command, cwd=folder)
+        assert (refused.code, "--budget and --set budget.limit both say" in refused.stderr) == (2, True)
+    odd = quick("plan", "--budget", "5k", cwd=folder)
+    assert (odd.code, "with all its digits" in odd.stderr) == (2, True), odd.stderr

@@ -1,0 +1,214 @@
+"""The shared ledger over a conditional object in memory: lost answers, stored sums, late reports."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableError, UsageError
+from cloudtrain.launcher.money import shared_ledger
+from cloudtrain.launcher.money.conditional import located
+from cloudtrain.launcher.store.budgets import Held, LedgerBudget
+
+DAY_S = 86_400.0
+NOW_S = 1_795_348_800.0  # 2026-11-22 12:00 UTC
+
+
+@dataclass
+class Memory:
+    """A conditional object; `fates` of the next writes: lost (written, answer lost), drop (not written), beaten."""
+
+    uri: str = "memory://ledger"
+    data: bytes | None = None
+    version: int = 0
+    fates: list[str] = field(default_factory=list)
+
+    def read(self) -> tuple[bytes | None, str]:
+        """Return the data and the version."""
+        return self.data, str(self.version) if self.data is not None else ""
+
+    def write(self, data: bytes, version: str) -> bool:
+        """Replace the data if the version matches."""
+        fate = self.fates.pop(0) if self.fates else ""
+        if fate == "drop":
+            raise UnreachableError("no answer")
+        if version != self.read()[1] or fate == "beaten":
+            return False
+        self.data, self.version = data, self.version + 1
+        if fate == "lost":
+            raise UnreachableError("no answer")
+        return True
+
+
+@pytest.fixture
+def cell() -> Memory:
+    """Return a ledger with a budget of 100 micro-dollars over project vision."""
+    made = Memory()
+    budget = LedgerBudget("vision", "all", 100)
+    shared_ledger.change(made, lambda book: book.budgets.update({("vision", "all"): budget}), may_make=True)
+    return made
+
+
+def hold(cell: Memory, key: str, amount: int = 10) -> None:
+    """Reserve a worst case."""
+    held = Held(key, 1, "vision", amount, NOW_S, "me@laptop")
+    shared_ledger.change(cell, lambda book: shared_ledger.hold(book, key, held, NOW_S))
+
+
+def close(cell: Memory, key: str, spent: int, ended_s: float = NOW_S, now_s: float = NOW_S) -> None:
+    """Report an end."""
+    months = {time.strftime("%Y-%m", time.gmtime(ended_s)): spent}
+    ends = {key: shared_ledger.End("vision", 10, ended_s, months)}
+    shared_ledger.change(cell, lambda book: shared_ledger.close(book, ends, now_s))
+
+
+def seen(cell: Memory, now_s: float = NOW_S) -> tuple[int, int]:
+    """Return the spent sum and the reserved sum."""
+    book = shared_ledger.read(cell)
+    assert book is not None
+    standing = shared_ledger.standings(book, now_s)[0]
+    return standing.spent_micro, standing.reserved_micro
+
+
+@pytest.mark.parametrize("fates", [["lost"], ["drop"], ["beaten", "lost"], ["drop", "beaten", "drop", "lost"]])
+def test_hold_counts_once_despite_lost_answers(cell: Memory, fates: list[str]) -> None:
+    """Whether the write succeeded or not, the amount is reserved exactly once."""
+    cell.fates = fates
+    hold(cell, "a/job/1", 100)
+    assert (seen(cell), cell.fates) == ((0, 100), [])
+
+
+def test_change_that_cannot_be_written_is_unreachable(cell: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The retries end after a time limit, so that `submit` can report the fault and send no job."""
+    cell.fates = ["drop"] * 1000
+    with pytest.raises(UnreachableError, match="could not be written"):
+        shared_ledger.change(cell, lambda book: None, most_s=0.05)
+
+
+def test_refused_hold_names_the_holder_of_the_money(cell: Memory) -> None:
+    """The message has the job and the person of the second machine; the ledger is unchanged."""
+    hold(cell, "a/job/1", 95)
+    version = cell.version
+    with pytest.raises(BudgetError, match="by a/job/1 of me@laptop"):
+        hold(cell, "b/job/1")
+    assert cell.version == version
+
+
+def test_repeated_hold_and_close_change_nothing(cell: Memory) -> None:
+    """An attempt is held once, and its cost counts once; a better figure replaces the earlier figure."""
+    for _ in range(2):
+        hold(cell, "a/job/1")
+    for spent in (7, 7, 6):
+        close(cell, "a/job/1", spent)
+    assert seen(cell) == (6, 0)
+
+
+def test_closed_attempt_is_never_held_again(cell: Memory) -> None:
+    """A hold after the close is refused at any time, because the job was given up."""
+    close(cell, "a/job/1", 0)
+    with pytest.raises(ConfigError, match="closed"):
+        hold(cell, "a/job/1")
+
+
+def test_pending_hold_fails_once_its_job_is_closed(cell: Memory) -> None:
+    """The conditional write of a dead submitter fails after the close of an attempt that was never held."""
+    _, version = cell.read()
+    close(cell, "a/job/1", 0)
+    assert not cell.write(b"late", version)
+
+
+def test_old_ends_are_stored_as_sums(cell: Memory) -> None:
+    """After some months the jobs leave the object, and their cost still counts, exact to the micro-dollar."""
+    for number in range(20):
+        hold(cell, f"a/job{number}/1", 5)
+        close(cell, f"a/job{number}/1", 3, NOW_S - number * DAY_S, NOW_S)
+    size = len(cell.data or b"")
+    hold(cell, "a/late/1", 5)
+    close(cell, "a/late/1", 1, NOW_S + 120 * DAY_S, NOW_S + 120 * DAY_S)
+    book = shared_ledger.read(cell)
+    assert book is not None
+    assert (list(book.closed), book.spent["vision"]) == (["a/late/1"], {"2026-11": 60})
+    assert seen(cell) == (61, 0)
+    assert len(cell.data or b"") < size / 2
+
+
+def test_end_reported_after_the_sums_counts_once(cell: Memory) -> None:
+    """A laptop that was off for half a year repeats an old report without effect; a new report still counts."""
+    hold(cell, "a/told/1")
+    hold(cell, "a/untold/1")
+    close(cell, "a/told/1", 3)
+    later_s = NOW_S + 200 * DAY_S
+    close(cell, "b/other/1", 0, later_s, later_s)
+    close(cell, "a/told/1", 3, NOW_S, later_s)
+    close(cell, "a/untold/1", 4, NOW_S, later_s)
+    assert seen(cell) == (7, 0)
+
+
+def test_restored_ledger_accepts_an_end_of_an_unknown_hold(cell: Memory) -> None:
+    """The object was replaced by an earlier version that lacks the hold."""
+    earlier = cell.data
+    hold(cell, "a/job/1")
+    cell.data = earlier
+    close(cell, "a/job/1", 8)
+    assert seen(cell) == (8, 0)
+
+
+def test_clock_years_ahead_loses_no_money(cell: Memory) -> None:
+    """Early sums still count, and so do later reports of machines with a right clock."""
+    hold(cell, "a/job/1")
+    close(cell, "b/ahead/1", 2, NOW_S + 3650 * DAY_S, NOW_S + 3650 * DAY_S)
+    close(cell, "a/job/1", 9)
+    assert seen(cell)[0] == 11
+    hold(cell, "a/next/1", 89)
+    with pytest.raises(BudgetError):
+        hold(cell, "a/more/1", 1)
+
+
+def test_monthly_budget_counts_only_the_present_month(cell: Memory) -> None:
+    """The cost of an end in an earlier month does not count."""
+    budget = LedgerBudget("", "month", 50)
+    shared_ledger.change(cell, lambda book: book.budgets.update({("", "month"): budget}))
+    hold(cell, "a/job/1")
+    close(cell, "a/job/1", 9, NOW_S - 40 * DAY_S)
+    book = shared_ledger.read(cell)
+    assert book is not None
+    spent: dict[Any, int] = {each.budget.period: each.spent_micro for each in shared_ledger.standings(book, NOW_S)}
+    assert spent == {"month": 0, "all": 9}
+
+
+def test_control_characters_in_the_ledger_are_replaced(cell: Memory) -> None:
+    """Control characters in a job's name are shown as question marks."""
+    held = Held("\x1b[2Jjob\n", 1, "vision", 10, NOW_S, "me")
+    shared_ledger.change(cell, lambda book: shared_ledger.hold(book, "k", held, NOW_S))
+    book = shared_ledger.read(cell)
+    assert book is not None
+    assert book.held["k"].job_id == "?[2Jjob?"
+
+
+@pytest.mark.parametrize(
+    ("text", "uri"),
+    [
+        ("s3://bucket", "s3://bucket/ledger.json"),
+        ("s3://bucket/", "s3://bucket/ledger.json"),
+        ("gs://bucket/a/b.json", "gs://bucket/a/b.json"),
+        ("https://acc.blob.core.windows.net/money", "https://acc.blob.core.windows.net/money/ledger.json"),
+        ("/mnt/nas", "file:///mnt/nas/ledger.json"),
+        ("file:///mnt/nas/", "file:///mnt/nas/ledger.json"),
+    ],
+)
+def test_address_of_a_ledger_is_normalised(text: str, uri: str) -> None:
+    """A file or a folder has a single address for all spellings."""
+    assert located(text) == located(uri) == uri
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ledger.json", "s3://", "http://a/b", "https://acc.blob.x.net/c?sig=secret", "s3:/a"]
+)
+def test_unsupported_ledger_address_is_refused(text: str) -> None:
+    """The message hides the address, which may contain a signature."""
+    with pytest.raises(UsageError) as caught:
+        located(text)
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,301 @@
+"""Shared ledgers of two home folders: which jobs enter a ledger, delayed reports, and lost machines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableError
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.jobs import reserve
+from cloudtrain.launcher.money import shared_ledger, shared_ledger_sync
+from cloudtrain.launcher.money.conditional import located, open_cell
+from cloudtrain.launcher.money.conditional_file import FileCell
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.budgets import LedgerBudget
+from cloudtrain.launcher.store.home import identity
+from cloudtrain.launcher.store.registry import Registry
+from doubles.plans import plan_of
+
+USD = 1_000_000
+BEGUN_S = float(int(time.time()) - 3600)
+PLAN = {"instances": 1, "hourly_usd": 10.0, "price_micro": 10 * USD, "worst_case_micro": 10 * USD}
+
+
+@pytest.fixture
+def homes(tmp_path: Path) -> list[Registry]:
+    """Return the registries of two machines."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    return [Registry(tmp_path / name) for name in "ab"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    """Return the address of a ledger that does not exist yet."""
+    (tmp_path / "disk").mkdir()
+    return located(str(tmp_path / "disk"))
+
+
+@pytest.fixture
+def journal(make_job: Callable[..., Job]) -> Callable[..., Job]:
+    """Return a function that journals a job of project vision; the job still waits for the shared ledger."""
+
+    def add(registry: Registry, name: str, project: str | None = "vision", uri: str | None = None) -> Job:
+        def make(job_id: str, number: int) -> Job:
+            made = make_job(job_id, number)
+            config = {"project": {"name": project, "ledger": uri}} if project else {}
+            job = replace(made, attempt=replace(made.attempt, plan=plan_of(**PLAN)), config=config)
+            reserve.reserve(registry, job.attempt, job.config)
+            return job
+
+        return registry.add(name, make, exclusive=True, key=None)[0]
+
+    return add
+
+
+def hold(registry: Registry, job: Job) -> None:
+    """Reserve in the shared ledger, as `submit` does before the send."""
+    shared_ledger_sync.hold(registry.database, job.id, 1, time.time())
+    registry.mark_sent(job.attempt, {"x": 1})
+
+
+def book(place: str) -> shared_ledger.Book:
+    """Return the content of the ledger."""
+    found = shared_ledger.read(open_cell(place))
+    assert found is not None
+    return found
+
+
+def vision(usd: int, project: str = "vision") -> LedgerBudget:
+    """Return a budget."""
+    return LedgerBudget(project, "all", usd * USD)
+
+
+def test_running_job_joins_a_ledger_created_later(
+    homes: list[Registry], place: str, journal: Callable[..., Job]
+) -> None:
+    """The shared ledger counts the job's reservation, and later the end of the job."""
+    job = journal(homes[0], "early")
+    homes[0].mark_sent(job.attempt, {"x": 1})
+    standing = shared_ledger_sync.set_budget(homes[0].database, vision(15), place, may_make=True)
+    assert standing.reserved_micro == 10 * USD
+    late = journal(homes[1], "late", uri=place)
+    with pytest.raises(BudgetError, match="by early of"):
+        hold(homes[1], late)
+    homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    assert shared_ledger_sync.tell(homes[0].database) == []
+    hold(homes[1], late)
+    assert [held.job_id for held in book(place).held.values()] == ["late"]
+
+
+def test_overall_ledger_holds_jobs_without_their_own_ledger(
+    homes: list[Registry], place: str, journal: Callable[..., Job]
+) -> None:
+    """A shared budget over all jobs counts every project's job and a job without a project."""
+    shared_ledger_sync.set_budget(homes[0].database, vision(25, ""), place, may_make=True)
+    hold(homes[0], journal(homes[0], "one"))
+    hold(homes[0], journal(homes[0], "two", None))
+    with pytest.raises(BudgetError, match="the overall 25 USD"):
+        hold(homes[0], journal(homes[0], "three", "speech"))
+
+
+def test_job_counts_in_its_project_ledger_and_the_overall_ledger(
+    homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
+) -> None:
+    """A job reserves in two ledgers: a refusal frees the reservation in both, and both ledgers receive the end."""
+    (tmp_path / "own").mkdir()
+    own = located(str(tmp_path / "own"))
+    database = homes[0].database
+    shared_ledger_sync.set_budget(database, vision(15, ""), place, may_make=True)
+    shared_ledger_sync.set_budget(database, vision(1000), own, may_make=True)
+    one = journal(homes[0], "one")
+    hold(homes[0], one)
+    two = journal(homes[0], "two")
+    with pytest.raises(BudgetError, match="the overall 15 USD"):
+        hold(homes[0], two)
+    homes[0].mark_never_sent(two.attempt, State("failed", "error"))
+    assert shared_ledger_sync.tell(database) == []
+    assert [[held.job_id for held in book(uri).held.values()] for uri in (place, own)] == [["one"], ["one"]]
+    homes[0].set_state(one.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    assert shared_ledger_sync.tell(database) == []
+    for uri in (place, own):
+        standing = shared_ledger.standings(book(uri), time.time())[0]
+        assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
+
+
+def test_unreachable_ledger_refuses_a_submit_and_gets_the_end_later(
+    homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job is not sent without the ledger's answer; the next command reports the missed end, once."""
+    monkeypatch.setattr(shared_ledger_sync, "AGAIN_S", 0.0)
+    shared_ledger_sync.set_budget(homes[0].database, vision(15), place, may_make=True)
+    job = journal(homes[0], "one")
+    hold(homes[0], job)
+    (tmp_path / "disk").rename(tmp_path / "away")
+    other = journal(homes[1], "two", uri=place)
+    with pytest.raises(UnreachableError, match="no folder"):
+        hold(homes[1], other)
+    homes[1].mark_never_sent(other.attempt, State("failed", "error"))
+    homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    assert [len(shared_ledger_sync.tell(home.database)) for home in homes] == [
+        1,
+        0,
+    ]  # the refused job was never written
+    (tmp_path / "away").rename(tmp_path / "disk")
+    assert [shared_ledger_sync.tell(home.database) for home in homes] == [[], []]
+    assert [ledger.untold(home.database) for home in homes] == [[], []]
+    standing = shared_ledger.standings(book(place), time.time())[0]
+    assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
+
+
+def test_wrong_ledger_is_forgotten_and_the_right_ledger_counts_all_jobs(
+    homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
+) -> None:
+    """A mistyped address is refused and forgotten; the right ledger, shared later, counts the running job."""
+    database = homes[0].database
+    early = journal(homes[0], "early")
+    homes[0].mark_sent(early.attempt, {"x": 1})
+    for name, folder in (("no-folder", tmp_path / "typo"), ("no-ledger", tmp_path)):
+        lost = journal(homes[0], name, uri=located(str(folder)))
+        with pytest.raises((UnreachableError, ConfigError)):
+            hold(homes[0], lost)
+        homes[0].mark_never_sent(lost.attempt, State("failed", "error"))
+    assert (ledger.ledgers(database), ledger.untold(database)) == ({}, [])
+    shared_ledger_sync.set_budget(homes[1].database, vision(15), place, may_make=True)
+    late = journal(homes[0], "late", uri=place)
+    with pytest.raises(BudgetError, match="by early of"):
+        hold(homes[0], late)
+
+
+@pytest.mark.parametrize("heard", [False, True], ids=["ledger has yet to hear", "ledger has heard"])
+def test_released_job_that_was_sent_is_held_again(
+    homes: list[Registry], place: str, journal: Callable[..., Job], heard: bool
+) -> None:
+    """A second machine assumed a dead submitter and freed the money; the ledger has to hold the money again."""
+    shared_ledger_sync.set_budget(homes[0].database, vision(15), place, may_make=True)
+    job = journal(homes[0], "one")
+    shared_ledger_sync.hold(homes[0].database, "one", 1, time.time())
+    homes[0].mark_never_sent(job.attempt, State("failed", "error"))
+    if heard:
+        assert (shared_ledger_sync.tell(homes[0].database), book(place).held) == ([], {})
+    homes[0].mark_sent(job.attempt, {"x": 1})
+    for _ in range(2):
+        assert shared_ledger_sync.tell(homes[0].database) == []
+        assert [held.job_id for held in book(place).held.values()] == ["one"]
+    homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    assert shared_ledger_sync.tell(homes[0].database) == []
+    standing = shared_ledger.standings(book(place), time.time())[0]
+    assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
+
+
+def test_moved_ledger_takes_running_jobs_along(
+    homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
+) -> None:
+    """The new ledger counts the job from the start, the old until the end; a deleted old ledger can be forgotten."""
+    database = homes[0].database
+    shared_ledger_sync.set_budget(database, vision(30), place, may_make=True)
+    job = journal(homes[0], "one")
+    hold(homes[0], job)
+    (tmp_path / "new").mkdir()
+    new = located(str(tmp_path / "new"))
+    assert shared_ledger_sync.set_budget(database, vision(30), new, may_make=True).reserved_micro == 10 * USD
+    assert [[held.job_id for held in book(uri).held.values()] for uri in (place, new)] == [["one"], ["one"]]
+    (tmp_path / "disk" / "ledger.json").unlink()
+    homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    shared_ledger_sync.tell(database, patient=True)
+    (tmp_path / "disk").rename(tmp_path / "away")
+    shared_ledger_sync.forget(database, "vision", new)
+    assert ledger.untold(database) == [place]  # the old ledger may come back
+    (tmp_path / "away").rename(tmp_path / "disk")
+    shared_ledger_sync.set_budget(database, vision(30), new, may_make=False)
+    shared_ledger_sync.forget(database, "vision", new)
+    assert ledger.untold(database) == []
+    assert shared_ledger.standings(book(new), time.time())[0].spent_micro == 5 * USD
+
+
+def test_job_of_a_lost_machine_can_be_closed_by_a_second_machine(
+    homes: list[Registry], place: str, journal: Callable[..., Job]
+) -> None:
+    """A person gives the cost; a home folder's own jobs are closed by their backend instead."""
+    shared_ledger_sync.set_budget(homes[0].database, vision(15), place, may_make=True)
+    hold(homes[0], journal(homes[0], "one"))
+    assert shared_ledger_sync.close_others(homes[0].database, place, "one", 3 * USD) == 0
+    assert shared_ledger_sync.close_others(homes[1].database, place, "one", 3 * USD) == 1
+    standing = shared_ledger.standings(book(place), time.time())[0]
+    assert (standing.spent_micro, standing.reserved_micro) == (3 * USD, 0)
+
+
+def test_deleted_ledger_can_be_forgotten(
+    homes: list[Registry], place: str, journal: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Otherwise each command would report the ledger; an unreachable ledger keeps its pending reports."""
+    database = homes[0].database
+    shared_ledger_sync.set_budget(database, vision(15), place, may_make=True)
+    job = journal(homes[0], "one")
+    hold(homes[0], job)
+    (tmp_path / "disk" / "ledger.json").unlink()
+    homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    (tmp_path / "disk").rename(tmp_path / "away")
+    with pytest.raises(UnreachableError):
+        shared_ledger_sync.forget(database, "vision", place)
+    assert ledger.untold(database) == [place]
+    (tmp_path / "away").rename(tmp_path / "disk")
+    shared_ledger_sync.forget(database, "vision", place)
+    assert (ledger.untold(database), ledger.ledgers(database)) == ([], {})
+
+
+def test_same_name_on_two_machines_is_two_jobs(homes: list[Registry], place: str, journal: Callable[..., Job]) -> None:
+    """A name is free on each machine, and the ledger separates the home folders."""
+    shared_ledger_sync.set_budget(homes[0].database, vision(25), place, may_make=True)
+    hold(homes[0], journal(homes[0], "same"))
+    hold(homes[1], journal(homes[1], "same", uri=place))
+    assert len(book(place).held) == 2
+
+
+def test_copied_home_folder_has_separate_reservations(
+    homes: list[Registry], place: str, journal: Callable[..., Job]
+) -> None:
+    """A home folder in an image or a cache keeps its identity; two jobs of a name are two jobs with separate ends."""
+    (homes[1].folder / "identity").write_text(identity(homes[0].folder))
+    shared_ledger_sync.set_budget(homes[0].database, vision(25), place, may_make=True)
+    jobs = [journal(home, "nightly", uri=place) for home in homes]
+    for home, job in zip(homes, jobs, strict=True):
+        hold(home, job)
+    assert shared_ledger.standings(book(place), time.time())[0].reserved_micro == 20 * USD
+    homes[0].set_state(jobs[0].attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
+    assert shared_ledger_sync.tell(homes[0].database) == []
+    standing = shared_ledger.standings(book(place), time.time())[0]
+    assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 10 * USD)
+
+
+def test_final_bill_replaces_a_reported_cost(homes: list[Registry], place: str, journal: Callable[..., Job]) -> None:
+    """The platform's final bill replaces the figure that was reported first."""
+    shared_ledger_sync.set_budget(homes[0].database, vision(25), place, may_make=True)
+    job = journal(homes[0], "one")
+    hold(homes[0], job)
+    for seconds in (1800.0, 900.0):
+        homes[0].set_state(
+            job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800, billed_s=seconds), {}
+        )
+        assert shared_ledger_sync.tell(homes[0].database) == []
+    assert shared_ledger.standings(book(place), time.time())[0].spent_micro == 2_500_000
+
+
+def test_store_without_conditional_writes_is_refused(
+    homes: list[Registry], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some stores with S3's protocol ignore If-Match: the creation of the ledger detects and refuses the store."""
+
+    class Careless(FileCell):
+        def write(self, data: bytes, version: str) -> bool:
+            return super().write(data, self.read()[1])
+
+    monkeypatch.setattr(shared_ledger_sync, "open_cell", Careless)
+    with pytest.raises(ConfigError, match="a ledger is not safe in this store"):
+        shared_ledger_sync.set_budget(homes[0].database, vision(10), place, may_make=True)
+    assert ledger.ledgers(homes[0].database) == {}
