@@ -100,11 +100,11 @@ def command(
 def _print_json(registry: Registry, found: Listing, faults: dict[str, CloudtrainError]) -> None:
     """Print one JSON object; each job's JSON is text already, most texts come from the cache."""
     from cloudtrain.launcher.jobs.list_cache import attempts_of
-    from cloudtrain.launcher.money.forecast import outlook
+    from cloudtrain.launcher.money.forecast import forecast
     from cloudtrain.launcher.text.money import as_usd
 
     now_s = time.time()
-    rates = [outlook(job, attempts_of(registry, job), now_s).burn_micro_h for job in found.active]
+    rates = [forecast(job, attempts_of(registry, job), now_s).burn_micro_h for job in found.active]
     running = sum(job.attempt.state.state != "pending" for job in found.active)
     burn = None if None in rates else as_usd(sum(rate or 0 for rate in rates))
     silent = {job_id: fault.message for job_id, fault in faults.items()}
@@ -131,9 +131,9 @@ def _print_notes(registry: Registry, jobs: list[Job], now_s: float) -> None:
     from cloudtrain.entrypoints.format import dollars
     from cloudtrain.launcher.jobs.describe import limit_words
     from cloudtrain.launcher.jobs.list_cache import attempts_of
-    from cloudtrain.launcher.money.forecast import outlook
+    from cloudtrain.launcher.money.forecast import forecast
 
-    money = {job.id: outlook(job, attempts_of(registry, job), now_s) for job in jobs}
+    money = {job.id: forecast(job, attempts_of(registry, job), now_s) for job in jobs}
     if running := sum(job.attempt.state.state != "pending" for job in jobs):
         unknown = sum(each.burn_micro_h is None for each in money.values())
         least = f", and {unknown} without a price" if unknown else ""

@@ -104,7 +104,7 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
     from cloudtrain.launcher.store.registry import Registry
 
     registry = Registry()
-    herald, logs = Notifier(registry), LogKeeper(registry.folder)
+    notifier, logs = Notifier(registry), LogKeeper(registry.folder)
     if not once:
         from cloudtrain.launcher.text.units import format_duration
 
@@ -117,7 +117,7 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
         for job in jobs:
             if (
                 over.get(job.id, (0, 0))[0] == job.attempt.number
-                or (seen := watching.look(registry, herald, job)) is None
+                or (seen := watching.look(registry, notifier, job)) is None
             ):
                 continue
             if seen.fault:
@@ -131,7 +131,7 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
             logs.take(seen)
         is_over = bool(names) and all(job.id in over for job in jobs)
         if once or is_over:
-            herald.close()
+            notifier.close()
             logs.close()
             return int(faults > 0) if once else next((code for _, code in over.values() if code), 0)
         time.sleep(every_s)

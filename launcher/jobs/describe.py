@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.launcher.job import Attempt, Job, exit_code
 from cloudtrain.launcher.jobs import causes
 from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.money.forecast import Forecast, limit_micro, outlook
+from cloudtrain.launcher.money.forecast import Forecast, forecast, limit_micro
 from cloudtrain.launcher.store import gpu_figures
 from cloudtrain.launcher.store.progress import data_share
 from cloudtrain.launcher.store.registry import submitter_lives
@@ -24,7 +24,7 @@ __all__ = [
     "headline",
     "limit_words",
     "next_step",
-    "onward_of",
+    "resume_advice_of",
     "outcome",
     "pairs",
     "project_of",
@@ -37,7 +37,7 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
     """Return the job's state; money in US dollars, times in unix seconds. `attempts` are all attempts of the job."""
     attempt, state, progress = job.attempt, job.attempt.state, job.attempt.progress
     now_s = time.time()
-    money = outlook(job, attempts, now_s)
+    money = forecast(job, attempts, now_s)
     earlier = [each for each in attempts if each.number != attempt.number]
     return {
         "job": job.id,
@@ -158,15 +158,15 @@ def next_step(job: Job, attempts: Sequence[Attempt] = ()) -> list[str]:
     rank = (job.attempt.state.error or {}).get("rank")
     of_rank = "" if rank is None else f"--rank {rank} "
     hint = [f"cloudtrain logs {of_rank}--tail 50 {job.id}"] if job.attempt.state.state == "failed" else []
-    resume = onward_of(job, attempts)
+    resume = resume_advice_of(job, attempts)
     return [*hint, *([] if resume is None else [resume.command])]
 
 
-def onward_of(job: Job, attempts: Sequence[Attempt]) -> ResumeAdvice | None:
+def resume_advice_of(job: Job, attempts: Sequence[Attempt]) -> ResumeAdvice | None:
     """Return the resume advice: how to continue the job, with the necessary money and time."""
-    from cloudtrain.launcher.money.resume_advice import onward
+    from cloudtrain.launcher.money.resume_advice import resume_advice
 
-    return onward(job, outlook(job, attempts, time.time()))
+    return resume_advice(job, forecast(job, attempts, time.time()))
 
 
 def unattended(job: Job) -> list[str]:

@@ -37,15 +37,15 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
     A retry that the config asks for is sent, and followed too. Notifications are sent meanwhile. Ctrl-C leaves the job
     running, prints the commands that follow and stop the job, and returns 130.
     """
-    herald = Notifier(registry)
+    notifier = Notifier(registry)
     try:
         seen_active = job.active  # for a job that had already ended, no retry is sent
-        job = _follow(registry, job, view, tail, herald)
-        while seen_active and (again := retry.earned(registry, job)) is not None:
+        job = _follow(registry, job, view, tail, notifier)
+        while seen_active and (again := retry.send_if_due(registry, job)) is not None:
             job = again
-            job = _follow(registry, job, replace(view, attempt=job.attempt.number), None, herald)
+            job = _follow(registry, job, replace(view, attempt=job.attempt.number), None, notifier)
     except KeyboardInterrupt:
-        herald.close(0.0)
+        notifier.close(0.0)
         if not job.active:
             say(f"\ninterrupted: `cloudtrain status {job.id}` shows whether a retry was sent")
             return 130
@@ -54,7 +54,7 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
         return 130
     for line in as_lines(job, registry.attempts(job)):
         say(line)
-    herald.close()
+    notifier.close()
     return exit_code(job.attempt.state)
 
 
@@ -84,7 +84,7 @@ def read(
 
     Following sends retries and notifications, as `follow` does. Raises UnreachableError, unless following.
     """
-    printer, herald, job_was_active = Printer(view, is_live=False), Notifier(registry), job.active
+    printer, notifier, job_was_active = Printer(view, is_live=False), Notifier(registry), job.active
 
     def chosen(lines: list[LogLine]) -> tuple[int, list[LogLine]]:
         return job.attempt.number, view.chosen(printer.ended(lines))
@@ -94,7 +94,7 @@ def read(
             stream = _stream_of(registry, job, job.attempt, view, now=not following)
             with contextlib.closing(stream):
                 if following:
-                    reader = _read_on(registry, job, stream, view, tail, aside, herald.look)
+                    reader = _read_on(registry, job, stream, view, tail, aside, notifier.look)
                     for job_now, lines in reader:
                         job = job_now
                         yield chosen(lines)
@@ -103,14 +103,14 @@ def read(
                     for lines in stream.backlog():
                         yield chosen(lines)
             yield job.attempt.number, view.chosen(printer.bars())
-            again = retry.earned(registry, job) if following and job_was_active else None
+            again = retry.send_if_due(registry, job) if following and job_was_active else None
             if again is None:
                 break
             job, tail = again, None
     except BaseException:  # GeneratorExit too: the caller reads no further
-        herald.close(0.0)
+        notifier.close(0.0)
         raise
-    herald.close()
+    notifier.close()
 
 
 def tails(registry: Registry, job: Job, attempts: list[Attempt], view: View, count: int) -> dict[int, int]:
@@ -140,13 +140,13 @@ def wait(
     A job that was seen active gets the retries of its config, which are waited for too. `retrying` is off if the user
     has stopped the jobs.
     """
-    herald = Notifier(registry)
+    notifier = Notifier(registry)
     try:
-        code = _wait(registry, jobs, timeout_s, tell, herald, quiet=quiet, retrying=retrying)
+        code = _wait(registry, jobs, timeout_s, tell, notifier, quiet=quiet, retrying=retrying)
     except BaseException:
-        herald.close(0.0)
+        notifier.close(0.0)
         raise
-    herald.close()
+    notifier.close()
     return code
 
 
@@ -155,7 +155,7 @@ def _wait(
     jobs: list[Job],
     timeout_s: float | None,
     tell: Callable[[Job], None],
-    herald: Notifier,
+    notifier: Notifier,
     *,
     quiet: bool,
     retrying: bool,
@@ -167,12 +167,12 @@ def _wait(
     while waiting:
         for job in [job for job in waiting if due[job.id] <= time.monotonic()]:
             job = refresh(registry, job)
-            herald.look(job)
+            notifier.look(job)
             due[job.id] = time.monotonic() + _pace(job).state_s
             waiting = [job if other.id == job.id else other for other in waiting]
             if job.active:
                 seen_active.add(job.id)
-            elif retrying and job.id in seen_active and (again := retry.earned(registry, job)) is not None:
+            elif retrying and job.id in seen_active and (again := retry.send_if_due(registry, job)) is not None:
                 waiting = [again if other.id == job.id else other for other in waiting]
             else:
                 waiting.remove(job)
@@ -187,20 +187,20 @@ def _wait(
     return next((code for code in (codes[job.id] for job in jobs) if code), 0)
 
 
-def _follow(registry: Registry, job: Job, view: View, tail: int | None, herald: Notifier) -> Job:
+def _follow(registry: Registry, job: Job, view: View, tail: int | None, notifier: Notifier) -> Job:
     """Print an attempt's lines to the end; return the job in its final state."""
     stream, printer = _stream_of(registry, job, job.attempt, view), Printer(view, is_live=True)
 
     def look(job: Job) -> None:
         printer.clear()
-        herald.look(job)
+        notifier.look(job)
 
     try:
         for job_now, lines in _read_on(registry, job, stream, view, tail, printer.tell, look):
             job = job_now
             printer.print(lines)
         printer.finish()
-        herald.look(job)
+        notifier.look(job)
         return job
     finally:
         printer.clear()

@@ -17,7 +17,7 @@ from cloudtrain.entrypoints.format import amount
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job
 from cloudtrain.launcher.jobs.describe import as_json, outcome, project_of
-from cloudtrain.launcher.money.forecast import outlook
+from cloudtrain.launcher.money.forecast import forecast
 from cloudtrain.launcher.store.progress import shown
 from cloudtrain.launcher.store.registry import RAN, Registry
 from cloudtrain.launcher.text.terminal import json_line
@@ -248,7 +248,7 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ..
 
 
 def _spent(job: Job, attempts: Sequence[Attempt], now_s: float) -> str:
-    money = outlook(job, attempts, now_s)
+    money = forecast(job, attempts, now_s)
     if money.spent_micro is None:
         return "?"
     share = f" {100 * money.spent_micro // money.limit_micro}%" if money.limit_micro else ""

@@ -12,9 +12,17 @@ from cloudtrain.entrypoints.rank import tracebacks
 from cloudtrain.launcher.backend_table import traits
 from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.jobs import causes
-from cloudtrain.launcher.jobs.describe import headline, limit_words, next_step, onward_of, outcome, pairs, saved_step
+from cloudtrain.launcher.jobs.describe import (
+    headline,
+    limit_words,
+    next_step,
+    outcome,
+    pairs,
+    resume_advice_of,
+    saved_step,
+)
 from cloudtrain.launcher.metering import meter
-from cloudtrain.launcher.money.forecast import Forecast, outlook
+from cloudtrain.launcher.money.forecast import Forecast, forecast
 from cloudtrain.launcher.store import gpu_figures, loss_bins
 from cloudtrain.launcher.store.progress import data_share
 from cloudtrain.launcher.store.progress import shown as progress_words
@@ -59,7 +67,7 @@ def as_lines(
     """
     columns, rows = size
     now_s = time.time()
-    money = outlook(job, attempts, now_s)
+    money = forecast(job, attempts, now_s)
     head = [
         *_head(job, now_s),
         *_pending(job, now_s),
@@ -354,7 +362,7 @@ def _attempt_row(attempt: Attempt, after: Attempt | None, now_s: float) -> tuple
 def _next_lines(job: Job, attempts: Sequence[Attempt]) -> list[str]:
     found = next_step(job, attempts) or [f"cloudtrain report {job.id}"] * (job.attempt.state.state == "succeeded")
     lines = [f"{_HANG if place else '  next        '}{line}" for place, line in enumerate(found)]
-    resume = None if job.active else onward_of(job, attempts)
+    resume = None if job.active else resume_advice_of(job, attempts)
     return [*lines, *([f"{_HANG}({resume.words})"] if resume and resume.words else [])]
 
 

@@ -134,7 +134,7 @@ def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) ->
     assert attempt.ref is not None
     pace = backend.pace(attempt.ref)
     late_s = min(pace.late_s, MOST_LATE_S)
-    last_word = None if state.state in ACTIVE else EndDetector(replace(pace, late_s=late_s), state)
+    end_detector = None if state.state in ACTIVE else EndDetector(replace(pace, late_s=late_s), state)
     progress, points = dict(attempt.progress), list[series.Point]()
     while True:
         page = backend.logs(attempt.ref, progress.get("cursor"), frozenset({0}))
@@ -142,7 +142,7 @@ def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) ->
         progress = progresses.fold(progress, lines) | {"cursor": page.cursor}
         points += series.gather(attempt.number, lines, points[-1].seq + 1 if points else 0)
         points = series.thinned(points)
-        if last_word.has_come(page) if last_word else not (page.lines or page.left_out):
+        if end_detector.is_last(page) if end_detector else not (page.lines or page.left_out):
             return _LogFacts(progress, points)
         if not (page.lines or page.left_out):
             time.sleep(pace.lines_s)

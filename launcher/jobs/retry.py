@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.planning.prepare import Prepared
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["ALL_DAMAGED", "budget_setting", "earned", "is_earned", "prepare_next", "require_ended"]
+__all__ = ["ALL_DAMAGED", "budget_setting", "is_due", "prepare_next", "require_ended", "send_if_due"]
 
 ALL_DAMAGED = "all checkpoints were damaged at the last start: without an intact one, the job trains from step 0 again"
 OTHERS_S = 10.0  # most delay of a concurrent follower with the same poll interval
@@ -89,7 +89,7 @@ def _spent_micro(registry: Registry, job: Job, config: JobConfig) -> int:
     return spent_micro or 0
 
 
-def is_earned(job: Job) -> bool:
+def is_due(job: Job) -> bool:
     """Return whether a retry is due by the config's `retry`, and the platform makes no retries by itself."""
     attempt, state = job.attempt, job.attempt.state
     # A preemption may leave a job the time to save and stop.
@@ -99,7 +99,7 @@ def is_earned(job: Job) -> bool:
     return attempt.number < job.asked.max_attempts and not backends.load(job.backend).pace(attempt.ref).retries
 
 
-def earned(registry: Registry, job: Job) -> Job | None:
+def send_if_due(registry: Registry, job: Job) -> Job | None:
     """Send a retry if the config's `retry` asks for it; return the job with the retry, or None.
 
     A concurrent follower may be faster, or may know a secret that is missing here: then the follower's attempt is
@@ -107,7 +107,7 @@ def earned(registry: Registry, job: Job) -> Job | None:
     """
     from cloudtrain.launcher.jobs import submit
 
-    if not is_earned(job):
+    if not is_due(job):
         return None
     number, most = job.attempt.number + 1, job.asked.max_attempts
     say(f"{job.id}: {job.attempt.state.reason}; attempt {number} of at most {most} begins")

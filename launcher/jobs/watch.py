@@ -42,7 +42,7 @@ class Seen:
     """
 
     job: Job
-    outlook: Forecast | None = None
+    forecast: Forecast | None = None
     notices: tuple[Notice, ...] = ()
     is_again: bool = False
     fault: str = ""
@@ -58,14 +58,14 @@ def chosen(registry: Registry, names: Sequence[str], now_s: float) -> list[Job]:
     return [job for job in {job.id: job for job in jobs}.values() if _is_of_late(job, now_s) or job.id in waiting]
 
 
-def look(registry: Registry, herald: Notifier, job: Job) -> Seen | None:
+def look(registry: Registry, notifier: Notifier, job: Job) -> Seen | None:
     """Refresh the job, send due notifications and a due retry; None if a concurrent watcher handles the job.
 
     An error is returned as `fault`, so that the polls of further jobs continue.
     """
     try:
         with _alone(registry.folder, job.id) as is_mine:
-            return _look(registry, herald, job) if is_mine else None
+            return _look(registry, notifier, job) if is_mine else None
     except (CloudtrainError, OSError) as error:
         return Seen(job, fault=str(error))
     except Exception as error:
@@ -88,7 +88,7 @@ def line(seen: Seen) -> str:
     """Return the result for people, on a single line."""
     job, clock = seen.job, time.strftime("%H:%M:%S")
     parts = [f"{clock} {job.id}  {outcome(job)}", shown(job.attempt.progress)]
-    if (found := seen.outlook) is not None:
+    if (found := seen.forecast) is not None:
         limit = f" of {dollars(found.limit_micro)}" if found.limit_micro else ""
         parts.append(f"{dollars(found.spent_micro)}{limit}")
         if job.active and found.burn_micro_h:
@@ -102,13 +102,13 @@ def line(seen: Seen) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _look(registry: Registry, herald: Notifier, job: Job) -> Seen:
+def _look(registry: Registry, notifier: Notifier, job: Job) -> Seen:
     was_active = job.active
     job = refresh(registry, registry.find(job.id))
-    notices, again = herald.look(job), None
+    notices, again = notifier.look(job), None
     if not job.active and (was_active or _is_of_late(job, time.time(), RETRY_S)):
-        again = retry.earned(registry, job)
-    money = herald.outlook(again or job, time.time())
+        again = retry.send_if_due(registry, job)
+    money = notifier.forecast(again or job, time.time())
     return Seen(again or job, money, tuple(notices), again is not None, ended=None if job.active else job.attempt)
 
 

@@ -18,8 +18,8 @@ from cloudtrain.launcher.jobs import stopping
 from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.jobs.log_fetcher import LogKeeper
 from cloudtrain.launcher.live.curves import curves_of
-from cloudtrain.launcher.live.model import Scene, Sight
-from cloudtrain.launcher.money.forecast import outlook
+from cloudtrain.launcher.live.model import Scene, WatchedJob
+from cloudtrain.launcher.money.forecast import forecast
 from cloudtrain.launcher.notices import outbox
 from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store.database import WRITING
@@ -58,7 +58,7 @@ class JobFeed:
         self._names, self._least_s = tuple(names), least_s
         registry = Registry(folder)
         self.folder = registry.folder
-        self._sights = {job.id: Sight(job) for job in watching.chosen(registry, names, time.time())}
+        self._watched = {job.id: WatchedJob(job) for job in watching.chosen(registry, names, time.time())}
         registry.close()
         self._lock = threading.Lock()
         self._lanes: dict[str, _Lane] = {}
@@ -74,11 +74,11 @@ class JobFeed:
     def scene(self, now_s: float) -> Scene:
         """Return the current picture: active jobs first, then ended jobs, in both groups the newest submit first."""
         with self._lock:
-            sights = list(self._sights.values())
+            jobs = list(self._watched.values())
             notes = tuple(self._notes)
         if not self._names:
-            sights.sort(key=lambda sight: (not sight.job.active, -sight.job.created_s))
-        return Scene(tuple(sights), now_s, notes)
+            jobs.sort(key=lambda watched: (not watched.job.active, -watched.job.created_s))
+        return Scene(tuple(jobs), now_s, notes)
 
     def open(self, job_id: str) -> None:
         """Also read this job's curves and alerts; of no job if the id is empty."""
@@ -131,8 +131,8 @@ class JobFeed:
     def put(self, job_id: str, **changes: object) -> None:
         """Change the picture of a watched job."""
         with self._lock:
-            if (before := self._sights.get(job_id)) is not None:
-                self._sights[job_id] = replace(before, **changes)  # type: ignore[arg-type]
+            if (before := self._watched.get(job_id)) is not None:
+                self._watched[job_id] = replace(before, **changes)  # type: ignore[arg-type]
 
     def _choose(self) -> None:
         while not self.is_closing.is_set():
@@ -164,11 +164,11 @@ class JobFeed:
         jobs = watching.chosen(registry, self._names, now_s)
         self._drop_all_but({job.id for job in jobs} | {self._opened, self._marked})
         for job in jobs:
-            before = self._sights.get(job.id)
-            if before is None or before.job.attempt.number != job.attempt.number or before.outlook is None:
+            before = self._watched.get(job.id)
+            if before is None or before.job.attempt.number != job.attempt.number or before.forecast is None:
                 attempts = tuple(registry.attempts(job))
                 with self._lock:
-                    self._sights[job.id] = Sight(job, attempts, outlook(job, attempts, now_s))
+                    self._watched[job.id] = WatchedJob(job, attempts, forecast(job, attempts, now_s))
             lane = self._lanes.get(job.backend)
             if lane is None:
                 lane = self._lanes[job.backend] = _Lane(self, self._least_s)
@@ -180,21 +180,21 @@ class JobFeed:
         if self._names:
             return
         with self._lock:
-            self._sights = {job_id: sight for job_id, sight in self._sights.items() if job_id in ids}
+            self._watched = {job_id: watched for job_id, watched in self._watched.items() if job_id in ids}
         for lane in self._lanes.values():
             lane.drop_all_but(ids)
 
     def _gather(self, registry: Registry, drawn: object) -> object:
         """Read the opened job's curves, if changed, and its alerts."""
         job_id = self._opened
-        sight = self._sights.get(job_id)
-        if sight is None:
+        watched = self._watched.get(job_id)
+        if watched is None:
             return None
         database = registry.database
         row = database.execute("SELECT COUNT(*), MAX(rowid) FROM points WHERE job_id = ?", (job_id,))[0]
-        newest = (job_id, *row, sight.job.attempt.progress.get("step"))
+        newest = (job_id, *row, watched.job.attempt.progress.get("step"))
         self.put(job_id, alerts=tuple(outbox.sent(database, job_id)))
-        if newest != drawn or sight.curves is None:
+        if newest != drawn or watched.curves is None:
             self.put(job_id, curves=curves_of(read_series(database, job_id)))
         return newest
 
@@ -258,23 +258,23 @@ class _Lane:
     def _watch(self) -> None:
         registry = Registry(self._feed.folder)
         try:
-            herald = Notifier(registry)
+            notifier = Notifier(registry)
             try:
                 while not self._feed.is_closing.is_set():
-                    self._look_at_next(registry, herald)
+                    self._look_at_next(registry, notifier)
             finally:
-                herald.close()
+                notifier.close()
         finally:
             registry.close()
 
-    def _look_at_next(self, registry: Registry, herald: Notifier) -> None:
+    def _look_at_next(self, registry: Registry, notifier: Notifier) -> None:
         job = self._next(time.monotonic())
         if job is None:
             self._feed.is_closing.wait(0.1)
             return
         used_s = time.thread_time()
         try:
-            self._look(registry, herald, job)
+            self._look(registry, notifier, job)
         except Exception as error:  # for example from the registry; errors of the poll itself are in `Seen`
             self._feed.put(job.id, fault=in_words(error), asks_since_s=None)
             self._plan(job)
@@ -293,10 +293,10 @@ class _Lane:
             due = [(due_s, job_id) for job_id, due_s in self._due_s.items() if due_s <= now_s]
             return self._jobs[min(due)[1]] if due else None
 
-    def _look(self, registry: Registry, herald: Notifier, job: Job) -> None:
+    def _look(self, registry: Registry, notifier: Notifier, job: Job) -> None:
         self._feed.put(job.id, asks_since_s=time.time())
         with self._feed.looks.passing():
-            seen = watching.look(registry, herald, job)
+            seen = watching.look(registry, notifier, job)
         if seen is None:  # a different watcher is polling the job and stores the result
             self._show(registry, registry.find(job.id), watching.Seen(job))
             self._plan(job)
@@ -308,9 +308,9 @@ class _Lane:
     def _show(self, registry: Registry, job: Job, seen: watching.Seen) -> None:
         attempts = tuple(registry.attempts(job))
         now_s = time.time()
-        money = seen.outlook or outlook(job, attempts, now_s)
+        money = seen.forecast or forecast(job, attempts, now_s)
         self._feed.put(
-            job.id, job=job, attempts=attempts, outlook=money, fault=seen.fault, seen_s=now_s, asks_since_s=None
+            job.id, job=job, attempts=attempts, forecast=money, fault=seen.fault, seen_s=now_s, asks_since_s=None
         )
 
     def _plan(self, job: Job, *, is_over: bool = False) -> None:

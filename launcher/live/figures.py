@@ -10,7 +10,7 @@ from rich.text import Text
 from cloudtrain.entrypoints.format import dollars, span
 from cloudtrain.entrypoints.notices.message import at_deadline
 from cloudtrain.launcher.jobs.describe import limit_words, next_step, outcome
-from cloudtrain.launcher.live.model import Curves, Sight, Track
+from cloudtrain.launcher.live.model import Curves, Track, WatchedJob
 from cloudtrain.launcher.live.rows import (
     BAD,
     GOOD,
@@ -68,9 +68,9 @@ _ALERTS = {
 _ENDS = ("started", "succeeded", "failed", "stopped", "preempted")
 
 
-def heading(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
+def heading(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list[Text]:
     """Return the job's id, its state and reason, and its run time."""
-    job, state = sight.job, sight.job.attempt.state
+    job, state = watched.job, watched.job.attempt.state
     left: list[Part] = [(job.id, "bold"), "  ", (cleaned(outcome(job)), STATE_STYLES.get(job.attempt.word, "bold"))]
     took = ""
     if state.started_s is not None:
@@ -79,46 +79,46 @@ def heading(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
     return [sides(width, signs, left, [(took, QUIET)] if took else [])]
 
 
-def trouble(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
+def trouble(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list[Text]:
     """Return a warning if the picture may be out of date."""
-    backend, since_s = sight.job.backend, sight.job.attempt.unreachable_since_s
-    if sight.fault:
-        return [row(width, signs, (f"! {cleaned(sight.fault)}", WARNS))]
+    backend, since_s = watched.job.backend, watched.job.attempt.unreachable_since_s
+    if watched.fault:
+        return [row(width, signs, (f"! {cleaned(watched.fault)}", WARNS))]
     if since_s is not None:
         ago = span(now_s - since_s)
         words = f"! {backend} has not answered for {ago}; showing its last report; the job is unaffected"
         return [row(width, signs, (words, WARNS))]
-    if sight.asks_since_s is not None and now_s - sight.asks_since_s > SLOW_S:
+    if watched.asks_since_s is not None and now_s - watched.asks_since_s > SLOW_S:
         return [
-            row(width, signs, (f"! {backend} was asked {span(now_s - sight.asks_since_s)} ago, no answer yet", WARNS))
+            row(width, signs, (f"! {backend} was asked {span(now_s - watched.asks_since_s)} ago, no answer yet", WARNS))
         ]
     return []
 
 
-def place(sight: Sight, width: int, signs: Signs) -> list[Text]:
+def place(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
     """Return the backend, the ranks and the attempt."""
-    attempt, plan = sight.job.attempt, sight.job.attempt.plan
+    attempt, plan = watched.job.attempt, watched.job.attempt.plan
     ranks = f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks} rank{'s' if plan.ranks != 1 else ''}"
     again = attempt.state.restarts
     more = f", {again} restart{'s' if again != 1 else ''}" if again else ""
-    return [labelled(width, signs, "backend", f"{sight.job.backend}, {ranks}, attempt {attempt.number}{more}")]
+    return [labelled(width, signs, "backend", f"{watched.job.backend}, {ranks}, attempt {attempt.number}{more}")]
 
 
-def progress(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
+def progress(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list[Text]:
     """Return the progress, with a bar if the last step is known, and the expected finish."""
-    job, told = sight.job, sight.job.attempt.progress
+    job, told = watched.job, watched.job.attempt.progress
     if "step" not in told:
         detail = cleaned(job.attempt.state.detail or "")
         if not job.active:
             return [labelled(width, signs, "progress", detail or "no step reported")]
         words = {"pending": "waiting to begin"}.get(job.attempt.state.state, "no step reported yet")
         return [labelled(width, signs, "progress", f"{words}: {detail}" if detail else words)]
-    share = share_done(sight)
+    share = share_done(watched)
     if share is None:
         return [labelled(width, signs, "progress", f"step {told['step']}")]
     left = f"step {told['step']}/{told['max_steps']} "
     right = percent(share)
-    finish_s = sight.outlook.finish_at_s if sight.outlook is not None else None
+    finish_s = watched.forecast.finish_at_s if watched.forecast is not None else None
     if job.active and finish_s is not None:
         right += f", done in {span(finish_s - now_s)}, at {clock(finish_s, now_s)}"
     room = min(_MOST_BAR, width - LABEL - len(left) - len(right) - 1)
@@ -126,9 +126,9 @@ def progress(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]
     return [labelled(width, signs, "progress", left, (drawn, "cyan"), right)]
 
 
-def error(sight: Sight, width: int, signs: Signs) -> list[Text]:
+def error(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
     """Return the exception of the first failing rank."""
-    told = sight.job.attempt.state.error
+    told = watched.job.attempt.state.error
     if not told:
         return []
     who = f"rank {told['rank']}: " if told.get("rank") is not None else ""
@@ -138,11 +138,11 @@ def error(sight: Sight, width: int, signs: Signs) -> list[Text]:
     return [*rows, *(labelled(width, signs, "", (line, BAD)) for line in words[1:3])]
 
 
-def following(sight: Sight, width: int, signs: Signs) -> list[Text]:
+def following(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
     """Return suggested commands for an ended job."""
-    if sight.job.active:
+    if watched.job.active:
         return []
-    commands = next_step(sight.job, sight.attempts)
+    commands = next_step(watched.job, watched.attempts)
     return [labelled(width, signs, "" if place else "next", command) for place, command in enumerate(commands)]
 
 
@@ -175,9 +175,9 @@ def _by_decades(told: Track) -> tuple[Sequence[float | None], str]:
     return [None if value is None else math.log10(value) for value in told.values], f"{told.name} (log)"
 
 
-def metrics(sight: Sight, width: int, signs: Signs) -> list[Text]:
+def metrics(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
     """Return the metrics of the last evaluation."""
-    told = sight.job.attempt.progress.get("metrics") or {}
+    told = watched.job.attempt.progress.get("metrics") or {}
     words = [f"{name} {quantity(value) if isinstance(value, float | int) else value}" for name, value in told.items()]
     return [labelled(width, signs, "metrics", cleaned(", ".join(words)))] if words else []
 
@@ -201,11 +201,11 @@ def split(curves: Curves, width: int, signs: Signs) -> list[Text]:
     return [labelled(width, signs, "step time", took, *drawn, *legend[0 if room >= _LEAST_BAR else 1 :])]
 
 
-def gpus(sight: Sight, width: int, signs: Signs) -> list[Text]:
+def gpus(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
     """Return the GPU utilization, and a warning about idle GPUs."""
-    told = sight.job.attempt.progress
+    told = watched.job.attempt.progress
     found = [labelled(width, signs, "GPUs", words)] if (words := gpu_figures.words(told)) else []
-    if sight.job.active and (warning := gpu_figures.warning(told)):
+    if watched.job.active and (warning := gpu_figures.warning(told)):
         found.append(row(width, signs, (f"! {warning}", WARNS)))
     return found
 
@@ -227,15 +227,15 @@ def memory(curves: Curves, width: int, signs: Signs) -> list[Text]:
     ]
 
 
-def spend(sight: Sight, width: int, signs: Signs) -> list[Text]:
+def spend(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
     """Return the cost and its share of the limit, the cost per hour, and the forecast cost."""
-    found = sight.outlook
+    found = watched.forecast
     if found is None:
         return []
     words = of_limit(found.spent_micro, found.limit_micro)
-    if sight.job.active and found.burn_micro_h:
+    if watched.job.active and found.burn_micro_h:
         words += f"; {dollars(found.burn_micro_h)}/h"
-    if sight.job.active and found.total_micro:
+    if watched.job.active and found.total_micro:
         words += f"; {dollars(found.total_micro)} when done"
     if not found.limit_micro or found.spent_micro is None:
         return [labelled(width, signs, "spend", words)]
@@ -247,24 +247,24 @@ def spend(sight: Sight, width: int, signs: Signs) -> list[Text]:
     return [labelled(width, signs, "spend", (charts.bar(share, room, signs), style), f" {words}")]
 
 
-def limit(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
+def limit(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list[Text]:
     """Return when the job leaves and when it is ended, and the limit that comes before its finish."""
-    found: Forecast | None = sight.outlook
-    if found is None or found.cap_at_s is None or not sight.job.active:
+    found: Forecast | None = watched.forecast
+    if found is None or found.cap_at_s is None or not watched.job.active:
         return []
     ended = f"is ended at {clock(found.cap_at_s, now_s)}"
-    does = at_deadline(saves=sight.job.saves)
+    does = at_deadline(saves=watched.job.saves)
     leaves = "" if found.deadline_at_s is None else f"{does} at {clock(found.deadline_at_s, now_s)}, "
     parts: list[Part] = [f"{leaves}{ended}"]
     if found.hits_limit:
-        parts.append((f"; ! {limit_words(sight.job, found)}", WARNS))
+        parts.append((f"; ! {limit_words(watched.job, found)}", WARNS))
     return [labelled(width, signs, "limit", *parts)]
 
 
-def checkpoint(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
+def checkpoint(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list[Text]:
     """Return the newest checkpoint and its age."""
-    saved = sight.curves.checkpoint if sight.curves is not None else None
-    step = sight.outlook.checkpoint_step if sight.outlook is not None else None
+    saved = watched.curves.checkpoint if watched.curves is not None else None
+    step = watched.forecast.checkpoint_step if watched.forecast is not None else None
     if saved is not None:
         at = "" if saved[0] is None else f"step {saved[0]}, "
         return [labelled(width, signs, "checkpoint", f"{at}{span(now_s - saved[1])} ago")]
@@ -273,10 +273,10 @@ def checkpoint(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Tex
     return []
 
 
-def alerts(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
+def alerts(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list[Text]:
     """Return the alerts sent, the newest first, with their channels."""
     words: list[str] = []
-    for told in reversed(sight.alerts):
+    for told in reversed(watched.alerts):
         kind, _, rest = told.key.partition(":")
         if kind in _ENDS:
             continue
@@ -286,9 +286,9 @@ def alerts(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
     return [labelled(width, signs, "alerts", ("; ".join(words), WARNS))] if words else []
 
 
-def attempts(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]:
+def attempts(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list[Text]:
     """Return how the earlier attempts ended, the newest first."""
-    before = [each for each in sight.attempts if each.number < sight.job.attempt.number]
+    before = [each for each in watched.attempts if each.number < watched.job.attempt.number]
     words = []
     for each in reversed(before):
         state = each.state
@@ -300,9 +300,9 @@ def attempts(sight: Sight, width: int, signs: Signs, now_s: float) -> list[Text]
     return [labelled(width, signs, "before", f"attempt {'; '.join(words)}")] if words else []
 
 
-def share_done(sight: Sight) -> float | None:
+def share_done(watched: WatchedJob) -> float | None:
     """Return the share of steps done, 0 to 1; None if unknown."""
-    told = sight.job.attempt.progress
+    told = watched.job.attempt.progress
     step, most = told.get("step"), told.get("max_steps")
     if not isinstance(step, int) or not isinstance(most, int) or most <= 0:
         return None

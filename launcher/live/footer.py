@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from cloudtrain.launcher.live.model import Sight
+from cloudtrain.launcher.live.model import WatchedJob
 from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, row
 from cloudtrain.launcher.live.view_state import ViewState
 from cloudtrain.launcher.text.signs import Signs
@@ -32,7 +32,7 @@ def help_rows(width: int, height: int, signs: Signs) -> list[Text]:
     return [*rows[: height - 1], row(width, signs, ("any key closes this help", QUIET))][:height]
 
 
-def of_job(choice: ViewState, sight: Sight, width: int, signs: Signs) -> Text:
+def of_job(choice: ViewState, watched: WatchedJob, width: int, signs: Signs) -> Text:
     """Return the keys of a job's view."""
     if (asked := _asked(choice, width, signs)) is not None:
         return asked
@@ -42,7 +42,7 @@ def of_job(choice: ViewState, sight: Sight, width: int, signs: Signs) -> Text:
         ("r", "ranks"),
         ("p", "go on" if choice.held is not None else "pause"),
         ("w", "cut" if choice.wraps else "wrap"),
-        *([("s", "stop")] if sight.job.active else []),
+        *([("s", "stop")] if watched.job.active else []),
         ("?", "help"),
         ("up/down", "scroll"),
     ]

@@ -11,7 +11,7 @@ from rich.text import Text
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.live import figures, footer
-from cloudtrain.launcher.live.model import Curves, Sight, TailShot
+from cloudtrain.launcher.live.model import Curves, TailShot, WatchedJob
 from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, in_job, row
 from cloudtrain.launcher.live.view_state import ViewState
 from cloudtrain.launcher.text.remote import in_words
@@ -35,11 +35,17 @@ class ViewSection:
 
 
 def view(
-    sight: Sight, tail: TailShot, choice: ViewState, size: tuple[int, int], signs: Signs, now_s: float, note: str = ""
+    watched: WatchedJob,
+    tail: TailShot,
+    choice: ViewState,
+    size: tuple[int, int],
+    signs: Signs,
+    now_s: float,
+    note: str = "",
 ) -> list[Text]:
     """Return the screen's rows, `size` columns wide and rows high; `note` is the newest message of cloudtrain."""
     width, height = size
-    sections = _sections(sight, (width, height), signs, now_s)
+    sections = _sections(watched, (width, height), signs, now_s)
     room = height - 2 - bool(note)  # the log's title, the keys
     kept = _kept(sections, room - _least_log(height, choice))
     head = [each for section in kept for each in section.rows]
@@ -48,13 +54,15 @@ def view(
     notes = [row(width, signs, (f"! {cleaned(note)}", "yellow"))] if note else []
     rows = [*head, _log_title(tail, choice, width, signs), *log]
     rows += [Text("")] * (height - 1 - len(notes) - len(rows))
-    return [*rows[: max(0, height - 1 - len(notes))], *notes, footer.of_job(choice, sight, width, signs)][:height]
+    return [*rows[: max(0, height - 1 - len(notes))], *notes, footer.of_job(choice, watched, width, signs)][:height]
 
 
-def log_page(sight: Sight, choice: ViewState, size: tuple[int, int], signs: Signs, now_s: float, note: str = "") -> int:
+def log_page(
+    watched: WatchedJob, choice: ViewState, size: tuple[int, int], signs: Signs, now_s: float, note: str = ""
+) -> int:
     """Return the number of visible log lines."""
     room = size[1] - 2 - bool(note)
-    kept = _kept(_sections(sight, size, signs, now_s), room - _least_log(size[1], choice))
+    kept = _kept(_sections(watched, size, signs, now_s), room - _least_log(size[1], choice))
     return max(1, room - sum(len(section.rows) for section in kept))
 
 
@@ -62,29 +70,29 @@ def _least_log(height: int, choice: ViewState) -> int:
     return max(_LEAST_LOG, height - _BESIDE_LARGE if choice.is_large else height // _LOG_SHARE)
 
 
-def _sections(sight: Sight, size: tuple[int, int], signs: Signs, now_s: float) -> list[ViewSection]:
+def _sections(watched: WatchedJob, size: tuple[int, int], signs: Signs, now_s: float) -> list[ViewSection]:
     """Return the sections of the job, in screen order."""
     width, height = size
-    curves = sight.curves or Curves()
+    curves = watched.curves or Curves()
     tall = max(1, min(6, (height - 24) // 4)) if height > 30 else 1  # rows of a curve
     ranked: tuple[tuple[int, Callable[[], list[Text]]], ...] = (
-        (0, lambda: figures.heading(sight, width, signs, now_s)),
-        (1, lambda: figures.trouble(sight, width, signs, now_s)),
-        (11, lambda: figures.place(sight, width, signs)),
-        (2, lambda: figures.progress(sight, width, signs, now_s)),
-        (1, lambda: figures.error(sight, width, signs)),
-        (5, lambda: figures.following(sight, width, signs)),
+        (0, lambda: figures.heading(watched, width, signs, now_s)),
+        (1, lambda: figures.trouble(watched, width, signs, now_s)),
+        (11, lambda: figures.place(watched, width, signs)),
+        (2, lambda: figures.progress(watched, width, signs, now_s)),
+        (1, lambda: figures.error(watched, width, signs)),
+        (5, lambda: figures.following(watched, width, signs)),
         (4, lambda: figures.track(curves.loss, width, tall, signs)),
         (6, lambda: figures.track(curves.rate, width, max(1, tall - 1), signs)),
-        (7, lambda: figures.metrics(sight, width, signs)),
+        (7, lambda: figures.metrics(watched, width, signs)),
         (8, lambda: figures.split(curves, width, signs)),
-        (6, lambda: figures.gpus(sight, width, signs)),
+        (6, lambda: figures.gpus(watched, width, signs)),
         (10, lambda: figures.memory(curves, width, signs)),
-        (3, lambda: figures.spend(sight, width, signs)),
-        (7, lambda: figures.limit(sight, width, signs, now_s)),
-        (8, lambda: figures.checkpoint(sight, width, signs, now_s)),
-        (6, lambda: figures.alerts(sight, width, signs, now_s)),
-        (9, lambda: figures.attempts(sight, width, signs, now_s)),
+        (3, lambda: figures.spend(watched, width, signs)),
+        (7, lambda: figures.limit(watched, width, signs, now_s)),
+        (8, lambda: figures.checkpoint(watched, width, signs, now_s)),
+        (6, lambda: figures.alerts(watched, width, signs, now_s)),
+        (9, lambda: figures.attempts(watched, width, signs, now_s)),
     )
     sections = (ViewSection(rank, _rows(draw, width, signs)) for rank, draw in ranked)
     return [section for section in sections if section.rows]

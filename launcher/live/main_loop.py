@@ -17,7 +17,7 @@ from cloudtrain.launcher.jobs.watch import line as plain_line
 from cloudtrain.launcher.live import jobview, tableview
 from cloudtrain.launcher.live.feed import JobFeed
 from cloudtrain.launcher.live.model import Scene, TailShot
-from cloudtrain.launcher.live.renderer import Painter
+from cloudtrain.launcher.live.renderer import Renderer
 from cloudtrain.launcher.live.screen import Screen, SignalExit
 from cloudtrain.launcher.live.tail import LogTail
 from cloudtrain.launcher.live.view_state import ViewState, steer
@@ -56,7 +56,7 @@ def show(names: Sequence[str], least_s: float = 0.0) -> int:
     The exit code is that of the ended jobs, or 130 if a named job still runs. Raises NoSuchJobError.
     """
     feed = JobFeed(names, least_s)
-    jobs = [sight.job.id for sight in feed.scene(time.time()).sights]
+    jobs = [watched.job.id for watched in feed.scene(time.time()).jobs]
     is_single = len(names) > 0 and len(jobs) == 1
     opened = jobs[0] if is_single else None
     state = FrameState(ViewState(chosen=jobs[0] if jobs else "", opened=opened, is_single=is_single), signs_of())
@@ -98,7 +98,7 @@ def _stops(feed: JobFeed, *, is_told: bool) -> list[str]:
 
 def _run(screen: Screen, feed: JobFeed, state: FrameState, is_named: bool) -> int:
     """Draw and read keys until the user quits; return the exit code."""
-    painter = Painter(state.signs.encoding)
+    renderer = Renderer(state.signs.encoding)
     next_s = 0.0
     while True:
         _take_in(screen, feed, state)
@@ -108,10 +108,10 @@ def _run(screen: Screen, feed: JobFeed, state: FrameState, is_named: bool) -> in
             return code
         if screen.is_stale:
             screen.is_stale = False
-            painter.forget()
+            renderer.forget()
         if time.monotonic() >= next_s:
             began_s = time.monotonic()
-            data = painter.paint(_picture(scene, state, screen.size))
+            data = renderer.render(_picture(scene, state, screen.size))
             screen.write(data)
             next_s = began_s + max(FRAME_S, len(data) / BYTES_PER_S)
         for key in screen.keys(next_s - time.monotonic())[:_KEYS_AT_ONCE]:
@@ -137,7 +137,7 @@ def _take_in(screen: Screen, feed: JobFeed, state: FrameState) -> None:
 def _press(key: str, feed: JobFeed, state: FrameState, screen: Screen) -> str:
     """Process a key; return the action that the view itself cannot take."""
     scene = feed.scene(time.time())
-    ids = [sight.job.id for sight in scene.sights]
+    ids = [watched.job.id for watched in scene.jobs]
     opened = scene.of(state.choice.opened or "")
     ranks = opened.job.attempt.plan.ranks if opened is not None else 0
     lines = state.tail.shot().lines if state.tail is not None else ()
@@ -168,15 +168,15 @@ def _open(feed: JobFeed, state: FrameState) -> None:
 
 def _picture(scene: Scene, state: FrameState, size: tuple[int, int]) -> list[Text]:
     choice = state.choice
-    sight = scene.of(choice.opened) if choice.opened is not None else None
+    watched = scene.of(choice.opened) if choice.opened is not None else None
     note = _note(scene, state)
-    if sight is None:
+    if watched is None:
         words = "all jobs that are active or have ended recently" if not choice.is_single else ""
         rows = tableview.view(scene, choice, size, state.signs, note or words)
     else:
         shot = state.tail.shot() if state.tail is not None else TailShot()
-        state.page = jobview.log_page(sight, choice, size, state.signs, scene.now_s, note)
-        rows = jobview.view(sight, shot, choice, size, state.signs, scene.now_s, note)
+        state.page = jobview.log_page(watched, choice, size, state.signs, scene.now_s, note)
+        rows = jobview.view(watched, shot, choice, size, state.signs, scene.now_s, note)
     return rows
 
 
@@ -186,15 +186,15 @@ def _note(scene: Scene, state: FrameState) -> str:
         left_s = max(0, round(state.over_s + LEAVE_S - scene.now_s))
         return f"ended; this view leaves in {left_s} s, unless you press a key"
     since_s = scene.now_s - NOTE_S
-    sight = scene.of(state.choice.opened or "")
-    if sight is not None and not sight.job.active:  # messages from before the job's end are obsolete
-        since_s = max(since_s, sight.job.attempt.state.ended_s or 0.0)
+    watched = scene.of(state.choice.opened or "")
+    if watched is not None and not watched.job.active:  # messages from before the job's end are obsolete
+        since_s = max(since_s, watched.job.attempt.state.ended_s or 0.0)
     return scene.notes[-1][1] if scene.notes and scene.notes[-1][0] > since_s else ""
 
 
 def _ended(scene: Scene, state: FrameState, is_named: bool) -> int | None:
     """Return the exit code once all named jobs have ended, unless the user has asked to stay."""
-    is_over = is_named and all(not sight.job.active and sight.seen_s is not None for sight in scene.sights)
+    is_over = is_named and all(not watched.job.active and watched.seen_s is not None for watched in scene.jobs)
     if not is_over:
         state.over_s = None
         return None
@@ -208,9 +208,9 @@ def _code_of(scene: Scene, is_named: bool) -> int:
     """Return the first nonzero code of the named jobs; 130 while a named job runs."""
     if not is_named:
         return 0
-    if any(sight.job.active for sight in scene.sights):
+    if any(watched.job.active for watched in scene.jobs):
         return 130
-    return next((code for sight in scene.sights if (code := exit_code(sight.job.attempt.state))), 0)
+    return next((code for watched in scene.jobs if (code := exit_code(watched.job.attempt.state))), 0)
 
 
 def _leave(feed: JobFeed, state: FrameState, stops: Sequence[str]) -> None:
@@ -218,11 +218,11 @@ def _leave(feed: JobFeed, state: FrameState, stops: Sequence[str]) -> None:
     for words in (*state.said, *stops):
         say(words)
     scene = feed.scene(time.time())
-    if state.choice.is_single and scene.sights:
-        sight = scene.sights[0]
-        print_text(as_lines(sight.job, sight.attempts))
+    if state.choice.is_single and scene.jobs:
+        watched = scene.jobs[0]
+        print_text(as_lines(watched.job, watched.attempts))
     else:
-        print_text([plain_line(Seen(sight.job, sight.outlook)) for sight in scene.sights])
+        print_text([plain_line(Seen(watched.job, watched.forecast)) for watched in scene.jobs])
     asked = feed.asked()
-    if any(sight.job.active and sight.job.id not in asked for sight in scene.sights):
+    if any(watched.job.active and watched.job.id not in asked for watched in scene.jobs):
         say(f"no longer watching; the {'other ' if asked else ''}jobs continue")

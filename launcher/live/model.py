@@ -10,7 +10,7 @@ from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.money.forecast import Forecast
 from cloudtrain.launcher.notices.outbox import Sent
 
-__all__ = ["Curves", "Scene", "Sight", "TailShot", "Track"]
+__all__ = ["Curves", "Scene", "TailShot", "Track", "WatchedJob"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Sight:
+class WatchedJob:
     """A job as last seen. Times in unix seconds.
 
     `asks_since_s`: start of the poll in progress; `seen_s`: end of the last poll; `fault`: error of the last poll.
@@ -53,7 +53,7 @@ class Sight:
 
     job: Job
     attempts: tuple[Attempt, ...] = ()
-    outlook: Forecast | None = None
+    forecast: Forecast | None = None
     curves: Curves | None = None
     alerts: tuple[Sent, ...] = ()
     fault: str = ""
@@ -65,13 +65,13 @@ class Sight:
 class Scene:
     """All watched jobs, in list order; `notes` are cloudtrain's own messages with their times."""
 
-    sights: tuple[Sight, ...]
+    jobs: tuple[WatchedJob, ...]
     now_s: float
     notes: tuple[tuple[float, str], ...] = ()
 
-    def of(self, job_id: str) -> Sight | None:
+    def of(self, job_id: str) -> WatchedJob | None:
         """Return the job's model."""
-        return next((sight for sight in self.sights if sight.job.id == job_id), None)
+        return next((watched for watched in self.jobs if watched.job.id == job_id), None)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rich.color import ColorSystem
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["Painter"]
+__all__ = ["Renderer"]
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # rows should not contain controls; a missed control is removed here
 
@@ -19,7 +19,7 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # rows should not contain contr
 _TOGETHER, _DONE = "\x1b[?2026h", "\x1b[?2026l"
 
 
-class Painter:
+class Renderer:
     """Stores the rows on the terminal. With NO_COLOR no colour is used; bold stays, since bold is not a colour."""
 
     def __init__(self, encoding: str, *, is_coloured: bool | None = None) -> None:
@@ -32,7 +32,7 @@ class Painter:
         """Forget the terminal's content: the next picture is drawn completely."""
         self._shown = []
 
-    def paint(self, rows: Sequence[Text]) -> bytes:
+    def render(self, rows: Sequence[Text]) -> bytes:
         """Return the bytes to write; empty if no row has changed."""
         changed: list[str] = []
         if not self._shown:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cloudtrain.entrypoints.format import amount, dollars, span
 from cloudtrain.launcher.live import figures, footer
-from cloudtrain.launcher.live.model import Scene, Sight
+from cloudtrain.launcher.live.model import Scene, WatchedJob
 from cloudtrain.launcher.live.rows import QUIET, STATE_STYLES, WARNS, Part, filled, row, sides
 from cloudtrain.launcher.live.view_state import ViewState
 from cloudtrain.launcher.store import loss_bins
@@ -43,11 +43,11 @@ class Shape:
 def view(scene: Scene, choice: ViewState, size: tuple[int, int], signs: Signs, words: str) -> list[Text]:
     """Return the screen's rows, `size` columns wide and rows high; `words` describe the selection of jobs."""
     width, height = size
-    texts = [_shown(sight, scene.now_s) for sight in scene.sights]
+    texts = [_shown(watched, scene.now_s) for watched in scene.jobs]
     shape = _shape(texts, width)
     notes = _notes(scene, len(texts), width, height, signs)
     room = max(1, height - 4 - len(notes))
-    ids = [sight.job.id for sight in scene.sights]
+    ids = [watched.job.id for watched in scene.jobs]
     chosen = ids.index(choice.chosen) if choice.chosen in ids else 0
     begin = min(max(0, chosen - room // 2), max(0, len(ids) - room))
     about: Part = f"  {words}"
@@ -58,37 +58,41 @@ def view(scene: Scene, choice: ViewState, size: tuple[int, int], signs: Signs, w
         _head(shape, width, signs),
     ]
     for place in range(begin, min(len(ids), begin + room)):
-        rows.append(_row(scene.sights[place], texts[place], shape, width, signs, is_chosen=place == chosen))
+        rows.append(_row(scene.jobs[place], texts[place], shape, width, signs, is_chosen=place == chosen))
     if not ids:
         rows.append(row(width, signs, ("no job is active, and no job has ended recently: cloudtrain submit", QUIET)))
     if choice.helps:
         rows = [rows[0], *footer.help_rows(width, height - 3 - len(notes), signs)]
     rows += [Text("")] * (height - 2 - len(notes) - len(rows))
-    rows = [*rows[: max(0, height - 2 - len(notes))], *notes, _totals(scene.sights, width, signs)]
+    rows = [*rows[: max(0, height - 2 - len(notes))], *notes, _totals(scene.jobs, width, signs)]
     return [*rows, footer.of_table(choice, width, signs)][:height]
 
 
-def _shown(sight: Sight, now_s: float) -> dict[str, str]:
+def _shown(watched: WatchedJob, now_s: float) -> dict[str, str]:
     """Return the text of each column; for invalid figures only id and error, so that the remaining rows stay."""
     try:
-        return {head: cleaned(text) for head, text in _texts(sight, now_s).items()}
+        return {head: cleaned(text) for head, text in _texts(watched, now_s).items()}
     except Exception as error:
-        return {**dict.fromkeys(_HEADS, ""), "JOB": sight.job.id, "STATE": f"? {cleaned(in_words(error))}"[:_MOST_NAME]}
+        return {
+            **dict.fromkeys(_HEADS, ""),
+            "JOB": watched.job.id,
+            "STATE": f"? {cleaned(in_words(error))}"[:_MOST_NAME],
+        }
 
 
-def _values(sight: Sight) -> list[float | None]:
+def _values(watched: WatchedJob) -> list[float | None]:
     try:
-        return [each.loss for each in loss_bins.load(sight.job.attempt.progress.get("curve")).bins]
+        return [each.loss for each in loss_bins.load(watched.job.attempt.progress.get("curve")).bins]
     except (ValueError, TypeError, AttributeError):  # written by an older version
         return []
 
 
-def _texts(sight: Sight, now_s: float) -> dict[str, str]:
+def _texts(watched: WatchedJob, now_s: float) -> dict[str, str]:
     """Return the text of each column."""
-    job, state, told = sight.job, sight.job.attempt.state, sight.job.attempt.progress
-    share = figures.share_done(sight)
+    job, state, told = watched.job, watched.job.attempt.state, watched.job.attempt.progress
+    share = figures.share_done(watched)
     loss = told.get("loss")
-    finish_s = sight.outlook.finish_at_s if sight.outlook is not None and job.active else None
+    finish_s = watched.forecast.finish_at_s if watched.forecast is not None and job.active else None
     is_silent = job.attempt.unreachable_since_s is not None
     reason = "no answer" if is_silent else state.reason
     return {
@@ -100,12 +104,12 @@ def _texts(sight: Sight, now_s: float) -> dict[str, str]:
         "DONE": "" if share is None else percent(share),
         "LOSS": quantity(loss) if isinstance(loss, float | int) else str(loss or "").upper(),
         "LEFT": "" if finish_s is None else span(finish_s - now_s),
-        "USD SPENT": _spent(sight),
+        "USD SPENT": _spent(watched),
     }
 
 
-def _spent(sight: Sight) -> str:
-    found = sight.outlook
+def _spent(watched: WatchedJob) -> str:
+    found = watched.forecast
     if found is None:
         return ""
     if found.spent_micro is None:
@@ -141,13 +145,15 @@ def _head(shape: Shape, width: int, signs: Signs) -> Text:
     return row(width, signs, (f"  {(' ' * _GAP).join(parts)}".rstrip(), QUIET))
 
 
-def _row(sight: Sight, texts: dict[str, str], shape: Shape, width: int, signs: Signs, *, is_chosen: bool) -> Text:
-    state = sight.job.attempt.word
+def _row(
+    watched: WatchedJob, texts: dict[str, str], shape: Shape, width: int, signs: Signs, *, is_chosen: bool
+) -> Text:
+    state = watched.job.attempt.word
     parts: list[Part] = [(signs.pointer + " ", "bold") if is_chosen else "  "]
     for place, (head, columns) in enumerate(shape.widths.items()):
         parts.append(" " * _GAP if place else "")
         if head == "LOSS" and shape.spark:
-            parts += [(filled(spark.chart(_values(sight), shape.spark, 1, signs)[0], shape.spark), "cyan"), " "]
+            parts += [(filled(spark.chart(_values(watched), shape.spark, 1, signs)[0], shape.spark), "cyan"), " "]
         text = texts[head]
         if cell_len(text) > columns:
             text = text[: columns - 1] + signs.cut
@@ -163,15 +169,15 @@ def _notes(scene: Scene, jobs: int, width: int, height: int, signs: Signs) -> li
     return [row(width, signs, (f"{_clock(time_s)} {cleaned(text)}", WARNS)) for time_s, text in newest]
 
 
-def _totals(sights: Sequence[Sight], width: int, signs: Signs) -> Text:
-    active = sum(sight.job.active for sight in sights)
-    burn = sum((sight.outlook.burn_micro_h or 0) for sight in sights if sight.outlook is not None)
-    spent = sum((sight.outlook.spent_micro or 0) for sight in sights if sight.outlook is not None)
-    unknown = sum(sight.outlook is not None and sight.outlook.spent_micro is None for sight in sights)
-    count = f"{len(sights)} job{'s' if len(sights) != 1 else ''}"
+def _totals(jobs: Sequence[WatchedJob], width: int, signs: Signs) -> Text:
+    active = sum(watched.job.active for watched in jobs)
+    burn = sum((watched.forecast.burn_micro_h or 0) for watched in jobs if watched.forecast is not None)
+    spent = sum((watched.forecast.spent_micro or 0) for watched in jobs if watched.forecast is not None)
+    unknown = sum(watched.forecast is not None and watched.forecast.spent_micro is None for watched in jobs)
+    count = f"{len(jobs)} job{'s' if len(jobs) != 1 else ''}"
     words = f"{count}, {active} active: {dollars(burn)}/h, {dollars(spent)} spent"
     words += f", and {unknown} at an unknown price" if unknown else ""
-    silent = sum(sight.job.attempt.unreachable_since_s is not None for sight in sights)
+    silent = sum(watched.job.attempt.unreachable_since_s is not None for watched in jobs)
     parts: list[Part] = [(words, "bold")]
     if silent:
         parts.append((f"; no answer about {silent}", WARNS))

@@ -215,10 +215,10 @@ class LogCacheWriter:
         self._waiting, self._waiting_bytes = [], 0
 
 
-def keeper(database: Database, job_id: str, attempt: int, *, anew: bool = False) -> LogCacheWriter | None:
+def keeper(database: Database, job_id: str, attempt: int, *, rewrite: bool = False) -> LogCacheWriter | None:
     """Return the attempt's writer, or None if another process writes.
 
-    `anew`: write from the beginning into new files; the old files stay until the first commit. Raises OSError if the
+    `rewrite`: write from the beginning into new files; the old files stay until the first commit. Raises OSError if the
     files cannot be created, ConfigError, and blocks.DamagedError if existing files cannot be continued.
     """
     folder = folder_of(database, job_id, attempt)
@@ -228,7 +228,9 @@ def keeper(database: Database, job_id: str, attempt: int, *, anew: bool = False)
         return None
     try:
         found = place(database, job_id, attempt) or CachePosition()
-        return LogCacheWriter(database, job_id, attempt, CachePosition(round=found.round + 1) if anew else found, lock)
+        return LogCacheWriter(
+            database, job_id, attempt, CachePosition(round=found.round + 1) if rewrite else found, lock
+        )
     except BaseException:
         with contextlib.suppress(OSError):  # closed by the Keeper
             os.close(lock)

@@ -68,14 +68,14 @@ def keep(registry: Registry, job: Job, attempt: Attempt | None = None, *, within
     return found is not None and found.is_complete
 
 
-def anew(registry: Registry, job: Job, attempt: Attempt, least: int) -> bool:
+def rewrite(registry: Registry, job: Job, attempt: Attempt, least: int) -> bool:
     """Read the attempt's log from the beginning and replace the damaged cache; return whether the cache was replaced.
 
     The cache stays if the backend has fewer than `least` lines now, or if another process writes.
     """
     from cloudtrain.launcher.logs.stream import LogStream
 
-    stream = LogStream(registry, job, attempt, anew=True)
+    stream = LogStream(registry, job, attempt, rewrite=True)
     count = 0
     try:
         while not stream.is_over and stream.is_keeping:

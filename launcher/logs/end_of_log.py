@@ -27,7 +27,7 @@ class EndDetector:
     pages: int = 0
     quiet_since_s: float = field(default_factory=time.monotonic)
 
-    def has_come(self, page: LogPage) -> bool:
+    def is_last(self, page: LogPage) -> bool:
         """Take a further page; return whether the page was the last."""
         if page.lines or page.left_out:
             self.pages, self.quiet_since_s = 0, time.monotonic()

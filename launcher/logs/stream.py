@@ -39,7 +39,7 @@ class LogStream:
     `ranks`: only these ranks, without the nodes' own lines. `hold_back_s`: how long a line waits for earlier lines of
     other nodes; by default the backend's figure. `now`: the reader does not follow, so no line waits. `since_s` and
     `find` (see Replay) are hints: lines that cannot match may be left out. `tell` receives messages about damage and a
-    full disk. `anew`: ignore the cache and write a new copy, which `close` may commit.
+    full disk. `rewrite`: ignore the cache and write a new copy, which `close` may commit.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class LogStream:
         since_s: float | None = None,
         find: re.Pattern[str] | None = None,
         tell: Callable[[str], None] | None = None,
-        anew: bool = False,
+        rewrite: bool = False,
     ) -> None:
         self._registry, self._job, self._attempt = registry, job, attempt
         self._ranks, self._asked_s, self._now = ranks, hold_back_s, now
-        self._since_s, self._find, self._tell, self._anew = since_s, find, tell or _say_nothing, anew
+        self._since_s, self._find, self._tell, self._rewrite = since_s, find, tell or _say_nothing, rewrite
         self._has_begun = self._is_over = self._has_mended = False
         self.came = 0  # lines brought by the last poll, including unwanted lines
         self._is_clean = True
@@ -68,7 +68,7 @@ class LogStream:
         self._cursor: dict[str, Any] | None = None
         self._hold_back = HoldBack(0.0)
         self._passed: Counter[tuple[int, int | None]] = Counter()  # lines already returned, which will be read again
-        self._last_word: EndDetector | None = None
+        self._end_detector: EndDetector | None = None
         self.update(attempt)
 
     @property
@@ -89,7 +89,7 @@ class LogStream:
     @property
     def is_waiting_s(self) -> float:
         """Seconds since the last line of the ended job; 0 while the job runs."""
-        return 0.0 if self._last_word is None or self.came else time.monotonic() - self._last_word.quiet_since_s
+        return 0.0 if self._end_detector is None or self.came else time.monotonic() - self._end_detector.quiet_since_s
 
     @property
     def is_clean(self) -> bool:
@@ -194,7 +194,7 @@ class LogStream:
             return
         self._has_begun = True
         database, key = self._registry.database, (self._job.id, self._attempt.number)
-        found = None if self._anew else cache.place(database, *key)
+        found = None if self._rewrite else cache.place(database, *key)
         if (found is None or not found.is_complete) and (tail is not None or self._since_s is not None):
             is_fresh = found is not None and time.time() - found.used_s < FRESH_S
             if not is_fresh and self._skip_ahead(tail):
@@ -221,7 +221,7 @@ class LogStream:
         try:
             if cache_upkeep.room_bytes():
                 key = (self._job.id, self._attempt.number)
-                self._keeper = cache.keeper(self._registry.database, *key, anew=self._anew)
+                self._keeper = cache.keeper(self._registry.database, *key, rewrite=self._rewrite)
                 self._require_room()  # only now, so that the stream's own log is not dropped
         except DamagedError:
             pass  # the reader reports the damage
@@ -258,13 +258,13 @@ class LogStream:
         narrow = None if self._place.cursor is not None else self._ranks
         assert self._attempt.ref is not None
         self.came = 0
-        if self._last_word is None and self._attempt.state.state not in ACTIVE:
-            self._last_word = EndDetector(self.pace, self._attempt.state)
+        if self._end_detector is None and self._attempt.state.state not in ACTIVE:
+            self._end_detector = EndDetector(self.pace, self._attempt.state)
         try:
             page = backends.load(self._job.backend).logs(self._attempt.ref, self._cursor, narrow, now=self._now)
         except UnreachableError:
             self._is_clean = False
-            if self._last_word is None or not self._last_word.is_out_of_patience():
+            if self._end_detector is None or not self._end_detector.is_out_of_patience():
                 raise
             self._is_over = True
             held = self._hold_back.pass_on([], all_of_them=True)
@@ -277,7 +277,7 @@ class LogStream:
     def _take(self, page: LogPage) -> list[LogLine]:
         self._cursor, self._is_clean = page.cursor, page.is_clean
         self.came = len(page.lines) + page.left_out
-        if self._last_word is not None and self._last_word.has_come(page):
+        if self._end_detector is not None and self._end_detector.is_last(page):
             self._is_over = True
         came = _single(page.lines)
         lines = self._hold_back.pass_on(came, all_of_them=self._is_over or (self._now and not self.came))
@@ -294,7 +294,7 @@ class LogStream:
             return
         try:
             self._keeper.add(lines, self._cursor, self._hold_back.held, is_complete=is_complete)
-            if self._anew:
+            if self._rewrite:
                 return  # the caller decides at the end whether the copy replaces the cache
             if is_complete:
                 self._keeper.commit()
@@ -343,7 +343,7 @@ class LogStream:
         """Read damaged lines from the backend again, up to the same position; if impossible, report the loss."""
         self._replay = None
         self._drop_keeper()  # no writer can append after a damaged block
-        if not self._has_mended and cache_upkeep.anew(self._registry, self._job, self._attempt, self._place.count):
+        if not self._has_mended and cache_upkeep.rewrite(self._registry, self._job, self._attempt, self._place.count):
             self._tell("what was kept of the lines was damaged, and has been read again")
             if replay is not None:
                 self._passed = replay.before()

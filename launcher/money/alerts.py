@@ -20,7 +20,7 @@ from cloudtrain.entrypoints.notices.message import (
 )
 from cloudtrain.entrypoints.notices.resume_cost import number
 from cloudtrain.launcher.money.forecast import Forecast, left_s
-from cloudtrain.launcher.money.resume_advice import is_short_of_money, onward
+from cloudtrain.launcher.money.resume_advice import is_short_of_money, resume_advice
 from cloudtrain.launcher.planning.job_spec import default_hang_timeout_s
 
 if TYPE_CHECKING:
@@ -35,17 +35,17 @@ SURE_PART = 10  # of the time left: an estimate within a tenth of the limit does
 SURE_S, SURE_SHARE = 60.0, 20  # a run's first steps are slow and give no forecast
 
 
-def standing(job: Job, outlook: Forecast, now_s: float) -> list[Notice]:
+def standing(job: Job, forecast: Forecast, now_s: float) -> list[Notice]:
     """Return all notices that hold for the job now, including notices already reported."""
-    facts = _facts(job, outlook)
+    facts = _facts(job, forecast)
     if not job.active:
-        return [*_threshold(job, outlook, facts, now_s), *_end(job, facts, now_s)]
+        return [*_threshold(job, forecast, facts, now_s), *_end(job, facts, now_s)]
     return [
         *_life(job, facts, now_s),
-        *_threshold(job, outlook, facts, now_s),
-        *_projected(job, outlook, facts, now_s),
-        *_deadline(job, outlook, facts, now_s),
-        *_stalled(job, outlook, facts, now_s),
+        *_threshold(job, forecast, facts, now_s),
+        *_projected(job, forecast, facts, now_s),
+        *_deadline(job, forecast, facts, now_s),
+        *_stalled(job, forecast, facts, now_s),
     ]
 
 
@@ -69,26 +69,26 @@ def wanted(notice: Notice, on: Collection[str]) -> bool:
     return not {notice.event, *notice.also}.isdisjoint(on)
 
 
-def _facts(job: Job, outlook: Forecast) -> Facts:
+def _facts(job: Job, forecast: Forecast) -> Facts:
     attempt, state, progress = job.attempt, job.attempt.state, job.attempt.progress
-    resume = onward(job, outlook)
+    resume = resume_advice(job, forecast)
     return Facts(
         job=job.id,
         backend=job.backend,
         attempt=attempt.number,
         state=state.state,
         reason=state.reason,
-        spent_micro=outlook.spent_micro,
-        limit_micro=outlook.limit_micro,
-        burn_micro_h=outlook.burn_micro_h,
-        total_micro=outlook.total_micro if job.active else None,
-        cap_at_s=outlook.cap_at_s,
-        deadline_at_s=None if _is_hard(job) else outlook.deadline_at_s,
-        finish_at_s=outlook.finish_at_s,
+        spent_micro=forecast.spent_micro,
+        limit_micro=forecast.limit_micro,
+        burn_micro_h=forecast.burn_micro_h,
+        total_micro=forecast.total_micro if job.active else None,
+        cap_at_s=forecast.cap_at_s,
+        deadline_at_s=None if _is_hard(job) else forecast.deadline_at_s,
+        finish_at_s=forecast.finish_at_s,
         step=progress.get("step"),
         max_steps=progress.get("max_steps"),
-        checkpoint_step=outlook.checkpoint_step,
-        saved=outlook.saved_attempt is not None or state.resumable,
+        checkpoint_step=forecast.checkpoint_step,
+        saved=forecast.saved_attempt is not None or state.resumable,
         resume=None if resume is None else resume.command,
         resume_words="" if resume is None else resume.words,
         saves=job.saves,
@@ -111,11 +111,11 @@ def _life(job: Job, facts: Facts, now_s: float) -> Iterator[Notice]:
         yield compose(f"unreachable:{attempt.number}:{since_s:.0f}", "unreachable", headline, facts, now_s)
 
 
-def _threshold(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Iterator[Notice]:
+def _threshold(job: Job, forecast: Forecast, facts: Facts, now_s: float) -> Iterator[Notice]:
     """Yield the highest budget threshold that the cost has reached."""
-    limit, state = outlook.limit_micro, job.attempt.state
+    limit, state = forecast.limit_micro, job.attempt.state
     is_its_end = not job.active and state.reason == "budget"
-    reached = threshold(_alert_at(job), outlook.spent_micro, limit, is_its_end=is_its_end)
+    reached = threshold(_alert_at(job), forecast.spent_micro, limit, is_its_end=is_its_end)
     if limit is None or reached is None:
         return
     percent, headline = reached
@@ -124,35 +124,35 @@ def _threshold(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Itera
     yield compose(budget_key(percent, limit), "budget", headline, facts, now_s)
 
 
-def _projected(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Iterator[Notice]:
+def _projected(job: Job, forecast: Forecast, facts: Facts, now_s: float) -> Iterator[Notice]:
     """Yield a forecast that a limit comes before the last step, once reliable, or the correction of a forecast."""
-    began_s, finish_s = job.attempt.state.started_s, outlook.finish_at_s
-    if outlook.hits_limit is None or began_s is None or finish_s is None:
+    began_s, finish_s = job.attempt.state.started_s, forecast.finish_at_s
+    if forecast.hits_limit is None or began_s is None or finish_s is None:
         return
-    if outlook.limit_micro and (outlook.spent_micro or 0) >= outlook.limit_micro:  # reported as a threshold
+    if forecast.limit_micro and (forecast.spent_micro or 0) >= forecast.limit_micro:  # reported as a threshold
         return
-    at_s = outlook.deadline_at_s or outlook.cap_at_s or finish_s
-    needs = "" if outlook.total_micro is None else f", for {dollars(outlook.total_micro)} in all"
-    done, which = f"done in {span(finish_s - now_s)}", f"{job.attempt.number}@{outlook.limit_micro or 0}"
-    if not outlook.hits_limit:
+    at_s = forecast.deadline_at_s or forecast.cap_at_s or finish_s
+    needs = "" if forecast.total_micro is None else f", for {dollars(forecast.total_micro)} in all"
+    done, which = f"done in {span(finish_s - now_s)}", f"{job.attempt.number}@{forecast.limit_micro or 0}"
+    if not forecast.hits_limit:
         if finish_s + (finish_s - now_s) / SURE_PART <= at_s:
             headline = f"will finish within its limits, by the newest estimate: {done}{needs}"
             yield compose(f"within:{which}", "projected", headline, facts, now_s, also=("budget",))
         return
-    is_spent = bool(outlook.limit_micro) and (outlook.spent_micro or 0) * SURE_SHARE >= (outlook.limit_micro or 0)
+    is_spent = bool(forecast.limit_micro) and (forecast.spent_micro or 0) * SURE_SHARE >= (forecast.limit_micro or 0)
     if not is_spent and now_s - began_s < min(SURE_S, job.attempt.plan.cap_s / SURE_SHARE):
         return
-    is_over = outlook.limit_micro is not None and (outlook.total_micro or 0) > outlook.limit_micro
-    if is_over or is_short_of_money(job, outlook):
+    is_over = forecast.limit_micro is not None and (forecast.total_micro or 0) > forecast.limit_micro
+    if is_over or is_short_of_money(job, forecast):
         headline = f"will not finish within {budget_words(facts, at_s, now_s)}: {done}{needs}"
     else:
         headline = f"will reach its time limit before it finishes: {done}, and it has {span(at_s - now_s)}"
     yield compose(f"projected:{which}", "projected", headline, facts, now_s, also=("budget",))
 
 
-def _deadline(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Iterator[Notice]:
+def _deadline(job: Job, forecast: Forecast, facts: Facts, now_s: float) -> Iterator[Notice]:
     """Yield a notice that the job's deadline is near, unless the job will finish before."""
-    at_s, began_s = outlook.deadline_at_s or outlook.cap_at_s, job.attempt.state.started_s
+    at_s, began_s = forecast.deadline_at_s or forecast.cap_at_s, job.attempt.state.started_s
     if at_s is None or began_s is None:
         return
     is_money = job.attempt.plan.cap_reason == "budget"
@@ -162,18 +162,18 @@ def _deadline(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Iterat
     yield compose(deadline_key(job.attempt.number), "deadline", headline, facts, now_s, also=("budget",))
 
 
-def _stalled(job: Job, outlook: Forecast, facts: Facts, now_s: float) -> Iterator[Notice]:
+def _stalled(job: Job, forecast: Forecast, facts: Facts, now_s: float) -> Iterator[Notice]:
     """Yield a notice of a stall: no step for half the hang timeout, and at least for STEPS steps' time."""
-    if outlook.stalled_s is None or job.attempt.state.state != "running":
+    if forecast.stalled_s is None or job.attempt.state.state != "running":
         return
     default_s = default_hang_timeout_s(job.asked.timeout_s, is_task=not job.asked.is_script)
     hang_s = _seconds(job.asked.hang_timeout) or default_s
     progress = job.attempt.progress
     rest_s, step, last = left_s(progress), number(progress.get("step")), number(progress.get("max_steps"))
     step_s = rest_s / (last - step) if rest_s and step is not None and last and last > step else 0.0
-    if outlook.stalled_s < max(STALLED_S, hang_s / 2, STEPS * step_s):
+    if forecast.stalled_s < max(STALLED_S, hang_s / 2, STEPS * step_s):
         return
-    headline = f"no progress for {span(outlook.stalled_s)}; it costs money all the same"
+    headline = f"no progress for {span(forecast.stalled_s)}; it costs money all the same"
     yield compose(f"stalled:{job.attempt.number}@{progress.get('step')}", "stalled", headline, facts, now_s)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["Forecast", "budget_micro", "left_s", "limit_micro", "outlook"]
+__all__ = ["Forecast", "budget_micro", "forecast", "left_s", "limit_micro"]
 
 _GRACE_S, _GRACE_STEPS = 60.0, 3  # how long a job's own forecast stays valid after its time has passed
 
@@ -37,7 +37,7 @@ class Forecast:
     saved_s: float | None = None
 
 
-def outlook(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
+def forecast(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
     """Return the forecast at `now_s`; `attempts` are all attempts, and `job.attempt` replaces the last."""
     last = job.attempt
     legs = meter.legs_of([*(each for each in attempts if each.number != last.number), last])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["ResumeAdvice", "is_short_of_money", "only_alerts", "onward", "tariff"]
+__all__ = ["ResumeAdvice", "is_short_of_money", "only_alerts", "resume_advice", "tariff"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ResumeAdvice:
     words: str = ""
 
 
-def onward(job: Job, outlook: Forecast) -> ResumeAdvice | None:
+def resume_advice(job: Job, forecast: Forecast) -> ResumeAdvice | None:
     """Return the resume advice; None if the job is finished, has no checkpoint, or will finish within its limits.
 
     The command includes the money and the time for the remaining steps, so that the resume is not refused.
@@ -35,23 +35,23 @@ def onward(job: Job, outlook: Forecast) -> ResumeAdvice | None:
     state = job.attempt.state
     if state.state == "succeeded" or job.attempt.phase == "never_sent" or (not job.active and not state.resumable):
         return None
-    if job.active and not _has_end_before_finish(job, outlook):
+    if job.active and not _has_end_before_finish(job, forecast):
         return None
-    until_s, progress = _until_s(job, outlook), _progress(job, outlook)
+    until_s, progress = _until_s(job, forecast), _progress(job, forecast)
     is_in_code = state.state == "failed" and (state.error or {}).get("kind") == "exception"  # the user fixes the code
     command = f"cloudtrain resume {job.id}{' --update-code' if is_in_code else ''}"
-    more = _more(job, outlook, progress, until_s)
+    more = _more(job, forecast, progress, until_s)
     if more is not None:
         command += f" --budget +{resume_cost.amount(more.micro)}"
     longer = _longer(job, progress, until_s)
     return ResumeAdvice(command + longer, "" if more is None else more.words)
 
 
-def is_short_of_money(job: Job, outlook: Forecast) -> bool:
+def is_short_of_money(job: Job, forecast: Forecast) -> bool:
     """Return whether the budget ends the job before its last step."""
-    if not outlook.hits_limit or outlook.limit_micro is None or only_alerts(job):
+    if not forecast.hits_limit or forecast.limit_micro is None or only_alerts(job):
         return False
-    is_over = outlook.total_micro is not None and outlook.total_micro > outlook.limit_micro
+    is_over = forecast.total_micro is not None and forecast.total_micro > forecast.limit_micro
     return is_over or job.attempt.plan.cap_reason == "budget"
 
 
@@ -74,38 +74,38 @@ def tariff(plan: Plan, hourly_usd: float) -> PriceTerms:
     )
 
 
-def _has_end_before_finish(job: Job, outlook: Forecast) -> bool:
+def _has_end_before_finish(job: Job, forecast: Forecast) -> bool:
     """Return whether a limit will end the running job, by the forecast; without a forecast, whether money set the cap.
 
     A budget with `on_limit: alert` never ends a job.
     """
-    if outlook.hits_limit is None:
+    if forecast.hits_limit is None:
         return job.attempt.plan.cap_reason == "budget"
-    end_s = outlook.deadline_at_s or outlook.cap_at_s
-    is_late = outlook.finish_at_s is not None and end_s is not None and outlook.finish_at_s > end_s
-    return is_late or is_short_of_money(job, outlook)
+    end_s = forecast.deadline_at_s or forecast.cap_at_s
+    is_late = forecast.finish_at_s is not None and end_s is not None and forecast.finish_at_s > end_s
+    return is_late or is_short_of_money(job, forecast)
 
 
-def _progress(job: Job, outlook: Forecast) -> dict[str, Any]:
+def _progress(job: Job, forecast: Forecast) -> dict[str, Any]:
     return {
         **job.attempt.progress,
         "eta_s": left_s(job.attempt.progress),
-        "checkpoint_step": outlook.checkpoint_step,
+        "checkpoint_step": forecast.checkpoint_step,
     }
 
 
-def _until_s(job: Job, outlook: Forecast) -> float | None:
+def _until_s(job: Job, forecast: Forecast) -> float | None:
     """Return the seconds from a running job's last step until its deadline, when the job saves and leaves."""
-    at_s, rest_s = outlook.deadline_at_s or outlook.cap_at_s, left_s(job.attempt.progress)
-    if not job.active or at_s is None or rest_s is None or outlook.finish_at_s is None:
+    at_s, rest_s = forecast.deadline_at_s or forecast.cap_at_s, left_s(job.attempt.progress)
+    if not job.active or at_s is None or rest_s is None or forecast.finish_at_s is None:
         return None
-    return max(0.0, at_s - (outlook.finish_at_s - rest_s))
+    return max(0.0, at_s - (forecast.finish_at_s - rest_s))
 
 
-def _more(job: Job, outlook: Forecast, progress: dict[str, Any], until_s: float | None) -> ExtraBudget | None:
+def _more(job: Job, forecast: Forecast, progress: dict[str, Any], until_s: float | None) -> ExtraBudget | None:
     """Return the extra budget for a resume; None if no more money is needed or asked for, or if the need is unknown."""
     plan, hourly_usd = job.attempt.plan, job.attempt.hourly_usd
-    limit, spent = outlook.limit_micro, outlook.spent_micro
+    limit, spent = forecast.limit_micro, forecast.spent_micro
     if limit is None or spent is None or not hourly_usd or only_alerts(job):
         return None
     worst = metered_at_worst_micro(plan, job.attempt.number, spent)

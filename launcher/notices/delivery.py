@@ -51,7 +51,7 @@ class DeliveryThread:
         self._environ = environ
         self._name = os.urandom(8).hex()
         self._lock = threading.Lock()
-        self._errands: dict[tuple[str, str, str], Delivery] = {}
+        self._deliveries: dict[tuple[str, str, str], Delivery] = {}
         self._next_s: dict[tuple[str, str, str], float] = {}
         self._over: set[tuple[str, str, str]] = set()
         self._said: set[tuple[str, str]] = set()
@@ -59,13 +59,13 @@ class DeliveryThread:
         self._is_closing = False
         self._thread: threading.Thread | None = None
 
-    def offer(self, errands: Sequence[Delivery]) -> None:
+    def offer(self, deliveries: Sequence[Delivery]) -> None:
         """Queue due notices, without notices already delivered."""
         with self._lock:
-            fresh = [errand for errand in errands if errand.id not in self._over]
+            fresh = [delivery for delivery in deliveries if delivery.id not in self._over]
             self._drop_lower(fresh)
-            is_new = any(errand.id not in self._errands or errand.is_told for errand in fresh)
-            self._errands |= {errand.id: errand for errand in fresh}
+            is_new = any(delivery.id not in self._deliveries or delivery.is_told for delivery in fresh)
+            self._deliveries |= {delivery.id: delivery for delivery in fresh}
         if fresh and self._thread is None:
             self._thread = threading.Thread(target=copy_context().run, args=(self._run,), name="notices", daemon=True)
             self._thread.start()
@@ -80,16 +80,16 @@ class DeliveryThread:
         self._news.set()
         self._thread.join(wait_s)
         with self._lock:
-            left = {f"{errand.entry.shown}" for errand in self._errands.values() if not errand.hold_s}
+            left = {f"{delivery.entry.shown}" for delivery in self._deliveries.values() if not delivery.hold_s}
         if left:
             self._say(f"alerts not delivered yet: {', '.join(sorted(left))}; the next `cloudtrain watch` tries again")
 
     def _drop_lower(self, fresh: list[Delivery]) -> None:
         """Drop a budget's queued thresholds if a higher threshold is now due."""
         higher = {(each.job_id, each.entry.id): each.id for each in fresh if each.notice.event == "budget"}
-        for key, each in list(self._errands.items()):
+        for key, each in list(self._deliveries.items()):
             if each.notice.event == "budget" and higher.get(key[:2], key) != key:
-                del self._errands[key]
+                del self._deliveries[key]
 
     def _run(self) -> None:
         end_s = None
@@ -109,45 +109,47 @@ class DeliveryThread:
         """Send the ready notices; return the seconds until the next attempt, None if the queue is empty."""
         now_s = time.time()
         with self._lock:
-            ready = [each for key, each in self._errands.items() if each.is_told or self._next_s.get(key, 0.0) <= now_s]
+            ready = [
+                each for key, each in self._deliveries.items() if each.is_told or self._next_s.get(key, 0.0) <= now_s
+            ]
         try:
             self._tell(ready)
         except CloudtrainError as error:  # from the registry, for example a full disk
             self._say_once("registry", f"the list of delivered alerts cannot be saved: {error.message}")
-            for errand in ready:
-                self._next_s[errand.id] = now_s + 10.0
+            for delivery in ready:
+                self._next_s[delivery.id] = now_s + 10.0
         with self._lock:
-            waits = [self._next_s.get(key, 0.0) for key in self._errands]
+            waits = [self._next_s.get(key, 0.0) for key in self._deliveries]
         return max(0.05, min(waits) - time.time()) if waits else None
 
     def _tell(self, ready: list[Delivery]) -> None:
         claimed = self._claimed(ready)
         if not claimed:
             return
-        faults = try_all([partial(self._carry, errand) for errand, _ in claimed])
+        faults = try_all([partial(self._carry, delivery) for delivery, _ in claimed])
         now_s = time.time()
         with closing(Database(self._folder)) as database:
-            for (errand, tries), fault in zip(claimed, faults, strict=True):
-                if fault is None or errand.id in self._over:
+            for (delivery, tries), fault in zip(claimed, faults, strict=True):
+                if fault is None or delivery.id in self._over:
                     continue
                 wait_s = back_off_s(tries, fault)
-                where = (database, errand.job_id, errand.entry.id, errand.notice)
+                where = (database, delivery.job_id, delivery.entry.id, delivery.notice)
                 if wait_s == math.inf:
                     outbox.give_up(*where, fault.message)
-                    self._is_over(errand)
-                    self._say_given_up(errand.entry)
+                    self._is_over(delivery)
+                    self._say_given_up(delivery.entry)
                     continue
-                next_s = self._next_s[errand.id] = now_s + wait_s
+                next_s = self._next_s[delivery.id] = now_s + wait_s
                 outbox.mark_failed(*where, self._name, next_s, fault.message)
-                self._say_fault(errand.entry, fault)
+                self._say_fault(delivery.entry, fault)
 
-    def _carry(self, errand: Delivery) -> None:
+    def _carry(self, delivery: Delivery) -> None:
         """Send the notice and mark the delivery immediately, without waiting for slower channels. Raises Fault."""
-        deliver(errand.entry, errand.notice, self._environ)
-        self._is_over(errand)  # before the mark, so that this process never sends a notice twice
+        deliver(delivery.entry, delivery.notice, self._environ)
+        self._is_over(delivery)  # before the mark, so that this process never sends a notice twice
         try:
             with closing(Database(self._folder)) as database:
-                outbox.mark_told(database, errand.job_id, errand.entry.id, errand.notice, time.time())
+                outbox.mark_told(database, delivery.job_id, delivery.entry.id, delivery.notice, time.time())
         except CloudtrainError as error:
             self._say_once("registry", f"the list of delivered alerts cannot be saved: {error.message}")
 
@@ -158,28 +160,28 @@ class DeliveryThread:
             return found
         now_s = time.time()
         with closing(Database(self._folder)) as database:
-            for errand in ready:
-                where = (database, errand.job_id, errand.entry.id, errand.notice)
-                if errand.is_told:
+            for delivery in ready:
+                where = (database, delivery.job_id, delivery.entry.id, delivery.notice)
+                if delivery.is_told:
                     outbox.mark_told(*where, now_s)
-                    self._is_over(errand)
+                    self._is_over(delivery)
                     continue
-                made = outbox.claim(*where, self._name, now_s, errand.hold_s)
+                made = outbox.claim(*where, self._name, now_s, delivery.hold_s)
                 if made.verdict == "claimed":
-                    found.append((errand, made.tries))
+                    found.append((delivery, made.tries))
                 elif made.verdict == "later":
-                    self._next_s[errand.id] = made.next_s
+                    self._next_s[delivery.id] = made.next_s
                 else:
-                    self._is_over(errand)
+                    self._is_over(delivery)
                     if made.verdict == "given_up":
-                        self._say_given_up(errand.entry)
+                        self._say_given_up(delivery.entry)
         return found
 
-    def _is_over(self, errand: Delivery) -> None:
+    def _is_over(self, delivery: Delivery) -> None:
         with self._lock:
-            self._over.add(errand.id)
-            self._errands.pop(errand.id, None)
-            self._next_s.pop(errand.id, None)
+            self._over.add(delivery.id)
+            self._deliveries.pop(delivery.id, None)
+            self._next_s.pop(delivery.id, None)
 
     def _say_fault(self, entry: ChannelEntry, fault: DeliveryError) -> None:
         cure = f"\n  hint: {fault.cure}" if fault.cure else ""

@@ -10,7 +10,7 @@ from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.money.alerts import corrects, standing, untold, wanted
-from cloudtrain.launcher.money.forecast import Forecast, outlook
+from cloudtrain.launcher.money.forecast import Forecast, forecast
 from cloudtrain.launcher.notices import outbox, terminal_alerts
 from cloudtrain.launcher.notices.delivery import EXIT_S, Delivery, DeliveryThread
 from cloudtrain.launcher.store.channels import ChannelEntry, desktop, entries, told_by_job
@@ -45,16 +45,16 @@ class Notifier:
         ended_s = job.attempt.state.ended_s
         if not job.active and ended_s is not None and now_s - ended_s > RECENT_S:
             return []
-        notices = standing(job, self.outlook(job, now_s), now_s)
+        notices = standing(job, self.forecast(job, now_s), now_s)
         new = self._new(job, [notice for notice in notices if notice.event in terminal_alerts.ON_TERMINAL], now_s)
         for notice in new:
             terminal_alerts.show(notice)
-        self._courier.offer(self._errands(job, notices))
+        self._courier.offer(self._deliveries(job, notices))
         return new
 
-    def outlook(self, job: Job, now_s: float) -> Forecast:
+    def forecast(self, job: Job, now_s: float) -> Forecast:
         """Return the job's forecast."""
-        return outlook(job, self._registry.attempts(job), now_s)
+        return forecast(job, self._registry.attempts(job), now_s)
 
     def close(self, wait_s: float = EXIT_S) -> None:
         """Wait briefly for deliveries."""
@@ -72,18 +72,18 @@ class Notifier:
                 outbox.mark_told(self._registry.database, job.id, outbox.TERMINAL, notice, now_s)
         return new
 
-    def _errands(self, job: Job, notices: list[Notice]) -> list[Delivery]:
+    def _deliveries(self, job: Job, notices: list[Notice]) -> list[Delivery]:
         told = {tuple(each) for each in job.attempt.progress.get("told", ())}
         places: list[ChannelEntry] = [*entries(job.config), *([self._desktop] if self._desktop else [])]
-        errands = []
+        deliveries = []
         for entry in places:
             reported = outbox.told(self._registry.database, job.id, entry.id)
             for notice in notices:
                 if wanted(notice, entry.on) and corrects(notice, reported):
                     hold_s = JOB_TELLS_S if told_by_job(entry, notice) and job.active else 0.0
                     is_told = (entry.id, notice.key) in told
-                    errands.append(Delivery(job.id, entry, notice, hold_s, is_told))
-        return errands
+                    deliveries.append(Delivery(job.id, entry, notice, hold_s, is_told))
+        return deliveries
 
 
 def _say(words: str) -> None:

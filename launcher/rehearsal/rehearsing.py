@@ -212,9 +212,9 @@ def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[
         periodic = work.wish.kills
 
         def is_held(account: Account, seconds: float) -> bool:
-            has_come = hold_at is not None and (account.last_step or 0) >= last
+            has_last_step = hold_at is not None and (account.last_step or 0) >= last
             # After a kill only durable checkpoints remain, so wait for a save in progress.
-            return has_come and (not periodic or account.is_settled())
+            return has_last_step and (not periodic or account.is_settled())
 
         return is_held
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["Pulse"]
+__all__ = ["ChangeDetector"]
 
 EVERY_S = 0.25
 
 
-class Pulse:
+class ChangeDetector:
     """Counts the registry's changes by any process, and the open pages.
 
     SQLite increments a number at every commit of a different connection; reading the number takes a few microseconds.
@@ -35,9 +35,9 @@ class Pulse:
             with contextlib.suppress(CloudtrainError):  # a busy registry is checked again
                 if self._waiters and (now := self._version()) != self._seen:
                     self._seen = now
-                    self.beat()
+                    self.wake_all()
 
-    def beat(self) -> None:
+    def wake_all(self) -> None:
         """Wake all waiters; call in the loop's thread."""
         self.count += 1
         waiters, self._waiters = self._waiters, set()
@@ -60,7 +60,7 @@ class Pulse:
     def close(self) -> None:
         """Wake all waiters for the server's end."""
         self.is_closing = True
-        self.beat()
+        self.wake_all()
 
     def release(self) -> None:
         """Close the file."""

@@ -12,7 +12,7 @@ from cloudtrain.launcher.jobs.describe import as_json, limit_words, next_step
 from cloudtrain.launcher.jobs.overview import lines_before
 from cloudtrain.launcher.metering.meter import legs_of, spent_micro
 from cloudtrain.launcher.money import unit_cost
-from cloudtrain.launcher.money.forecast import outlook
+from cloudtrain.launcher.money.forecast import forecast
 from cloudtrain.launcher.text.money import as_usd
 from cloudtrain.launcher.ui.sse import Shown
 
@@ -41,7 +41,7 @@ def facts(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
     now_s = time.time()
     job = registry.find(job_id)
     attempts = registry.attempts(job)
-    money = outlook(job, attempts, now_s)
+    money = forecast(job, attempts, now_s)
     state, plan = job.attempt.state, job.attempt.plan
     began_s = state.started_s
     return {

@@ -145,43 +145,43 @@ class _Worker:
         from cloudtrain.launcher.notices.notifier import Notifier
 
         registry = Registry(self._folder)
-        herald = None if self._is_quiet else Notifier(registry)
+        notifier = None if self._is_quiet else Notifier(registry)
         jobs: dict[str, Job] = {}
         while not self._is_closed:
             try:
-                jobs = self._round(registry, herald, jobs)
+                jobs = self._round(registry, notifier, jobs)
                 self.faults.pop("", None)
             except CloudtrainError as error:  # from the registry, for example a full disk
                 self.faults[""] = error.message
             next_s = min((self._due_s.get(name, 0.0) for name in jobs), default=time.monotonic() + BACK_OFF_S)
             self._news.wait(min(max(next_s - time.monotonic(), LEAST_S / 5), BACK_OFF_S))
             self._news.clear()
-        if herald is not None:
-            herald.close(0.0)
+        if notifier is not None:
+            notifier.close(0.0)
         registry.close()
 
-    def _round(self, registry: Registry, herald: object, before: dict[str, Job]) -> dict[str, Job]:
+    def _round(self, registry: Registry, notifier: object, before: dict[str, Job]) -> dict[str, Job]:
         """Poll jobs that are due, and jobs whose end a different command has seen; return the active jobs."""
         jobs = {job.id: job for job in registry.jobs(active=True) if job.backend == self._name}
         gone = [job for name, job in before.items() if name not in jobs]
         ended, self._ended = [*self._ended, *gone], []
         for job in ended:
-            self._look(registry, herald, job, 1)
+            self._look(registry, notifier, job, 1)
         for job in jobs.values():
             if not self._is_closed and self._due_s.get(job.id, 0.0) <= time.monotonic():
-                self._look(registry, herald, job, len(jobs))
+                self._look(registry, notifier, job, len(jobs))
         self._due_s = {name: due_s for name, due_s in self._due_s.items() if name in jobs}
         return jobs
 
-    def _look(self, registry: Registry, herald: object, job: Job, many: int) -> None:
+    def _look(self, registry: Registry, notifier: object, job: Job, many: int) -> None:
         """Poll the job; store the error and the time of the next poll."""
         begun_s = time.monotonic()
-        seen = _seen(registry, herald, job)
+        seen = _seen(registry, notifier, job)
         if seen.fault:
             self.faults[job.id] = seen.fault
         else:
             self.faults.pop(job.id, None)
-        if herald is not None and seen.ended is not None:
+        if notifier is not None and seen.ended is not None:
             threading.Thread(target=_keep, args=(self._folder, seen), name=f"keep-{job.id}", daemon=True).start()
         took_s = time.monotonic() - begun_s
         is_away = bool(seen.fault) or seen.job.attempt.unreachable_since_s is not None
@@ -191,13 +191,13 @@ class _Worker:
         self._due_s[job.id] = time.monotonic() + (wait_s if self._is_seen() else max(wait_s, UNSEEN_S))
 
 
-def _seen(registry: Registry, herald: object, job: Job) -> Seen:
+def _seen(registry: Registry, notifier: object, job: Job) -> Seen:
     """Return the result of a poll: as in `watch`, or without a notifier only the job's state."""
     from cloudtrain.launcher.jobs.watch import Seen, look
     from cloudtrain.launcher.notices.notifier import Notifier
 
-    if isinstance(herald, Notifier):
-        return look(registry, herald, job) or Seen(job)  # None: a different watcher polls the job
+    if isinstance(notifier, Notifier):
+        return look(registry, notifier, job) or Seen(job)  # None: a different watcher polls the job
     try:
         return Seen(refresh(registry, job))
     except (CloudtrainError, OSError) as error:

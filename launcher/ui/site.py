@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from cloudtrain.launcher.ui.changes import Pulse
+from cloudtrain.launcher.ui.changes import ChangeDetector
 from cloudtrain.launcher.ui.feeds import Feeds, LogFeed
 from cloudtrain.launcher.ui.guard import Keys
 from cloudtrain.launcher.ui.pool import Pool
@@ -34,7 +34,7 @@ class Site:
         self.is_read_only = is_read_only
         self.downloads = 0  # in progress
         self.pool = Pool(folder)
-        self.pulse = Pulse(folder)
+        self.changes = ChangeDetector(folder)
         self.assets = assets()
         self.pages = Pages(self.assets, csrf=keys.csrf, is_read_only=is_read_only)
         self.feeds = Feeds(self._lines_came, folder)
@@ -61,18 +61,18 @@ class Site:
         news = asyncio.Event()
         self._news.add(news)
         self.asked()
-        self.pulse.pages += 1
+        self.changes.pages += 1
         try:
             yield news
         finally:
-            self.pulse.pages -= 1
+            self.changes.pages -= 1
             self._news.discard(news)
 
     @asynccontextmanager
     async def running(self, _: object = None) -> AsyncIterator[None]:
         """Run all background tasks."""
         self._loop = asyncio.get_running_loop()
-        tasks = [asyncio.create_task(self.pulse.run()), asyncio.create_task(self._spread())]
+        tasks = [asyncio.create_task(self.changes.run()), asyncio.create_task(self._spread())]
         self.refresher.start()
         try:
             yield
@@ -83,16 +83,16 @@ class Site:
             await asyncio.gather(*tasks, return_exceptions=True)
             self.refresher.close()
             self.pool.close()
-            self.pulse.release()
+            self.changes.release()
 
     def close(self) -> None:
         """Stop waiting pages."""
-        self.pulse.close()
+        self.changes.close()
         self.feeds.close()
         self._wake()
 
     def _is_seen(self) -> bool:
-        return self.pulse.pages > 0 or time.monotonic() - self._asked_s < SEEN_S
+        return self.changes.pages > 0 or time.monotonic() - self._asked_s < SEEN_S
 
     def _lines_came(self, _: LogFeed) -> None:
         """Wake the pages; called in a feed's thread."""
@@ -106,8 +106,8 @@ class Site:
 
     async def _spread(self) -> None:
         """Forward each change of the registry."""
-        while not self.pulse.is_closing:
-            if self._news and await self.pulse.changed(10.0):
+        while not self.changes.is_closing:
+            if self._news and await self.changes.changed(10.0):
                 self.feeds.attempts_changed()
                 self._wake()
             elif not self._news:

@@ -67,7 +67,7 @@ async def _events(
         with site.listening() as news:
             page, log = _Page(site, show), _Log(feed, after)
             spoke_s = time.monotonic()
-            while not site.pulse.is_closing:
+            while not site.changes.is_closing:
                 news.clear()
                 said = [*await page.news(), *log.news()]
                 for each in said:
@@ -110,7 +110,7 @@ class _Page:
         """Return events for changed parts."""
         if self.wait_s() > 0:
             return []
-        self._count = self._site.pulse.count
+        self._count = self._site.changes.count
         began_s = time.monotonic()
         try:
             shown = await self._site.thread(self._show)
@@ -133,7 +133,7 @@ class _Page:
         """Return the seconds until the next rendering: soon after a change, else every few seconds for live pages."""
         since_s = time.monotonic() - self._looked_s
         least_s = max(LEAST_S, 10 * self._took_s)
-        if self._count != self._site.pulse.count:
+        if self._count != self._site.changes.count:
             return least_s - since_s
         return max(least_s, 2.0 if self._is_live else 60.0) - since_s
 

@@ -11,7 +11,7 @@ import pytest
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.money.alerts import standing, untold, wanted
-from cloudtrain.launcher.money.forecast import Forecast, outlook
+from cloudtrain.launcher.money.forecast import Forecast, forecast
 from doubles.plans import plan_of
 
 NOW = 1_000_000.0
@@ -137,11 +137,11 @@ def test_forecast_below_the_budget_states_the_reserve() -> None:
 
 def test_newer_estimate_corrects_a_reported_forecast_once() -> None:
     """The first steps were slow; a channel that received no forecast receives no correction."""
-    forecast = "projected:1@100000000"
+    sent = "projected:1@100000000"
     assert keys(job(), LOOK) == []
-    assert keys(job(), LOOK, forecast) == ["within:1@100000000"]
-    assert keys(job(), LOOK, forecast, "within:1@100000000") == []
-    assert keys(job(), replace(LOOK, finish_at_s=NOW + 7_900), forecast) == []
+    assert keys(job(), LOOK, sent) == ["within:1@100000000"]
+    assert keys(job(), LOOK, sent, "within:1@100000000") == []
+    assert keys(job(), replace(LOOK, finish_at_s=NOW + 7_900), sent) == []
 
 
 def test_time_limit_before_the_finish_is_not_about_money() -> None:
@@ -197,12 +197,12 @@ def test_checkpoint_of_an_earlier_attempt_counts() -> None:
     again = job(number=2)
     again.attempt.progress.pop("checkpoint_step")
     first = replace(again.attempt, number=1, progress={"checkpoint_step": 103})
-    look = replace(outlook(again, [first, again.attempt], NOW), spent_micro=60_000_000)
+    look = replace(forecast(again, [first, again.attempt], NOW), spent_micro=60_000_000)
     notice = due(again, look, {"started:2"}, NOW)[0]
     assert notice.fields["checkpoint_step"] == 103
     assert "checkpoint  step 103" in notice.lines
     again.attempt.progress.update(checkpoint_step=None, saved_s=NOW)  # a newer save, without a step
-    look = outlook(again, [first, again.attempt], NOW)
+    look = forecast(again, [first, again.attempt], NOW)
     assert (look.checkpoint_step, look.saved_attempt, look.saved_s) == (None, 2, NOW)
     notice = due(again, replace(look, spent_micro=60_000_000), {"started:2"}, NOW)[0]
     assert "checkpoint  saved, step not reported" in notice.lines

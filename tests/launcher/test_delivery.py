@@ -69,13 +69,13 @@ def test_many_followers_send_each_notice_once(job: Job, home: Path, told: receiv
     """Eight followers, three channels and five notices give fifteen messages."""
     notices = [compose(f"stalled:1@{step}", "stalled", "x", Facts("seeded", "local", 1), 0.0) for step in range(5)]
     places = [entry(f"{told.url}/{name}") for name in "abc"]
-    errands = [Delivery(job.id, place, each) for place in places for each in notices]
+    deliveries = [Delivery(job.id, place, each) for place in places for each in notices]
     crowd = [courier(home) for _ in range(8)]
     barrier = threading.Barrier(8)
 
     def follow(one: DeliveryThread) -> None:
         barrier.wait()
-        one.offer(errands)
+        one.offer(deliveries)
         one.close(20.0)
 
     threads = [threading.Thread(target=follow, args=(one,)) for one in crowd]
@@ -255,9 +255,9 @@ def test_notifier_prints_a_due_notice_and_sends_it(
         table, key = ("jobs", "id") if column == "config" else ("attempts", "job_id")
         registry.database.execute(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (json.dumps(value), running.id))
     for _ in range(2):
-        herald = Notifier(registry)
-        herald.look(registry.find(running.id))
-        herald.close()
+        notifier = Notifier(registry)
+        notifier.look(registry.find(running.id))
+        notifier.close()
     registry.close()
     printed = capsys.readouterr().err
     assert printed.count("[alert] seeded: 50 % of the budget is spent: 10.00 USD of 10.00 USD") == 1

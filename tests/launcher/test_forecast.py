@@ -18,7 +18,7 @@ from cloudtrain.launcher import cli
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs import describe, overview
 from cloudtrain.launcher.money import unit_cost
-from cloudtrain.launcher.money.forecast import Forecast, outlook
+from cloudtrain.launcher.money.forecast import Forecast, forecast
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
@@ -39,7 +39,7 @@ def job_of(*states: State, progress: dict[str, Any] | None = None, **plan: Any) 
 
 def seen(*states: State, now_s: float = 1000.0, progress: dict[str, Any] | None = None, **plan: Any) -> Forecast:
     """Return the forecast of the job."""
-    return outlook(*job_of(*states, progress=progress, **plan), now_s)
+    return forecast(*job_of(*states, progress=progress, **plan), now_s)
 
 
 RUNS = State("running", started_s=0.0)

@@ -19,7 +19,7 @@ from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.live import feed as feeds
 from cloudtrain.launcher.live import tail as tails
 from cloudtrain.launcher.live.feed import JobFeed
-from cloudtrain.launcher.live.model import Sight
+from cloudtrain.launcher.live.model import WatchedJob
 from cloudtrain.launcher.live.tail import LogTail
 from cloudtrain.launcher.notices import outbox
 from cloudtrain.launcher.store.quiesce import QuiesceLock
@@ -58,7 +58,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], State]
     return lambda answer: monkeypatch.setattr(local, "state", answer)
 
 
-def sight(feed: JobFeed, job_id: str) -> Sight:
+def watched_job(feed: JobFeed, job_id: str) -> WatchedJob:
     """Return the present model of a job."""
     found = feed.scene(time.time()).of(job_id)
     assert found is not None
@@ -79,13 +79,13 @@ def test_scene_is_available_before_any_backend_answers(
     seed("slow", State("running", started_s=1.0))
     watched = feed("slow")
     try:
-        assert sight(watched, "slow").job.active
-        wait_until(lambda: sight(watched, "slow").asks_since_s)
-        assert sight(watched, "slow").seen_s is None
+        assert watched_job(watched, "slow").job.active
+        wait_until(lambda: watched_job(watched, "slow").asks_since_s)
+        assert watched_job(watched, "slow").seen_s is None
     finally:
         is_answered.set()
-    wait_until(lambda: sight(watched, "slow").seen_s)
-    assert sight(watched, "slow").asks_since_s is None
+    wait_until(lambda: watched_job(watched, "slow").seen_s)
+    assert watched_job(watched, "slow").asks_since_s is None
 
 
 def test_silent_backend_is_shown_and_polled_again(
@@ -99,8 +99,8 @@ def test_silent_backend_is_shown_and_polled_again(
     answers(silent)
     seed("far", runs())
     watched = feed("far")
-    wait_until(lambda: sight(watched, "far").job.attempt.unreachable_since_s)
-    assert sight(watched, "far").job.attempt.state.state == "running"
+    wait_until(lambda: watched_job(watched, "far").job.attempt.unreachable_since_s)
+    assert watched_job(watched, "far").job.attempt.state.state == "running"
 
 
 def test_end_of_a_job_is_seen_despite_the_fault_of_a_second_job(
@@ -111,8 +111,8 @@ def test_end_of_a_job_is_seen_despite_the_fault_of_a_second_job(
     for name in ("broken", "ends"):
         seed(name, runs())
     watched = feed()
-    wait_until(lambda: not sight(watched, "ends").job.active)
-    assert wait_until(lambda: sight(watched, "broken").fault) == "cloudtrain itself failed: KeyError: 'no such'"
+    wait_until(lambda: not watched_job(watched, "ends").job.active)
+    assert wait_until(lambda: watched_job(watched, "broken").fault) == "cloudtrain itself failed: KeyError: 'no such'"
 
 
 def test_live_view_sends_an_earned_retry(
@@ -123,13 +123,13 @@ def test_live_view_sends_an_earned_retry(
 ) -> None:
     """The live view acts like the plain `watch`."""
 
-    def earned(registry: Registry, job: Job) -> Job:
+    def send_if_due(registry: Registry, job: Job) -> Job:
         return replace(job, attempt=replace(job.attempt, number=2, state=State("pending")))
 
-    monkeypatch.setattr(retry, "earned", earned)
+    monkeypatch.setattr(retry, "send_if_due", send_if_due)
     seed("again", replace(ended(), reason="preempted", ended_s=time.time()))
     watched = feed("again")
-    wait_until(lambda: sight(watched, "again").job.attempt.number == 2)
+    wait_until(lambda: watched_job(watched, "again").job.attempt.number == 2)
 
 
 def test_new_job_joins_the_table(
@@ -139,11 +139,11 @@ def test_new_job_joins_the_table(
     answers(lambda ref: runs())
     seed("ended", ended())
     watched = feed()
-    assert [each.job.id for each in watched.scene(0.0).sights] == ["ended"]
+    assert [each.job.id for each in watched.scene(0.0).jobs] == ["ended"]
     seed("older", runs())
     seed("newer", runs())
-    wait_until(lambda: len(watched.scene(0.0).sights) == 3)
-    assert [each.job.id for each in watched.scene(0.0).sights] == ["newer", "older", "ended"]
+    wait_until(lambda: len(watched.scene(0.0).jobs) == 3)
+    assert [each.job.id for each in watched.scene(0.0).jobs] == ["newer", "older", "ended"]
 
 
 def test_opened_job_has_its_curves_and_alerts(
@@ -163,9 +163,9 @@ def test_opened_job_has_its_curves_and_alerts(
     registry.close()
     watched = feed("told")
     watched.open("told")
-    curves = wait_until(lambda: sight(watched, "told").curves)
+    curves = wait_until(lambda: watched_job(watched, "told").curves)
     assert curves.loss.newest == 0.5
-    assert sight(watched, "told").alerts == (outbox.Sent("budget:50@9", 100.0, ("slack", "terminal")),)
+    assert watched_job(watched, "told").alerts == (outbox.Sent("budget:50@9", 100.0, ("slack", "terminal")),)
 
 
 def test_stop_from_the_live_view_saves_first(
@@ -228,7 +228,7 @@ def test_job_that_ended_long_ago_leaves_the_table(
     monkeypatch.setattr(watching, "chosen", chosen)
     seed("newer", ended())
     shown = {"newer", "opened", "marked"}
-    wait_until(lambda: {each.job.id for each in watched.scene(0.0).sights} == shown)
+    wait_until(lambda: {each.job.id for each in watched.scene(0.0).jobs} == shown)
 
 
 def test_busy_registry_stops_polls_only_for_a_moment(
@@ -254,13 +254,13 @@ def test_busy_registry_stops_polls_only_for_a_moment(
     watched = feed("runs")
     assert "too many open files" in wait_until(lambda: watched.scene(0.0).notes)[0][1]
     is_full.clear()
-    wait_until(lambda: sight(watched, "runs").seen_s)
+    wait_until(lambda: watched_job(watched, "runs").seen_s)
     is_full.set()
     watched._lanes["other"] = lane = feeds._Lane(watched, 0.0)
-    lane.take(sight(watched, "runs").job)
-    assert "too many open files" in wait_until(lambda: sight(watched, "runs").fault)
+    lane.take(watched_job(watched, "runs").job)
+    assert "too many open files" in wait_until(lambda: watched_job(watched, "runs").fault)
     is_full.clear()
-    wait_until(lambda: not sight(watched, "runs").fault)
+    wait_until(lambda: not watched_job(watched, "runs").fault)
 
 
 def test_suspension_waits_for_running_polls(

@@ -256,7 +256,7 @@ def test_internal_fault_restores_the_terminal(terminal: Callable[..., Terminal],
 LOUD = """\
 import os, subprocess
 from cloudtrain.launcher.jobs import watch
-def look(registry, herald, job):
+def look(registry, notifier, job):
     os.write(1, b"by the process itself\\n")
     subprocess.run(["sh", "-c", "echo by a child of it >&2"])
     return watch.Seen(job)

@@ -16,10 +16,10 @@ from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.live import jobview, main_loop, tableview
 from cloudtrain.launcher.live.curves import curves_of
-from cloudtrain.launcher.live.model import Curves, Scene, Sight, TailShot
-from cloudtrain.launcher.live.renderer import Painter
+from cloudtrain.launcher.live.model import Curves, Scene, TailShot, WatchedJob
+from cloudtrain.launcher.live.renderer import Renderer
 from cloudtrain.launcher.live.view_state import ViewState, steer
-from cloudtrain.launcher.money.forecast import outlook
+from cloudtrain.launcher.money.forecast import forecast
 from cloudtrain.launcher.notices.outbox import Sent
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.store.series import Point, Series
@@ -55,10 +55,10 @@ def _in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def sight(make_job: Callable[..., Job]) -> Callable[..., Sight]:
+def watched(make_job: Callable[..., Job]) -> Callable[..., WatchedJob]:
     """Return a function that makes the model of a job at about 30 %, with given changes."""
 
-    def make(name: str = "digits-4k2pw", state: State | None = None, **changes: Any) -> Sight:
+    def make(name: str = "digits-4k2pw", state: State | None = None, **changes: Any) -> WatchedJob:
         bins = loss_bins.added(
             loss_bins.EMPTY, [(NOW - 600 + step, step, 2.0 / (1 + step / 50)) for step in range(1, 601, 10)]
         )
@@ -79,7 +79,7 @@ def sight(make_job: Callable[..., Job]) -> Callable[..., Sight]:
         before = replace(made.attempt, plan=PLAN, state=first)
         job = replace(made, attempt=replace(now, ref={}), created_s=NOW, config={"budget": {"limit": "10 USD"}})
         attempts: tuple[Attempt, ...] = (before, job.attempt)
-        return replace(Sight(job, attempts, outlook(job, attempts, NOW), seen_s=NOW, **changes))
+        return replace(WatchedJob(job, attempts, forecast(job, attempts, NOW), seen_s=NOW, **changes))
 
     return make
 
@@ -172,42 +172,46 @@ up/down choose  Enter open  s stop a job  q quit  ? help
 """
 
 
-def picture(sight: Sight, tail: TailShot | None = None, size: tuple[int, int] = (80, 24), **changes: Any) -> list[Text]:
+def picture(
+    watched: WatchedJob, tail: TailShot | None = None, size: tuple[int, int] = (80, 24), **changes: Any
+) -> list[Text]:
     """Return the screen of a job."""
-    choice = changes.pop("choice", ViewState(opened=sight.job.id, is_single=True))
-    return jobview.view(sight, tail or TailShot(), choice, size, changes.pop("signs", UNICODE), NOW, **changes)
+    choice = changes.pop("choice", ViewState(opened=watched.job.id, is_single=True))
+    return jobview.view(watched, tail or TailShot(), choice, size, changes.pop("signs", UNICODE), NOW, **changes)
 
 
-def test_job_in_80x24_is_shown_completely(sight: Callable[..., Sight]) -> None:
+def test_job_in_80x24_is_shown_completely(watched: Callable[..., WatchedJob]) -> None:
     """Figures, curves, money and log have their places."""
     alerts = (Sent("budget:50@10000000", NOW - 300, ("terminal", "slack")), Sent("started:2", NOW - 600, ("slack",)))
-    seen = sight(curves=curves_of(steps()), alerts=alerts)
+    seen = watched(curves=curves_of(steps()), alerts=alerts)
     rows = picture(seen, log("step 590/2000 loss 0.156", "step 600/2000 loss 0.1534"))
     assert drawn(rows) + "\n" == JOB_80x24
 
 
-def test_failed_job_shows_its_cause_and_the_next_command(sight: Callable[..., Sight]) -> None:
+def test_failed_job_shows_its_cause_and_the_next_command(watched: Callable[..., WatchedJob]) -> None:
     """The screen has the exception of the first failing rank, and the command for its log."""
     error = {"rank": 1, "type": "ValueError", "message": "the data has 3 columns\nand the model wants 4"}
     state = State("failed", "error", error=error, started_s=NOW - 60, ended_s=NOW)
-    rows = picture(sight("failing", state, progress={}))
+    rows = picture(watched("failing", state, progress={}))
     assert drawn(rows[:9]) + "\n" == FAILED_TOP
 
 
-def test_table_in_80x24_is_shown_completely(sight: Callable[..., Sight]) -> None:
+def test_table_in_80x24_is_shown_completely(watched: Callable[..., WatchedJob]) -> None:
     """Each job has a row, the chosen job is marked, and the footer has the costs and the last note."""
     failed = State("failed", "error", error={"message": "x"}, started_s=NOW - 60, ended_s=NOW)
-    sights = (sight(), sight("queued-abcde", State("pending"), progress={}), sight("failing", failed, progress={}))
-    scene = Scene(sights, NOW, ((NOW - 5, "queued-abcde: the backend is slow"),))
+    jobs = (watched(), watched("queued-abcde", State("pending"), progress={}), watched("failing", failed, progress={}))
+    scene = Scene(jobs, NOW, ((NOW - 5, "queued-abcde: the backend is slow"),))
     rows = tableview.view(scene, ViewState(chosen="queued-abcde"), (80, 24), UNICODE, "all jobs")
     assert drawn(rows) + "\n" == TABLE_80x24
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("signs", [UNICODE, ASCII], ids=["unicode", "ascii"])
-def test_no_screen_is_larger_than_the_terminal(sight: Callable[..., Sight], size: tuple[int, int], signs: Any) -> None:
+def test_no_screen_is_larger_than_the_terminal(
+    watched: Callable[..., WatchedJob], size: tuple[int, int], signs: Any
+) -> None:
     """The size holds for any content and any open question."""
-    seen = sight(curves=curves_of(steps()), fault="\x1b[2J[red]" + "far too long " * 40)
+    seen = watched(curves=curves_of(steps()), fault="\x1b[2J[red]" + "far too long " * 40)
     scene = Scene(tuple(replace(seen, job=replace(seen.job, id=f"job-{n}" * (n % 5 + 1))) for n in range(40)), NOW)
     choices = [
         ViewState(opened="x"),
@@ -227,11 +231,11 @@ def test_no_screen_is_larger_than_the_terminal(sight: Callable[..., Sight], size
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_line_stays_in_its_row(sight: Callable[..., Sight], text: str) -> None:
+def test_hostile_line_stays_in_its_row(watched: Callable[..., WatchedJob], text: str) -> None:
     """No escape sequence of a job reaches the terminal, and rich markup is plain text."""
-    quiet, loud = (picture(sight(), log(line), (60, 12)) for line in ("x", text))
-    data = Painter("utf-8", is_coloured=False).paint(loud)
-    ours = Painter("utf-8", is_coloured=False).paint(quiet)
+    quiet, loud = (picture(watched(), log(line), (60, 12)) for line in ("x", text))
+    data = Renderer("utf-8", is_coloured=False).render(loud)
+    ours = Renderer("utf-8", is_coloured=False).render(quiet)
     assert data.count(b"\x1b") == ours.count(b"\x1b")
     text_of = data.decode()
     assert not {letter for letter in text_of if not letter.isprintable()} - {"\x1b"}
@@ -251,11 +255,11 @@ ODD_PROGRESS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("progress", ODD_PROGRESS, ids=range(len(ODD_PROGRESS)))
 def test_invalid_figures_of_a_job_do_not_affect_a_second_job(
-    sight: Callable[..., Sight], progress: dict[str, Any]
+    watched: Callable[..., WatchedJob], progress: dict[str, Any]
 ) -> None:
     """The figures come from untrusted input in the registry, and print no control character."""
     state = State("running", "\x1b[2J\x07", started_s=NOW - 60)
-    good = sight()
+    good = watched()
     odd = replace(good, job=replace(good.job, id="odd"))
     odd = replace(odd, job=replace(odd.job, attempt=replace(odd.job.attempt, progress=progress, state=state)))
     scene = Scene((odd, good), NOW)
@@ -264,77 +268,77 @@ def test_invalid_figures_of_a_job_do_not_affect_a_second_job(
     assert any("digits-4k2pw" in row.plain and "0.1534" in row.plain for row in table)
     for rows in (picture(odd, log("its log")), table):
         assert max(row.cell_len for row in rows) <= 100
-        data = Painter("utf-8", is_coloured=False).paint(rows)
+        data = Renderer("utf-8", is_coloured=False).render(rows)
         plain = re.sub(rb"\x1b\[[0-9;?]*[HKhlm]", b"", data.removeprefix(b"\x1b[?2026h\x1b[0m\x1b[2J"))
         assert not {letter for letter in plain.decode() if not letter.isprintable()}
     assert "its log" in drawn(picture(odd, log("its log")))
 
 
-def test_markup_is_shown_as_printed(sight: Callable[..., Sight]) -> None:
+def test_markup_is_shown_as_printed(watched: Callable[..., WatchedJob]) -> None:
     """Names in brackets are no colours."""
-    assert "[r0] [red]no markup[/red] [/]" in drawn(picture(sight(), log(HOSTILE[0])))
+    assert "[r0] [red]no markup[/red] [/]" in drawn(picture(watched(), log(HOSTILE[0])))
 
 
-def test_event_part_of_a_line_is_hidden(sight: Callable[..., Sight]) -> None:
+def test_event_part_of_a_line_is_hidden(watched: Callable[..., WatchedJob]) -> None:
     """The event part is for programs."""
-    assert "::ct" not in drawn(picture(sight(), log('step 1/2 loss 3  ::ct {"e":"step","step":1}')))
+    assert "::ct" not in drawn(picture(watched(), log('step 1/2 loss 3  ::ct {"e":"step","step":1}')))
 
 
-def test_low_screen_omits_the_least_important_rows(sight: Callable[..., Sight]) -> None:
+def test_low_screen_omits_the_least_important_rows(watched: Callable[..., WatchedJob]) -> None:
     """The name, the progress and a part of the log are always visible."""
-    told = drawn(picture(sight(curves=curves_of(steps())), log("a", "b", "c"), (60, 10)))
+    told = drawn(picture(watched(curves=curves_of(steps())), log("a", "b", "c"), (60, 10)))
     assert "digits-4k2pw  running" in told
     assert "step 600/2000" in told
     assert "[r0] c" in told
     assert "checkpoint" not in told
 
 
-def test_larger_log_hides_the_figures(sight: Callable[..., Sight]) -> None:
+def test_larger_log_hides_the_figures(watched: Callable[..., WatchedJob]) -> None:
     """The log grows from 10 to 19 rows."""
-    seen, lines = sight(curves=curves_of(steps())), log(*(str(n) for n in range(99)))
+    seen, lines = watched(curves=curves_of(steps())), log(*(str(n) for n in range(99)))
     small = drawn(picture(seen, lines)).count("[r0]")
     large = drawn(picture(seen, lines, choice=ViewState(opened="x", is_large=True))).count("[r0]")
     assert (small, large) == (10, 19)
 
 
-def test_long_line_wraps_on_request(sight: Callable[..., Sight]) -> None:
+def test_long_line_wraps_on_request(watched: Callable[..., WatchedJob]) -> None:
     """No text is lost, and the continuation rows are indented below the text."""
     line = "".join(chr(ord("a") + n % 26) for n in range(200))
-    rows = drawn(picture(sight(), log(line), choice=ViewState(opened="x", wraps=True))).splitlines()
+    rows = drawn(picture(watched(), log(line), choice=ViewState(opened="x", wraps=True))).splitlines()
     begin = next(place for place, row in enumerate(rows) if row.startswith("[r0]"))
     assert "".join(row[5:].rstrip() for row in rows[begin : begin + 3]) == line
 
 
-def test_paths_in_the_log_start_at_the_job_folder(sight: Callable[..., Sight]) -> None:
+def test_paths_in_the_log_start_at_the_job_folder(watched: Callable[..., WatchedJob]) -> None:
     """A traceback fits into the screen."""
     line = '  File "/home/me/.cloudtrain/local/digits-4k2pw/attempt-1/node-0/code/train.py", line 7, in main'
-    assert '[r0]   File "code/train.py", line 7, in main' in drawn(picture(sight(), log(line)))
+    assert '[r0]   File "code/train.py", line 7, in main' in drawn(picture(watched(), log(line)))
 
 
-def test_help_shows_every_key_until_a_key_is_pressed(sight: Callable[..., Sight]) -> None:
+def test_help_shows_every_key_until_a_key_is_pressed(watched: Callable[..., WatchedJob]) -> None:
     """The help is the same for a job and for the table."""
     choice, _ = steer(ViewState(opened="x"), "?", ["x"])
-    told = drawn(picture(sight(), log("a line"), (80, 40), choice=choice))
+    told = drawn(picture(watched(), log("a line"), (80, 40), choice=choice))
     assert ("wrap long lines" in told, "any key closes" in told, "a line" in told) == (True, True, False)
     table = drawn(
-        tableview.view(Scene(sights=(sight(),), now_s=NOW), replace(choice, opened=None), (80, 24), UNICODE, "all")
+        tableview.view(Scene(jobs=(watched(),), now_s=NOW), replace(choice, opened=None), (80, 24), UNICODE, "all")
     )
     assert "wrap long lines" in table
     assert steer(choice, "s", ["x"]) == (ViewState(opened="x"), None)
 
 
-def test_large_screen_draws_curves_of_several_rows(sight: Callable[..., Sight]) -> None:
+def test_large_screen_draws_curves_of_several_rows(watched: Callable[..., WatchedJob]) -> None:
     """A curve uses four rows on 120x40."""
-    rows = picture(sight(curves=curves_of(steps())), log("x"), (120, 40))
+    rows = picture(watched(curves=curves_of(steps())), log("x"), (120, 40))
     begin = next(place for place, row in enumerate(rows) if row.plain.startswith("loss"))
     assert [row.plain[:9].strip() for row in rows[begin : begin + 5]] == ["loss", "", "", "", "samples/s"]
 
 
-def test_scrolled_log_shows_earlier_lines(sight: Callable[..., Sight]) -> None:
+def test_scrolled_log_shows_earlier_lines(watched: Callable[..., WatchedJob]) -> None:
     """The lines stay fixed while new lines arrive."""
     held = log(*(f"line {n}" for n in range(100))).lines
     choice = ViewState(opened="x", held=tuple(held), back=40)
-    told = drawn(picture(sight(), log("newer"), choice=choice))
+    told = drawn(picture(watched(), log("newer"), choice=choice))
     assert "line 59\n" in told
     assert "newer" not in told
     assert "PAUSED" in told
@@ -347,22 +351,24 @@ def test_scrolled_log_shows_earlier_lines(sight: Callable[..., Sight]) -> None:
         ({"fault": "the disk is full"}, "! the disk is full"),
     ],
 )
-def test_reason_for_an_old_screen_is_shown(sight: Callable[..., Sight], changes: dict[str, Any], words: str) -> None:
+def test_reason_for_an_old_screen_is_shown(
+    watched: Callable[..., WatchedJob], changes: dict[str, Any], words: str
+) -> None:
     """The cause is a slow poll or a failed poll."""
-    assert words in drawn(picture(sight(**changes)))
+    assert words in drawn(picture(watched(**changes)))
 
 
-def test_note_about_a_job_ends_with_the_job(sight: Callable[..., Sight]) -> None:
+def test_note_about_a_job_ends_with_the_job(watched: Callable[..., WatchedJob]) -> None:
     """A note from before the end disappears; a newer note stays for a while."""
-    ended = sight("over", State("stopped", "user", started_s=NOW - 60, ended_s=NOW - 5))
+    ended = watched("over", State("stopped", "user", started_s=NOW - 60, ended_s=NOW - 5))
     state = main_loop.FrameState(ViewState(opened="over"), UNICODE, stays=True)
-    for seen, at_s, words in ((ended, NOW - 9, ""), (ended, NOW - 1, "said"), (sight("over"), NOW - 9, "said")):
+    for seen, at_s, words in ((ended, NOW - 9, ""), (ended, NOW - 1, "said"), (watched("over"), NOW - 9, "said")):
         assert main_loop._note(Scene((seen,), NOW, ((at_s, "said"),)), state) == words
 
 
-def test_silent_backend_is_shown_with_the_duration(sight: Callable[..., Sight]) -> None:
+def test_silent_backend_is_shown_with_the_duration(watched: Callable[..., WatchedJob]) -> None:
     """The job keeps its state."""
-    seen = sight()
+    seen = watched()
     silent = replace(seen.job, attempt=replace(seen.job.attempt, unreachable_since_s=NOW - 185))
     told = drawn(picture(replace(seen, job=silent)))
     assert "local has not answered for 3m 5s" in told
@@ -371,60 +377,60 @@ def test_silent_backend_is_shown_with_the_duration(sight: Callable[..., Sight]) 
     assert "running (no answer)" in drawn(table)
 
 
-def test_non_finite_loss_is_shown_in_capitals(sight: Callable[..., Sight]) -> None:
+def test_non_finite_loss_is_shown_in_capitals(watched: Callable[..., WatchedJob]) -> None:
     """The curve cannot show the value, and the user must see the value."""
     told = (*steps(3).points, Point(2, "step", NOW, 40, {"loss": "nan"}))
-    assert "NAN  least" in drawn(picture(sight(curves=curves_of(Series(told)))))
+    assert "NAN  least" in drawn(picture(watched(curves=curves_of(Series(told)))))
 
 
-def test_loss_that_has_fallen_far_uses_a_log_scale(sight: Callable[..., Sight]) -> None:
+def test_loss_that_has_fallen_far_uses_a_log_scale(watched: Callable[..., WatchedJob]) -> None:
     """The label names the scale; on a linear scale the last nine tenths of the curve would be flat."""
     falls = tuple(Point(2, "step", NOW, step, {"loss": 10.0 ** (-step / 10)}) for step in range(41))
-    told = drawn(picture(sight(curves=curves_of(Series(falls)))))
+    told = drawn(picture(watched(curves=curves_of(Series(falls)))))
     line = next(line for line in told.splitlines() if line.startswith("loss (log)"))
     assert set("▁▂▃▄▅▆▇█") <= set(line)
-    assert "\nloss  " in drawn(picture(sight(curves=curves_of(steps()))))
+    assert "\nloss  " in drawn(picture(watched(curves=curves_of(steps()))))
 
 
-def test_script_without_figures_shows_its_log(sight: Callable[..., Sight]) -> None:
+def test_script_without_figures_shows_its_log(watched: Callable[..., WatchedJob]) -> None:
     """Without steps no curve is drawn."""
-    told = drawn(picture(sight(progress={}, curves=Curves()), log("hello")))
+    told = drawn(picture(watched(progress={}, curves=Curves()), log("hello")))
     assert "no step reported yet" in told
     assert "samples/s" not in told
     assert "[r0] hello" in told
 
 
-def test_many_jobs_scroll_around_the_chosen_job(sight: Callable[..., Sight]) -> None:
+def test_many_jobs_scroll_around_the_chosen_job(watched: Callable[..., WatchedJob]) -> None:
     """The title has the number of hidden jobs on either side."""
-    scene = Scene(tuple(sight(f"job-{n:02}") for n in range(60)), NOW)
+    scene = Scene(tuple(watched(f"job-{n:02}") for n in range(60)), NOW)
     told = drawn(tableview.view(scene, ViewState(chosen="job-30"), (80, 24), UNICODE, ""))
     assert "▶ job-30" in told
     assert "20 jobs above, 20 below" in told
 
 
-def test_only_changed_rows_are_painted_again(sight: Callable[..., Sight]) -> None:
+def test_only_changed_rows_are_painted_again(watched: Callable[..., WatchedJob]) -> None:
     """Without a change, no byte is written."""
-    painter = Painter("utf-8", is_coloured=True)
-    seen = sight(curves=curves_of(steps()))
-    whole = painter.paint(picture(seen, log("a")))
-    assert painter.paint(picture(seen, log("a"))) == b""
-    assert len(painter.paint(picture(seen, log("a", "b")))) < len(whole) / 20
-    painter.forget()
-    assert painter.paint(picture(seen, log("a", "b"))).startswith(b"\x1b[?2026h\x1b[0m\x1b[2J")
+    renderer = Renderer("utf-8", is_coloured=True)
+    seen = watched(curves=curves_of(steps()))
+    whole = renderer.render(picture(seen, log("a")))
+    assert renderer.render(picture(seen, log("a"))) == b""
+    assert len(renderer.render(picture(seen, log("a", "b")))) < len(whole) / 20
+    renderer.forget()
+    assert renderer.render(picture(seen, log("a", "b"))).startswith(b"\x1b[?2026h\x1b[0m\x1b[2J")
 
 
-def test_no_color_keeps_only_bold(sight: Callable[..., Sight]) -> None:
+def test_no_color_keeps_only_bold(watched: Callable[..., WatchedJob]) -> None:
     """The text is the same."""
-    rows = picture(sight(curves=curves_of(steps())), log("a"))
-    plain, coloured = (Painter("utf-8", is_coloured=is_it).paint(rows).decode() for is_it in (False, True))
+    rows = picture(watched(curves=curves_of(steps())), log("a"))
+    plain, coloured = (Renderer("utf-8", is_coloured=is_it).render(rows).decode() for is_it in (False, True))
     assert "\x1b[1m" in plain
     assert "\x1b[36m" not in plain
     assert "\x1b[36m" in coloured
 
 
-def test_ascii_locale_gets_only_ascii(sight: Callable[..., Sight]) -> None:
+def test_ascii_locale_gets_only_ascii(watched: Callable[..., WatchedJob]) -> None:
     """A non-ASCII character of a job becomes a question mark."""
-    rows = picture(sight(curves=curves_of(steps())), log("日本語 é"), signs=ASCII)
-    data = Painter("ascii", is_coloured=False).paint(rows)
+    rows = picture(watched(curves=curves_of(steps())), log("日本語 é"), signs=ASCII)
+    data = Renderer("ascii", is_coloured=False).render(rows)
     assert data.isascii()
     assert b"[r0] ??? ?" in data

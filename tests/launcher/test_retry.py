@@ -35,18 +35,18 @@ PREEMPTED = State("failed", "preempted", resumable=True)
     ids=str,
 )
 def test_retry_is_earned_by_a_configured_fault(
-    state: State, asked: dict[str, Any] | None, number: int, is_earned: bool, make_job: Callable[..., Job]
+    state: State, asked: dict[str, Any] | None, number: int, is_due: bool, make_job: Callable[..., Job]
 ) -> None:
     """A fault named in the config earns a retry while attempts are left; a user's stop or a running job does not."""
     job = make_job("j-1", number, config={"retry": asked} if asked else {})
     job = replace(job, attempt=replace(job.attempt, state=state, phase="sent", ref={"folder": "/x", "nodes": 2}))
-    assert retry.is_earned(job) is is_earned
+    assert retry.is_due(job) is is_due
 
 
 def test_attempt_that_was_never_sent_earns_no_retry(make_job: Callable[..., Job]) -> None:
     """A refused submit would be refused again."""
     job = make_job("j-1", config={"retry": {**ASKED, "on": ["error"]}})
-    assert not retry.is_earned(replace(job, attempt=replace(job.attempt, state=State("failed", "error"))))
+    assert not retry.is_due(replace(job, attempt=replace(job.attempt, state=State("failed", "error"))))
 
 
 def test_platform_with_its_own_retries_gets_no_retry(make_job: Callable[..., Job]) -> None:
@@ -62,7 +62,7 @@ def test_platform_with_its_own_retries_gets_no_retry(make_job: Callable[..., Job
     ref = {**place, "name": "j-1-1", "nodes": 2, "nproc_per_node": 1, "limit_reason": "time_limit"}
     ref |= {"secrets_prefix": "", "secrets": []}
     job = replace(job, attempt=replace(job.attempt, state=PREEMPTED, phase="sent", ref=ref))
-    assert not retry.is_earned(job)
+    assert not retry.is_due(job)
 
 
 def test_obstacle_to_a_retry_is_reported(
@@ -73,7 +73,7 @@ def test_obstacle_to_a_retry_is_reported(
     job = seed("j-1", PREEMPTED)
     config = {"name": "j", "script": "x.py", "retry": ASKED}
     bundle = {"sha256": "0", "path": "/nowhere/0.tar.gz", "bytes": 1, "files": 1, "code_bytes": 1, "largest": []}
-    assert retry.earned(Registry(), replace(job, config=config, bundle=bundle)) is None
+    assert retry.send_if_due(Registry(), replace(job, config=config, bundle=bundle)) is None
     said = capsys.readouterr().err
     assert "attempt 2 of at most 3 begins" in said
     assert "no retry: the code as it was submitted is no longer here" in said

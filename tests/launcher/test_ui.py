@@ -70,7 +70,7 @@ def test_open_page_sends_an_earned_retry(
 ) -> None:
     """The refresher acts like `watch`; a job that ended just before the page was opened gets its retry too."""
     asked: list[str] = []
-    monkeypatch.setattr(retry, "earned", lambda registry, job: asked.append(job.id))
+    monkeypatch.setattr(retry, "send_if_due", lambda registry, job: asked.append(job.id))
     answers(lambda ref: State("failed", "preempted", ended_s=time.time()))
     seed("runs", RUNS)
     seed("just-ended", State("failed", "preempted", ended_s=time.time() - 5))
@@ -87,7 +87,7 @@ def test_read_only_page_updates_the_registry_and_sends_nothing(
     wait_until: Callable[..., Any],
 ) -> None:
     """The page brings the registry up to date, as `status` does."""
-    monkeypatch.setattr(retry, "earned", lambda registry, job: pytest.fail("an attempt was sent"))
+    monkeypatch.setattr(retry, "send_if_due", lambda registry, job: pytest.fail("an attempt was sent"))
     answers(lambda ref: State("failed", "preempted", ended_s=time.time()))
     seed("runs", RUNS)
     refresher(is_quiet=True)

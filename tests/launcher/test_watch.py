@@ -41,10 +41,10 @@ def runs() -> State:
 def look(home: Path) -> Callable[[Job], watching.Seen | None]:
     """Return a function that polls a job as a watcher."""
     registry = Registry()
-    herald = Notifier(registry)
+    notifier = Notifier(registry)
 
     def seen(job: Job) -> watching.Seen | None:
-        return watching.look(registry, herald, job)
+        return watching.look(registry, notifier, job)
 
     return seen
 
@@ -207,7 +207,7 @@ def test_watch_sends_an_earned_retry_after_a_recent_end(
 ) -> None:
     """A job that ended long ago is not restarted."""
     asked: list[str] = []
-    monkeypatch.setattr(retry, "earned", lambda registry, job: asked.append(job.id))
+    monkeypatch.setattr(retry, "send_if_due", lambda registry, job: asked.append(job.id))
     look(seed("gone", State("failed", "preempted", ended_s=time.time() - ago_s)))
     assert bool(asked) is is_sent
 
@@ -217,10 +217,10 @@ def test_retry_that_was_sent_is_the_attempt_seen(
 ) -> None:
     """The job stays active with the new attempt."""
 
-    def earned(registry: Registry, job: Job) -> Job:
+    def send_if_due(registry: Registry, job: Job) -> Job:
         return replace(job, attempt=replace(job.attempt, number=2, state=State("pending")))
 
-    monkeypatch.setattr(retry, "earned", earned)
+    monkeypatch.setattr(retry, "send_if_due", send_if_due)
     seen = look(seed("gone", State("failed", "preempted", ended_s=time.time())))
     assert (seen.is_again, seen.job.attempt.number, seen.job.active) == (True, 2, True)
 
