@@ -385,7 +385,7 @@ class Backend(Protocol):
     def find(self, request: Request, home: Path) -> JobRef | None:
         """Return the job with the request's name on the platform, or None.
 
-        After None, a send still in progress can no longer start the job, if the platform supports fencing.
+        After None, a send still in progress can no longer start the job, if the platform can refuse a late send.
         """
 
     def state(self, ref: JobRef) -> State:

@@ -13,7 +13,7 @@ from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
 from cloudtrain.backends.azureml.records import Workspace, plain_region
 from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
-from cloudtrain.launcher.prices.quote import compared
+from cloudtrain.launcher.prices.refreshing import compared
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig

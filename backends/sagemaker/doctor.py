@@ -13,7 +13,7 @@ from cloudtrain.backends.sagemaker.block import SageMaker
 from cloudtrain.backends.sagemaker.machine import block_of, choose, place_of, region_of
 from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.prices.quote import compared
+from cloudtrain.launcher.prices.refreshing import compared
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig

@@ -14,7 +14,7 @@ from cloudtrain.backends.vertex.block import Vertex
 from cloudtrain.backends.vertex.machine import block_of, choose, kind_of, location_of, place_of, project_of
 from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
-from cloudtrain.launcher.prices.quote import compared
+from cloudtrain.launcher.prices.refreshing import compared
 
 if TYPE_CHECKING:
     from cloudtrain.backends.vertex.machine import Kind, MachineChoice

@@ -41,7 +41,7 @@ from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
-from cloudtrain.launcher.planning.regions import doubts
+from cloudtrain.launcher.planning.request_rules import doubts
 from cloudtrain.launcher.text.units import format_duration
 
 if TYPE_CHECKING:

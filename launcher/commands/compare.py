@@ -97,6 +97,6 @@ def _print(found: Comparison) -> None:
 def _curve(losses: list[float]) -> str:
     """Return the first loss, the curve as text, and the last loss."""
     from cloudtrain.launcher.text import charts
-    from cloudtrain.launcher.text.signs import signs_of
+    from cloudtrain.launcher.text.charts import signs_of
 
     return f"{losses[0]:.4g} {charts.chart(losses, CURVE_COLUMNS, 1, signs_of())[0]} {losses[-1]:.4g}"

@@ -39,7 +39,7 @@ def command(jobs: tuple[str, ...], yes: bool, as_json: bool) -> int:
 def removed(registry: Registry, jobs: list[Job], *, yes: bool, as_json: bool) -> int:
     """Ask, remove the jobs and print the freed bytes; return the exit code. Raises UsageError for an active job."""
     from cloudtrain.launcher.jobs import remove
-    from cloudtrain.launcher.text.quantities import size
+    from cloudtrain.launcher.text.units import size
 
     remove.require_over(jobs)
     sizes = {job.id: remove.size_of(registry, job) for job in jobs}

@@ -16,6 +16,7 @@ from cloudtrain.launcher.config import foreign_keys, schema
 from cloudtrain.launcher.config.schemafaults import dotted, named, quoted
 from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode, find, key_place
 from cloudtrain.launcher.errors import Fault, Place
+from cloudtrain.launcher.job import CHANNEL_KINDS
 
 __all__ = ["STORES", "faults_of", "given"]
 
@@ -278,41 +279,38 @@ def _at_azure(store: str, rest: str) -> tuple[str, str]:
     return "", ""
 
 
-_WAYS = ("webhook", "slack", "email", "apprise")
-
-
 def _notify(root: YamlNode) -> Iterator[Fault]:
     entries = given(root, "notify")
     for index in range(len(entries.value) if entries and isinstance(entries.value, tuple) else 0):
         entry = find(root, ("notify", index))
         if entry is None or not isinstance(entry.value, dict):
             continue
-        ways = [name for name in _WAYS if given(root, "notify", index, name)]
-        if not ways:
+        kinds = [name for name in CHANNEL_KINDS if given(root, "notify", index, name)]
+        if not kinds:
             hint = "as in `{slack: env:SLACK_URL}`"
             message = "no receiver: no `webhook`, `slack`, `email` or `apprise`"
             yield Fault(message, f"notify.{index}", entry.place, hint)
-        elif len(ways) > 1:
-            message = f"{_both(ways)} exclude each other"
-            yield _between(root, message, "write an entry for each", *(("notify", index, way) for way in ways))
+        elif len(kinds) > 1:
+            message = f"{_both(kinds)} exclude each other"
+            yield _between(root, message, "write an entry for each", *(("notify", index, kind) for kind in kinds))
         else:
-            yield from _entry(root, index, ways[0])
+            yield from _entry(root, index, kinds[0])
 
 
-def _entry(root: YamlNode, index: int, way: str) -> Iterator[Fault]:
-    """Yield a fault for each key that does not fit the channel (`way`) of an entry of `notify`."""
+def _entry(root: YamlNode, index: int, kind: str) -> Iterator[Fault]:
+    """Yield a fault for each key that does not fit the channel (`kind`) of an entry of `notify`."""
     place = ("notify", index)
     for key in ("smtp", "sender"):
-        if way != "email" and given(root, *place, key):
-            yield _between(root, f"`{key}` goes with `email`", "leave it out", (*place, key), (*place, way))
+        if kind != "email" and given(root, *place, key):
+            yield _between(root, f"`{key}` goes with `email`", "leave it out", (*place, key), (*place, kind))
     from_job = given(root, *place, "from_job")
     if from_job is None or from_job.value is not True:
         return
-    address = "smtp" if way == "email" else way
-    if way == "apprise":
+    address = "smtp" if kind == "email" else kind
+    if kind == "apprise":
         hint = "a job tells by `webhook`, `slack` or `email`"
         message = "on the nodes there is no Apprise: `from_job` does not go with it"
-        yield _between(root, message, hint, (*place, "from_job"), (*place, way))
+        yield _between(root, message, hint, (*place, "from_job"), (*place, kind))
     elif (node := given(root, *place, address)) and not str(node.value).startswith("env:"):
         hint = f"put the address into a variable and write `{address}: env:NAME`"
         message = f"with `from_job` the address travels as a secret, and `{address}` has it in clear"

@@ -28,12 +28,12 @@ from cloudtrain.launcher.store.progress import data_share
 from cloudtrain.launcher.store.progress import shown as progress_words
 from cloudtrain.launcher.store.registry import submitter_lives
 from cloudtrain.launcher.text import charts
+from cloudtrain.launcher.text.charts import signs_of
 from cloudtrain.launcher.text.money import clock, of_limit
-from cloudtrain.launcher.text.quantities import percent, quantity, step_time
-from cloudtrain.launcher.text.quantities import size as bytes_of
-from cloudtrain.launcher.text.signs import signs_of
 from cloudtrain.launcher.text.tables import table, wrapped
 from cloudtrain.launcher.text.terminal import when
+from cloudtrain.launcher.text.units import percent, quantity, step_time
+from cloudtrain.launcher.text.units import size as bytes_of
 from cloudtrain.launcher.text.visible import shown
 
 if TYPE_CHECKING:

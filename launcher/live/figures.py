@@ -27,9 +27,9 @@ from cloudtrain.launcher.live.rows import (
 from cloudtrain.launcher.money.forecast import Forecast
 from cloudtrain.launcher.store import gpu_figures
 from cloudtrain.launcher.text import charts
+from cloudtrain.launcher.text.charts import Signs
 from cloudtrain.launcher.text.money import clock, of_limit
-from cloudtrain.launcher.text.quantities import percent, quantity, size, step_time
-from cloudtrain.launcher.text.signs import Signs
+from cloudtrain.launcher.text.units import percent, quantity, size, step_time
 from cloudtrain.launcher.text.visible import cleaned
 
 __all__ = [

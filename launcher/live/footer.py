@@ -7,7 +7,7 @@ from rich.text import Text
 from cloudtrain.launcher.live.model import WatchedJob
 from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, row
 from cloudtrain.launcher.live.view_state import ViewState
-from cloudtrain.launcher.text.signs import Signs
+from cloudtrain.launcher.text.charts import Signs
 
 __all__ = ["help_rows", "of_job", "of_table"]
 

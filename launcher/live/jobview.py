@@ -14,8 +14,8 @@ from cloudtrain.launcher.live import figures, footer
 from cloudtrain.launcher.live.model import Curves, TailShot, WatchedJob
 from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, in_job, row
 from cloudtrain.launcher.live.view_state import ViewState
+from cloudtrain.launcher.text.charts import Signs
 from cloudtrain.launcher.text.remote import in_words
-from cloudtrain.launcher.text.signs import Signs
 from cloudtrain.launcher.text.terminal import RANK_COLOURS
 from cloudtrain.launcher.text.visible import cleaned
 

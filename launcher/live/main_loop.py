@@ -23,7 +23,7 @@ from cloudtrain.launcher.live.tail import LogTail
 from cloudtrain.launcher.live.view_state import ViewState, steer
 from cloudtrain.launcher.logs.view import parse_ranks
 from cloudtrain.launcher.notices import terminal_alerts
-from cloudtrain.launcher.text.signs import Signs, signs_of
+from cloudtrain.launcher.text.charts import Signs, signs_of
 from cloudtrain.launcher.text.terminal import print_text, say
 
 __all__ = ["show"]

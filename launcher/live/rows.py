@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from cloudtrain.launcher.text.signs import Signs
+from cloudtrain.launcher.text.charts import Signs
 
 __all__ = [
     "LABEL",

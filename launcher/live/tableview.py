@@ -16,9 +16,9 @@ from cloudtrain.launcher.live.rows import QUIET, STATE_STYLES, WARNS, Part, fill
 from cloudtrain.launcher.live.view_state import ViewState
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.text import charts as spark
-from cloudtrain.launcher.text.quantities import percent, quantity
+from cloudtrain.launcher.text.charts import Signs
 from cloudtrain.launcher.text.remote import in_words
-from cloudtrain.launcher.text.signs import Signs
+from cloudtrain.launcher.text.units import percent, quantity
 from cloudtrain.launcher.text.visible import cleaned
 
 __all__ = ["view"]

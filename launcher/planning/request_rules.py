@@ -18,13 +18,13 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["Found", "Table", "meant", "read", "violations"]
+__all__ = ["Found", "Table", "doubts", "meant", "read", "violations"]
 
 Found = tuple[str, str, bool]  # path in the request, message, whether only a warning
 Rule = str | dict[str, Any]
@@ -78,6 +78,15 @@ def meant(word: Any, known: Iterable[Any]) -> str:
     same = [name for name in names if _letters(name) == _letters(str(word))]
     close = same or get_close_matches(str(word), names, 1)
     return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def doubts(key: str, region: str | None, known: Collection[str], as_of: str) -> Iterator[str]:
+    """Yield a warning for an unknown region, with similar names. Clouds add regions, so the region may still exist."""
+    if region is None or region in known:
+        return
+    near = get_close_matches(region, sorted(known), 3, 0.6)
+    meant = f"; did you mean {' or '.join(near)}?" if near else ""
+    yield f"{key}: no region `{region}` was known in {as_of}, so the platform may refuse it{meant}"
 
 
 def _value(table: Table, rule: Rule, value: Any, path: str) -> Iterator[Found]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UsageError
-from cloudtrain.launcher.metering.rate import Key, Quote
+from cloudtrain.launcher.metering.rate import Key, Kind, Quote, Rate
 from cloudtrain.launcher.prices import catalog, own
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Priced
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["Change", "Target", "priced", "refresh", "targets"]
+__all__ = ["Change", "Target", "compared", "priced", "refresh", "targets"]
+
+DIFFERENCE = 0.01  # the smallest relative difference that doctor reports
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,29 @@ def refresh(
             changes += _read(target, region, types)
     own.add(change.quote for change in changes)
     return changes, damaged
+
+
+def compared(ask: Callable[[], Quote], known: Mapping[Kind, Rate]) -> Check:
+    """Return a check of the vendor's price today against the known price, with advice if they differ.
+
+    A price list that cannot be read is a warning, never an error.
+    """
+    try:
+        quote = ask()
+    except CloudtrainError as error:
+        return Check("price", "warn", error.message, error.hint or "a job does not need it")
+    key, rate = quote.key, quote.rate
+    cure = f"cloudtrain prices refresh --backend {key.backend}"
+    if rate is None:
+        return Check("price", "warn", quote.reason, f"is it the right region? Else set {key.backend}.price_per_hour")
+    text = f"{key.instance_type} in {key.region}: {rate.usd:.3f} USD an hour, {key.kind.replace('_', ' ')}"
+    text = f"{text}, by {rate.source}"
+    ours = known.get(key.kind)
+    if ours is None:
+        return Check("price", "warn", text, f"our table knows none: {cure}")
+    if abs(rate.usd - ours.usd) > DIFFERENCE * ours.usd:
+        return Check("price", "warn", text, f"our table says {ours.usd:.3f}, as of {ours.as_of}: {cure}")
+    return Check("price", "ok", text)
 
 
 def _regions(name: str, config: JobConfig | None) -> tuple[str, ...]:

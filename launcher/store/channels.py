@@ -11,10 +11,10 @@ from typing import Any
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import masked
+from cloudtrain.launcher.job import CHANNEL_KINDS
 
 __all__ = ["JOB_EVENTS", "ChannelEntry", "desktop", "doubts", "entries", "is_variable", "told_by_job"]
 
-KINDS = ("webhook", "slack", "email", "apprise")
 SMTP = "env:CLOUDTRAIN_SMTP"
 # Events that the job's own agent sends if `from_job` is set (entrypoints/notices/node_notifier.py).
 JOB_EVENTS = ("budget", "deadline", "succeeded", "failed", "stopped")
@@ -82,7 +82,7 @@ def doubts(config: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -
 
 
 def _entry(data: Mapping[str, Any]) -> ChannelEntry:
-    kind = next(kind for kind in KINDS if data.get(kind))
+    kind = next(kind for kind in CHANNEL_KINDS if data.get(kind))
     smtp = (data.get("smtp") or SMTP) if kind == "email" else ""
     return ChannelEntry(kind, data[kind], tuple(data["on"]), bool(data.get("from_job")), smtp, data.get("sender") or "")
 

@@ -1,13 +1,42 @@
-"""Figures as rows of characters: sparklines, charts of a few rows, bars. Pure."""
+"""Figures as rows of characters: sparklines, charts of a few rows, bars; of blocks, or ASCII without UTF-8."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from cloudtrain.launcher.text.signs import Signs
+__all__ = ["ASCII", "UNICODE", "Signs", "bar", "chart", "joined", "signs_of", "stacked"]
 
-__all__ = ["bar", "chart", "joined", "stacked"]
+
+@dataclass(frozen=True)
+class Signs:
+    """`levels` go from low to high, without a blank; `parts` can be distinguished without colour."""
+
+    levels: str
+    full: str
+    empty: str
+    parts: str
+    rule: str
+    cut: str
+    pointer: str
+    encoding: str
+
+
+UNICODE = Signs("▁▂▃▄▅▆▇█", "█", "░", "█▓▒░", "─", "…", "▶", "utf-8")
+ASCII = Signs("_.-:=+*#", "#", ".", "#=:.", "-", "~", ">", "ascii")
+
+
+def signs_of(environ: Mapping[str, str] = os.environ) -> Signs:
+    """Return the characters that the locale can show.
+
+    LC_CTYPE=C.UTF-8 alone proves no UTF-8: Python itself sets the variable at its start if the locale is C (PEP 538).
+    """
+    asked = environ.get("LC_ALL") or environ.get("LC_CTYPE") or environ.get("LANG") or "C"
+    if not environ.get("LC_ALL") and environ.get("LC_CTYPE") == "C.UTF-8":
+        asked = environ.get("LANG") or "C"
+    return UNICODE if "utf" in asked.lower() else ASCII
 
 
 def chart(values: Sequence[float | None], width: int, height: int, signs: Signs) -> list[str]:

@@ -14,8 +14,7 @@ from cloudtrain.launcher.live.feed import pause_s
 from cloudtrain.launcher.live.keys import decode
 from cloudtrain.launcher.live.view_state import Action, ViewState, steer
 from cloudtrain.launcher.store.series import Point, Series
-from cloudtrain.launcher.text.charts import bar, chart, stacked
-from cloudtrain.launcher.text.signs import ASCII, UNICODE, signs_of
+from cloudtrain.launcher.text.charts import ASCII, UNICODE, bar, chart, signs_of, stacked
 from cloudtrain.launcher.text.visible import LONGEST, cleaned
 
 JOBS = ("a", "b", "c")

@@ -23,7 +23,7 @@ from cloudtrain.launcher.money.forecast import forecast
 from cloudtrain.launcher.notices.outbox import Sent
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.store.series import Point, Series
-from cloudtrain.launcher.text.signs import ASCII, UNICODE
+from cloudtrain.launcher.text.charts import ASCII, UNICODE
 from doubles.plans import plan_of
 
 NOW = 1_763_820_000.0  # 14:00:00 UTC

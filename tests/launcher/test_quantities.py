@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.launcher.text.quantities import percent, quantity, size, step_time
+from cloudtrain.launcher.text.units import percent, quantity, size, step_time
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cloudtrain.backends.sagemaker.request_images import REGIONS as AWS
 from cloudtrain.backends.vertex.machine_regions import REGIONS as GOOGLE
-from cloudtrain.launcher.planning.regions import doubts
+from cloudtrain.launcher.planning.request_rules import doubts
 from cloudtrain.launcher.prices import catalog
 
 

@@ -17,7 +17,7 @@ PREEMPTED = State("failed", "preempted", resumable=True)
 
 
 @pytest.mark.parametrize(
-    ("state", "asked", "number", "is_earned"),
+    ("state", "asked", "number", "is_due"),
     [
         (PREEMPTED, ASKED, 1, True),
         (PREEMPTED, ASKED, 2, True),
@@ -34,7 +34,7 @@ PREEMPTED = State("failed", "preempted", resumable=True)
     ],
     ids=str,
 )
-def test_retry_is_earned_by_a_configured_fault(
+def test_retry_is_due_by_a_configured_fault(
     state: State, asked: dict[str, Any] | None, number: int, is_due: bool, make_job: Callable[..., Job]
 ) -> None:
     """A fault named in the config earns a retry while attempts are left; a user's stop or a running job does not."""

@@ -116,7 +116,7 @@ def test_list_cache_form_matches_the_pinned_texts(make_job: Callable[..., Job]) 
     for row in told[1:]:
         row[len(list_cache.ListRow._fields)] = None
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
-    assert (list_cache.FORM, digest) == PINNED, "raise listed.FORM and pin what is said now"
+    assert (list_cache.FORM, digest) == PINNED, "raise list_cache.FORM and pin what is said now"
 
 
 def test_list_shows_the_newest_first_up_to_the_limit(registry: Registry, add: Callable[..., Job]) -> None:
