@@ -141,12 +141,16 @@ class StoredConfig:
     hang_timeout: Any
     tags: dict[str, str]
     monitor: dict[str, Any]
+    project: str | None
+    notify: Sequence[dict[str, Any]]
+    resources: dict[str, Any]
+    image: str | None
 
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> StoredConfig:
         """Return the values; a config of an older version may lack keys."""
-        names = ("budget", "limits", "retry", "distributed", "training")
-        budget, limits, retry, distributed, training = (
+        names = ("budget", "limits", "retry", "distributed", "training", "resources")
+        budget, limits, retry, distributed, training, resources = (
             found if isinstance(found := config.get(name), dict) else {} for name in names
         )
         return cls(
@@ -163,6 +167,10 @@ class StoredConfig:
             hang_timeout=distributed.get("hang_timeout"),
             tags=config.get("tags") or {},
             monitor=training.get("monitor") or {},
+            project=project.get("name") if isinstance(project := config.get("project"), dict) else project,
+            notify=config.get("notify") or (),
+            resources=resources,
+            image=config.get("image"),
         )
 
 

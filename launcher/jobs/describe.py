@@ -27,7 +27,6 @@ __all__ = [
     "resume_advice_of",
     "outcome",
     "pairs",
-    "project_of",
     "saved_step",
     "unattended",
 ]
@@ -43,7 +42,7 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "job": job.id,
         "name": job.name,
         "backend": job.backend,
-        "project": project_of(job),
+        "project": job.asked.project,
         "tags": job.asked.tags,
         "state": state.state,
         "phase": attempt.phase,
@@ -128,12 +127,6 @@ def saved_step(attempt: Attempt, after: Attempt | None) -> int | None:
     return max((step for step in found if isinstance(step, int)), default=None)
 
 
-def project_of(job: Job) -> str | None:
-    """Return the name of the job's project, or None."""
-    project = job.config.get("project")
-    return project.get("name") if isinstance(project, dict) else project
-
-
 def outcome(job: Job) -> str:
     """Return the state in words: `stopped (user), resumable`."""
     state = job.attempt.state
@@ -172,7 +165,7 @@ def resume_advice_of(job: Job, attempts: Sequence[Attempt]) -> ResumeAdvice | No
 def unattended(job: Job) -> list[str]:
     """Return how to follow and to stop the job, and how to get alerts if alerts need a follower."""
     found = [f"  follow it   cloudtrain logs -f {job.id}", f"  stop it     cloudtrain stop {job.id}"]
-    places = job.config.get("notify") or []
+    places = job.asked.notify
     others = [each for each in places if not each.get("from_job")]
     if others:
         told = "all that `notify` names" if len(others) == len(places) else "those of `notify` without `from_job`"

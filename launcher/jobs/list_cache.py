@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from cloudtrain.entrypoints.format import amount
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job
-from cloudtrain.launcher.jobs.describe import as_json, outcome, project_of
+from cloudtrain.launcher.jobs.describe import as_json, outcome
 from cloudtrain.launcher.money.forecast import forecast
 from cloudtrain.launcher.store.progress import shown
 from cloudtrain.launcher.store.registry import RAN, Registry
@@ -164,7 +164,7 @@ def _fits(job: Job, choice: JobFilter) -> bool:
     tags = job.asked.tags
     return (
         (not choice.backends or job.backend in choice.backends)
-        and (choice.project is None or choice.project == project_of(job))
+        and (choice.project is None or choice.project == job.asked.project)
         and (choice.since_s is None or job.created_s >= choice.since_s)
         and all(key in tags and value in (None, tags[key]) for key, value in choice.tags)
     )
@@ -244,7 +244,7 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ..
         created_s=job.created_s,
         described=described,
     )
-    return (*line, FORM, project_of(job), json.dumps(job.asked.tags))
+    return (*line, FORM, job.asked.project, json.dumps(job.asked.tags))
 
 
 def _spent(job: Job, attempts: Sequence[Attempt], now_s: float) -> str:

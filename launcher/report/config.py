@@ -39,8 +39,8 @@ def shown(job: Job) -> dict[str, Any]:
         for key, value in job.config.items()
         if key not in others
     }
-    if job.config.get("notify"):
-        config["notify"] = [_without_address(each) for each in job.config["notify"]]
+    if job.asked.notify:
+        config["notify"] = [_without_address(each) for each in job.asked.notify]
     found = _filled(config)
     return found if isinstance(found, dict) else {}
 

@@ -110,15 +110,15 @@ def environment(job: Job, series: Series) -> list[Row]:
     rows = [("backend", job.backend)]
     rows += [(key, str(block[key])) for key in ("region", "location", "workspace", "project") if block.get(key)]
     rows.append(("machines", f"{plan.instances} x {plan.machine or 'a machine'}"))
-    if resources := job.config.get("resources"):
+    if resources := job.asked.resources:
         rows += [
             (name, "yes" if resources[key] is True else str(resources[key]))
             for key, name in _RESOURCES
             if resources.get(key)
         ]
     rows.append(("ranks", f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}"))
-    if job.config.get("image"):
-        rows.append(("image", str(job.config["image"])))
+    if job.asked.image:
+        rows.append(("image", str(job.asked.image)))
     if told.get("gpu"):
         memory = told.get("memory_total_bytes")
         rows.append(("GPU", f"{told['gpu']}, {memory / 2**30:.0f} GiB" if _is_number(memory) else str(told["gpu"])))
