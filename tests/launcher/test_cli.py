@@ -459,6 +459,7 @@ def test_plan_and_submit_show_the_same_form(cli: Any, project: Callable[..., Pat
     [
         ("plan --backend all", 3, "error: no price list has an accelerator `A1000`; did you mean `A100`?"),
         ("plan", 0, "no price list has an accelerator `A1000`; did you mean `A100`?"),
+        ("validate", 0, "warning: no price list has an accelerator `A1000`; did you mean `A100`?"),
         ("plan --backend ssh --set ssh.hosts=[gpu1]", 0, "no price list has an accelerator `A1000`"),
         ("plan --backend all --set ssh.hosts=[gpu1]", 0, "no price is known"),
     ],
@@ -469,8 +470,27 @@ def test_unknown_accelerator_is_named(cli: Any, project: Callable[..., Path], li
     assert (done.code, said in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("backend", ["sagemaker", "azureml"])
-def test_unavailable_count_names_the_existing_counts(cli: Any, project: Callable[..., Path], backend: str) -> None:
-    """The hint for `A100:3` has existing counts, and the command that lists the machines."""
+@pytest.mark.parametrize("backend", ["local", "ssh", "sagemaker", "azureml", "vertex"])
+def test_miswritten_accelerators_are_refused_with_the_right_form(
+    cli: Any, project: Callable[..., Path], backend: str
+) -> None:
+    """`validate` refuses `A100x8` on each backend, once, and the hint has the type and the count from the config."""
+    done = cli("validate", "--backend", backend, cwd=project("resources: {accelerators: H200x4}\n"))
+    assert (done.code, "did you mean `H200:4`?" in done.stderr) == (3, True), done.stderr
+    assert done.stderr.count("H200x4") == 2, done.stderr  # in the message and in the quoted line
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ("sagemaker", "A100:8; `cloudtrain prices --accelerator A100` lists"),
+        ("azureml", "A100:4, A100:8; `cloudtrain prices --accelerator A100` lists"),
+        ("vertex", "A100:8, A100:16; or name `instance_type`"),
+    ],
+)
+def test_unavailable_count_names_the_existing_counts(
+    cli: Any, project: Callable[..., Path], backend: str, said: str
+) -> None:
+    """The hint for `A100:3` has existing counts, and how to find the machines."""
     done = cli("plan", "--backend", backend, "--set", "resources.accelerators=A100:3", cwd=project())
-    assert (done.code, "A100:8; `cloudtrain prices --accelerator A100` lists" in done.stderr) == (3, True), done.stderr
+    assert (done.code, said in done.stderr) == (3, True), done.stderr
