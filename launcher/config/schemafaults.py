@@ -142,6 +142,8 @@ def _value_hint(wanted: str, text: str) -> str:
     """Return the given text in the wanted form, as a hint; empty text if the meaning is not obvious."""
     if "with a unit" in wanted and re.fullmatch(r"[0-9]+", text):
         return f"write `{text}s`, `{text}m` or `{text}h`"
+    if "with its sign" in wanted and re.fullmatch(r"[1-9][0-9]{0,2}", text):
+        return f"write `{text}%`"
     if "count per instance" in wanted:
         name, count, between = r"([A-Za-z][A-Za-z-]*[0-9][A-Za-z0-9-]*?)", r"([1-9][0-9]{0,3})", r"[ xX*/=,:]+"
         if found := re.fullmatch(name + between + count, text):

@@ -197,6 +197,12 @@ def test_misspelt_command_has_a_suggestion(cli: Any, typed: str, meant: str) -> 
     assert f"Did you mean `{meant}`?" in cli(typed).stderr
 
 
+def test_alerts_are_answered_with_their_commands(cli: Any) -> None:
+    """No command has the name `alerts`: the error names `watch` and `notify`."""
+    done = cli("alerts")
+    assert (done.code, "`watch` sends alerts" in done.stderr, "`notify`" in done.stderr) == (2, True, True)
+
+
 @pytest.mark.parametrize(("alias", "line"), [("ps", "ps"), ("run", "run --dry-run"), ("render", "render")])
 def test_aliases_do_the_same(cli: Any, project: Callable[..., Path], alias: str, line: str) -> None:
     """The aliases are run = submit, render = submit --dry-run, ps = list, cancel = stop."""
@@ -433,6 +439,9 @@ def test_interrupt_during_the_imports_is_a_single_line(
         ("plan --args x", "--set 'args=[--epochs, \"10\"]'"),
         ("plan --set args=[--epochs, 400]", "quote the value: --set 'args=...'"),
         ("prune", "cloudtrain prune --older 30d"),
+        ("submit --instances two", "expected a whole number of at least 1, such as `--instances 2`"),
+        ("logs --tail -1", "expected a whole number of at least 0, such as `--tail 2`"),
+        ("ui --port 0", "expected a whole number from 1 to 65535, such as `--port 65535`"),
     ],
 )
 def test_hint_shows_the_option_to_type(cli: Any, line: str, hint: str) -> None:
