@@ -197,6 +197,20 @@ def test_misspelt_command_has_a_suggestion(cli: Any, typed: str, meant: str) -> 
     assert f"Did you mean `{meant}`?" in cli(typed).stderr
 
 
+def test_submit_takes_the_name_of_a_config_without_one(cli: Any, project: Callable[..., Path]) -> None:
+    """`--name` is also the missing key `name`; a name in the config stays, and a config of another form is refused."""
+    folder = project()
+    file = folder / "cloudtrain.yaml"
+    cases = ((file.read_text(), "loop"), (file.read_text().replace("name: loop", "name:"), "mine"))
+    for text, name in (*cases, (file.read_text().replace("name: loop\n", ""), "mine")):
+        file.write_text(text)
+        done = cli("submit", "--name", "mine", "--dry-run", "--json", cwd=folder)
+        assert (done.code, done.json["job"].rpartition("-")[0]) == (0, name), done.stderr
+    file.write_text("- a\n")
+    done = cli("submit", "--name", "mine", "--dry-run", cwd=folder)
+    assert (done.code, "expected a mapping" in done.stderr) == (3, True), done.stderr
+
+
 def test_alerts_are_answered_with_their_commands(cli: Any) -> None:
     """No command has the name `alerts`: the error names `watch` and `notify`."""
     done = cli("alerts")
