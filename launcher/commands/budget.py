@@ -43,8 +43,8 @@ class _Budget(click.Group):
 def command(context: click.Context) -> None:
     """Limit the cost of all jobs together, or of a project.
 
-    A job's worst case is reserved before it is sent, and refused where a budget does not hold it. Without PROJECT a
-    budget is over all jobs. Children need not add up to the whole: each is checked by itself.
+    A job's worst case is reserved before the send; a job without room in a budget is refused. Without PROJECT a budget
+    is over all jobs. The budgets of projects need not add up to the overall budget: each is checked alone.
     """
     if context.invoked_subcommand is None:
         context.invoke(show, project=None, as_json=False)
@@ -109,9 +109,9 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
 @click.argument("project", required=False, shell_complete=completes("projects"))
 @json_option
 def show(project: str | None, as_json: bool) -> None:
-    """Show limits, what is spent, reserved and left, and the jobs that hold reservations.
+    """Show limits, spent, reserved and left sums, and the jobs that hold reservations.
 
-    Jobs that may have ended are asked for, so that what they hold no more is free.
+    The platforms are asked about jobs that may have ended, so that their reservations are free.
     """
     from cloudtrain.launcher.jobs.reserve import reconcile
     from cloudtrain.launcher.money import shown, teams
