@@ -197,6 +197,26 @@ def test_misspelt_command_has_a_suggestion(cli: Any, typed: str, meant: str) -> 
     assert f"Did you mean `{meant}`?" in cli(typed).stderr
 
 
+def test_submit_takes_the_name_of_a_config_without_one(cli: Any, project: Callable[..., Path]) -> None:
+    """`--name` is also the missing key `name`; a name in the config stays, and a config of another form is refused."""
+    folder = project()
+    file = folder / "cloudtrain.yaml"
+    cases = ((file.read_text(), "loop"), (file.read_text().replace("name: loop", "name:"), "mine"))
+    for text, name in (*cases, (file.read_text().replace("name: loop\n", ""), "mine")):
+        file.write_text(text)
+        done = cli("submit", "--name", "mine", "--dry-run", "--json", cwd=folder)
+        assert (done.code, done.json["job"].rpartition("-")[0]) == (0, name), done.stderr
+    file.write_text("- a\n")
+    done = cli("submit", "--name", "mine", "--dry-run", cwd=folder)
+    assert (done.code, "expected a mapping" in done.stderr) == (3, True), done.stderr
+
+
+def test_alerts_are_answered_with_their_commands(cli: Any) -> None:
+    """No command has the name `alerts`: the error names `watch` and `notify`."""
+    done = cli("alerts")
+    assert (done.code, "`watch` sends alerts" in done.stderr, "`notify`" in done.stderr) == (2, True, True)
+
+
 @pytest.mark.parametrize(("alias", "line"), [("ps", "ps"), ("run", "run --dry-run"), ("render", "render")])
 def test_aliases_do_the_same(cli: Any, project: Callable[..., Path], alias: str, line: str) -> None:
     """The aliases are run = submit, render = submit --dry-run, ps = list, cancel = stop."""
@@ -433,6 +453,9 @@ def test_interrupt_during_the_imports_is_a_single_line(
         ("plan --args x", "--set 'args=[--epochs, \"10\"]'"),
         ("plan --set args=[--epochs, 400]", "quote the value: --set 'args=...'"),
         ("prune", "cloudtrain prune --older 30d"),
+        ("submit --instances two", "expected a whole number of at least 1, such as `--instances 2`"),
+        ("logs --tail -1", "expected a whole number of at least 0, such as `--tail 2`"),
+        ("ui --port 0", "expected a whole number from 1 to 65535, such as `--port 65535`"),
     ],
 )
 def test_hint_shows_the_option_to_type(cli: Any, line: str, hint: str) -> None:
@@ -459,6 +482,7 @@ def test_plan_and_submit_show_the_same_form(cli: Any, project: Callable[..., Pat
     [
         ("plan --backend all", 3, "error: no price list has an accelerator `A1000`; did you mean `A100`?"),
         ("plan", 0, "no price list has an accelerator `A1000`; did you mean `A100`?"),
+        ("validate", 0, "warning: no price list has an accelerator `A1000`; did you mean `A100`?"),
         ("plan --backend ssh --set ssh.hosts=[gpu1]", 0, "no price list has an accelerator `A1000`"),
         ("plan --backend all --set ssh.hosts=[gpu1]", 0, "no price is known"),
     ],
@@ -469,8 +493,27 @@ def test_unknown_accelerator_is_named(cli: Any, project: Callable[..., Path], li
     assert (done.code, said in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("backend", ["sagemaker", "azureml"])
-def test_unavailable_count_names_the_existing_counts(cli: Any, project: Callable[..., Path], backend: str) -> None:
-    """The hint for `A100:3` has existing counts, and the command that lists the machines."""
+@pytest.mark.parametrize("backend", ["local", "ssh", "sagemaker", "azureml", "vertex"])
+def test_miswritten_accelerators_are_refused_with_the_right_form(
+    cli: Any, project: Callable[..., Path], backend: str
+) -> None:
+    """`validate` refuses `A100x8` on each backend, once, and the hint has the type and the count from the config."""
+    done = cli("validate", "--backend", backend, cwd=project("resources: {accelerators: H200x4}\n"))
+    assert (done.code, "did you mean `H200:4`?" in done.stderr) == (3, True), done.stderr
+    assert done.stderr.count("H200x4") == 2, done.stderr  # in the message and in the quoted line
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ("sagemaker", "A100:8; `cloudtrain prices --accelerator A100` lists"),
+        ("azureml", "A100:4, A100:8; `cloudtrain prices --accelerator A100` lists"),
+        ("vertex", "A100:8, A100:16; or name `instance_type`"),
+    ],
+)
+def test_unavailable_count_names_the_existing_counts(
+    cli: Any, project: Callable[..., Path], backend: str, said: str
+) -> None:
+    """The hint for `A100:3` has existing counts, and how to find the machines."""
     done = cli("plan", "--backend", backend, "--set", "resources.accelerators=A100:3", cwd=project())
-    assert (done.code, "A100:8; `cloudtrain prices --accelerator A100` lists" in done.stderr) == (3, True), done.stderr
+    assert (done.code, said in done.stderr) == (3, True), done.stderr
