@@ -135,7 +135,7 @@ def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Mac
     hosts = machine_types.hosts_for(kind, count)
     if not hosts:
         message = f"no machine of Google's has {count} x {name}"
-        existing = ", ".join(f"{name}:{each}" for each in range(1, 17) if pairs.hosts_for(kind, each))
+        existing = ", ".join(f"{name}:{each}" for each in range(1, 17) if machine_types.hosts_for(kind, each))
         raise ConfigError([Fault(message, key=key, hint=f"existing: {existing}; or name `instance_type`")])
     return _with(hosts[0], kind, count, location)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.launcher import backend, errors
 from cloudtrain.launcher import cli as commandline
-from cloudtrain.launcher import errors
 from cloudtrain.launcher.job import Job, State
 
 ESCAPE = "\x1b["
@@ -28,6 +28,7 @@ def subclasses(kind: type[errors.CloudtrainError]) -> dict[str, int]:
 
 def test_errors_have_the_published_exit_codes() -> None:
     """The numbers are part of the contract."""
+    assert backend.DamagedRecordError  # a subclass outside of errors.py
     assert subclasses(errors.CloudtrainError) == {
         "UsageError": 2,
         "ConfigError": 3,
