@@ -68,7 +68,7 @@ def command(
     require_ended(registry, found)
     typed = [f"resources.instances={instances}"] if instances is not None else []
     if not found.attempt.state.resumable and not found.attempt.state.all_damaged:
-        say("no checkpoint found in CLOUDTRAIN_CHECKPOINT_DIR: starting from the beginning")
+        say("no checkpoint of this job yet: starting from the beginning")
     typed += [budget_setting(found, budget)] if budget is not None else []
     typed += [price_setting(found.backend, price_micro)] if price_micro is not None else []
     try:
@@ -77,7 +77,7 @@ def command(
         given = _as_typed(instances, settings, price_micro, update_code=update_code)
         raise _with_command(error, found, given) from error
     if not approved(
-        prepared, yes=yes, more=True, check=lambda: submit.require_room(registry, prepared, is_first=False)
+        prepared, yes=yes, before=found, check=lambda: submit.require_room(registry, prepared, is_first=False)
     ):
         return 1
     start_over = found.attempt.state.all_damaged
