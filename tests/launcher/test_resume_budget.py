@@ -105,6 +105,11 @@ def test_resume_repeats_the_cost_alone_of_an_unchanged_plan(
     note = "ignored on local: resources.spot\n"
     assert note in cli("submit", "-d", "--name", "one", cwd=folder).stderr
     assert cli("stop", "--now", "-y", "one").code == 0
+    dry = cli("resume", "--dry-run", "one")
+    assert (dry.code, '"name": "one-2"' in dry.stdout, "dry run: nothing was sent" in dry.stderr) == (0, True, True), (
+        dry
+    )
+    assert cli("resume", "--dry-run", "one", "--json").json["attempt"] == 2
     again = cli("resume", "-d", "one").stderr
     plan = [line for line in again.partition("sent: ")[0].splitlines() if not line.startswith("warning: ")]
     assert plan == ["no checkpoint of this job yet: starting from the beginning", plan[1]]
