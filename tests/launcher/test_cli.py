@@ -17,6 +17,7 @@ import pytest
 from cloudtrain.launcher import backend, errors
 from cloudtrain.launcher import cli as commandline
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.store.registry import Registry
 
 ESCAPE = "\x1b["
 
@@ -114,6 +115,27 @@ def test_newest_job_is_the_default(cli: Any, line: str) -> None:
     """Without JOB, `stop` and each command that reads mean the newest job; in an empty registry the exit code is 8."""
     done = cli(*line.split())
     assert (done.code, "Usage:" in done.stderr) == (8, False), done.stderr
+
+
+@pytest.mark.parametrize(("config", "is_hinted"), [({"script": "train.py"}, True), ({"task": "task.py"}, False)])
+def test_artifacts_without_files_names_keep_for_a_script(
+    cli: Any,
+    tmp_path: Path,
+    registry: Registry,
+    make_job: Callable[..., Job],
+    config: dict[str, str],
+    is_hinted: bool,
+) -> None:
+    """A wrong name in `keep` leaves no file; a task has its own folders."""
+    job, _ = registry.add("one", lambda *args: make_job(*args, config=config), exclusive=True, key=None)
+    for name in ("output", "checkpoints"):
+        (tmp_path / name).mkdir()
+    ref = {"folder": str(tmp_path / "attempt-1"), "nodes": 1, "checkpoint_dir": str(tmp_path / "checkpoints")}
+    registry.mark_sent(job.attempt, ref)
+    registry.set_state(job.attempt, State("succeeded", started_s=1.0, ended_s=2.0), {})
+    done = cli("artifacts", "one", cwd=tmp_path)
+    assert (done.code, "0 files in one-output" in done.stderr) == (0, True), done.stderr
+    assert ("hint: `keep` in the config" in done.stderr) == is_hinted
 
 
 @pytest.mark.parametrize("line", ["validate", "plan", "submit -d", "submit --dry-run", "render"])
