@@ -232,7 +232,7 @@ def keeper(database: Database, job_id: str, attempt: int, *, rewrite: bool = Fal
             database, job_id, attempt, CachePosition(round=found.round + 1) if rewrite else found, lock
         )
     except BaseException:
-        with contextlib.suppress(OSError):  # closed by the Keeper
+        with contextlib.suppress(OSError):  # closed by the LogCacheWriter
             os.close(lock)
         raise
 

@@ -24,8 +24,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
 
     The result is JSON with valid values (`sanitize`), for any input: an infinite loss becomes text. `stepped_s` is the
     time of the last step, `saved_s` of the last save, `resumed_step` the step from which the attempt resumed,
-    `forecast` the step and the end in the first forecast, `curve` the loss over time (`store.curve`), `gpus` the GPUs'
-    figures by rank (`gpu_figures`).
+    `forecast` the step and the end in the first forecast, `curve` the loss over time (`store.loss_bins`), `gpus` the
+    GPUs' figures by rank (`gpu_figures`).
     """
     now = dict(progress)
     points: list[tuple[float, int, float]] = []

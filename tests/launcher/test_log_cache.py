@@ -37,9 +37,9 @@ from cloudtrain.backends.local import backend as local
 from cloudtrain.launcher.logs import blocks, cache
 from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.store.registry import Registry
-from cloudtrain.entrypoints.agent import node_logs as nodelogs
+from cloudtrain.entrypoints.agent import node_logs
 blocks.BLOCK_BYTES, cache.COMMIT_BYTES, cache.COMMIT_S = 2000, 1, 0.0
-nodelogs.FILE_BYTES = local.PAGE_BYTES = 4000
+node_logs.FILE_BYTES = local.PAGE_BYTES = 4000
 registry = Registry()
 job = registry.find(sys.argv[1])
 stream = LogStream(registry, job, job.attempt)

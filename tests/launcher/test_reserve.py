@@ -29,7 +29,7 @@ from cloudtrain.launcher.errors import BudgetError
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.store import ledger
-from cloudtrain.launcher.jobs import reserve as reserving
+from cloudtrain.launcher.jobs import reserve
 from cloudtrain.launcher.money import shared_ledger, shared_ledger_sync
 from cloudtrain.launcher.store.budgets import LedgerBudget
 from cloudtrain.launcher.money.conditional import located, open_cell
@@ -93,7 +93,7 @@ def submit(number):
         attempt = Attempt(job_id, attempt_number, "intent", Plan.load(PLAN), {}, time.time(), this_process())
         project = {"name": "vision", "ledger": place}
         job = Job(job_id, "paper", "paper", time.time(), {"project": project}, "f", {}, attempt)
-        reserving.reserve(registry, attempt, job.config)
+        reserve.reserve(registry, attempt, job.config)
         return job
 
     real_held, real_closed = ledger.mark_held, ledger.mark_closed
@@ -149,7 +149,7 @@ codes = [os.waitpid(pid, 0)[1] for pid in pids]
 
 def reconcile(number):
     registry = Registry(homes[number])
-    failures = reserving.reconcile(registry)
+    failures = reserve.reconcile(registry)
     assert not failures, failures
     return 0
 
