@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from cloudtrain.launcher.planning import clear_values
 from cloudtrain.launcher.planning.prepare import require_a_plan
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.text.terminal import say
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["command"]
 
@@ -29,14 +32,15 @@ def command(overrides: Overrides, as_json: bool) -> int:
     file = overrides.file
     try:
         names = overrides.backends()
-        require_all(*(partial(_require_a_plan, overrides, name if overrides.compares() else None) for name in names))
-        job = overrides.load(names[-1] if overrides.compares() else None)
+        jobs: list[JobConfig] = []
+        require_all(*(partial(_plan, overrides, name if overrides.compares() else None, jobs) for name in names))
     except ConfigError as exc:
         if not as_json:
             raise
         faults = [_as_json(fault) for fault in exc.faults]
         click.echo(json.dumps({"ok": False, "file": str(file), "faults": faults}, indent=2))
         return exc.exit_code
+    job = jobs[-1]
     warnings = list(clear_values.notes_of(job, file))
     if job.resources.accelerators and not catalog.rows(job.backend):  # a backend with a table has checked the type
         warnings += filter(None, [catalog.unknown(job.resources.accelerators)])
@@ -51,10 +55,11 @@ def command(overrides: Overrides, as_json: bool) -> int:
     return 0
 
 
-def _require_a_plan(overrides: Overrides, name: str | None) -> None:
-    job = overrides.load(name)
+def _plan(overrides: Overrides, name: str | None, jobs: list[JobConfig]) -> None:
+    """Add the config for the backend to `jobs`. Raises ConfigError if the config or the backend's plan is faulty."""
+    jobs.append(overrides.load(name))
     with overrides.placing():
-        require_a_plan(job, overrides.file)
+        require_a_plan(jobs[-1], overrides.file)
 
 
 def _as_json(fault: Fault) -> dict[str, Any]:
