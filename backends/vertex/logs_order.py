@@ -72,19 +72,19 @@ class Order:
         if data is None:
             return
         self.high_s, self._seen = data["high_s"], dict(data["seen"])
-        for name, told in data["lives"].items():
-            life = _Life(**{**told, "gaps": [Gap(*gap) for gap in told["gaps"]], "held": {}})
-            life.held = {fields["number"]: (LogEntry(**fields), seen_s) for fields, seen_s in told["held"]}
+        for name, stored in data["lives"].items():
+            life = _Life(**{**stored, "gaps": [Gap(*gap) for gap in stored["gaps"]], "held": {}})
+            life.held = {fields["number"]: (LogEntry(**fields), seen_s) for fields, seen_s in stored["held"]}
             self._lives[name] = life
 
     def dump(self) -> dict[str, Any]:
         """Return the memory as JSON."""
         lives = {}
         for name, life in self._lives.items():
-            told = {key: value for key, value in life.__dict__.items() if key not in ("gaps", "held")}
-            told["gaps"] = [list(gap.__dict__.values()) for gap in life.gaps]
-            told["held"] = [[entry.__dict__, seen_s] for entry, seen_s in life.held.values()]
-            lives[name] = told
+            stored = {key: value for key, value in life.__dict__.items() if key not in ("gaps", "held")}
+            stored["gaps"] = [list(gap.__dict__.values()) for gap in life.gaps]
+            stored["held"] = [[entry.__dict__, seen_s] for entry, seen_s in life.held.values()]
+            lives[name] = stored
         return {"lives": lives, "seen": self._seen, "high_s": self.high_s}
 
     def take(self, entries: Iterable[LogEntry], now_s: float) -> list[LogLine]:
