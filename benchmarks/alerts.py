@@ -31,13 +31,13 @@ FOLLOWER = """\
 import os, signal, sys, time
 from pathlib import Path
 from cloudtrain.entrypoints.notices.message import Facts, compose
-from cloudtrain.launcher.notices import claims
+from cloudtrain.launcher.notices import outbox
 from cloudtrain.launcher.store.channels import ChannelEntry
 from cloudtrain.launcher.notices.delivery import Delivery, DeliveryThread
 home, url, things, dies = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "dies"
-claims.LEASE_S = 2.0
+outbox.LEASE_S = 2.0
 if dies:
-    claims.mark_told = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+    outbox.mark_told = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 courier = DeliveryThread(home, lambda words: None)
 place = ChannelEntry("webhook", url, ("stalled",))
 for number in range(things):

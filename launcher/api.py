@@ -181,7 +181,7 @@ def submit(
             prepared = config._prepared(Path(), dry=True)
         request, plan = prepared.request, prepared.plan
         shown = (request.body, request.text, dict(request.files), plan.dump(), plan.worst_case_usd)
-        return DryRun(config.values.backend, *shown, prepared.warnings)
+        return DryRun(config.values.backend, *shown, (*prepared.notes, *prepared.warnings))
     with _opened() as registry:
         prepared = config._prepared(registry.folder / "bundles", dry=False)
         with placing(config.file, config._settings):

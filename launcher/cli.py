@@ -112,6 +112,8 @@ class _Commands(click.Group):
 
             close = get_close_matches(args[0], [*COMMANDS, *ALIASES], 1)
             hint = f" Did you mean `{close[0]}`?" if close else ""
+            if args[0] in ("alert", "alerts"):
+                hint = " `watch` sends alerts while jobs run, and `notify` sends a test alert."
             ctx.fail(f"There is no command `{args[0]}`.{hint}")
         return super().resolve_command(ctx, args)
 
@@ -158,7 +160,7 @@ def _run(argv: list[str], debug: bool, as_json: bool) -> int:
     except click.ClickException as error:
         shown = io.StringIO()
         error.show(shown)
-        hint = _setting(error)
+        hint = _whole_number(error) or _setting(error)
         say(shown.getvalue().rstrip("\n") + (f"\n  hint: {hint}" if hint else ""))
         told = CloudtrainError(error.format_message(), hint=hint).as_json()
         return _ended({**told, "exit_code": error.exit_code}, as_json)
@@ -179,6 +181,16 @@ def _run(argv: list[str], debug: bool, as_json: bool) -> int:
             say(f"error: {what}\n  hint: {hint}")
         return _ended(CloudtrainError(what, hint=hint).as_json(), as_json)
     return result if isinstance(result, int) else 0
+
+
+def _whole_number(error: click.ClickException) -> str:
+    """Return the expected numbers of an option for whole numbers, with an example, else an empty text."""
+    param = error.param if isinstance(error, click.BadParameter) else None
+    if param is None or not isinstance(param.type, click.IntRange):
+        return ""
+    least, most = param.type.min, param.type.max
+    numbers = f"of at least {least}" if most is None else f"from {least} to {most}"
+    return f"expected a whole number {numbers}, such as `{param.opts[-1]} {most or max(2, least or 0)}`"
 
 
 def _setting(error: click.ClickException) -> str:

@@ -135,7 +135,8 @@ def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Mac
     hosts = machine_types.hosts_for(kind, count)
     if not hosts:
         message = f"no machine of Google's has {count} x {name}"
-        raise ConfigError([Fault(message, key=key, hint="other counts do, as 1, 2, 4 or 8; or name `instance_type`")])
+        existing = ", ".join(f"{name}:{each}" for each in range(1, 17) if machine_types.hosts_for(kind, each))
+        raise ConfigError([Fault(message, key=key, hint=f"existing: {existing}; or name `instance_type`")])
     return _with(hosts[0], kind, count, location)
 
 

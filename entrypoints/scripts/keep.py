@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import math
 import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.format import quantity
-from cloudtrain.entrypoints.scripts.newest import is_torn, newest
+from cloudtrain.entrypoints.scripts.newest import SAVED, is_torn, newest
 
 __all__ = ["FileKeeper", "Unkept", "tell_unkept", "unkept_words"]
 
@@ -67,6 +68,8 @@ class FileKeeper:
         self.fault: str | None = None
         self.newest: tuple[str, float] | None = None  # the newest checkpoint, complete after the ranks' end
         self._due_s = 0.0  # when the next event line may be written
+        self._look_s = 0.0  # when the next search for checkpoints that nothing keeps may begin; infinite once warned
+        self._lonely: set[str] = set()  # the unkept checkpoints that the last search found
 
     @property
     def tops(self) -> tuple[str, ...]:
@@ -103,11 +106,16 @@ class FileKeeper:
 
     def unkept(self) -> list[Unkept]:
         """Return the new files that are neither kept nor empty, by their first folder, the largest group first."""
-        found: dict[str, list[int]] = {}
+        return self._grouped(self._unkept_names())
+
+    def _unkept_names(self) -> set[str]:
         if self._shipped is None:  # no rank has started
-            return []
-        covered = {*_matching(self._code, self._lost), *self._files()}
-        for name in _listing(self._code) - self._shipped - covered:
+            return set()
+        return _listing(self._code) - self._shipped - {*_matching(self._code, self._lost), *self._files()}
+
+    def _grouped(self, names: Iterable[str]) -> list[Unkept]:
+        found: dict[str, list[int]] = {}
+        for name in names:
             first, slash, _ = name.partition("/")
             with contextlib.suppress(OSError):
                 if size := (self._code / name).stat().st_size:  # Hydra leaves an empty log behind every job
@@ -148,9 +156,25 @@ class FileKeeper:
             told_of = {"path": path, "changed_s": round(found[1], 3)}
             events.append(self._log, [events.format_line("checkpoint", f"saved {path}", told_of)])
 
+    def _warn_of_unkept(self) -> None:
+        """Warn once, in the log, of checkpoints that nothing keeps, if no checkpoint is kept yet.
+
+        Two searches must find the files, because a script may save a second file, which is kept, right after.
+        """
+        if self.newest is not None or self._log is None or time.monotonic() < self._look_s:
+            return
+        found = {name for name in self._unkept_names() if SAVED.search(name)}
+        groups, self._lonely = self._grouped(found & self._lonely), found
+        self._look_s = time.monotonic() + TELL_S
+        if groups:
+            self._look_s = math.inf
+            events.append(self._log, [unkept_words(groups, self._names)])
+
     def _try_to_carry(self, *, is_last: bool) -> None:
         try:
             self._carry(is_last=is_last)
+            if not is_last:
+                self._warn_of_unkept()
         except Exception as error:  # the next poll retries
             self._say(f"keep: {error}")
         self._tell_saved(is_last=is_last)
@@ -237,13 +261,18 @@ def tell_unkept(found: Sequence[Unkept], log: Path) -> list[str]:
     return names
 
 
-def unkept_words(found: Sequence[Unkept]) -> str:
-    """Return a sentence with the files and the config key that keeps the files."""
+def unkept_words(found: Sequence[Unkept], empty: Sequence[str] | None = None) -> str:
+    """Return a sentence with the files and the config key that keeps the files.
+
+    `empty`: the names of `keep` while the job runs, if no checkpoint is kept yet.
+    """
     named = ", ".join(f"{each.name} ({_amount(each)})" for each in found[:_MOST_NAMED])
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     keys = ", ".join(each.name for each in found[:_MOST_NAMED])
     cure = f"`keep: [{keys}]` in the config keeps {'them' if len(found) > 1 else 'it'}"
-    return f"cloudtrain: new in the working directory and not kept: {named}{more}; {cure}"
+    places = f" ({', '.join(empty)})" if empty else ""
+    yet = "" if empty is None else f"warning: no checkpoint is kept yet{places}; "
+    return f"cloudtrain: {yet}new in the working directory and not kept: {named}{more}; {cure}"
 
 
 def _amount(each: Unkept) -> str:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from cloudtrain.entrypoints import job_files
 
-__all__ = ["is_torn", "newest"]
+__all__ = ["SAVED", "is_torn", "newest"]
 
 # Libraries' names: Hugging Face `checkpoint-500`, Accelerate `step_10`, DeepSpeed `global_step10`; or a number alone.
 _FOLDER = re.compile(r"(?:^|[-_])(?:checkpoint|ckpt|step|epoch|iter|iteration|global_?step|save)[-_=]?\d+$|^\d+$")
-_SAVED = re.compile(r"\.(?:pt|pth|ckpt|tar|bin|safetensors|pkl|npz|h5|msgpack|distcp)$", re.IGNORECASE)
+SAVED = re.compile(r"\.(?:pt|pth|ckpt|tar|bin|safetensors|pkl|npz|h5|msgpack|distcp)$", re.IGNORECASE)
 _LOG = re.compile(
     r"tfevents|\.(?:log|txt|csv|tsv|jsonl|ya?ml|md|html|png|svg|out|err|tmp)$|^hparams|^\.", re.IGNORECASE
 )
@@ -74,7 +74,7 @@ def is_torn(path: Path) -> bool:
     with path.open("rb") as file:
         begin = file.read(4)
     if not begin:
-        return bool(_SAVED.search(path.name))
+        return bool(SAVED.search(path.name))
     return begin == b"PK\x03\x04" and not zipfile.is_zipfile(path)
 
 
@@ -99,7 +99,7 @@ def _candidates(root: Path, folder: Path) -> Iterator[_Candidate]:
                 else:
                     yield from _candidates(root, path)
             elif not _LOG.search(entry.name) and not is_torn(path):
-                yield _Candidate(name, 1 if _SAVED.search(entry.name) else 0, entry.stat().st_mtime)
+                yield _Candidate(name, 1 if SAVED.search(entry.name) else 0, entry.stat().st_mtime)
         except OSError:  # removed by the script meanwhile
             continue
 

@@ -45,6 +45,8 @@ def command(job: str, output: Path | None, as_json: bool) -> int:
         return 0
     print_lines([str(path) for path in files])
     say(f"{len(files)} file{'s' * (len(files) != 1)} in {folder}")
+    if not files and not found.asked.task:
+        say("  hint: `keep` in the config names the script's files and folders to keep (docs/scripts.md, Files: keep)")
     return 0
 
 

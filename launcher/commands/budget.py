@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -40,8 +43,8 @@ class _Budget(click.Group):
 def command(context: click.Context) -> None:
     """Limit the cost of all jobs together, or of a project.
 
-    A job's worst case is reserved before it is sent, and refused where a budget does not hold it. Without PROJECT a
-    budget is over all jobs. Children need not add up to the whole: each is checked by itself.
+    A job's worst case is reserved before the send; a job without room in a budget is refused. Without PROJECT a budget
+    is over all jobs. The budgets of projects need not add up to the overall budget: each is checked alone.
     """
     if context.invoked_subcommand is None:
         context.invoke(show, project=None, as_json=False)
@@ -60,7 +63,10 @@ def command(context: click.Context) -> None:
 @_ledger
 @_here
 def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: str | None, here: bool) -> None:
-    """Set a limit, such as `cloudtrain budget set vision 5000USD --month`."""
+    """Set a limit, such as `cloudtrain budget set vision 5000USD --month`.
+
+    PROJECT is the value of the key `project:` in the config of a job, not the job's name.
+    """
     from cloudtrain.entrypoints.format import down, up, usd
     from cloudtrain.launcher.money import shared_ledger_sync
     from cloudtrain.launcher.store import ledger as ledgers
@@ -96,15 +102,18 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
         jobs = ", ".join(held.job_id for held in standing.unknown)
         say(f"nobody knows the price of {jobs}: nothing is sent under this budget until their end")
     _say_others(database, place, project, period)
+    if project and place is None:
+        for line in _unused(database, project):
+            say(line)
 
 
 @command.command("show", short_help="Show limits, what is spent, reserved, left.")
 @click.argument("project", required=False, shell_complete=completes("projects"))
 @json_option
 def show(project: str | None, as_json: bool) -> None:
-    """Show limits, what is spent, reserved and left, and the jobs that hold reservations.
+    """Show limits, spent, reserved and left sums, and the jobs that hold reservations.
 
-    Jobs that may have ended are asked for, so that what they hold no more is free.
+    The platforms are asked about jobs that may have ended, so that their reservations are free.
     """
     from cloudtrain.launcher.jobs.reserve import reconcile
     from cloudtrain.launcher.money import budget_text, shared_ledger_sync
@@ -175,6 +184,31 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
         raise UsageError(f"there is no {'monthly ' if monthly else ''}budget of {whose}{where}", hint=hint)
     say(f"removed the {'monthly ' if monthly else ''}budget of {whose}{where}")
     _say_others(database, place, name, period)
+
+
+def _unused(database: Database, project: str) -> Iterator[str]:
+    """Yield a warning if no job, and no config in the working directory, has the project."""
+    from cloudtrain.launcher import config
+
+    jobs = (
+        "SELECT COUNT(*) FROM jobs WHERE CASE WHEN json_valid(config) THEN json_extract(config, '$.project.name') END"
+    )
+    if database.execute(f"{jobs} = ?", (project,))[0][0]:
+        return
+    file, name = Path(config.DEFAULT_FILE), None
+    with contextlib.suppress(ConfigError):
+        if project in (config.written(file, ("project",)), config.written(file, ("project", "name"))):
+            return
+        name = config.written(file, ("name",))
+    yield f"warning: no job or config here has `project: {project}`: this budget limits no job so far"
+    named = database.execute("SELECT COUNT(*) FROM jobs WHERE ?1 IN (name, id)", (project,))[0][0]
+    if named:
+        whose, them = ("1 job is", "it") if named == 1 else (f"{named} jobs are", "them")
+        yield f"  {whose} named {project}; to count {them}, write `project: {project}` in the config"
+    elif name == project:
+        yield f"  {file} has `name: {project}`; to count its jobs, write `project: {project}` there too"
+    else:
+        yield f"  to count a job, write `project: {project}` in its config"
 
 
 def _say_others(database: Database, place: str | None, project: str, period: Period) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from pathlib import Path
 
 import click
 
+from cloudtrain.launcher.commands.options import DEFAULT_FILE
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import name_of
 
 __all__ = ["KINDS", "command"]
 
 KINDS = ("task", "script")
+SCRIPT = "train.py"  # of the kind `script`; a user's own file of the name stays
+_STARTER_ARGUMENTS = re.compile("^(args|keep|resume_args):", re.MULTILINE)  # of the starter's script, not of the user's
+REHEARSE = {"cloudtrain rehearse": "a few steps, by the same commands"}
 NEXT = {
     "cloudtrain submit --instances 2": "train here, as two instances",
     "cloudtrain report last -o ../report.html": "curves, costs and code in one file",
@@ -26,9 +31,12 @@ NEXT = {
     "--kind", type=click.Choice(KINDS), default="task", show_default=True,
     help="task: three functions for the shared trainer; script: a torchrun script of your own.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@click.option("--force", is_flag=True, help="Overwrite files that exist, a train.py of your own too.")
 def command(folder: Path, kind: str, force: bool) -> None:
-    """Write a small project that trains as it is, on this machine, in seconds."""
+    """Write a small project that trains as it is, on this machine, in seconds.
+
+    Beside a train.py of your own, `--kind script` writes only cloudtrain.yaml, for your script.
+    """
     starter = {
         entry.name: entry.read_text(encoding="utf-8")
         for entry in sorted((files("cloudtrain.templates") / "starters" / kind).iterdir(), key=lambda e: e.name)
@@ -36,8 +44,12 @@ def command(folder: Path, kind: str, force: bool) -> None:
     }
     try:
         existing = [str(folder / name) for name in starter if (folder / name).exists()]
-        if existing and not force:
-            hint = "`--force` overwrites; `cloudtrain init DIR` writes elsewhere"
+        own = str(folder / SCRIPT) if kind == "script" and not force and existing == [str(folder / SCRIPT)] else ""
+        if own:
+            del starter[SCRIPT]
+            starter[DEFAULT_FILE] = _STARTER_ARGUMENTS.sub(r"# \g<0>", starter[DEFAULT_FILE])
+        elif existing and not force:
+            hint = f"`--force` overwrites {' and '.join(existing)}; `cloudtrain init DIR` writes elsewhere"
             raise UsageError(f"already there: {', '.join(existing)}", hint=hint)
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in starter.items():
@@ -46,8 +58,11 @@ def command(folder: Path, kind: str, force: bool) -> None:
     except OSError as exc:
         raise UsageError(f"cannot write to {folder}: {exc.strerror or exc}") from exc
     click.echo(f"wrote {', '.join(str(folder / name) for name in starter)}")
+    if own:
+        click.echo(f"{own} exists and is used: write its options under `args` in {folder / DEFAULT_FILE}")
     click.echo("\nnext:")
     if folder.resolve() != Path.cwd():
         click.echo(f"  cd {folder}")
-    for line, told in NEXT.items():
-        click.echo(f"  {line:<{max(map(len, NEXT))}}  # {told}")
+    steps = REHEARSE | NEXT if kind == "script" else NEXT
+    for line, told in steps.items():
+        click.echo(f"  {line:<{max(map(len, steps))}}  # {told}")

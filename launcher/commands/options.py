@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -150,6 +150,13 @@ class Overrides:
                 price_setting(chosen or config.backends_asked(self.file, settings)[0], self.price_micro),
             )
         return config.load(self.file, backend=chosen, overrides=settings, further=refused)
+
+    def named(self, name: str) -> Overrides:
+        """Return the overrides with the name, if the config has no name. Raises ConfigError for an unreadable file."""
+        from cloudtrain.launcher import config
+
+        is_missing = config.written(self.file, ("name",), self.settings) is None
+        return replace(self, settings=(*self.settings, f"name={json.dumps(name)}")) if is_missing else self
 
     def compares(self) -> bool:
         """Return whether the options name several backends, or can mean several. Raises ConfigError, UsageError."""

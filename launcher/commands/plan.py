@@ -69,7 +69,8 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
             [*compare.lines(found, columns), *wrapped([*compare.unlike(found), *compare.refused(found)], columns)]
         )
         say(_below(first, found))
-    return 0 if any(offer.prepared for offer in found) else 3
+    is_planned = bool(_capable(found)) or all(offer.prepared for offer in found)
+    return 0 if is_planned else ConfigError.exit_code
 
 
 def _require_known(found: list[BackendOffer]) -> None:
@@ -87,8 +88,14 @@ def _below(first: BackendOffer | None, found: list[BackendOffer]) -> str:
         return f"only `{found[0].backend}` is configured: add another backend's block to compare"
     if first is not None:
         return f"cheapest by the hour, of the known prices: cloudtrain submit --backend {first.backend}"
-    if any(offer.lacks for offer in found) and all(offer.lacks or offer.error for offer in found):
-        return "no backend with the accelerators has a known price: `cloudtrain plan --backend NAME` shows the problem"
-    if any(offer.prepared for offer in found):
-        return "no price is known: set BACKEND.price_per_hour, or choose by `cloudtrain submit --backend NAME`"
-    return "no backend can be planned: `cloudtrain plan --backend NAME` shows all problems"
+    if names := _capable(found):
+        setting = f"set {names[0]}.price_per_hour, or choose by `cloudtrain submit --backend {names[0]}`"
+        return f"no price is known of {', '.join(names)}: {setting}"
+    lacking = [offer.prepared.config.resources.accelerators for offer in found if offer.prepared]
+    wanted = f" with `accelerators: {lacking[0]}`" if lacking else ""
+    return f"no backend can be planned{wanted}: `cloudtrain plan --backend NAME` shows all problems"
+
+
+def _capable(found: list[BackendOffer]) -> list[str]:
+    """Return the backends with a plan for machines that have the requested GPUs."""
+    return [offer.backend for offer in found if offer.prepared and not offer.lacks]

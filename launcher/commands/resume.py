@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shlex import quote
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,6 +22,9 @@ from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.jobs.approval import approved
 from cloudtrain.launcher.text.terminal import confirm, print_json, say
 
+if TYPE_CHECKING:
+    from cloudtrain.launcher.planning.prepare import Prepared
+
 __all__ = ["command"]
 
 
@@ -38,6 +42,7 @@ __all__ = ["command"]
 @click.option("--budget", metavar="[+]USD", help="Raise the job's budget by +50USD, or set it to 200USD.")
 @price_option
 @click.option("--update-code", is_flag=True, help="Use the present code folder, not the submitted code.")
+@click.option("--dry-run", is_flag=True, help="Print the request of the next attempt and the plan; send nothing.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the job is sent; else follow it.")
 @yes_option
 @json_option
@@ -48,6 +53,7 @@ def command(
     budget: str | None,
     price_micro: int | None,
     update_code: bool,
+    dry_run: bool,
     detach: bool,
     yes: bool,
     as_json: bool,
@@ -68,7 +74,7 @@ def command(
     require_ended(registry, found)
     typed = [f"resources.instances={instances}"] if instances is not None else []
     if not found.attempt.state.resumable and not found.attempt.state.all_damaged:
-        say("no checkpoint found in CLOUDTRAIN_CHECKPOINT_DIR: starting from the beginning")
+        say("no checkpoint of this job yet: starting from the beginning")
     typed += [budget_setting(found, budget)] if budget is not None else []
     typed += [price_setting(found.backend, price_micro)] if price_micro is not None else []
     try:
@@ -76,8 +82,10 @@ def command(
     except BudgetError as error:
         given = _as_typed(instances, settings, price_micro, update_code=update_code)
         raise _with_command(error, found, given) from error
+    if dry_run:
+        return _dry_run(found, prepared, as_json=as_json)
     if not approved(
-        prepared, yes=yes, more=True, check=lambda: submit.require_room(registry, prepared, is_first=False)
+        prepared, yes=yes, before=found, check=lambda: submit.require_room(registry, prepared, is_first=False)
     ):
         return 1
     start_over = found.attempt.state.all_damaged
@@ -92,6 +100,20 @@ def command(
         say("\n".join(unattended(found)))
         return 0
     return follow(registry, found, view_of(found, View(as_json=as_json)))
+
+
+def _dry_run(job: Job, prepared: Prepared, *, as_json: bool) -> int:
+    """Print the request of the next attempt, and the whole plan after the request."""
+    number, plan = job.attempt.number + 1, prepared.plan
+    request = prepared.backend.request(plan, prepared.config, job.id, number, prepared.bundle.sha256)
+    if as_json:
+        told = {"job": job.id, "backend": job.backend, "attempt": number, "request": request.body, "plan": plan.dump()}
+        print_json(told)
+    else:
+        click.echo(request.text, nl=False)
+    for line in [*prepared.lines(), "dry run: nothing was sent"]:
+        say(line)
+    return 0
 
 
 def _as_typed(

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.commands.options import job_argument, json_option, yes_option
-from cloudtrain.launcher.errors import UnreachableError
+from cloudtrain.launcher.commands.options import completes, json_option, yes_option
+from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 from cloudtrain.launcher.text.terminal import confirm, say, when
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.jobs.stopping import StopResult
     from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["command"]
@@ -20,65 +21,90 @@ PATIENCE_S = 5.0  # before an explanation of the wait
 
 
 @click.command("stop")
-@job_argument
+@click.argument("jobs", nargs=-1, metavar="[JOB...]", shell_complete=completes("jobs"))
 @click.option("--now", is_flag=True, help="Kill at once, without saving; goes on from the last checkpoint.")
 @click.option("-d", "--detach", is_flag=True, help="Ask, and return; else wait until it has stopped.")
 @click.option("--forget", is_flag=True, help="Give up a job whose backend does not answer, and free its money.")
 @yes_option
 @json_option
-def command(job: str, now: bool, detach: bool, forget: bool, yes: bool, as_json: bool) -> int:
-    """Have a job save and stop, wait until it has, and show it as `status` does. `resume` goes on from there.
+def command(jobs: tuple[str, ...], now: bool, detach: bool, forget: bool, yes: bool, as_json: bool) -> int:
+    """Have jobs save and stop, wait until they have, and show them as `status` does. `resume` goes on from there.
 
     A script gets SIGTERM, and saves by itself or with `on_stop: save`. Without JOB, and for `last`, the command asks
-    before it stops the newest job.
+    before it stops the newest job. An unknown JOB stops no job; after another error the other jobs are still stopped.
     """
     from cloudtrain.launcher.commands.status import show
-    from cloudtrain.launcher.jobs import stopping
     from cloudtrain.launcher.jobs.refresh import refresh
     from cloudtrain.launcher.store.registry import Registry
 
-    source = click.get_current_context().get_parameter_source("job")
-    is_newest = source is click.core.ParameterSource.DEFAULT or job in ("last", "-")  # the user has named no job
+    registry, names = Registry(), jobs or ("last",)
+    found = dict.fromkeys(registry.find(name, sole=lambda job: job.active).id for name in names)
+    is_sure = yes or (not now and {"last", "-"}.isdisjoint(names))  # the user has named the jobs
+    asked: list[StopResult] = []
+    errors: list[CloudtrainError] = []
+    for job_id in found:
+        try:
+            asked.append(_ask(registry, job_id, now=now, forget=forget, yes=yes, is_sure=is_sure))
+        except CloudtrainError as error:
+            errors.append(error)
+    stopping = {each.job.id: each.job for each in asked if each.verdict == "asked"}
+    if stopping and not detach and not _see_them_stop(registry, stopping):
+        return 130
+    for each in asked:
+        if each.verdict in ("asked", "forgotten") or (each.verdict == "ended" and as_json):
+            show(registry, refresh(registry, registry.find(each.job.id)), as_json=as_json)
+    for other in errors[1:]:
+        say(f"error: {other}")
+    if errors:
+        raise errors[0]
+    return 1 if any(each.verdict in ("unsent", "kept") for each in asked) else 0
 
-    def agrees(wish: stopping.StopResult) -> bool:
+
+def _ask(registry: Registry, job_id: str, *, now: bool, forget: bool, yes: bool, is_sure: bool) -> StopResult:
+    """Ask a job to stop, or forget the job, and print the result; `is_sure`: a stop needs no question.
+
+    Raises CloudtrainError, also if the backend does not answer for a job that may have been sent.
+    """
+    from cloudtrain.launcher.jobs import stopping
+
+    def agrees(wish: StopResult) -> bool:
         if wish.note:
             say(wish.note)
         job_words = f"{wish.job.id} ({wish.job.name}, submitted {when(wish.job.created_s)})"
-        return confirm(f"Stop {job_words} {wish.how}?", yes=yes or (not now and not is_newest))
+        return confirm(f"Stop {job_words} {wish.how}?", yes=is_sure)
 
-    def gives_up(wish: stopping.StopResult) -> bool:
+    def gives_up(wish: StopResult) -> bool:
         say(f"{wish.words}; if it does, it runs on and is billed. To look there:")
         say(f"  {stopping.where_to_look(wish.job)}")
         return confirm(f"Forget {wish.job.id}?", yes=yes)
 
-    registry = Registry()
-    asked = stopping.forget(registry, job, gives_up) if forget else stopping.ask(registry, job, now=now, agrees=agrees)
+    if forget:
+        asked = stopping.forget(registry, job_id, gives_up)
+    else:
+        asked = stopping.ask(registry, job_id, now=now, agrees=agrees)
     if asked.verdict == "doubtful":
         hint = f"try again later, or look: {stopping.where_to_look(asked.job)}; cloudtrain stop --forget {asked.job.id}"
         raise UnreachableError(asked.words, hint=f"{hint} gives it up and frees its money")
     say(asked.words if asked.verdict != "asked" else f"stopping {asked.job.id} {asked.how}")
-    if asked.verdict in ("unsent", "kept"):
-        return 1
-    if asked.verdict == "ended" and not as_json:
-        return 0
-    if asked.verdict == "asked" and not detach and not _see_it_stop(registry, asked.job):
-        return 130
-    show(registry, refresh(registry, registry.find(asked.job.id)), as_json=as_json)
-    return 0
+    return asked
 
 
-def _see_it_stop(registry: Registry, job: Job) -> bool:
-    """Wait for the end of the job, and explain a long wait; return False if the user presses Ctrl-C."""
+def _see_them_stop(registry: Registry, left: dict[str, Job]) -> bool:
+    """Wait for the end of the jobs, and explain a long wait; return False if the user presses Ctrl-C."""
     from cloudtrain.launcher import backend as backends
     from cloudtrain.launcher.jobs.follow import wait
 
+    def tell(job: Job) -> None:
+        del left[job.id]
+
     try:
-        if wait(registry, [job], PATIENCE_S, lambda _: None, quiet=True, retrying=False) == 124:
-            does = "is saving, or does not listen" if job.saves else "has not left yet"
-            say(f"it {does}; after two minutes it is killed")
-            if job.attempt.ref and backends.load(job.backend).pace(job.attempt.ref).can_kill:
-                say(f"  kill it now   cloudtrain stop --now {job.id}")
-            wait(registry, [job], None, lambda _: None, retrying=False)
+        if wait(registry, list(left.values()), PATIENCE_S, tell, quiet=True, retrying=False) == 124:
+            for job in left.values():
+                does = "is saving, or does not listen" if job.saves else "has not left yet"
+                say(f"{job.id} {does}; after two minutes it is killed")
+                if job.attempt.ref and backends.load(job.backend).pace(job.attempt.ref).can_kill:
+                    say(f"  kill it now   cloudtrain stop --now {job.id}")
+            wait(registry, list(left.values()), None, tell, retrying=False)
     except KeyboardInterrupt:
         say("no longer waiting; the stop goes on")
         return False

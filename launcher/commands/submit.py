@@ -55,7 +55,9 @@ class _Submit(click.Command):
     ),
 )
 @config_options
-@click.option("--name", help="The job's id; must be free. Default: the config's name and five letters.")
+@click.option(
+    "--name", help="The job's id, and the config's missing `name`; must be free. Default: `name` and five letters."
+)
 @click.option(
     "--dry-run", is_flag=True, help="Print the request exactly as it would be sent, and the plan; send nothing."
 )
@@ -86,6 +88,7 @@ def command(
     overrides = _with_words(overrides)
     if name is not None:
         require_name(name)
+        overrides = overrides.named(name)
     try:
         if dry_run:
             return _dry_run(overrides, output, as_json)

@@ -29,6 +29,7 @@ __all__ = [
     "placed",
     "placing",
     "stored",
+    "written",
 ]
 
 DEFAULT_FILE = "cloudtrain.yaml"
@@ -104,6 +105,16 @@ def backends_asked(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]
 def backends_configured(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]:
     """Return `local`, the backends with a block in the file, and the backends under `backend`. Raises ConfigError."""
     return choices.configured(path, _text(path), overrides)
+
+
+def written(path: Path, key: KeyPath, overrides: Sequence[str] = ()) -> Any:
+    """Return the value of a key in the file with the overrides, unchecked; None if the key has no value.
+
+    Raises ConfigError if the file cannot be read.
+    """
+    root = choices.tree(path, _text(path), overrides, os.environ)
+    node = yamlfile.find(root, key) if root is not None else None
+    return None if node is None else node.data()
 
 
 def stored(data: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> JobConfig:

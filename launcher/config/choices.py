@@ -12,12 +12,12 @@ from cloudtrain.launcher.config import schema, yamlfile
 from cloudtrain.launcher.config.yamlfile import YamlNode
 from cloudtrain.launcher.errors import ConfigError, Fault
 
-__all__ = ["asked", "configured"]
+__all__ = ["asked", "configured", "tree"]
 
 
 def asked(path: Path, text: str, overrides: Sequence[str], environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return the names under `backend`, in the file's order, or `local`. Raises ConfigError for a faulty list."""
-    root = _root(path, text, overrides, environ)
+    root = tree(path, text, overrides, environ)
     node = yamlfile.find(root, ("backend",)) if root is not None else None
     if node is None or node.value is None:
         return (DEFAULT,)
@@ -41,13 +41,13 @@ def configured(
     path: Path, text: str, overrides: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> tuple[str, ...]:
     """Return the backends that this file configures: `local`, those with a block, and the names under `backend`."""
-    root = _root(path, text, overrides, environ)
+    root = tree(path, text, overrides, environ)
     members = root.value if root is not None and isinstance(root.value, dict) else {}
     blocks = [name for name in schema.blocks_of(members) if members[name].node.value is not None]
     return tuple(dict.fromkeys([DEFAULT, *blocks, *asked(path, text, overrides, environ)]))
 
 
-def _root(path: Path, text: str, overrides: Sequence[str], environ: Mapping[str, str]) -> YamlNode | None:
+def tree(path: Path, text: str, overrides: Sequence[str], environ: Mapping[str, str]) -> YamlNode | None:
     """Return the tree with the overrides applied; faults are ignored, because loading the config reports the faults."""
     root = yamlfile.parse(text, os.fspath(path), environ).root
     for assignment in overrides:

@@ -188,8 +188,12 @@ def _process_count(value: object) -> int | str:
     raise ValueError("`auto` or a whole number from 1 to 1024")
 
 
+# The lookahead refuses `A100x8`, which would be one accelerator of an unknown type.
+_ACCELERATORS = r"(?!.*[0-9][A-Za-z-]*[xX][0-9]+(:|$))[A-Za-z][A-Za-z0-9_-]*(:[1-9][0-9]{0,3})?"
+
+
 def _accelerators(value: object) -> str:
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*(:[1-9][0-9]{0,3})?", value):
+    if isinstance(value, str) and re.fullmatch(_ACCELERATORS, value):
         return value if ":" in value else f"{value}:1"
     raise ValueError("a type and a count per instance, such as `A100:8`")
 
@@ -213,11 +217,7 @@ SizeGb = Annotated[int, Kind("size in GB", units.parse_size_gb, _SIZE)]
 ProcessCount = Annotated[int | Literal["auto"], Kind("whole number or auto", _process_count, _COUNT)]
 Accelerators = Annotated[
     str,
-    Kind(
-        "accelerators",
-        _accelerators,
-        {"type": "string", "pattern": "^[A-Za-z][A-Za-z0-9_-]*(:[1-9][0-9]{0,3})?$"},
-    ),
+    Kind("accelerators", _accelerators, {"type": "string", "pattern": f"^{_ACCELERATORS}$"}),
 ]
 RelativePath = Annotated[str, Kind("path", _relative_path, {"type": "string", "minLength": 1})]
 KeptPath = Annotated[str, Kind("path", _kept_path, {"type": "string", "minLength": 1})]

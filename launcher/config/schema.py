@@ -111,7 +111,7 @@ class Resources(Section):
     )
     accelerators: Accelerators | None = Field(
         None,
-        description="Type and count per instance, mapped to each backend's machine type; local takes its own.",
+        description="Type and count per instance (default 1), for each backend's machine type; local takes its own.",
         examples=["A100:8"],
     )
     instance_type: Text | None = Field(

@@ -124,8 +124,8 @@ def _hint(kind: str, ctx: dict[str, Any], node: YamlNode | None, path: KeyPath) 
         return f"did you mean `{close[0]}`?" if close else ""
     if kind == "bool_type" and text.lower() in _BOOLEANS:
         return f"write `{_BOOLEANS[text.lower()]}`, without quotes"
-    if kind == "value_error" and "with a unit" in str(ctx["error"]) and node is not None and not node.shown:
-        return f"write `{node.text}s`, `{node.text}m` or `{node.text}h`" if re.fullmatch(r"[0-9]+", node.text) else ""
+    if kind == "value_error" and node is not None and not node.shown:
+        return _value_hint(str(ctx["error"]), node.text)
     if kind in {"int_type", "int_from_float", "float_type"} and node is not None and not node.shown:
         if re.fullmatch(r"[-+]?[0-9][0-9_,]*", text):
             return f"write {text.replace('_', '').replace(',', '')}, without quotes or separators"
@@ -135,6 +135,21 @@ def _hint(kind: str, ctx: dict[str, Any], node: YamlNode | None, path: KeyPath) 
         return f"write `[{named(node)}]`"
     if kind in {"tuple_type", "dict_type", "model_type"}:
         return _shape_hint(node, path)
+    return ""
+
+
+def _value_hint(wanted: str, text: str) -> str:
+    """Return the given text in the wanted form, as a hint; empty text if the meaning is not obvious."""
+    if "with a unit" in wanted and re.fullmatch(r"[0-9]+", text):
+        return f"write `{text}s`, `{text}m` or `{text}h`"
+    if "with its sign" in wanted and re.fullmatch(r"[1-9][0-9]{0,2}", text):
+        return f"write `{text}%`"
+    if "count per instance" in wanted:
+        name, count, between = r"([A-Za-z][A-Za-z-]*[0-9][A-Za-z0-9-]*?)", r"([1-9][0-9]{0,3})", r"[ xX*/=,:]+"
+        if found := re.fullmatch(name + between + count, text):
+            return f"did you mean `{found[1]}:{found[2]}`?"
+        if found := re.fullmatch(count + between + name, text):
+            return f"did you mean `{found[2]}:{found[1]}`?"
     return ""
 
 

@@ -5,38 +5,46 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import dollars, up
-from cloudtrain.launcher.text.terminal import confirm, say
+from cloudtrain.launcher.text.terminal import confirm, is_terminal, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.planning.prepare import Prepared
     from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["approved", "require_allowed"]
 
 
-def approved(prepared: Prepared, *, yes: bool, more: bool = False, check: Callable[[], None] = lambda: None) -> bool:
+def approved(
+    prepared: Prepared, *, yes: bool, before: Job | None = None, check: Callable[[], None] = lambda: None
+) -> bool:
     """Show the plan, call `check`, and return whether the user accepts the worst case, or an unknown price.
 
-    `more`: the cost comes on top of earlier costs. A cost of 0 needs no answer, nor does a budget that ends the job.
+    `before`: the job that is resumed; the cost comes on top. A cost of 0 needs no answer, nor does a budget that ends
+    the job, but a user at a terminal is asked before code that failed, and was changed since, is sent again unchanged.
     Raises the errors of `check`, before any question, and UsageError if the input is not a terminal.
     """
-    for line in prepared.lines():
+    for line in prepared.lines(before):
         say(line)
     check()
     plan, budget = prepared.plan, prepared.config.budget
     if plan.worst_case_usd == 0 or (budget is not None and budget.on_limit != "alert"):
-        return True
+        is_sent_again = prepared.old_code and before is not None and before.attempt.state.reason == "error"
+        return not is_sent_again or yes or not is_terminal() or _agrees("Send the submitted code, which failed?", yes)
     cost = (
         "at a price that is not known"
         if plan.worst_case_usd is None
         else f"up to {dollars(up(round(plan.worst_case_usd * 1e6)))}"
     )
-    if confirm(f"This may cost {cost}{', on top of what was spent' if more else ''}. Send it?", yes=yes):
-        return True
-    say("not sent")
-    return False
+    return _agrees(f"This may cost {cost}{', on top of what was spent' if before else ''}. Send it?", yes)
+
+
+def _agrees(question: str, yes: bool) -> bool:
+    if not (is_agreed := confirm(question, yes=yes)):
+        say("not sent")
+    return is_agreed
 
 
 def require_allowed(

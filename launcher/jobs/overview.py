@@ -328,7 +328,11 @@ def _attempt_lines(job: Job, attempts: Sequence[Attempt], columns: int | None, n
     """Return a table of several attempts: how each ended, its cost, and its last step."""
     if len(attempts) < 2:
         return []
-    rows = [_attempt_row(each, after, now_s) for each, after in pairs([*attempts[:-1], job.attempt])[-_ATTEMPTS:]]
+    known = [*attempts[:-1], job.attempt]
+    rows = [
+        _attempt_row(each, known[place - 1] if place else None, after, now_s)
+        for place, (each, after) in enumerate(pairs(known))
+    ][-_ATTEMPTS:]
     head = ("ATTEMPT", "STATE", "TIME", "USD", "STEP", "SAVED")
     room = None if columns is None else columns - 2
     earlier = len(attempts) - len(rows)
@@ -336,18 +340,20 @@ def _attempt_lines(job: Job, attempts: Sequence[Attempt], columns: int | None, n
     return [*(f"  {line}" for line in told), *([f"  and {earlier} before"] if earlier else [])]
 
 
-def _attempt_row(attempt: Attempt, after: Attempt | None, now_s: float) -> tuple[str, ...]:
+def _attempt_row(attempt: Attempt, before: Attempt | None, after: Attempt | None, now_s: float) -> tuple[str, ...]:
     state, progress, saved = attempt.state, attempt.progress, saved_step(attempt, after)
     spent = meter.spent_micro(meter.legs_of([attempt]), now_s)
     took = "-" if state.started_s is None else span((state.ended_s or now_s) - state.started_s)
     reason = f" ({state.reason})" if state.reason else ""
+    # An earlier attempt's checkpoint makes an attempt resumable, too.
+    has_saved = "saved_s" in progress or (state.resumable and not (before and before.state.resumable))
     return (
         str(attempt.number),
         attempt.word if attempt.word != state.state else f"{state.state}{reason}",
         took,
         "?" if spent is None else amount(spent),
         str(progress.get("step", "-")),
-        ("yes" if state.resumable or "saved_s" in progress else "-") if saved is None else str(saved),
+        ("yes" if has_saved else "-") if saved is None else str(saved),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ OTHERS_S = 10.0  # most delay of a concurrent follower with the same poll interv
 def prepare_next(registry: Registry, job: Job, settings: Sequence[str] = (), *, update_code: bool = False) -> Prepared:
     """Return the prepared next attempt, with the submitted code and config, except for `settings`.
 
+    Notes on an unchanged config are left out: the submit has printed the notes.
     Raises ConfigError if the code or the config is unusable, BudgetError if the money is used up.
     """
     from cloudtrain.launcher import config as configs
@@ -41,7 +43,9 @@ def prepare_next(registry: Registry, job: Job, settings: Sequence[str] = (), *, 
             hint="cloudtrain resume --update-code takes the code folder as it is now",
         )
     file, spent_micro = Path(job.config_file), _spent_micro(registry, job, stored)
-    return prepare(stored, file, registry.folder / "bundles", dry=False, shipped=shipped, spent_micro=spent_micro)
+    ready = prepare(stored, file, registry.folder / "bundles", dry=False, shipped=shipped, spent_micro=spent_micro)
+    has_same_notes = all(setting.startswith("budget.limit=") for setting in settings)
+    return replace(ready, notes=()) if has_same_notes else ready
 
 
 def require_ended(registry: Registry, job: Job) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from cloudtrain.entrypoints.format import down, up
+from cloudtrain.entrypoints.format import amount, down, up
 from cloudtrain.launcher.store.budgets import OVERALL, Held, Standing
 from cloudtrain.launcher.text.tables import table
 from cloudtrain.launcher.text.terminal import when
@@ -127,9 +127,9 @@ def _cells(row: BudgetRow) -> tuple[str, ...]:
     limit, left = "-", "-"
     if row.is_limited:
         more = f" x{budget.overcommit_percent / 100:g}" if budget.overcommit_percent != 100 else ""
-        limit, left = _sum(budget.limit_micro) + more, _sum(down(standing.left_micro))
-    reserved = _sum(up(standing.reserved_micro)) + ("+?" if standing.unknown else "")
-    return _short(budget.project), _period(row), limit, _sum(standing.spent_micro), reserved, left
+        limit, left = amount(budget.limit_micro) + more, amount(down(standing.left_micro))
+    reserved = amount(up(standing.reserved_micro)) + ("+?" if standing.unknown else "")
+    return _short(budget.project), _period(row), limit, amount(standing.spent_micro), reserved, left
 
 
 def _period(row: BudgetRow) -> str:
@@ -140,7 +140,7 @@ def _rooms(rows: Sequence[BudgetRow]) -> list[str]:
     """Return the worst cases that still fit, for budgets with an overcommitment."""
     return [
         f"{_short(row.standing.budget.project)}, {_period(row)}: worst cases of"
-        f" {_sum(down(max(0, row.standing.room_micro)))} may still be promised"
+        f" {amount(down(max(0, row.standing.room_micro)))} may still be promised"
         for row in rows
         if row.is_limited and row.standing.budget.overcommit_percent != 100
     ]
@@ -149,7 +149,7 @@ def _rooms(rows: Sequence[BudgetRow]) -> list[str]:
 def _means(rows: Sequence[BudgetRow]) -> list[str]:
     """Return the remaining money if active jobs cost the mean share of their worst cases, where a mean is known."""
     return [
-        f"{_short(row.standing.budget.project)}: {_sum(down(left_micro))} left if what runs costs"
+        f"{_short(row.standing.budget.project)}: {amount(down(left_micro))} left if what runs costs"
         f" {row.standing.mean_percent} % of its worst, as before"
         for row in rows
         if row.is_limited and row.standing.held and (left_micro := row.standing.mean_left_micro()) is not None
@@ -164,7 +164,7 @@ def _held_table(held: Sequence[Held], columns: int | None) -> list[str]:
     )
     rows = [
         (
-            "?" if each.amount_micro is None else _sum(up(each.amount_micro)),
+            "?" if each.amount_micro is None else amount(up(each.amount_micro)),
             f"{each.job_id} ({each.attempt})" if each.attempt > 1 else each.job_id,
             _short(each.project) if each.project else "-",
             when(each.created_s) + (f", {each.by}" if each.by else ""),
@@ -204,12 +204,6 @@ def _bar(standing: Standing, width: int) -> str:
         return f"[{''.join(text)}]"
     full = "red" if standing.left_micro <= 0 else "green"
     return f"[{click.style(text[0], fg=full)}{click.style(text[1], fg='yellow')}{text[2]}]"
-
-
-def _sum(micro: int) -> str:
-    """Return dollars with cents, from a million without; amounts under a cent with four digits."""
-    digits = 0 if abs(micro) >= 1_000_000_000_000 else 4 if 0 < abs(micro) < 10_000 else 2
-    return f"{micro / 1e6:.{digits}f}"
 
 
 def _short(project: str) -> str:

@@ -16,6 +16,7 @@ from cloudtrain.launcher.planning import planner as plans
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
+    from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.plan import Plan
 
 __all__ = ["DRY_SUFFIX", "Prepared", "prepare", "refused", "require_a_plan"]
@@ -34,12 +35,17 @@ class Prepared:
     plan: Plan
     bundle: backends.Bundle
     request: backends.Request
+    notes: tuple[str, ...] = ()  # on the config
     warnings: tuple[str, ...] = ()
+    old_code: tuple[str, ...] = ()  # a warning that the submitted code is sent, though the folder has changed
 
-    def lines(self) -> list[str]:
-        """Return lines for people: the plan, the code, and warnings."""
-        first, *rest = plan_text.lines(self.plan, self.config.backend)
-        return [f"{self.config.backend}: {first}", *rest, f"code: {bundles.summary(self.bundle)}", *self.warnings]
+    def lines(self, before: Job | None = None) -> list[str]:
+        """Return lines for people: the plan, the code, and warnings; of a job `before`, only the cost and changes."""
+        earlier = None if before is None else before.attempt.plan
+        first, *rest = plan_text.lines(self.plan, self.config.backend, earlier)
+        is_same = before is not None and before.bundle.get("sha256") == self.bundle.sha256
+        code = [] if is_same else [f"code: {bundles.summary(self.bundle)}"]
+        return [f"{self.config.backend}: {first}", *rest, *code, *self.notes, *self.warnings, *self.old_code]
 
 
 def prepare(
@@ -70,16 +76,14 @@ def prepare(
     if faults := [fault for fault in found if not fault.is_warning]:
         raise ConfigError(faults)
     doubts = [f"warning: {fault.message} ({fault.key})" for fault in found]
-    if shipped is None:
-        noticed = (*clear_values.notes_of(config, config_file), *notes_of(config, folder))
-    else:
-        noticed = _old_code(bundles.changed(shipped, folder, exclude, config_file))
-    warnings = (*request.notes, *doubts, *noticed, *_warnings(config, request, plan))
-    prepared = Prepared(config, config_file, backend, plan, bundle, request, warnings)
+    noticed = () if shipped else (*clear_values.notes_of(config, config_file), *notes_of(config, folder))
+    old_code = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
+    notes = (*request.notes, *_warnings(config, request, plan))
+    prepared = Prepared(config, config_file, backend, plan, bundle, request, notes, (*doubts, *noticed), old_code)
     if dry and shipped is None and config.resources.spot:  # a submit refuses, with the same text
         from cloudtrain.launcher.planning import proofs
 
-        prepared = replace(prepared, warnings=(*warnings, *proofs.notes(prepared)))
+        prepared = replace(prepared, warnings=(*prepared.warnings, *proofs.notes(prepared)))
     return prepared
 
 
@@ -112,7 +116,7 @@ def _old_code(names: list[str]) -> tuple[str, ...]:
     """Return a warning that the submitted code is sent, though the named files have changed since."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     old = "changed since the submit; this attempt runs the submitted code: --update-code takes the new code"
-    return (f"{', '.join(names[:MOST_NAMED])}{more} {old}",) if names else ()
+    return (f"warning: {', '.join(names[:MOST_NAMED])}{more} {old}",) if names else ()
 
 
 def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Iterator[str]:

@@ -89,8 +89,9 @@ def unknown(wanted: str) -> str:
     names = {each for one in listed for each in one.removeprefix("(host for ").strip(")").split("/")}
     if {plain(name), plain(name.partition("-")[0])} & set(map(plain, names)):
         return ""
-    close = get_close_matches(name.upper(), names, 1)
-    return f"no price list has an accelerator `{name}`{f'; did you mean `{close[0]}`?' if close else ''}"
+    close = get_close_matches(name.upper().replace("O", "0"), names, 1)  # `A1OO`: letters in place of zeros
+    meant = f"; did you mean `{close[0].replace(' ', '-')}`?" if close else ""
+    return f"no price list has an accelerator `{name}`{meant}"
 
 
 def advice(backend: str, wanted: str) -> str:

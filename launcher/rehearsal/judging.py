@@ -77,9 +77,9 @@ def resumed(verdict: Verdict, laid_out: Rehearsal, first: StartResult, second: S
     if begins <= min(first.account.steps):
         return _wrong(verdict, second, "resumed", f"started again, the script began again at step {begins}")
     verdict.next_step, last = begins, max(first.account.steps)
-    words = f"started again, the next reported step is {begins}"
+    words = f"started again, the script continues: its first reported step is {begins}"
     if begins <= last:
-        words += f": what it did up to step {last} after what was saved is done again"
+        words += f"; the steps after its last save, up to step {last}, are repeated"
     return verdict.found("resumed", words)
 
 

@@ -125,8 +125,10 @@ def _acts(work: _Work) -> None:
     wish, verdict = work.wish, work.verdict
     kept = work.folder / "kept"
     if wish.preempt_at is None:
-        until = f"step {wish.steps}{'' if work.is_task else ', or the next step that the script reports'}"
-        work.say(f"{work.prepared.config.backend}: to {until}")
+        until = (
+            f"to step {wish.steps}" if work.is_task else f"until the script reports step {wish.steps} or a later step"
+        )
+        work.say(f"{work.prepared.config.backend}: {until}")
         ended = _start(work, "start", kept, 1, leave_at=wish.steps)
         judging.ran(verdict, work.laid(), ended, work.scale.ranks, is_task=work.is_task)
         return

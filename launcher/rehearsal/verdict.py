@@ -110,8 +110,9 @@ class Verdict:
     def _cause(self) -> list[str]:
         if self.is_right:
             return []
-        shown = [self._failed()] if self.failure is not None else []
-        shown += [f"  | {line}" for line in self.tail]
+        # The headline has the message, which may also end a traceback or a rank's warning.
+        message = str((self.failure or {}).get("message") or "").rpartition("; ")[2]
+        shown = [f"  | {line}" for line in self.tail if not message or not line.endswith(message)]
         shown += [f"hint: {self.hint}"] if self.hint else []
         return shown if self.folder else [*shown, "(--keep keeps the folder with all logs)"]
 

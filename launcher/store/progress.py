@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,8 @@ __all__ = ["data_share", "finite", "fold", "shown"]
 
 _COUNTS = ("step", "max_steps", "samples", "tokens")
 _FIGURES = ("loss", "lr", "samples_per_s", "tokens_per_s", "epoch", "mfu", "step_s", "data_s", "memory_bytes")
+# Hugging Face's folders, and names with the word: `step_50`, `global_step250`, `epoch=3-step=500.ckpt`.
+_STEP = re.compile(r"(?:^checkpoint-|(?:^|[-_])(?:global_?)?step[-_=]?)(\d{1,18})(?:\.[a-z]+)?$", re.IGNORECASE)
 _MOST_TOLD = 1000  # notifications by the job itself that are remembered
 
 
@@ -46,11 +49,13 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
                 if step is not None and isinstance(told.get("loss"), float | int):
                     points.append((time_s, step, float(told["loss"])))
         elif kind in ("checkpoint", "restart") and event.get("path"):  # saved, or resumed
+            name = (sanitize.text(event["path"]) or "").rpartition("/")[2]
+            if step is None and (named := _STEP.search(name)):
+                step = int(named[1])
             if kind == "restart" and step != now.get("checkpoint_step"):
                 now.pop("saved_s", None)  # an older checkpoint of unknown age
             if kind == "restart":
                 now.setdefault("resumed_step", step)
-            name = (sanitize.text(event["path"]) or "").rpartition("/")[2]
             if step is not None or name != now.get("checkpoint"):  # else the agent reports a save, whose step is known
                 now["checkpoint_step"] = step
             now["checkpoint"] = name

@@ -224,8 +224,16 @@ class Registry:
         if len(rows) == 1 and key:
             return rows[0]
         if not rows or not key:
-            raise NoSuchJobError(f"no job `{key}`", hint="cloudtrain list --all shows every job")
+            raise NoSuchJobError(f"no job `{key}`", hint=f"{self._meant(key)}cloudtrain list --all shows every job")
         raise _ambiguous(key, rows)
+
+    def _meant(self, key: str) -> str:
+        """Return the question for a similar name or id, or for `last`, else an empty text."""
+        from difflib import get_close_matches
+
+        rows = self.database.execute("SELECT name, id FROM jobs ORDER BY seq DESC LIMIT 500")
+        close = get_close_matches(key, ["last", *(text for row in rows for text in row)], 1, 0.75)
+        return f"did you mean `{close[0]}`? " if close else ""
 
     def jobs(self, *, active: bool = False, limit: int | None = None) -> list[Job]:
         """Return jobs, the newest first."""

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _MARK = "cloudtrain: "
+_WARNING = "warning:"
 # Control characters of a terminal, line separators, direction marks and lone surrogates; all but tab and newline.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE_END = re.compile("[\r\u2028\u2029]")
@@ -63,10 +64,13 @@ def reported(message: str) -> bool:
 
 
 def say(message: str) -> None:
-    """Print a message on standard error; on a terminal, break long lines at words."""
+    """Print a message on standard error; on a terminal, break long lines at words, and mark a warning in yellow."""
     if reported(message):
         return
-    click.echo("\n".join(tables.wrapped([escaped(message)], tables.width(sys.stderr))), err=True)
+    text = "\n".join(tables.wrapped([escaped(message)], tables.width(sys.stderr)))
+    if text.startswith(_WARNING) and _has_style():
+        text = click.style(_WARNING, fg="yellow") + text.removeprefix(_WARNING)
+    click.echo(text, err=True)
 
 
 def escaped(text: str) -> str:
@@ -86,9 +90,12 @@ def aside(message: str) -> None:
     if reported(message):
         return
     lines = tables.wrapped([escaped(message)], _beside(len(_MARK)))
-    dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     marked = [f"{_MARK}{line}" for line in lines]
-    click.echo("\n".join([click.style(line, dim=True) for line in marked] if dim else marked), err=True)
+    click.echo("\n".join([click.style(line, dim=True) for line in marked] if _has_style() else marked), err=True)
+
+
+def _has_style() -> bool:
+    return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _beside(room: int) -> int | None:

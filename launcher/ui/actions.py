@@ -53,11 +53,11 @@ def offer(registry: Registry, job_id: str, budget: str = "") -> ResumeOffer:
         submit.require_room(registry, prepared, is_first=False)
     except BudgetError as error:
         return ResumeOffer(number, [], "", None, refusal=str(error))
-    lines = list(prepared.lines())
+    lines = prepared.lines(job)
     if job.attempt.state.all_damaged:
         lines.insert(0, ALL_DAMAGED)
     elif not job.attempt.state.resumable:
-        lines.insert(0, "no checkpoint found in CLOUDTRAIN_CHECKPOINT_DIR: starting from the beginning")
+        lines.insert(0, "no checkpoint of this job yet: starting from the beginning")
     return ResumeOffer(number, lines, _cost(prepared), prepared.plan.worst_case_micro)
 
 

@@ -477,7 +477,7 @@ def test_non_job_is_a_fault(job: Any) -> None:
 
 def test_check_stays_light() -> None:
     """A dry run has a quarter of a second in all: no SDK, no network library."""
-    code = "import sys; from cloudtrain.backends.azureml import arm, check; print(*sorted(sys.modules))"
+    code = "import sys; from cloudtrain.backends.azureml import check, request_body; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"azure", "requests", "marshmallow", "jsonschema", "pydantic", "yaml", "urllib3", "ssl", "asyncio"}
     assert heavy & {name.split(".")[0] for name in done.stdout.split()} == set()

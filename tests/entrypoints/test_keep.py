@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import zipfile
@@ -195,6 +196,49 @@ def test_new_files_that_are_not_kept_are_named(folders: tuple[Path, Path]) -> No
     words = keep.unkept_words(keeper.unkept())
     assert "runs/ (2 files, 8B), stray.txt (4B)" in words
     assert "`keep: [runs/, stray.txt]`" in words
+
+
+@pytest.mark.parametrize(("names", "told"), [(["out/"], " (out/)"), ([], "")])
+def test_checkpoints_outside_keep_are_named_while_the_ranks_run(
+    folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], told: str
+) -> None:
+    """The warning comes once, and not for other files; a user can stop the job before the hours are lost."""
+    code, _ = folders
+    monkeypatch.setattr(keep, "TELL_S", 0.0)
+    log = tmp_path / "rank-0.log"
+    log.write_text("begin\n")
+    keeper = started(FileKeeper(*folders, names, log))
+    (code / "saves").mkdir()
+    (code / "saves" / "metrics.csv").write_text("four")
+    (code / "saves" / "1.pt").write_text("four")
+    for _ in range(int(PATIENCE_S / keep.EVERY_S)):
+        if keeper._look_s == math.inf or keeper._is_over.wait(keep.EVERY_S):
+            break
+    ended(keeper)
+    begin, words = log.read_text().splitlines()
+    assert (begin, words.partition("; ")[0]) == ("begin", f"cloudtrain: warning: no checkpoint is kept yet{told}")
+    assert words.endswith("not kept: saves/ (4B); `keep: [saves/]` in the config keeps it")
+
+
+@pytest.mark.parametrize("kept_name", ["out/1.pt", "saves/data.csv"])
+def test_kept_checkpoint_or_a_file_of_another_kind_causes_no_warning(
+    folders: tuple[Path, Path], tmp_path: Path, kept_name: str
+) -> None:
+    """A script with a kept checkpoint may write further files, and downloads data before the first save."""
+    code, kept = folders
+    log = tmp_path / "rank-0.log"
+    log.touch()
+    keeper = FileKeeper(code, kept, ["out/"], log)
+    ended(started(keeper))
+    for name in (kept_name, "cache/data.csv", *(["best.pt"] if kept_name.startswith("out") else [])):
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text("four")
+    keeper._tell_saved(is_last=True)
+    before = log.read_text()
+    for _ in range(3):
+        keeper._look_s = 0.0
+        keeper._warn_of_unkept()
+    assert log.read_text() == before
 
 
 @pytest.fixture

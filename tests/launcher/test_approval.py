@@ -10,6 +10,8 @@ import pytest
 
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.jobs import approval
 from cloudtrain.launcher.jobs.approval import approved
 from cloudtrain.launcher.planning.prepare import Prepared, prepare
 
@@ -49,3 +51,24 @@ def test_confirmation_is_required_unless_a_budget_ends_the_job(
     with pytest.raises(UsageError) as caught:
         approved(ready, yes=False)
     assert asked in str(caught.value)
+
+
+@pytest.mark.parametrize(("reason", "asked"), [("error", True), ("user", False)])
+def test_failed_code_is_sent_again_only_after_a_question(
+    prepared: Callable[..., Prepared],
+    make_job: Callable[..., Job],
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+    asked: bool,
+) -> None:
+    """After an error in code that has changed since, a user at a terminal is asked; `-y` and programs are not asked."""
+    ready, made = replace(prepared(0.0), old_code=("warning: train.py changed",)), make_job("j")
+    job = replace(made, attempt=replace(made.attempt, state=State("failed", reason, True)))
+    assert approved(ready, yes=False, before=job)
+    monkeypatch.setattr(approval, "is_terminal", lambda: True)
+    assert approved(ready, yes=True, before=job)
+    if not asked:
+        assert approved(ready, yes=False, before=job)
+        return
+    with pytest.raises(UsageError, match="Send the submitted code, which failed"):
+        approved(ready, yes=False, before=job)

@@ -8,10 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.store.registry import Registry
 
 PRELOADED = ("cloudtrain.launcher.cli", "cloudtrain.launcher.commands.budget", "cloudtrain.launcher.commands.submit")
 
@@ -127,6 +131,29 @@ def test_show_of_an_unknown_project_is_refused(quick: Any) -> None:
     for name, hint in (("visoin", "did you mean `vision`?"), ("zzz", "known: vision")):
         shown = quick("budget", "show", name)
         assert (shown.code, shown.stdout, hint in shown.stderr) == (2, "", True), shown.stderr
+
+
+def test_set_warns_if_no_job_and_no_config_has_the_project(
+    quick: Any, registry: Registry, make_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    """The warning names the config key, and the job or the config whose name was taken for the project."""
+    begin = "warning: no job or config here has `project: mine`"
+    said = quick("budget", "set", "mine", "10").stderr.splitlines()
+    assert said[-2].startswith(begin), said
+    assert said[-1] == "  to count a job, write `project: mine` in its config"
+    (tmp_path / "cloudtrain.yaml").write_text("name: mine\ntask: task.py\n")
+    said = quick("budget", "set", "mine", "10").stderr
+    assert (begin in said, "cloudtrain.yaml has `name: mine`" in said) == (True, True), said
+    registry.add("mine", make_job, exclusive=True, key=None)
+    said = quick("budget", "set", "mine", "10").stderr
+    assert "  1 job is named mine; to count it, write `project: mine` in the config" in said, said
+    config = {"name": "theirs", "project": {"name": "vision"}}
+    registry.add("theirs", partial(make_job, config=config), exclusive=True, key=None)
+    assert "warning" not in quick("budget", "set", "vision", "10").stderr
+    for form in ("mine", "{name: mine}"):
+        (tmp_path / "cloudtrain.yaml").write_text(f"name: any\nproject: {form}\nbroken: 1\n")
+        assert "warning" not in quick("budget", "set", "mine", "10").stderr
+    assert "the key `project:`" in " ".join(quick("budget", "set", "--help").stdout.split())
 
 
 # -- with jobs ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from cloudtrain.entrypoints.format import amount
 from cloudtrain.launcher.errors import BudgetError
+from cloudtrain.launcher.money import shown
 from cloudtrain.launcher.store.budgets import Held, LedgerBudget, Standing, by_month, month_of, require_room
 
 USD = 1_000_000
@@ -153,3 +155,10 @@ def test_monthly_parts_add_up_to_the_cost() -> None:
         assert sum(parts.values()) == total
         assert min(parts.values(), default=0) >= 0
     assert by_month(7, 1e300, 1e301) == {"9999-12": 7}
+
+
+@pytest.mark.parametrize("micro", [0, 432, 4_149, 52_340, 995_000, 12_300_000, 999_999_000_000, 1_500_000_000_000])
+def test_budget_show_and_cost_show_a_sum_alike(micro: int) -> None:
+    """`budget show` writes a spent sum as `cost` does: 0.0041, 0.052, 12.30."""
+    row = shown.BudgetRow(Standing(LedgerBudget("vision", "all", 10**15), "2026-11", micro))
+    assert shown.as_lines([row])[1].split()[3] == amount(micro)

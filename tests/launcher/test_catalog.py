@@ -85,6 +85,12 @@ def test_spot_price_depends_on_the_backend() -> None:
     assert "spot" not in aws.rates
 
 
+def test_unknown_accelerator_is_answered_with_the_nearest_name() -> None:
+    """Letters in place of zeros count as zeros, and the hint can be written in a config."""
+    for wanted, meant in (("A1OO:8", "A100"), ("h10:8", "H100"), ("RTX-PR-6000:1", "RTX-PRO-6000")):
+        assert catalog.unknown(wanted).endswith(f"did you mean `{meant}`?"), wanted
+
+
 def test_accelerators_are_found_by_their_name() -> None:
     """`H100:8` is a3, the cheaper type first; the host of T4s (n1) is not found."""
     found = catalog.by_accelerators("vertex", "h100:8", "us-east4")

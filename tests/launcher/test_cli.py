@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.launcher import backend, errors
 from cloudtrain.launcher import cli as commandline
-from cloudtrain.launcher import errors
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.store.registry import Registry
 
 ESCAPE = "\x1b["
 
@@ -28,6 +29,7 @@ def subclasses(kind: type[errors.CloudtrainError]) -> dict[str, int]:
 
 def test_errors_have_the_published_exit_codes() -> None:
     """The numbers are part of the contract."""
+    assert backend.DamagedRecordError  # a subclass outside of errors.py
     assert subclasses(errors.CloudtrainError) == {
         "UsageError": 2,
         "ConfigError": 3,
@@ -115,6 +117,27 @@ def test_newest_job_is_the_default(cli: Any, line: str) -> None:
     assert (done.code, "Usage:" in done.stderr) == (8, False), done.stderr
 
 
+@pytest.mark.parametrize(("config", "is_hinted"), [({"script": "train.py"}, True), ({"task": "task.py"}, False)])
+def test_artifacts_without_files_names_keep_for_a_script(
+    cli: Any,
+    tmp_path: Path,
+    registry: Registry,
+    make_job: Callable[..., Job],
+    config: dict[str, str],
+    is_hinted: bool,
+) -> None:
+    """A wrong name in `keep` leaves no file; a task has its own folders."""
+    job, _ = registry.add("one", lambda *args: make_job(*args, config=config), exclusive=True, key=None)
+    for name in ("output", "checkpoints"):
+        (tmp_path / name).mkdir()
+    ref = {"folder": str(tmp_path / "attempt-1"), "nodes": 1, "checkpoint_dir": str(tmp_path / "checkpoints")}
+    registry.mark_sent(job.attempt, ref)
+    registry.set_state(job.attempt, State("succeeded", started_s=1.0, ended_s=2.0), {})
+    done = cli("artifacts", "one", cwd=tmp_path)
+    assert (done.code, "0 files in one-output" in done.stderr) == (0, True), done.stderr
+    assert ("hint: `keep` in the config" in done.stderr) == is_hinted
+
+
 @pytest.mark.parametrize("line", ["validate", "plan", "submit -d", "submit --dry-run", "render"])
 @pytest.mark.parametrize("text", ["name: [", "name: x\nscript: no.py\n", "nmae: x\nscript: loop.py\n", ""])
 def test_config_errors_are_exit_code_3(cli: Any, project: Callable[..., Path], line: str, text: str) -> None:
@@ -195,6 +218,26 @@ def open_files(pid: int) -> list[Path]:
 def test_misspelt_command_has_a_suggestion(cli: Any, typed: str, meant: str) -> None:
     """The suggestions include aliases."""
     assert f"Did you mean `{meant}`?" in cli(typed).stderr
+
+
+def test_submit_takes_the_name_of_a_config_without_one(cli: Any, project: Callable[..., Path]) -> None:
+    """`--name` is also the missing key `name`; a name in the config stays, and a config of another form is refused."""
+    folder = project()
+    file = folder / "cloudtrain.yaml"
+    cases = ((file.read_text(), "loop"), (file.read_text().replace("name: loop", "name:"), "mine"))
+    for text, name in (*cases, (file.read_text().replace("name: loop\n", ""), "mine")):
+        file.write_text(text)
+        done = cli("submit", "--name", "mine", "--dry-run", "--json", cwd=folder)
+        assert (done.code, done.json["job"].rpartition("-")[0]) == (0, name), done.stderr
+    file.write_text("- a\n")
+    done = cli("submit", "--name", "mine", "--dry-run", cwd=folder)
+    assert (done.code, "expected a mapping" in done.stderr) == (3, True), done.stderr
+
+
+def test_alerts_are_answered_with_their_commands(cli: Any) -> None:
+    """No command has the name `alerts`: the error names `watch` and `notify`."""
+    done = cli("alerts")
+    assert (done.code, "`watch` sends alerts" in done.stderr, "`notify`" in done.stderr) == (2, True, True)
 
 
 @pytest.mark.parametrize(("alias", "line"), [("ps", "ps"), ("run", "run --dry-run"), ("render", "render")])
@@ -433,6 +476,9 @@ def test_interrupt_during_the_imports_is_a_single_line(
         ("plan --args x", "--set 'args=[--epochs, \"10\"]'"),
         ("plan --set args=[--epochs, 400]", "quote the value: --set 'args=...'"),
         ("prune", "cloudtrain prune --older 30d"),
+        ("submit --instances two", "expected a whole number of at least 1, such as `--instances 2`"),
+        ("logs --tail -1", "expected a whole number of at least 0, such as `--tail 2`"),
+        ("ui --port 0", "expected a whole number from 1 to 65535, such as `--port 65535`"),
     ],
 )
 def test_hint_shows_the_option_to_type(cli: Any, line: str, hint: str) -> None:
@@ -459,6 +505,7 @@ def test_plan_and_submit_show_the_same_form(cli: Any, project: Callable[..., Pat
     [
         ("plan --backend all", 3, "error: no price list has an accelerator `A1000`; did you mean `A100`?"),
         ("plan", 0, "no price list has an accelerator `A1000`; did you mean `A100`?"),
+        ("validate", 0, "warning: no price list has an accelerator `A1000`; did you mean `A100`?"),
         ("plan --backend ssh --set ssh.hosts=[gpu1]", 0, "no price list has an accelerator `A1000`"),
         ("plan --backend all --set ssh.hosts=[gpu1]", 0, "no price is known"),
     ],
@@ -469,8 +516,27 @@ def test_unknown_accelerator_is_named(cli: Any, project: Callable[..., Path], li
     assert (done.code, said in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("backend", ["sagemaker", "azureml"])
-def test_unavailable_count_names_the_existing_counts(cli: Any, project: Callable[..., Path], backend: str) -> None:
-    """The hint for `A100:3` has existing counts, and the command that lists the machines."""
+@pytest.mark.parametrize("backend", ["local", "ssh", "sagemaker", "azureml", "vertex"])
+def test_miswritten_accelerators_are_refused_with_the_right_form(
+    cli: Any, project: Callable[..., Path], backend: str
+) -> None:
+    """`validate` refuses `A100x8` on each backend, once, and the hint has the type and the count from the config."""
+    done = cli("validate", "--backend", backend, cwd=project("resources: {accelerators: H200x4}\n"))
+    assert (done.code, "did you mean `H200:4`?" in done.stderr) == (3, True), done.stderr
+    assert done.stderr.count("H200x4") == 2, done.stderr  # in the message and in the quoted line
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ("sagemaker", "A100:8; `cloudtrain prices --accelerator A100` lists"),
+        ("azureml", "A100:4, A100:8; `cloudtrain prices --accelerator A100` lists"),
+        ("vertex", "A100:8, A100:16; or name `instance_type`"),
+    ],
+)
+def test_unavailable_count_names_the_existing_counts(
+    cli: Any, project: Callable[..., Path], backend: str, said: str
+) -> None:
+    """The hint for `A100:3` has existing counts, and how to find the machines."""
     done = cli("plan", "--backend", backend, "--set", "resources.accelerators=A100:3", cwd=project())
-    assert (done.code, "A100:8; `cloudtrain prices --accelerator A100` lists" in done.stderr) == (3, True), done.stderr
+    assert (done.code, said in done.stderr) == (3, True), done.stderr

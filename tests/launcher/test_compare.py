@@ -295,6 +295,17 @@ def test_stored_job_has_its_chosen_backend(asked: Callable[..., Overrides]) -> N
     assert configs.stored(config.model_dump(mode="json")).backend == "vertex"
 
 
+def test_plan_of_accelerators_that_no_backend_has_fails(cli: Any, asked: Callable[..., Overrides]) -> None:
+    """The last line names the accelerators, not a price; with a backend that has a plan the exit code is 0."""
+    folder = asked(text=TEXT.replace("A100:8", "A100:3").replace("ssh: {hosts: [a, b]}\n", "")).file.parent
+    done = cli("plan", "--backend", "all", cwd=folder)
+    last = "no backend can be planned with `accelerators: A100:3`: `cloudtrain plan --backend NAME` shows all problems"
+    assert (done.code, done.stderr.splitlines()) == (3, [last])
+    assert cli("plan", "--backend", "all", "--json", cwd=folder).code == 3
+    done = cli("plan", "--backend", "all", "--set", "ssh.hosts=[a, b]", cwd=folder)
+    assert (done.code, done.stderr.splitlines()[-1].split(":")[0]) == (0, "no price is known of ssh")
+
+
 def test_machine_without_the_accelerators_is_never_the_cheapest(asked: Callable[..., Overrides]) -> None:
     """An hour of a CPU is no hour of eight A100: the machine comes last among the plans, with the reason."""
     found = offers(asked("all", "local: {price_per_hour: 0.10 USD}\n"))

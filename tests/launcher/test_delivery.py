@@ -182,9 +182,9 @@ def test_follower_killed_before_the_mark_repeats_a_notice_once(job: Job, home: P
 import os, signal, sys
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
 from pathlib import Path
-from cloudtrain.launcher.notices import claims
+from cloudtrain.launcher.notices import outbox
 import test_delivery as here
-claims.mark_told = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+outbox.mark_told = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 carrier = here.courier(Path({str(home)!r}))
 carrier.offer([here.Delivery({job.id!r}, here.entry({told.url!r}), here.notice())])
 carrier.close(60.0)

@@ -42,7 +42,8 @@ COMMANDS = {
     "logs ended": LIGHT,
     "wait ended": LIGHT,
     "budget": LIGHT,
-    "budget set vision 100USD": LIGHT,
+    "budget set 100USD": LIGHT,
+    "budget set vision 100USD": {TEMPLATES, RICH, PATTERNS},  # looks for the project in the config
     "watch --once": LIGHT,
     "watch --once ended": LIGHT,
     "report ended --json": LIGHT,

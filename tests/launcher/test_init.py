@@ -56,6 +56,28 @@ def test_init_never_overwrites(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["task.py"]
 
 
+def test_init_beside_an_own_script_writes_only_the_config(tmp_path: Path) -> None:
+    """The script stays, the config is valid and without the starter's arguments; `--force` overwrites the script."""
+    (tmp_path / "train.py").write_text("print('mine')\n")
+    output = init(tmp_path, "--kind", "script").output
+    assert f"wrote {tmp_path / 'cloudtrain.yaml'}\n" in output
+    assert f"{tmp_path / 'train.py'} exists and is used" in output
+    assert (tmp_path / "train.py").read_text() == "print('mine')\n"
+    job = config.load(tmp_path / "cloudtrain.yaml", environ={})
+    assert (job.script, job.args, job.keep, job.resume_args) == ("train.py", (), (), ())
+    with pytest.raises(UsageError, match=r"already there: .*cloudtrain.yaml") as refused:
+        init(tmp_path, "--kind", "script")
+    assert f"`--force` overwrites {tmp_path / 'cloudtrain.yaml'} and {tmp_path / 'train.py'}" in str(refused.value)
+    init(tmp_path, "--kind", "script", "--force")
+    assert "def main(" in (tmp_path / "train.py").read_text("utf-8")
+
+
+def test_init_of_a_script_names_the_rehearsal(tmp_path: Path) -> None:
+    """The first next step of a script's project is a rehearsal, in lines of at most 80 columns."""
+    lines = init(tmp_path, "--kind", "script").output.partition("next:\n")[2].splitlines()
+    assert (lines[1].split("#")[0].split(), max(map(len, lines[1:])) <= 80) == (["cloudtrain", "rehearse"], True)
+
+
 def test_init_force_overwrites(tmp_path: Path) -> None:
     """`--force` replaces existing files with the starter's files."""
     (tmp_path / "task.py").write_text("mine")

@@ -34,11 +34,11 @@ ROOM_FILES = {str(module.__file__) for module in (blocks, holdback, cache_upkeep
 FOLLOWER = """
 import signal, sys
 from cloudtrain.backends.local import backend as local
-from cloudtrain.launcher.logs import blocks, kept
+from cloudtrain.launcher.logs import blocks, cache
 from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.entrypoints.agent import node_logs as nodelogs
-blocks.BLOCK_BYTES, kept.COMMIT_BYTES, kept.COMMIT_S = 2000, 1, 0.0
+blocks.BLOCK_BYTES, cache.COMMIT_BYTES, cache.COMMIT_S = 2000, 1, 0.0
 nodelogs.FILE_BYTES = local.PAGE_BYTES = 4000
 registry = Registry()
 job = registry.find(sys.argv[1])

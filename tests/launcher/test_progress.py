@@ -64,6 +64,23 @@ def test_progress_has_the_time_of_a_save_without_a_step() -> None:
     assert (found["checkpoint_step"], found["saved_s"]) == (None, 60.0)
 
 
+@pytest.mark.parametrize(
+    ("path", "step"),
+    [
+        ("out/checkpoint-250", 250),
+        ("ckpt/step_50.pt", 50),
+        ("global_step7", 7),
+        ("epoch=3-step=500.ckpt", 500),
+        ("checkpoint_3.pth", None),  # possibly an epoch
+        ("epoch_3.pt", None),
+        ("timestep2/ckpt.pt", None),
+    ],
+)
+def test_progress_has_the_step_in_a_checkpoint_name(path: str, step: int | None) -> None:
+    """A script's kept file is reported without a step, but libraries write the step into the name."""
+    assert fold({}, [event("checkpoint", path=path)])["checkpoint_step"] == step
+
+
 @pytest.mark.parametrize(("changed_s", "saved_s"), [(40.5, 40.5), (70.0, 50.0), ("nan", 50.0), (None, 50.0)])
 def test_progress_has_the_time_of_a_kept_file(changed_s: Any, saved_s: float) -> None:
     """The agent may report the file later, at the stop: the file's own time counts, unless invalid or in the future."""

@@ -125,6 +125,15 @@ def test_registry_names_the_candidates_of_an_ambiguous_prefix(registry: Registry
     assert all(job_id in caught.value.message for job_id in ids)
 
 
+@pytest.mark.parametrize(("key", "meant"), [("lats", "last"), ("digist", "digits"), ("qqq", "")])
+def test_misspelt_job_has_a_suggestion(registry: Registry, make_job: Callable[..., Job], key: str, meant: str) -> None:
+    """The hint is `last`, or a similar name."""
+    registry.add("digits", make_job, exclusive=True, key=None)
+    with pytest.raises(NoSuchJobError) as caught:
+        registry.find(key)
+    assert caught.value.hint.startswith(f"did you mean `{meant}`? " if meant else "cloudtrain list")
+
+
 @pytest.mark.parametrize("key", ["nope", "", "%", "_", "digits-%"])
 def test_unknown_job_is_exit_code_8(registry: Registry, make_job: Callable[..., Job], key: str) -> None:
     """SQL's wildcards are unknown names too."""

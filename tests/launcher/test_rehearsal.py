@@ -221,6 +221,22 @@ def test_losses_beyond_the_tolerance_are_reported_once() -> None:
     assert told.count("is the optimizer's state") == 1
 
 
+@pytest.mark.parametrize(
+    ("message", "log"),
+    [
+        ("the 2 ranks met no group; call init", "cloudtrain: warning: this rank met no group; call init"),
+        ("No module named 'x'", "ModuleNotFoundError: No module named 'x'"),
+    ],
+)
+def test_diagnosis_is_printed_once(message: str, log: str) -> None:
+    """The headline has the message; the log's other lines are shown above the headline."""
+    verdict = Verdict("local", failure={"rank": None, "message": message}, tail=["step 1", log])
+    verdict.found("steps", "it failed after step 1", is_right=False)
+    shown = verdict.lines()
+    assert [place for place, line in enumerate(shown) if line.endswith(message.rpartition("; ")[2])] == [len(shown) - 1]
+    assert "  | step 1" in shown
+
+
 LAID_OUT = Rehearsal((), "SIGTERM", 30.0, Path("nowhere"))
 
 
@@ -246,9 +262,14 @@ def test_reported_steps_are_counted_and_named(steps: list[int], words: str) -> N
 @pytest.mark.parametrize(
     ("first", "second", "is_right", "words"),
     [
-        ({1: 0.5, 2: 0.4}, {3: 0.3}, True, "the next reported step is 3"),
-        ({10: 0.5, 30: 0.4}, {40: 0.3}, True, "the next reported step is 40"),  # the script reports every tenth step
-        ({1: 0.5, 9: 0.4}, {5: 0.3}, True, "what it did up to step 9 after what was saved is done again"),
+        ({1: 0.5, 2: 0.4}, {3: 0.3}, True, "started again, the script continues: its first reported step is 3"),
+        ({10: 0.5, 30: 0.4}, {40: 0.3}, True, "its first reported step is 40"),  # the script reports every tenth step
+        (
+            {1: 0.5, 9: 0.4},
+            {5: 0.3},
+            True,
+            "step is 5; the steps after its last save, up to step 9, are repeated",
+        ),
         ({3: 0.5, 4: 0.4}, {3: 0.5}, False, "began again at step 3"),
         ({1: 0.5}, {}, False, "the script reported no steps"),
         ({}, {7: 0.1}, False, "its first start reported no steps"),

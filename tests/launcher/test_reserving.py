@@ -30,7 +30,7 @@ from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.jobs import reserve as reserving
-from cloudtrain.launcher.money import teamledger, teams
+from cloudtrain.launcher.money import shared_ledger, shared_ledger_sync
 from cloudtrain.launcher.store.budgets import LedgerBudget
 from cloudtrain.launcher.money.conditional import located, open_cell
 from cloudtrain.launcher.jobs.refresh import refresh
@@ -106,7 +106,7 @@ def submit(number):
         return 6
     step("journalled")
     try:
-        teams.hold(registry.database, job.id, 1, time.time())
+        shared_ledger_sync.hold(registry.database, job.id, 1, time.time())
     except BudgetError as error:
         registry.mark_never_sent(job.attempt, State("failed", "error"))
         return 6
@@ -142,7 +142,7 @@ for home in homes:
     if not shared: ledger.set_budget(registry.database, budget)
     registry.close()
 if shared:
-    teamledger.change(open_cell(place), lambda book: book.budgets.update({("vision", "all"): budget}), may_make=True)
+    shared_ledger.change(open_cell(place), lambda book: book.budgets.update({("vision", "all"): budget}), may_make=True)
 
 pids = [forked(lambda number=number: submit(number)) for number in range(count)]
 codes = [os.waitpid(pid, 0)[1] for pid in pids]
@@ -156,9 +156,9 @@ def reconcile(number):
 def books():
     held, spent = 0, 0
     if shared:
-        book = teamledger.read(open_cell(place))
+        book = shared_ledger.read(open_cell(place))
         held = sorted(each.job_id for each in book.held.values())
-        spent = teamledger.standings(book, time.time())[0].spent_micro
+        spent = shared_ledger.standings(book, time.time())[0].spent_micro
     else:
         registry = Registry(homes[0])
         held = sorted(each.job_id for each in ledger.held(registry.database))

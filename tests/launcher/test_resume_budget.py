@@ -33,14 +33,14 @@ def ended(cli: Any, project: Callable[..., Path], idle_python: Path) -> Iterator
     """Return a job that was stopped by its budget after 51 of 85 USD."""
     folder = project(MONEY % idle_python)
     assert cli("submit", "-d", "--name", "one", cwd=folder).code == 0
-    cli("stop", "--now", "one")
+    cli("stop", "--now", "-y", "one")
     registry = Registry()
     now_s = time.time()
     state = State("stopped", "budget", resumable=True, started_s=now_s - 100, ended_s=now_s - 49)
     registry.set_state(registry.find("one").attempt, state, {})
     registry.close()
     yield "one"
-    cli("stop", "--now", "one")
+    cli("stop", "--now", "-y", "one")
 
 
 def test_resume_without_money_names_a_command_that_works(cli: Any, ended: str) -> None:
@@ -78,18 +78,45 @@ def test_status_names_a_resume_with_money(cli: Any, ended: str) -> None:
     assert re.search(r"next +cloudtrain resume one --budget \+[0-9.]+USD\n", cli("status", ended).stdout)
 
 
-def test_resume_names_code_that_changed_since_the_submit(cli: Any, ended: str) -> None:
-    """The attempt runs the submitted code, except with `--update-code`."""
+def test_resume_warns_last_of_code_that_changed_since_the_submit(cli: Any, ended: str) -> None:
+    """The attempt runs the submitted code, except with `--update-code`; only changed lines of the plan are printed."""
     registry = Registry()
     folder = Path(registry.find(ended).config_file).parent
     registry.close()
     (folder / "fixed.py").write_text("")
     warning = (
-        "fixed.py changed since the submit; this attempt runs the submitted code: --update-code takes the new code"
+        "warning: fixed.py changed since the submit; this attempt runs the submitted code: --update-code takes the "
+        "new code"
     )
-    assert warning in cli("resume", "-d", "--budget", "+46USD", ended).stderr
-    cli("stop", "--now", ended)
-    assert "changed since" not in cli("resume", "-d", "--budget", "+200USD", "--update-code", ended).stderr
+    shown = cli("resume", "-d", "--budget", "+46USD", ended).stderr.splitlines()
+    plan = shown[: shown.index("sent: one, attempt 2")]
+    begins = ["local: at most", "3600.00 USD an", "budget 131 USD", "  alerts at 65"]
+    assert ([line[:14] for line in plan[:4]], plan[-1]) == (begins, warning), plan
+    cli("stop", "--now", "-y", ended)
+    updated = cli("resume", "-d", "--budget", "+200USD", "--update-code", ended).stderr
+    assert ("changed since" in updated, "\ncode: " in updated) == (False, True), updated
+
+
+def test_resume_repeats_the_cost_alone_of_an_unchanged_plan(
+    cli: Any, project: Callable[..., Path], idle_python: Path
+) -> None:
+    """The submit has printed all lines, and the notes on the config."""
+    folder = project(f"local: {{python: {idle_python}}}\nresources: {{spot: true}}\n")
+    note = "ignored on local: resources.spot\n"
+    assert note in cli("submit", "-d", "--name", "one", cwd=folder).stderr
+    assert cli("stop", "--now", "-y", "one").code == 0
+    dry = cli("resume", "--dry-run", "one")
+    assert (dry.code, '"name": "one-2"' in dry.stdout, "dry run: nothing was sent" in dry.stderr) == (0, True, True), (
+        dry
+    )
+    assert cli("resume", "--dry-run", "one", "--json").json["attempt"] == 2
+    again = cli("resume", "-d", "one").stderr
+    plan = [line for line in again.partition("sent: ")[0].splitlines() if not line.startswith("warning: ")]
+    assert plan == ["no checkpoint of this job yet: starting from the beginning", plan[1]]
+    assert plan[1].startswith("local: no cost: ")
+    assert cli("stop", "--now", "-y", "one").code == 0
+    assert note in cli("resume", "-d", "one", "--set", "resources.spot=true").stderr
+    cli("stop", "--now", "-y", "one")
 
 
 @pytest.mark.slow

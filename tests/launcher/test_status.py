@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.entrypoints.events import format_line
 from cloudtrain.launcher.commands import status as status_command
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs import overview, poller
 from cloudtrain.launcher.jobs.describe import as_json, saved_step
 from cloudtrain.launcher.jobs.overview import as_lines, lines_before
 from cloudtrain.launcher.store import loss_bins
+from cloudtrain.launcher.store.progress import fold
 from cloudtrain.launcher.store.registry import Registry
 
 NOW_S = time.time()
@@ -137,13 +139,17 @@ def test_status_shows_the_age_of_a_save_without_a_step(screen: Callable[..., str
 
 
 def test_attempt_table_marks_a_save_without_a_step(make_job: Callable[..., Job]) -> None:
-    """For a script without reported steps, the table of attempts agrees with the checkpoint line."""
+    """SAVED is a step if the name has the step, else `yes`; `-` if only an earlier attempt has saved."""
     job = make_job("x", 2, config={"script": "train.py"})
     state = State("failed", "preempted", resumable=True, started_s=NOW_S - 60, ended_s=NOW_S)
     attempt = replace(job.attempt, phase="sent", state=state)
     shown = as_lines(replace(job, attempt=attempt), [replace(attempt, number=1), attempt])
     assert "  checkpoint  saved, step not reported" in shown
-    assert [line.split()[-1] for line in shown if line.startswith(("  1 ", "  2 "))] == ["yes", "yes"]
+    assert [line.split()[-1] for line in shown if line.startswith(("  1 ", "  2 "))] == ["yes", "-"]
+    attempt = replace(attempt, progress={"step": 270, "saved_s": NOW_S - 9})
+    known = replace(attempt, number=1, progress=fold({}, [format_line("checkpoint", "", {"path": "out/step_250.pt"})]))
+    shown = as_lines(replace(job, attempt=attempt), [known, attempt])
+    assert [line.split()[-1] for line in shown if line.startswith(("  1 ", "  2 "))] == ["250", "yes"]
 
 
 def test_status_of_a_pending_job_shows_the_reason(screen: Callable[..., str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.commands.stop import command
-from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.errors import NoSuchJobError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import stopping
 from cloudtrain.launcher.store.registry import Registry
@@ -98,6 +99,26 @@ def test_stop_without_a_job_asks_about_the_newest(
     command.main(["-d", "-y"], standalone_mode=False)
     command.main(["-d", "j"], standalone_mode=False)
     assert platform.stops == [False, False]
+
+
+def test_stop_takes_several_jobs(
+    home: Path, make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each job is stopped once; an unknown name stops no job, and a fault of one job does not end the command."""
+    registry, platform = Registry(), Platform(State("running", started_s=1.0), can_kill=True)
+    monkeypatch.setattr(backends, "load", lambda name: platform)
+    monkeypatch.setattr(stopping, "submitter_lives", lambda attempt: False)
+    for job_id in ("unsure", "one", "two"):
+        job, _ = registry.add(job_id, make_job, exclusive=True, key=None)
+        if job_id != "unsure":
+            registry.mark_sent(job.attempt, {"folder": "/x"})
+    with pytest.raises(NoSuchJobError):
+        command.main(["-d", "one", "nobody"], standalone_mode=False)
+    assert platform.stops == []
+    with pytest.raises(UnreachableError, match="unsure may exist there"):
+        command.main(["-dy", "unsure", "one", "two", "one", "--json"], standalone_mode=False)
+    shown = capsys.readouterr().out.splitlines()
+    assert (platform.stops, [json.loads(line)["job"] for line in shown]) == ([False, False], ["one", "two"])
 
 
 def test_name_of_several_jobs_is_refused(

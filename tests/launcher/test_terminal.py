@@ -36,6 +36,18 @@ def test_question_is_wrapped_like_messages(monkeypatch: pytest.MonkeyPatch) -> N
     assert (len(lines), max(map(len, lines)) <= 80) == (2, True)
 
 
+@pytest.mark.parametrize(("is_terminal", "no_colour"), [(True, ""), (True, "1"), (False, "")])
+def test_warning_is_yellow_on_a_terminal(monkeypatch: pytest.MonkeyPatch, is_terminal: bool, no_colour: str) -> None:
+    """Only the word `warning:` has the colour; with NO_COLOR and in a pipe no text has a colour."""
+    said: list[str] = []
+    monkeypatch.setattr(terminal.click, "echo", lambda text, *, err: said.append(text))
+    monkeypatch.setattr(terminal.sys.stderr, "isatty", lambda: is_terminal)
+    monkeypatch.setenv("NO_COLOR", no_colour)
+    terminal.say("warning: old")
+    is_yellow = is_terminal and not no_colour
+    assert said == ["\x1b[33mwarning:\x1b[0m old" if is_yellow else "warning: old"]
+
+
 def test_messages_show_controls_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     """A message shows all characters of a name or path, and no character moves the cursor or ends a line."""
     hostile = f"{HOSTILE}\r\u2028\u2029\x85\u202e é 漢"

@@ -422,7 +422,7 @@ def test_interrupted_submit_reports_a_possible_send(
     places = {
         "before the row": (local, "ready"),
         "after the row": (local, "_make_own"),
-        "with the team": (submit.teams, "hold"),
+        "with the team": (submit.shared_ledger_sync, "hold"),
         "while sending": (local, "_start_agents"),
     }
     monkeypatch.setattr(*places[step], interrupt)

@@ -23,9 +23,9 @@ def refuse(event, args):
         raise SystemExit(f"{event}: {args}")
 
 sys.addaudithook(refuse)
-from cloudtrain.backends.sagemaker import images
+from cloudtrain.backends.sagemaker import request_images
 assert "sagemaker" not in sys.modules
-print(images.newest_of_sdk("us-west-2", "ml.p5.48xlarge"))
+print(request_images.newest_of_sdk("us-west-2", "ml.p5.48xlarge"))
 """
 
 

@@ -1,4 +1,4 @@
-"""storage.googleapis.com, the JSON API, with its own store in place of gcp-storage-emulator (2026.7).
+"""storage.googleapis.com, the JSON API, with its own store: no maintained emulator has all calls.
 
 The emulator reads every object into memory, ignores ifGenerationMatch, and cannot continue an upload that broke off.
 """
