@@ -141,7 +141,7 @@ class Capacity:
 class Request:
     """The request to send: `body` as the backend takes it; `files` as `-o DIR` writes them for the vendor's own CLI.
 
-    `text`: the body as the dry run prints it (JSON, or YAML if the vendor's CLI takes YAML). `beside`: the sending
+    `text`: the body as the dry run prints it (JSON, or YAML if the vendor's CLI takes YAML). `sending`: the sending
     plan, without a field in the vendor's request. `notes`, for people: the changes by `raw`. `carried`: the config's
     keys that the request carries out, of the keys that some backends ignore. `archive`: where `-o DIR` puts the code,
     for a vendor's CLI that uploads the code. `decoded`: JSON texts that the body holds in a different encoding, by the
@@ -152,7 +152,7 @@ class Request:
     body: dict[str, Any]
     text: str
     files: Mapping[str, str] = field(default_factory=dict)
-    beside: dict[str, Any] = field(default_factory=dict)
+    sending: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     carried: frozenset[str] = frozenset()
     archive: str | None = None
@@ -160,12 +160,12 @@ class Request:
 
     def dump(self) -> dict[str, Any]:
         """Return the data of a send, for JSON."""
-        return {"body": self.body, "beside": self.beside}
+        return {"body": self.body, "beside": self.sending}
 
     @classmethod
     def load(cls, name: str, data: dict[str, Any]) -> Request:
         """Return the request from the output of `dump`, without the texts for people."""
-        return cls(name, data.get("body", {}), "", beside=data.get("beside", {}))
+        return cls(name, data.get("body", {}), "", sending=data.get("beside", {}))
 
 
 @dataclass
@@ -258,7 +258,7 @@ class FoundAttempt:
         job_id, _, number = name.rpartition("-")
         with suppress(LookupError, TypeError, ValueError, AttributeError):
             request = Request.load(name, record["request"])
-            ref = ref_of(replace(request, beside={**request.beside, **access}))
+            ref = ref_of(replace(request, sending={**request.sending, **access}))
             return cls(job_id, int(number), ref, record, is_own)
         return cls(job_id, int(number), {}, None, is_own)
 

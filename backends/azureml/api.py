@@ -289,17 +289,17 @@ def token(cloud: str, audience: str) -> str:
 def _credentials_words(text: str) -> str:
     """Return the messages of the credentials' sources, without sources that are only not configured."""
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith(("Env", "Azure", "Managed", "Work"))]
-    told = [line for line in lines if "unavailable" not in line.lower()]
-    return one_line(told[0] if told else "no usual source has credentials")
+    reasons = [line for line in lines if "unavailable" not in line.lower()]
+    return one_line(reasons[0] if reasons else "no usual source has credentials")
 
 
 def _said(answer: Any) -> AzureError:
     code, words = answer.headers.get("x-ms-error-code", ""), ""
     with contextlib.suppress(ValueError, AttributeError, TypeError):
-        told = json.loads(answer.text)
-        told = told.get("error", told)
-        code, words = str(told.get("code", code)), str(told.get("message", ""))
-        for inner in told.get("details") or ():
+        answered = json.loads(answer.text)
+        answered = answered.get("error", answered)
+        code, words = str(answered.get("code", code)), str(answered.get("message", ""))
+        for inner in answered.get("details") or ():
             words = f"{words} {inner.get('message', '')}"
     words = one_line(words or answer.reason or f"HTTP {answer.status_code}")
     return AzureError(answer.status_code, code, words, answer.headers)

@@ -74,5 +74,5 @@ rehearsal = lazily.of("cloudtrain.backends.azureml.rehearsal", "rehearsal")
 
 def where_to_look(request: Request) -> str:
     """Return the az command that shows the job."""
-    place = AzureMLSending.load(request.beside).workspace
+    place = AzureMLSending.load(request.sending).workspace
     return f"az ml job show -n {request.name} -w {place.name} -g {place.resource_group}"

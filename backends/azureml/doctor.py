@@ -75,13 +75,13 @@ def _signed_in(cloud: str) -> Check:
 
 def _workspace(workspace: Workspace, region: str | None) -> Check:
     try:
-        told = api.get_json(workspace, "")
+        answer = api.get_json(workspace, "")
     except api.AzureError as error:
         if not api.is_absent(error):
             raise
         cure = "`az ml workspace list` shows yours"
         return Check("workspace", "fail", f"there is no {workspace.name} in {workspace.resource_group}", cure)
-    there = str(told.get("location") or "an unknown region")
+    there = str(answer.get("location") or "an unknown region")
     if region is not None and plain_region(region) != plain_region(there):
         cure = f"write azureml.region: {there}; the price hangs on it"
         return Check("workspace", "warn", f"{workspace.name} is in {there}, not in {region}", cure)

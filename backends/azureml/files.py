@@ -76,19 +76,19 @@ def download(workspace: Workspace, uri: str, folder: Path) -> list[Path]:
 def datastore_of(workspace: Workspace, name: str) -> tuple[str, str]:
     """Return the address of a datastore's account and its container. Raises AzureError, ConfigError."""
     try:
-        told = api.get_json(workspace, f"/datastores/{name}").get("properties") or {}
+        properties = api.get_json(workspace, f"/datastores/{name}").get("properties") or {}
     except api.AzureError as error:
         if not api.is_absent(error):
             raise
         hint = "`az ml datastore list` shows those there are"
         raise ConfigError([Fault(f"there is no datastore `{name}`", key="azureml.datastore", hint=hint)]) from error
-    container = told.get("containerName") or told.get("filesystem")  # blob storage, Data Lake Gen2
-    if not container or not told.get("accountName"):
-        kind = told.get("datastoreType") or "something else"
+    container = properties.get("containerName") or properties.get("filesystem")  # blob storage, Data Lake Gen2
+    if not container or not properties.get("accountName"):
+        kind = properties.get("datastoreType") or "something else"
         message = f"the datastore `{name}` is {kind}, not blob storage"
         raise ConfigError([Fault(message, key="azureml.datastore", hint="name another one")])
-    host = f"{told['accountName']}.blob.{told.get('endpoint') or 'core.windows.net'}"
-    return f"{told.get('protocol') or 'https'}://{host}", str(container)
+    host = f"{properties['accountName']}.blob.{properties.get('endpoint') or 'core.windows.net'}"
+    return f"{properties.get('protocol') or 'https'}://{host}", str(container)
 
 
 def _is_inside(name: str) -> bool:
@@ -151,5 +151,5 @@ def _prefix(path: str) -> str:
 
 def _secret(workspace: Workspace, datastore: str) -> str:
     """Return the datastore's own key or SAS. Raises AzureError."""
-    told = api.object_in(api.arm(workspace, "POST", f"/datastores/{datastore}/listSecrets"))
-    return str(told.get("sasToken") or told.get("key") or "")
+    properties = api.object_in(api.arm(workspace, "POST", f"/datastores/{datastore}/listSecrets"))
+    return str(properties.get("sasToken") or properties.get("key") or "")

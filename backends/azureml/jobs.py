@@ -51,7 +51,7 @@ def ready(request: Request, shipment: Shipment) -> None:
     """Raise ConfigError without the SDK, CredentialError without credentials, UnreachableError without the login."""
     if find_spec("azure") is None or find_spec("azure.ai") is None or find_spec("azure.ai.ml") is None:
         raise api.not_installed(ImportError("No module named 'azure.ai.ml'"))
-    cloud = AzureMLSending.load(request.beside).workspace.cloud
+    cloud = AzureMLSending.load(request.sending).workspace.cloud
     with api.answers("start the job"):
         api.token(cloud, f"https://{api.hosts(cloud)[0]}")
 
@@ -64,7 +64,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     """
     from cloudtrain.backends.azureml.request import SENT, encoded  # few users of this module need the functions
 
-    plan, owner = AzureMLSending.load(request.beside), identity(shipment.home)
+    plan, owner = AzureMLSending.load(request.sending), identity(shipment.home)
     workspace = plan.workspace
     shipment.sending.prepares()
     with api.answers("start the job"):
@@ -102,7 +102,7 @@ def find(request: Request, home: Path) -> JobRef | None:
 
     Azure cannot be told to refuse a name, so a request under way gets SETTLE_S to arrive.
     """
-    plan, owner = AzureMLSending.load(request.beside), identity(home)
+    plan, owner = AzureMLSending.load(request.sending), identity(home)
     workspace = plan.workspace
     with api.polls(f"ask for {request.name}"):
         there = _described(workspace, request.name)
@@ -134,12 +134,12 @@ def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
 
 def _as_found(workspace: Workspace, job: dict[str, Any], home: Path) -> FoundAttempt | None:
     """Return the running job, with its record from a variable, or None if its name names no attempt."""
-    told, record, name = job["properties"], None, str(job["name"])
+    properties, record, name = job["properties"], None, str(job["name"])
     if not name.rpartition("-")[2].isdigit():
         return None
     with contextlib.suppress(ValueError, LookupError, zlib.error):
-        record = json.loads(zlib.decompress(base64.b64decode(told["environmentVariables"][RECORD])))
-    owner = (told.get("tags") or {}).get(OWNER)
+        record = json.loads(zlib.decompress(base64.b64decode(properties["environmentVariables"][RECORD])))
+    owner = (properties.get("tags") or {}).get(OWNER)
     is_own = owner is not None and owner == known_identity(home)
 
     def ref_of(request: Request) -> JobRef:  # only the sender removes the job's secrets
@@ -162,26 +162,26 @@ def state(ref: JobRef) -> State:
     """Return the job's state at Azure."""
     handle = AzureMLRef.load(ref)
     workspace = handle.workspace
-    told = status_history.details(workspace, _root(ref, handle), handle.name)
+    answer = status_history.details(workspace, _root(ref, handle), handle.name)
     account, has_checkpoint = None, None
-    if told.is_over and told.status != "Completed":
-        account = _account(told)
-        if account is None and status.may_tell_more(told):
-            return status.awaiting(told, handle.studio)
+    if answer.is_over and answer.status != "Completed":
+        account = _account(answer)
+        if account is None and status.may_tell_more(answer):
+            return status.awaiting(answer, handle.studio)
         if handle.checkpoint_uri is not None:
             with contextlib.suppress(Exception):  # a failed extra request must not hide the end
                 has_checkpoint = files.has_checkpoint(workspace, handle.checkpoint_uri)
-    if told.is_over:
+    if answer.is_over:
         _remove_secrets(workspace, handle.vault)
     found = status.state_of(
-        told,
+        answer,
         account,
         limit_s=handle.limit_s,
         limit_reason=handle.limit_reason,
         has_checkpoint=has_checkpoint,
         idle_s=handle.idle_s,
     )
-    return replace(found, url=handle.studio, hourly_usd=_hourly_usd(told, handle))
+    return replace(found, url=handle.studio, hourly_usd=_hourly_usd(answer, handle))
 
 
 def logs(
@@ -206,8 +206,8 @@ def pace(ref: JobRef) -> Pace:
     The pause stays short for a run that may fail at any moment, and may be longer for a run that waits for machines.
     """
     name, now_s = AzureMLRef.load(ref).name, time.monotonic()
-    told, quiet_s = status_history.known(name), now_s - _last_line_s.setdefault(name, now_s)
-    is_waiting = told is not None and told.status in (*status_history.WAITING, "Preparing")
+    answer, quiet_s = status_history.known(name), now_s - _last_line_s.setdefault(name, now_s)
+    is_waiting = answer is not None and answer.status in (*status_history.WAITING, "Preparing")
     lines_s = min(WAIT_PAUSE_S if is_waiting else RUN_PAUSE_S, max(1.0, quiet_s / BUSY_S))
     return Pace(lines_s=lines_s, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=streams.HOLD_BACK_S)
 
@@ -245,13 +245,13 @@ def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
 
 def _found(request: Request, services: dict[str, Any]) -> AzureMLRef:
     """Return the handle of a job that was sent before. Raises AzureError."""
-    plan = AzureMLSending.load(request.beside)
+    plan = AzureMLSending.load(request.sending)
     url = job_secrets.url_of(plan.workspace, request.name) if plan.secrets else None
     return _ref(request, services, machine_cluster.idle_s(plan), url)
 
 
 def _ref(request: Request, services: dict[str, Any], idle_s: float, vault_url: str | None) -> AzureMLRef:
-    plan = AzureMLSending.load(request.beside)
+    plan = AzureMLSending.load(request.sending)
     return AzureMLRef(
         workspace=plan.workspace,
         checkpoint_uri=plan.checkpoint_uri,
@@ -278,7 +278,7 @@ def _create(request: Request, shipment: Shipment, job: dict[str, Any], owner: st
     """
     from cloudtrain.backends.azureml import sdk
 
-    plan, begin_s = AzureMLSending.load(request.beside), time.monotonic()
+    plan, begin_s = AzureMLSending.load(request.sending), time.monotonic()
     workspace, folder = plan.workspace, (shipment.base / plan.code_dir).absolute()
     for number in range(1, TRIES + 1):
         try:
@@ -352,7 +352,7 @@ def _root(ref: JobRef, handle: AzureMLRef) -> str:
     return root
 
 
-def _account(told: status_history.Details) -> dict[str, Any] | None:
+def _account(answer: status_history.Details) -> dict[str, Any] | None:
     """Return a container's exit report: the report of the lowest node that has written one.
 
     Raises UnreachableError if a log that may hold the report cannot be read, unless the run ended long ago.
@@ -360,7 +360,7 @@ def _account(told: status_history.Details) -> dict[str, Any] | None:
     urls = [
         url
         for _, url in sorted(
-            (streams.node_of(name), url) for name, url in told.log_files.items() if streams.node_of(name) is not None
+            (streams.node_of(name), url) for name, url in answer.log_files.items() if streams.node_of(name) is not None
         )
     ]
 
@@ -372,15 +372,15 @@ def _account(told: status_history.Details) -> dict[str, Any] | None:
             with api.polls("read the end of the log"):
                 return next((found for found in pool.map(ask, urls) if found is not None), None)
         except UnreachableError:
-            if not status.is_fresh(told, LONG_OVER_S):
+            if not status.is_fresh(answer, LONG_OVER_S):
                 return None
             raise
 
 
-def _hourly_usd(told: status_history.Details, handle: AzureMLRef) -> float | None:
+def _hourly_usd(answer: status_history.Details, handle: AzureMLRef) -> float | None:
     """Return the hourly price of the run's machines, if the plan had no price."""
     if handle.prices is None:
         return None
-    size, region = status.machine_of(told.data)
+    size, region = status.machine_of(answer.data)
     machine = catalog.by_type("azureml", size, region or handle.prices.region) if size else None
     return None if machine is None or machine.hourly_usd is None else machine.hourly_usd * handle.nodes

@@ -90,15 +90,17 @@ def page(
     """
     wanted = frozenset(range(nodes)) if only is None else only & frozenset(range(nodes))
     places = {name: _FileCursor(**place) for name, place in (cursor or {}).get("files", {}).items()}
-    told = ask(FRESH_S)
-    if len(_urls(told, wanted)) < len(wanted) and not told.is_over:
-        told = ask(SOON_S)
-    urls = _urls(told, wanted)
-    pieces = _read_all(urls, places, told)
+    answer = ask(FRESH_S)
+    if len(_urls(answer, wanted)) < len(wanted) and not answer.is_over:
+        answer = ask(SOON_S)
+    urls = _urls(answer, wanted)
+    pieces = _read_all(urls, places, answer)
     if any(piece.failure is not None and piece.failure.status in (401, 403) for piece in pieces.values()):
-        told = ask(0.0)
+        answer = ask(0.0)
         refused = {name for name, piece in pieces.items() if piece.failure is not None}
-        pieces |= _read_all({name: url for name, url in _urls(told, wanted).items() if name in refused}, places, told)
+        pieces |= _read_all(
+            {name: url for name, url in _urls(answer, wanted).items() if name in refused}, places, answer
+        )
     failures = [piece.failure for piece in pieces.values() if piece.failure is not None]
     if failures and len(failures) == len(pieces):
         raise UnreachableError(f"cannot read the log: {failures[0].words}")
@@ -135,16 +137,16 @@ def last_event(url: str, kind: str) -> dict[str, Any] | None:
     return container_lines.last_word(text.splitlines(), kind, stamped=True)
 
 
-def _urls(told: Details, wanted: frozenset[int]) -> dict[str, str]:
-    return {name: url for name, url in sorted(told.log_files.items()) if node_of(name) in wanted}
+def _urls(answer: Details, wanted: frozenset[int]) -> dict[str, str]:
+    return {name: url for name, url in sorted(answer.log_files.items()) if node_of(name) in wanted}
 
 
-def _read_all(urls: Mapping[str, str], places: Mapping[str, _FileCursor], told: Details) -> dict[str, _Piece]:
+def _read_all(urls: Mapping[str, str], places: Mapping[str, _FileCursor], answer: Details) -> dict[str, _Piece]:
     limit = max(FEWEST_BYTES, PAGE_BYTES // max(1, len(urls)))
 
     def read(item: tuple[str, str]) -> tuple[str, _Piece]:
         name, url = item
-        return name, _read(url, places.get(name, _FileCursor()), limit, is_over=told.is_over)
+        return name, _read(url, places.get(name, _FileCursor()), limit, is_over=answer.is_over)
 
     if len(urls) < 2:
         return dict(map(read, urls.items()))
@@ -207,14 +209,14 @@ def _told(piece: _Piece) -> _ReadLines:
 
 
 def _lines(
-    name: str, place: _FileCursor, told: _ReadLines, until_s: float | None, places: dict[str, _FileCursor]
+    name: str, place: _FileCursor, read: _ReadLines, until_s: float | None, places: dict[str, _FileCursor]
 ) -> Iterator[LogLine]:
     """Yield the lines up to that time, and note in `places` where the next read begins."""
-    count = len(told.lines) if until_s is None else bisect_right(told.times, until_s)
-    if count < len(told.lines):
-        place = replace(place, at=told.begin + sum(told.sizes[:count]), at_end=False, pending=0)
+    count = len(read.lines) if until_s is None else bisect_right(read.times, until_s)
+    if count < len(read.lines):
+        place = replace(place, at=read.begin + sum(read.sizes[:count]), at_end=False, pending=0)
     node = node_of(name) or 0
-    for line, time_s in zip(told.lines[:count], told.times, strict=False):
+    for line, time_s in zip(read.lines[:count], read.times, strict=False):
         if line.time_s is not None:
             place = replace(place, last_s=max(place.last_s, line.time_s))
         if line.own is not None:

@@ -67,8 +67,8 @@ def require(plan: AzureMLSending) -> float:
     _require_region(plan.workspace, plan.priced_region, found.region)
     counted_s = plan.counted_idle_s
     if counted_s is not None and found.idle_s > counted_s:
-        told, counted = span(found.idle_s), span(counted_s)
-        message = f"`{plan.compute}` keeps idle machines for {told}, and the plan counts {counted} of it"
+        idle, counted = span(found.idle_s), span(counted_s)
+        message = f"`{plan.compute}` keeps idle machines for {idle}, and the plan counts {counted} of it"
         hint = f"write `idle: {format_duration(int(found.idle_s))}`, or set the cluster to release them sooner"
         raise ConfigError([Fault(message, key="azureml.idle", hint=hint)])
     return found.idle_s
@@ -103,5 +103,5 @@ def _idle_of(properties: dict[str, Any], instances: int) -> float:
     least = scale.get("minNodeCount")
     if isinstance(least, int) and least >= instances:
         return 0.0
-    told = duration_s(scale.get("nodeIdleTimeBeforeScaleDown"))
-    return IDLE_S if told is None else told
+    idle = duration_s(scale.get("nodeIdleTimeBeforeScaleDown"))
+    return IDLE_S if idle is None else idle

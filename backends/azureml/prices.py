@@ -97,11 +97,11 @@ def _meters(terms: str) -> Iterator[Meter]:
     """Yield all meters, over all pages."""
     url, params = URL, {"api-version": VERSION, "currencyCode": "USD", "$filter": terms}
     for _ in range(MOST_PAGES):
-        told = api.object_in(api.call("GET", url, params=params))
-        yield from told["Items"]
-        if not told.get("NextPageLink"):
+        answer = api.object_in(api.call("GET", url, params=params))
+        yield from answer["Items"]
+        if not answer.get("NextPageLink"):
             return
-        url, params = str(told["NextPageLink"]), {}
+        url, params = str(answer["NextPageLink"]), {}
     raise ValueError(f"more than {MOST_PAGES} pages")
 
 

@@ -38,8 +38,8 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     mounted = {}
     for name in body["outputs"]:
         mounted[data[name]] = _made(stage.kept / name)
-    for name, told in body.get("inputs", {}).items():
-        mounted[data[name]] = stage.inputs.get(name) or _empty(stage.kept / "inputs" / name, told["type"])
+    for name, entry in body.get("inputs", {}).items():
+        mounted[data[name]] = stage.inputs.get(name) or _empty(stage.kept / "inputs" / name, entry["type"])
     job, mirrored = stage.with_own_mirror(given.job)
     order = replace(given, job=job, secrets=None)
     nodes = []
@@ -139,5 +139,5 @@ def _empty(path: Path, kind: str) -> Path:
 
 
 def _environment_name(body: dict[str, Any]) -> str:
-    told = body.get("environment")
-    return str(told.get("image", "of its own")) if isinstance(told, dict) else str(told)
+    entry = body.get("environment")
+    return str(entry.get("image", "of its own")) if isinstance(entry, dict) else str(entry)

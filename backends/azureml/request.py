@@ -213,10 +213,10 @@ def _outputs(config: JobConfig, home: str) -> dict[str, str]:
 def _require_reachable(config: JobConfig) -> None:
     """Raise ConfigError for places that a container on Azure cannot reach."""
     faults = []
-    told = {"checkpoint.uri": config.checkpoint.uri}
-    told |= {f"inputs.{key}": uri for key, uri in config.inputs.items()}
-    told |= {f"outputs.{key}": uri for key, uri in config.outputs.items()}
-    for key, uri in told.items():
+    uris = {"checkpoint.uri": config.checkpoint.uri}
+    uris |= {f"inputs.{key}": uri for key, uri in config.inputs.items()}
+    uris |= {f"outputs.{key}": uri for key, uri in config.outputs.items()}
+    for key, uri in uris.items():
         if uri is not None and not _URI.match(uri):
             hint = "as in azureml://datastores/workspaceblobstore/paths/x, or https://ACCOUNT.blob.core.windows.net/C/x"
             faults.append(Fault(f"Azure ML cannot mount `{uri}`", key=key, hint=hint))

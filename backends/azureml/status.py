@@ -26,7 +26,7 @@ LIMIT_MARGIN_S = 15.0  # between the limit and the start time in Azure's answer
 
 
 def state_of(
-    told: Details,
+    details: Details,
     account: Mapping[str, Any] | None,
     *,
     limit_s: float,
@@ -39,43 +39,43 @@ def state_of(
 
     `has_checkpoint`: None if the storage was not read; then the exit report decides.
     """
-    data = told.data
+    data = details.data
     started_s = seconds(data.get("startTimeUtc"))
     common: dict[str, Any] = {"started_s": started_s, "billed_s": _billed_s(data, now_s), "idle_s": idle_s or None}
-    if not told.is_over:
-        return State(_running(told.status), detail=_detail(told), **common)
+    if not details.is_over:
+        return State(_running(details.status), detail=_detail(details), **common)
     common["ended_s"] = seconds(data.get("endTimeUtc")) or started_s or time.time()
     common["billed_by"] = COMPUTE_DURATION if _SPAN.fullmatch(str(data.get(COMPUTE_DURATION) or "")) else None
     account = account or {}
     is_resumable = bool(account.get("resumable")) if has_checkpoint is None else has_checkpoint
     common["restarts"] = accounts.restarts(account)
     words = _words(data)
-    if told.status == "Completed":
+    if details.status == "Completed":
         return State("succeeded", **common)
     if _is_preempted(data) and account.get("kind") != "error":
         error = {"rank": None, "kind": "preempted", "message": words}
         return State("failed", "preempted", is_resumable, error, **common)
-    if told.status == "Canceled":
+    if details.status == "Canceled":
         return State("stopped", _why_stopped(common, account, limit_s, limit_reason), is_resumable, **common)
     return accounts.failed(account, words, is_fault=bool(_FAULTS.search(words)), is_resumable=is_resumable, **common)
 
 
-def may_tell_more(told: Details) -> bool:
+def may_tell_more(details: Details) -> bool:
     """Return whether the containers' exit report of a failure may still arrive: files are written late."""
-    has_run = bool(told.data.get("startTimeUtc")) and bool(told.log_files)
-    return has_run and told.status == "Failed" and not _is_preempted(told.data) and is_fresh(told, LATE_S)
+    has_run = bool(details.data.get("startTimeUtc")) and bool(details.log_files)
+    return has_run and details.status == "Failed" and not _is_preempted(details.data) and is_fresh(details, LATE_S)
 
 
-def is_fresh(told: Details, most_s: float) -> bool:
+def is_fresh(details: Details, most_s: float) -> bool:
     """Return whether the run has ended in the last `most_s` seconds, by Azure's clock."""
-    ended_s = seconds(told.data.get("endTimeUtc"))
+    ended_s = seconds(details.data.get("endTimeUtc"))
     return ended_s is not None and abs(time.time() - ended_s) < most_s
 
 
-def awaiting(told: Details, url: str | None) -> State:
+def awaiting(details: Details, url: str | None) -> State:
     """Return the state of a run that is over but has not reported its reason yet."""
-    started_s, detail = seconds(told.data.get("startTimeUtc")), "it has ended; waiting for the exit report"
-    return State("stopping", detail=detail, started_s=started_s, billed_s=_billed_s(told.data, None), url=url)
+    started_s, detail = seconds(details.data.get("startTimeUtc")), "it has ended; waiting for the exit report"
+    return State("stopping", detail=detail, started_s=started_s, billed_s=_billed_s(details.data, None), url=url)
 
 
 def _is_preempted(data: Mapping[str, Any]) -> bool:
@@ -94,13 +94,13 @@ def _running(status: str) -> JobState:
     return "pending" if status in WAITING or status in _STARTING else "running"
 
 
-def _detail(told: Details) -> str | None:
+def _detail(details: Details) -> str | None:
     """Return Azure's warning and status, or a description of a state other than plain training."""
-    warnings = told.data.get("warnings") or ()
+    warnings = details.data.get("warnings") or ()
     words = next((str(each.get("message")) for each in warnings if each.get("message")), "")
-    if told.status in ("Running", "CancelRequested", *OVER):
+    if details.status in ("Running", "CancelRequested", *OVER):
         return words or None
-    return f"{told.status}: {words}" if words else told.status
+    return f"{details.status}: {words}" if words else details.status
 
 
 def _why_stopped(times: Mapping[str, Any], account: Mapping[str, Any], limit_s: float, limit_reason: str) -> str:
@@ -125,13 +125,13 @@ def _billed_s(data: Mapping[str, Any], now_s: float | None) -> float | None:
 
 
 def _error(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    told = data.get("error") or {}
-    inner: Mapping[str, Any] = told.get("error") or told
+    details = data.get("error") or {}
+    inner: Mapping[str, Any] = details.get("error") or details
     return inner
 
 
 def _words(data: Mapping[str, Any]) -> str:
     """Return the cause in one line, from Azure's message or code."""
-    told = _error(data)
-    words = str(told.get("message") or told.get("code") or "Azure gives no reason")
+    details = _error(data)
+    words = str(details.get("message") or details.get("code") or "Azure gives no reason")
     return " ".join(words.split())

@@ -62,11 +62,11 @@ def details(workspace: Workspace, root: str, name: str, *, fresh_s: float = 0.0)
             raise UnreachableError(message, hint="was it deleted, or is this another account?") from error
         data = api.object_in(answer)
     try:
-        told = Details(str(data["status"]), data, dict(data.get("logFiles") or {}), time.monotonic())
+        found = Details(str(data["status"]), data, dict(data.get("logFiles") or {}), time.monotonic())
     except (ValueError, KeyError, TypeError) as error:
         raise UnreachableError(f"cannot ask for {name}: the run history's answer cannot be parsed") from error
-    _known[name] = told
-    return told
+    _known[name] = found
+    return found
 
 
 def known(name: str) -> Details | None:

@@ -213,16 +213,16 @@ def doctor(config: JobConfig | None) -> list[Check]:
     linux = sys.platform == "linux"
     torch = find_spec("torch") is not None
     try:
-        told = f"{version('torch')}, " if torch else "not in "
+        torch_text = f"{version('torch')}, " if torch else "not in "
     except PackageNotFoundError:  # a checkout on the path
-        told = ""
+        torch_text = ""
     free_gb = shutil.disk_usage(Path.home()).free / 1e9
     return [
         Check("system", "ok" if linux else "fail", sys.platform, "" if linux else "the local backend needs Linux"),
         Check(
             "torch",
             "ok" if torch else "fail",
-            f"{told}{sys.executable}",
+            f"{torch_text}{sys.executable}",
             "" if torch else install("local"),
         ),
         Check("disk", "ok" if free_gb > 5 else "warn", f"{free_gb:.0f} GB free", "" if free_gb > 5 else "free some"),
@@ -336,11 +336,11 @@ def _start_agents(folder: Path, specs: list[AgentSpec]) -> None:
     if starter.returncode != 0:
         last = complaint.strip().splitlines()[-1:] or [f"their starter ended with code {starter.returncode}"]
         raise ConfigError(f"the agents did not start: {last[0]}", where=folder)
-    told = json.loads(answer)
-    if not told["started"]:
-        is_full = "no space is left" in told["why"]
+    answered = json.loads(answer)
+    if not answered["started"]:
+        is_full = "no space is left" in answered["why"]
         hint = "free space there, or set CLOUDTRAIN_HOME to a folder on another disk" if is_full else ""
-        raise ConfigError(f"the agents did not start: {told['why']}", where=folder, hint=hint)
+        raise ConfigError(f"the agents did not start: {answered['why']}", where=folder, hint=hint)
 
 
 @contextmanager

@@ -77,5 +77,5 @@ rehearsal = lazily.of("cloudtrain.backends.sagemaker.rehearsal", "rehearsal")
 
 def where_to_look(request: Request) -> str:
     """Return the aws command that shows the job."""
-    region = SageMakerSending.load(request.beside).region
+    region = SageMakerSending.load(request.sending).region
     return f"aws sagemaker describe-training-job --region {region} --training-job-name {request.name}"

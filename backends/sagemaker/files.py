@@ -143,10 +143,10 @@ def _explain(client: Any, access: AwsAccess, bucket: str, error: Exception, *, m
     try:
         client.list_objects_v2(Bucket=bucket, MaxKeys=1)
         return
-    except Exception as told:
-        if api.code_of(told) in ("AccessDenied", "403"):  # a role may allow writing and forbid listing
+    except Exception as exc:
+        if api.code_of(exc) in ("AccessDenied", "403"):  # a role may allow writing and forbid listing
             return
-        if api.code_of(told) not in (*_ABSENT, "NoSuchBucket"):
+        if api.code_of(exc) not in (*_ABSENT, "NoSuchBucket"):
             raise
         if not may_make:
             hint = f"aws s3 mb s3://{bucket} --region {access.region}, or fix sagemaker.bucket"

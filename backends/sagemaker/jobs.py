@@ -36,7 +36,7 @@ LATE_S = 15.0  # from a job's end to its last line in CloudWatch, if a container
 
 def ready(request: Request, shipment: Shipment) -> None:
     """Raise ConfigError without the SDK, CredentialError if the SDK finds no credentials."""
-    api.require_credentials(api.AwsAccess.of(SageMakerSending.load(request.beside)))
+    api.require_credentials(api.AwsAccess.of(SageMakerSending.load(request.sending)))
 
 
 def send(request: Request, shipment: Shipment) -> JobRef:
@@ -45,7 +45,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     Raises CredentialError, CapacityError, ConfigError or UsageError; raises UnreachableError if the start is uncertain,
     and `find` can later tell whether the job exists.
     """
-    plan, owner = SageMakerSending.load(request.beside), identity(shipment.home)
+    plan, owner = SageMakerSending.load(request.sending), identity(shipment.home)
     access, handle = api.AwsAccess.of(plan), _ref(request, owner)
     shipment.sending.prepares()
     files.put_bundle(access, shipment.bundle, plan.code_uri + requests.BUNDLE, default_of=plan.default_of)
@@ -70,7 +70,7 @@ def find(request: Request, home: Path) -> JobRef | None:
 
     If another home folder, or no home folder, has claimed the name, no job was sent: return None and change nothing.
     """
-    plan, owner = SageMakerSending.load(request.beside), identity(home)
+    plan, owner = SageMakerSending.load(request.sending), identity(home)
     access, handle = api.AwsAccess.of(plan), _ref(request, owner)
     with api.polls(f"ask for {request.name}"):
         if files.owner(access, plan.owner_uri) != owner:
@@ -194,7 +194,7 @@ def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
 
 
 def _ref(request: Request, owner: str) -> SageMakerRef:
-    body, plan = request.body, SageMakerSending.load(request.beside)
+    body, plan = request.body, SageMakerSending.load(request.sending)
     order = plan.order
     source = order.secrets if isinstance(order.secrets, ParameterSecrets) else ParameterSecrets("", "")
     return SageMakerRef(
@@ -242,7 +242,7 @@ def _is_ours(described: dict[str, Any] | None, request: Request) -> bool:
     if described is None:
         return False
     theirs = (channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in described.get("InputDataConfig", ()))
-    return SageMakerSending.load(request.beside).job_uri in theirs
+    return SageMakerSending.load(request.sending).job_uri in theirs
 
 
 def _described(access: api.AwsAccess, name: str) -> dict[str, Any] | None:

@@ -163,18 +163,18 @@ def _products(access: AwsAccess, region: str) -> list[Mapping[str, Any]]:
 def _bulk(access: AwsAccess, region: str) -> list[Mapping[str, Any]]:
     """Return the rows of the public file in GetProducts' form; the file keeps products and prices apart."""
     # botocore reads these variables too; a stand-in serves both.
-    told = os.environ.get("AWS_ENDPOINT_URL_PRICING") or os.environ.get("AWS_ENDPOINT_URL")
-    base = (dict(access.endpoints).get("pricing") or told or BULK).rstrip("/")
+    prices_list = os.environ.get("AWS_ENDPOINT_URL_PRICING") or os.environ.get("AWS_ENDPOINT_URL")
+    base = (dict(access.endpoints).get("pricing") or prices_list or BULK).rstrip("/")
     index = _download(f"{base}/offers/v1.0/aws/{SERVICE}/current/region_index.json")
     try:
         there = index["regions"].get(region)
         if there is None:
             return []
-        told = _download(f"{base}{there['currentVersionUrl']}")
-        prices = told["terms"]["OnDemand"]
+        prices_list = _download(f"{base}{there['currentVersionUrl']}")
+        prices = prices_list["terms"]["OnDemand"]
         return [
             {"product": product, "terms": {"OnDemand": prices.get(sku, {})}}
-            for sku, product in told["products"].items()
+            for sku, product in prices_list["products"].items()
         ]
     except (KeyError, TypeError, AttributeError) as error:
         raise UnreachableError(f"AWS's price file has another form: {error!r}") from error

@@ -35,7 +35,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         raise ConfigError(message, where="sagemaker.distribution", hint="write `distribution: torchrun`")
     hosts = [f"algo-{number}" for number in range(1, len(stage.addresses) + 1)]
     checkpoints = request.body["CheckpointConfig"].get("LocalPath", "/opt/ml/checkpoints")
-    order = SageMakerSending.load(request.beside).order
+    order = SageMakerSending.load(request.sending).order
     job, mirrored = stage.with_own_mirror(order.job)
     nodes = []
     for number, host in enumerate(hosts):
@@ -93,13 +93,13 @@ def _configure(folder: Path, body: dict[str, Any], hosts: list[str], number: int
         }
         for channel in body["InputDataConfig"]
     }
-    told = {
+    files = {
         "resourceconfig": resources,
         "hyperparameters": body.get("HyperParameters", {}),
         "inputdataconfig": channels,
         "checkpointconfig": {"LocalPath": "/opt/ml/checkpoints", **body["CheckpointConfig"]},
     }
-    for name, content in told.items():
+    for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
 
 
@@ -122,7 +122,7 @@ def _inputs(request: Request, stage: Stage) -> dict[str, Path]:
 
 
 def _environment(request: Request, host: str, disk: Path, stage: Stage, number: int) -> dict[str, str]:
-    body, region = request.body, SageMakerSending.load(request.beside).region
+    body, region = request.body, SageMakerSending.load(request.sending).region
     return {
         "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
         "HOME": "/tmp" if stage.has_own_places else str(disk),

@@ -94,10 +94,10 @@ def _failed(described: dict[str, Any], common: dict[str, Any], *, has_checkpoint
     """Return the end by the container's exit report, else by SageMaker's reason."""
     words = str(described.get("FailureReason") or "SageMaker gives no reason")
     kind = _PREFIX.match(words)
-    told = exit_report.told_in(words)
-    common["restarts"] += exit_report.restarts(told)
+    report = exit_report.told_in(words)
+    common["restarts"] += exit_report.restarts(report)
     return exit_report.failed(
-        told,
+        report,
         words,
         is_fault=kind is not None and kind[1] in _FAULTS,
         is_resumable=has_checkpoint,
@@ -126,8 +126,8 @@ def _billed_s(described: dict[str, Any], moves: list[dict[str, Any]], now_s: flo
 def _kept_warm_s(described: dict[str, Any]) -> float:
     """Return the billed seconds of warm machines after the job: SageMaker's number, else the maximum."""
     most = described.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds") or 0
-    told = described.get("WarmPoolStatus", {}).get("ResourceRetainedBillableTimeInSeconds")
-    return float(most if told is None else told)
+    report = described.get("WarmPoolStatus", {}).get("ResourceRetainedBillableTimeInSeconds")
+    return float(most if report is None else report)
 
 
 def _seconds(when: datetime | None) -> float | None:

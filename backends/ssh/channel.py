@@ -71,7 +71,7 @@ class HostChannel:
                 await self._open()
             message = {"verb": verb, "ask": ask, "size": len(payload)}
             try:
-                told, data = await asyncio.wait_for(self._exchange(message, payload), limit_s)
+                reply, data = await asyncio.wait_for(self._exchange(message, payload), limit_s)
             except (asyncio.TimeoutError, asyncio.CancelledError, OSError, EOFError, ValueError) as error:
                 words = await self._closed()
                 if isinstance(error, asyncio.CancelledError):
@@ -80,11 +80,11 @@ class HostChannel:
                     raise UnreachableError(f"{self.host.name} has not answered for {limit_s:.0f} s") from error
                 said = last_words(words) or "its line is cut, or it went down"
                 raise UnreachableError(f"{self.host.name}: {BROKEN}: {said}") from error
-        if "refused" in told:
-            raise HostRefusal(f"{self.host.name}: {told['refused']}")
-        if "failed" in told:
-            raise ConfigError(f"{self.host.name}: {verb} failed: {told['failed']}")
-        answer: dict[str, Any] = told["told"]
+        if "refused" in reply:
+            raise HostRefusal(f"{self.host.name}: {reply['refused']}")
+        if "failed" in reply:
+            raise ConfigError(f"{self.host.name}: {verb} failed: {reply['failed']}")
+        answer: dict[str, Any] = reply["told"]
         return answer, data
 
     async def close(self) -> None:
@@ -184,23 +184,23 @@ class HostChannel:
             noise += line
             if not line or len(noise) > MAX_NOISE:
                 raise EOFError
-        told = json.loads(await self._line())
-        if told.get("need"):
+        reply = json.loads(await self._line())
+        if reply.get("need"):
             packed = _packed(whole)
             await self._write(b"%d\n%s" % (len(packed), packed))
-            told = json.loads(await self._line())
-        if "refused" in told:
-            raise HostRefusal(f"{self.host.name}: {told['refused']}")
+            reply = json.loads(await self._line())
+        if "refused" in reply:
+            raise HostRefusal(f"{self.host.name}: {reply['refused']}")
         begin_s = time.time()
         clock, _ = await self._exchange({"verb": "clock", "ask": {}}, b"")
         self.ahead_s = clock["told"]["now_s"] - (begin_s + time.time()) / 2
-        return dict(told)
+        return dict(reply)
 
     async def _exchange(self, message: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         await self._write(json.dumps(message).encode() + b"\n" + payload)
-        told = json.loads(await self._line())
-        size = told.get("size", 0)
-        return told, await self._answers().readexactly(size) if size else b""
+        reply = json.loads(await self._line())
+        size = reply.get("size", 0)
+        return reply, await self._answers().readexactly(size) if size else b""
 
     async def _write(self, data: bytes) -> None:
         calls = self._process.stdin if self._process else None

@@ -41,7 +41,7 @@ class Call(NamedTuple):
 class HostAnswer(NamedTuple):
     """A host's answer: JSON and bytes, or the error."""
 
-    told: dict[str, Any]
+    reply: dict[str, Any]
     data: bytes = b""
     error: CloudtrainError | None = None
 
@@ -77,7 +77,7 @@ class Fleet:
         answer = self.ask({host: Call(verb, ask, payload)}, limit_s, is_urgent=True)[host]
         if answer.error is not None:
             raise answer.error
-        return answer.told
+        return answer.reply
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run the coroutine on the loop; Ctrl-C here cancels the coroutine."""
@@ -108,7 +108,7 @@ class Fleet:
         if pause is not None and time.monotonic() < pause.until_s and not is_urgent:
             return HostAnswer({}, error=pause.error)
         try:
-            told, data = await self.channel(host).call(*call, limit_s=limit_s)
+            reply, data = await self.channel(host).call(*call, limit_s=limit_s)
         except UnreachableError as error:
             seconds = min(LONGEST_PAUSE_S, 2 * pause.seconds if pause else FIRST_PAUSE_S) * random.uniform(0.8, 1.2)
             self._pauses[host] = _Pause(time.monotonic() + seconds, seconds, error)
@@ -116,7 +116,7 @@ class Fleet:
         except CloudtrainError as error:
             return HostAnswer({}, error=error)
         self._pauses.pop(host, None)
-        return HostAnswer(told, data)
+        return HostAnswer(reply, data)
 
     async def _close(self) -> None:
         await asyncio.gather(*(channel.close() for channel in self._channels.values()), return_exceptions=True)

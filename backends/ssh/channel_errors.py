@@ -79,8 +79,8 @@ def is_passing(words: str) -> bool:
 
 def last_words(words: str) -> str:
     """Return the last output of a host or of ssh as one line without control characters; "" if the output is empty."""
-    told = [line for line in words.splitlines() if line.strip("@ \r") and not line.startswith("debug")]
-    return one_line("".join(letter if letter.isprintable() else " " for letter in " ".join(told[-2:])), 300)
+    lines = [line for line in words.splitlines() if line.strip("@ \r") and not line.startswith("debug")]
+    return one_line("".join(letter if letter.isprintable() else " " for letter in " ".join(lines[-2:])), 300)
 
 
 def no_ssh() -> ConfigError:

@@ -90,8 +90,8 @@ class Masters:
 
     async def _way(self, host: Host) -> list[str]:
         """Return the options for ssh to use our master of the bastion, if ssh's configuration names a bastion."""
-        told = await _configured(host)
-        jump = told.get("proxyjump", "none")
+        settings = await _configured(host)
+        jump = settings.get("proxyjump", "none")
         if jump == "none":
             return []
         before, _, last = jump.rpartition(",")

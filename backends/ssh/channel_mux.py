@@ -105,17 +105,17 @@ async def _asked(
         rights = array.array("i", [file.fileno()])
         # One byte for each file, as ssh sends them. The buffer is new and empty, so the byte fits at once.
         master.sendmsg([b"\0"], [(socketlib.SOL_SOCKET, socketlib.SCM_RIGHTS, rights)])
-    told = await _packet(reader)
-    if struct.unpack_from(">I", told)[0] != _OPENED:
+    packet = await _packet(reader)
+    if struct.unpack_from(">I", packet)[0] != _OPENED:
         raise ValueError("refused")
 
 
 async def _ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int:
     try:
         while True:
-            told = await _packet(reader)
-            if struct.unpack_from(">I", told)[0] == _EXIT:
-                return int(struct.unpack_from(">III", told)[2])
+            packet = await _packet(reader)
+            if struct.unpack_from(">I", packet)[0] == _EXIT:
+                return int(struct.unpack_from(">III", packet)[2])
     except (OSError, EOFError, struct.error):
         return _LOST
     finally:

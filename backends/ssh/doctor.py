@@ -46,7 +46,7 @@ def hosts(config: JobConfig) -> list[HostUse]:
         use
         for host, answer in answers.items()
         for use in (
-            _uses(host.name, answer.told)
+            _uses(host.name, answer.reply)
             if answer.error is None
             else [HostUse(host.name, "-", "", _absence(answer.error), detail=answer.error.message)]
         )
@@ -58,10 +58,10 @@ def _absence(error: CloudtrainError) -> str:
     return "unknown" if error.exit_code == ConfigError.exit_code else "unreachable"
 
 
-def _uses(host: str, told: dict[str, Any]) -> list[HostUse]:
-    held = {holder["name"]: holder for holder in told["holders"] or ()}
-    busy = {process["gpu"]: process for process in told["gpu_processes"] or ()}
-    gpus = told["gpus"] or {"gpus": [], "fault": None}
+def _uses(host: str, reply: dict[str, Any]) -> list[HostUse]:
+    held = {holder["name"]: holder for holder in reply["holders"] or ()}
+    busy = {process["gpu"]: process for process in reply["gpu_processes"] or ()}
+    gpus = reply["gpus"] or {"gpus": [], "fault": None}
     units = [
         (unit, f"{gpu['index']}{f' slice {number}' if gpu['mig'] else ''}", gpu["name"])
         for gpu in gpus["gpus"]
@@ -86,5 +86,5 @@ def _own_ssh() -> Check:
     command = shutil.which("ssh")
     if command is None:
         return Check("ssh", "fail", "there is no `ssh` here", "install OpenSSH's client")
-    told = subprocess.run([command, "-V"], capture_output=True, text=True, check=False).stderr.strip()
-    return Check("ssh", "ok", told.partition(",")[0])
+    reply = subprocess.run([command, "-V"], capture_output=True, text=True, check=False).stderr.strip()
+    return Check("ssh", "ok", reply.partition(",")[0])

@@ -33,30 +33,30 @@ BUSY_S, LOOK_S = 1800.0, 0.5  # while a competing submit sends the same code
 
 
 def ship(
-    fleet: Fleet, bundle: Bundle, seats: Sequence[Assignment], ports: Sequence[int] | None = None
+    fleet: Fleet, bundle: Bundle, assignments: Sequence[Assignment], ports: Sequence[int] | None = None
 ) -> dict[str, str]:
     """Ensure that every host has the archive; return the archive's path by the host's name. Raises the hosts' errors.
 
     `ports`: the lowest and the highest port by which hosts may fetch the archive from each other.
     """
-    told = _ask(fleet, bundle, [seat.host for seat in seats])
-    paths = {seat.host.name: told[seat.host]["path"] for seat in seats}
-    missing = [seat for seat in seats if not told[seat.host]["kept"]]
+    reply = _ask(fleet, bundle, [seat.host for seat in assignments])
+    paths = {seat.host.name: reply[seat.host]["path"] for seat in assignments}
+    missing = [seat for seat in assignments if not reply[seat.host]["kept"]]
     if not missing:
         return paths
     if bundle.bytes > TELL_BYTES:
         say(f"sending {bundle.bytes / 1e6:.0f} MB of code to {len(missing)} host{'s' * (len(missing) > 1)}")
-    with_it = [seat for seat in seats if told[seat.host]["kept"]]
+    with_it = [seat for seat in assignments if reply[seat.host]["kept"]]
     seconds = FETCH_S if bundle.bytes > TELL_BYTES else 0.0
     if not with_it:
         begin_s = time.monotonic()
-        _upload(fleet, bundle, missing[0].host, told[missing[0].host]["arrived"])
+        _upload(fleet, bundle, missing[0].host, reply[missing[0].host]["arrived"])
         seconds, with_it = time.monotonic() - begin_s, missing[:1]
-        told = _ask(fleet, bundle, [seat.host for seat in missing[1:]]) if missing[1:] else {}  # hosts may share a disk
-        missing = [seat for seat in missing[1:] if not told[seat.host]["kept"]]
+        reply = _ask(fleet, bundle, [seat.host for seat in missing[1:]]) if missing[1:] else {}  # a shared disk
+        missing = [seat for seat in missing[1:] if not reply[seat.host]["kept"]]
     if seconds > SLOW_S and seconds * len(missing) > FAN_OUT_S:
         missing = _fan_out(fleet, bundle, with_it[0], missing, ports)
-    _upload_all(fleet, bundle, {seat.host: told[seat.host]["arrived"] for seat in missing})
+    _upload_all(fleet, bundle, {seat.host: reply[seat.host]["arrived"] for seat in missing})
     return paths
 
 
@@ -66,10 +66,10 @@ def _ask(fleet: Fleet, bundle: Bundle, hosts: Sequence[Host]) -> dict[Host, dict
     is_said = False
     while True:
         call = Call("has", _asked(bundle))
-        told = _all(fleet.ask(dict.fromkeys(hosts, call), LIMIT_S, is_urgent=True))
-        busy = [host.name for host in hosts if told[host]["busy"]]
+        reply = _all(fleet.ask(dict.fromkeys(hosts, call), LIMIT_S, is_urgent=True))
+        busy = [host.name for host in hosts if reply[host]["busy"]]
         if not busy:
-            return told
+            return reply
         if time.monotonic() > end_s:
             hint = "end it, or change a file of the code"
             raise CapacityError(f"another submit is still sending the same code to {', '.join(busy)}", hint=hint)
@@ -87,7 +87,7 @@ def _all(answers: Mapping[Host, HostAnswer]) -> dict[Host, dict[str, Any]]:
     for answer in answers.values():
         if answer.error is not None:
             raise answer.error
-    return {host: answer.told for host, answer in answers.items()}
+    return {host: answer.reply for host, answer in answers.items()}
 
 
 def _upload_all(fleet: Fleet, bundle: Bundle, arrived: Mapping[Host, int]) -> None:
@@ -99,8 +99,8 @@ def _upload_all(fleet: Fleet, bundle: Bundle, arrived: Mapping[Host, int]) -> No
     put = Call("put", {**_asked(bundle), "offset": 0}, bundle.path.read_bytes())
     _all(fleet.ask(dict.fromkeys(arrived, put), LIMIT_S, is_urgent=True))
     kept = _all(fleet.ask(dict.fromkeys(arrived, Call("keep", _asked(bundle))), LIMIT_S, is_urgent=True))
-    for host, told in kept.items():
-        if not told["kept"]:
+    for host, reply in kept.items():
+        if not reply["kept"]:
             _upload(fleet, bundle, host, 0)
 
 
@@ -109,10 +109,10 @@ def _upload(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> None:
     for number in range(TRIES):
         try:
             if number:
-                told = _ask(fleet, bundle, [host])[host]
-                if told["kept"]:
+                reply = _ask(fleet, bundle, [host])[host]
+                if reply["kept"]:
                     return
-                arrived = told["arrived"]
+                arrived = reply["arrived"]
             if _sent(fleet, bundle, host, arrived):
                 return
         except UnreachableError:
@@ -174,7 +174,7 @@ def _fan_out(
     calls = {seat.host: Call("fetch", {**asked, "into": f"{seat.workdir}/cache"}) for seat in targets}
     fetched = fleet.ask(calls, FETCH_S, is_urgent=True)
     kept = fleet.ask({host: Call("keep", _asked(bundle)) for host, answer in fetched.items() if not answer.error})
-    return [seat for seat in targets if seat.host not in kept or not kept[seat.host].told.get("kept")]
+    return [seat for seat in targets if seat.host not in kept or not kept[seat.host].reply.get("kept")]
 
 
 def _sender() -> str:

@@ -50,8 +50,8 @@ class Host(StoredRecord):
     @property
     def key(self) -> str:
         """Return a key that identifies the connection's settings."""
-        told = (self.name, self.user, self.port, self.ssh_config, self.accepts_new_keys)
-        return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+        identity = (self.name, self.user, self.port, self.ssh_config, self.accepts_new_keys)
+        return hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
 
 
 def of_config(config: JobConfig) -> list[Host]:

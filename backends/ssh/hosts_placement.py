@@ -16,7 +16,7 @@ from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.text.terminal import say
 
-__all__ = ["Assignment", "address_of", "examine", "path_on", "require_answers", "seated"]
+__all__ = ["Assignment", "address_of", "assign_hosts", "examine", "path_on", "require_answers"]
 
 FACTS_S = 30.0
 PATIENCE_S = 15.0  # for each fact: a Python on a cold network home takes seconds to start
@@ -42,47 +42,47 @@ def require_answers(body: Mapping[str, Any], fleet: Fleet) -> None:
     there = [host for host in hosts if answers[host].error is None]
     if len(there) < JobSpec.load(body["spec"]).nodes:
         answers |= _facts(fleet, there, body)
-        found = preflight.checks({host.name: _fact(answers[host]) for host in hosts}, wish_of(body))
+        found = preflight.checks({host.name: _fact(answers[host]) for host in hosts}, requirements_of(body))
         raise _error(found, list(answers.values()))
 
 
-def seated(body: Mapping[str, Any], fleet: Fleet) -> list[Assignment]:
+def assign_hosts(body: Mapping[str, Any], fleet: Fleet) -> list[Assignment]:
     """Return the job's host assignments in the config's order; with spare hosts, the first hosts that are fit.
 
     Raises the reason for unusable hosts: CapacityError, ConfigError, CredentialError, UnreachableError.
     """
     hosts = [Host(**each) for each in body["hosts"]]
-    count, wish = JobSpec.load(body["spec"]).nodes, wish_of(body)
+    count, needs = JobSpec.load(body["spec"]).nodes, requirements_of(body)
     answers = _facts(fleet, hosts, body)
-    fit = [host for host in hosts if not _failed(preflight.checks({host.name: _fact(answers[host])}, wish))]
+    fit = [host for host in hosts if not _failed(preflight.checks({host.name: _fact(answers[host])}, needs))]
     chosen = (fit if len(hosts) > count else hosts)[:count]
     seen = chosen if len(chosen) == count else hosts
-    found = preflight.checks({host.name: _fact(answers[host]) for host in seen}, wish)
+    found = preflight.checks({host.name: _fact(answers[host]) for host in seen}, needs)
     if _failed(found):
         raise _error(found, [answers[host] for host in seen])
     for host in set(hosts[: hosts.index(chosen[-1])]) - set(chosen):
-        say(f"{host.name} is left out: {_failed(preflight.checks({host.name: _fact(answers[host])}, wish))[0].found}")
-    seats = [_seat(fleet, host, answers[host].told, body) for host in chosen]
-    found += preflight.dialled(_dial(fleet, seats, body, everybody=len(seats) <= ALL_DIAL), body["ports"])
+        say(f"{host.name} is left out: {_failed(preflight.checks({host.name: _fact(answers[host])}, needs))[0].found}")
+    assignments = [_seat(fleet, host, answers[host].reply, body) for host in chosen]
+    found += preflight.dialled(_dial(fleet, assignments, body, everybody=len(assignments) <= ALL_DIAL), body["ports"])
     if _failed(found):
         raise _error(found, [])
     for check in found:
         if check.verdict == "warn":
             say(f"{check.name}: {check.found}{f' ({check.cure})' if check.cure else ''}")
-    return seats
+    return assignments
 
 
 def examine(body: Mapping[str, Any], fleet: Fleet) -> list[Check]:
     """Return all findings about the hosts, for `doctor`."""
     hosts = [Host(**each) for each in body["hosts"]]
     answers = _facts(fleet, hosts, body)
-    found = preflight.checks({host.name: _fact(answers[host]) for host in hosts}, wish_of(body))
-    seats = [_seat(fleet, host, answers[host].told, body) for host in hosts if answers[host].error is None]
-    return found + preflight.dialled(_dial(fleet, seats, body, everybody=True), body["ports"])
+    found = preflight.checks({host.name: _fact(answers[host]) for host in hosts}, requirements_of(body))
+    assignments = [_seat(fleet, host, answers[host].reply, body) for host in hosts if answers[host].error is None]
+    return found + preflight.dialled(_dial(fleet, assignments, body, everybody=True), body["ports"])
 
 
-def wish_of(body: Mapping[str, Any]) -> preflight.HostRequirements:
-    """Return the job's requirements for each host."""
+def requirements_of(body: Mapping[str, Any]) -> preflight.HostRequirements:
+    """Return the job's needs for each host."""
     return preflight.HostRequirements(
         ranks=JobSpec.load(body["spec"]).nproc_per_node,
         gpus=body["gpus"],
@@ -100,13 +100,13 @@ def _facts(fleet: Fleet, hosts: Sequence[Host], body: Mapping[str, Any]) -> dict
     answers = fleet.ask(calls, FACTS_S, is_urgent=True)
     for host, answer in answers.items():
         if answer.error is None:
-            answer.told["ahead_s"] = fleet.channel(host).ahead_s
-            answer.told["address"] = host.address or fleet.channel(host).about["address"]
+            answer.reply["ahead_s"] = fleet.channel(host).ahead_s
+            answer.reply["address"] = host.address or fleet.channel(host).about["address"]
     return answers
 
 
 def _fact(answer: HostAnswer) -> dict[str, Any] | str:
-    return answer.told if answer.error is None else str(answer.error)
+    return answer.reply if answer.error is None else str(answer.error)
 
 
 def _failed(checks: Sequence[Check]) -> list[Check]:
@@ -165,23 +165,23 @@ def address_of(fleet: Fleet, host: Host) -> str:
     return came_in
 
 
-def _dial(fleet: Fleet, seats: Sequence[Assignment], body: Mapping[str, Any], *, everybody: bool) -> dict[str, Any]:
+def _dial(fleet: Fleet, nodes: Sequence[Assignment], body: Mapping[str, Any], *, everybody: bool) -> dict[str, Any]:
     """Return for each caller the hosts that the caller cannot reach, or why a host could not be tested."""
-    if len(seats) < 2:
+    if len(nodes) < 2:
         return {}
     token = secrets.token_hex(8)
     common = {"token": token, "ports": body["ports"]}
     heard = fleet.ask(
-        {s.host: Call("listen", {**common, "name": s.host.name, "address": s.address}) for s in seats}, is_urgent=True
+        {s.host: Call("listen", {**common, "name": s.host.name, "address": s.address}) for s in nodes}, is_urgent=True
     )
-    doors = [{"name": host.name, **answer.told} for host, answer in heard.items() if "port" in answer.told]
-    told = {host.name: answer.told["error"] for host, answer in heard.items() if "error" in answer.told}
+    doors = [{"name": host.name, **answer.reply} for host, answer in heard.items() if "port" in answer.reply]
+    unheard = {host.name: answer.reply["error"] for host, answer in heard.items() if "error" in answer.reply}
     calls = {}
-    for number, seat in enumerate(seats):
+    for number, seat in enumerate(nodes):
         peers = [door for door in doors if door["name"] != seat.host.name]
         if not everybody and number:
-            peers = [door for door in peers if door["name"] == seats[0].host.name]
+            peers = [door for door in peers if door["name"] == nodes[0].host.name]
         calls[seat.host] = Call("dial", {"token": token, "peers": peers})
     answers = fleet.ask(calls, is_urgent=True)
-    fleet.ask({seat.host: Call("hang_up", {}) for seat in seats})
-    return {"unheard": told, "failed": {h.name: a.told.get("failed", []) for h, a in answers.items()}}
+    fleet.ask({seat.host: Call("hang_up", {}) for seat in nodes})
+    return {"unheard": unheard, "failed": {h.name: a.reply.get("failed", []) for h, a in answers.items()}}

@@ -37,7 +37,7 @@ def state(ref: JobRef) -> State:
     handle = SshRef.load(ref)
     first = _look(handle, [0], lambda answers: True)[0]
     if first.error is None:
-        status = NodeStatus.load(first.told)
+        status = NodeStatus.load(first.reply)
         found = _fold(handle, {0: first}) if status.alive or status.exit else None
         if found is not None:
             return found
@@ -73,7 +73,7 @@ def logs(
     missing = [handle.nodes[node].host.name for node in wanted if node not in found]
     if missing and now and not page.lines:
         say(f"the lines of {', '.join(missing)} are missing: not to be reached for now")
-    have_ended = not missing and all(answer.told["ended"] for answer in answers.values())
+    have_ended = not missing and all(answer.reply["ended"] for answer in answers.values())
     # All lines of the reached hosts were read; a follower waits for the remaining hosts for `late_s`.
     return LogPage(page.lines, page.cursor, is_clean=True, is_complete=have_ended)
 
@@ -96,7 +96,7 @@ def logs_from(
     for node, answer in zip(wanted, fleet().ask(calls).values(), strict=True):
         if answer.error is not None:
             raise answer.error
-        cursor.update({f"{node}/{name}": offset for name, offset in answer.told["offsets"].items()})
+        cursor.update({f"{node}/{name}": offset for name, offset in answer.reply["offsets"].items()})
     return cursor
 
 
@@ -144,14 +144,14 @@ def _brought(places: Sequence[tuple[Host, str]], folder: Path) -> list[Path]:
     missing = []
     for number, (host, place) in enumerate(places):
         try:
-            told = fleet().tell(host, "tree", {"folder": place})
+            reply = fleet().tell(host, "tree", {"folder": place})
         except UnreachableError:
             missing.append(host.name)
             continue
-        here = {name: files.get(_inside(folder, name)) for name, _ in told["files"]}
-        like = [name for name, size in told["files"] if here[name] == size]
+        here = {name: files.get(_inside(folder, name)) for name, _ in reply["files"]}
+        like = [name for name, size in reply["files"] if here[name] == size]
         sums = fleet().tell(host, "tree", {"folder": place, "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
-        for name, size in told["files"]:
+        for name, size in reply["files"]:
             path = _inside(folder, name)
             if name in sums and sums[name] == _sha256(path):
                 continue  # from a disk that the hosts share, or equal on each host
@@ -189,8 +189,8 @@ def _look(
 
 
 def _fold(handle: SshRef, answers: Mapping[int, HostAnswer]) -> State | None:
-    told = {node: NodeStatus.load(answer.told) for node, answer in answers.items() if answer.error is None}
-    return agent_state.fold(told, len(handle.nodes), can_shrink=handle.can_shrink) if told else None
+    reply = {node: NodeStatus.load(answer.reply) for node, answer in answers.items() if answer.error is None}
+    return agent_state.fold(reply, len(handle.nodes), can_shrink=handle.can_shrink) if reply else None
 
 
 def _has_one(answers: Mapping[Host, HostAnswer]) -> bool:
@@ -206,16 +206,16 @@ def _nodes_of(handle: SshRef, ranks: frozenset[int] | None) -> list[int]:
 
 def _chunks(answer: HostAnswer) -> list[Chunk]:
     chunks, begin = [], 0
-    for told in answer.told["chunks"]:
-        data = answer.data[begin : begin + told["size"]]
-        begin += told["size"]
+    for reply in answer.reply["chunks"]:
+        data = answer.data[begin : begin + reply["size"]]
+        begin += reply["size"]
         chunks.append(
             Chunk(
-                told["name"],
-                told["offset"],
+                reply["name"],
+                reply["offset"],
                 data,
-                tuple((size, time_s) for size, time_s in told["times"]),
-                told["has_more"],
+                tuple((size, time_s) for size, time_s in reply["times"]),
+                reply["has_more"],
             )
         )
     return chunks

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.ssh import files_code, hosts
 from cloudtrain.backends.ssh.channel_calls import Call, Fleet, HostAnswer, fleet
 from cloudtrain.backends.ssh.hosts import Host
-from cloudtrain.backends.ssh.hosts_placement import Assignment, address_of, path_on, require_answers, seated
+from cloudtrain.backends.ssh.hosts_placement import Assignment, address_of, assign_hosts, path_on, require_answers
 from cloudtrain.backends.ssh.records import SshNode, SshRef
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
@@ -57,17 +57,18 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     body, lines = request.body, fleet()
     job = JobSpec.load(body["spec"])
     shipment.sending.prepares()
-    seats = seated(body, lines)
-    seats = _holder_first(lines, body, seats)
-    nodes = [_node(lines, number, seat, body) for number, seat in enumerate(seats)]
+    assignments = assign_hosts(body, lines)
+    assignments = _holder_first(lines, body, assignments)
+    nodes = [_node(lines, number, seat, body) for number, seat in enumerate(assignments)]
     job = JobSpec.load(body["spec"])
-    can_shrink = (job.min_nodes or job.nodes) < len(seats)
+    can_shrink = (job.min_nodes or job.nodes) < len(assignments)
     ref = SshRef(nodes, job.nproc_per_node, can_shrink, job.job, job.attempt).dump()
     owner = identity(shipment.home)
     made_of = {"owner": owner, "record": {"record": dict(shipment.record), "ref": ref}}
-    _all(lines, {seat.host: Call("make", _folders(node) | made_of) for seat, node in zip(seats, nodes, strict=True)})
-    paths = files_code.ship(lines, shipment.bundle, seats, body["ports"])
-    made = _environments(lines, body, seats, nodes, paths, shipment.bundle.path)
+    pairs = zip(assignments, nodes, strict=True)
+    _all(lines, {seat.host: Call("make", _folders(node) | made_of) for seat, node in pairs})
+    paths = files_code.ship(lines, shipment.bundle, assignments, body["ports"])
+    made = _environments(lines, body, assignments, nodes, paths, shipment.bundle.path)
     path = _noted(shipment.home, body["job"], body["attempt"])
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -76,10 +77,10 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         raise ConfigError(f"the job cannot be noted: {error.strerror}", where=str(path)) from error
     specs = [
         agent_spec(number, seat, nodes[number], body, shipment, paths, made[number])
-        for number, seat in enumerate(seats)
+        for number, seat in enumerate(assignments)
     ]
     shipment.sending.creates()
-    _start(lines, seats, specs, body)
+    _start(lines, assignments, specs, body)
     return ref
 
 
@@ -95,7 +96,7 @@ def find(request: Request, home: Path) -> JobRef | None:
     lines, roots = fleet(), {node.host: node.root for node in SshRef.load(ref).nodes}
     answers = lines.ask({host: Call("door", {"root": root}) for host, root in roots.items()}, is_urgent=True)
     errors = [answer.error for answer in answers.values() if answer.error is not None]
-    if all(answer.told.get("started") for answer in answers.values() if answer.error is None):
+    if all(answer.reply.get("started") for answer in answers.values() if answer.error is None):
         if errors:
             raise UnreachableError(f"whether {request.name} was started is not known: {errors[0]}")
         return ref
@@ -121,9 +122,9 @@ def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
                 raise answer.error
             say(f"{host.name}: not asked for jobs: {answer.error.message}")
             continue
-        for told in answer.told["jobs"]:
-            is_own = told["owner"] == known_identity(home)
-            each = FoundAttempt(told["job"], told["attempt"], *_kept(told["kept"], asked), is_own)
+        for entry in answer.reply["jobs"]:
+            is_own = entry["owner"] == known_identity(home)
+            each = FoundAttempt(entry["job"], entry["attempt"], *_kept(entry["kept"], asked), is_own)
             found.setdefault((each.job_id, each.number), each)
     return list(found.values())
 
@@ -171,40 +172,40 @@ def _folders(node: SshNode) -> dict[str, Any]:
     return {"job": node.job, "root": node.root, "folders": folders, "links": links}
 
 
-def _holder_first(lines: Fleet, body: Mapping[str, Any], seats: list[Assignment]) -> list[Assignment]:
+def _holder_first(lines: Fleet, body: Mapping[str, Any], assignments: list[Assignment]) -> list[Assignment]:
     """Return the hosts, first the host with the newest checkpoint: without a shared disk only that host has the files.
 
     If that host takes no part in this attempt, the first host fetches the checkpoint.
     """
     if body["attempt"] == 1 and not body["checkpoint_dir"]:
-        return seats
+        return assignments
     hosts = [Host(**each) for each in body["hosts"]]
     there = {host: _checkpoints(lines, host, body) for host in hosts if lines.channel(host).about}
     answers = lines.ask({host: Call("newest", {"folder": folder}) for host, folder in there.items()})
-    newest = {host: answer.told for host, answer in answers.items() if answer.told}
+    newest = {host: answer.reply for host, answer in answers.items() if answer.reply}
     if not newest:
-        return seats
+        return assignments
     best = max(newest, key=lambda host: (newest[host]["step"] or 0, newest[host]["mtime"]))
-    same = [seat for seat in seats if newest.get(seat.host, {}).get("fingerprint") == newest[best]["fingerprint"]]
+    same = [seat for seat in assignments if newest.get(seat.host, {}).get("fingerprint") == newest[best]["fingerprint"]]
     if same:
-        return [same[0], *(seat for seat in seats if seat is not same[0])]
-    say(f"{seats[0].host.name} fetches what was saved on {best.name}, which takes no part this time")
+        return [same[0], *(seat for seat in assignments if seat is not same[0])]
+    say(f"{assignments[0].host.name} fetches what was saved on {best.name}, which takes no part this time")
     offer = {"folder": there[best], "address": address_of(lines, best), "ports": body["ports"]}
     name = newest[best]["name"] if JobSpec.load(body["spec"]).run.kind == "task" else None
     fetch = {
         **lines.tell(best, "offer", offer),
         "name": name,
-        "into": there[seats[0].host],
-        "note": _fetched_note(seats[0], body),
+        "into": there[assignments[0].host],
+        "note": _fetched_note(assignments[0], body),
     }
-    lines.tell(seats[0].host, "fetch", fetch, limit_s=FETCH_S)
-    return seats
+    lines.tell(assignments[0].host, "fetch", fetch, limit_s=FETCH_S)
+    return assignments
 
 
 def _environments(
     lines: Fleet,
     body: Mapping[str, Any],
-    seats: Sequence[Assignment],
+    assignments: Sequence[Assignment],
     nodes: Sequence[SshNode],
     paths: Mapping[str, str],
     bundle: Path,
@@ -216,17 +217,17 @@ def _environments(
     if runs_in["kind"] == "venv":
         calls = {
             seat.host: Call("unpack", {"path": paths[seat.host.name], "sha256": body["bundle"], "root": node.root})
-            for seat, node in zip(seats, nodes, strict=True)
+            for seat, node in zip(assignments, nodes, strict=True)
         }
         _all(lines, calls)
         runs_in = {**runs_in, "requirements": _shipped_text(bundle, runs_in["requirements"])}
     asked = {}
-    for seat, node in zip(seats, nodes, strict=True):
+    for seat, node in zip(assignments, nodes, strict=True):
         own: dict[str, Any] = {"python": seat.host.python, "workdir": seat.workdir, "code": f"{node.root}/code"}
         own["gpus"] = list(seat.takes) if body["gpus"] else []
         asked[seat.host] = Call("environment", {**runs_in, **own})
     answers = _all(lines, asked, BUILD_S)
-    return [answers[seat.host].told for seat in seats]
+    return [answers[seat.host].reply for seat in assignments]
 
 
 def _shipped_text(bundle: Path, name: str) -> str:
@@ -288,7 +289,9 @@ def _mounts(node: SshNode) -> tuple[tuple[str, bool], ...]:
     return (*((path, False) for path in written), *((path, True) for path in node.inputs.values()))
 
 
-def _start(lines: Fleet, seats: Sequence[Assignment], specs: Sequence[AgentSpec], body: Mapping[str, Any]) -> None:
+def _start(
+    lines: Fleet, assignments: Sequence[Assignment], specs: Sequence[AgentSpec], body: Mapping[str, Any]
+) -> None:
     """Start node 0's agent, then the rest; if a start fails, stop all. Raises CapacityError, and the agents' errors.
 
     If several submits have each taken a part of the same hosts, the job with the smallest name keeps its hosts and
@@ -298,14 +301,14 @@ def _start(lines: Fleet, seats: Sequence[Assignment], specs: Sequence[AgentSpec]
     for number in range(TRIES):
         busy: str | None = None
         try:
-            busy = _start_all(lines, seats, specs, body, keep_until_s)
+            busy = _start_all(lines, assignments, specs, body, keep_until_s)
         except BaseException:
-            _give_up(lines, seats, specs, for_ever=True)
+            _give_up(lines, assignments, specs, for_ever=True)
             raise
         if busy is None:
             return
         is_last = number == TRIES - 1
-        _give_up(lines, seats, specs, for_ever=is_last)
+        _give_up(lines, assignments, specs, for_ever=is_last)
         if is_last:
             raise CapacityError(busy, hint="`cloudtrain hosts` shows who holds what; try again, or name other hosts")
         time.sleep(random.uniform(*WAIT_S))
@@ -313,59 +316,59 @@ def _start(lines: Fleet, seats: Sequence[Assignment], specs: Sequence[AgentSpec]
 
 def _start_all(
     lines: Fleet,
-    seats: Sequence[Assignment],
+    assignments: Sequence[Assignment],
     specs: Sequence[AgentSpec],
     body: Mapping[str, Any],
     keep_until_s: float,
 ) -> str | None:
     """Start all agents; return the reason if a job holds a host, or None if all have started."""
-    about, token, head = {"job": body["job"], "nodes": len(seats)}, secrets.token_hex(16), None
+    about, token, head = {"job": body["job"], "nodes": len(assignments)}, secrets.token_hex(16), None
 
     def call(number: int) -> Call:
-        seat, spec = seats[number], replace(specs[number], token=token, head=head)
+        seat, spec = assignments[number], replace(specs[number], token=token, head=head)
         locks = {"folder": body["gpu_locks"], "names": seat.takes, "about": {**about, "labels": dict(seat.labels)}}
         return Call("start", {"request": {"folder": spec.root, "nodes": [spec.dump()], "locks": locks}})
 
-    waiting = list(range(len(seats)))
+    waiting = list(range(len(assignments)))
     while waiting:
         now = waiting[:1] if waiting[0] == 0 else waiting  # node 0's answer has the address for the remaining agents
-        answers = _all(lines, {seats[number].host: call(number) for number in now}, START_S)
-        told = {number: answers[seats[number].host].told for number in now}
-        head = told.get(0, {}).get("head") or head
-        refused = [number for number in now if not told[number]["started"]]
-        why = "; ".join(_why(seats[number], told[number]) for number in refused)
+        answers = _all(lines, {assignments[number].host: call(number) for number in now}, START_S)
+        replies = {number: answers[assignments[number].host].reply for number in now}
+        head = replies.get(0, {}).get("head") or head
+        refused = [number for number in now if not replies[number]["started"]]
+        why = "; ".join(_why(assignments[number], replies[number]) for number in refused)
         waiting = [number for number in waiting if number in refused or number not in now]
         if refused:
-            if time.monotonic() > keep_until_s or not _comes_first(lines, [seats[n] for n in refused], body):
+            if time.monotonic() > keep_until_s or not _comes_first(lines, [assignments[n] for n in refused], body):
                 return why
             time.sleep(AGAIN_S)
     return None
 
 
-def _comes_first(lines: Fleet, seats: Sequence[Assignment], body: Mapping[str, Any]) -> bool:
+def _comes_first(lines: Fleet, assignments: Sequence[Assignment], body: Mapping[str, Any]) -> bool:
     """Return whether the job's name sorts before the names of all jobs that hold these hosts."""
     asked = Call("holders", {"lock_folder": body["gpu_locks"]})
-    answers = lines.ask({seat.host: asked for seat in seats}, is_urgent=True)
-    taken = {seat.host: seat.takes for seat in seats}
+    answers = lines.ask({seat.host: asked for seat in assignments}, is_urgent=True)
+    taken = {seat.host: seat.takes for seat in assignments}
     holders = [
         holder
         for host, answer in answers.items()
-        for holder in answer.told.get("holders") or ()
+        for holder in answer.reply.get("holders") or ()
         if holder["name"] in taken[host]
     ]
     return all(body["job"] < holder.get("job", "") for holder in holders)
 
 
-def _why(seat: Assignment, told: Mapping[str, Any]) -> str:
-    if not told.get("busy"):
-        raise ConfigError(f"the agent on {seat.host.name} did not start: {told['why']}")
-    return f"{seat.host.name}: {told['why']}"
+def _why(seat: Assignment, reply: Mapping[str, Any]) -> str:
+    if not reply.get("busy"):
+        raise ConfigError(f"the agent on {seat.host.name} did not start: {reply['why']}")
+    return f"{seat.host.name}: {reply['why']}"
 
 
-def _give_up(lines: Fleet, seats: Sequence[Assignment], specs: Sequence[AgentSpec], *, for_ever: bool) -> None:
+def _give_up(lines: Fleet, assignments: Sequence[Assignment], specs: Sequence[AgentSpec], *, for_ever: bool) -> None:
     calls = {
         seat.host: Call("give_up", {"root": spec.root, "for_ever": for_ever})
-        for seat, spec in zip(seats, specs, strict=True)
+        for seat, spec in zip(assignments, specs, strict=True)
     }
     lines.ask(calls, is_urgent=True)
 

@@ -38,20 +38,20 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         seat = Assignment(host, host.name, str(disk), address, stage.gpus[number] or ("machine",), {})
         node = _node(host, disk, body, stage)
         made: dict[str, Any] = {"python": sys.executable, "container": None, "lock": None, "environment": {}}
-        told = agent_spec(number, seat, node, body, shipment, {host.name: str(stage.bundle.path)}, made)
+        node_spec = agent_spec(number, seat, node, body, shipment, {host.name: str(stage.bundle.path)}, made)
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(stage.gpus[number])}
-        told = replace(told, token=token, environment={**told.environment, **visible})
-        Path(told.root).mkdir(parents=True)
+        node_spec = replace(node_spec, token=token, environment={**node_spec.environment, **visible})
+        Path(node_spec.root).mkdir(parents=True)
         nodes.append(
             NodeRun(
                 hostname=_plain(host.name),
                 argv=(sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"),
                 env={**_login(disk), **stage.variables},
-                agents=(Path(told.root),),
+                agents=(Path(node_spec.root),),
                 places={str(path): path for path in (*given, *stage.inputs.values())} | mirrored,
                 names={_plain(host.name): address},
-                cwd=told.root,
-                stdin=functools.partial(_message, told) if number else _message(told),
+                cwd=node_spec.root,
+                stdin=functools.partial(_message, node_spec) if number else _message(node_spec),
                 detaches=True,
             )
         )
@@ -60,7 +60,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         tuple(nodes),
         notice="the agents are asked to stop, as `cloudtrain stop` does, and have 120 s",
         grace_s=SAVE_S,
-        checkpoints=Path(told.environment["CLOUDTRAIN_CHECKPOINT_DIR"]) if shared else _of_first(stage, body),
+        checkpoints=Path(node_spec.environment["CLOUDTRAIN_CHECKPOINT_DIR"]) if shared else _of_first(stage, body),
         replaced=(
             "ssh, the hosts' Python and what `ssh.environment` makes there: this machine's Python runs",
             "each host's disk is a folder here" + ("; the folder they share is one, too" if shared else ""),

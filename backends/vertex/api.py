@@ -144,7 +144,7 @@ def call(
     Raises GoogleError.
     """
     session, errors, refused = _session(access.project)
-    told = {**({} if data is None else {"Content-Type": "application/octet-stream"}), **(headers or {})}
+    all_headers = {**({} if data is None else {"Content-Type": "application/octet-stream"}), **(headers or {})}
     for number in range(1, tries + 1):
         try:
             answer = session.request(
@@ -153,7 +153,7 @@ def call(
                 params=params,
                 json=body,
                 data=data,
-                headers=told,
+                headers=all_headers,
                 stream=stream,
                 timeout=(CONNECT_S, READ_S),
                 allow_redirects=False,
@@ -310,9 +310,9 @@ def _said(answer: Any) -> GoogleError:
         host = urlsplit(answer.url).netloc
         return GoogleError(0, "page", f"{host} answers with a page of HTML, or leads elsewhere (HTTP {status})")
     with contextlib.suppress(ValueError, AttributeError, TypeError):
-        told = json.loads(answer.text)
-        told = told.get("error", told)
-        code, words = str(told.get("status", "")), str(told.get("message", ""))
+        error = json.loads(answer.text)
+        error = error.get("error", error)
+        code, words = str(error.get("status", "")), str(error.get("message", ""))
     return GoogleError(status, code, one_line(words or answer.reason or f"HTTP {status}"))
 
 

@@ -24,7 +24,7 @@ LEAD_S = 300  # for the image, before our clock begins, in case the timeout coun
 UNIT_S = 30  # training is billed in steps of 30 s: cloud.google.com/vertex-ai/pricing, 2026-10
 # Vertex AI may restart a job up to three times; Google does not document whether the timeout spans the restarts. With
 # an enforced budget the request switches restarts off (request.py); otherwise each start counts like the first.
-LIVES = 4
+STARTS = 4
 
 request = lazily.of("cloudtrain.backends.vertex.request", "build")
 ready = lazily.of(_JOBS, "ready")
@@ -50,7 +50,7 @@ def capacity(config: JobConfig) -> Capacity:
 
     choice, block, kind = choose(config), block_of(config), kind_of(config)
     is_guarded = config.budget is not None and config.budget.on_limit != "alert"
-    terms = Terms(TAIL_S, unit_s=UNIT_S, lives=1 if is_guarded else LIVES, lead_s=LEAD_S)
+    terms = Terms(TAIL_S, unit_s=UNIT_S, starts=1 if is_guarded else STARTS, lead_s=LEAD_S)
     if block.price_per_hour is not None:
         source = f"{choice.label}, vertex.price_per_hour"
         return Capacity(choice.count, block.price_per_hour / 1e6, source, terms, machine=choice.label)
@@ -73,7 +73,7 @@ def check(request: Request) -> list[Fault]:
     """Return the faults for which Vertex AI would refuse the request."""
     from cloudtrain.backends.vertex import check as rules
 
-    return list(rules.faults(request.body, VertexSending.load(request.beside).location))
+    return list(rules.faults(request.body, VertexSending.load(request.sending).location))
 
 
 rehearsal = lazily.of("cloudtrain.backends.vertex.rehearsal", "rehearsal")
@@ -82,6 +82,6 @@ rehearsal_service = lazily.of("cloudtrain.backends.vertex.rehearsal_store", "ser
 
 def where_to_look(request: Request) -> str:
     """Return the gcloud command that shows the job."""
-    plan = VertexSending.load(request.beside)
+    plan = VertexSending.load(request.sending)
     place = f"--project {plan.project} --region {plan.location}"
     return f"gcloud ai custom-jobs list {place} --filter labels.cloudtrain_run={request.name}"

@@ -95,10 +95,10 @@ def _bucket(access: VertexAccess, root: str) -> Check:
         files.put_order(access, uri, {})
         files.retract(access, uri)
     try:
-        told = api.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}", {"fields": "location"})
+        answer = api.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}", {"fields": "location"})
     except GoogleError:  # a role may allow writing objects and forbid reading the bucket's metadata
         return Check("bucket", "ok", f"{root} can be written")
-    where = str(told.get("location", "?")).lower()
+    where = str(answer.get("location", "?")).lower()
     region = access.location.partition("-")[0]
     if where not in (access.location, {"us": "us", "europe": "eu", "asia": "asia"}.get(region)):
         cure = f"take one in {access.location}: checkpoints and data cross regions, which costs time and money"
@@ -108,17 +108,17 @@ def _bucket(access: VertexAccess, root: str) -> Check:
 
 def _persistent(access: VertexAccess, name: str, choice: MachineChoice) -> Check:
     try:
-        told = api.get_json(access, "aiplatform", f"/v1/{access.parent}/persistentResources/{name}")
+        answer = api.get_json(access, "aiplatform", f"/v1/{access.parent}/persistentResources/{name}")
     except GoogleError as error:
         if error.status != 404:
             raise
         return Check("persistent resource", "fail", f"there is no `{name}`", "fix vertex.persistent_resource")
-    types = [str((pool.get("machineSpec") or {}).get("machineType")) for pool in told.get("resourcePools", ())]
+    types = [str((pool.get("machineSpec") or {}).get("machineType")) for pool in answer.get("resourcePools", ())]
     if choice.machine_type not in types:
         cure = f"its machines and the job's must be the same, not {choice.machine_type}: fix resources"
         return Check("persistent resource", "fail", f"{name} has {', '.join(types)}", cure)
-    if told.get("state") != "RUNNING":
-        return Check("persistent resource", "warn", f"{name} is {told.get('state')}", "look at it in the console")
+    if answer.get("state") != "RUNNING":
+        return Check("persistent resource", "warn", f"{name} is {answer.get('state')}", "look at it in the console")
     return Check("persistent resource", "ok", f"{name}: {', '.join(types)}")
 
 

@@ -47,12 +47,12 @@ def require_bucket(access: VertexAccess, uri: str) -> None:
 def exists(access: VertexAccess, uri: str, size: int) -> bool:
     """Return whether the object exists with this size in bytes. Raises GoogleError."""
     try:
-        told = api.object_in(api.call(access, "GET", api.object_url(access, uri), params={"fields": "size"}))
+        answer = api.object_in(api.call(access, "GET", api.object_url(access, uri), params={"fields": "size"}))
     except GoogleError as error:
         if error.status in (403, 404):  # a role may allow writing and forbid reading
             return False
         raise
-    return int(told.get("size", -1)) == size
+    return int(answer.get("size", -1)) == size
 
 
 def claim(access: VertexAccess, uri: str, owner_id: str) -> None:

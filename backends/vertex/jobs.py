@@ -48,7 +48,7 @@ _over: set[str] = set()  # jobs whose end this process has seen
 
 def ready(request: Request, shipment: Shipment) -> None:
     """Raise ConfigError if Google's libraries are missing, CredentialError if the libraries find no credentials."""
-    access = VertexAccess.of(VertexSending.load(request.beside))
+    access = VertexAccess.of(VertexSending.load(request.sending))
     with api.answers("start the job"):
         api.credentials(access.project)
     if find_spec("google.cloud") is None or find_spec("google.cloud.aiplatform_v1") is None:
@@ -63,7 +63,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     """
     from cloudtrain.backends.vertex import sdk
 
-    plan, owner = VertexSending.load(request.beside), identity(shipment.home)
+    plan, owner = VertexSending.load(request.sending), identity(shipment.home)
     access = VertexAccess.of(plan)
     shipment.sending.prepares()
     files.require_bucket(access, plan.code_uri)
@@ -94,7 +94,7 @@ def find(request: Request, home: Path) -> JobRef | None:
 
     If another home folder has claimed the name, this home folder has sent no job: return None and change nothing.
     """
-    plan, owner = VertexSending.load(request.beside), identity(home)
+    plan, owner = VertexSending.load(request.sending), identity(home)
     access = VertexAccess.of(plan)
     with api.polls(f"ask for {request.name}"):
         if files.owner(access, plan.owner_uri) not in (owner, None):  # None: the claim was deleted
@@ -148,24 +148,24 @@ def state(ref: JobRef) -> State:
     handle = VertexRef.load(ref)
     access = VertexAccess.of(handle)
     with api.polls(f"ask for {handle.label}"):
-        told = _described(access, handle)
+        described = _described(access, handle)
     if handle.doubtful_until_s > time.time():
         with contextlib.suppress(GoogleError):  # the next poll tries again; the job's own state is known
             _cancel_others(access, handle.label, handle.owner, handle.name)
     account, has_checkpoint = None, None
-    if status.is_over(told) and told.get("state") != "JOB_STATE_SUCCEEDED":
+    if status.is_over(described) and described.get("state") != "JOB_STATE_SUCCEEDED":
         with api.polls("read how it has ended"):
             account = files.account(access, handle.ended_uri, handle.nodes)
-        if account is None and status.may_tell_more(told, time.time()):
-            return replace(status.awaiting(told), url=handle.url)
+        if account is None and status.may_tell_more(described, time.time()):
+            return replace(status.awaiting(described), url=handle.url)
         if handle.checkpoint_uri is not None:
             with contextlib.suppress(GoogleError, CloudtrainError):  # a failed extra request must not hide the end
                 has_checkpoint = files.has_checkpoint(access, handle.checkpoint_uri)
-    if status.is_over(told):
+    if status.is_over(described):
         _over.add(handle.name)
         _remove_secret(access, handle.secret)
     found = status.state_of(
-        told,
+        described,
         account,
         limit_s=handle.limit_s,
         limit_reason=handle.limit_reason,
@@ -225,7 +225,7 @@ def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
 
 
 def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> VertexRef:
-    plan, numeric = VertexSending.load(request.beside), name.rpartition("/")[2]
+    plan, numeric = VertexSending.load(request.sending), name.rpartition("/")[2]
     order = plan.container_order
     place = f"locations/{plan.location}/training/{numeric}?project={plan.project}"
     return VertexRef(
@@ -266,7 +266,7 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
     from cloudtrain.backends.vertex import sdk
 
     begin_s, sending, record = time.monotonic(), shipment.sending, dict(shipment.record)
-    plan = VertexSending.load(request.beside)
+    plan = VertexSending.load(request.sending)
     for number in range(1, TRIES + 1):
         fence = secrets.token_hex(8)
         try:
@@ -362,7 +362,7 @@ def _settle(access: VertexAccess, request: Request, owner: str, found: list[dict
 
     If the order was retracted, or its send was lost, renew the order for the first running job, else the first job.
     """
-    plan = VertexSending.load(request.beside)
+    plan = VertexSending.load(request.sending)
     order = files.read_order(access, plan.order_uri) or {}
     own = [job for job in found if order.get("fence") == _mark_of(job)]
     taken = (own or [job for job in found if not status.is_over(job)] or found)[0]

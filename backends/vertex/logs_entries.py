@@ -121,8 +121,8 @@ def _plain(struct: Any) -> dict[str, Any]:
     """Return a google.protobuf.Struct as a dict; for a cloudtrain line only `message` and `ct`, to save time."""
     if "message" in struct.fields:
         mark = struct.fields["ct"].struct_value.fields if "ct" in struct.fields else {}
-        told = {key: value.string_value or value.number_value for key, value in mark.items()}
-        return {"message": struct.fields["message"].string_value, **({"ct": told} if told else {})}
+        mark_fields = {key: value.string_value or value.number_value for key, value in mark.items()}
+        return {"message": struct.fields["message"].string_value, **({"ct": mark_fields} if mark_fields else {})}
     from google.protobuf import json_format
 
     found: dict[str, Any] = json_format.MessageToDict(struct)

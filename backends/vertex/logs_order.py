@@ -36,7 +36,7 @@ class Gap:
 
 
 @dataclass
-class _Life:
+class _ContainerRun:
     """The line count of one container."""
 
     node: int
@@ -50,7 +50,7 @@ class _Life:
     is_final: bool = False
     held: dict[int, tuple[LogEntry, float]] = field(default_factory=dict)
 
-    def knows(self, number: int) -> bool:
+    def has_received(self, number: int) -> bool:
         if number in self.held:
             return True
         return number < self.next and not any(gap.first <= number <= gap.last for gap in self.gaps)
@@ -65,27 +65,27 @@ class Order:
     def __init__(self, data: dict[str, Any] | None = None, *, is_over: bool = False) -> None:
         """`is_over`: the job has ended, so no container follows one whose end report was not final."""
         self._is_over = is_over
-        self._lives: dict[str, _Life] = {}
+        self._runs: dict[str, _ContainerRun] = {}
         self._seen: dict[str, float] = {}
         self.high_s = 0.0
         self.lost = 0  # lines given up in this poll
         if data is None:
             return
         self.high_s, self._seen = data["high_s"], dict(data["seen"])
-        for name, told in data["lives"].items():
-            life = _Life(**{**told, "gaps": [Gap(*gap) for gap in told["gaps"]], "held": {}})
-            life.held = {fields["number"]: (LogEntry(**fields), seen_s) for fields, seen_s in told["held"]}
-            self._lives[name] = life
+        for name, stored in data["lives"].items():
+            life = _ContainerRun(**{**stored, "gaps": [Gap(*gap) for gap in stored["gaps"]], "held": {}})
+            life.held = {fields["number"]: (LogEntry(**fields), seen_s) for fields, seen_s in stored["held"]}
+            self._runs[name] = life
 
     def dump(self) -> dict[str, Any]:
         """Return the memory as JSON."""
-        lives = {}
-        for name, life in self._lives.items():
-            told = {key: value for key, value in life.__dict__.items() if key not in ("gaps", "held")}
-            told["gaps"] = [list(gap.__dict__.values()) for gap in life.gaps]
-            told["held"] = [[entry.__dict__, seen_s] for entry, seen_s in life.held.values()]
-            lives[name] = told
-        return {"lives": lives, "seen": self._seen, "high_s": self.high_s}
+        runs = {}
+        for name, life in self._runs.items():
+            stored = {key: value for key, value in life.__dict__.items() if key not in ("gaps", "held")}
+            stored["gaps"] = [list(gap.__dict__.values()) for gap in life.gaps]
+            stored["held"] = [[entry.__dict__, seen_s] for entry, seen_s in life.held.values()]
+            runs[name] = stored
+        return {"lives": runs, "seen": self._seen, "high_s": self.high_s}
 
     def take(self, entries: Iterable[LogEntry], now_s: float) -> list[LogLine]:
         """Take in the entries; return the lines that are due."""
@@ -93,18 +93,18 @@ class Order:
         for entry in entries:
             self.high_s = max(self.high_s, entry.stamp_s)
             if entry.life is not None:
-                life = self._lives.setdefault(entry.life, _Life(entry.node, entry.stamp_s))
-                if not life.knows(entry.number):
+                life = self._runs.setdefault(entry.life, _ContainerRun(entry.node, entry.stamp_s))
+                if not life.has_received(entry.number):
                     life.held[entry.number] = (entry, now_s)
             elif entry.key not in self._seen:
                 self._seen[entry.key] = entry.stamp_s
                 if entry.own is None:
                     lines.append(_line(entry))
                 elif entry.own["e"] == "end":
-                    life = self._lives.setdefault(str(entry.own.get("life")), _Life(entry.node, entry.stamp_s))
+                    life = self._runs.setdefault(str(entry.own.get("life")), _ContainerRun(entry.node, entry.stamp_s))
                     life.end_s = entry.stamp_s
                     life.count, life.is_final = int(entry.own.get("lines", 0)), bool(entry.own.get("final", True))
-        for life in self._lives.values():
+        for life in self._runs.values():
             lines += self._release(life, now_s)
             self.lost += _give_up(life, now_s)
         self._seen = {key: stamp_s for key, stamp_s in self._seen.items() if stamp_s > self.high_s - KEPT_S}
@@ -112,8 +112,8 @@ class Order:
 
     def gaps(self, nodes: frozenset[int]) -> list[Gap]:
         """Return the missing lines, also lines after the last received one if the container has reported its count."""
-        found = [gap for life in self._lives.values() if life.node in nodes for gap in life.gaps]
-        for life in self._lives.values():
+        found = [gap for life in self._runs.values() if life.node in nodes for gap in life.gaps]
+        for life in self._runs.values():
             if life.node in nodes and life.count is not None and life.next <= life.count:
                 found.append(Gap(life.next, life.count, life.stamp_s, life.end_s, 0.0))
         return [gap if gap.before_s else replace(gap, before_s=gap.after_s - BEFORE_S) for gap in found]
@@ -121,19 +121,19 @@ class Order:
     @property
     def is_holding(self) -> bool:
         """Whether lines wait for earlier lines."""
-        return any(life.held for life in self._lives.values())
+        return any(life.held for life in self._runs.values())
 
     def is_complete(self, nodes: frozenset[int]) -> bool:
         """Return whether the nodes have reported the end of their logs and no line is missing."""
-        ours = sorted((life for life in self._lives.values() if life.node in nodes), key=lambda life: life.first_s)
+        ours = sorted((life for life in self._runs.values() if life.node in nodes), key=lambda life: life.first_s)
         newest = {life.node: life for life in ours}
         have_ended = {
             node for node, life in newest.items() if life.is_final or (self._is_over and life.count is not None)
         }
-        return have_ended >= nodes and all(map(_Life.is_whole, ours))
+        return have_ended >= nodes and all(map(_ContainerRun.is_whole, ours))
 
     @staticmethod
-    def _release(life: _Life, now_s: float) -> list[LogLine]:
+    def _release(life: _ContainerRun, now_s: float) -> list[LogLine]:
         found = []
         for number in sorted(life.held):
             entry, seen_s = life.held[number]
@@ -161,7 +161,7 @@ def _fill(gaps: list[Gap], number: int) -> None:
             return
 
 
-def _give_up(life: _Life, now_s: float) -> int:
+def _give_up(life: _ContainerRun, now_s: float) -> int:
     """Drop gaps that are too old or too many; return the number of lost lines."""
     kept = [gap for gap in life.gaps if now_s - gap.since_s < GIVE_UP_S][-MOST_GAPS:]
     lost = sum(gap.last - gap.first + 1 for gap in life.gaps if gap not in kept)

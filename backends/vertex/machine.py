@@ -235,14 +235,14 @@ def label_of(machine_type: str, accelerator: str | None, count: int) -> str:
 
 def location_of(block: Vertex, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the region, in the order of Google's own tools: the config's, the environment's, then gcloud's."""
-    told = block.location or environ.get("GOOGLE_CLOUD_LOCATION") or environ.get("CLOUDSDK_AI_REGION")
-    return told or _of_gcloud("ai", "region", environ) or _of_gcloud("compute", "region", environ)
+    chosen = block.location or environ.get("GOOGLE_CLOUD_LOCATION") or environ.get("CLOUDSDK_AI_REGION")
+    return chosen or _of_gcloud("ai", "region", environ) or _of_gcloud("compute", "region", environ)
 
 
 def project_of(block: Vertex, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the project, in the same order."""
-    told = block.project or environ.get("GOOGLE_CLOUD_PROJECT") or environ.get("CLOUDSDK_CORE_PROJECT")
-    return told or _of_gcloud("core", "project", environ)
+    chosen = block.project or environ.get("GOOGLE_CLOUD_PROJECT") or environ.get("CLOUDSDK_CORE_PROJECT")
+    return chosen or _of_gcloud("core", "project", environ)
 
 
 def _of_gcloud(section: str, key: str, environ: Mapping[str, str]) -> str | None:

@@ -108,7 +108,7 @@ def _piece(access: VertexAccess, uri: str, file: BinaryIO, asked: dict[str, str]
     headers = {"Range": f"bytes={begin}-"} if begin else {}
     params = {"alt": "media", **asked}
     answer = api.call(access, "GET", api.object_url(access, uri), params=params, headers=headers, stream=True)
-    told = answer.headers
+    received = answer.headers
     if begin and answer.status_code != 206:  # the server sends the whole object, with or without a range in the request
         file.seek(begin := 0)
         file.truncate()
@@ -117,8 +117,8 @@ def _piece(access: VertexAccess, uri: str, file: BinaryIO, asked: dict[str, str]
             file.write(piece)
     except RequestException:
         # For a compressed object, offsets in the file differ from offsets in the transfer.
-        return "" if told.get("Content-Encoding") else str(told.get("x-goog-generation", "")), False
+        return "" if received.get("Content-Encoding") else str(received.get("x-goog-generation", "")), False
     finally:
         answer.close()
-    length = None if told.get("Content-Encoding") else told.get("Content-Length")
-    return str(told.get("x-goog-generation", "")), length is None or file.tell() - begin == int(length)
+    length = None if received.get("Content-Encoding") else received.get("Content-Length")
+    return str(received.get("x-goog-generation", "")), length is None or file.tell() - begin == int(length)

@@ -29,7 +29,7 @@ PORT, MASTER_PORT = 2222, "3333"  # the ports that Vertex AI puts into CLUSTER_S
 def rehearsal(request: Request, stage: Stage) -> Rehearsal:
     """Prepare the replicas. Raises ConfigError if `raw` has added pools, because they are not nodes of the training."""
     pools = request.body["jobSpec"]["workerPoolSpecs"]
-    plan = VertexSending.load(request.beside)
+    plan = VertexSending.load(request.sending)
     order, mirrored = _order(request.name, plan), dict[str, Path]()
     if not str(order.job.checkpoint.mirror).startswith("gs://"):  # a folder here replaces another cloud's store
         job, mirrored = stage.with_own_mirror(order.job)
@@ -112,7 +112,7 @@ def _platform(request: Request, replicas: list[tuple[int, int]], hosts: list[str
     spec = {"cluster": cluster, "environment": "cloud", "task": task, "job": "{}"}
     ranks = {"MASTER_ADDR": hosts[0], "MASTER_PORT": MASTER_PORT, "RANK": str(number), "WORLD_SIZE": str(len(hosts))}
     plan, prefix = (
-        VertexSending.load(request.beside),
+        VertexSending.load(request.sending),
         request.body["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"].rstrip("/"),
     )
     folders = {"MODEL_DIR": "model", "CHECKPOINT_DIR": "checkpoints", "TENSORBOARD_LOG_DIR": "logs"}
@@ -139,8 +139,8 @@ def _put(stage: Stage, uri: str, data: bytes) -> None:
 
 def _fill(stage: Stage, fetched: Mapping[str, FetchedInput]) -> None:
     """Copy the inputs that exist here into the bucket; each missing input becomes one empty object."""
-    for name, told in fetched.items():
-        target, source = _file(stage, told.uri), stage.inputs.get(name)
+    for name, package in fetched.items():
+        target, source = _file(stage, package.uri), stage.inputs.get(name)
         if source is not None and source.is_dir():
             shutil.copytree(source, target, dirs_exist_ok=True)
         elif source is not None:

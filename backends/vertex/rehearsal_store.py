@@ -93,19 +93,19 @@ class _Store:
         keys = (path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file())
         return [self.item(bucket, key) for key in sorted(keys) if key.startswith(prefix)]
 
-    def put(self, bucket: str, told: dict[str, Any], data: bytes, query: dict[str, str]) -> dict[str, Any]:
+    def put(self, bucket: str, answer: dict[str, Any], data: bytes, query: dict[str, str]) -> dict[str, Any]:
         """Write the object as a whole; return its resource. Raises _Unfit."""
-        path = self.path(bucket, told["name"])
+        path = self.path(bucket, answer["name"])
         if query.get("ifGenerationMatch") == "0" and path.exists():
             raise _Unfit(412, "At least one of the pre-conditions you specified did not hold.")
-        if told.get("md5Hash") not in (None, base64.b64encode(_md5(data)).decode()):
+        if answer.get("md5Hash") not in (None, base64.b64encode(_md5(data)).decode()):
             raise _Unfit(400, "Provided MD5 hash does not match the calculated one.")
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.root / f".{secrets.token_hex(8)}"
         partial.write_bytes(data)
         partial.replace(path)
-        self.about[f"{bucket}/{told['name']}"] = told.get("metadata", {})
-        return self.item(bucket, told["name"])
+        self.about[f"{bucket}/{answer['name']}"] = answer.get("metadata", {})
+        return self.item(bucket, answer["name"])
 
     def delete(self, bucket: str, key: str, query: dict[str, str]) -> None:
         """Remove the object. Raises _Unfit."""
@@ -141,8 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
             with self.store.lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 act()
         except _Unfit as refusal:
-            told = {"error": {"code": refusal.status, "message": str(refusal), "errors": [{"reason": "refused"}]}}
-            self._send(refusal.status, json.dumps(told).encode())
+            answer = {"error": {"code": refusal.status, "message": str(refusal), "errors": [{"reason": "refused"}]}}
+            self._send(refusal.status, json.dumps(answer).encode())
 
     def _get(self) -> None:
         url = urlsplit(self.path)
@@ -162,8 +162,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Metadata-Flavor") != "Google":
             raise _Unfit(403, "Metadata-Flavor is missing")
         is_token = path.endswith("/token")
-        told = {"access_token": self.store.token, "expires_in": 3600, "token_type": "Bearer"}
-        data = json.dumps(told).encode() if is_token else b"rehearsal@localhost"
+        answer = {"access_token": self.store.token, "expires_in": 3600, "token_type": "Bearer"}
+        data = json.dumps(answer).encode() if is_token else b"rehearsal@localhost"
         self._send(200, data, {"Metadata-Flavor": "Google"})
 
     def _media(self, bucket: str, key: str, query: dict[str, str]) -> None:
@@ -193,9 +193,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         mark = self.headers["Content-Type"].partition("boundary=")[2].encode()
         _, about, data = body.split(b"\r\n\r\n", 2)  # in the form that entrypoints/stores/google_storage.py writes
-        told = json.loads(about.partition(b"\r\n--" + mark)[0])
+        answer = json.loads(about.partition(b"\r\n--" + mark)[0])
         data = data.rpartition(b"\r\n--" + mark + b"--")[0]
-        self._send(200, json.dumps(self.store.put(bucket, told, data, query)).encode())
+        self._send(200, json.dumps(self.store.put(bucket, answer, data, query)).encode())
 
     def _put(self) -> None:
         _, _, query = self._asked("/upload")
@@ -203,14 +203,14 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers["Content-Length"]))
         if session not in self.store.uploads:
             raise _Unfit(404, "no such upload")
-        bucket, asked, told, there = self.store.uploads[session]
+        bucket, asked, answer, there = self.store.uploads[session]
         span, _, whole = self.headers["Content-Range"].removeprefix("bytes ").partition("/")
         if span != "*":
             begin = int(span.partition("-")[0])
             there[begin:] = data
         if len(there) == int(whole):
             del self.store.uploads[session]
-            self._send(200, json.dumps(self.store.put(bucket, told, bytes(there), json.loads(asked))).encode())
+            self._send(200, json.dumps(self.store.put(bucket, answer, bytes(there), json.loads(asked))).encode())
             return
         self._send(308, b"", {"Range": f"bytes=0-{len(there) - 1}"} if there else {})
 

@@ -259,20 +259,20 @@ def _carried(config: JobConfig, checkpoint_uri: str, output_uri: str, home: str)
 
 def _labels(config: JobConfig, job_id: str, attempt: int) -> tuple[dict[str, str], list[str]]:
     """Return the job's labels, and a sentence for each changed tag: labels allow no capitals."""
-    found, told = {}, []
+    found, notices = {}, []
     for key, value in config.tags.items():
         plain_key, plain = _as_label(key), _as_label(value)
         if not plain_key[:1].isalpha():
             plain_key = f"tag_{plain_key}"[:63]
         if (plain_key, plain) != (key, value):
-            told.append(f"the tag `{key}: {value}` becomes the label `{plain_key}: {plain}`")
+            notices.append(f"the tag `{key}: {value}` becomes the label `{plain_key}: {plain}`")
         if plain_key in found:
-            told.append(f"so the tag `{key}` replaces another tag")
+            notices.append(f"so the tag `{key}` replaces another tag")
         found[plain_key] = plain
     own = {"cloudtrain_job": job_id, RUN_LABEL: platform_name(job_id, attempt), "cloudtrain_attempt": str(attempt)}
     if config.project is not None:
         own["cloudtrain_project"] = config.project.name  # project names are legal labels
-    return {**found, **own}, told
+    return {**found, **own}, notices
 
 
 def _as_label(text: str) -> str:
@@ -381,10 +381,10 @@ def _require_possible(config: JobConfig, choice: MachineChoice) -> None:
 
 def _unreachable(config: JobConfig) -> Iterator[Fault]:
     """Yield a fault for each URI that a replica cannot reach."""
-    told = {"checkpoint.uri": config.checkpoint.uri}
-    told |= {f"inputs.{key}": uri for key, uri in config.inputs.items()}
-    told |= {f"outputs.{key}": uri for key, uri in config.outputs.items()}
-    for key, uri in told.items():
+    uris = {"checkpoint.uri": config.checkpoint.uri}
+    uris |= {f"inputs.{key}": uri for key, uri in config.inputs.items()}
+    uris |= {f"outputs.{key}": uri for key, uri in config.outputs.items()}
+    for key, uri in uris.items():
         if uri is not None and not _GS.fullmatch(uri):
             is_here = "://" not in uri and key.startswith("inputs.")
             hint = "as in gs://BUCKET/PREFIX" + (f"; gcloud storage cp -r {uri} gs://BUCKET/x" if is_here else "")

@@ -37,28 +37,28 @@ LATE_S = 20.0  # from a job's end until its containers' exit reports are surely 
 LIMIT_MARGIN_S = 15.0
 
 
-def is_over(told: Mapping[str, Any]) -> bool:
+def is_over(described: Mapping[str, Any]) -> bool:
     """Return whether the job has ended; a state that Google may add counts as ended if it has an end time."""
-    state = str(told.get("state", ""))
-    return state.removeprefix("JOB_STATE_") in _OVER or (state not in _RUNNING and bool(told.get("endTime")))
+    state = str(described.get("state", ""))
+    return state.removeprefix("JOB_STATE_") in _OVER or (state not in _RUNNING and bool(described.get("endTime")))
 
 
-def awaiting(told: Mapping[str, Any]) -> State:
+def awaiting(described: Mapping[str, Any]) -> State:
     """Return the state of a job that is over but has not reported its reason yet."""
-    started_s, billed_s = _times(told, time.time())
+    started_s, billed_s = _times(described, time.time())
     detail = "it has ended; waiting for the containers' exit report"
     return State("stopping", detail=detail, started_s=started_s, billed_s=billed_s)
 
 
-def may_tell_more(told: Mapping[str, Any], now_s: float) -> bool:
+def may_tell_more(described: Mapping[str, Any], now_s: float) -> bool:
     """Return whether the containers' exit report of a failure may still arrive."""
-    ended_s = seconds(told.get("endTime"))
-    is_fresh = ended_s is not None and abs(now_s - ended_s) < LATE_S
-    return told.get("state") in ("JOB_STATE_FAILED", "JOB_STATE_CANCELLED") and bool(told.get("startTime")) and is_fresh
+    ended_s = seconds(described.get("endTime"))
+    is_fresh = bool(described.get("startTime")) and ended_s is not None and abs(now_s - ended_s) < LATE_S
+    return described.get("state") in ("JOB_STATE_FAILED", "JOB_STATE_CANCELLED") and is_fresh
 
 
 def state_of(
-    told: Mapping[str, Any],
+    described: Mapping[str, Any],
     account: Mapping[str, Any] | None,
     *,
     limit_s: float,
@@ -71,13 +71,13 @@ def state_of(
 
     `has_checkpoint`: None if the bucket was not read; then the exit report decides.
     """
-    name, now_s = str(told.get("state", "")), time.time() if now_s is None else now_s
-    started_s, billed_s = _times(told, now_s)
+    name, now_s = str(described.get("state", "")), time.time() if now_s is None else now_s
+    started_s, billed_s = _times(described, now_s)
     common: dict[str, Any] = {"started_s": started_s, "billed_s": billed_s, "restarts": accounts.restarts(account)}
-    if not is_over(told):
+    if not is_over(described):
         unknown: JobState = "pending" if started_s is None else "running"
-        return State(_RUNNING.get(name, unknown), detail=_detail(told), **common)
-    common["ended_s"] = seconds(told.get("endTime")) or now_s
+        return State(_RUNNING.get(name, unknown), detail=_detail(described), **common)
+    common["ended_s"] = seconds(described.get("endTime")) or now_s
     is_resumable = bool((account or {}).get("resumable")) if has_checkpoint is None else has_checkpoint
     if name.endswith("SUCCEEDED") and not name.endswith("PARTIALLY_SUCCEEDED"):
         return State("succeeded", **common)
@@ -90,23 +90,23 @@ def state_of(
     is_out_of_time = billed_s >= limit_s - min(LIMIT_MARGIN_S, limit_s / 4) and reason in (None, "preempted")
     if name == "JOB_STATE_CANCELLED":
         why = limit_reason if is_out_of_time else reason if reason in ("time_limit", "budget") else "user"
-        code, words = _error(told)
+        code, words = _error(described)
         return State("stopped", why, is_resumable, detail=words if code == NOT_FOUND else None, **common)
     if is_out_of_time:
-        return State("stopped", limit_reason, is_resumable, detail=_error(told)[1] or None, **common)
-    return _failed(told, account, is_resumable, common, is_spot=is_spot)
+        return State("stopped", limit_reason, is_resumable, detail=_error(described)[1] or None, **common)
+    return _failed(described, account, is_resumable, common, is_spot=is_spot)
 
 
 def _failed(
-    told: Mapping[str, Any],
+    described: Mapping[str, Any],
     account: Mapping[str, Any] | None,
     is_resumable: bool,
     common: dict[str, Any],
     *,
     is_spot: bool,
 ) -> State:
-    code, words = _error(told)
-    words = words or f"Vertex AI says {told.get('state')}, and not why"
+    code, words = _error(described)
+    words = words or f"Vertex AI says {described.get('state')}, and not why"
     if code == RESOURCE_EXHAUSTED and common["started_s"] is None:
         error = {"rank": None, "kind": "capacity", "message": f"{words.rstrip('.')}; {NO_MACHINES}"}
         return State("failed", "node_failure", is_resumable, error, **common)
@@ -120,23 +120,23 @@ def _failed(
     return accounts.failed(account, words, is_fault=is_fault, is_resumable=is_resumable, **common)
 
 
-def _times(told: Mapping[str, Any], now_s: float) -> tuple[float | None, float]:
+def _times(described: Mapping[str, Any], now_s: float) -> tuple[float | None, float]:
     """Return the start time, and the billed seconds.
 
     Vertex AI does not bill the queue. The start time is set once, at the first RUNNING, so the span includes restarts.
     """
-    started_s, ended_s = seconds(told.get("startTime")), seconds(told.get("endTime"))
+    started_s, ended_s = seconds(described.get("startTime")), seconds(described.get("endTime"))
     return started_s, 0.0 if started_s is None else max(0.0, (ended_s or now_s) - started_s)
 
 
-def _detail(told: Mapping[str, Any]) -> str | None:
+def _detail(described: Mapping[str, Any]) -> str | None:
     """Return the platform's message, or a description of a state other than plain training."""
-    _, words = _error(told)
-    state = str(told.get("state", ""))
+    _, words = _error(described)
+    state = str(described.get("state", ""))
     return words or _DETAILS.get(state)
 
 
-def _error(told: Mapping[str, Any]) -> tuple[int, str]:
+def _error(described: Mapping[str, Any]) -> tuple[int, str]:
     """Return the error's code (google.rpc.Code) and its message in one line, "" if the job has no error."""
-    error = told.get("error") or {}
+    error = described.get("error") or {}
     return int(error.get("code") or 0), " ".join(str(error.get("message") or "").split())

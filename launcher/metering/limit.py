@@ -44,7 +44,7 @@ class Terms:
     `tail_s`: seconds billed after the limit at worst: the grace of a stop, an upload, idle machines until their
     release. `lead_s`: seconds of the limit that may pass, at worst, before the job's own clock begins. `least_s`: the
     shortest limit that the field takes (`check` reports a limit that is too long); `unit_s`: the unit of rounding of
-    limit and bill; `minimum_bill_s`: the bill of the shortest run. `lives`: how often the platform may begin the limit
+    limit and bill; `minimum_bill_s`: the bill of the shortest run. `starts`: how often the platform may begin the limit
     again, 1 if the limit spans all starts. `warns`: at the limit the platform asks the job to save, and waits for the
     save.
     """
@@ -52,7 +52,7 @@ class Terms:
     tail_s: int = 0
     least_s: int = 1
     unit_s: int = 1
-    lives: int = 1
+    starts: int = 1
     minimum_bill_s: int = 0
     lead_s: int = 0
     warns: bool = False
@@ -121,7 +121,7 @@ def choose(limit_micro: int, spent_micro: int, rate: CostRate, terms: Terms, lon
 def worst_case_micro(cap_s: int, rate: CostRate, terms: Terms) -> int:
     """Return the cost of a run that ends at its cap, if the platform makes each restart as late as possible."""
     billed_s = max(terms.minimum_bill_s, _rounded_up(cap_s + terms.tail_s, terms.unit_s))
-    return -(-rate.scaled * billed_s * terms.lives // _MICRO_HOUR)
+    return -(-rate.scaled * billed_s * terms.starts // _MICRO_HOUR)
 
 
 def least_useful_s(terms: Terms) -> int:
@@ -153,7 +153,7 @@ def _least_own_s(terms: Terms) -> int:
 
 def _affordable_s(left_micro: int, rate: CostRate, terms: Terms) -> int:
     """Return the longest cap, in whole units, with a worst case within the money; below 1 if no cap is."""
-    billed_s = left_micro * _MICRO_HOUR // (rate.scaled * terms.lives)
+    billed_s = left_micro * _MICRO_HOUR // (rate.scaled * terms.starts)
     if billed_s < terms.minimum_bill_s:
         return 0
     whole_s = billed_s // terms.unit_s * terms.unit_s

@@ -51,7 +51,7 @@ def told(name: str, request: Request) -> dict[str, Any]:
     if name == "azureml":
         found: dict[str, Any] = json.loads(base64.b64decode(request.body["environment_variables"]["CLOUDTRAIN_ORDER"]))
         return found
-    spec: dict[str, Any] = request.beside["spec" if name == "sagemaker" else "order"]
+    spec: dict[str, Any] = request.sending["spec" if name == "sagemaker" else "order"]
     return spec
 
 
@@ -81,7 +81,7 @@ def worst_usd(limit_s: int, config: JobConfig, capacity: Capacity) -> Fraction:
     terms, hourly = capacity.terms, Fraction(str(capacity.hourly_usd))
     seconds = max(terms.minimum_bill_s, -(-(limit_s + terms.tail_s) // terms.unit_s) * terms.unit_s)
     return (
-        Fraction(seconds * config.resources.instances * terms.lives, 3600)
+        Fraction(seconds * config.resources.instances * terms.starts, 3600)
         * hourly
         * Fraction(str(capacity.uncertainty))
     )

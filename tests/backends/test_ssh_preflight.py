@@ -75,9 +75,9 @@ def with_one(count: int = 16, bad: int = 15, **changes: Any) -> dict[str, Fact |
     return {f"h{number}": fit(number, **(changes if number == bad else {})) for number in range(count)}
 
 
-def told(facts: Mapping[str, Fact | str], wish: HostRequirements = WISH) -> list[Check]:
+def told(facts: Mapping[str, Fact | str], requirements: HostRequirements = WISH) -> list[Check]:
     """Return the checks that a submit would report."""
-    return preflight.short(preflight.checks(facts, wish))
+    return preflight.short(preflight.checks(facts, requirements))
 
 
 def test_fit_hosts_give_no_report() -> None:

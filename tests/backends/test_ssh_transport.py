@@ -57,7 +57,7 @@ def ask(target: Host) -> HostAnswer:
 def error_of(target: Host) -> CloudtrainError:
     """Return the error of a host that does not answer."""
     answer = ask(target)
-    assert answer.error is not None, f"it answers: {answer.told}"
+    assert answer.error is not None, f"it answers: {answer.reply}"
     assert answer.error.hint or "; set " in answer.error.message or "name one" in answer.error.message, answer.error
     return answer.error
 

@@ -114,7 +114,7 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Render) ->
     """The whole request is compared, so every new or missing field shows; Google's client and our check accept it."""
     golden = yaml.safe_load((HERE / "golden" / f"vertex_{name}.yml").read_text())
     made = render(text)
-    assert {"request": without_boot(made.body), "order": made.beside["order"]} == golden
+    assert {"request": without_boot(made.body), "order": made.sending["order"]} == golden
     assert backend.check(made) == []
     json_format.ParseDict(made.body, CustomJob.pb(CustomJob()))
     assert yaml.safe_load(made.text) == made.body

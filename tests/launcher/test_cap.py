@@ -17,7 +17,7 @@ LOCAL = Terms(tail_s=20)
 TERMS = {
     "sagemaker": lambda draw: Terms(300 + draw.choice([0, 0, 600, 21_600]), lead_s=300, warns=True),
     "azureml": lambda draw: Terms(60 + draw.choice([0, 120, 1800]), 60, minimum_bill_s=60, lead_s=300),
-    "vertex": lambda draw: Terms(60, unit_s=30, lives=draw.choice([1, 1, 4]), lead_s=300),
+    "vertex": lambda draw: Terms(60, unit_s=30, starts=draw.choice([1, 1, 4]), lead_s=300),
     "ssh": lambda draw: Terms(draw.choice([0, 20, 120])),
     "local": lambda draw: Terms(20),
 }
@@ -26,7 +26,7 @@ TERMS = {
 def billed(cap_s: int, rate: CostRate, terms: Terms) -> Fraction:
     """Return the worst case in micro-dollars, computed with a second method."""
     seconds = max(Fraction(terms.minimum_bill_s), -(-Fraction(cap_s + terms.tail_s) // terms.unit_s) * terms.unit_s)
-    hours = Fraction(seconds, 3600) * terms.lives * rate.instances
+    hours = Fraction(seconds, 3600) * terms.starts * rate.instances
     return hours * rate.price_micro * Fraction(str(rate.uncertainty))
 
 
@@ -69,10 +69,10 @@ def test_cap_respects_the_budget_in_ten_thousand_cases() -> None:
         (Terms(), 2, 3600),
         (Terms(tail_s=300), 2, 3300),
         (Terms(tail_s=60, unit_s=30), 2.01, 3540),
-        (Terms(tail_s=60, lives=4), 2, 840),
+        (Terms(tail_s=60, starts=4), 2, 840),
         (Terms(minimum_bill_s=600), 1, 1800),
     ],
-    ids=["plain", "tail", "unit", "lives", "minimum"],
+    ids=["plain", "tail", "unit", "starts", "minimum"],
 )
 def test_cap_counts_the_platform_bill(terms: Terms, limit_usd: float, cap_s: int) -> None:
     """Two dollars at two per hour are an hour, less the tail, in whole units, once for each start."""

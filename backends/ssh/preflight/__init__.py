@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from cloudtrain.backends.ssh.preflight import gpucheck, hostcheck, pythoncheck
+from cloudtrain.backends.ssh.preflight.hostcheck import Facts, HostRequirements
 from cloudtrain.backends.ssh.preflight.peercheck import dialled
 from cloudtrain.backends.ssh.preflight.reachcheck import reached
-from cloudtrain.backends.ssh.preflight.wish import Facts, HostRequirements
 from cloudtrain.launcher.backend import Check
 
 __all__ = ["TAKEN", "HostRequirements", "checks", "dialled", "short"]
@@ -39,7 +39,7 @@ _TOPICS: tuple[Callable[[Facts, HostRequirements, int], Iterator[Check]], ...] =
 )
 
 
-def checks(facts: Mapping[str, Mapping[str, Any] | str], wish: HostRequirements) -> list[Check]:
+def checks(facts: Mapping[str, Mapping[str, Any] | str], needs: HostRequirements) -> list[Check]:
     """Return the findings about the hosts; a host that could not be asked has a text, the reason, in place of facts.
 
     A host's facts may also hold `ahead_s`, its clock minus ours, and `address`, its address for its peers.
@@ -47,7 +47,7 @@ def checks(facts: Mapping[str, Mapping[str, Any] | str], wish: HostRequirements)
     good = {host: fact for host, fact in facts.items() if not isinstance(fact, str)}
     found = reached(facts)
     for topic in _TOPICS:
-        found += topic(good, wish, len(facts))
+        found += topic(good, needs, len(facts))
     return [replace(check, found=_plain(check.found), cure=_plain(check.cure)) for check in found]
 
 

@@ -16,11 +16,11 @@ SHORTEST = 3  # neighbours that become a range
 
 def fold(values: Mapping[str, str], of: int) -> str:
     """Return `VALUE: HOSTS | VALUE: HOSTS`, the commonest value first; HOSTS is `all N hosts` if all of `of` agree."""
-    told = []
+    texts = []
     for value, hosts in groups(values).items():
         who = f"all {of} hosts" if len(hosts) == of > 1 else ranges(hosts)
-        told.append(f"{value}: {who}")
-    return " | ".join(told)
+        texts.append(f"{value}: {who}")
+    return " | ".join(texts)
 
 
 def groups(values: Mapping[str, str]) -> dict[str, list[str]]:

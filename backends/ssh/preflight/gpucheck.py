@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.backends.ssh.preflight.folding import fold, groups, numbers, ranges, remote, runs
-from cloudtrain.backends.ssh.preflight.wish import Facts, HostRequirements
+from cloudtrain.backends.ssh.preflight.hostcheck import Facts, HostRequirements
 from cloudtrain.launcher.backend import Check
 
 __all__ = ["FREE", "checks"]
@@ -42,33 +42,33 @@ class _Unit:
     gpu: Mapping[str, Any]
 
 
-def checks(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
+def checks(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the findings about the GPUs of the hosts that answered; `of` counts all hosts."""
-    yield from _faults(facts, wish)
+    yield from _faults(facts, needs)
     units = {host: _units(fact) for host, fact in facts.items()}
     has_some = {host: found for host, found in units.items() if found}
-    if not wish.gpus:
-        yield from _unplanned(has_some, wish)
+    if not needs.gpus:
+        yield from _unplanned(has_some, needs)
         yield from _machines(facts, of)
         return
-    few = {host: str(len(found)) for host, found in units.items() if len(found) < wish.gpus}
+    few = {host: str(len(found)) for host, found in units.items() if len(found) < needs.gpus}
     if few:
         counts = list(groups(few))
         cure = f"plan what is there, `resources: {{accelerators: {_model(has_some)}:{min(map(int, counts)) or 1}}}`, "
         cure += f"or leave the hosts out; {remote(few, 'nvidia-smi -L')}"
-        yield Check("GPUs", "fail", f"{wish.gpus} are planned, usable are {fold(few, of)}", cure)
+        yield Check("GPUs", "fail", f"{needs.gpus} are planned, usable are {fold(few, of)}", cure)
     else:
         kinds = {host: f"{len(found)} x {found[0].gpu['name']}" for host, found in units.items()}
         yield from _alike("GPUs", kinds, of, "the slowest sets the pace: name hosts of one kind in ssh.hosts")
-    yield from _wanted_model(has_some, wish)
+    yield from _wanted_model(has_some, needs)
     drivers = {host: str(found[0].gpu["driver"]) for host, found in has_some.items()}
     if drivers:
         newest = max(drivers.values(), key=numbers)
         old = [host for host, driver in drivers.items() if driver != newest]
         cure = f"usually it works; for the driver {newest}: {remote(old, 'sudo apt full-upgrade && sudo reboot')}"
         yield from _alike("driver", drivers, of, cure)
-    yield from _slices(has_some, wish)
-    yield from _free(facts, {host: found for host, found in units.items() if host not in few}, wish, of)
+    yield from _slices(has_some, needs)
+    yield from _free(facts, {host: found for host, found in units.items() if host not in few}, needs, of)
 
 
 def _units(fact: Mapping[str, Any]) -> list[_Unit]:
@@ -78,59 +78,59 @@ def _units(fact: Mapping[str, Any]) -> list[_Unit]:
     return [_Unit(uuid, gpu) for gpu in whole for uuid in (gpu["slices"] if gpu["mig"] else [gpu["uuid"]])]
 
 
-def _faults(facts: Facts, wish: HostRequirements) -> Iterator[Check]:
+def _faults(facts: Facts, needs: HostRequirements) -> Iterator[Check]:
     """Yield the errors of nvidia-smi, and GPUs with an error in place of a value."""
-    told = {host: fault for host, fact in facts.items() if (fault := (fact.get("gpus") or {}).get("fault"))}
-    verdict = "fail" if wish.gpus else "warn"
-    for kind, hosts in groups({host: str(fault["kind"]) for host, fault in told.items()}).items():
+    faults = {host: fault for host, fact in facts.items() if (fault := (fact.get("gpus") or {}).get("fault"))}
+    verdict = "fail" if needs.gpus else "warn"
+    for kind, hosts in groups({host: str(fault["kind"]) for host, fault in faults.items()}).items():
         commands = {name: remote(hosts, command) for name, command in _COMMANDS.items()}
         cure = _CURES.get(kind, "look at it: {log}").format(**commands)
-        yield Check("GPUs", verdict, fold({host: str(told[host]["text"]) for host in hosts}, 0), cure)
+        yield Check("GPUs", verdict, fold({host: str(faults[host]["text"]) for host in hosts}, 0), cure)
     broken = {
         host: [gpu for gpu in (fact.get("gpus") or {}).get("gpus") or () if gpu.get("fault")]
         for host, fact in facts.items()
     }
     for host, gpus in broken.items():
         if gpus:
-            enough = len(_units(facts[host])) >= wish.gpus
+            enough = len(_units(facts[host])) >= needs.gpus
             words = "; ".join(f"GPU {gpu['index']}: {gpu['fault']}" for gpu in gpus)
             resets = " && ".join(f"sudo nvidia-smi --gpu-reset -i {gpu['index']}" for gpu in gpus)
             yield Check("GPUs", "warn" if enough else "fail", f"{words}: {host}", remote([host], resets))
 
 
-def _unplanned(units: Mapping[str, list[_Unit]], wish: HostRequirements) -> Iterator[Check]:
+def _unplanned(units: Mapping[str, list[_Unit]], needs: HostRequirements) -> Iterator[Check]:
     """Yield the setting for GPUs that the job would leave idle: idle GPUs cost as much."""
     if units:
         least = min(len(found) for found in units.values())
         words = {host: f"{len(found)} x {found[0].gpu['name']}" for host, found in units.items()}
         cure = f"for them add to the config: resources: {{accelerators: {_model(units)}:{least}}}"
-        if not wish.ranks_are_chosen:
+        if not needs.ranks_are_chosen:
             cure += "; for the CPU: --set distributed.nproc_per_node=1"
-        verdict = "warn" if wish.ranks_are_chosen else "fail"
+        verdict = "warn" if needs.ranks_are_chosen else "fail"
         yield Check("GPUs", verdict, f"the job is planned without them: {fold(words, 0)}", cure)
 
 
-def _wanted_model(units: Mapping[str, list[_Unit]], wish: HostRequirements) -> Iterator[Check]:
-    wanted = (wish.gpu_model or "").lower().replace("_", "-")
+def _wanted_model(units: Mapping[str, list[_Unit]], needs: HostRequirements) -> Iterator[Check]:
+    wanted = (needs.gpu_model or "").lower().replace("_", "-")
     others = {
         host: str(found[0].gpu["name"])
         for host, found in units.items()
         if wanted and wanted not in re.sub(r"[ _]", "-", str(found[0].gpu["name"]).lower())
     }
     if others:
-        cure = f"write what is there: --set resources.accelerators={_model(units)}:{wish.gpus}"
-        yield Check("GPUs", "warn", f"the config says {wish.gpu_model}: {fold(others, 0)}", cure)
+        cure = f"write what is there: --set resources.accelerators={_model(units)}:{needs.gpus}"
+        yield Check("GPUs", "warn", f"the config says {needs.gpu_model}: {fold(others, 0)}", cure)
 
 
-def _slices(units: Mapping[str, list[_Unit]], wish: HostRequirements) -> Iterator[Check]:
+def _slices(units: Mapping[str, list[_Unit]], needs: HostRequirements) -> Iterator[Check]:
     """Yield a warning: NCCL cannot join two slices of one GPU."""
     cut = [host for host, found in units.items() if any(unit.gpu["mig"] for unit in found)]
-    if cut and wish.ranks > 1:
+    if cut and needs.ranks > 1:
         cure = f"to make them whole: {remote(cut, 'sudo nvidia-smi -mig 0')}"
         yield Check("GPUs", "warn", f"cut into MIG slices, which NCCL cannot join: {ranges(cut)}", cure)
 
 
-def _free(facts: Facts, units: Mapping[str, list[_Unit]], wish: HostRequirements, of: int) -> Iterator[Check]:
+def _free(facts: Facts, units: Mapping[str, list[_Unit]], needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the users of GPUs: a lock always blocks, a stranger's process blocks unless `allow_busy` is set."""
     enough: dict[str, str] = {}
     for host, there in units.items():
@@ -140,16 +140,16 @@ def _free(facts: Facts, units: Mapping[str, list[_Unit]], wish: HostRequirements
         used = {process["gpu"] for process in strangers}
         unlocked = [unit for unit in there if unit.uuid not in locks]
         free = [unit for unit in unlocked if unit.uuid not in used and unit.gpu["uuid"] not in used]
-        if len(free) >= wish.gpus:
+        if len(free) >= needs.gpus:
             enough[host] = f"{len(free)} of {len(there)}"
             continue
-        can_share = wish.allow_busy and len(unlocked) >= wish.gpus
+        can_share = needs.allow_busy and len(unlocked) >= needs.gpus
         words = [*_locked(there, locks), *_used(there, strangers)]
         yield Check(
             FREE,
             "warn" if can_share else "fail",
-            f"{len(free)} of {len(there)} GPUs are free, {wish.gpus} wanted: {host}: {'; '.join(words)}",
-            "; ".join(_ways_out(host, fact, locks, strangers, wish)),
+            f"{len(free)} of {len(there)} GPUs are free, {needs.gpus} wanted: {host}: {'; '.join(words)}",
+            "; ".join(_ways_out(host, fact, locks, strangers, needs)),
         )
     if enough and len(enough) == len(facts):
         yield Check(FREE, "ok", fold(enough, of))
@@ -201,7 +201,7 @@ def _ways_out(
     fact: Mapping[str, Any],
     locks: Mapping[str, Mapping[str, Any]],
     strangers: list[Mapping[str, Any]],
-    wish: HostRequirements | None,
+    needs: HostRequirements | None,
 ) -> Iterator[str]:
     me = fact.get("user")
     holders = {str(holder.get("job")): holder for holder in locks.values()}
@@ -218,7 +218,7 @@ def _ways_out(
     if others := [str(process["pid"]) for process in strangers if process.get("owner") != me]:
         look = remote([host], f"ps -fp {','.join(others)}")
         yield f"ask their owner: {look}"
-    if strangers and wish is not None and not wish.allow_busy:
+    if strangers and needs is not None and not needs.allow_busy:
         yield "to share all the same: --set ssh.allow_busy=true"
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from cloudtrain.backends.ssh.preflight.folding import fold, graded, groups, local, most, numbers, ranges, remote
-from cloudtrain.backends.ssh.preflight.wish import Facts, HostRequirements
 from cloudtrain.launcher.backend import Check
 
 __all__ = [
+    *("Facts", "HostRequirements"),
     *("clock", "disk", "leftovers", "limits", "logind", "mtu", "own_name", "same_machine", "shm", "system", "unknown"),
     "write",
 ]
@@ -23,8 +24,26 @@ SHM_FAIL_MB, SHM_PER_RANK_MB = 64, 1 << 10  # data loaders with several workers 
 MIN_NOFILE = 65_536
 SKEW_WARN_S, SKEW_FAIL_S = 0.5, 30.0  # with a larger difference TLS and signed requests fail
 
+Facts = Mapping[str, Mapping[str, Any]]  # host -> the report of survey.facts
 
-def same_machine(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
+
+@dataclass(frozen=True)
+class HostRequirements:
+    """The job's needs for each host: `ranks`, and `gpus` (0: none).
+
+    `ranks_are_chosen`: the config sets the number of ranks, so idle GPUs may be intended. `gpu_model`: the config's
+    name. `has_own_torch`: the job's environment brings torch.
+    """
+
+    ranks: int
+    gpus: int
+    ranks_are_chosen: bool = False
+    allow_busy: bool = False
+    gpu_model: str | None = None
+    has_own_torch: bool = False
+
+
+def same_machine(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield hosts that are one machine under two names; containers share a boot id, but neither name nor address."""
     seen = {
         host: repr((fact.get("boot_id"), fact.get("name"), sorted(_addresses(fact))))
@@ -37,7 +56,7 @@ def same_machine(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Chec
             yield Check("hosts", "fail", f"one machine by {len(hosts)} names: {ranges(hosts)}", cure)
 
 
-def system(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
+def system(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield whether processors and kernels are alike, and whether each host has a core for every rank."""
     machines = {host: str(fact["machine"]) for host, fact in facts.items() if fact.get("machine")}
     if len(set(machines.values())) > 1:
@@ -49,47 +68,48 @@ def system(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
         rest = [host for host, kernel in kernels.items() if kernel != most(kernels)]
         cure = "" if same else f"usually it works; else {remote(rest, 'sudo apt full-upgrade && sudo reboot')}"
         yield Check("kernel", "ok" if same else "warn", fold(kernels, of), cure)
-    few = {host: f"{fact['cores']} cores" for host, fact in facts.items() if fact.get("cores", wish.ranks) < wish.ranks}
+    ranks = needs.ranks
+    few = {host: f"{fact['cores']} cores" for host, fact in facts.items() if fact.get("cores", ranks) < ranks}
     if few:
         cure = f"fewer ranks a host: --set distributed.nproc_per_node={min(facts[host]['cores'] for host in few)}"
-        yield Check("cores", "warn", f"{wish.ranks} ranks a host on {fold(few, of)}", cure)
+        yield Check("cores", "warn", f"{ranks} ranks a host on {fold(few, of)}", cure)
 
 
-def own_name(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
+def own_name(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield names that resolve only to the machine itself: cloudtrain passes addresses, a script may use the name."""
     grades = {}
     for host, fact in facts.items():
-        told = fact.get("own_name")
-        if told is None or of < 2:
+        report = fact.get("own_name")
+        if report is None or of < 2:
             continue
-        elsewhere = [address for address in told["addresses"] if not address.startswith(("127.", "::1", "fe80:"))]
+        elsewhere = [address for address in report["addresses"] if not address.startswith(("127.", "::1", "fe80:"))]
         if elsewhere:
             grades[host] = ("ok", "resolves")
         else:
-            where = f"is {told['addresses'][0]}" if told["addresses"] else "does not resolve"
+            where = f"is {report['addresses'][0]}" if report["addresses"] else "does not resolve"
             grades[host] = ("warn", f"{where} there")
 
     def cure(verdict: str, hosts: Sequence[str]) -> str:
         lines = []
         for host in hosts[:4]:
-            told, address = facts[host]["own_name"], _address(facts[host])
+            report, address = facts[host]["own_name"], _address(facts[host])
             # In this order: after `d` has deleted the last line, sed would append no line.
-            edit = f'sudo sed -i -e "$ a {address} {told["name"]}" -e "/^127.0.1.1/d" /etc/hosts'
-            by_hand = address is None or any(each not in ("127.0.1.1", "::1") for each in told["addresses"])
+            edit = f'sudo sed -i -e "$ a {address} {report["name"]}" -e "/^127.0.1.1/d" /etc/hosts'
+            by_hand = address is None or any(each not in ("127.0.1.1", "::1") for each in report["addresses"])
             lines.append(remote([host], "sudo -e /etc/hosts" if by_hand else edit))
         return "; ".join(lines) + ("; likewise on the remaining hosts" if len(hosts) > 4 else "")
 
     yield from graded("own name", grades, of, cure)
 
 
-def disk(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
+def disk(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the free space for jobs and for checkpoints."""
     for name, key, setting in (
         ("disk", "disk", "ssh.workdir"),
         ("checkpoint disk", "checkpoint_disk", "checkpoint.uri"),
     ):
         there = {host: fact[key] for host, fact in facts.items() if fact.get(key)}
-        room = {host: (_disk_verdict(told), _room(told)) for host, told in there.items()}
+        room = {host: (_disk_verdict(report), _room(report)) for host, report in there.items()}
 
         def cure(verdict: str, hosts: Sequence[str], there: Facts = there, setting: str = setting) -> str:
             path = shlex.quote(str(there[hosts[0]]["path"]))
@@ -99,26 +119,27 @@ def disk(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
         yield from graded(name, room, of, cure)
 
 
-def _disk_verdict(told: Mapping[str, Any]) -> str:
-    inodes = told.get("inodes")
-    if told["free_mb"] < DISK_FAIL_MB or (inodes is not None and inodes < MIN_INODES / 10):
+def _disk_verdict(report: Mapping[str, Any]) -> str:
+    inodes = report.get("inodes")
+    if report["free_mb"] < DISK_FAIL_MB or (inodes is not None and inodes < MIN_INODES / 10):
         return "fail"
-    return "warn" if told["free_mb"] < DISK_WARN_MB or (inodes is not None and inodes < MIN_INODES) else "ok"
+    return "warn" if report["free_mb"] < DISK_WARN_MB or (inodes is not None and inodes < MIN_INODES) else "ok"
 
 
-def _room(told: Mapping[str, Any]) -> str:
+def _room(report: Mapping[str, Any]) -> str:
     """Return the free space in steps, so that hosts fold: equal byte counts are rare."""
-    inodes = told.get("inodes")
+    inodes = report.get("inodes")
     if inodes is not None and inodes < MIN_INODES:
-        return f"{inodes} files more can be made in {told['path']}"
-    if told["free_mb"] < 1 << 10:
-        return f"{told['free_mb']} MB free in {told['path']}"
-    free_gb = told["free_mb"] / 1024
+        return f"{inodes} files more can be made in {report['path']}"
+    if report["free_mb"] < 1 << 10:
+        return f"{report['free_mb']} MB free in {report['path']}"
+    free_gb = report["free_mb"] / 1024
     steps = [step for step in (10, 20, 50, 100, 200, 500, 1000, 10_000) if step <= free_gb]
-    return f"more than {steps[-1]} GB free in {told['path']}" if steps else f"{free_gb:.1f} GB free in {told['path']}"
+    room = f"more than {steps[-1]}" if steps else f"{free_gb:.1f}"
+    return f"{room} GB free in {report['path']}"
 
 
-def write(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
+def write(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield whether the job folder can be written."""
     failed = {host: why for host, fact in facts.items() if (why := (fact.get("write") or {}).get("error"))}
     grades = {host: ("fail", why) for host, why in failed.items()}
@@ -132,16 +153,16 @@ def write(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     yield from graded("workdir", {**good, **grades}, of, cure)
 
 
-def shm(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
+def shm(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the free space in /dev/shm, through which the loaders' workers pass batches."""
-    wanted_mb = SHM_PER_RANK_MB * wish.ranks
+    wanted_mb = SHM_PER_RANK_MB * needs.ranks
     grades = {}
     for host, fact in facts.items():
-        if (told := fact.get("shm")) is None:
+        if (report := fact.get("shm")) is None:
             continue
-        free_mb, size_mb = told["free_mb"], told["size_mb"]
+        free_mb, size_mb = report["free_mb"], report["size_mb"]
         verdict = "ok" if free_mb >= wanted_mb else "warn"
-        verdict = "fail" if free_mb < SHM_FAIL_MB and wish.ranks > 1 else verdict
+        verdict = "fail" if free_mb < SHM_FAIL_MB and needs.ranks > 1 else verdict
         words = f"at least {wanted_mb >> 10} GB free" if verdict == "ok" else f"{free_mb} MB of {size_mb} MB free"
         grades[host] = (verdict, words)
 
@@ -153,12 +174,12 @@ def shm(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     yield from graded("/dev/shm", grades, of, cure)
 
 
-def limits(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
+def limits(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the limits on open files and, with InfiniBand, on locked memory."""
     grades = {}
     for host, fact in facts.items():
-        if told := fact.get("limits"):
-            soft = told["nofile"][0]
+        if report := fact.get("limits"):
+            soft = report["nofile"][0]
             is_enough = soft == -1 or soft >= MIN_NOFILE
             grades[host] = ("ok", f"{MIN_NOFILE} or more") if is_enough else ("warn", str(soft))
 
@@ -182,7 +203,7 @@ def _limit_line(what: str, value: str) -> str:
     return f'echo "* - {what} {value}" | sudo tee /etc/security/limits.d/cloudtrain-{what}.conf'
 
 
-def clock(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
+def clock(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield clocks that are off; if all hosts agree with each other, our clock is off."""
     ahead = {host: float(fact["ahead_s"]) for host, fact in facts.items() if fact.get("ahead_s") is not None}
     if not ahead:
@@ -202,7 +223,7 @@ def clock(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     yield from graded("clock", grades, of, lambda verdict, hosts: remote(hosts, "sudo timedatectl set-ntp true"))
 
 
-def mtu(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
+def mtu(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield whether all hosts have the same MTU: with different MTUs, large packets may be lost without an error."""
     used = {host: interface for host, fact in facts.items() if (interface := _interface(fact)) is not None}
     values = {host: str(interface["mtu"]) for host, interface in used.items()}
@@ -215,7 +236,7 @@ def mtu(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     yield Check("MTU", "warn" if rest else "ok", fold(values, of), cure)
 
 
-def leftovers(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
+def leftovers(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the processes that earlier jobs have left."""
     for host, fact in facts.items():
         if left := fact.get("leftovers"):
@@ -225,12 +246,12 @@ def leftovers(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
             yield Check("processes", "warn", found, remote([host], f"kill -9 {pids}"))
 
 
-def logind(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
+def logind(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield hosts that end the job at logout; lingering alone does not keep a session's own processes."""
     grades = {}
     for host, fact in facts.items():
-        told = fact.get("logind")
-        if told and told["kills"]:
+        report = fact.get("logind")
+        if report and report["kills"]:
             grades[host] = ("fail", "KillUserProcesses=yes ends the job when ssh logs out")
 
     def cure(verdict: str, hosts: Sequence[str]) -> str:
@@ -242,9 +263,9 @@ def logind(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
     yield from graded("logout", grades, of, cure)
 
 
-def unknown(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
+def unknown(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the facts that could not be read; a fact that the job needs is a failure."""
-    needed = {"write", "disk", "python", *(("gpus",) if wish.gpus else ())}
+    needed = {"write", "disk", "python", *(("gpus",) if needs.gpus else ())}
     by_probe: dict[str, dict[str, tuple[str, str]]] = {}
     for host, fact in facts.items():
         for probe, why in (fact.get("errors") or {}).items():
@@ -255,8 +276,8 @@ def unknown(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
 
 
 def _addresses(fact: Mapping[str, Any]) -> list[str]:
-    told = fact.get("interfaces") or ()
-    return [each["address"] for each in told if each["address"] and not each["address"].startswith("127.")]
+    report = fact.get("interfaces") or ()
+    return [each["address"] for each in report if each["address"] and not each["address"].startswith("127.")]
 
 
 def _interface(fact: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -16,16 +16,16 @@ NAME = "peers"
 Pairs = dict[tuple[str, str], Mapping[str, Any]]  # (caller, target) -> how the call failed
 
 
-def dialled(told: Mapping[str, Any], ports: Sequence[int] | None = None) -> list[Check]:
+def dialled(report: Mapping[str, Any], ports: Sequence[int] | None = None) -> list[Check]:
     """Return the findings of a round of test connections; an empty list if no host was tested.
 
-    `told["unheard"]` maps hosts that could not listen to the reason; `told["failed"]` maps each calling host to its
+    `report["unheard"]` maps hosts that could not listen to the reason; `report["failed"]` maps each calling host to its
     failed calls, in the form of reachability.dial.
     """
-    if not told:
+    if not report:
         return []
-    unheard: Mapping[str, str] = told.get("unheard") or {}
-    failed: Mapping[str, Sequence[Mapping[str, Any]]] = told.get("failed") or {}
+    unheard: Mapping[str, str] = report.get("unheard") or {}
+    failed: Mapping[str, Sequence[Mapping[str, Any]]] = report.get("failed") or {}
     found = [
         Check(NAME, "fail", f"{why}: {ranges(hosts)}", f"{local(hosts, 'ssh {} ip -4 addr')}; then set `address`")
         for why, hosts in groups(unheard).items()

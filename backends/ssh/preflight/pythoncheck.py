@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from cloudtrain.backends.ssh.preflight.folding import fold, groups, most, numbers, ranges, remote
-from cloudtrain.backends.ssh.preflight.wish import Facts, HostRequirements
+from cloudtrain.backends.ssh.preflight.hostcheck import Facts, HostRequirements
 from cloudtrain.launcher.backend import Check
 
 __all__ = ["interpreter", "torch"]
@@ -18,14 +18,14 @@ _OLDEST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 _LOOK = "ls /usr/bin/python3* /opt/*/bin/python3"
 
 
-def interpreter(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
+def interpreter(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield whether each host has a suitable interpreter, and whether the versions agree."""
     asked = {host: fact["python"] for host, fact in facts.items() if fact.get("python")}
-    missing = {host: str(told["error"]) for host, told in asked.items() if "error" in told}
+    missing = {host: str(report["error"]) for host, report in asked.items() if "error" in report}
     for why, hosts in groups(missing).items():
         cure = f"name one that is there, --set ssh.python=/path/to/python: {remote(hosts, 'command -v python3')}"
         yield Check("python", "fail", f"{why}: {ranges(hosts)}", cure)
-    versions = {host: str(told["version"]) for host, told in asked.items() if "error" not in told}
+    versions = {host: str(report["version"]) for host, report in asked.items() if "error" not in report}
     old = {host: version for host, version in versions.items() if numbers(version)[:2] < MIN_PYTHON}
     if old:
         least = ".".join(map(str, MIN_PYTHON))
@@ -39,15 +39,15 @@ def interpreter(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check
         yield Check("python", "ok" if same else "warn", fold(versions, of), "" if same else cure)
 
 
-def torch(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
+def torch(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the findings about torch, its NCCL, and the driver that both need."""
     asked = {host: fact["python"] for host, fact in facts.items() if "version" in (fact.get("python") or {})}
-    if wish.has_own_torch or not asked:
+    if needs.has_own_torch or not asked:
         return
-    versions = {host: str(told["torch"]) for host, told in asked.items() if told.get("torch")}
+    versions = {host: str(report["torch"]) for host, report in asked.items() if report.get("torch")}
     usual = most(versions) if versions else ""
     wanted = _requirement(usual)
-    lacking = {host: str(told["executable"]) for host, told in asked.items() if host not in versions}
+    lacking = {host: str(report["executable"]) for host, report in asked.items() if host not in versions}
     for python, hosts in groups(lacking).items():
         why = f" ({asked[hosts[0]]['fault']})" if asked[hosts[0]].get("fault") else ""
         cure = remote(hosts, f"{shlex.quote(python)} -m pip install {wanted}")
@@ -61,7 +61,7 @@ def torch(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
         yield Check("torch", "fail", fold(versions, of), "; ".join(commands))
     elif versions:
         yield Check("torch", "ok", fold(versions, of))
-    if not wish.gpus:
+    if not needs.gpus:
         return
     for_cpu = [host for host in versions if not asked[host].get("cuda")]
     if for_cpu:
@@ -71,7 +71,7 @@ def torch(facts: Facts, wish: HostRequirements, of: int) -> Iterator[Check]:
 
 
 def _cuda(facts: Facts, asked: Facts, of: int) -> Iterator[Check]:
-    nccl = {host: str(told["nccl"]) for host, told in asked.items() if told.get("nccl")}
+    nccl = {host: str(report["nccl"]) for host, report in asked.items() if report.get("nccl")}
     if len(set(nccl.values())) > 1:
         rest = [host for host, version in nccl.items() if version != most(nccl)]
         # torch's requirements fix NCCL's version: a reinstalled torch brings the matching NCCL.
@@ -80,13 +80,13 @@ def _cuda(facts: Facts, asked: Facts, of: int) -> Iterator[Check]:
     elif nccl:
         yield Check("NCCL", "ok", fold(nccl, of))
     too_old = {}
-    for host, told in asked.items():
+    for host, report in asked.items():
         gpus = (facts[host].get("gpus") or {}).get("gpus") or ()
-        build = numbers(str(told.get("cuda") or ""))
+        build = numbers(str(report.get("cuda") or ""))
         least = _OLDEST_DRIVER.get(build[0]) if build else None
         if gpus and least and numbers(str(gpus[0]["driver"]))[:2] < least:
             needed = ".".join(map(str, least))
-            too_old[host] = f"{gpus[0]['driver']}, and CUDA {told['cuda']} of torch needs {needed}"
+            too_old[host] = f"{gpus[0]['driver']}, and CUDA {report['cuda']} of torch needs {needed}"
     if too_old:
         cure = remote(too_old, "sudo apt install --upgrade nvidia-driver && sudo reboot")
         yield Check("driver", "fail", fold(too_old, 0), f"{cure}; or a torch for an older CUDA")
