@@ -161,11 +161,7 @@ SMALL = {
     "entrypoints/notices/slack.py": "a module for each channel of notices",
     "entrypoints/rank/exchange.py": "under review",
     "entrypoints/train.py": "the stub of a public name",
-    "launcher/lazily.py": "under review",
-    "launcher/planning/regions.py": "under review",
-    "launcher/prices/quote.py": "under review",
-    "launcher/text/quantities.py": "under review",
-    "launcher/text/signs.py": "under review",
+    "launcher/lazily.py": "the deferred import that the backends share",
 }
 
 
