@@ -28,12 +28,12 @@ def ask(calls: Mapping[Host, Call], is_enough: Callable[[Mapping[Host, HostAnswe
     fresh = {host for host, call in calls.items() if _begin(host, call)}
     asked = {host: _under_way[host, call.verb] for host, call in calls.items()}
     mine = {host: future for host, (call, future) in asked.items() if call == calls[host]}
-    until_s, heard = time.monotonic() + PATIENCE_S, False
+    until_s, has_answer = time.monotonic() + PATIENCE_S, False
     while True:
         answers = {host: future.result() for host, future in mine.items() if future.done()}
         left = [future for future in mine.values() if not future.done()]
-        if not heard and any(answer.error is None for answer in answers.values()):
-            heard, until_s = True, time.monotonic() + PATIENCE_S
+        if not has_answer and any(answer.error is None for answer in answers.values()):
+            has_answer, until_s = True, time.monotonic() + PATIENCE_S
         is_soon = any(not mine[host].done() for host in fresh) and time.monotonic() < until_s
         if not left or (not is_soon and is_enough(answers)):
             break

@@ -171,17 +171,17 @@ def _dial(fleet: Fleet, nodes: Sequence[Assignment], body: Mapping[str, Any], *,
         return {}
     token = secrets.token_hex(8)
     common = {"token": token, "ports": body["ports"]}
-    heard = fleet.ask(
+    listening = fleet.ask(
         {s.host: Call("listen", {**common, "name": s.host.name, "address": s.address}) for s in nodes}, is_urgent=True
     )
-    doors = [{"name": host.name, **answer.reply} for host, answer in heard.items() if "port" in answer.reply]
-    unheard = {host.name: answer.reply["error"] for host, answer in heard.items() if "error" in answer.reply}
+    listeners = [{"name": host.name, **answer.reply} for host, answer in listening.items() if "port" in answer.reply]
+    unheard = {host.name: answer.reply["error"] for host, answer in listening.items() if "error" in answer.reply}
     calls = {}
     for number, seat in enumerate(nodes):
-        peers = [door for door in doors if door["name"] != seat.host.name]
+        peers = [listener for listener in listeners if listener["name"] != seat.host.name]
         if not everybody and number:
-            peers = [door for door in peers if door["name"] == nodes[0].host.name]
+            peers = [listener for listener in peers if listener["name"] == nodes[0].host.name]
         calls[seat.host] = Call("dial", {"token": token, "peers": peers})
     answers = fleet.ask(calls, is_urgent=True)
-    fleet.ask({seat.host: Call("hang_up", {}) for seat in nodes})
+    fleet.ask({seat.host: Call("close_listener", {}) for seat in nodes})
     return {"unheard": unheard, "failed": {h.name: a.reply.get("failed", []) for h, a in answers.items()}}

@@ -94,7 +94,7 @@ def find(request: Request, home: Path) -> JobRef | None:
             raise UnreachableError(f"where {request.name} was started cannot be read", hint=f"look at {noted}")
         return None
     lines, roots = fleet(), {node.host: node.root for node in SshRef.load(ref).nodes}
-    answers = lines.ask({host: Call("door", {"root": root}) for host, root in roots.items()}, is_urgent=True)
+    answers = lines.ask({host: Call("close_admission", {"root": root}) for host, root in roots.items()}, is_urgent=True)
     errors = [answer.error for answer in answers.values() if answer.error is not None]
     if all(answer.reply.get("started") for answer in answers.values() if answer.error is None):
         if errors:

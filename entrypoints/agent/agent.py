@@ -35,7 +35,7 @@ from cloudtrain.entrypoints.rank import heartbeat, variables
 from cloudtrain.entrypoints.replication import copies
 from cloudtrain.entrypoints.replication.replicas import Replicas
 from cloudtrain.entrypoints.replication.restore import Gathering
-from cloudtrain.entrypoints.scripts.keep import FileKeeper, tell_unkept
+from cloudtrain.entrypoints.scripts.keep import FileKeeper, report_unkept
 from cloudtrain.entrypoints.scripts.newest import newest
 
 if TYPE_CHECKING:
@@ -77,11 +77,11 @@ class Agent:
         self.asked_to_stop = False
         self.ended_s = 0.0  # when the ranks had ended, before the agent copied their files
         self.killed = False  # the agent killed this generation: then boot's signal is no failure
-        door = None
+        listener = None
         if spec.succeeds and server is None:  # a successor's listener
-            door = transport.on_free_port(spec, partial(transport.listen, spec.address))
+            listener = transport.on_free_port(spec, partial(transport.listen, spec.address))
         self.held_port: socket.socket | None = None
-        self.line = Membership(spec, server, self._fresh_port, door)
+        self.line = Membership(spec, server, self._fresh_port, listener)
         self.times = log_times.TimeIndex(self.root / "log")
         self.terminated = False
         self.ended: ExitReport | None = None
@@ -98,7 +98,7 @@ class Agent:
         self.is_task = run.kind == "task"
         where = self.root / "code", self.checkpoints, run.keep, self.root / "log" / "rank-0.log"
         self.keeper = None if self.is_task else FileKeeper(*where)
-        self.teller = _teller(spec, self.started_s)
+        self.notifier = _notifier(spec, self.started_s)
         self.replicas: Replicas | None = None
         if spec.copies:
             self._share_checkpoints(Path(spec.copies))
@@ -121,8 +121,8 @@ class Agent:
         if announce is not None:
             os.write(announce, b"%d\n" % os.getpid())
             os.close(announce)
-        if self.teller is not None:
-            self.teller.start()
+        if self.notifier is not None:
+            self.notifier.start()
         try:
             bundle_file.unpack(Path(self.spec.bundle), self.spec.sha256, self.root)
             atomic_json.write_json(self.root / "spec.json", self.spec.job.dump())
@@ -172,12 +172,12 @@ class Agent:
             assert desired.verdict is not None
             self._end(desired.verdict)
             return True
-        self._obey(desired)
-        self._tell_gpus(desired)
+        self._apply(desired)
+        self._report_gpus(desired)
         self.line.listen(TICK_S)
         return False
 
-    def _tell_gpus(self, desired: Desired) -> None:
+    def _report_gpus(self, desired: Desired) -> None:
         """Report how busy this node's GPUs are; on rank 0's node, write all nodes' figures into rank 0's log."""
         if self.meter is None:  # no rank has started
             return
@@ -228,13 +228,13 @@ class Agent:
         """Return a script's newest checkpoint on this node; None for the trainer, which finds its own checkpoints."""
         return None if self.is_task else newest(self.checkpoints)
 
-    def _tell_unkept(self) -> list[str]:
+    def _report_unkept(self) -> list[str]:
         """Copy the last kept files; log the names of the script's unkept files, and return these names."""
         if self.keeper is None:
             return []
         if not self.keeper.close(KEEP_S):
             print(NOT_COPIED, flush=True)
-        return tell_unkept(self.keeper.unkept(), self.root / "log" / "boot.log")
+        return report_unkept(self.keeper.unkept(), self.root / "log" / "boot.log")
 
     def _may_begin_anew(self) -> bool:
         """Return whether ranks may start although files could not be fetched: a checkpoint exists, or never existed."""
@@ -248,7 +248,7 @@ class Agent:
         self.held_port = transport.reserved(self.spec)
         return int(self.held_port.getsockname()[1])
 
-    def _obey(self, desired: Desired) -> None:
+    def _apply(self, desired: Desired) -> None:
         is_member = self.report.node in desired.nodes or not desired.nodes
         if self.report.phase == "running" and (desired.want == "kill" or not is_member):
             self._kill_ranks()
@@ -423,8 +423,8 @@ class Agent:
         self._set(phase="exited", code=code if code >= 0 else EXIT_FAILED, **told)
 
     def _end(self, verdict: ExitReport) -> None:
-        if self.teller is not None:
-            self.teller.end(verdict)
+        if self.notifier is not None:
+            self.notifier.end(verdict)
         if self.meter is not None:
             self.meter.finish()
         stuck = self._kill_ranks()
@@ -432,10 +432,10 @@ class Agent:
         self.line.close()
         if self.replicas is not None:
             self.replicas.finish()
-        if self.teller is not None:
-            self.teller.finish()
+        if self.notifier is not None:
+            self.notifier.finish()
             self.times.note(time.time())
-        unkept = self._tell_unkept()
+        unkept = self._report_unkept()
         resumable = verdict.state != "succeeded" and has_checkpoint(self.checkpoints)
         self.ended = replace(
             verdict,
@@ -484,7 +484,7 @@ class Agent:
         self.terminated = True  # the machine shuts down, or a user sent the signal: save, then stop the job
 
 
-def _teller(spec: AgentSpec, began_s: float) -> NodeNotifier | None:
+def _notifier(spec: AgentSpec, began_s: float) -> NodeNotifier | None:
     """Return the job's notifier, None if the job sends no notifications by itself."""
     if spec.job.notices is None:
         return None

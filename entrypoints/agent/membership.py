@@ -38,7 +38,7 @@ class Membership:
         spec: AgentSpec,
         server: socket.socket | None,
         fresh_port: Callable[[], int],
-        door: socket.socket | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         """`server` is the leader's listener; `door` is the listener of a node that may take over."""
         self.node = spec.node
@@ -67,7 +67,7 @@ class Membership:
         self._gone_s: dict[int, float] = {}  # nodes that the job gave up: when
         self._left_out_s: dict[int, float] = {}  # nodes without a place in the newest generation: since when
         self._may_succeed = spec.succeeds
-        self._door = door
+        self._listener = listener
         self._turned_s = time.monotonic()
         self._is_open = True
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
@@ -75,7 +75,7 @@ class Membership:
     @property
     def port(self) -> int:
         """The port of this node as a successor; 0 if this node never takes over."""
-        return int(self._door.getsockname()[1]) if self._door else 0
+        return int(self._listener.getsockname()[1]) if self._listener else 0
 
     @property
     def reports(self) -> dict[int, Report]:
@@ -134,7 +134,7 @@ class Membership:
         stalled_s, self._turned_s = time.monotonic() - self._turned_s, time.monotonic()
         if stalled_s > transport.STALLED_S:
             self.listen(0)
-            self._end().excuse()
+            self._end().extend_silence()
 
     def _beat(self) -> None:
         """Send beats while the agent is busy: with a slow disk, or with processes that do not die."""
@@ -222,10 +222,10 @@ class Membership:
         return self._last
 
     def _take_over(self, last: Desired) -> None:
-        assert self._door is not None
+        assert self._listener is not None
         print(f"node {self._named(self._lost_heads)} is lost: node {self.node} is the leader now", flush=True)
         self._member, self._took_over_s = None, self.now_s()
-        self._head = transport.LeaderEnd(self._door, self._spec.token, self._silence_s)
+        self._head = transport.LeaderEnd(self._listener, self._spec.token, self._silence_s)
         coordinator = self._coordinator
         coordinator.desired, coordinator.since_s = self._last, self.now_s()
         coordinator.first_failure_s = coordinator.missed_s = coordinator.started_s = self.now_s()

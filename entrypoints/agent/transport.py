@@ -211,7 +211,7 @@ class LeaderEnd:
             for wire in list(self._wires):
                 wire.send(desired.dump())
 
-    def excuse(self) -> None:
+    def extend_silence(self) -> None:
         """Give all nodes a moment to be heard: this agent did not read."""
         least_s = time.monotonic() - self._silence_s + BEAT_S + STALLED_S
         self._heard = {node: max(heard_s, least_s) for node, heard_s in self._heard.items()}
@@ -334,7 +334,7 @@ class FollowerEnd:
         if wire is not None and report is not None:
             wire.send(asdict(report))
 
-    def excuse(self) -> None:
+    def extend_silence(self) -> None:
         """Give node 0 a moment to be heard: this agent did not read. The time to join continues."""
         if self.desired is None:
             return

@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     ending = _RankProcess(os.getpid(), _left_file())
     if ending.file is not None:
         ending.file.unlink(missing_ok=True)  # a predecessor's file, if torchrun restarts ranks in place
-    atexit.register(_say_left, ending)  # registered first, so that `_say_left` runs after the script's handlers
+    atexit.register(_note_end, ending)  # registered first, so that `_note_end` runs after the script's handlers
     kind, *rest = argv
     try:
         if kind == "task":
@@ -98,7 +98,7 @@ def _run_task(ending: _RankProcess) -> NoReturn:
     from cloudtrain.entrypoints.trainer import train
 
     ending.code = train.main()
-    _say_left(ending)
+    _note_end(ending)
     _leave(ending.code)
 
 
@@ -107,7 +107,7 @@ def _left_file() -> Path | None:
     return Path(folder) / f"left-{os.environ.get('RANK', '0')}" if folder else None
 
 
-def _say_left(ending: _RankProcess) -> None:
+def _note_end(ending: _RankProcess) -> None:
     """Write for boot that all user code is done, threads and exit handlers too."""
     if ending.file and ending.code in (0, EXIT_SAVED) and os.getpid() == ending.pid:  # not in a fork by the script
         with contextlib.suppress(OSError):

@@ -67,7 +67,7 @@ class Uploader:
         """How long the upload under way has taken so far, else 0."""
         return time.perf_counter() - self._begin_s if self.is_busy else 0.0
 
-    def owe(self, path: Path, names: list[str]) -> None:
+    def note_missing(self, path: Path, names: list[str]) -> None:
         """Note that the mirror lacks this checkpoint of an earlier start: upload it at the end, if no newer follows."""
         self._newest = path, names
 

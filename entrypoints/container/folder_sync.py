@@ -125,7 +125,7 @@ class Carrier:
     def _try(self, *, is_last: bool) -> None:
         failures: list[str] = []
         try:
-            self._carry(failures, is_last=is_last)
+            self._copy(failures, is_last=is_last)
         except Exception as error:  # any error: the next round retries
             failures.append(str(error) if isinstance(error, OSError) else repr(error))
         if failures and is_last:
@@ -133,7 +133,7 @@ class Carrier:
         elif failures:
             self._say("fault", f"sync of {self._folder} to {self._uri} failed, retrying: {failures[0]}")
 
-    def _carry(self, failures: list[str], *, is_last: bool) -> None:
+    def _copy(self, failures: list[str], *, is_last: bool) -> None:
         """Upload new files, then delete the uploads of deleted files; append to the failures."""
         there = self._there = self._known() if self._there is None else self._there
         here = self._scan()
@@ -207,7 +207,7 @@ class Carrier:
                 with contextlib.suppress(OSError):
                     if not stat.S_ISREG(path.lstat().st_mode):
                         continue
-                    if _is_sayable(self._prefix + name):
+                    if _is_plain_name(self._prefix + name):
                         found[name] = _look_at(path)
                     else:
                         self._say("name", f"not uploaded to {self._uri}: invalid object name: {name!a}")
@@ -239,7 +239,7 @@ def _is_newer(item: Item, path: Path) -> bool:
     return here != there and here.written_ns <= there.written_ns
 
 
-def _is_sayable(key: str) -> bool:
+def _is_plain_name(key: str) -> bool:
     try:
         return len(key.encode()) <= NAME_BYTES and "\n" not in key and "\r" not in key
     except UnicodeEncodeError:  # a file's name may be arbitrary bytes

@@ -58,7 +58,7 @@ def known(ask_conda: bool = False) -> list[Path]:
         with contextlib.suppress(OSError):
             listed += sorted(folder.iterdir())
     if ask_conda:
-        listed += _told_by_conda()
+        listed += _listed_by_conda()
     return list({prefix.resolve(): prefix for prefix in [*listed, *roots] if _is_prefix(prefix)}.values())
 
 
@@ -97,7 +97,7 @@ def _roots() -> list[Path]:
     return [*roots, *map(Path, SYSTEM_ROOTS)]
 
 
-def _told_by_conda() -> list[Path]:
+def _listed_by_conda() -> list[Path]:
     tool = os.environ.get("CONDA_EXE") or shutil.which("conda") or shutil.which("mamba") or shutil.which("micromamba")
     tools = [tool] if tool else [str(root / "bin/conda") for root in _roots() if (root / "bin/conda").exists()]
     found = []

@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     processes.become_subreaper()  # if the client has started its own process 1 before this process
-    if (told := _told()) is None:
+    if (told := _read_variables()) is None:
         return CUT
     child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, **told, **MARK})
     for signum in asked:
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     return CUT if code is None else 128 - code if code < 0 else code
 
 
-def _told() -> dict[str, str] | None:
+def _read_variables() -> dict[str, str] | None:
     """Return the variables in the standard input's line, or None if the input ended before the line."""
     line = b""
     while not line.endswith(b"\n"):

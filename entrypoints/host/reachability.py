@@ -16,23 +16,23 @@ from typing import Any
 
 from cloudtrain.entrypoints.agent import node
 
-__all__ = ["dial", "hang_up", "listen"]
+__all__ = ["dial", "close_listener", "listen"]
 
 DIAL_S = 5.0  # a host whose cores all import torch answers late
 LISTEN_S = 120.0  # the channel may outlive the preflight by days
 MAX_LINE = 512
 TRIED_PORTS = 200
 
-_open: list[socket.socket] = []  # closed with the channel, if `hang_up` is not called before
+_open: list[socket.socket] = []  # closed with the channel, if `close_listener` is not called before
 
 
 def listen(ask: dict[str, Any]) -> dict[str, Any]:
-    """Listen until `hang_up`, at most LISTEN_S; return `address` and `port`, or the `error`.
+    """Listen until `close_listener`, at most LISTEN_S; return `address` and `port`, or the `error`.
 
     `name` is this host's name in answers, `token` the secret of the round. Listens on `address`, or on the address of
     `interface`, and on a free port of `ports` ([first, last]), by default any port.
     """
-    hang_up({})
+    close_listener({})
     address = ask.get("address") or node.address_of(ask.get("interface") or "")
     if not address:
         there = ", ".join(name for _, name in socket.if_nameindex())
@@ -73,7 +73,7 @@ def dial(ask: dict[str, Any]) -> dict[str, Any]:
     return {"reached": len(ask["peers"]) - len(failed), "failed": failed}
 
 
-def hang_up(ask: dict[str, Any]) -> dict[str, Any]:
+def close_listener(ask: dict[str, Any]) -> dict[str, Any]:
     """Stop listening; return {}."""
     while _open:
         server = _open.pop()

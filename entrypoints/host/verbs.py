@@ -30,7 +30,19 @@ from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import files
 from cloudtrain.entrypoints.job_files import EXIT, NEVER_SENT, RECORD, START_LOCK, STATE
 
-__all__ = ["door", "give_up", "jobs", "look", "make", "near_end", "read", "script", "start", "stop", "unpack"]
+__all__ = [
+    "close_admission",
+    "give_up",
+    "jobs",
+    "look",
+    "make",
+    "near_end",
+    "read",
+    "script",
+    "start",
+    "stop",
+    "unpack",
+]
 
 GONE_S = 3.0  # for the end of a killed agent
 OWNER = "owner"  # in a job's folder: its owner, so that two submitters cannot use the same name
@@ -187,7 +199,7 @@ def stop(ask: dict[str, Any]) -> dict[str, Any]:
     return {"alive": node_folder.agent_pid(root) is not None}
 
 
-def door(ask: dict[str, Any]) -> dict[str, Any]:
+def close_admission(ask: dict[str, Any]) -> dict[str, Any]:
     """Return whether the node's agent was started; if not, forbid any later start."""
     root = Path(ask["root"])
     if not root.is_dir():

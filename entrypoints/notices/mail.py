@@ -35,7 +35,7 @@ def message(notice: Notice, to: str, sender: str, smtp: str) -> EmailMessage:
 
 
 def post(smtp: str, mail: EmailMessage, timeout_s: float) -> None:
-    """Deliver the mail. A password is never sent in clear text, except to this machine itself. Raises Fault."""
+    """Deliver the mail. A password is never sent in clear text, except to this machine itself. Raises DeliveryError."""
     where = masked(smtp)
     try:
         parts = urlsplit(smtp)

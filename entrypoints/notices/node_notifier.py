@@ -181,7 +181,7 @@ class NodeNotifier:
         return found
 
     def _send(self, name: str, notice: Notice) -> None:
-        """Deliver the notice and mark it at once, without waiting for other sends. Raises Fault."""
+        """Deliver the notice and mark it at once, without waiting for other sends. Raises DeliveryError."""
         send(self._channels[name][0], notice)
         with self._marking:
             self._mark(name, notice)

@@ -1,4 +1,4 @@
-"""One channel, one message, one try: sent within a time limit, or a Fault with the reason and the cure."""
+"""One channel, one message, one try: sent within a time limit, or a DeliveryError with the reason and the cure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DeliveryError(Exception):
 
 
 def send(channel: Channel, notice: Notice) -> None:
-    """Deliver the notice. Raises Fault; its text holds no address."""
+    """Deliver the notice. Raises DeliveryError; its text holds no address."""
     if channel.kind == "slack":
         from cloudtrain.entrypoints.notices import slack, webhook
 

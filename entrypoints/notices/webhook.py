@@ -29,7 +29,7 @@ def body(notice: Notice) -> dict[str, Any]:
 
 
 def post(url: str, what: dict[str, Any], key: str, timeout_s: float) -> None:
-    """Deliver the object; any 2xx counts as a receipt. Raises Fault."""
+    """Deliver the object; any 2xx counts as a receipt. Raises DeliveryError."""
     headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": "cloudtrain", "Idempotency-Key": key}
     try:
         if not url.lower().startswith(("http://", "https://")):

@@ -215,7 +215,7 @@ def fetch(
     begin_s = time.monotonic()
     with (
         _words(f"cannot copy {name} from {address}:{port} to {into} on {socket.gethostname()}"),
-        partial_files.alone(into, name, stop) as partial,
+        partial_files.exclusive(into, name, stop) as partial,
         _session(address, port, token, stall_s, stop) as wire,
     ):
         wire.send({"want": "get", "name": name})

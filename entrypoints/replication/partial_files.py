@@ -23,7 +23,7 @@ from cloudtrain.entrypoints.replication import entries as listing
 from cloudtrain.entrypoints.replication import wire
 from cloudtrain.entrypoints.replication.entries import StoredEntry
 
-__all__ = ["PROBE", "NameTaken", "alone", "check_room", "drop", "place", "probe", "remove", "sync"]
+__all__ = ["PROBE", "NameTaken", "exclusive", "check_room", "drop", "place", "probe", "remove", "sync"]
 
 PROBE = re.compile(r"\.shared-[0-9a-f]{32}\.[^/\0]*\.tmp")
 
@@ -43,7 +43,7 @@ class NameTaken(OSError):
 
 
 @contextlib.contextmanager
-def alone(into: Path, name: str, stop: threading.Event | None = None) -> Iterator[Path]:
+def exclusive(into: Path, name: str, stop: threading.Event | None = None) -> Iterator[Path]:
     """Return the path of the partial copy, used by this call only; remains of earlier copies are removed.
 
     Waits while another thread copies the same entry. Raises Stopped once `stop` is set; OSError.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-__all__ = ["BAR", "EPOCH", "FINE", "FREE", "MOST", "NUMBER", "LineFigures", "may_tell", "read"]
+__all__ = ["BAR", "EPOCH", "FINE", "FREE", "MOST", "NUMBER", "LineFigures", "may_have_step", "read"]
 
 MOST = 4096  # characters: longer lines are not read
 # Weights: an epoch alone, a bar without a name, an epoch with figures, a bar of an epoch or with a loss, a step.
@@ -60,7 +60,7 @@ class LineFigures:
     scores: dict[str, float] = field(default_factory=dict)
 
 
-def may_tell(line: str) -> bool:
+def may_have_step(line: str) -> bool:
     """Return whether the line may have a step: a cheap test, made for each of 100,000 plain lines a second."""
     low = line.lower()
     return "step" in low or "loss" in low or "epoch" in low or "iter" in low or "%|" in low or "::ct" in low

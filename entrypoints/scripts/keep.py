@@ -23,7 +23,7 @@ from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.format import quantity
 from cloudtrain.entrypoints.scripts.newest import SAVED, is_torn, newest
 
-__all__ = ["FileKeeper", "Unkept", "tell_unkept", "unkept_words"]
+__all__ = ["FileKeeper", "Unkept", "report_unkept", "unkept_words"]
 
 EVERY_S = 0.5  # between two polls of the working directory; a file is copied when two polls find it unchanged
 SHARE = 20  # polls take at most this fraction (1/SHARE) of the time
@@ -138,11 +138,11 @@ class FileKeeper:
         wait_s = EVERY_S
         while not self._is_over.wait(wait_s):
             begin_s = time.monotonic()
-            self._try_to_carry(is_last=False)
+            self._try_to_copy(is_last=False)
             wait_s = max(EVERY_S, SHARE * (time.monotonic() - begin_s))
-        self._try_to_carry(is_last=True)
+        self._try_to_copy(is_last=True)
 
-    def _tell_saved(self, *, is_last: bool) -> None:
+    def _report_saved(self, *, is_last: bool) -> None:
         """Find the newest checkpoint, and report a new checkpoint by an event line; the step is unknown."""
         if not is_last and time.monotonic() < self._due_s:
             return
@@ -170,14 +170,14 @@ class FileKeeper:
             self._look_s = math.inf
             events.append(self._log, [unkept_words(groups, self._names)])
 
-    def _try_to_carry(self, *, is_last: bool) -> None:
+    def _try_to_copy(self, *, is_last: bool) -> None:
         try:
-            self._carry(is_last=is_last)
+            self._copy_kept(is_last=is_last)
             if not is_last:
                 self._warn_of_unkept()
         except Exception as error:  # the next poll retries
             self._say(f"keep: {error}")
-        self._tell_saved(is_last=is_last)
+        self._report_saved(is_last=is_last)
 
     def _link(self) -> None:
         """Make each kept folder a link into the checkpoint folder, with the files that were shipped in the folder."""
@@ -214,7 +214,7 @@ class FileKeeper:
             self._there[name] = there
         self._here = self._seen = self._found(self._code)
 
-    def _carry(self, *, is_last: bool) -> None:
+    def _copy_kept(self, *, is_last: bool) -> None:
         """Copy changed files to the checkpoint folder, and remove kept files that the script has removed."""
         found = self._found(self._code)
         for name, stamp in found.items():
@@ -253,7 +253,7 @@ class FileKeeper:
             print(words, flush=True)
 
 
-def tell_unkept(found: Sequence[Unkept], log: Path) -> list[str]:
+def report_unkept(found: Sequence[Unkept], log: Path) -> list[str]:
     """Write which files nothing keeps into the log, as an event line; return their names."""
     names = [each.name for each in found]
     if found:

@@ -17,7 +17,7 @@ from typing import Any
 
 from cloudtrain.entrypoints.contract import RunSpec
 
-__all__ = ["WAIT_S", "alone", "expect", "failure", "say_alone", "watch_groups"]
+__all__ = ["WAIT_S", "missing_group", "expect", "failure", "report_missing_group", "watch_groups"]
 
 WAIT_S = 60.0
 _GENERAL = (
@@ -58,7 +58,7 @@ def watch_groups(module: ModuleType, ranks: int) -> None:
         package.init_process_group = joined  # type: ignore[union-attr]
 
 
-def alone(ranks: int) -> str | None:
+def missing_group(ranks: int) -> str | None:
     """Return why the rank is alone and how to fix the fault, None after the rank has joined a group of all."""
     if _file("met").exists():
         return None
@@ -70,10 +70,10 @@ def alone(ranks: int) -> str | None:
     return _GENERAL
 
 
-def say_alone(ranks: int) -> None:
+def report_missing_group(ranks: int) -> None:
     """Leave the reason for boot, at the end of a rank without a group."""
-    if ranks and (why := alone(ranks)) is not None:
-        _file("alone").write_text(why)
+    if ranks and (why := missing_group(ranks)) is not None:
+        _file("missing_group").write_text(why)
 
 
 def failure(folder: Path, nproc: int, ranks: int) -> dict[str, Any] | None:

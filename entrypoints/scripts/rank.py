@@ -40,7 +40,7 @@ def begin(kind: str) -> None:
     if ranks:
         actions["accelerate.state"] = _tell_accelerate
         actions["torch.distributed.distributed_c10d"] = functools.partial(meeting.watch_groups, ranks=ranks)
-        atexit.register(meeting.say_alone, ranks)
+        atexit.register(meeting.report_missing_group, ranks)
     after_import(actions)
     if ranks or stopping.is_wanted:
         threading.Thread(target=_warn, args=(ranks, stopping), daemon=True).start()
@@ -68,7 +68,7 @@ def _warn(ranks: int, stopping: Stopping) -> None:
     """Warn after a minute (CLOUDTRAIN_WARN_S: other seconds) of ranks alone, and of a save without a Trainer."""
     wait_s = float(os.environ.get("CLOUDTRAIN_WARN_S", meeting.WAIT_S))
     time.sleep(wait_s)
-    if ranks and (why := meeting.alone(ranks)) is not None:
+    if ranks and (why := meeting.missing_group(ranks)) is not None:
         words = f"this rank has joined no process group of {ranks} ranks after {wait_s:.0f} s"
         streams.say(f"cloudtrain: warning: {words}; {why}\n")
     if stopping.is_wanted and not stopping.has_trainer:

@@ -68,7 +68,7 @@ class Steps:
             self._silence_s = max(self._silence_s, now_s - self._output_s)
             self._output_s = now_s
             heartbeat.beat()
-        return bool(self._wanted or self._metrics) or forms.may_tell(line)
+        return bool(self._wanted or self._metrics) or forms.may_have_step(line)
 
     def take(self, line: str, *, is_whole: bool = True) -> tuple[str, str]:
         """Return the machine's part of a line, and our own line to follow; both are empty for most lines.

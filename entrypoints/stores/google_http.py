@@ -39,7 +39,7 @@ class ServiceError(Exception):
 
     def __init__(self, status: int, body: bytes) -> None:
         self.status = status
-        self.reason, self.message = _told(body)
+        self.reason, self.message = _reason_and_message(body)
         super().__init__(f"HTTP {status}: {self.message}" if self.message else f"HTTP {status}")
 
     @property
@@ -280,7 +280,7 @@ def _close(connections: list[http.client.HTTPConnection]) -> None:
         connection.close()
 
 
-def _told(body: bytes) -> tuple[str, str]:
+def _reason_and_message(body: bytes) -> tuple[str, str]:
     """Return the reason (a word) and the message of an error's body, which may lack JSON."""
     try:
         error = json.loads(body)["error"]

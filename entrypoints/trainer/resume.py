@@ -62,7 +62,7 @@ def resume(job: TrainingJob) -> TrainState:
         if found.path.parent == job.folder:
             progress.saved_step = progress.begun_step = found.step
             _mark_best_again(job, progress)
-            _owe_the_mirror(job, found)
+            _note_missing(job, found)
         if progress.save_s:
             job.agreement.saved(progress.save_s)
     training = job.spec.training
@@ -124,7 +124,7 @@ def _mark_best_again(job: TrainingJob, progress: TrainState) -> None:
                 folders.mark_best(job.folder, progress.best_step, wanted, progress.best)
 
 
-def _owe_the_mirror(job: TrainingJob, found: folders.FoundCheckpoint) -> None:
+def _note_missing(job: TrainingJob, found: folders.FoundCheckpoint) -> None:
     """Have this checkpoint uploaded at the end, if the mirror lacks it and no newer checkpoint is uploaded first."""
     if job.uploader is None or job.mirror is None:
         return
@@ -134,7 +134,7 @@ def _owe_the_mirror(job: TrainingJob, found: folders.FoundCheckpoint) -> None:
             newest = published.latest(job.mirror, job.folder)
             lacks = newest != found.step
     if exchange.share(lacks):
-        job.uploader.owe(found.path, list(found.files) if job.place.is_head else [])
+        job.uploader.note_missing(found.path, list(found.files) if job.place.is_head else [])
 
 
 def _at(path: Path) -> list[Path]:

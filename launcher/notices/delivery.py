@@ -126,7 +126,7 @@ class DeliveryThread:
         claimed = self._claimed(ready)
         if not claimed:
             return
-        faults = try_all([partial(self._carry, delivery) for delivery, _ in claimed])
+        faults = try_all([partial(self._deliver, delivery) for delivery, _ in claimed])
         now_s = time.time()
         with closing(Database(self._folder)) as database:
             for (delivery, tries), fault in zip(claimed, faults, strict=True):
@@ -143,8 +143,8 @@ class DeliveryThread:
                 outbox.mark_failed(*where, self._name, next_s, fault.message)
                 self._say_fault(delivery.entry, fault)
 
-    def _carry(self, delivery: Delivery) -> None:
-        """Send the notice and mark the delivery immediately, without waiting for slower channels. Raises Fault."""
+    def _deliver(self, delivery: Delivery) -> None:
+        """Send the notice and mark the delivery at once, without waiting for slower channels. Raises DeliveryError."""
         deliver(delivery.entry, delivery.notice, self._environ)
         self._is_over(delivery)  # before the mark, so that this process never sends a notice twice
         try:

@@ -16,7 +16,7 @@ __all__ = ["deliver"]
 
 
 def deliver(entry: ChannelEntry, notice: Notice, environ: Mapping[str, str] = os.environ) -> None:
-    """Send the notice. Raises Fault with a message without addresses."""
+    """Send the notice. Raises DeliveryError with a message without addresses."""
     if entry.kind == "desktop":
         _show(notice)
     elif entry.kind == "apprise":
@@ -29,7 +29,7 @@ def deliver(entry: ChannelEntry, notice: Notice, environ: Mapping[str, str] = os
 
 
 def _show(notice: Notice) -> None:
-    """Show the notice on the desktop. Raises Fault."""
+    """Show the notice on the desktop. Raises DeliveryError."""
     urgency = "normal" if notice.event in ("succeeded", "started") else "critical"
     body = "\n".join(notice.lines).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     command = ["notify-send", "--app-name=cloudtrain", f"--urgency={urgency}", "--", notice.title, body]
@@ -42,7 +42,7 @@ def _show(notice: Notice) -> None:
 
 
 def _send_by_apprise(url: str, notice: Notice) -> None:
-    """Deliver the notice to an address in Apprise's form. Raises Fault."""
+    """Deliver the notice to an address in Apprise's form. Raises DeliveryError."""
     try:
         import apprise
     except ModuleNotFoundError as error:

@@ -41,7 +41,7 @@ def test_line_of_a_step_is_read(
     line: str, weight: int, step: int | None, total: int | None, epoch: int | None, fields: dict[str, float]
 ) -> None:
     """Step, total, epoch and figures are read from the line."""
-    assert forms.may_tell(line)
+    assert forms.may_have_step(line)
     told = forms.read(line)
     assert told is not None
     assert (told.weight, told.step, told.total, told.epoch, told.fields) == (weight, step, total, epoch, fields)

@@ -318,7 +318,7 @@ def test_own_address_is_on_the_route_to_the_target() -> None:
 def listening() -> Iterator[dict[str, Any]]:
     """Return the address at which a peer `h1` of the round `word` listens."""
     yield reachability.listen({"address": "127.0.0.1", "name": "h1", "token": "word", "ports": [20000, 28000]})
-    reachability.hang_up({})
+    reachability.close_listener({})
 
 
 def test_peer_that_answers_is_reached(listening: dict[str, Any]) -> None:
@@ -360,7 +360,7 @@ def test_each_kind_of_failure_is_reported(listening: dict[str, Any]) -> None:
 
 def test_port_is_free_after_hanging_up(listening: dict[str, Any]) -> None:
     """No listener of the round remains."""
-    reachability.hang_up({})
+    reachability.close_listener({})
     told = reachability.dial({"peers": [{"name": "h1", **listening}], "token": "word", "limit_s": 0.5})
     assert [failed["how"] for failed in told["failed"]] == ["refused"]
 
