@@ -83,7 +83,7 @@ def test_new_checkpoints_are_reported_in_the_log(folders: tuple[Path, Path], tmp
     (kept / "out" / "old.pt").write_text("0")
     os.utime(kept / "out" / "old.pt", (1.0, 1.0))
     keeper = started(FileKeeper(code, kept, ["out/"], log))
-    keeper._tell_saved(is_last=True)
+    keeper._report_saved(is_last=True)
     assert log.read_text() == "loss: "
     (code / "out" / "ckpt.pt").write_text("1")
     os.utime(code / "out" / "ckpt.pt", (NEW_S, NEW_S))
@@ -233,7 +233,7 @@ def test_kept_checkpoint_or_a_file_of_another_kind_causes_no_warning(
     for name in (kept_name, "cache/data.csv", *(["best.pt"] if kept_name.startswith("out") else [])):
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         (code / name).write_text("four")
-    keeper._tell_saved(is_last=True)
+    keeper._report_saved(is_last=True)
     before = log.read_text()
     for _ in range(3):
         keeper._look_s = 0.0

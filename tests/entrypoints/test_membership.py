@@ -83,8 +83,8 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     yield begin
     for node in made:
         node.vanish()
-        if node.line._door is not None:
-            node.line._door.close()
+        if node.line._listener is not None:
+            node.line._listener.close()
 
 
 def _spec(number: int, count: int, fewest: int, head: Any, **more: Any) -> AgentSpec:
