@@ -10,7 +10,7 @@ import pytest
 
 from cloudtrain.entrypoints.format import amount
 from cloudtrain.launcher.errors import BudgetError
-from cloudtrain.launcher.money import shown
+from cloudtrain.launcher.money import budget_text
 from cloudtrain.launcher.store.budgets import Held, LedgerBudget, Standing, by_month, month_of, require_room
 
 USD = 1_000_000
@@ -160,5 +160,5 @@ def test_monthly_parts_add_up_to_the_cost() -> None:
 @pytest.mark.parametrize("micro", [0, 432, 4_149, 52_340, 995_000, 12_300_000, 999_999_000_000, 1_500_000_000_000])
 def test_budget_show_and_cost_show_a_sum_alike(micro: int) -> None:
     """`budget show` writes a spent sum as `cost` does: 0.0041, 0.052, 12.30."""
-    row = shown.BudgetRow(Standing(LedgerBudget("vision", "all", 10**15), "2026-11", micro))
-    assert shown.as_lines([row])[1].split()[3] == amount(micro)
+    row = budget_text.BudgetRow(Standing(LedgerBudget("vision", "all", 10**15), "2026-11", micro))
+    assert budget_text.as_lines([row])[1].split()[3] == amount(micro)
