@@ -19,12 +19,13 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["NOT_STARTED", "main"]
+__all__ = ["NOT_STARTED", "SandboxOrder", "main"]
 
 NOT_STARTED = 127  # the shell's exit code for a missing command
 
@@ -37,14 +38,36 @@ _PDEATHSIG, _SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
+@dataclass(frozen=True)
+class SandboxOrder:
+    """The order for one sandbox, as JSON on standard input.
+
+    `parent`: the caller's pid; `mode`: root, user or none. `binds`: pairs of a path and the path where the sandbox sees
+    it; `rebuilt`: folders that get a layer for new entries; `new_root`: a folder for a rebuilt root. `detaches`: the
+    command ends before its descendants.
+    """
+
+    parent: int
+    mode: str
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    hostname: str
+    binds: Sequence[tuple[str, str]] = ()
+    rebuilt: Sequence[str] = ()
+    new_root: str = ""
+    stdin: str | None = None
+    detaches: bool = False
+
+
 def main() -> int:
     """Run the order on standard input; return the exit code, 128 + the signal if the command was killed."""
-    order = json.load(sys.stdin)
-    if order["mode"] == "none":
+    order = SandboxOrder(**json.load(sys.stdin))
+    if order.mode == "none":
         return _run_without_namespaces(order)
-    _die_with(order["parent"], signal.SIGKILL)
+    _die_with(order.parent, signal.SIGKILL)
     ids = os.getuid(), os.getgid()
-    is_user = order["mode"] == "user"
+    is_user = order.mode == "user"
     _call("unshare", _NEWNS | _NEWUTS | _NEWIPC | _NEWPID | (_NEWUSER if is_user else 0))
     if is_user:
         Path("/proc/self/setgroups").write_text("deny")
@@ -63,7 +86,7 @@ def main() -> int:
     return _code(os.waitpid(child, 0)[1])
 
 
-def _become(order: dict[str, Any], alive: int) -> None:
+def _become(order: SandboxOrder, alive: int) -> None:
     """Set up the namespaces and become the command; never returns."""
     code = NOT_STARTED
     try:
@@ -71,20 +94,20 @@ def _become(order: dict[str, Any], alive: int) -> None:
         if select.select([alive], [], [], 0)[0]:  # the outer half died before prctl
             os._exit(NOT_STARTED)
         _mount_all(order)
-        name = order["hostname"].encode()
+        name = order.hostname.encode()
         _call("sethostname", name, len(name))
         os.setsid()
-        if order["detaches"]:
+        if order.detaches:
             code = _hold(order)
         else:
             _exec(order)
     except BaseException as error:
-        print(f"cannot start {order['argv'][:1]}: {error!r}", file=sys.stderr, flush=True)
+        print(f"cannot start {order.argv[:1]}: {error!r}", file=sys.stderr, flush=True)
     finally:
         os._exit(code)
 
 
-def _hold(order: dict[str, Any]) -> int:
+def _hold(order: SandboxOrder) -> int:
     """Run the command, and stay until all its descendants have ended; return its exit code."""
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
     first = _fork(order)
@@ -96,7 +119,7 @@ def _hold(order: dict[str, Any]) -> int:
     return found
 
 
-def _fork(order: dict[str, Any]) -> int:
+def _fork(order: SandboxOrder) -> int:
     """Start the command as a child; return its pid."""
     child = os.fork()
     if child == 0:
@@ -104,19 +127,19 @@ def _fork(order: dict[str, Any]) -> int:
             os.setsid()
             _exec(order)
         except BaseException as error:
-            print(f"cannot start {order['argv'][:1]}: {error!r}", file=sys.stderr, flush=True)
+            print(f"cannot start {order.argv[:1]}: {error!r}", file=sys.stderr, flush=True)
         finally:
             os._exit(NOT_STARTED)
     return child
 
 
-def _exec(order: dict[str, Any]) -> None:
+def _exec(order: SandboxOrder) -> None:
     for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # changed by Python
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
-    os.dup2(_input(order["stdin"]), 0)
-    os.chdir(order["cwd"])
-    os.execvpe(order["argv"][0], order["argv"], order["env"])
+    os.dup2(_input(order.stdin), 0)
+    os.chdir(order.cwd)
+    os.execvpe(order.argv[0], list(order.argv), order.env)
 
 
 def _input(text: str | None) -> int:
@@ -129,13 +152,13 @@ def _input(text: str | None) -> int:
     return found
 
 
-def _mount_all(order: dict[str, Any]) -> None:
+def _mount_all(order: SandboxOrder) -> None:
     """Mount the places of the order, /dev/shm, and a new /proc for the new process ids."""
     _mount(None, "/", None, _REC | _PRIVATE)
-    opened = [(os.open(source, os.O_PATH), target) for source, target in order["binds"]]  # before mounts cover them
-    for folder in order["rebuilt"]:
+    opened = [(os.open(source, os.O_PATH), target) for source, target in order.binds]  # before mounts cover them
+    for folder in order.rebuilt:
         if folder == "/":
-            _rebuild_root(order["new_root"])
+            _rebuild_root(order.new_root)
         else:
             _rebuild(folder)
     for fd, target in opened:
@@ -185,9 +208,9 @@ def _bind(fd: int, target: str) -> None:
     _mount(f"/proc/self/fd/{fd}", target, None, _BIND | _REC)
 
 
-def _run_without_namespaces(order: dict[str, Any]) -> int:
+def _run_without_namespaces(order: SandboxOrder) -> int:
     """Run the command as a plain child; at its end, or if the caller dies, kill all its descendants."""
-    _die_with(order["parent"], signal.SIGUSR1)
+    _die_with(order.parent, signal.SIGUSR1)
     _call("prctl", _SUBREAPER, 1, 0, 0, 0)
 
     def die(signum: int, frame: FrameType | None) -> None:
@@ -199,7 +222,7 @@ def _run_without_namespaces(order: dict[str, Any]) -> int:
     child = _fork(order)
     _pass_on_sigterm(child)
     code = _code(os.waitpid(child, 0)[1])
-    if order["detaches"]:
+    if order.detaches:
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.wait()

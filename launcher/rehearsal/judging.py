@@ -205,7 +205,7 @@ def _stepped(verdict: Verdict, ended: StartResult, *, is_task: bool) -> bool:
 
 def _kept(verdict: Verdict, ended: StartResult) -> bool:
     """Judge whether new files in the working directory would be lost with the nodes."""
-    names = sorted({str(name) for told in ended.verdicts for name in told.get("unkept") or ()})
+    names = sorted({name for report in ended.exits for name in report.unkept})
     if not names:
         return True
     keys = ", ".join(names[:MOST_NAMES])
@@ -247,8 +247,7 @@ def _saved_step(ended: StartResult) -> int | None:
 
 
 def _wrong(verdict: Verdict, ended: StartResult, name: str, words: str) -> bool:
-    error = (ended.verdict or {}).get("error")
-    verdict.failure = error if isinstance(error, dict) else None
+    verdict.failure = ended.error
     verdict.tail = ended.tail
     return verdict.found(name, words, is_right=False)
 

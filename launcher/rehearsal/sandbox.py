@@ -17,11 +17,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from cloudtrain import entrypoints
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.rehearsal.cell import SandboxOrder
 
 __all__ = ["Sandbox", "Running", "addresses", "mode", "start"]
 
@@ -80,24 +81,24 @@ def mode() -> str:
 def start(cell: Sandbox) -> Running:
     """Start the sandbox, which dies with the calling thread."""
     cell.folder.mkdir(parents=True, exist_ok=True)
-    order = {
-        "parent": os.getpid(),
-        "mode": mode(),
-        "argv": list(cell.argv),
-        "env": dict(cell.env),
-        "cwd": cell.cwd,
-        "hostname": cell.hostname,
-        "binds": _binds(cell) if mode() != "none" else [],
-        "rebuilt": sorted({_there(Path(place).parent) for place in cell.places if not _is_given(place)}),
-        "new_root": str(cell.folder / "root"),
-        "stdin": cell.stdin,
-        "detaches": cell.detaches,
-    }
+    order = SandboxOrder(
+        os.getpid(),
+        mode(),
+        cell.argv,
+        cell.env,
+        cell.cwd,
+        cell.hostname,
+        binds=_binds(cell) if mode() != "none" else [],
+        rebuilt=sorted({_there(Path(place).parent) for place in cell.places if not _is_given(place)}),
+        new_root=str(cell.folder / "root"),
+        stdin=cell.stdin,
+        detaches=cell.detaches,
+    )
     (cell.folder / "root").mkdir(exist_ok=True)
     if mode() == "none":
         moved = functools.partial(_moved, cell.places)
-        order |= {"argv": [moved(word) for word in cell.argv], "cwd": moved(cell.cwd)}
-        order["env"] = {key: moved(value) for key, value in cell.env.items()}
+        env = {key: moved(value) for key, value in cell.env.items()}
+        order = replace(order, argv=[moved(word) for word in cell.argv], cwd=moved(cell.cwd), env=env)
     output = cell.folder / "output.log"
     return Running(_spawn(order, output), output)
 
@@ -124,9 +125,9 @@ def addresses(count: int) -> tuple[tuple[str, ...], socket.socket]:
 def _works(name: str) -> bool:
     if sys.platform != "linux":
         return False
-    order = {"parent": os.getpid(), "mode": name, "argv": ["true"], "env": {"PATH": SYSTEM_PATH}, "cwd": "/"}
-    order |= {"hostname": "probe", "binds": [], "rebuilt": ["/opt"], "stdin": None, "detaches": False}
-    done = subprocess.run(_command(), input=json.dumps(order).encode(), capture_output=True, check=False, cwd="/")
+    order = SandboxOrder(os.getpid(), name, ["true"], {"PATH": SYSTEM_PATH}, "/", "probe", rebuilt=["/opt"])
+    text = json.dumps(asdict(order)).encode()
+    done = subprocess.run(_command(), input=text, capture_output=True, check=False, cwd="/")
     return done.returncode == 0 and not done.stderr
 
 
@@ -134,7 +135,7 @@ def _command() -> list[str]:
     return [sys.executable, "-I", "-m", "cloudtrain.launcher.rehearsal.cell"]
 
 
-def _spawn(order: dict[str, object], output: Path) -> subprocess.Popen[bytes]:
+def _spawn(order: SandboxOrder, output: Path) -> subprocess.Popen[bytes]:
     """Start the sandbox. The order goes through a pipe: it may hold secrets, which are never written to a disk."""
     with output.open("ab") as log:
         process = subprocess.Popen(
@@ -142,7 +143,7 @@ def _spawn(order: dict[str, object], output: Path) -> subprocess.Popen[bytes]:
         )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # the output gives the reason
-        pipe.write(json.dumps(order).encode())
+        pipe.write(json.dumps(asdict(order)).encode())
     return process
 
 

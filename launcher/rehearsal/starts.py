@@ -12,6 +12,7 @@ from typing import Any
 
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.agent import node_folder
+from cloudtrain.entrypoints.contract import AgentState, ExitReport
 from cloudtrain.entrypoints.job_files import EXIT, STATE
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.rehearsal import sandbox
@@ -29,7 +30,7 @@ TAIL_LINES = 12
 
 @dataclass
 class StartResult:
-    """The result of a start. `codes`: exit codes of the sandboxes, by node; `verdicts`: the exit reports of the agents.
+    """The result of a start. `codes`: exit codes of the sandboxes, by node; `exits`: the exit reports of the agents.
 
     `left_s`: from the interruption to the end of the last node, None without an interruption. `is_late`: the time limit
     passed before the job had ended or reached its step. `seconds` count from the start; `quiet_s` from the first rank's
@@ -38,7 +39,7 @@ class StartResult:
 
     account: Account
     codes: list[int] = field(default_factory=list)
-    verdicts: list[dict[str, Any]] = field(default_factory=list)
+    exits: list[ExitReport] = field(default_factory=list)
     seconds: float = 0.0
     left_s: float | None = None
     quiet_s: float | None = None
@@ -47,14 +48,14 @@ class StartResult:
     tail: list[str] = field(default_factory=list)
 
     @property
-    def verdict(self) -> dict[str, Any] | None:
-        """Return node 0's exit report, or any node's."""
-        return self.verdicts[0] if self.verdicts else None
+    def error(self) -> dict[str, Any] | None:
+        """Return the failure in node 0's exit report, or in any node's."""
+        return self.exits[0].error if self.exits else None
 
     @property
     def state(self) -> str | None:
         """Return succeeded, stopped or failed; None without an exit report."""
-        return None if self.verdict is None else str(self.verdict["state"])
+        return self.exits[0].state if self.exits else None
 
 
 def run(
@@ -75,10 +76,10 @@ def run(
     killed.
     """
     agents = tuple(agent for node in laid_out.nodes for agent in node.agents)
+    copied = [pair for node in laid_out.nodes for pair in node.copied]
     found = StartResult(Account(agents))
-    for node in laid_out.nodes:
-        for own, kept in node.copied:
-            _copy(kept, own)
+    for own, kept in copied:
+        _copy(kept, own)
     begun_s, ranks_s, interrupted_s = time.monotonic(), None, None
     late_s = begun_s + timeout_s
     running: list[sandbox.Running] = []
@@ -114,11 +115,11 @@ def run(
     found.left_s = None if interrupted_s is None else time.monotonic() - interrupted_s
     found.account.look()
     found.codes = [one.code or 0 for one in running]
-    found.verdicts = [told for agent in agents if (told := atomic_json.read_json(agent / EXIT)) is not None]
+    reports = [atomic_json.read_json(agent / EXIT) for agent in agents]
+    found.exits = [ExitReport.load(report) for report in reports if report is not None]
     found.tail = _tail(found, agents, running)
-    for node in laid_out.nodes:
-        for own, kept in node.copied:
-            _copy(own, kept)
+    for own, kept in copied:
+        _copy(own, kept)
     return found
 
 
@@ -155,7 +156,8 @@ def _answer(first: sandbox.Running) -> str:
 
 
 def _prepares(agent: Path) -> bool:
-    return (atomic_json.read_json(agent / STATE) or {}).get("phase") == "preparing"
+    state = atomic_json.read_json(agent / STATE)
+    return state is not None and AgentState.load(state).phase == "preparing"
 
 
 def _interrupt(nodes: tuple[NodeRun, ...], running: list[sandbox.Running]) -> None:
@@ -176,8 +178,7 @@ def _copy(source: Path, target: Path) -> None:
 
 def _tail(found: StartResult, agents: tuple[Path, ...], running: list[sandbox.Running]) -> list[str]:
     """Return the last lines of the failed rank, else of rank 0, else of any log with output."""
-    error = (found.verdict or {}).get("error") or {}
-    rank = error.get("rank")
+    rank = (found.error or {}).get("rank")
     paths = [agent / "log" / f"rank-{rank or 0}.log" for agent in agents]
     paths += [agent / "log" / name for agent in agents for name in ("boot.log", "agent.txt")]
     paths += [one.output for one in running]

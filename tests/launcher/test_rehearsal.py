@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cloudtrain import entrypoints
+from cloudtrain.entrypoints.contract import ExitReport
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.plan import Batch, Plan
@@ -250,7 +251,7 @@ LAID_OUT = Rehearsal((), "SIGTERM", 30.0, Path("nowhere"))
 )
 def test_reported_steps_are_counted_and_named(steps: list[int], words: str) -> None:
     """A script may report each tenth step: the finding and the verdict give the same count."""
-    found = ended(dict.fromkeys(steps, 0.5), verdicts=[{"state": "succeeded"}])
+    found = ended(dict.fromkeys(steps, 0.5), exits=[ExitReport("succeeded")])
     found.account.ranks = {0, 1}
     verdict = Verdict("local")
     laid_out = Rehearsal((NodeRun("n", ("true",), {}, (Path("x"),)),), "SIGTERM", 30.0, Path("nowhere"))
@@ -280,7 +281,7 @@ def test_script_continues_at_its_next_step(
 ) -> None:
     """The checkpoint that a script loaded is unknown, so the verdict has only the next step."""
     verdict = Verdict("local", is_asked_to_prove=True)
-    runs = ended(first, left_s=1.0), ended(second, left_s=1.0, verdicts=[{"state": "stopped"}])
+    runs = ended(first, left_s=1.0), ended(second, left_s=1.0, exits=[ExitReport("stopped")])
     assert judging.resumed(verdict, LAID_OUT, *runs, is_task=False) is is_right
     assert words in verdict.findings[-1].words
     assert (verdict.saved_step, verdict.resumed_step) == (None, None)
@@ -292,7 +293,7 @@ def test_script_continues_at_its_next_step(
 def test_task_continues_from_the_save_at_the_notice(went_on: int | None, is_killed: bool, is_right: bool) -> None:
     """An older checkpoint is acceptable only after a kill without time to save."""
     verdict = Verdict("local", is_asked_to_prove=True, saved_step=30)
-    second = ended({31: 0.3}, verdicts=[{"state": "succeeded"}])
+    second = ended({31: 0.3}, exits=[ExitReport("succeeded")])
     second.account.events = [{"e": "start", "resumed_from": went_on}]
     first = ended({30: 0.3}, left_s=1.0, is_killed=is_killed)
     assert judging.resumed(verdict, LAID_OUT, first, second, is_task=True) is is_right
@@ -301,7 +302,7 @@ def test_task_continues_from_the_save_at_the_notice(went_on: int | None, is_kill
 def test_failed_save_does_not_count() -> None:
     """A checkpoint event counts only with the path of the checkpoint."""
     node = NodeRun("n", ("true",), {}, (Path("x"),))
-    start = ended({1: 0.5}, left_s=1.0, verdicts=[{"state": "stopped"}])
+    start = ended({1: 0.5}, left_s=1.0, exits=[ExitReport("stopped")])
     start.account.ranks = {0}
     start.account.events = [{"e": "checkpoint", "step": 1, "path": "x"}, {"e": "checkpoint", "step": 2, "failed": "y"}]
     verdict = Verdict("local", is_asked_to_prove=True)
@@ -336,10 +337,9 @@ def test_output_of_the_job_has_no_escape_sequences(tmp_path: Path) -> None:
 
 def test_wrong_exit_code_after_an_interruption_fails() -> None:
     """A platform that reads exit codes would report a failure."""
-    account = {"state": "stopped"}
     node = NodeRun("n", ("true",), {}, (Path("x"),))
     laid_out = Rehearsal((node,), "SIGTERM", 30.0, Path("nowhere"), codes={"interrupted": 143})
-    start = ended({1: 0.5}, codes=[75], verdicts=[account], left_s=1.0)
+    start = ended({1: 0.5}, codes=[75], exits=[ExitReport("stopped")], left_s=1.0)
     start.account.ranks = {0}
     verdict = Verdict("vertex", is_asked_to_prove=True)
     assert not judging.interrupted(verdict, laid_out, start, 1, rehearsing.RehearsalOptions(preempt_at=1), is_task=True)
