@@ -40,7 +40,7 @@ class Membership:
         fresh_port: Callable[[], int],
         listener: socket.socket | None = None,
     ) -> None:
-        """`server` is the leader's listener; `door` is the listener of a node that may take over."""
+        """`server` is the leader's listener; `listener` is that of a node that may take over."""
         self.node = spec.node
         head = spec.head or (spec.address, 0)
         self.head_address = head[0]  # the leader's address
