@@ -187,8 +187,8 @@ class Agent:
             return
         reports, ranks = {**self.line.reports, self.report.node: self.report}, self.spec.job.nproc_per_node
         known = [(place * ranks, reports[node].gpus) for place, node in enumerate(desired.nodes) if node in reports]
-        told = [(first + local, each) for first, some in known for local, each in enumerate(some)]
-        self.meter.tell(self.root / "log" / "rank-0.log", told)
+        figures = [(first + local, each) for first, some in known for local, each in enumerate(some)]
+        self.meter.tell(self.root / "log" / "rank-0.log", figures)
 
     def _look(self) -> None:
         """Update the report: check whether boot has ended, and whether a stop request has arrived."""
@@ -419,8 +419,8 @@ class Agent:
             failures = (_failure(f"boot of node {self.spec.node} was killed by {name}", "signal"),)
         saved = atomic_json.read_json(result / "outcome.json") if code == EXIT_SAVED else None
         newest = self.keeper.newest if self.keeper is not None else None
-        told = {"failures": failures, "saved": saved, "newest": newest}
-        self._set(phase="exited", code=code if code >= 0 else EXIT_FAILED, **told)
+        fields = {"failures": failures, "saved": saved, "newest": newest}
+        self._set(phase="exited", code=code if code >= 0 else EXIT_FAILED, **fields)
 
     def _end(self, verdict: ExitReport) -> None:
         if self.notifier is not None:

@@ -249,8 +249,8 @@ def _patience_s(folder: Path, nproc: int) -> float | None:
 
 def _trainer_code(folder: Path) -> int | None:
     """Return the exit code for the outcome that the trainer has written, None without an outcome."""
-    told = atomic_json.read_json(folder / "outcome.json") or {}
-    return {"done": EXIT_DONE, "saved": EXIT_SAVED}.get(told.get("outcome", ""))
+    outcome = atomic_json.read_json(folder / "outcome.json") or {}
+    return {"done": EXIT_DONE, "saved": EXIT_SAVED}.get(outcome.get("outcome", ""))
 
 
 def _left_code(folder: Path, nproc: int) -> int | None:
@@ -270,8 +270,8 @@ def _hang(hang: heartbeat.Hang) -> dict[str, Any]:
     if processes.waits_in_kernel(hang.pid):
         where = "it waits for a disk or a network share, and cannot print its stack"
     message = f"made no step for {hang.silent_s:.0f} s; {where}"
-    told = {"rank": hang.rank, "kind": "hang", "message": message, "time_s": hang.last_s}
-    return {**told, "lines": last_lines.of_rank(hang.rank)}
+    failure = {"rank": hang.rank, "kind": "hang", "message": message, "time_s": hang.last_s}
+    return {**failure, "lines": last_lines.of_rank(hang.rank)}
 
 
 def _torchrun_log() -> AbstractContextManager[TextIO | None]:

@@ -47,9 +47,9 @@ class Report:
         """Return the report from the JSON of `dataclasses.asdict`."""
         line, copies = data.get("ports", (0, 0))
         newest = data.get("newest") and (data["newest"][0], data["newest"][1])
-        told = {"failures": tuple(data.get("failures", ())), "ports": (line, copies), "newest": newest}
-        told["gpus"] = tuple(tuple(each) for each in data.get("gpus", ()))
-        return cls(**{**data, **told})
+        fields = {"failures": tuple(data.get("failures", ())), "ports": (line, copies), "newest": newest}
+        fields["gpus"] = tuple(tuple(each) for each in data.get("gpus", ()))
+        return cls(**{**data, **fields})
 
 
 @dataclass(frozen=True)

@@ -64,12 +64,12 @@ class HeldLocks:
         """Write notes that name this process as the holder; a forked child that replaces its parent calls `tell`."""
         me = {"pid": os.getpid(), "stamp": processes.stamp(os.getpid()), "host": os.uname().nodename}
         labels = self.about.get("labels") or {}
-        told = {"user": _user(os.getuid()), "since_s": time.time(), **self.about, **me}
-        told.pop("labels", None)
+        note = {"user": _user(os.getuid()), "since_s": time.time(), **self.about, **me}
+        note.pop("labels", None)
         for name in self.files:
             # The lock is held even without a note: the disk may be full, or a different user's file may have the name.
             with contextlib.suppress(OSError):
-                _write(self.folder, name, {**told, "name": name, "label": labels.get(name) or _label(name)})
+                _write(self.folder, name, {**note, "name": name, "label": labels.get(name) or _label(name)})
 
     def touch(self) -> None:
         """Update the files' times: cleaners of /tmp remove files that are unchanged for ten days."""
@@ -216,12 +216,12 @@ def _is_free(path: Path) -> bool:
 
 def _holder(folder: Path, name: str) -> dict[str, Any] | None:
     """Return the note of the living process that holds the lock, None without a valid note."""
-    told = [note for path in folder.glob(f"{name}.*.json") if (note := _read(path)) is not None]
-    here = [note for note in told if processes.alive(note["pid"], note.get("stamp"))]
+    notes = [note for path in folder.glob(f"{name}.*.json") if (note := _read(path)) is not None]
+    here = [note for note in notes if processes.alive(note["pid"], note.get("stamp"))]
     if not here:
         # If /proc hides processes of different users, the kernel's list of locks still names their pids.
         pids = _lock_pids(folder / f"{name}.lock")
-        here = [note for note in told if note["pid"] in pids and processes.is_of_this_boot(note.get("stamp"))]
+        here = [note for note in notes if note["pid"] in pids and processes.is_of_this_boot(note.get("stamp"))]
     return max(here, key=lambda note: float(note["since_s"]), default=None)
 
 
@@ -234,7 +234,7 @@ def _lock_pids(path: Path) -> set[int]:
     return set()
 
 
-def _write(folder: Path, name: str, told: dict[str, Any]) -> None:
+def _write(folder: Path, name: str, note: dict[str, Any]) -> None:
     path = _note(folder, name, os.getuid())
     partial = folder / f".{path.name}.{os.getpid()}.tmp"
     partial.unlink(missing_ok=True)  # left by a dead process with the same pid
@@ -242,7 +242,7 @@ def _write(folder: Path, name: str, told: dict[str, Any]) -> None:
     try:
         with os.fdopen(file, "w") as stream:
             os.fchmod(file, 0o644)
-            json.dump(told, stream)
+            json.dump(note, stream)
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -258,8 +258,8 @@ def _read(path: Path) -> dict[str, Any] | None:
     with os.fdopen(file, "rb") as stream, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         found = os.fstat(file)
         if stat.S_ISREG(found.st_mode) and path.name.endswith(f".{found.st_uid}.json"):
-            told = json.loads(stream.read(MAX_NOTE))
-            return {**told, "owner": _user(found.st_uid), "pid": int(told["pid"]), "since_s": float(told["since_s"])}
+            note = json.loads(stream.read(MAX_NOTE))
+            return {**note, "owner": _user(found.st_uid), "pid": int(note["pid"]), "since_s": float(note["since_s"])}
     return None
 
 

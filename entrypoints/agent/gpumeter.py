@@ -38,17 +38,17 @@ class GpuMeter:
     def __init__(self, visible: str | None, ranks: int, every_s: float = EVERY_S) -> None:
         """`visible`: the node's CUDA_VISIBLE_DEVICES; local rank i uses the i-th GPU of the list."""
         self.latest: tuple[Figures, ...] = ()
-        self._due_s, self._told = 0.0, 0  # when the next event is due; of how many GPUs the last event was
+        self._due_s, self._count = 0.0, 0  # when the next event is due; of how many GPUs the last event was
         self._visible, self._ranks, self._every_s = visible, ranks, every_s
         self._stop = threading.Event()
         self.thread = threading.Thread(target=self._run, name="gpus", daemon=True)
         self.thread.start()
 
-    def tell(self, log: Path, told: Sequence[tuple[int, Figures]]) -> None:
+    def tell(self, log: Path, figures: Sequence[tuple[int, Figures]]) -> None:
         """Write the ranks' figures into an existing log: at most each EVENT_S seconds, but at once for more ranks."""
-        is_due = len(told) > self._told or (told and time.monotonic() >= self._due_s)
-        if is_due and events.append(log, lines(told)):
-            self._due_s, self._told = time.monotonic() + EVENT_S, len(told)
+        is_due = len(figures) > self._count or (figures and time.monotonic() >= self._due_s)
+        if is_due and events.append(log, lines(figures)):
+            self._due_s, self._count = time.monotonic() + EVENT_S, len(figures)
 
     def finish(self) -> None:
         """Stop measuring, without waiting for a measurement that hangs."""
@@ -74,10 +74,10 @@ def figures_of(rows: Sequence[Sequence[str]], visible: str | None, ranks: int) -
     return found if any(chosen) else ()
 
 
-def lines(told: Sequence[tuple[int, Figures]]) -> Iterator[str]:
+def lines(figures: Sequence[tuple[int, Figures]]) -> Iterator[str]:
     """Yield the event lines for the ranks' figures, with as many ranks in each as fit."""
-    for begin in range(0, len(told), RANKS_A_LINE):
-        some = told[begin : begin + RANKS_A_LINE]
+    for begin in range(0, len(figures), RANKS_A_LINE):
+        some = figures[begin : begin + RANKS_A_LINE]
         busy = (f"rank {rank} {'?' if each[0] is None else f'{each[0]:.0f}'} %" for rank, each in some)
         yield events.format_line("gpu", f"gpus: {', '.join(busy)}", {"gpus": [[rank, *each] for rank, each in some]})
 

@@ -116,17 +116,17 @@ def _gpus(text: str) -> tuple[list[dict[str, Any]], list[str]]:
         if len(values) not in (len(_FIELDS), len(_OLD)) or not values[0].isdigit():
             others += [line] if line.strip() else []
             continue
-        told = dict(zip(_FIELDS, values, strict=False))
-        broken = next((f"{key} is {value}" for key, value in told.items() if _is_error(value)), None)
-        memory = told["memory.total"]
+        fields = dict(zip(_FIELDS, values, strict=False))
+        broken = next((f"{key} is {value}" for key, value in fields.items() if _is_error(value)), None)
+        memory = fields["memory.total"]
         gpus.append(
             {
-                "index": int(told["index"]),
-                "uuid": told["uuid"],
-                "name": told["name"],
+                "index": int(fields["index"]),
+                "uuid": fields["uuid"],
+                "name": fields["name"],
                 "memory_mb": int(memory) if memory.isdigit() else None,
-                "driver": told["driver_version"],
-                "mig": told.get("mig.mode.current") == "Enabled",
+                "driver": fields["driver_version"],
+                "mig": fields.get("mig.mode.current") == "Enabled",
                 "slices": [],
                 "fault": broken,
             }
@@ -148,8 +148,8 @@ def _add_slices(command: str, gpus: list[dict[str, Any]]) -> None:
         for line in _run(command, "-L").stdout.splitlines():
             if line.startswith("GPU "):
                 gpu = next((known for known in gpus if known["uuid"] in line), None)
-            elif gpu is not None and (told := _MIG.search(line)):
-                gpu["slices"].append(told[2])
+            elif gpu is not None and (match := _MIG.search(line)):
+                gpu["slices"].append(match[2])
 
 
 def _kind(text: str) -> str:

@@ -132,11 +132,11 @@ def _from_azureml(environ: Mapping[str, str]) -> Node | None:
     """Return the node from torch's variables, which count nodes (the Azure ML job has a process per node)."""
     if "AZUREML_RUN_ID" not in environ:
         return None
-    told = environ.get("NODE_RANK", environ.get("AZUREML_CR_NODE_RANK", ""))
+    rank_text = environ.get("NODE_RANK", environ.get("AZUREML_CR_NODE_RANK", ""))
     count = int(environ.get("CLOUDTRAIN_NODES") or environ.get("AZUREML_NODE_COUNT") or 1)  # first: our own count
-    if not told and count > 1:
+    if not rank_text and count > 1:
         raise ValueError("neither NODE_RANK nor AZUREML_CR_NODE_RANK says which of the nodes this is")
-    rank, head = int(told or 0), environ.get("MASTER_ADDR") or "127.0.0.1"
+    rank, head = int(rank_text or 0), environ.get("MASTER_ADDR") or "127.0.0.1"
     if ":" in head:
         raise ValueError(f"MASTER_ADDR {head} must be a host name or an IPv4 address")
     found = resolve(head, OWN_NAME_S)
@@ -153,8 +153,8 @@ def _from_vertex(environ: Mapping[str, str]) -> Node | None:
     """
     if "CLOUD_ML_JOB_ID" not in environ and "CLUSTER_SPEC" not in environ:
         return None
-    told = json.loads(environ.get("CLUSTER_SPEC") or "{}")
-    cluster, task = told.get("cluster") or {}, told.get("task") or {}
+    spec = json.loads(environ.get("CLUSTER_SPEC") or "{}")
+    cluster, task = spec.get("cluster") or {}, spec.get("task") or {}
     heads = cluster.get("workerpool0") or cluster.get("chief") or []
     names = [*heads[:1], *cluster.get("workerpool1", [])]
     count = int(environ.get("CLOUDTRAIN_NODES") or 1)

@@ -204,13 +204,13 @@ def _full_disk(error: BaseException) -> str:
     is_no_space = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     if not is_no_space and not _DISK.search(str(error)):
         return ""
-    told = []
+    parts = []
     for name in ("CLOUDTRAIN_CHECKPOINT_DIR", "CLOUDTRAIN_OUTPUT_DIR"):
         with contextlib.suppress(KeyError, OSError):
             free = shutil.disk_usage(os.environ[name]).free
             if free < LITTLE_BYTES:
-                told.append(f"the disk of {os.environ[name]} is full: {free / 1e6:.0f} MB free")
-    return f"; {'; '.join(told)}" if told else ""
+                parts.append(f"the disk of {os.environ[name]} is full: {free / 1e6:.0f} MB free")
+    return f"; {'; '.join(parts)}" if parts else ""
 
 
 def _is_echo(error: BaseException) -> bool:

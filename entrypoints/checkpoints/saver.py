@@ -178,22 +178,22 @@ class Saver:
         is_uploading = self._uploads is not None and self._uploads.is_busy
         asked = exchange.gather([len(self._head) + self._buffer.nbytes, is_uploading], self._group)
         needed = sum(size for size, _ in asked)
-        told: dict[str, Any] = {}
+        agreed: dict[str, Any] = {}
         if self._rank == 0:
             try:
-                told = {"partial": str(folders.begin(self.folder, step, needed + len(plain)))}
+                agreed = {"partial": str(folders.begin(self.folder, step, needed + len(plain)))}
             except OSError as error:
-                told = {"error": folders.why_not(self.folder, step, error)}
-        told = exchange.share(told, self._group)
-        if "error" in told:
-            return told
-        partial = Path(told["partial"])
+                agreed = {"error": folders.why_not(self.folder, step, error)}
+        agreed = exchange.share(agreed, self._group)
+        if "error" in agreed:
+            return agreed
+        partial = Path(agreed["partial"])
         answers = exchange.gather(self._write_files(partial, step, plain, trainer), self._group)
-        told = {}
+        agreed = {}
         if self._rank == 0:
-            told = self._settle(partial, step, answers, best)
-        told = exchange.share(told, self._group)
-        return {**told, "is_uploading": any(is_busy for _, is_busy in asked)}
+            agreed = self._settle(partial, step, answers, best)
+        agreed = exchange.share(agreed, self._group)
+        return {**agreed, "is_uploading": any(is_busy for _, is_busy in asked)}
 
     def _own_names(self) -> list[str]:
         small = [folders.PLAIN, folders.TRAINER] if self._rank == 0 else []

@@ -44,14 +44,14 @@ class Sweeper:
         except TaskError as error:  # the image lacks the store's library
             print(f"checkpoints that are removed here stay in {self._uri}: {error}", flush=True)
             return
-        told = False
+        is_reported = False
         while store is not None and not self._is_over.wait(SWEEP_S):
             try:
                 sweep(self._folder, store)
             except (OSError, ValueError, folders.CheckpointError) as error:
-                if not told:
+                if not is_reported:
                     print(f"checkpoints that are removed here stay in the bucket for now: {error}", flush=True)
-                told = True
+                is_reported = True
 
 
 def sweep(folder: Path, store: Mirror) -> list[str]:

@@ -137,8 +137,8 @@ def _upload(to: Mirror, path: Path, names: list[str], keep: int, group: dist.Pro
             _retain(to, keep, int(path.name[5:]), folders.best_step(path.parent))
         except Exception as error:
             faults = [f"{type(error).__name__}: {error}"]
-    told: list[str] = exchange.share(faults, group)
-    return told[0] if told else None
+    shared: list[str] = exchange.share(faults, group)
+    return shared[0] if shared else None
 
 
 def _retain(to: Mirror, keep: int, published: int, best: int | None) -> None:

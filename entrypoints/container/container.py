@@ -139,13 +139,13 @@ def account(verdict: ExitReport) -> str:
         room = FAILURE_BYTES - len(events.format_line("ended", words, {**fields, "lines": []}).encode())
         if room >= least:
             break
-    told = [_short(str(line), LINE_BYTES) for line in error.get("lines") or ()]
-    left = room - len(json.dumps(_last(told, min(2 * LINE_BYTES, room - least))))
+    lines = [_short(str(line), LINE_BYTES) for line in error.get("lines") or ()]
+    left = room - len(json.dumps(_last(lines, min(2 * LINE_BYTES, room - least))))
     end = _last(end, left - least, "\n".join)
     found = tracebacks.chosen(frames, lambda lines: len(json.dumps("\n".join([*lines, *end]))) <= left)
     text = "\n".join([*found, *end])
-    told = _last(told, room - len(json.dumps(text)))
-    return events.format_line("ended", words, {**fields, "traceback": text, **({"lines": told} if told else {})})
+    lines = _last(lines, room - len(json.dumps(text)))
+    return events.format_line("ended", words, {**fields, "traceback": text, **({"lines": lines} if lines else {})})
 
 
 def _words(verdict: ExitReport, error: Mapping[str, Any], message_bytes: int) -> tuple[str, dict[str, Any]]:

@@ -57,9 +57,9 @@ def used_s(folder: Path, job: str, attempt: int, kept_in: str | None = None) -> 
 
 
 def _seconds(path: Path, job: str, attempt: int) -> float:
-    told = atomic_json.read_json(path)
-    is_known = isinstance(told, dict) and (told.get("job"), told.get("attempt")) == (job, attempt)
-    return float(told["used_s"]) if is_known else 0.0
+    record = atomic_json.read_json(path)
+    is_known = isinstance(record, dict) and (record.get("job"), record.get("attempt")) == (job, attempt)
+    return float(record["used_s"]) if is_known else 0.0
 
 
 class Note:
@@ -69,7 +69,7 @@ class Note:
         self._path = folder / NAME
         self._kept_in = kept_in
         self._store: Mirror | None = None
-        self._told: dict[str, Any] = {"job": job, "attempt": attempt}
+        self._record: dict[str, Any] = {"job": job, "attempt": attempt}
         self._begin_s = time.monotonic() - before_s
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="used time", daemon=True)
@@ -90,7 +90,7 @@ class Note:
 
     def _write(self) -> None:
         with contextlib.suppress(OSError, TaskError):  # the next write may succeed
-            atomic_json.write_json(self._path, {**self._told, "used_s": time.monotonic() - self._begin_s})
+            atomic_json.write_json(self._path, {**self._record, "used_s": time.monotonic() - self._begin_s})
             if self._store is None:
                 self._store = open_mirror(self._kept_in)
             if self._store is not None:

@@ -99,7 +99,7 @@ class Carrier:
         self._there: dict[str, _There] | None = None
         self._first: set[str] = set()
         self._gone: dict[str, int] = {}  # name -> rounds since the file was deleted on disk
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="carrier", daemon=True)
 
@@ -145,8 +145,8 @@ class Carrier:
         # A small file may refer to an older large file, which must be in the bucket first.
         missing = [look.written_ns for name, look in large.items() if name not in there or there[name].look != look]
         limit_ns = min(missing, default=1 << 64)
-        told = {name: look for name, look in ready.items() if name not in large and look.written_ns < limit_ns}
-        self._put(told, failures, is_last=is_last)
+        small = {name: look for name, look in ready.items() if name not in large and look.written_ns < limit_ns}
+        self._put(small, failures, is_last=is_last)
         if not failures:
             self._sweep(here, is_last=is_last, is_waiting=not set(here) <= set(there))
 
@@ -214,8 +214,8 @@ class Carrier:
         return found
 
     def _say(self, kind: str, words: str) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._reported:
+            self._reported.add(kind)
             with contextlib.suppress(OSError):
                 print(words, flush=True)
 
@@ -253,9 +253,9 @@ def _look_at(path: Path) -> _Look:
 
 def _look_of(item: Item) -> _Look:
     """Return the state of a downloaded file."""
-    told = item.about.get(_WRITTEN, "")
-    if told.isdecimal():
-        return _Look(item.size, int(told))
+    written = item.about.get(_WRITTEN, "")
+    if written.isdecimal():
+        return _Look(item.size, int(written))
     when = datetime.fromisoformat(item.updated.replace("Z", "+00:00"))  # for an object from a different uploader
     return _Look(item.size, int(when.timestamp() * 1000) * 10**6)
 

@@ -55,13 +55,13 @@ def bring_in(order: ContainerOrder, root: Path) -> ContainerOrder:
     An input that the platform has mounted is not copied. Raises StagingError.
     """
     paths = dict(order.places.inputs)
-    for name, told in sorted((order.fetched or {}).items()):
-        place = Path(told.mounted) if told.mounted else None
+    for name, source in sorted((order.fetched or {}).items()):
+        place = Path(source.mounted) if source.mounted else None
         if place is None or not place.exists():
             place = root / "inputs" / name
-            if not _bring(f"the input {name}", told.uri, place):
-                raise StagingError(f"the input {name}: there is nothing at {told.uri}", may_mend=False)
-            place = _of_one_object(told.uri, place)
+            if not _bring(f"the input {name}", source.uri, place):
+                raise StagingError(f"the input {name}: there is nothing at {source.uri}", may_mend=False)
+            place = _of_one_object(source.uri, place)
         paths[name] = str(place)
     for each in order.carried:
         if each.back:

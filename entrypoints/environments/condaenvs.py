@@ -112,8 +112,8 @@ def _listed_by_conda() -> list[Path]:
 def _variables(prefix: Path) -> dict[str, str]:
     """Return the variables of `conda env config vars set`; conda gives unset variables the value `***unset***`."""
     state = atomic_json.read_json(prefix / "conda-meta" / "state")
-    told = state.get("env_vars", {}) if isinstance(state, dict) else {}
-    return {key: str(value) for key, value in told.items() if value != "***unset***"}
+    variables = state.get("env_vars", {}) if isinstance(state, dict) else {}
+    return {key: str(value) for key, value in variables.items() if value != "***unset***"}
 
 
 def _is_prefix(folder: Path) -> bool:

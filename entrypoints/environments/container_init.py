@@ -45,9 +45,9 @@ def main(argv: list[str]) -> int:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     processes.become_subreaper()  # if the client has started its own process 1 before this process
-    if (told := _read_variables()) is None:
+    if (variables := _read_variables()) is None:
         return CUT
-    child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, **told, **MARK})
+    child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env={**os.environ, **variables, **MARK})
     for signum in asked:
         processes.kill(child.pid, signum)
     code = _watch(child.pid, woken)
@@ -63,8 +63,8 @@ def _read_variables() -> dict[str, str] | None:
         if not (more := os.read(0, 1 << 16)):
             return None
         line += more
-    told: dict[str, str] = json.loads(line)
-    return told
+    variables: dict[str, str] = json.loads(line)
+    return variables
 
 
 def _watch(pid: int, woken: int) -> int | None:

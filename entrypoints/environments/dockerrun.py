@@ -216,8 +216,8 @@ def remove(container: Container, *names: str) -> str | None:
 
 def note(container: Container, start: Start) -> None:
     """Write the note for `sweep` and `running` into the node's folder; call before each start. Raises OSError."""
-    told = {"container": asdict(container), "labels": start.labels, "name": start.name}
-    atomic_json.write_json(Path(start.folder) / NOTE, told)
+    record = {"container": asdict(container), "labels": start.labels, "name": start.name}
+    atomic_json.write_json(Path(start.folder) / NOTE, record)
 
 
 def running(folder: Path) -> tuple[Container, str, int] | None:

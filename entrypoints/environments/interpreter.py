@@ -75,10 +75,10 @@ def probe(path: str) -> Interpreter:
     return from_answer(done.stdout, done.stderr, path)
 
 
-def from_answer(told: str, complaint: str, path: str) -> Interpreter:
-    """Return the interpreter that printed `told`. Raises Refused as `probe` does."""
+def from_answer(answer: str, complaint: str, path: str) -> Interpreter:
+    """Return the interpreter that printed `answer`. Raises Refused as `probe` does."""
     try:
-        fields = json.loads(told.strip().rpartition("\n")[2])
+        fields = json.loads(answer.strip().rpartition("\n")[2])
         version = tuple(fields.pop("version"))
         listed = {name: tuple(fields[name]) for name in ("sites", "torch")}
         found = Interpreter(**{**fields, "version": version, **listed})

@@ -51,32 +51,32 @@ class Preparation:
         code = self._process.poll()
         if code is None:
             return None
-        told: dict[str, Any] | None = atomic_json.read_json(self._answer)
-        if told is None:
+        answer: dict[str, Any] | None = atomic_json.read_json(self._answer)
+        if answer is None:
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-            told = {"failure": {"message": f"the preparation was {how}; the node's log has its output", "lines": []}}
-        if failure := told.get("failure"):
+            answer = {"failure": {"message": f"the preparation was {how}; the node's log has its output", "lines": []}}
+        if failure := answer.get("failure"):
             message = f"node {self._node}: {failure['message']}"
-            told["failure"] = {**failure, "rank": None, "kind": "config", "message": message, "time_s": time.time()}
-        elif told["lock"]:
-            venvs.hold(told["lock"])
-        return told
+            answer["failure"] = {**failure, "rank": None, "kind": "config", "message": message, "time_s": time.time()}
+        elif answer["lock"]:
+            venvs.hold(answer["lock"])
+        return answer
 
 
 def main(argv: list[str]) -> int:
     """Prepare the node; return 0, or 1 with the failure in the answer."""
     processes.die_with_parent()
     root, log = Path(argv[0]), Path(argv[0]) / "log" / "boot.log"
-    begun_s, told = time.monotonic(), dict[str, Any]()
+    begun_s, answer = time.monotonic(), dict[str, Any]()
     try:
-        told = _ready(root, argv[1], *argv[2:3], keeps=len(argv) > 3)
+        answer = _ready(root, argv[1], *argv[2:3], keeps=len(argv) > 3)
         print(f"setup: ready in {time.monotonic() - begun_s:.1f} s", flush=True)
     except (Refused, OSError) as error:
         print(f"setup: {error}", flush=True)
         lines = log.read_text(errors="replace").splitlines()[-LINES - 1 : -1]
-        told = {"failure": {"message": str(error), "lines": lines}}
-    atomic_json.write_json(root / ANSWER, told)
-    return int("failure" in told)
+        answer = {"failure": {"message": str(error), "lines": lines}}
+    atomic_json.write_json(root / ANSWER, answer)
+    return int("failure" in answer)
 
 
 def _ready(root: Path, workdir: str, store: str | None = None, *, keeps: bool = False) -> dict[str, Any]:

@@ -156,8 +156,8 @@ def key(requirements: str, folder: Path | None, base: Interpreter, sees_system: 
     sees_any = sees_system or bool(how)
     about = {**asdict(base), "packages": base.packages if sees_any else None}
     about |= dict.fromkeys(("has_torch", "has_pip", "torch"))
-    told = json.dumps([FORM, lines, files, about, sees_system, *how], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()[:24]
+    inputs = json.dumps([FORM, lines, files, about, sees_system, *how], sort_keys=True)
+    return hashlib.sha256(inputs.encode()).hexdigest()[:24]
 
 
 def _place(ask: dict[str, Any], base: Interpreter) -> Path:

@@ -26,8 +26,8 @@ def main() -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         for place in (workdir, folder.parent):  # code in these folders is run
-            told = place.stat()
-            if told.st_uid != os.getuid() or told.st_mode & 0o022:
+            status = place.stat()
+            if status.st_uid != os.getuid() or status.st_mode & 0o022:
                 _say(refused=f"others may write to its folder {place}: `chmod go-w {place}`, or set ssh.workdir")
                 return
         if not folder.is_dir():
@@ -65,8 +65,8 @@ def _take_in(folder: Path) -> None:
             raise
 
 
-def _say(**told: object) -> None:
-    sys.stdout.buffer.write(json.dumps(told).encode() + b"\n")
+def _say(**answer: object) -> None:
+    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
     sys.stdout.buffer.flush()
 
 

@@ -71,8 +71,8 @@ def serve(workdir: str, runtime: str, umask: int) -> None:
         payload = calls.read(call.get("size", 0))
         if len(payload) < call.get("size", 0):
             return  # the channel has ended in the middle of a call
-        told, data = _told(call["verb"], {**call["ask"], **({"payload": payload} if payload else {})}, here)
-        _answer(answers, told, data)
+        answer, data = _run_verb(call["verb"], {**call["ask"], **({"payload": payload} if payload else {})}, here)
+        _answer(answers, answer, data)
 
 
 def clock(ask: dict[str, Any]) -> dict[str, Any]:
@@ -80,13 +80,13 @@ def clock(ask: dict[str, Any]) -> dict[str, Any]:
     return {"now_s": time.time()}
 
 
-def _told(verb: str, ask: dict[str, Any], here: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+def _run_verb(verb: str, ask: dict[str, Any], here: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Call the verb; return the answer and its bytes."""
     module, _, name = VERBS[verb].partition(":")
     try:
         found = getattr(importlib.import_module(f"cloudtrain.entrypoints.{module}"), name)
-        told: dict[str, Any] = found({**ask, "here": here})
-        return {"told": told}, told.pop("payload", b"")
+        answer: dict[str, Any] = found({**ask, "here": here})
+        return {"told": answer}, answer.pop("payload", b"")
     except Refused as error:
         return {"refused": str(error)}, b""
     except Exception as error:  # an error of one call must not end the channel
@@ -95,7 +95,7 @@ def _told(verb: str, ask: dict[str, Any], here: dict[str, Any]) -> tuple[dict[st
         return {"failed": words, "kind": type(error).__name__}, b""
 
 
-def _answer(out: BinaryIO, told: dict[str, Any], data: bytes = b"") -> None:
-    out.write(json.dumps({**told, "size": len(data)}).encode() + b"\n")
+def _answer(out: BinaryIO, answer: dict[str, Any], data: bytes = b"") -> None:
+    out.write(json.dumps({**answer, "size": len(data)}).encode() + b"\n")
     out.write(data)
     out.flush()

@@ -40,20 +40,20 @@ def has(ask: dict[str, Any]) -> dict[str, Any]:
     `busy`: another channel is receiving the archive. Raises Refused if the disk has no room for the archive.
     """
     path, partial = _kept(ask), _partial(ask)
-    told = {"kept": False, "path": str(path), "busy": False, "arrived": 0}
+    answer = {"kept": False, "path": str(path), "busy": False, "arrived": 0}
     if _is_whole(path, ask["sha256"]):
         os.utime(path)
         _drop(partial)
-        return {**told, "kept": True}
+        return {**answer, "kept": True}
     path.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     if partial not in _arriving and not _lock(partial):
-        return {**told, "busy": True}
+        return {**answer, "busy": True}
     arrived = partial.stat().st_size
     if arrived > ask["bytes"]:
         os.truncate(partial, arrived := 0)
     _check_room(path.parent, ask["bytes"] - arrived)
-    return {**told, "arrived": arrived}
+    return {**answer, "arrived": arrived}
 
 
 def basis(ask: dict[str, Any]) -> dict[str, Any]:

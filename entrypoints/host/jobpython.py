@@ -78,8 +78,8 @@ def look(python: str, umask: int | None = None, patience_s: float = PATIENCE_S) 
     except subprocess.TimeoutExpired:
         return {"error": f"{python} did not answer within {patience_s:.0f} s"}
     try:
-        told = json.loads(done.stdout.strip().splitlines()[-1])
+        answer = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         words = (done.stderr.strip() or done.stdout.strip() or f"it ended with code {done.returncode}").splitlines()
         return {"error": f"{python} is no Python: {words[-1][:200]}"}
-    return told if isinstance(told, dict) else {"error": f"{python} is no Python"}
+    return answer if isinstance(answer, dict) else {"error": f"{python} is no Python"}

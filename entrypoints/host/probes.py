@@ -155,15 +155,15 @@ def logind(root: Path = Path("/")) -> dict[str, Any]:
     name = user()
     if not (root / "run/systemd/system").is_dir():
         return {"kills": False, "lingers": False}
-    told: dict[str, str] = {"KillExcludeUsers": "root"}
+    settings: dict[str, str] = {"KillExcludeUsers": "root"}
     for path in _conf_files(root):
         for line in path.read_text(errors="replace").splitlines():
             key, equals, value = line.strip().partition("=")
             if equals and not key.startswith(("#", ";")):
-                told[key.strip()] = value.strip()
-    only = told.get("KillOnlyUsers", "").split()
-    kills = told.get("KillUserProcesses", "no").lower() in ("yes", "true", "on", "1")
-    kills = kills and name not in told["KillExcludeUsers"].split() and (not only or name in only)
+                settings[key.strip()] = value.strip()
+    only = settings.get("KillOnlyUsers", "").split()
+    kills = settings.get("KillUserProcesses", "no").lower() in ("yes", "true", "on", "1")
+    kills = kills and name not in settings["KillExcludeUsers"].split() and (not only or name in only)
     return {"kills": kills, "lingers": (root / "var/lib/systemd/linger" / name).exists()}
 
 

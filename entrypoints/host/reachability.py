@@ -53,13 +53,13 @@ def dial(ask: dict[str, Any]) -> dict[str, Any]:
     A failure: `name`, `how` (refused, timeout, unreachable, wrong answer), `text`. `source` is the own address to dial
     from, by default the kernel's choice; `limit_s` is the longest time for a peer.
     """
-    told: dict[str, dict[str, Any] | None] = {}
+    answers: dict[str, dict[str, Any] | None] = {}
     limit_s = float(ask.get("limit_s") or DIAL_S)
     threads = []
     for peer in ask["peers"]:
 
         def call(peer: dict[str, Any] = peer) -> None:
-            told[peer["name"]] = _dialled(peer, ask["token"], ask.get("source"), limit_s)
+            answers[peer["name"]] = _dialled(peer, ask["token"], ask.get("source"), limit_s)
 
         threads.append(threading.Thread(target=call, daemon=True))
         threads[-1].start()
@@ -68,7 +68,9 @@ def dial(ask: dict[str, Any]) -> dict[str, Any]:
         thread.join(max(0.0, end - time.monotonic()))
     late = {"how": "timeout", "text": f"no answer within {limit_s:.0f} s"}
     failed = [
-        {"name": peer["name"], **fault} for peer in ask["peers"] if (fault := told.get(peer["name"], late)) is not None
+        {"name": peer["name"], **fault}
+        for peer in ask["peers"]
+        if (fault := answers.get(peer["name"], late)) is not None
     ]
     return {"reached": len(ask["peers"]) - len(failed), "failed": failed}
 

@@ -60,7 +60,7 @@ def facts(ask: dict[str, Any]) -> dict[str, Any]:
         looks["checkpoint_disk"] = lambda: probes.disk(Path(checkpoint).expanduser())
     if python:
         looks["python"] = lambda: jobpython.look(python, here.get("umask"), 0.9 * patience_s)
-    told, errors = _probed(looks, patience_s)
+    probed, errors = _probed(looks, patience_s)
     system = os.uname()
     own = {
         "name": system.nodename,
@@ -72,7 +72,7 @@ def facts(ask: dict[str, Any]) -> dict[str, Any]:
         "workdir": str(workdir),
         "cores": processes.cores(),
     }
-    return {**own, **told, "errors": errors, "now_s": time.time()}
+    return {**own, **probed, "errors": errors, "now_s": time.time()}
 
 
 def holders(ask: dict[str, Any]) -> dict[str, Any]:
@@ -82,8 +82,8 @@ def holders(ask: dict[str, Any]) -> dict[str, Any]:
         "gpus": gpus.found,
         "gpu_processes": gpus.in_use,
     }
-    told, errors = _probed(probes, PATIENCE_S)
-    return {**told, "errors": errors, "now_s": time.time()}
+    probed, errors = _probed(probes, PATIENCE_S)
+    return {**probed, "errors": errors, "now_s": time.time()}
 
 
 def address(ask: dict[str, Any]) -> dict[str, Any]:
@@ -118,12 +118,12 @@ def _holders(ask: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _probed(probes: dict[str, Probe], patience_s: float) -> tuple[dict[str, Any], dict[str, str]]:
     """Run all probes at once; return the results, and the reasons of the failures."""
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     errors: dict[str, str] = {}
 
     def look(name: str, probe: Probe) -> None:
         try:
-            told[name] = probe()
+            results[name] = probe()
         except Exception as error:
             errors[name] = (getattr(error, "strerror", None) or str(error) or type(error).__name__)[:500]
 
@@ -133,7 +133,7 @@ def _probed(probes: dict[str, Probe], patience_s: float) -> tuple[dict[str, Any]
     end = time.monotonic() + patience_s
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    found, why = dict(told), dict(errors)  # a late thread writes into dicts that are no longer read
+    found, why = dict(results), dict(errors)  # a late thread writes into dicts that are no longer read
     for name in probes.keys() - found.keys() - why.keys():
         why[name] = f"no answer within {patience_s:.1f} s"
     return {name: found.get(name) for name in probes}, why

@@ -160,8 +160,8 @@ def start(ask: dict[str, Any]) -> dict[str, Any]:
     if starter.returncode != 0:
         last = complaint.strip().splitlines()[-1:] or [f"its starter ended with code {starter.returncode}"]
         raise Refused(f"the agent did not start: {last[0]}")
-    told: dict[str, Any] = json.loads(answer)
-    return told
+    status: dict[str, Any] = json.loads(answer)
+    return status
 
 
 def look(ask: dict[str, Any]) -> dict[str, Any]:
@@ -177,11 +177,11 @@ def read(ask: dict[str, Any]) -> dict[str, Any]:
     root = Path(ask["root"])
     has_ended = node_folder.agent_pid(root) is None
     chunks = node_logs.read(root, ask["offsets"], ask["ranks"], ask["page_bytes"])
-    told = [
+    described = [
         {"name": c.name, "offset": c.offset, "size": len(c.data), "times": c.times, "has_more": c.has_more}
         for c in chunks
     ]
-    return {"chunks": told, "ended": has_ended, "payload": b"".join(c.data for c in chunks)}
+    return {"chunks": described, "ended": has_ended, "payload": b"".join(c.data for c in chunks)}
 
 
 def near_end(ask: dict[str, Any]) -> dict[str, Any]:

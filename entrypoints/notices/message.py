@@ -98,11 +98,11 @@ def compose(
     origin: str = "launcher",
 ) -> Notice:
     """Return the notice. `origin` is the sender: launcher or job."""
-    told = hashlib.sha256(f"{facts.job}\n{key}".encode()).hexdigest()[:24]
+    digest = hashlib.sha256(f"{facts.job}\n{key}".encode()).hexdigest()[:24]
     title = f"{facts.job}: {_one_line(headline)}"
     left_s = None if facts.cap_at_s is None else max(0.0, round(facts.cap_at_s - now_s, 1))
     fields = {
-        "id": told,
+        "id": digest,
         "event": event,
         "key": key,
         "job": facts.job,
@@ -128,7 +128,7 @@ def compose(
         "time_s": round(now_s, 3),
         "from": origin,
     }
-    return Notice(told, key, event, title, tuple(_lines(facts, now_s)), fields, also)
+    return Notice(digest, key, event, title, tuple(_lines(facts, now_s)), fields, also)
 
 
 def budget_key(percent: int, limit_micro: int) -> str:

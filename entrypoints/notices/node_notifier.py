@@ -102,7 +102,7 @@ class NodeNotifier:
         self._channels = channels
         self._log = log
         self._folder = folder
-        self._told = self._remembered()
+        self._sent = self._remembered()
         self._tries: dict[tuple[str, str], tuple[int, float]] = {}
         self._marking = threading.Lock()
         self._said: set[str] = set()
@@ -146,8 +146,8 @@ class NodeNotifier:
         if message := (verdict.error or {}).get("message"):
             headline += f": {str(message)[:300]}"
         also = (reason,) if reason in ("preempted", "budget") else ()
-        told = [each for each in standing(run, progress, now_s, reason) if each.event == "budget"]
-        return [*told, _notice(end_key(state, reason, run.attempt), state, headline, facts, now_s, also)]
+        budget_notices = [each for each in standing(run, progress, now_s, reason) if each.event == "budget"]
+        return [*budget_notices, _notice(end_key(state, reason, run.attempt), state, headline, facts, now_s, also)]
 
     def _tell(self, what: Callable[[Mapping[str, Any], float], list[Notice]]) -> float | None:
         """Send the due notifications; return the seconds until the next retry, None without a retry."""
@@ -158,11 +158,11 @@ class NodeNotifier:
             due = self._due(what(saved | _progress(self._log), now_s), now_s)
         faults = try_all([partial(self._send, name, notice) for name, notice in due])
         for (name, notice), fault in zip(due, faults, strict=True):
-            if fault is not None and (name, notice.key) not in self._told:
+            if fault is not None and (name, notice.key) not in self._sent:
                 tries = self._tries.get((name, notice.key), (0, 0.0))[0] + 1
                 self._tries[name, notice.key] = (tries, self._now_s() + back_off_s(tries, fault))
                 self._say(self._channels[name][0], fault)
-        waits = [next_s for key, (_, next_s) in self._tries.items() if key not in self._told]
+        waits = [next_s for key, (_, next_s) in self._tries.items() if key not in self._sent]
         return max(0.05, min(waits) - self._now_s()) if waits else None
 
     def _now_s(self) -> float:
@@ -176,7 +176,7 @@ class NodeNotifier:
             for notice in notices:
                 is_wanted = not {notice.event, *notice.also}.isdisjoint(on)
                 is_time = self._tries.get((name, notice.key), (0, 0.0))[1] <= now_s
-                if is_wanted and is_time and (name, notice.key) not in self._told:
+                if is_wanted and is_time and (name, notice.key) not in self._sent:
                     found.append((name, notice))
         return found
 
@@ -187,7 +187,7 @@ class NodeNotifier:
             self._mark(name, notice)
 
     def _mark(self, name: str, notice: Notice) -> None:
-        self._told.add((name, notice.key))
+        self._sent.add((name, notice.key))
         words = f"alert sent to {self._channels[name][0].shown}: {notice.title}"
         line = events.format_line("notice", words, {"channel": name, "key": notice.key}) + "\n"
         try:
@@ -196,7 +196,7 @@ class NodeNotifier:
                 os.write(log, line.encode())
             finally:
                 os.close(log)
-            kept = sorted([each, key] for each, key in self._told if key.startswith(("budget:", "deadline:")))
+            kept = sorted([each, key] for each, key in self._sent if key.startswith(("budget:", "deadline:")))
             atomic_json.write_json(self._folder / MEMORY, {"job": self._run.job, "told": kept})
         except OSError as error:  # a full disk: at worst a notification is sent twice
             print(f"agent: the list of delivered alerts cannot be saved: {error}", flush=True)

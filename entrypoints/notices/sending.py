@@ -85,12 +85,12 @@ def try_all(sends: Sequence[Callable[[], None]], limit_s: float = LIMIT_S) -> li
     def run(number: int) -> None:
         try:
             sends[number]()
-            told: DeliveryError | None = None
+            result: DeliveryError | None = None
         except DeliveryError as fault:
-            told = fault
+            result = fault
         except Exception as error:  # a bug of ours or of a package must not stop the other sends
-            told = DeliveryError(f"it cannot be sent: {type(error).__name__}")
-        found[number] = told
+            result = DeliveryError(f"it cannot be sent: {type(error).__name__}")
+        found[number] = result
         is_done[number].set()
 
     end_s = time.monotonic() + limit_s

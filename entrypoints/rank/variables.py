@@ -39,8 +39,8 @@ def deadline_s(environ: Mapping[str, str]) -> float | None:
     in the agent, stands still while the machine sleeps. CLOCK_BOOTTIME would count the sleep as time of training, and
     end a job as soon as the machine wakes up.
     """
-    told = environ.get("CLOUDTRAIN_DEADLINE")
-    return _on_monotonic_clock(told) if told else None
+    deadline = environ.get("CLOUDTRAIN_DEADLINE")
+    return _on_monotonic_clock(deadline) if deadline else None
 
 
 @cache

@@ -162,8 +162,8 @@ def entries(
     found = []
     with _words(f"cannot learn what {address}:{port} has"), _session(address, port, token, stall_s, stop) as wire:
         wire.send({"want": "list"})
-        while (told := _next(wire, "entry", "end")).get("end") is None:
-            found.append(_entry(told["entry"]))
+        while (message := _next(wire, "entry", "end")).get("end") is None:
+            found.append(_entry(message["entry"]))
     return sorted(found, key=listing.order, reverse=True)
 
 
@@ -355,10 +355,10 @@ def _check_sums(partial: Path, name: str, files: dict[str, File], crcs: dict[str
     """Raise WireError if a checkpoint contradicts its manifest: damaged at the source; an older entry may be intact."""
     with contextlib.suppress(checkpoints.Unreadable):  # another version's manifest: its reader reports the version
         try:
-            told = checkpoints.read_manifest(partial)
+            manifest = checkpoints.read_manifest(partial)
             checkpoints.read_trainer(partial, name)
             whole = {path: (file.size, crcs[path]) for path, file in files.items()}
-            damaged = [path for path, each in told.items() if whole.get(path) != (each["size"], each["crc32"])]
+            damaged = [path for path, each in manifest.items() if whole.get(path) != (each["size"], each["crc32"])]
         except (OSError, ValueError) as error:
             raise WireError(f"the source's copy is damaged: {error}") from error
         if damaged:
@@ -404,36 +404,36 @@ def _session(address: str, port: int, token: str, stall_s: float, stop: threadin
 
 def _next(wire: Wire, *keys: str) -> dict[str, Any]:
     """Return the next message, which must have one of the keys. Raises OSError."""
-    told = wire.receive()
-    if "gone" in told:
-        raise _GoneThere(str(told["gone"])[:300])
-    if "fault" in told:
-        raise WireError(str(told["fault"])[:300])
-    if not any(key in told for key in keys):
+    message = wire.receive()
+    if "gone" in message:
+        raise _GoneThere(str(message["gone"])[:300])
+    if "fault" in message:
+        raise WireError(str(message["fault"])[:300])
+    if not any(key in message for key in keys):
         raise WireError("the peer uses a different protocol version")
-    return told
+    return message
 
 
-def _entry(told: Any) -> StoredEntry:
-    made = _made(StoredEntry, told)
+def _entry(data: Any) -> StoredEntry:
+    made = _made(StoredEntry, data)
     if not listing.is_name(made.name) or made.bytes < 0 or made.files < 0 or made.step != listing.step_of(made.name):
         raise WireError(f"the server offers {made.name[:200]!r}, which is not a valid entry")
     return made
 
 
-def _file(told: Any) -> File:
-    made = _made(File, told)
+def _file(data: Any) -> File:
+    made = _made(File, data)
     if made.size < 0:
         raise WireError("the peer uses a different protocol version")
     return made
 
 
-def _made(kind: type[_T], told: Any) -> _T:
+def _made(kind: type[_T], data: Any) -> _T:
     """Return the object in a message. Raises WireError for a missing field or a field of another type."""
     types: dict[str, Any] = {"str": str, "int": int, "bool": bool, "int | None": (int, type(None))}
     named = {field.name: types[str(field.type)] for field in fields(kind)}
-    if not isinstance(told, dict) or told.keys() != named.keys():
+    if not isinstance(data, dict) or data.keys() != named.keys():
         raise WireError("the peer uses a different protocol version")
-    if not all(isinstance(told[name], each) for name, each in named.items()):
+    if not all(isinstance(data[name], each) for name, each in named.items()):
         raise WireError("the peer uses a different protocol version")
-    return kind(**told)
+    return kind(**data)

@@ -93,8 +93,8 @@ def fingerprint_of(files: Iterable[File], manifest: bytes | None) -> str:
     """Return the hash that distinguishes two entries of the same name."""
     if manifest is not None:
         return hashlib.sha256(b"manifest\n" + manifest).hexdigest()
-    told = json.dumps(sorted((file.path, file.size, file.written_ns) for file in files))
-    return hashlib.sha256(told.encode()).hexdigest()
+    text = json.dumps(sorted((file.path, file.size, file.written_ns) for file in files))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def list_entries(folder: Path) -> list[StoredEntry]:

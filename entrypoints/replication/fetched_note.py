@@ -23,8 +23,8 @@ Note = dict[str, dict[str, Any]]
 
 def read(path: Path) -> Note:
     """Return the note; empty if the file is absent."""
-    told = atomic_json.read_json(path)
-    return {name: each for name, each in told.items() if isinstance(each, dict)} if isinstance(told, dict) else {}
+    notes = atomic_json.read_json(path)
+    return {name: each for name, each in notes.items() if isinstance(each, dict)} if isinstance(notes, dict) else {}
 
 
 def put(path: Path, there: StoredEntry, here: str, before: StoredEntry | None) -> None:

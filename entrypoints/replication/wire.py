@@ -179,9 +179,9 @@ def greet(wire: Wire, token: str) -> None:
     """Run the server's part of the authentication. Raises WireError if the client does not know the token."""
     ours = secrets.token_hex(16)
     wire.send({"nonce": ours})
-    told = wire.receive()
-    nonces = f"{ours} {_nonce(told)}"
-    if not hmac.compare_digest(str(told.get("proof")).encode(), _proof(token, "client", nonces).encode()):
+    received = wire.receive()
+    nonces = f"{ours} {_nonce(received)}"
+    if not hmac.compare_digest(str(received.get("proof")).encode(), _proof(token, "client", nonces).encode()):
         wire.send({"refused": "token"})
         raise WireError("the client does not know the token")
     wire.send({"proof": _proof(token, "server", nonces)})
@@ -202,16 +202,16 @@ def introduce(wire: Wire, token: str) -> None:
     ours = secrets.token_hex(16)
     nonces = f"{_nonce(hello)} {ours}"
     wire.send({"nonce": ours, "proof": _proof(token, "client", nonces)})
-    told = wire.receive()
-    if "refused" in told:
+    received = wire.receive()
+    if "refused" in received:
         raise WireError("the server rejects this token: the token belongs to another job, or the job was started again")
-    if not hmac.compare_digest(str(told.get("proof")).encode(), _proof(token, "server", nonces).encode()):
+    if not hmac.compare_digest(str(received.get("proof")).encode(), _proof(token, "server", nonces).encode()):
         raise WireError("the server does not know the token: this job did not start the server")
     _seal(wire, token, nonces, is_server=False)
 
 
-def _nonce(told: dict[str, Any]) -> str:
-    nonce = told.get("nonce")
+def _nonce(received: dict[str, Any]) -> str:
+    nonce = received.get("nonce")
     if not isinstance(nonce, str) or not re.fullmatch("[0-9a-f]{32}", nonce):
         raise WireError("the peer is not cloudtrain")
     return nonce

@@ -62,7 +62,7 @@ class FileKeeper:
         self._here: dict[str, _Stamp] = {}  # files of the working directory as they were when last equal to the kept
         self._there: dict[str, _Stamp] = {}  # the kept files at the same moment
         self._seen: dict[str, _Stamp] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._is_open, self._is_over = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self.fault: str | None = None
@@ -149,8 +149,8 @@ class FileKeeper:
         found = newest(self._kept)
         if not is_last and (found is None or 0 <= time.time() - found[1] < EVERY_S):
             return  # a file that changed just now may be incomplete
-        told, self.newest = self.newest, found
-        if found is not None and found != told and self._log is not None:
+        previous, self.newest = self.newest, found
+        if found is not None and found != previous and self._log is not None:
             self._due_s = time.monotonic() + TELL_S
             path = found[0].encode(errors="replace").decode()  # a file's name may be any bytes
             told_of = {"path": path, "changed_s": round(found[1], 3)}
@@ -248,8 +248,8 @@ class FileKeeper:
 
     def _say(self, words: str) -> None:
         words = words.encode(errors="replace").decode()  # a file's name may be any bytes
-        if words not in self._told:
-            self._told.add(words)
+        if words not in self._reported:
+            self._reported.add(words)
             print(words, flush=True)
 
 

@@ -79,19 +79,19 @@ class Steps:
             return "", ""
         is_event = events.MARK in line
         self.is_off = self.is_off or (is_event and not self._wanted)
-        told = None if is_event or self.is_off else self._read(line)
+        parsed = None if is_event or self.is_off else self._read(line)
         now_s = time.monotonic()
-        if told is not None and told.name is not None:
-            told = self._of_bars(told, now_s)
-            is_due = told is not None and (now_s - self._bar_told_s >= BAR_EVERY_S or told.step == told.total)
-            if told is None or not is_whole or not is_due or (told.step == self._step and not told.fields):
+        if parsed is not None and parsed.name is not None:
+            parsed = self._of_bars(parsed, now_s)
+            is_due = parsed is not None and (now_s - self._bar_told_s >= BAR_EVERY_S or parsed.step == parsed.total)
+            if parsed is None or not is_whole or not is_due or (parsed.step == self._step and not parsed.fields):
                 return "", ""
             self._bar_told_s = now_s
-        name, fields = self._event(told, now_s) if told is not None else ("", {})
+        name, fields = self._event(parsed, now_s) if parsed is not None else ("", {})
         if not name or not self._is_head:
             return "", ""
-        is_evaluation = told is not None and told.weight == forms.EPOCH_FIGURES and "loss" not in fields
-        note = _evaluation(told.fields, fields["step"]) if is_evaluation and told is not None else ""
+        is_evaluation = parsed is not None and parsed.weight == forms.EPOCH_FIGURES and "loss" not in fields
+        note = _evaluation(parsed.fields, fields["step"]) if is_evaluation and parsed is not None else ""
         return events.format_line(name, "", fields), note + self._warning(fields)
 
     def tell(self, step: int, total: int | None, figures: dict[str, float]) -> str:
@@ -110,77 +110,77 @@ class Steps:
         if (total := found.get("total")) is not None:
             self._total = int(total) if math.isfinite(total) else None
         if "step" not in self._wanted:
-            told = forms.read(line)
+            parsed = forms.read(line)
         else:
             step = found["step"]
-            told = None if step is None or not math.isfinite(step) else LineFigures(forms.FINE, int(step))
-        if told is not None:
-            return replace(told, fields=told.fields | extra) if extra else told
+            parsed = None if step is None or not math.isfinite(step) else LineFigures(forms.FINE, int(step))
+        if parsed is not None:
+            return replace(parsed, fields=parsed.fields | extra) if extra else parsed
         extra.pop("loss", None)
         return LineFigures(forms.FREE, scores=extra) if extra else None
 
-    def _of_bars(self, told: LineFigures, now_s: float) -> LineFigures | None:
+    def _of_bars(self, parsed: LineFigures, now_s: float) -> LineFigures | None:
         """Return the bar's state, with the step counted over all epochs; None if the bar does not count.
 
         Of several similar bars the longest is training's: the rest prepare, or evaluate.
         """
-        assert told.total is not None
-        assert told.step is not None
-        bar, total = (told.name or "", told.total), self.library().get("total")
+        assert parsed.total is not None
+        assert parsed.step is not None
+        bar, total = (parsed.name or "", parsed.total), self.library().get("total")
         if bar == self._newest_bar:
             self._bars_s[bar] = self._bars_s.get(bar, 0.0) + now_s - self._bar_s
         self._newest_bar, self._bar_s = bar, now_s
-        if told.weight < self._weight or total not in (None, told.total):
+        if parsed.weight < self._weight or total not in (None, parsed.total):
             return None
         if bar != self._bar:
             is_longer = self._bars_s.get(bar, 0.0) > self._bars_s.get(self._bar, 0.0)
-            if told.weight == self._weight and not is_longer:
+            if parsed.weight == self._weight and not is_longer:
                 return None
             self._bar, self._base, self._last = bar, 0, -1
-        if told.epoch is None and told.step < self._last:
-            self._base += told.total
-        self._last = told.step
-        if told.step == 0 or told.epoch is not None:
-            return told if told.step else None
-        self._seen = self._base + told.step
-        return replace(told, step=self._seen, total=None if self._base else told.total)
+        if parsed.epoch is None and parsed.step < self._last:
+            self._base += parsed.total
+        self._last = parsed.step
+        if parsed.step == 0 or parsed.epoch is not None:
+            return parsed if parsed.step else None
+        self._seen = self._base + parsed.step
+        return replace(parsed, step=self._seen, total=None if self._base else parsed.total)
 
-    def _event(self, told: LineFigures, now_s: float) -> tuple[str, dict[str, Any]]:
+    def _event(self, parsed: LineFigures, now_s: float) -> tuple[str, dict[str, Any]]:
         """Return the event's name and fields; the name is empty if the figures do not count."""
         exact = self.library()
-        if told.scores and (told.weight == forms.FREE or told.weight < self._weight):
-            return "eval", {"step": exact.get("step", told.step or self._seen), "metrics": told.scores}
-        if told.weight == forms.FREE:
-            figures = told.fields | {name: value for name, value in exact.items() if name in told.fields}
-            whole = told.epoch if told.epoch == told.fields.get("epoch") else None
+        if parsed.scores and (parsed.weight == forms.FREE or parsed.weight < self._weight):
+            return "eval", {"step": exact.get("step", parsed.step or self._seen), "metrics": parsed.scores}
+        if parsed.weight == forms.FREE:
+            figures = parsed.fields | {name: value for name, value in exact.items() if name in parsed.fields}
+            whole = parsed.epoch if parsed.epoch == parsed.fields.get("epoch") else None
             step = exact.get("step", self._seen if self._weight else whole)
             total = exact.get("total", self._total or (self._bar[1] if not self._base else 0) or None)
             return ("step", self._fields(step, total, figures, now_s)) if step is not None else ("", {})
-        if told.weight < self._weight:
+        if parsed.weight < self._weight:
             return "", {}
-        if told.weight > self._weight:  # a finer count
-            self._weight = told.weight
+        if parsed.weight > self._weight:  # a finer count
+            self._weight = parsed.weight
             self._times.clear()
-        step, total = self._place(told)
-        epoch = {} if told.epoch is None else {"epoch": told.epoch}
-        return "step", self._fields(step, self._total or total, epoch | told.fields | told.scores, now_s)
+        step, total = self._place(parsed)
+        epoch = {} if parsed.epoch is None else {"epoch": parsed.epoch}
+        return "step", self._fields(step, self._total or total, epoch | parsed.fields | parsed.scores, now_s)
 
-    def _place(self, told: LineFigures) -> tuple[int, int | None]:
+    def _place(self, parsed: LineFigures) -> tuple[int, int | None]:
         """Return the step as counted over all epochs, and the number of all steps."""
-        if told.epoch is None:
-            assert told.step is not None
-            return told.step, told.total or self._search(_ALL_STEPS, told.step)
-        epochs = told.epochs or self._search(_ALL_EPOCHS, told.epoch)
-        if told.step is None:
-            return told.epoch, epochs
-        epoch = told.epoch - 1 if told.epochs and told.epoch else told.epoch  # `Epoch 1/10` counts from 1
-        length = told.total or self._search(_LOADERS, 0)
+        if parsed.epoch is None:
+            assert parsed.step is not None
+            return parsed.step, parsed.total or self._search(_ALL_STEPS, parsed.step)
+        epochs = parsed.epochs or self._search(_ALL_EPOCHS, parsed.epoch)
+        if parsed.step is None:
+            return parsed.epoch, epochs
+        epoch = parsed.epoch - 1 if parsed.epochs and parsed.epoch else parsed.epoch  # `Epoch 1/10` counts from 1
+        length = parsed.total or self._search(_LOADERS, 0)
         if length:
-            self._base = 0 if told.step > length else epoch * length  # a count above the length is the job's count
-        elif told.epoch > self._epoch and told.step < self._last:
+            self._base = 0 if parsed.step > length else epoch * length  # a count above the length is the job's count
+        elif parsed.epoch > self._epoch and parsed.step < self._last:
             self._base += self._last + 1
-        self._last, self._epoch = told.step, told.epoch
-        return self._base + told.step, epochs * length if epochs and length else None
+        self._last, self._epoch = parsed.step, parsed.epoch
+        return self._base + parsed.step, epochs * length if epochs and length else None
 
     def _search(self, names: tuple[str, ...], least: int) -> int | None:
         """Return the first number above `least` in a variable of the script with a name from the list."""

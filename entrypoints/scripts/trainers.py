@@ -76,8 +76,8 @@ class Stopping:
         if os.environ.get("RANK", "0") == "0":
             saved = events.format_line("checkpoint", f"saved {path}", {"step": step, "path": path})
             text = f"stopped at step {step} ({reason}), saved; a new start resumes from this checkpoint"
-            told = events.format_line("preempt", text, {"step": step, "reason": reason, "saved": True, "path": path})
-            streams.say(f"{saved}\n{told}\n")
+            line = events.format_line("preempt", text, {"step": step, "reason": reason, "saved": True, "path": path})
+            streams.say(f"{saved}\n{line}\n")
         raise SystemExit(EXIT_SAVED)
 
     def _made(self) -> Agreement:
@@ -173,8 +173,8 @@ def lightning(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
             scores = {k: float(v) for k, v in trainer.callback_metrics.items() if "val" in k}
             if trainer.is_global_zero and not trainer.sanity_checking and scores:
                 words = " ".join(f"{name} {value:.4g}" for name, value in scores.items())
-                told = {"step": trainer.global_step, "metrics": scores}
-                streams.say(events.format_line("eval", f"step {trainer.global_step} {words}", told) + "\n")
+                fields = {"step": trainer.global_step, "metrics": scores}
+                streams.say(events.format_line("eval", f"step {trainer.global_step} {words}", fields) + "\n")
 
         def tell(self, trainer: Any, outputs: Any) -> None:
             self.due_s = time.monotonic() + _LINE_S

@@ -155,11 +155,11 @@ class _Identity:
     def __init__(self, place: BlobLocation) -> None:
         from azure.identity import DefaultAzureCredential
 
-        told = os.environ.get
+        variable = os.environ.get
         self._place, self._lock = place, threading.Lock()
         self._chain = DefaultAzureCredential(
             # Azure ML's name for a cluster's user-assigned identity.
-            managed_identity_client_id=told("AZURE_CLIENT_ID") or told("DEFAULT_IDENTITY_CLIENT_ID"),
+            managed_identity_client_id=variable("AZURE_CLIENT_ID") or variable("DEFAULT_IDENTITY_CLIENT_ID"),
             exclude_shared_token_cache_credential=True,
             exclude_visual_studio_code_credential=True,
             exclude_powershell_credential=True,
@@ -183,11 +183,11 @@ class _Identity:
                 raise ConnectionError(
                     f"the login for {self._place.uri} does not answer ({_plain(tried[-1])})"
                 ) from error
-            told = {"uri": self._place.uri, "who": "the job's identity"}
+            words = {"uri": self._place.uri, "who": "the job's identity"}
             if len(tried) == len(self._chain.credentials) and "unavailable" in tried[-1]:
                 reason = next((line for line in tried if line.startswith("ManagedIdentity")), tried[-1])
-                raise PermissionError(f"{_NOBODY.format(**told)} ({_plain(reason)})") from error
-            raise PermissionError(f"{_NO_TOKEN.format(**told)} ({_plain(tried[-1])})") from error
+                raise PermissionError(f"{_NOBODY.format(**words)} ({_plain(reason)})") from error
+            raise PermissionError(f"{_NO_TOKEN.format(**words)} ({_plain(tried[-1])})") from error
 
 
 def _refusal(error: Any, place: BlobLocation, who: str, name: str) -> OSError:

@@ -143,8 +143,8 @@ class _Metadata:
             if number:
                 time.sleep(PAUSE_S * 2 ** (number - 1))
             try:
-                told = json.loads(_about_account("token"))
-                found = str(told["access_token"]), float(told["expires_in"])
+                token = json.loads(_about_account("token"))
+                found = str(token["access_token"]), float(token["expires_in"])
             except urllib.error.HTTPError as error:
                 with error:
                     failure: Exception = error

@@ -124,13 +124,13 @@ class Service:
         also: tuple[int, ...] = (),
     ) -> Iterator[Reply]:
         """Yield the answer to one request; a body in pieces needs a Content-Length. Raises as `ask`."""
-        told = {"Content-Length": str(len(body))} if body and isinstance(body, bytes) else {}
+        length = {"Content-Length": str(len(body))} if body and isinstance(body, bytes) else {}
         token = self._token()
         if token is not None:
-            told["Authorization"] = f"Bearer {token}"
+            length["Authorization"] = f"Bearer {token}"
         connection = self._take()
         try:
-            reply = self._send(connection, method, target, {**told, **(headers or {})}, body)
+            reply = self._send(connection, method, target, {**length, **(headers or {})}, body)
             if not (200 <= reply.status < 300 or reply.status in also):
                 if reply.status == 401 and token is not None and self.identity is not None:
                     self.identity.forget(token)

@@ -72,8 +72,8 @@ def split(uri: str) -> tuple[str, str]:
 
 def endpoint() -> str:
     """Return the address of the storage: a private endpoint or emulator from the environment, or Google's address."""
-    told = os.environ.get("CLOUDTRAIN_STORAGE_ENDPOINT") or os.environ.get("STORAGE_EMULATOR_HOST")
-    return told or "https://storage.googleapis.com"
+    endpoint = os.environ.get("CLOUDTRAIN_STORAGE_ENDPOINT") or os.environ.get("STORAGE_EMULATOR_HOST")
+    return endpoint or "https://storage.googleapis.com"
 
 
 class Bucket:
@@ -100,11 +100,11 @@ class Bucket:
         Raises Changed, and leaves the object as is, if the file changes during the upload, or has changed since `seen`;
         with `if_absent`, raises FileExistsError if a different object exists.
         """
-        told = {"name": key, **({"metadata": about} if about else {})}
+        resource = {"name": key, **({"metadata": about} if about else {})}
         with self._asking(key):
             for _ in range(BODY_ATTEMPTS):
                 try:
-                    item, md5 = self._upload(path, told, if_absent, seen)
+                    item, md5 = self._upload(path, resource, if_absent, seen)
                 except ServiceError as error:
                     if error.status != 400 or "md5" not in error.message.lower():
                         raise
@@ -161,7 +161,7 @@ class Bucket:
             self._service.ask("DELETE", f"{self._at(key)}{query}", also=(412,))
 
     def _upload(
-        self, path: Path, told: dict[str, Any], if_absent: bool, seen: os.stat_result | None
+        self, path: Path, resource: dict[str, Any], if_absent: bool, seen: os.stat_result | None
     ) -> tuple[Item, str]:
         """Return the uploaded object, and the MD5 of the bytes that were read."""
         query = {"uploadType": "multipart", "fields": _FIELDS, **({"ifGenerationMatch": "0"} if if_absent else {})}
@@ -170,16 +170,16 @@ class Bucket:
             _check(file, seen or before)
             if before.st_size > SINGLE_BYTES:
                 query["uploadType"] = "resumable"
-                return _Resumable(self._service, f"/upload{self._objects}?{urlencode(query)}", told, file).run()
+                return _Resumable(self._service, f"/upload{self._objects}?{urlencode(query)}", resource, file).run()
             data = file.read()
             _check(file, before)
         md5 = _base64(_md5(data))
-        about, body = _multipart({**told, "md5Hash": md5}, data)
+        about, body = _multipart({**resource, "md5Hash": md5}, data)
         try:
             answer = self._service.ask("POST", f"/upload{self._objects}?{urlencode(query)}", about, body)
         except ServiceError as error:
             # After a lost answer the request is repeated, and the object exists already.
-            if error.status == 412 and (there := self.stat(told["name"])).md5 == md5:
+            if error.status == 412 and (there := self.stat(resource["name"])).md5 == md5:
                 return there, md5
             raise
         return _item(json.loads(answer.body)), md5
@@ -229,12 +229,12 @@ class Bucket:
         except ServiceError as error:
             raise self._refusal(error, key) from error
         except Lost as error:
-            raise ConnectionError(f"{self._told(_SILENT, key)} ({error})") from error
+            raise ConnectionError(f"{self._explained(_SILENT, key)} ({error})") from error
         except Untrusted as error:
             is_time = "not yet valid" in str(error) or "has expired" in str(error)
-            raise OSError(f"{self._told(_CLOCK if is_time else _UNTRUSTED, key)} ({error})") from error
+            raise OSError(f"{self._explained(_CLOCK if is_time else _UNTRUSTED, key)} ({error})") from error
         except (ValueError, KeyError) as error:  # invalid JSON, or JSON without a required field
-            raise OSError(f"{self._uri(key)}: the answer of {self._told('{host}', key)} cannot be read") from error
+            raise OSError(f"{self._uri(key)}: the answer of {self._explained('{host}', key)} cannot be read") from error
 
     def _refusal(self, error: ServiceError, key: str) -> OSError:
         if error.status == 404:
@@ -242,16 +242,16 @@ class Bucket:
         if error.status == 412:
             return FileExistsError(f"{self._uri(key)} exists already")
         if error.status == 401:
-            return PermissionError(f"{self._told(_REFUSED, key)} ({error})")
+            return PermissionError(f"{self._explained(_REFUSED, key)} ({error})")
         if error.status == 429 or (error.status == 403 and (error.is_passing or error.reason == "quotaExceeded")):
-            return OSError(f"{self._told(_QUOTA, key)} ({error})")
+            return OSError(f"{self._explained(_QUOTA, key)} ({error})")
         if error.status == 403:
             said = _DENIED
             if "scope" in error.message.lower() or "SCOPE" in error.reason:
                 said = _SCOPES
             elif error.reason == "accountDisabled" or "billing" in error.message.lower():
                 said = _BILLING
-            return PermissionError(f"{self._told(said, key)} ({error})")
+            return PermissionError(f"{self._explained(said, key)} ({error})")
         return OSError(f"{self._uri(key)}: {error}")
 
     def _absence(self, error: ServiceError, key: str) -> OSError:
@@ -260,10 +260,10 @@ class Bucket:
         if key and words.startswith("no such object"):
             return FileNotFoundError(f"gs://{self.name} has no {key}")
         if "bucket" in words and "exist" in words:
-            return OSError(f"{self._told(_NO_BUCKET, key)} ({error})")
+            return OSError(f"{self._explained(_NO_BUCKET, key)} ({error})")
         return OSError(f"{self._uri(key)}: {error}")
 
-    def _told(self, text: str, key: str) -> str:
+    def _explained(self, text: str, key: str) -> str:
         who = "it" if self._service.identity is None else self._service.identity.who
         host = urlsplit(self._service.endpoint).netloc
         return text.format(bucket=self.name, uri=self._uri(key), host=host, who=who)
@@ -272,8 +272,8 @@ class Bucket:
 class _Resumable:
     """One upload in chunks; the object stays invisible until the last chunk arrives."""
 
-    def __init__(self, service: Service, target: str, told: dict[str, Any], file: BinaryIO) -> None:
-        self._service, self._target, self._told, self._file = service, target, told, file
+    def __init__(self, service: Service, target: str, resource: dict[str, Any], file: BinaryIO) -> None:
+        self._service, self._target, self._resource, self._file = service, target, resource, file
         self._before = os.fstat(file.fileno())
         self._size = self._before.st_size
         self._digest, self._hashed = _md5(), 0
@@ -303,7 +303,7 @@ class _Resumable:
     def _begin(self) -> str:
         headers = {"X-Upload-Content-Length": str(self._size), "X-Upload-Content-Type": "application/octet-stream"}
         headers["Content-Type"] = "application/json; charset=UTF-8"
-        with self._service.once("POST", self._target, headers, json.dumps(self._told).encode()) as reply:
+        with self._service.once("POST", self._target, headers, json.dumps(self._resource).encode()) as reply:
             found = urlsplit(reply.headers["Location"])
         # All requests use one endpoint: a private endpoint or an emulator may not know its own address.
         path = found.path.removeprefix(urlsplit(self._service.endpoint).path.rstrip("/"))
@@ -356,10 +356,15 @@ def _multipart(about: dict[str, str], data: bytes) -> tuple[dict[str, str], byte
     return {"Content-Type": f"multipart/related; boundary={mark}"}, body
 
 
-def _item(told: dict[str, Any]) -> Item:
-    size, generation = int(told.get("size", 0)), str(told.get("generation", ""))
+def _item(resource: dict[str, Any]) -> Item:
+    size, generation = int(resource.get("size", 0)), str(resource.get("generation", ""))
     return Item(
-        told["name"], size, told.get("md5Hash"), generation, str(told.get("updated", "")), told.get("metadata", {})
+        resource["name"],
+        size,
+        resource.get("md5Hash"),
+        generation,
+        str(resource.get("updated", "")),
+        resource.get("metadata", {}),
     )
 
 

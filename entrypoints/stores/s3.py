@@ -128,7 +128,7 @@ class S3Mirror:
         if isinstance(error, known.ClientError):
             return self._refusal(error, name)
         if isinstance(error, (known.NoCredentialsError, known.PartialCredentialsError, known.CredentialRetrievalError)):
-            return PermissionError(f"{self._told(_NOBODY)} ({error})")
+            return PermissionError(f"{self._explained(_NOBODY)} ({error})")
         if isinstance(error, (known.ConnectionError, known.HTTPClientError)):
             return ConnectionError(f"{self._uri} does not answer ({error})")
         return OSError(f"{self._uri}: {error}")
@@ -138,7 +138,7 @@ class S3Mirror:
         if name and code in ("404", "NoSuchKey"):
             return FileNotFoundError(f"{self._uri} has no {name}")
         kind = PermissionError if _SAID.get(code) in (_DENIED, _REFUSED) else OSError
-        return kind(f"{self._told(_SAID[code])} ({code}: {text})" if code in _SAID else f"{self._uri}: {error}")
+        return kind(f"{self._explained(_SAID[code])} ({code}: {text})" if code in _SAID else f"{self._uri}: {error}")
 
     def _with_reason(self, error: Exception) -> Exception:
         """Return a more precise error in place of an error to a HEAD: the error of a list at the same place.
@@ -150,11 +150,11 @@ class S3Mirror:
         if isinstance(error, ClientError) and _code(error).isdigit():
             try:
                 self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._above, MaxKeys=1)
-            except (BotoCoreError, ClientError) as told:
-                error = told
+            except (BotoCoreError, ClientError) as raised:
+                error = raised
         return error
 
-    def _told(self, text: str) -> str:
+    def _explained(self, text: str) -> str:
         return text.format(bucket=self._bucket, uri=self._uri)
 
 

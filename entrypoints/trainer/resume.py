@@ -233,11 +233,11 @@ def _set_aside(job: TrainingJob, damaged: list[Path]) -> None:
 
 def _opened(job: TrainingJob, path: Path) -> folders.FoundCheckpoint:
     """Return the checkpoint as rank 0 sees it, on all ranks."""
-    told: Any = None
+    agreed: Any = None
     if job.place.is_head:
         found = folders.open_found(path)
-        told = [found.step, found.trainer, found.files]
-    step, trainer, files = exchange.share(told)
+        agreed = [found.step, found.trainer, found.files]
+    step, trainer, files = exchange.share(agreed)
     return folders.FoundCheckpoint(path, step, trainer, files)
 
 
