@@ -153,8 +153,8 @@ def _from_vertex(environ: Mapping[str, str]) -> Node | None:
     """
     if "CLOUD_ML_JOB_ID" not in environ and "CLUSTER_SPEC" not in environ:
         return None
-    spec = json.loads(environ.get("CLUSTER_SPEC") or "{}")
-    cluster, task = spec.get("cluster") or {}, spec.get("task") or {}
+    cluster_spec = json.loads(environ.get("CLUSTER_SPEC") or "{}")
+    cluster, task = cluster_spec.get("cluster") or {}, cluster_spec.get("task") or {}
     heads = cluster.get("workerpool0") or cluster.get("chief") or []
     names = [*heads[:1], *cluster.get("workerpool1", [])]
     count = int(environ.get("CLOUDTRAIN_NODES") or 1)
