@@ -114,7 +114,7 @@ def run(
     found.left_s = None if interrupted_s is None else time.monotonic() - interrupted_s
     found.account.look()
     found.codes = [one.code or 0 for one in running]
-    found.verdicts = [told for agent in agents if (told := atomic_json.read_json(agent / EXIT)) is not None]
+    found.verdicts = [report for agent in agents if (report := atomic_json.read_json(agent / EXIT)) is not None]
     found.tail = _tail(found, agents, running)
     for node in laid_out.nodes:
         for own, kept in node.copied:
