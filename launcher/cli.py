@@ -93,7 +93,7 @@ class _Commands(click.Group):
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         words = COMMANDS | {alias: f"is {name}" for alias, name in ALIASES.items()}
-        return [CompletionItem(word, help=told) for word, told in words.items() if word.startswith(incomplete)]
+        return [CompletionItem(word, help=summary) for word, summary in words.items() if word.startswith(incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         named = {name for names in SECTIONS.values() for name in names}
@@ -162,8 +162,8 @@ def _run(argv: list[str], debug: bool, as_json: bool) -> int:
         error.show(shown)
         hint = _whole_number(error) or _setting(error)
         say(shown.getvalue().rstrip("\n") + (f"\n  hint: {hint}" if hint else ""))
-        told = CloudtrainError(error.format_message(), hint=hint).as_json()
-        return _ended({**told, "exit_code": error.exit_code}, as_json)
+        fields = CloudtrainError(error.format_message(), hint=hint).as_json()
+        return _ended({**fields, "exit_code": error.exit_code}, as_json)
     except (click.Abort, KeyboardInterrupt) as error:
         words = (error.__cause__ or error).args  # click makes an Abort of an interrupt
         click.echo(": ".join(["interrupted", *map(str, words)]), err=True)

@@ -77,15 +77,15 @@ def _registry(path: Path) -> Check:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=TOOL_LIMIT_S)) as database:
             jobs = database.execute("SELECT COUNT(*) FROM jobs").fetchone()[0]
             size = path.stat().st_size
-            told = "ok"
+            answer = "ok"
             if size <= READ_WHOLE_BYTES:
-                told = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
+                answer = str(database.execute("PRAGMA quick_check(1)").fetchone()[0])
     except sqlite3.OperationalError as error:
         return Check("registry", "fail", f"{path}: {error}", f"look who may read it, and who holds it: ls -l {path}")
     except (sqlite3.Error, OSError) as error:
         return Check("registry", "fail", f"{path}: {error}", unlike)
-    if told != "ok":
-        return Check("registry", "fail", f"{path}: {told.splitlines()[0]}", unlike)
+    if answer != "ok":
+        return Check("registry", "fail", f"{path}: {answer.splitlines()[0]}", unlike)
     found = f"{jobs} job{'s' * (jobs != 1)}, {size / 1e6:.1f} MB"
     if not os.access(path, os.W_OK):
         return Check("registry", "fail", f"{path} cannot be written", f"sudo chown {os.getuid()} {path}*")
@@ -110,12 +110,12 @@ def _clock() -> Iterator[Check]:
         return
     argv = [command, "show", "--property=NTPSynchronized", "--value"]
     try:
-        told = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=TOOL_LIMIT_S).stdout.strip()
+        answer = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=TOOL_LIMIT_S).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return
-    if told == "yes":
+    if answer == "yes":
         yield Check("clock", "ok", "kept by network time")
-    elif told == "no":
+    elif answer == "no":
         yield Check("clock", "warn", "nothing keeps it: tokens and signatures need it", "sudo timedatectl set-ntp true")
 
 

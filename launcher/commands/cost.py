@@ -76,8 +76,8 @@ def _one(registry: Registry, key: str, *, with_invoice: bool, as_csv: bool, as_j
     invoice = _invoice(job, attempts, found) if with_invoice else None
     if as_json:
         who = {"job": job.id, "name": job.name, "backend": job.backend, "state": job.attempt.state.state}
-        told = {} if invoice is None else {"invoice": {**asdict(invoice), "usd": invoice.micro / 1e6}}
-        print_json(who | bill.as_json(found) | told)
+        invoice_json = {} if invoice is None else {"invoice": {**asdict(invoice), "usd": invoice.micro / 1e6}}
+        print_json(who | bill.as_json(found) | invoice_json)
     elif as_csv:
         _print_csv(*bill_text.leg_cells(found.lines))
     else:

@@ -43,16 +43,16 @@ def command(backend: str | None, named: str | None, file: Path | None, as_json: 
         raise UsageError(f"`{backend}` and `--backend {named}` name two backends", hint="give one of them")
     backend = backend or named
     path = file or (Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None)
-    told: dict[str, list[Check]] = {}
+    groups: dict[str, list[Check]] = {}
     for name, checks in _groups(backend, path):
-        told[name] = checks
+        groups[name] = checks
         if not as_json:
             print_text([name, *(line for check in checks for line in _lines(check))])
     if as_json:
-        print_json({name: [asdict(check) for check in checks] for name, checks in told.items()})
+        print_json({name: [asdict(check) for check in checks] for name, checks in groups.items()})
     else:
-        _sum_up(told, path, backend)
-    return int(any(check.verdict == "fail" for checks in told.values() for check in checks))
+        _sum_up(groups, path, backend)
+    return int(any(check.verdict == "fail" for checks in groups.values() for check in checks))
 
 
 def _groups(backend: str | None, path: Path | None) -> Iterator[tuple[str, list[Check]]]:
@@ -116,8 +116,8 @@ def _lines(check: Check) -> list[str]:
     return lines
 
 
-def _sum_up(told: dict[str, list[Check]], path: Path | None, backend: str | None) -> None:
-    verdicts = [check.verdict for checks in told.values() for check in checks]
+def _sum_up(groups: dict[str, list[Check]], path: Path | None, backend: str | None) -> None:
+    verdicts = [check.verdict for checks in groups.values() for check in checks]
     failed, warned = verdicts.count("fail"), verdicts.count("warn")
     words = [f"{failed} failed"] if failed else []
     words += [f"{warned} warning{'s' * (warned != 1)}"] if warned else []

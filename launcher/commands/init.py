@@ -64,5 +64,5 @@ def command(folder: Path, kind: str, force: bool) -> None:
     if folder.resolve() != Path.cwd():
         click.echo(f"  cd {folder}")
     steps = REHEARSE | NEXT if kind == "script" else NEXT
-    for line, told in steps.items():
-        click.echo(f"  {line:<{max(map(len, steps))}}  # {told}")
+    for line, comment in steps.items():
+        click.echo(f"  {line:<{max(map(len, steps))}}  # {comment}")

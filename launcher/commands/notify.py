@@ -33,17 +33,17 @@ def command(overrides: Overrides, as_json: bool) -> int:
     facts = Facts(config.name, config.backend, attempt=1, state="pending")
     notice = compose(f"trial:{now_s}", "trial", "a trial message; there is nothing to do", facts, now_s)
     faults = try_all([partial(deliver, entry, notice) for entry in found])
-    told = [
+    results = [
         {"channel": entry.shown, "told": fault is None, "why": fault and fault.message, "cure": fault and fault.cure}
         for entry, fault in zip(found, faults, strict=True)
     ]
     if as_json:
-        print_json(told)
+        print_json(results)
     else:
-        print_lines([_line(each) for each in told])
+        print_lines([_line(each) for each in results])
     return int(any(fault is not None for fault in faults))
 
 
-def _line(told: Mapping[str, object]) -> str:
-    cure = f"  ({told['cure']})" if told["cure"] else ""
-    return f"ok    {told['channel']}" if told["told"] else f"fail  {told['channel']}: {told['why']}{cure}"
+def _line(result: Mapping[str, object]) -> str:
+    cure = f"  ({result['cure']})" if result["cure"] else ""
+    return f"ok    {result['channel']}" if result["told"] else f"fail  {result['channel']}: {result['why']}{cure}"

@@ -93,8 +93,8 @@ def examples(*lines: str) -> str:
 
 def file_option(use: str) -> Callable[[F], F]:
     """Return the option -f of a command that needs no config file; `use` says how the file is used."""
-    told = f"{use}  [default: {DEFAULT_FILE}, if there]"
-    return click.option("-f", "--file", type=click.Path(path_type=Path), help=told)
+    help_text = f"{use}  [default: {DEFAULT_FILE}, if there]"
+    return click.option("-f", "--file", type=click.Path(path_type=Path), help=help_text)
 
 
 def job_argument(command: F) -> F:

@@ -131,7 +131,7 @@ def command(
         if not as_json:
             print_text(verdict.lines())
     if len(names) > 1 and not as_json:
-        print_text(["", *(f"{told['backend']}: {told.get('verdict') or 'not rehearsed'}" for told in verdicts)])
+        print_text(["", *(f"{entry['backend']}: {entry.get('verdict') or 'not rehearsed'}" for entry in verdicts)])
     if as_json:
         print_json(verdicts[0] if len(names) == 1 else {"ok": is_right, "backends": verdicts})
     return 0 if is_right else 1

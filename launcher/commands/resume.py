@@ -107,8 +107,8 @@ def _dry_run(job: Job, prepared: Prepared, *, as_json: bool) -> int:
     number, plan = job.attempt.number + 1, prepared.plan
     request = prepared.backend.request(plan, prepared.config, job.id, number, prepared.bundle.sha256)
     if as_json:
-        told = {"job": job.id, "backend": job.backend, "attempt": number, "request": request.body, "plan": plan.dump()}
-        print_json(told)
+        data = {"job": job.id, "backend": job.backend, "attempt": number, "request": request.body, "plan": plan.dump()}
+        print_json(data)
     else:
         click.echo(request.text, nl=False)
     for line in [*prepared.lines(), "dry run: nothing was sent"]:

@@ -72,5 +72,5 @@ def _behind(option: str, item: CompletionItem[str]) -> CompletionItem[str]:
 
 
 def _line(item: CompletionItem[str], cut: int) -> str:
-    told = " ".join((item.help or "").split())
-    return f"{item.type}\t{item.value[cut:] if item.type in ('plain', 'part') else ''}\t{told}\n"
+    description = " ".join((item.help or "").split())
+    return f"{item.type}\t{item.value[cut:] if item.type in ('plain', 'part') else ''}\t{description}\n"

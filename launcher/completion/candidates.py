@@ -62,7 +62,7 @@ def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     if rows and "last".startswith(incomplete):
         found["last"] = f"the newest job: {rows[0][0]}" if not incomplete else "the newest job"
     given = _given(ctx, param)
-    return [CompletionItem(word, help=told) for word, told in found.items() if _fits(word, incomplete, given)]
+    return [CompletionItem(word, help=summary) for word, summary in found.items() if _fits(word, incomplete, given)]
 
 
 def attempts(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
@@ -73,7 +73,7 @@ def attempts(ctx: click.Context, param: click.Parameter, incomplete: str) -> Ite
         return []
     words = [(str(row[0]), f"{row[1]}, sent {_ago(row[2])}") for row in _read(_ATTEMPTS, job)]
     words += [("all", "all attempts, in order")] if len(words) > 1 else []
-    return [CompletionItem(word, help=told) for word, told in words if _fits(word, incomplete)]
+    return [CompletionItem(word, help=summary) for word, summary in words if _fits(word, incomplete)]
 
 
 def projects(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
@@ -105,8 +105,8 @@ def backends_and_all(ctx: click.Context, param: click.Parameter, incomplete: str
 def keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     """Return the config's keys, one level at a time: `resources.` is a part, `resources.spot` a whole word."""
     return [
-        CompletionItem(f"{key}." if inner else key, type="part" if inner else "plain", help=told)
-        for key, _, told, inner in _level(incomplete)
+        CompletionItem(f"{key}." if inner else key, type="part" if inner else "plain", help=summary)
+        for key, _, summary, inner in _level(incomplete)
         if not inner or key != incomplete.rstrip(".")
     ]
 
@@ -119,8 +119,8 @@ def settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> Ite
         words = ["true", "false"] if kind == "true or false" else kind.split(" | ") if " | " in kind else []
         return [CompletionItem(f"{key}={word}") for word in words if _fits(word, begun)]
     return [
-        CompletionItem(f"{name}{'.' if inner else '='}", type="part", help=told)
-        for name, _, told, inner in _level(incomplete)
+        CompletionItem(f"{name}{'.' if inner else '='}", type="part", help=summary)
+        for name, _, summary, inner in _level(incomplete)
     ]
 
 
@@ -128,16 +128,16 @@ def _level(begun: str) -> Iterator[tuple[str, str, str, bool]]:
     """Yield key, type, help and "is a section" of each key that begins with the typed text, on the same level."""
     depth = begun.count(".")
     names = [name for name, _, _ in _keys()]
-    for name, kind, told in _keys():
+    for name, kind, summary in _keys():
         if name.startswith(begun) and name.count(".") == depth:
-            yield name, kind, told, any(other.startswith(f"{name}.") for other in names)
+            yield name, kind, summary, any(other.startswith(f"{name}.") for other in names)
 
 
 @cache
 def _keys() -> tuple[tuple[str, str, str], ...]:
     text = (files("cloudtrain.launcher.completion") / KEYS).read_text(encoding="utf-8")
     rows = (line.split("\t") for line in text.splitlines())
-    return tuple((name, kind, told) for name, kind, told in rows)
+    return tuple((name, kind, summary) for name, kind, summary in rows)
 
 
 def _read(sql: str, *values: Any) -> list[tuple[Any, ...]]:

@@ -53,22 +53,22 @@ def unknown(name: str, config: JobConfig | None, home: Path) -> list[FoundAttemp
 
 def checks(name: str, config: JobConfig | None) -> list[Check]:
     """Return doctor's checks of the backend, with a line for jobs that the registry does not know."""
-    told = backends.load(name).doctor(config)
+    results = backends.load(name).doctor(config)
     try:
         found = unknown(name, config, where())
     except CloudtrainError as error:
-        if any(check.verdict == "fail" for check in told):  # a line says why already
-            return told
-        return [*told, Check("jobs", "warn", f"cannot be listed: {error.message}", error.hint)]
+        if any(check.verdict == "fail" for check in results):  # a line says why already
+            return results
+        return [*results, Check("jobs", "warn", f"cannot be listed: {error.message}", error.hint)]
     own = sorted({each.job_id for each in found if each.is_own})
     others = sorted({each.job_id for each in found if not each.is_own})
     if own:
         what = f"the registry does not know {len(own)} running: {', '.join(own)}"
-        told = [*told, Check("jobs", "warn", what, f"adopt them: cloudtrain adopt --backend {name}")]
+        results = [*results, Check("jobs", "warn", what, f"adopt them: cloudtrain adopt --backend {name}")]
     if others:
         what = f"{len(others)} running, sent from other homes: {', '.join(others)}"
-        told = [*told, Check("other jobs", "ok", what, "if one is yours: cloudtrain adopt JOB")]
-    return told
+        results = [*results, Check("other jobs", "ok", what, "if one is yours: cloudtrain adopt JOB")]
+    return results
 
 
 def row_of(backend: str, found: FoundAttempt) -> Job:

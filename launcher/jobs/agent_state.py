@@ -51,7 +51,7 @@ def fold(
         return _lost(seen, facts)
     # Without a shared disk, the checkpoint may be on a different node than the exit record.
     is_saved = any(look.saved or (look.exit is not None and look.exit.resumable) for look in seen)
-    told = {
+    end_facts = {
         "reason": verdict.reason,
         "error": verdict.error,
         "ended_s": verdict.ended_s,
@@ -61,7 +61,7 @@ def fold(
         "gone_s": verdict.gone_s or None,
         "billed_by": None if verdict.held_s is None else CLOCKS,
     }
-    return State(state=verdict.state, **{**facts, **told})
+    return State(state=verdict.state, **{**facts, **end_facts})
 
 
 def _verdict(looks: Mapping[int, NodeStatus]) -> ExitReport | None:
@@ -79,10 +79,10 @@ def _held(seen: Sequence[NodeStatus], nodes: int) -> dict[str, Any]:
 
     The figures come from the node with the newest generation: after a network partition, from the half that continues.
     """
-    told = [(look.state, look.alive, look.held_s) for look in seen if look.state and look.held_s is not None]
-    if not told:
+    reports = [(look.state, look.alive, look.held_s) for look in seen if look.state and look.held_s is not None]
+    if not reports:
         return {}
-    state, _, held_s = max(told, key=lambda each: (each[0].generation, *each[1:]))
+    state, _, held_s = max(reports, key=lambda each: (each[0].generation, *each[1:]))
     billed_s = (held_s * (nodes - len(state.gone_s)) + sum(state.gone_s.values())) / nodes
     return {"billed_s": billed_s, "gone_s": state.gone_s or None}
 

@@ -168,9 +168,9 @@ def unattended(job: Job) -> list[str]:
     places = job.asked.notify
     others = [each for each in places if not each.get("from_job")]
     if others:
-        told = "all that `notify` names" if len(others) == len(places) else "those of `notify` without `from_job`"
+        channels = "all that `notify` names" if len(others) == len(places) else "those of `notify` without `from_job`"
         found.append(f"  get alerts  cloudtrain watch {job.id}")
-        found.append(f"              (while no command follows the job, {told} receive nothing;")
+        found.append(f"              (while no command follows the job, {channels} receive nothing;")
         found.append("              `from_job: true` in an entry of `notify` makes the job itself send alerts)")
     elif not places and limit_micro(job) is not None:
         found.append(f"  get alerts  cloudtrain watch {job.id}   (of its budget; or set `notify`)")

@@ -22,13 +22,13 @@ def told_in(words: str) -> dict[str, Any] | None:
     return fields if fields is not None and fields["e"] == "ended" else None
 
 
-def restarts(told: Mapping[str, Any] | None) -> int:
+def restarts(report: Mapping[str, Any] | None) -> int:
     """Return the number of restarts in the exit report; 0 without a report."""
-    return sanitize.count((told or {}).get("restarts")) or 0
+    return sanitize.count((report or {}).get("restarts")) or 0
 
 
 def failed(
-    told: Mapping[str, Any] | None,
+    report: Mapping[str, Any] | None,
     words: str,
     *,
     is_fault: bool,
@@ -41,11 +41,11 @@ def failed(
     `is_fault`: the platform reports a failed machine or service. A report with the reason `preempted` is then ignored,
     because the failure caused the preemption. `common` are state fields that depend on neither source.
     """
-    if told and not (is_fault and told.get("reason") == "preempted"):
-        error = {key: told.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
-        error |= {"lines": told["lines"]} if told.get("lines") else {}
-        state: JobState = "stopped" if told.get("state") == "stopped" else "failed"
-        is_plain = state == "stopped" and told.get("kind") is None
-        return State(state, told.get("reason"), is_resumable, None if is_plain else error, **common)
+    if report and not (is_fault and report.get("reason") == "preempted"):
+        error = {key: report.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
+        error |= {"lines": report["lines"]} if report.get("lines") else {}
+        state: JobState = "stopped" if report.get("state") == "stopped" else "failed"
+        is_plain = state == "stopped" and report.get("kind") is None
+        return State(state, report.get("reason"), is_resumable, None if is_plain else error, **common)
     error = {"rank": None, "kind": kind, "message": words}
     return State("failed", "node_failure" if is_fault else "error", is_resumable, error, **common)

@@ -218,7 +218,7 @@ def _read_on(
 ) -> Iterator[tuple[Job, list[LogLine]]]:
     """Yield the job and the attempt's lines, to the end; `tell` gets messages, `look` the job after refreshes."""
     begin_s, state_due = time.monotonic(), 0.0
-    told, outage = None, None
+    shown_detail, outage = None, None
     is_through = has_said = False  # `is_through`: all lines from before the start are read
     while True:
         # Read the state before the lines: the last page then has all lines written before the end.
@@ -226,9 +226,9 @@ def _read_on(
             job = refresh(registry, job)
             stream.update(job.attempt)
             state_due = time.monotonic() + (BACK_OFF_S if job.attempt.unreachable_since_s else stream.pace.state_s)
-            if job.active and job.attempt.state.detail != told:
-                told = job.attempt.state.detail
-                tell(f"{job.attempt.state.state}: {told}" if told else job.attempt.state.state)
+            if job.active and job.attempt.state.detail != shown_detail:
+                shown_detail = job.attempt.state.detail
+                tell(f"{job.attempt.state.state}: {shown_detail}" if shown_detail else job.attempt.state.state)
             if is_through or time.monotonic() - begin_s > REPLAY_S:  # new alerts come below earlier lines
                 look(job)
         try:

@@ -97,10 +97,10 @@ def chosen(
     if ask is not None and active:
         active = ask(active)
     now_s = time.time()
-    told = {job.seq: _line(row_of(job, attempts_of(registry, job), now_s)) for job in active}
-    lines = [*(line for line in told.values() if is_any or line.state in choice.states), *ended]
-    lines = sorted(lines, key=lambda line: -line.seq)[: choice.limit] if told else ended
-    shown_seqs = {line.seq for line in lines} if told else set()
+    active_lines = {job.seq: _line(row_of(job, attempts_of(registry, job), now_s)) for job in active}
+    lines = [*(line for line in active_lines.values() if is_any or line.state in choice.states), *ended]
+    lines = sorted(lines, key=lambda line: -line.seq)[: choice.limit] if active_lines else ended
+    shown_seqs = {line.seq for line in lines} if active_lines else set()
     return Listing(lines, [job for job in active if job.active and job.seq in shown_seqs])
 
 
@@ -208,7 +208,7 @@ def _keep(registry: Registry, fresh: Sequence[_Fresh]) -> None:
         for begin in range(0, len(fresh), _BATCH):
             some = fresh[begin : begin + _BATCH]
             with registry.database.transaction():
-                now = {job.seq: (job, told) for job, told in _seen(registry, [each.job.seq for each in some])}
+                now = {job.seq: (job, attempts) for job, attempts in _seen(registry, [each.job.seq for each in some])}
                 for each in some:
                     if now.get(each.job.seq) == (each.job, each.attempts):
                         places = ", ".join("?" * len(each.row))

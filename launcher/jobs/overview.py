@@ -77,8 +77,8 @@ def as_lines(
     head += _money_lines(job, attempts, money, now_s)
     tail = [*_attempt_lines(job, attempts, columns, now_s), *_next_lines(job, attempts)]
     found: list[str] = []
-    for frames, told in _MOST:
-        found = wrapped([*head, *_failure_lines(job, before[-told:], frames, columns), *tail], columns)
+    for frames, line_count in _MOST:
+        found = wrapped([*head, *_failure_lines(job, before[-line_count:], frames, columns), *tail], columns)
         if rows is None or len(found) < rows:
             break
     return found
@@ -92,18 +92,18 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
     error = job.attempt.state.error or {}
     # A rank that was restarted has printed the traceback of its first start.
     repeated = {line.strip() for line in str(error.get("traceback") or "").splitlines()}
-    told: list[str] = [line for line in error.get("lines") or () if str(line).strip() not in repeated]
+    lines: list[str] = [line for line in error.get("lines") or () if str(line).strip() not in repeated]
     rank = error.get("rank")
     if job.active or rank is None:
-        return told
+        return lines
     from cloudtrain.entrypoints.agent import last_lines
     from cloudtrain.launcher.logs import cache
 
-    if len(told) >= last_lines.MOST:
-        return told
+    if len(lines) >= last_lines.MOST:
+        return lines
     place = cache.place(registry.database, job.id, job.attempt.number)
     if place is None or not place.is_complete:
-        return told
+        return lines
     from cloudtrain.launcher.logs.stream import LogStream
 
     stream = LogStream(registry, job, job.attempt, ranks=frozenset({rank}))
@@ -115,7 +115,7 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
     while before.endswith(_CHAINED) and _TRACEBACK in before:  # the exceptions that led to the last exception
         before = before.rpartition(_TRACEBACK)[0]
     found = [line for line in last_lines.of_text(before if mark else text) if line.strip() not in repeated]
-    return found if len(found) > len(told) else told
+    return found if len(found) > len(lines) else lines
 
 
 def _head(job: Job, now_s: float) -> list[str]:
@@ -344,8 +344,8 @@ def _attempt_lines(job: Job, attempts: Sequence[Attempt], columns: int | None, n
     head = ("ATTEMPT", "STATE", "TIME", "USD", "STEP", "SAVED")
     room = None if columns is None else columns - 2
     earlier = len(attempts) - len(rows)
-    told = table(head, rows, drop=("SAVED", "TIME"), shorten={"STATE": 12}, columns=room)
-    return [*(f"  {line}" for line in told), *([f"  and {earlier} before"] if earlier else [])]
+    lines = table(head, rows, drop=("SAVED", "TIME"), shorten={"STATE": 12}, columns=room)
+    return [*(f"  {line}" for line in lines), *([f"  and {earlier} before"] if earlier else [])]
 
 
 def _attempt_row(attempt: Attempt, before: Attempt | None, after: Attempt | None, now_s: float) -> tuple[str, ...]:

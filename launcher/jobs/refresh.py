@@ -95,21 +95,21 @@ def _update(registry: Registry, job: Job, backend: backends.Backend) -> Attempt:
     state = meter.steady(attempt.state, state, time.time())
     known = attempt
     while True:
-        told = _LogFacts(known.progress, [])
+        facts = _LogFacts(known.progress, [])
         with contextlib.suppress(UnreachableError):  # an unreadable log must not hide the job's state
-            told = _follow_events(known, backend, state)
-        if (state, told.progress) == (attempt.state, attempt.progress) and attempt.unreachable_since_s is None:
-            return replace(attempt, state=state, progress=told.progress, unreachable_since_s=None)
+            facts = _follow_events(known, backend, state)
+        if (state, facts.progress) == (attempt.state, attempt.progress) and attempt.unreachable_since_s is None:
+            return replace(attempt, state=state, progress=facts.progress, unreachable_since_s=None)
         try:
-            kept = _store(registry, job, known, state, told)
+            kept = _store(registry, job, known, state, facts)
         except ConfigError:  # a full disk under the registry must not hide the known state
-            return replace(attempt, state=state, progress=told.progress, unreachable_since_s=None)
+            return replace(attempt, state=state, progress=facts.progress, unreachable_since_s=None)
         if kept is not None:
             return kept
         known = registry.attempt(job, attempt.number)
 
 
-def _store(registry: Registry, job: Job, known: Attempt, state: State, told: _LogFacts) -> Attempt | None:
+def _store(registry: Registry, job: Job, known: Attempt, state: State, facts: _LogFacts) -> Attempt | None:
     """Store the result of a poll, and return the attempt as stored; concurrent polls store each event only once.
 
     If a concurrent poll has read further in the log, the stored progress stays, because this poll began earlier. If the
@@ -122,11 +122,11 @@ def _store(registry: Registry, job: Job, known: Attempt, state: State, told: _Lo
         if stored.progress.get("cursor") != known.progress.get("cursor"):
             if state.state not in ACTIVE:
                 return None
-            told = _LogFacts(stored.progress, [])
-        if not registry.set_state(known, state, told.progress):
+            facts = _LogFacts(stored.progress, [])
+        if not registry.set_state(known, state, facts.progress):
             return registry.attempt(job, known.number)
-        series.append(registry.database, job.id, told.points)
-    return replace(known, state=state, progress=told.progress, unreachable_since_s=None)
+        series.append(registry.database, job.id, facts.points)
+    return replace(known, state=state, progress=facts.progress, unreachable_since_s=None)
 
 
 def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) -> _LogFacts:

@@ -58,14 +58,14 @@ def _track(name: str, steps: Sequence[Point], value_of: Callable[[Point], Any]) 
     A step repeated after a resume counts with the value of its last attempt. A point that represents many points has
     their weight; an outlier kept with weight 0 counts as minimum or maximum, but not in a mean.
     """
-    told = [(point, value) for point in steps if (value := value_of(point)) is not None]
-    if not told:
+    pairs = [(point, value) for point in steps if (value := value_of(point)) is not None]
+    if not pairs:
         return None
     by_place: dict[int, tuple[float, int]] = {}  # value and weight
-    for place, (point, value) in enumerate(told):
+    for place, (point, value) in enumerate(pairs):
         if isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value):
             by_place[place if point.step is None else point.step] = float(value), point.weight
-    newest = told[-1][1]
+    newest = pairs[-1][1]
     if not by_place:
         return Track(name, (), _shown(newest), None, None)
     values = [value for value, _ in by_place.values()]
@@ -97,8 +97,8 @@ def _split(steps: Sequence[Point]) -> tuple[tuple[tuple[str, float], ...], float
     split = tuple((label, sum(values) / len(values)) for label, values in sums.items() if values)
     whole = sum(seconds for _, seconds in split)
     if not split or whole <= 0:
-        told = [float(fields["step_s"]) for fields in newest if isinstance(fields.get("step_s"), float | int)]
-        return (), sum(told) / len(told) if told else None
+        durations = [float(fields["step_s"]) for fields in newest if isinstance(fields.get("step_s"), float | int)]
+        return (), sum(durations) / len(durations) if durations else None
     return split, whole
 
 

@@ -106,8 +106,8 @@ def place(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
 
 def progress(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list[Text]:
     """Return the progress, with a bar if the last step is known, and the expected finish."""
-    job, told = watched.job, watched.job.attempt.progress
-    if "step" not in told:
+    job, fields = watched.job, watched.job.attempt.progress
+    if "step" not in fields:
         detail = cleaned(job.attempt.state.detail or "")
         if not job.active:
             return [labelled(width, signs, "progress", detail or "no step reported")]
@@ -115,8 +115,8 @@ def progress(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> lis
         return [labelled(width, signs, "progress", f"{words}: {detail}" if detail else words)]
     share = share_done(watched)
     if share is None:
-        return [labelled(width, signs, "progress", f"step {told['step']}")]
-    left = f"step {told['step']}/{told['max_steps']} "
+        return [labelled(width, signs, "progress", f"step {fields['step']}")]
+    left = f"step {fields['step']}/{fields['max_steps']} "
     right = percent(share)
     finish_s = watched.forecast.finish_at_s if watched.forecast is not None else None
     if job.active and finish_s is not None:
@@ -128,12 +128,12 @@ def progress(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> lis
 
 def error(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
     """Return the exception of the first failing rank."""
-    told = watched.job.attempt.state.error
-    if not told:
+    failure = watched.job.attempt.state.error
+    if not failure:
         return []
-    who = f"rank {told['rank']}: " if told.get("rank") is not None else ""
-    kind = f"{told['type']}: " if told.get("type") else ""
-    words = [in_job(cleaned(line)) for line in f"{who}{kind}{told.get('message', '')}".splitlines() if line.strip()]
+    who = f"rank {failure['rank']}: " if failure.get("rank") is not None else ""
+    kind = f"{failure['type']}: " if failure.get("type") else ""
+    words = [in_job(cleaned(line)) for line in f"{who}{kind}{failure.get('message', '')}".splitlines() if line.strip()]
     rows = [labelled(width, signs, "error", (words[0] if words else "unknown", BAD))]
     return [*rows, *(labelled(width, signs, "", (line, BAD)) for line in words[1:3])]
 
@@ -146,20 +146,20 @@ def following(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
     return [labelled(width, signs, "" if place else "next", command) for place, command in enumerate(commands)]
 
 
-def track(told: Track | None, width: int, height: int, signs: Signs) -> list[Text]:
+def track(curve: Track | None, width: int, height: int, signs: Signs) -> list[Text]:
     """Return a curve with its newest, minimum and maximum values."""
-    if told is None:
+    if curve is None:
         return []
-    newest = quantity(told.newest) if isinstance(told.newest, float) else told.newest.upper()
-    style = "bold" if isinstance(told.newest, float) else BAD
+    newest = quantity(curve.newest) if isinstance(curve.newest, float) else curve.newest.upper()
+    style = "bold" if isinstance(curve.newest, float) else BAD
     range_words = ""
-    if told.least is not None and told.largest is not None:
-        range_words = f"  least {quantity(told.least):<7} largest {quantity(told.largest):<7}"
+    if curve.least is not None and curve.largest is not None:
+        range_words = f"  least {quantity(curve.least):<7} largest {quantity(curve.largest):<7}"
     words = f"{newest:>8}"
     room = width - LABEL - len(words) - len(range_words) - 1
     if room < _LEAST_BAR:
         range_words, room = "", width - LABEL - len(words) - 1
-    values, name = _by_decades(told)
+    values, name = _by_decades(curve)
     drawn = charts.chart(values, max(0, room), height, signs)
     first: list[Part] = [(f"{drawn[0]:<{max(0, room)}}", "cyan"), (f" {words}", style), (range_words, QUIET)]
     return [
@@ -168,17 +168,17 @@ def track(told: Track | None, width: int, height: int, signs: Signs) -> list[Tex
     ]
 
 
-def _by_decades(told: Track) -> tuple[Sequence[float | None], str]:
+def _by_decades(curve: Track) -> tuple[Sequence[float | None], str]:
     """Return the values to draw and their name: the logarithm of a loss with a large range, else its end looks flat."""
-    if told.name != "loss" or not told.least or told.least <= 0 or (told.largest or 0.0) < _FAR * told.least:
-        return told.values, told.name
-    return [None if value is None else math.log10(value) for value in told.values], f"{told.name} (log)"
+    if curve.name != "loss" or not curve.least or curve.least <= 0 or (curve.largest or 0.0) < _FAR * curve.least:
+        return curve.values, curve.name
+    return [None if value is None else math.log10(value) for value in curve.values], f"{curve.name} (log)"
 
 
 def metrics(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
     """Return the metrics of the last evaluation."""
-    told = watched.job.attempt.progress.get("metrics") or {}
-    words = [f"{name} {quantity(value) if isinstance(value, float | int) else value}" for name, value in told.items()]
+    values = watched.job.attempt.progress.get("metrics") or {}
+    words = [f"{name} {quantity(value) if isinstance(value, float | int) else value}" for name, value in values.items()]
     return [labelled(width, signs, "metrics", cleaned(", ".join(words)))] if words else []
 
 
@@ -203,9 +203,9 @@ def split(curves: Curves, width: int, signs: Signs) -> list[Text]:
 
 def gpus(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
     """Return the GPU utilization, and a warning about idle GPUs."""
-    told = watched.job.attempt.progress
-    found = [labelled(width, signs, "GPUs", words)] if (words := gpu_figures.words(told)) else []
-    if watched.job.active and (warning := gpu_figures.warning(told)):
+    fields = watched.job.attempt.progress
+    found = [labelled(width, signs, "GPUs", words)] if (words := gpu_figures.words(fields)) else []
+    if watched.job.active and (warning := gpu_figures.warning(fields)):
         found.append(row(width, signs, (f"! {warning}", WARNS)))
     return found
 
@@ -276,13 +276,13 @@ def checkpoint(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> l
 def alerts(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list[Text]:
     """Return the alerts sent, the newest first, with their channels."""
     words: list[str] = []
-    for told in reversed(watched.alerts):
-        kind, _, rest = told.key.partition(":")
+    for alert in reversed(watched.alerts):
+        kind, _, rest = alert.key.partition(":")
         if kind in _ENDS:
             continue
         what = f"{rest.partition('@')[0]} % of the budget" if kind == "budget" else _ALERTS.get(kind, kind)
-        where = ", ".join(channel for channel in told.channels if channel != "terminal")
-        words.append(f"{clock(told.told_s, now_s)} {cleaned(what)}{f' ({where})' if where else ''}")
+        where = ", ".join(channel for channel in alert.channels if channel != "terminal")
+        words.append(f"{clock(alert.told_s, now_s)} {cleaned(what)}{f' ({where})' if where else ''}")
     return [labelled(width, signs, "alerts", ("; ".join(words), WARNS))] if words else []
 
 
@@ -302,8 +302,8 @@ def attempts(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> lis
 
 def share_done(watched: WatchedJob) -> float | None:
     """Return the share of steps done, 0 to 1; None if unknown."""
-    told = watched.job.attempt.progress
-    step, most = told.get("step"), told.get("max_steps")
+    fields = watched.job.attempt.progress
+    step, most = fields.get("step"), fields.get("max_steps")
     if not isinstance(step, int) or not isinstance(most, int) or most <= 0:
         return None
     return min(1.0, max(0.0, step / most))

@@ -89,9 +89,9 @@ def _values(watched: WatchedJob) -> list[float | None]:
 
 def _texts(watched: WatchedJob, now_s: float) -> dict[str, str]:
     """Return the text of each column."""
-    job, state, told = watched.job, watched.job.attempt.state, watched.job.attempt.progress
+    job, state, fields = watched.job, watched.job.attempt.state, watched.job.attempt.progress
     share = figures.share_done(watched)
-    loss = told.get("loss")
+    loss = fields.get("loss")
     finish_s = watched.forecast.finish_at_s if watched.forecast is not None and job.active else None
     is_silent = job.attempt.unreachable_since_s is not None
     reason = "no answer" if is_silent else state.reason
@@ -99,8 +99,8 @@ def _texts(watched: WatchedJob, now_s: float) -> dict[str, str]:
         "JOB": job.id,
         "STATE": f"{state.state} ({reason})" if reason and job.attempt.word == state.state else job.attempt.word,
         "STEP": ""
-        if "step" not in told
-        else f"{told['step']}" + (f"/{told['max_steps']}" if share is not None else ""),
+        if "step" not in fields
+        else f"{fields['step']}" + (f"/{fields['max_steps']}" if share is not None else ""),
         "DONE": "" if share is None else percent(share),
         "LOSS": quantity(loss) if isinstance(loss, float | int) else str(loss or "").upper(),
         "LEFT": "" if finish_s is None else span(finish_s - now_s),

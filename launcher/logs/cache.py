@@ -73,15 +73,15 @@ def place(database: Database, job_id: str, attempt: int) -> CachePosition | None
     if not rows or rows[0]["cursor"] is None:
         return None
     row = rows[0]
-    told = json.loads(row["cursor"])
+    fields = json.loads(row["cursor"])
     return CachePosition(
-        told["cursor"],
-        tuple(LogLine(*line) for line in told["held"]),
+        fields["cursor"],
+        tuple(LogLine(*line) for line in fields["held"]),
         row["bytes"],
         row["lines"],
         bool(row["is_complete"]),
         row["used_s"],
-        told["round"],
+        fields["round"],
     )
 
 
@@ -178,8 +178,8 @@ class LogCacheWriter:
         for file in (self._lines, self._index):
             os.fsync(file)
         now_s = time.time()
-        told = {"cursor": cursor, "held": [list(line) for line in held], "round": self.place.round}
-        values = (*self._key, json.dumps(told), self._size, self._count, is_complete, now_s)
+        fields = {"cursor": cursor, "held": [list(line) for line in held], "round": self.place.round}
+        values = (*self._key, json.dumps(fields), self._size, self._count, is_complete, now_s)
         self._safe_size = self._size
         self._database.execute("INSERT OR REPLACE INTO kept_logs VALUES (?, ?, ?, ?, ?, ?, ?)", values)
         self.place = CachePosition(cursor, held, self._size, self._count, is_complete, now_s, self.place.round)

@@ -113,19 +113,19 @@ def part_micro(leg: Leg, from_s: float, to_s: float, now_s: float) -> int | None
     return max(0, until[1] - until[0])
 
 
-def steady(known: State, told: State, now_s: float) -> State:
+def steady(known: State, report: State, now_s: float) -> State:
     """Return the state just reported by a backend, with the time of the report; an unchanged state keeps its old time.
 
     So a job that waits or runs as expected is not stored at each poll, and its cost keeps counting while its backend is
     unreachable.
     """
-    if told.billed_s is None or told.state not in ACTIVE:
-        return told
-    if known.state == told.state and known.billed_s is not None and known.told_s is not None:
+    if report.billed_s is None or report.state not in ACTIVE:
+        return report
+    if known.state == report.state and known.billed_s is not None and known.told_s is not None:
         expected_s = known.billed_s + now_s - known.told_s
-        if abs(expected_s - told.billed_s) <= STEADY_S and known.gone_s == told.gone_s:
-            return replace(told, billed_s=known.billed_s, told_s=known.told_s)
-    return replace(told, told_s=now_s)
+        if abs(expected_s - report.billed_s) <= STEADY_S and known.gone_s == report.gone_s:
+            return replace(report, billed_s=known.billed_s, told_s=known.told_s)
+    return replace(report, told_s=now_s)
 
 
 def _share_micro(cost: int, begin_s: float, end_s: float, border_s: float) -> int:

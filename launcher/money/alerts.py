@@ -49,19 +49,19 @@ def standing(job: Job, forecast: Forecast, now_s: float) -> list[Notice]:
     ]
 
 
-def untold(notices: list[Notice], told: Collection[str]) -> list[Notice]:
-    """Return the unreported notices; no threshold below a reported threshold, even after a corrected cost."""
+def untold(notices: list[Notice], keys: Collection[str]) -> list[Notice]:
+    """Return the notices not in the reported `keys`; no threshold below a reported one, even after a corrected cost."""
     return [
         notice
         for notice in notices
-        if notice.key not in told and not _has_higher(notice.key, told) and corrects(notice, told)
+        if notice.key not in keys and not _has_higher(notice.key, keys) and corrects(notice, keys)
     ]
 
 
-def corrects(notice: Notice, told: Collection[str]) -> bool:
+def corrects(notice: Notice, keys: Collection[str]) -> bool:
     """Return True unless the notice corrects a forecast that was never reported."""
     kind, _, which = notice.key.partition(":")
-    return kind != "within" or f"projected:{which}" in told
+    return kind != "within" or f"projected:{which}" in keys
 
 
 def wanted(notice: Notice, on: Collection[str]) -> bool:
@@ -196,10 +196,10 @@ def _end(job: Job, facts: Facts, now_s: float) -> Iterator[Notice]:
     )
 
 
-def _has_higher(key: str, told: Collection[str]) -> bool:
+def _has_higher(key: str, keys: Collection[str]) -> bool:
     """Return whether a higher threshold of the same limit has been reported."""
     percent, limit = _threshold_of(key)
-    return bool(percent) and any(_threshold_of(each)[0] > percent for each in told if _threshold_of(each)[1] == limit)
+    return bool(percent) and any(_threshold_of(each)[0] > percent for each in keys if _threshold_of(each)[1] == limit)
 
 
 def _threshold_of(key: str) -> tuple[int, str]:

@@ -136,18 +136,18 @@ def close(book: Book, ends: Mapping[str, End], now_s: float) -> None:
 def load(data: bytes, uri: str) -> Book:
     """Return the content. Raises ConfigError if damaged: a damaged ledger never counts as an empty ledger."""
     try:
-        told = json.loads(data)
-        form = told["cloudtrain_ledger"]
+        fields = json.loads(data)
+        form = fields["cloudtrain_ledger"]
         if form != FORM:
             hint = "use the newest cloudtrain on every machine"
             raise ConfigError(f"the ledger has form {form!r}, and this version knows {FORM}", where=uri, hint=hint)
         return Book(
-            {(each["project"], each["period"]): _budget(each) for each in told["budgets"]},
-            {key: _held(each) for key, each in told["held"].items()},
-            {key: _end(each) for key, each in told["closed"].items()},
-            {project: _months(months) for project, months in told["spent"].items()},
-            float(told["before_s"]),
-            [str(nonce) for nonce in told["nonces"]],
+            {(each["project"], each["period"]): _budget(each) for each in fields["budgets"]},
+            {key: _held(each) for key, each in fields["held"].items()},
+            {key: _end(each) for key, each in fields["closed"].items()},
+            {project: _months(months) for project, months in fields["spent"].items()},
+            float(fields["before_s"]),
+            [str(nonce) for nonce in fields["nonces"]],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"the ledger is damaged, or the object is not a ledger ({type(error).__name__}: {error})"
@@ -196,19 +196,19 @@ def _sum_up(book: Book, before_s: float) -> None:
 
 
 def _dump(book: Book) -> bytes:
-    told = {
+    fields = {
         "cloudtrain_ledger": FORM,
-        "budgets": [_told_budget(each) for each in book.budgets.values()],
-        "held": {key: _told_held(each) for key, each in book.held.items()},
-        "closed": {key: _told_end(each) for key, each in book.closed.items()},
+        "budgets": [_budget_fields(each) for each in book.budgets.values()],
+        "held": {key: _held_fields(each) for key, each in book.held.items()},
+        "closed": {key: _end_fields(each) for key, each in book.closed.items()},
         "spent": book.spent,
         "before_s": book.before_s,
         "nonces": book.nonces,
     }
-    return json.dumps(told, indent=1, sort_keys=True, allow_nan=False).encode()
+    return json.dumps(fields, indent=1, sort_keys=True, allow_nan=False).encode()
 
 
-def _told_budget(budget: LedgerBudget) -> dict[str, Any]:
+def _budget_fields(budget: LedgerBudget) -> dict[str, Any]:
     return {
         "project": budget.project,
         "period": budget.period,
@@ -219,7 +219,7 @@ def _told_budget(budget: LedgerBudget) -> dict[str, Any]:
     }
 
 
-def _told_held(held: Held) -> dict[str, Any]:
+def _held_fields(held: Held) -> dict[str, Any]:
     return {
         "job": held.job_id,
         "attempt": held.attempt,
@@ -230,7 +230,7 @@ def _told_held(held: Held) -> dict[str, Any]:
     }
 
 
-def _told_end(end: End) -> dict[str, Any]:
+def _end_fields(end: End) -> dict[str, Any]:
     return {
         "project": end.project,
         "amount_micro": end.amount_micro,
@@ -239,27 +239,27 @@ def _told_end(end: End) -> dict[str, Any]:
     }
 
 
-def _budget(told: dict[str, Any]) -> LedgerBudget:
-    period = told["period"]
+def _budget(entry: dict[str, Any]) -> LedgerBudget:
+    period = entry["period"]
     if period not in ("all", "month"):
         raise ValueError(f"no such period: {period!r}")
-    limit, percent = _micro(told["limit_micro"]), _micro(told["overcommit_percent"])
-    return LedgerBudget(_text(told["project"]), period, limit, percent, float(told["set_s"]), _text(told["set_by"]))
+    limit, percent = _micro(entry["limit_micro"]), _micro(entry["overcommit_percent"])
+    return LedgerBudget(_text(entry["project"]), period, limit, percent, float(entry["set_s"]), _text(entry["set_by"]))
 
 
-def _held(told: dict[str, Any]) -> Held:
-    amount = None if told["amount_micro"] is None else _micro(told["amount_micro"])
-    attempt, created_s = int(told["attempt"]), float(told["created_s"])
-    return Held(_text(told["job"]), attempt, _text(told["project"]), amount, created_s, _text(told["by"]))
+def _held(entry: dict[str, Any]) -> Held:
+    amount = None if entry["amount_micro"] is None else _micro(entry["amount_micro"])
+    attempt, created_s = int(entry["attempt"]), float(entry["created_s"])
+    return Held(_text(entry["job"]), attempt, _text(entry["project"]), amount, created_s, _text(entry["by"]))
 
 
-def _end(told: dict[str, Any]) -> End:
-    amount = None if told["amount_micro"] is None else _micro(told["amount_micro"])
-    return End(_text(told["project"]), amount, float(told["ended_s"]), _months(told["months"]))
+def _end(entry: dict[str, Any]) -> End:
+    amount = None if entry["amount_micro"] is None else _micro(entry["amount_micro"])
+    return End(_text(entry["project"]), amount, float(entry["ended_s"]), _months(entry["months"]))
 
 
-def _months(told: dict[str, Any]) -> dict[str, int]:
-    return {str(month): _micro(micro) for month, micro in told.items()}
+def _months(amounts: dict[str, Any]) -> dict[str, int]:
+    return {str(month): _micro(micro) for month, micro in amounts.items()}
 
 
 def _text(value: Any) -> str:

@@ -188,14 +188,14 @@ def _change(
     now_s, person = time.time(), this_person()
     ends = ledger.closing(database).get(uri, [])
     joining = {key_of(database.folder, held): replace(held, by=person) for held in ledger.joining(database, uri)}
-    told = {
+    ends_by_key = {
         key_of(database.folder, end): shared_ledger.End(end.project, end.amount_micro, end.ended_s, end.months)
         for end in ends
     }
 
     def change(book: shared_ledger.Book) -> None:
-        if told:
-            shared_ledger.close(book, told, now_s)
+        if ends_by_key:
+            shared_ledger.close(book, ends_by_key, now_s)
         for key, held in joining.items():
             shared_ledger.join(book, key, held)
         apply(book)

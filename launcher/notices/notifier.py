@@ -64,7 +64,7 @@ class Notifier:
         """Return alerts not printed by this process, nor by an earlier process before this process began."""
         shown = self._shown.get(job.id)
         if shown is None:
-            shown = self._shown[job.id] = outbox.told(self._registry.database, job.id, outbox.TERMINAL)
+            shown = self._shown[job.id] = outbox.delivered_keys(self._registry.database, job.id, outbox.TERMINAL)
         new = untold(notices, shown)
         for notice in new:
             shown.add(notice.key)
@@ -73,15 +73,15 @@ class Notifier:
         return new
 
     def _deliveries(self, job: Job, notices: list[Notice]) -> list[Delivery]:
-        told = {tuple(each) for each in job.attempt.progress.get("told", ())}
+        sent_by_job = {tuple(each) for each in job.attempt.progress.get("told", ())}
         places: list[ChannelEntry] = [*entries(job.config), *([self._desktop] if self._desktop else [])]
         deliveries = []
         for entry in places:
-            reported = outbox.told(self._registry.database, job.id, entry.id)
+            reported = outbox.delivered_keys(self._registry.database, job.id, entry.id)
             for notice in notices:
                 if wanted(notice, entry.on) and corrects(notice, reported):
                     hold_s = JOB_TELLS_S if told_by_job(entry, notice) and job.active else 0.0
-                    is_told = (entry.id, notice.key) in told
+                    is_told = (entry.id, notice.key) in sent_by_job
                     deliveries.append(Delivery(job.id, entry, notice, hold_s, is_told))
         return deliveries
 

@@ -24,7 +24,7 @@ __all__ = [
     "mark_told",
     "pending",
     "sent",
-    "told",
+    "delivered_keys",
 ]
 
 LEASE_S = LIMIT_S + 12.0  # longer than any delivery attempt, including the mark on a busy machine
@@ -59,7 +59,7 @@ def claim(
             "INSERT OR IGNORE INTO notices (job_id, channel, key, due_s) VALUES (?, ?, ?, ?)",
             (job_id, channel, notice.key, now_s),
         )
-        if not untold([notice], told(database, job_id, channel)):
+        if not untold([notice], delivered_keys(database, job_id, channel)):
             return Claim("told")
         where = (job_id, channel, notice.key)
         row = database.execute("SELECT * FROM notices WHERE job_id = ? AND channel = ? AND key = ?", where)[0]
@@ -84,7 +84,7 @@ def mark_told(database: Database, job_id: str, channel: str, notice: Notice, now
             " ON CONFLICT DO UPDATE SET told_s = COALESCE(told_s, ?4), lease_s = 0, error = ''",
             (job_id, channel, notice.key, now_s),
         )
-        known = told(database, job_id, channel)
+        known = delivered_keys(database, job_id, channel)
         for row in database.execute(
             "SELECT key FROM notices WHERE job_id = ? AND channel = ? AND told_s IS NULL", (job_id, channel)
         ):
@@ -115,7 +115,7 @@ def give_up(database: Database, job_id: str, channel: str, notice: Notice, error
     )
 
 
-def told(database: Database, job_id: str, channel: str) -> set[str]:
+def delivered_keys(database: Database, job_id: str, channel: str) -> set[str]:
     """Return the keys of the notices that the channel has received about the job."""
     rows = database.execute(
         "SELECT key FROM notices WHERE job_id = ? AND channel = ? AND told_s IS NOT NULL", (job_id, channel)

@@ -324,8 +324,8 @@ def _add(tar: tarfile.TarFile, packed: gzip.GzipFile, name: str, path: Path, cod
 
 def _hash(code: hashlib._Hash | None, member: tarfile.TarInfo) -> None:
     if code is not None:
-        told = (member.name, member.linkname, str(member.mode), str(member.size))
-        code.update("\0".join((*told, "")).encode(errors="surrogateescape"))
+        fields = (member.name, member.linkname, str(member.mode), str(member.size))
+        code.update("\0".join((*fields, "")).encode(errors="surrogateescape"))
 
 
 class _PiecewiseGzip(io.RawIOBase):

@@ -17,9 +17,9 @@ __all__ = ["age", "lines", "provenance"]
 
 def lines(plan: Plan, backend: str = "this backend", before: Plan | None = None) -> list[str]:
     """Return the plan for people, a line for each subject; after the plan `before`, the cost and the changed lines."""
-    told = [*_machines(plan), _time(plan), *_money(plan, backend)]
+    plan_lines = [*_machines(plan), _time(plan), *_money(plan, backend)]
     known = {*lines(before, backend)} - {next(_money(plan, backend))} if before else set()
-    return [line for line in told if line not in known]
+    return [line for line in plan_lines if line not in known]
 
 
 def age(as_of: str | None, today: date | None = None) -> str:

@@ -42,7 +42,7 @@ class Proof:
 
 def store(database: Database, code_sha256: str, config: JobConfig, words: str) -> None:
     """Store the proof for the config's backend; replace an earlier proof of the same code and config."""
-    verdict = {"words": words, "settings": {name: _hash(told) for name, told in _settings(config).items()}}
+    verdict = {"words": words, "settings": {name: _hash(value) for name, value in _settings(config).items()}}
     values = (_key(code_sha256, config), time.time(), json.dumps(verdict))
     with database.transaction():
         database.execute("INSERT OR REPLACE INTO rehearsals (key, ended_s, verdict) VALUES (?, ?, ?)", values)
@@ -133,26 +133,26 @@ def _config_hash(config: JobConfig) -> str:
 
 def _settings(config: JobConfig) -> dict[str, Any]:
     """Return the config's values that a proof depends on: all except values known to have no effect."""
-    told = config.model_dump(mode="json", exclude=_APART)
+    settings = config.model_dump(mode="json", exclude=_APART)
     for name, keys in _APART_IN.items():
-        told[name] = {key: value for key, value in told[name].items() if key not in keys}
-    told["checkpoint"]["mirror"] = told["checkpoint"]["mirror"] is not None
-    told |= {name: sorted(told[name]) for name in _NAMES_OF}
+        settings[name] = {key: value for key, value in settings[name].items() if key not in keys}
+    settings["checkpoint"]["mirror"] = settings["checkpoint"]["mirror"] is not None
+    settings |= {name: sorted(settings[name]) for name in _NAMES_OF}
     own = getattr(config, config.backend, None)
     if own is not None:
-        told[config.backend] = own.model_dump(mode="json", exclude={"price_per_hour"})
-    return told
+        settings[config.backend] = own.model_dump(mode="json", exclude={"price_per_hour"})
+    return settings
 
 
 def _apart(proof: Proof, config: JobConfig) -> str:
     """Return the config's keys that have changed since the proof."""
-    told = _settings(config)
-    names = [name for name, value in told.items() if proof.settings.get(name) != _hash(value)]
-    return ", ".join([*names, *(name for name in proof.settings if name not in told)]) or "something"
+    settings = _settings(config)
+    names = [name for name, value in settings.items() if proof.settings.get(name) != _hash(value)]
+    return ", ".join([*names, *(name for name in proof.settings if name not in settings)]) or "something"
 
 
-def _hash(told: Any) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def _newest(database: Database, pattern: str) -> Proof | None:
@@ -160,5 +160,5 @@ def _newest(database: Database, pattern: str) -> Proof | None:
     rows = database.execute(sql, (pattern,))
     if not rows:
         return None
-    told = json.loads(rows[0]["verdict"])
-    return Proof(rows[0]["ended_s"], str(told.get("words", "")), told.get("settings", {}))
+    verdict = json.loads(rows[0]["verdict"])
+    return Proof(rows[0]["ended_s"], str(verdict.get("words", "")), verdict.get("settings", {}))

@@ -63,8 +63,8 @@ class Table:
 @functools.lru_cache(maxsize=8)
 def read(backend: str, thing: str, vendor: str, *growing: str) -> Table:
     """Return the table in the backend's folder."""
-    told = json.loads(files("cloudtrain.backends").joinpath(backend).joinpath("rules.json").read_text())
-    return Table(told["root"], told["shapes"], thing, vendor, growing)
+    rules = json.loads(files("cloudtrain.backends").joinpath(backend).joinpath("rules.json").read_text())
+    return Table(rules["root"], rules["shapes"], thing, vendor, growing)
 
 
 def violations(table: Table, value: Any, shape: str = "") -> Iterator[Found]:

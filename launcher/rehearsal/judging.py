@@ -85,8 +85,8 @@ def resumed(verdict: Verdict, laid_out: Rehearsal, first: StartResult, second: S
 
 def _took_up(verdict: Verdict, first: StartResult, second: StartResult) -> bool:
     """Judge the checkpoint that a task resumed from."""
-    told = second.account.first("start") or {}
-    saved, went_on = verdict.saved_step, told.get("resumed_from")
+    event = second.account.first("start") or {}
+    saved, went_on = verdict.saved_step, event.get("resumed_from")
     if went_on is None:
         return _wrong(verdict, second, "resumed", "started again, it began at step 0 again")
     verdict.resumed_step = went_on
@@ -196,9 +196,9 @@ def _stepped(verdict: Verdict, ended: StartResult, *, is_task: bool) -> bool:
         return _wrong(verdict, ended, "steps", "no step completed")
     if not steps:
         quiet_s = ended.seconds if is_quiet else ended.quiet_s
-        told = f"in the {quiet_s:.0f} s that it was given" if quiet_s is not None else "until its end"
-        verdict.not_checked.insert(0, f"its steps: it reported no step {told}")
-        return verdict.found("steps", f"it runs; it reported no step {told}")
+        period = f"in the {quiet_s:.0f} s that it was given" if quiet_s is not None else "until its end"
+        verdict.not_checked.insert(0, f"its steps: it reported no step {period}")
+        return verdict.found("steps", f"it runs; it reported no step {period}")
     losses = " with finite losses" if any(loss is not None for loss in steps.values()) else ""
     return verdict.found("steps", f"{_reported(steps)}{losses}")
 
@@ -241,8 +241,8 @@ def _done(verdict: Verdict, laid_out: Rehearsal, ended: StartResult) -> bool:
 
 def _saved_step(ended: StartResult) -> int | None:
     """Return the step of the newest checkpoint that the trainer reported; None for a script."""
-    told = [event for event in ended.account.events if event["e"] in ("checkpoint", "preempt") and event.get("path")]
-    steps = [event["step"] for event in told if isinstance(event.get("step"), int)]
+    saves = [event for event in ended.account.events if event["e"] in ("checkpoint", "preempt") and event.get("path")]
+    steps = [event["step"] for event in saves if isinstance(event.get("step"), int)]
     return max(steps, default=None)
 
 

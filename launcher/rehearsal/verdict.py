@@ -121,5 +121,5 @@ class Verdict:
         assert self.failure is not None
         rank = self.failure.get("rank")
         kind = f"{self.failure['type']}: " if self.failure.get("type") else ""
-        told = f"{'a node' if rank is None else f'rank {rank}'}: {kind}{self.failure.get('message')}"
-        return shown(told, colour=False)  # text from the job itself
+        message = f"{'a node' if rank is None else f'rank {rank}'}: {kind}{self.failure.get('message')}"
+        return shown(message, colour=False)  # text from the job itself

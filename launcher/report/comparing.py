@@ -68,15 +68,15 @@ class Comparison:
 
 def compared(registry: Registry, jobs: Sequence[Job], now_s: float, target: float | None = None) -> Comparison:
     """Return the comparison of the jobs, as known at `now_s`."""
-    told = [(job, registry.attempts(job), serieses.read(registry.database, job.id)) for job in jobs]
-    datas = [chart_data(job, attempts, found, now_s) for job, attempts, found in told]
-    results = [facts.results(job, attempts, found, now_s) for job, attempts, found in told]
-    share = _MOST_DRAWN // len(told)
+    runs = [(job, registry.attempts(job), serieses.read(registry.database, job.id)) for job in jobs]
+    datas = [chart_data(job, attempts, found, now_s) for job, attempts, found in runs]
+    results = [facts.results(job, attempts, found, now_s) for job, attempts, found in runs]
+    share = _MOST_DRAWN // len(runs)
     target = common_loss(datas) if target is None else target
     return Comparison(
         jobs=tuple(jobs),
         datas=tuple(datas),
-        drawn=tuple(chart_data(job, attempts, serieses.drawable(found, share), now_s) for job, attempts, found in told),
+        drawn=tuple(chart_data(job, attempts, serieses.drawable(found, share), now_s) for job, attempts, found in runs),
         results=tuple(results),
         config=config.differing([config.shown(job) for job in jobs]),
         target=target,
@@ -196,12 +196,12 @@ def as_json(found: Comparison) -> dict[str, Any]:
 
 def crossing_words(found: Comparison) -> str:
     """Return text: the place from which a job has the lower loss; "" without such a place."""
-    told = _crossing_json(found)
-    if told is None:
+    place = _crossing_json(found)
+    if place is None:
         return ""
     names = [job.id for job in found.jobs]
-    after = names.index(told["lower_after"])
-    where = dollars(told["at"] * 1e6) if told["axis"] == "usd" else f"step {round(told['at']):,}"
+    after = names.index(place["lower_after"])
+    where = dollars(place["at"] * 1e6) if place["axis"] == "usd" else f"step {round(place['at']):,}"
     return f"from {where} on the loss of {names[after]} is lower, before that of {names[1 - after]}"
 
 

@@ -92,31 +92,31 @@ def spent_at(spend: Sequence[Sequence[float]]) -> Callable[[float], float | None
 
 def _mark_text(point: Point) -> str:
     """Return a short text of a mark."""
-    told = point.fields
+    fields = point.fields
     if point.kind == "start":
-        ranks = told.get("ranks")
+        ranks = fields.get("ranks")
         return f"started, {ranks} ranks" if isinstance(ranks, int) else "started"
     if point.kind == "restart":
-        return f"went on from step {point.step}" if told.get("path") else "started from step 0"
+        return f"went on from step {point.step}" if fields.get("path") else "started from step 0"
     if point.kind == "checkpoint":
         return _checkpoint_text(point)
     if point.kind == "preempt":
-        reason = told.get("reason")
+        reason = fields.get("reason")
         return f"saved and left ({reason})" if reason else "saved and left"
     if point.kind == "error":
-        return str(told.get("message") or told.get("kind") or "error")[:300]
+        return str(fields.get("message") or fields.get("kind") or "error")[:300]
     return point.kind
 
 
 def _checkpoint_text(point: Point) -> str:
-    told = point.fields
+    fields = point.fields
     for key, words in (("failed", "not saved"), ("damaged", "damaged"), ("mirror_fault", "not in the mirror")):
-        if told.get(key):
-            return f"{words}: {told[key]}"[:300]
-    if "mirror_s" in told:
+        if fields.get(key):
+            return f"{words}: {fields[key]}"[:300]
+    if "mirror_s" in fields:
         return f"step {point.step} is in the mirror"
-    seconds = told.get("seconds")
-    what = told.get("path") if point.step is None else f"step {point.step}"
+    seconds = fields.get("seconds")
+    what = fields.get("path") if point.step is None else f"step {point.step}"
     return f"saved {what}" + (f" in {seconds:.2g} s" if isinstance(seconds, float | int) else "")
 
 

@@ -105,7 +105,7 @@ def headline(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float
 def environment(job: Job, series: Series) -> list[Row]:
     """Return the environment of the job, from its newest start event and its plan."""
     plan, starts = job.attempt.plan, [point for point in series.marks if point.kind == "start"]
-    told = starts[-1].fields if starts else {}
+    fields = starts[-1].fields if starts else {}
     block = job.config.get(job.backend) or {}
     rows = [("backend", job.backend)]
     rows += [(key, str(block[key])) for key in ("region", "location", "workspace", "project") if block.get(key)]
@@ -119,24 +119,24 @@ def environment(job: Job, series: Series) -> list[Row]:
     rows.append(("ranks", f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}"))
     if job.asked.image:
         rows.append(("image", str(job.asked.image)))
-    if told.get("gpu"):
-        memory = told.get("memory_total_bytes")
-        rows.append(("GPU", f"{told['gpu']}, {memory / 2**30:.0f} GiB" if _is_number(memory) else str(told["gpu"])))
-    elif told.get("device"):
-        rows.append(("device", str(told["device"])))
-    rows += [(name, str(told[key])) for key, name in _TOLD if told.get(key) is not None]
-    if _is_number(told.get("global_batch_size")) and _is_number(told.get("micro_batch_size")):
-        split = f"{told['micro_batch_size']} x {told.get('ranks')} ranks x {told.get('accumulation')} accumulated"
-        rows.append(("batch", f"{told['global_batch_size']} samples a step = {split}"))
-    if _is_number(told.get("parameters")):
-        rows.append(("parameters", f"{told['parameters']:,}"))
-    if _is_number(told.get("dataset_length")):
-        rows.append(("training samples", f"{told['dataset_length']:,}"))
+    if fields.get("gpu"):
+        memory = fields.get("memory_total_bytes")
+        rows.append(("GPU", f"{fields['gpu']}, {memory / 2**30:.0f} GiB" if _is_number(memory) else str(fields["gpu"])))
+    elif fields.get("device"):
+        rows.append(("device", str(fields["device"])))
+    rows += [(name, str(fields[key])) for key, name in _START_FIELDS if fields.get(key) is not None]
+    if _is_number(fields.get("global_batch_size")) and _is_number(fields.get("micro_batch_size")):
+        split = f"{fields['micro_batch_size']} x {fields.get('ranks')} ranks x {fields.get('accumulation')} accumulated"
+        rows.append(("batch", f"{fields['global_batch_size']} samples a step = {split}"))
+    if _is_number(fields.get("parameters")):
+        rows.append(("parameters", f"{fields['parameters']:,}"))
+    if _is_number(fields.get("dataset_length")):
+        rows.append(("training samples", f"{fields['dataset_length']:,}"))
     return rows
 
 
 _RESOURCES = (("instance_type", "instance type"), ("accelerators", "accelerators asked for"), ("spot", "spot"))
-_TOLD = (
+_START_FIELDS = (
     *(("python", "Python"), ("torch", "torch"), ("cuda", "CUDA"), ("nccl", "NCCL"), ("strategy", "strategy")),
     *(("precision", "precision"), ("optimizer", "optimizer"), ("seed", "seed"), ("reproducible", "reproducible")),
 )
@@ -255,14 +255,14 @@ def _best(name: str, job: Job, series: Series) -> tuple[Any, int | None] | None:
     mode = monitor.get("mode") if monitor.get("metric") == name else None
     if mode is None and (_FALLS.search(name) or _RISES.search(name)):
         mode = "min" if _FALLS.search(name) else "max"
-    told = [
+    values = [
         (value, point.step)
         for point in series.marks
         if point.kind == "eval" and _is_number(value := point.fields.get("metrics", {}).get(name))
     ]
-    if mode is None or not told:
+    if mode is None or not values:
         return None
-    return (min if mode == "min" else max)(told, key=lambda each: float(each[0]))
+    return (min if mode == "min" else max)(values, key=lambda each: float(each[0]))
 
 
 def _median(series: Series, name: str) -> float | None:

@@ -36,7 +36,7 @@ def report_html(registry: Registry, job: Job, now_s: float) -> str:
     attempts = registry.attempts(job)
     found = serieses.read(registry.database, job.id)
     data = chart_data(job, attempts, serieses.drawable(found), now_s)
-    told, saved = facts.checkpoints(found)
+    summary, saved = facts.checkpoints(found)
     return rendered(
         "report.html",
         [data],
@@ -48,7 +48,7 @@ def report_html(registry: Registry, job: Job, now_s: float) -> str:
         failures=facts.failures(attempts),
         attempts=list(facts.attempt_rows(data["attempts"])),
         checkpoints=saved,
-        checkpoints_told=told,
+        checkpoints_told=summary,
         plan=facts.plan_rows(job, attempts, now_s),
         environment=facts.environment(job, found),
         code=facts.code(job, found),

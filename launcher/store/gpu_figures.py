@@ -20,10 +20,10 @@ Gpus = Mapping[
 ]  # By rank: the newest figures, their time, the mean use, and the start of an idle time.
 
 
-def fold(known: Gpus, told: Any, time_s: float) -> dict[str, dict[str, Any]]:
+def fold(known: Gpus, entries: Any, time_s: float) -> dict[str, dict[str, Any]]:
     """Return the figures after an event's `gpus`: lists of rank, use, memory used and in all, and power."""
     now = {rank: dict(each) for rank, each in known.items() if time_s - each["told_s"] < GONE_S}
-    for entry in told if isinstance(told, list) else ():
+    for entry in entries if isinstance(entries, list) else ():
         if not isinstance(entry, list) or len(entry) != 1 + len(_MOST) or (rank := sanitize.count(entry[0])) is None:
             continue
         if len(now) >= MOST_RANKS and str(rank) not in now:
@@ -82,8 +82,8 @@ def warning(progress: Mapping[str, Any]) -> str:
     return f"{who} below {IDLE_PERCENT:.0f} % for {span(min(idle.values()))}: look at data loading, or use fewer GPUs"
 
 
-def _figure(told: Any, most: float) -> float | None:
-    found = sanitize.value(told)
+def _figure(value: Any, most: float) -> float | None:
+    found = sanitize.value(value)
     return float(found) if isinstance(found, float | int) and 0 <= found <= most else None
 
 

@@ -56,7 +56,7 @@ __all__ = [
     "untold",
 ]
 
-_TOLD = (
+_ROWS = (
     "SELECT r.*, t.ledger, t.told FROM tellings t JOIN reservations r ON r.job_id = t.job_id AND r.attempt = t.attempt"
 )
 
@@ -316,7 +316,7 @@ def join(database: Database, project: str, uri: str) -> None:
 
 def joining(database: Database, uri: str) -> list[Held]:
     """Return the running attempts that the shared ledger must record, without a budget check."""
-    rows = database.execute(f"{_TOLD} WHERE t.told = 'joining' AND t.ledger = ? AND r.state = 'held'", (uri,))
+    rows = database.execute(f"{_ROWS} WHERE t.told = 'joining' AND t.ledger = ? AND r.state = 'held'", (uri,))
     return [_held(row) for row in rows]
 
 
@@ -375,7 +375,7 @@ def untold(database: Database) -> list[str]:
 def closing(database: Database) -> dict[str, list[Closing]]:
     """Return ledger -> the ends that the ledger must still record."""
     found: dict[str, list[Closing]] = {}
-    for row in database.execute(f"{_TOLD} WHERE t.told = 'closing' AND r.state != 'held' ORDER BY r.ended_s, r.job_id"):
+    for row in database.execute(f"{_ROWS} WHERE t.told = 'closing' AND r.state != 'held' ORDER BY r.ended_s, r.job_id"):
         months = database.execute(
             "SELECT month, spent_micro FROM spends WHERE job_id = ? AND attempt = ?", (row["job_id"], row["attempt"])
         )

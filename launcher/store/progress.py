@@ -38,16 +38,16 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
             continue
         kind, step = event["e"], sanitize.count(event.get("step"))
         if kind in ("start", "step", "done"):
-            told = _figures(event)
-            now = {key: value for key, value in now.items() if key not in told} | {
-                key: value for key, value in told.items() if value is not None
+            fields = _figures(event)
+            now = {key: value for key, value in now.items() if key not in fields} | {
+                key: value for key, value in fields.items() if value is not None
             }
             if kind == "step" and time_s is not None:
                 now["stepped_s"] = time_s
-                if told.get("eta_s") is not None:  # keep the first forecast, to compare with the result
-                    now.setdefault("forecast", [step, time_s + told["eta_s"]])
-                if step is not None and isinstance(told.get("loss"), float | int):
-                    points.append((time_s, step, float(told["loss"])))
+                if fields.get("eta_s") is not None:  # keep the first forecast, to compare with the result
+                    now.setdefault("forecast", [step, time_s + fields["eta_s"]])
+                if step is not None and isinstance(fields.get("loss"), float | int):
+                    points.append((time_s, step, float(fields["loss"])))
         elif kind in ("checkpoint", "restart") and event.get("path"):  # saved, or resumed
             name = (sanitize.text(event["path"]) or "").rpartition("/")[2]
             if step is None and (named := _STEP.search(name)):

@@ -29,40 +29,40 @@ _TIMES = ("started_s", "ended_s", "told_s")
 _AMOUNTS = ("billed_s", "idle_s", "hourly_usd")
 
 
-def count(told: Any) -> int | None:
+def count(data: Any) -> int | None:
     """Return a whole number that is not negative (a step, a rank); None for invalid values."""
-    if isinstance(told, float) and told.is_integer():
-        told = int(told)
-    is_count = isinstance(told, int) and not isinstance(told, bool) and 0 <= told <= LARGEST
-    return told if is_count else None
+    if isinstance(data, float) and data.is_integer():
+        data = int(data)
+    is_count = isinstance(data, int) and not isinstance(data, bool) and 0 <= data <= LARGEST
+    return data if is_count else None
 
 
-def value(told: Any) -> float | int | str | None:
+def value(data: Any) -> float | int | str | None:
     """Return a number, or the text `nan`, `inf` or `-inf`, which JSON has no number for; None for invalid values."""
-    if isinstance(told, bool):
+    if isinstance(data, bool):
         return None
-    if isinstance(told, int):
-        return told if abs(told) <= LARGEST else None
-    if isinstance(told, float):
-        return told if math.isfinite(told) else str(told)
-    return told if told in _NOT_FINITE else None
+    if isinstance(data, int):
+        return data if abs(data) <= LARGEST else None
+    if isinstance(data, float):
+        return data if math.isfinite(data) else str(data)
+    return data if data in _NOT_FINITE else None
 
 
-def seconds(told: Any) -> float | int | None:
+def seconds(data: Any) -> float | int | None:
     """Return a duration from 0 to ten years; None for invalid values."""
-    found = value(told)
+    found = value(data)
     return found if isinstance(found, float | int) and 0 <= found <= LONGEST_S else None
 
 
-def text(told: Any, most: int = _MOST_VALUE) -> str | None:
+def text(data: Any, most: int = _MOST_VALUE) -> str | None:
     """Return the first line of a text, without terminal control codes; None for invalid values."""
-    return shown(told.partition("\n")[0], colour=False)[:most] if isinstance(told, str) else None
+    return shown(data.partition("\n")[0], colour=False)[:most] if isinstance(data, str) else None
 
 
-def numbers(told: Any) -> dict[str, Any]:
+def numbers(data: Any) -> dict[str, Any]:
     """Return an object's numbers and texts by name, the first fifty."""
     found: dict[str, Any] = {}
-    for key, each in told.items() if isinstance(told, dict) else ():
+    for key, each in data.items() if isinstance(data, dict) else ():
         name, known = text(key, _MOST_NAME), value(each)
         known = text(each) if known is None else known
         if name and known is not None:
@@ -72,67 +72,67 @@ def numbers(told: Any) -> dict[str, Any]:
     return found
 
 
-def tree(told: Any, depth: int = _DEPTH) -> Any:
+def tree(data: Any, depth: int = _DEPTH) -> Any:
     """Return text, numbers, lists and objects in JSON's types; None for invalid values, or below `depth` levels."""
-    if isinstance(told, str):
-        return _lines(told)
-    if told is None or isinstance(told, bool):
-        return told
-    if isinstance(told, dict) and depth:
-        items = list(told.items())[:_MOST_ENTRIES]
+    if isinstance(data, str):
+        return _lines(data)
+    if data is None or isinstance(data, bool):
+        return data
+    if isinstance(data, dict) and depth:
+        items = list(data.items())[:_MOST_ENTRIES]
         return {text(key, _MOST_NAME) or "": tree(each, depth - 1) for key, each in items}
-    if isinstance(told, list) and depth:
-        return [tree(each, depth - 1) for each in told[:_MOST_ENTRIES]]
-    return value(told)
+    if isinstance(data, list) and depth:
+        return [tree(each, depth - 1) for each in data[:_MOST_ENTRIES]]
+    return value(data)
 
 
-def state_of(told: State) -> State:
+def state_of(state: State) -> State:
     """Return the state with valid fields: a job may have written any of them."""
-    clean: dict[str, Any] = {name: _within(getattr(told, name), _LATEST_S) for name in _TIMES}
-    clean |= {name: _within(getattr(told, name), LONGEST_S) for name in _AMOUNTS}
-    gone_s = told.gone_s if isinstance(told.gone_s, dict) else {}
+    clean: dict[str, Any] = {name: _within(getattr(state, name), _LATEST_S) for name in _TIMES}
+    clean |= {name: _within(getattr(state, name), LONGEST_S) for name in _AMOUNTS}
+    gone_s = state.gone_s if isinstance(state.gone_s, dict) else {}
     return replace(
-        told,
-        state=told.state if told.state in _STATES else "failed",
-        reason=text(told.reason, _MOST_NAME) or None,
-        resumable=bool(told.resumable),
-        error=_error(told.error),
-        restarts=count(told.restarts) or 0,
-        detail=_lines(told.detail) if isinstance(told.detail, str) else None,
-        url=text(told.url, _MOST_LINE),
-        billed_by=text(told.billed_by),
+        state,
+        state=state.state if state.state in _STATES else "failed",
+        reason=text(state.reason, _MOST_NAME) or None,
+        resumable=bool(state.resumable),
+        error=_error(state.error),
+        restarts=count(state.restarts) or 0,
+        detail=_lines(state.detail) if isinstance(state.detail, str) else None,
+        url=text(state.url, _MOST_LINE),
+        billed_by=text(state.billed_by),
         gone_s={node: taken for node, taken in gone_s.items() if _within(taken, LONGEST_S) is not None} or None,
         **clean,
     )
 
 
-def _error(told: Any) -> dict[str, Any] | None:
+def _error(data: Any) -> dict[str, Any] | None:
     """Return a failure report with valid fields: `message` is text, `rank` a number or None, `lines` a list."""
-    if not isinstance(told, dict):
+    if not isinstance(data, dict):
         return None
-    found: dict[str, Any] = tree(told)
-    if "rank" in told:
-        found["rank"] = count(told["rank"])
+    found: dict[str, Any] = tree(data)
+    if "rank" in data:
+        found["rank"] = count(data["rank"])
     for name in ("kind", "type", "traceback", "signal"):
         if not isinstance(found.get(name, ""), str):
             found[name] = None
-    if isinstance(told.get("traceback"), str):  # the end of a traceback names the failing line
-        found["traceback"] = _lines(told["traceback"][-_MOST_TEXT:])
-    if "lines" in told:
-        lines = told["lines"] if isinstance(told["lines"], list) else []
+    if isinstance(data.get("traceback"), str):  # the end of a traceback names the failing line
+        found["traceback"] = _lines(data["traceback"][-_MOST_TEXT:])
+    if "lines" in data:
+        lines = data["lines"] if isinstance(data["lines"], list) else []
         found["lines"] = [line for line in map(text, lines[-_MOST_ENTRIES:]) if line is not None]
     if not isinstance(found.get("message"), str):
         found["message"] = "" if found.get("message") is None else str(found["message"])
     return found
 
 
-def _within(told: Any, most: float) -> Any:
+def _within(data: Any, most: float) -> Any:
     """Return a number from 0 to `most` unchanged; None for invalid values."""
-    is_sound = isinstance(told, float | int) and not isinstance(told, bool) and 0 <= told <= most
-    return told if is_sound else None
+    is_sound = isinstance(data, float | int) and not isinstance(data, bool) and 0 <= data <= most
+    return data if is_sound else None
 
 
-def _lines(told: str) -> str:
+def _lines(content: str) -> str:
     """Return a text of several lines, cut to the first 200, without terminal control codes."""
-    lines = told[:_MOST_TEXT].split("\n")[:_MOST_LINES]
+    lines = content[:_MOST_TEXT].split("\n")[:_MOST_LINES]
     return "\n".join(shown(line, colour=False)[:_MOST_LINE] for line in lines)

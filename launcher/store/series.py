@@ -179,10 +179,10 @@ def _watched(kind: str, points: Sequence[Point]) -> dict[str, Watch]:
 
 def _extremes(points: Sequence[Point], watch: Watch) -> set[int]:
     """Return the seq of the minimum, of the maximum, and of the first value that is not finite."""
-    told = [(watch(point), point.seq) for point in points]
-    numbers = [each for each in told if isinstance(each[0], float | int)]
+    values = [(watch(point), point.seq) for point in points]
+    numbers = [each for each in values if isinstance(each[0], float | int)]
     found = {min(numbers)[1], max(numbers)[1]} if numbers else set()
-    return found | set([seq for value, seq in told if isinstance(value, str)][:1])
+    return found | set([seq for value, seq in values if isinstance(value, str)][:1])
 
 
 def _together(stretch: Sequence[Point], standing: set[int]) -> Iterator[Point]:
@@ -204,8 +204,8 @@ def _means(stretch: Sequence[Point], weight: int) -> dict[str, float]:
     """Return the means of a step's figures over the stretch's events."""
     found = {}
     for name in _MEANT:
-        told = [(point.fields[name], point.weight) for point in stretch if name in point.fields]
-        numbers = [(value, times) for value, times in told if times and isinstance(value, float | int)]
+        values = [(point.fields[name], point.weight) for point in stretch if name in point.fields]
+        numbers = [(value, times) for value, times in values if times and isinstance(value, float | int)]
         if numbers:
             among = weight if name in _PARTS else sum(times for _, times in numbers)
             mean = sum(value * times for value, times in numbers) / among
@@ -233,9 +233,9 @@ def _point(attempt: int, event: dict[str, Any], time_s: float, seq: int) -> Poin
         return Point(attempt, kind, time_s, step, fields, seq) if fields or step is not None else None
     if kind == "eval":  # `metrics` and fields hold the same; a script may give either
         metrics = event.get("metrics")
-        told = metrics if isinstance(metrics, dict) else event
+        source = metrics if isinstance(metrics, dict) else event
         seconds = _numbers({"seconds": event.get("seconds")}, 1)
-        numbers = _numbers({name: value for name, value in told.items() if name != "seconds"}, _MOST_METRICS)
+        numbers = _numbers({name: value for name, value in source.items() if name != "seconds"}, _MOST_METRICS)
         return Point(attempt, kind, time_s, step, {"metrics": numbers, **seconds}, seq)
     return Point(attempt, kind, time_s, step, _short(event), seq)
 

@@ -171,9 +171,9 @@ class LogFeed:
         with self._lock:
             for line in lines[-KEPT_LINES:]:
                 self.last += 1
-                told: list[Any] = [line.rank, line.node, round(line.time_s, 3), visible.shown(line.text, colour=False)]
-                self._chars += len(told[3])
-                self._lines.append((self.last, [*told, 1] if line.text.endswith("\r") else told))
+                entry: list[Any] = [line.rank, line.node, round(line.time_s, 3), visible.shown(line.text, colour=False)]
+                self._chars += len(entry[3])
+                self._lines.append((self.last, [*entry, 1] if line.text.endswith("\r") else entry))
             while len(self._lines) > KEPT_LINES or (self._chars > KEPT_CHARS and len(self._lines) > 1):
                 self._chars -= len(self._lines.popleft()[1][3])
         if self.is_ready:

@@ -85,7 +85,7 @@ def listed(registry: Registry, choice: JobListQuery) -> Listed:
         count = database.execute("SELECT COUNT(*) FROM jobs")[0][0]
     order = f"ORDER BY jobs.seq DESC LIMIT {PAGE} OFFSET {PAGE * (choice.page - 1)}"
     ids = [row[0] for row in database.execute(f"SELECT jobs.id {_FROM} {where} {order}", values)]
-    return Listed([_told(registry, job_id) for job_id in ids], count, max(1, -(-count // PAGE)))
+    return Listed([_row(registry, job_id) for job_id in ids], count, max(1, -(-count // PAGE)))
 
 
 def choices(registry: Registry) -> dict[str, list[str]]:
@@ -99,7 +99,7 @@ def choices(registry: Registry) -> dict[str, list[str]]:
     return {"backends": backends, "tags": [str(row[0]) for row in tags]}
 
 
-def _told(registry: Registry, job_id: str) -> dict[str, Any]:
+def _row(registry: Registry, job_id: str) -> dict[str, Any]:
     job = registry.find(job_id)
     attempts = [job.attempt] if job.attempt.number == 1 else registry.attempts(job)
     return as_json(job, attempts)

@@ -116,8 +116,8 @@ class _Page:
             shown = await self._site.thread(self._show)
         except CloudtrainError as error:
             self._looked_s = time.monotonic()
-            told, self._trouble = self._trouble, str(error)
-            return [] if told == self._trouble else [_event("trouble", {"text": self._trouble})]
+            previous, self._trouble = self._trouble, str(error)
+            return [] if previous == self._trouble else [_event("trouble", {"text": self._trouble})]
         self._looked_s = time.monotonic()
         self._took_s = self._looked_s - began_s
         self._is_live, self._trouble = shown.is_live, ""

@@ -150,7 +150,7 @@ def test_delivered_notice_is_marked_while_a_receiver_hangs(job: Job, home: Path,
         told.wait(1)
         carrier.close(0.3)
         registry = Registry(home)
-        assert outbox.told(registry.database, job.id, entry(told.url).id) == {notice().key}
+        assert outbox.delivered_keys(registry.database, job.id, entry(told.url).id) == {notice().key}
         registry.close()
 
 
@@ -217,7 +217,10 @@ def test_higher_threshold_replaces_a_pending_lower_threshold(job: Job, home: Pat
         carrier.close()
         assert [each["key"] for each in told.got] == ["budget:80@1000000"]
     registry = Registry(home)
-    assert outbox.told(registry.database, job.id, entry(told.url).id) == {"budget:50@1000000", "budget:80@1000000"}
+    assert outbox.delivered_keys(registry.database, job.id, entry(told.url).id) == {
+        "budget:50@1000000",
+        "budget:80@1000000",
+    }
     assert outbox.pending(registry.database, 0.0) == []
     registry.close()
 
@@ -230,7 +233,7 @@ def test_launcher_waits_for_the_job_to_send_its_notice(job: Job, home: Path, tol
     carrier.offer([Delivery(job.id, place, notice(50), hold_s=60.0, is_told=True)])
     carrier.close()
     registry = Registry(home)
-    assert outbox.told(registry.database, job.id, place.id) == {"budget:50@1000000"}
+    assert outbox.delivered_keys(registry.database, job.id, place.id) == {"budget:50@1000000"}
     registry.close()
     assert told.asked == []
 
