@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.backends.azureml import api
+from cloudtrain.backends.azureml.machine import CLUSTER_IDLE_S
 from cloudtrain.backends.azureml.records import AzureMLSending, Workspace, plain_region
 from cloudtrain.entrypoints.format import span
 from cloudtrain.launcher.errors import ConfigError, Fault
@@ -14,8 +15,6 @@ from cloudtrain.launcher.text.times import duration_s
 from cloudtrain.launcher.text.units import format_duration
 
 __all__ = ["Cluster", "fitting", "idle_s", "require"]
-
-IDLE_S = 120.0  # for a cluster without a setting; Azure's own default
 
 
 @dataclass(frozen=True)
@@ -75,13 +74,13 @@ def require(plan: AzureMLSending) -> float:
 
 
 def idle_s(plan: AzureMLSending) -> float:
-    """Return the seconds that the cluster's machines idle; IDLE_S if Azure cannot be asked."""
+    """Return the seconds that the cluster's machines idle; CLUSTER_IDLE_S if Azure cannot be asked."""
     if plan.compute is None:
         return 0.0
     with contextlib.suppress(api.AzureError, KeyError):
         found = api.get_json(plan.workspace, f"/computes/{plan.compute}")
         return _idle_of(found["properties"].get("properties") or {}, plan.nodes)
-    return IDLE_S
+    return CLUSTER_IDLE_S
 
 
 def _require_region(workspace: Workspace, priced: str | None, cluster_region: str) -> None:
@@ -104,4 +103,4 @@ def _idle_of(properties: dict[str, Any], instances: int) -> float:
     if isinstance(least, int) and least >= instances:
         return 0.0
     idle = duration_s(scale.get("nodeIdleTimeBeforeScaleDown"))
-    return IDLE_S if idle is None else idle
+    return CLUSTER_IDLE_S if idle is None else idle

@@ -248,7 +248,7 @@ def _mirror(root: YamlNode) -> Iterator[Fault]:
         message, hint = f"`{named(node)}` names no bucket", "as in s3://BUCKET/PREFIX"
     elif store == "gs" and not re.match(r"//[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/|$)", rest):
         message, hint = f"`{named(node)}` names no bucket", "as in gs://BUCKET/PREFIX"
-    elif store not in ("file", "s3", "gs"):
+    elif store in _SERVICE:
         message, hint = _at_azure(store, rest)
     if message:
         yield Fault(message, "checkpoint.mirror", node.place, hint)
