@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.metering.rate import Machine
+from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
@@ -96,8 +97,10 @@ def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
     if _CPU_FAMILY.match(instance_type):
         return Machine(instance_type, "CPU", 0, catalog.rates("sagemaker", instance_type, region))
     if nproc == "auto":
+        similar = request_rules.meant(instance_type, catalog.types("sagemaker")).removeprefix("; ")
         message = f"how many GPUs `{instance_type}` has is not in our table"
-        raise ConfigError([Fault(message, key=key, hint="say it: distributed.nproc_per_node")])
+        hint = f"{similar} else set distributed.nproc_per_node" if similar else "set distributed.nproc_per_node"
+        raise ConfigError([Fault(message, key=key, hint=hint)])
     return Machine(instance_type, "GPU", int(nproc), catalog.rates("sagemaker", instance_type, region))
 
 

@@ -280,3 +280,15 @@ def test_datastores_of_all_kinds(
         return
     with pytest.raises(ConfigError, match="is AzureFile, not blob storage"):
         files.datastore_of(Workspace("s", "g", "w"), "d")
+
+
+@pytest.mark.parametrize(
+    ("backend", "written", "meant"),
+    [("azureml", "Standard_ND96asr_v5", "Standard_ND96asr_v4"), ("sagemaker", "ml.p4d.24xlrge", "ml.p4d.24xlarge")],
+)
+def test_misspelt_machine_type_gets_the_similar_type(
+    cli: Any, project: Any, backend: str, written: str, meant: str
+) -> None:
+    """The hint names a known machine before it names the number of ranks."""
+    done = cli("validate", "--backend", backend, "--instance-type", written, cwd=project())
+    assert (done.code, f"did you mean `{meant}`? else set distributed.nproc_per_node" in done.stderr) == (3, True)
