@@ -55,7 +55,7 @@ VERTEX = "cloudtrain.backends.vertex"
 STEPS = {
     "s1": (f"{VERTEX}.files:claim", "before", "never sent"),
     "s2": (f"{VERTEX}.files:claim", "after", "never sent"),
-    "s3": (f"{VERTEX}.secretmanager:put", "after", "never sent"),
+    "s3": (f"{VERTEX}.secrets:put", "after", "never sent"),
     "s4": (f"{VERTEX}.files:put_order", "after", "never sent"),
     "s5": (f"{VERTEX}.sdk:create", "after", "runs"),
     "s6": (f"{VERTEX}.jobs:send", "after", "runs"),
