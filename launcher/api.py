@@ -265,14 +265,16 @@ def resume(
     budget: str | None = None,
     overrides: Sequence[str] = (),
     update_code: bool = False,
+    update_config: bool = False,
     start_over: bool = False,
     **keys: Any,
 ) -> JobStatus:
     """Send the next attempt of an ended job, from the newest checkpoint; return the status at once.
 
     Code and config are the submitted ones, but for `overrides`, keywords (`resources={"instances": 4}`) and `budget`
-    ("+50USD" or "200USD"); `update_code` packs the code folder again. If all checkpoints are damaged, the job trains
-    from step 0 with `start_over`, else UsageError is raised. Raises what `submit` raises.
+    ("+50USD" or "200USD"); `update_code` packs the code folder again, `update_config` reads the config file. If all
+    checkpoints are damaged, the job trains from step 0 with `start_over`, else UsageError is raised. Raises what
+    `submit` raises.
     """
     from cloudtrain.launcher.jobs import retry
     from cloudtrain.launcher.jobs import submit as sending
@@ -283,7 +285,7 @@ def resume(
         if (all_damaged := found.attempt.state.all_damaged) and not start_over:
             raise UsageError(retry.ALL_DAMAGED, hint="add start_over=True")
         settings = [*_settings(keys), *overrides, *([retry.budget_setting(found, budget)] if budget else [])]
-        prepared = retry.prepare_next(registry, found, settings, update_code=update_code)
+        prepared = retry.prepare_next(registry, found, settings, update_code=update_code, update_config=update_config)
         sending.require_room(registry, prepared, is_first=False)
         return _status_of(registry, sending.resend(registry, found, prepared, start_over=all_damaged))
 

@@ -21,11 +21,12 @@ from pathlib import Path, PurePosixPath
 
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.format import quantity
-from cloudtrain.entrypoints.scripts.newest import SAVED, is_torn, newest
+from cloudtrain.entrypoints.scripts.newest import ARCHIVE, SAVED, is_torn, newest
 
 __all__ = ["FileKeeper", "Unkept", "report_unkept", "unkept_words"]
 
-EVERY_S = 0.5  # between two polls of the working directory; a file is copied when two polls find it unchanged
+EVERY_S = 0.5  # between two polls of the working directory; a file is copied when two polls find it unchanged,
+# and a file of torch.save at each poll, because its end shows whether it is whole: a script may save more often
 SHARE = 20  # polls take at most this fraction (1/SHARE) of the time
 TELL_S = 5.0  # at least, between two event lines of new checkpoints
 PATIENCE_S = 0.05  # for few and small files, so that they do not cost a round of the agent
@@ -218,9 +219,9 @@ class FileKeeper:
         """Copy changed files to the checkpoint folder, and remove kept files that the script has removed."""
         found = self._found(self._code)
         for name, stamp in found.items():
-            if self._here.get(name) == stamp or not (is_last or self._seen.get(name) == stamp):
-                continue
             path = self._code / name
+            if self._here.get(name) == stamp or not (is_last or self._seen.get(name) == stamp or _is_archive(path)):
+                continue
             try:
                 is_emptied = not stamp[0] and (_stamp(self._kept / name) or stamp)[0] > 0
                 if is_emptied or is_torn(path) or not _copy(path, self._kept / name):
@@ -323,15 +324,24 @@ def _listing(root: Path, *, hidden: bool = False) -> set[str]:
     return found
 
 
+def _is_archive(path: Path) -> bool:
+    """Return whether the file is an archive, as torch.save writes it."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(ARCHIVE)) == ARCHIVE
+    except OSError:  # removed since the poll
+        return False
+
+
 def _copy(source: Path, target: Path) -> bool:
-    """Copy a file with its mode and times; return False, without a copy, if the file has changed. Raises OSError."""
+    """Copy a file with its mode and times; return False, without a copy, for a changed or torn file. Raises OSError."""
     before = _stamp(source)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.uname().nodename}-{os.getpid()}{_TMP}")
     try:
         shutil.copyfile(source, partial)
         shutil.copystat(source, partial)
-        if _stamp(source) != before:
+        if _stamp(source) != before or is_torn(partial):
             return False
         partial.replace(target)
         return True

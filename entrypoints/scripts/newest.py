@@ -11,10 +11,11 @@ from pathlib import Path
 
 from cloudtrain.entrypoints import job_files
 
-__all__ = ["SAVED", "is_torn", "newest"]
+__all__ = ["ARCHIVE", "SAVED", "is_torn", "newest"]
 
 # Libraries' names: Hugging Face `checkpoint-500`, Accelerate `step_10`, DeepSpeed `global_step10`; or a number alone.
 _FOLDER = re.compile(r"(?:^|[-_])(?:checkpoint|ckpt|step|epoch|iter|iteration|global_?step|save)[-_=]?\d+$|^\d+$")
+ARCHIVE = b"PK\x03\x04"  # the first bytes of a file of torch.save, a zip archive
 SAVED = re.compile(r"\.(?:pt|pth|ckpt|tar|bin|safetensors|pkl|npz|h5|msgpack|distcp)$", re.IGNORECASE)
 _LOG = re.compile(
     r"tfevents|\.(?:log|txt|csv|tsv|jsonl|ya?ml|md|html|png|svg|out|err|tmp)$|^hparams|^\.", re.IGNORECASE
@@ -72,10 +73,10 @@ def _last(series: list[_Candidate]) -> _Candidate:
 def is_torn(path: Path) -> bool:
     """Return whether a save was cut off: torch.save's zip archive has no end, or the file is empty. Raises OSError."""
     with path.open("rb") as file:
-        begin = file.read(4)
+        begin = file.read(len(ARCHIVE))
     if not begin:
         return bool(SAVED.search(path.name))
-    return begin == b"PK\x03\x04" and not zipfile.is_zipfile(path)
+    return begin == ARCHIVE and not zipfile.is_zipfile(path)
 
 
 def _candidates(root: Path, folder: Path) -> Iterator[_Candidate]:

@@ -18,6 +18,7 @@ KINDS = ("task", "script")
 SCRIPT = "train.py"  # of the kind `script`; a user's own file of the name stays
 _STARTER_ARGUMENTS = re.compile("^(args|keep|resume_args):", re.MULTILINE)  # of the starter's script, not of the user's
 REHEARSE = {"cloudtrain rehearse": "a few steps, by the same commands"}
+RESUME = {"cloudtrain rehearse --preempt-at 20": "once `keep` and `resume_args` are set: a stop and a resume"}
 NEXT = {
     "cloudtrain submit --instances 2": "train here, as two instances",
     "cloudtrain report last -o ../report.html": "curves, costs and code in one file",
@@ -63,6 +64,6 @@ def command(folder: Path, kind: str, force: bool) -> None:
     click.echo("\nnext:")
     if folder.resolve() != Path.cwd():
         click.echo(f"  cd {folder}")
-    steps = REHEARSE | NEXT if kind == "script" else NEXT
+    steps = REHEARSE | (RESUME if own else {}) | NEXT if kind == "script" else NEXT
     for line, comment in steps.items():
         click.echo(f"  {line:<{max(map(len, steps))}}  # {comment}")

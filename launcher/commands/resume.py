@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -17,15 +19,18 @@ from cloudtrain.launcher.commands.options import (
     set_option,
     yes_option,
 )
-from cloudtrain.launcher.errors import BudgetError
+from cloudtrain.launcher.errors import BudgetError, ConfigError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.jobs.approval import approved
 from cloudtrain.launcher.text.terminal import confirm, print_json, say
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.planning.prepare import Prepared
 
 __all__ = ["command"]
+
+MOST_NAMED = 5  # changed keys, in a line
 
 
 @click.command(
@@ -42,6 +47,7 @@ __all__ = ["command"]
 @click.option("--budget", metavar="[+]USD", help="Raise the job's budget by +50USD, or set it to 200USD.")
 @price_option
 @click.option("--update-code", is_flag=True, help="Use the present code folder, not the submitted code.")
+@click.option("--update-config", is_flag=True, help="Use the present config file, not the submitted config.")
 @click.option("--dry-run", is_flag=True, help="Print the request of the next attempt and the plan; send nothing.")
 @click.option("-d", "--detach", is_flag=True, help="Return once the job is sent; else follow it.")
 @yes_option
@@ -53,12 +59,14 @@ def command(
     budget: str | None,
     price_micro: int | None,
     update_code: bool,
+    update_config: bool,
     dry_run: bool,
     detach: bool,
     yes: bool,
     as_json: bool,
 ) -> int:
     """Resume from a job's newest checkpoint, with the code and the config as they were submitted."""
+    from cloudtrain.launcher.config import stored
     from cloudtrain.launcher.jobs import retry, submit
     from cloudtrain.launcher.jobs.describe import unattended
     from cloudtrain.launcher.jobs.follow import follow, view_of
@@ -78,10 +86,20 @@ def command(
     typed += [budget_setting(found, budget)] if budget is not None else []
     typed += [price_setting(found.backend, price_micro)] if price_micro is not None else []
     try:
-        prepared = retry.prepare_next(registry, found, [*settings, *typed], update_code=update_code)
+        prepared = retry.prepare_next(
+            registry, found, [*settings, *typed], update_code=update_code, update_config=update_config
+        )
     except BudgetError as error:
-        given = _as_typed(instances, settings, price_micro, update_code=update_code)
-        raise _with_command(error, found, given) from error
+        flags = [*(["--update-code"] if update_code else []), *(["--update-config"] if update_config else [])]
+        raise _with_command(error, found, [*_as_typed(instances, settings, price_micro), *flags]) from error
+    if update_config:
+        notes = [
+            f"config: {_differences(found, stored(found.config), prepared.config) or 'as it was submitted'}",
+            *prepared.notes,
+        ]
+        prepared = replace(prepared, notes=tuple(notes))
+    else:
+        prepared = replace(prepared, old=(*prepared.old, *_old_config(found, prepared.config, [*settings, *typed])))
     if dry_run:
         return _dry_run(found, prepared, as_json=as_json)
     if not approved(
@@ -116,9 +134,40 @@ def _dry_run(job: Job, prepared: Prepared, *, as_json: bool) -> int:
     return 0
 
 
-def _as_typed(
-    instances: int | None, settings: tuple[str, ...], price_micro: int | None, *, update_code: bool
-) -> list[str]:
+def _old_config(job: Job, config: JobConfig, settings: list[str]) -> list[str]:
+    """Return a warning that the attempt runs `config`, the submitted one, though the config file has changed since."""
+    from cloudtrain.launcher.jobs.retry import present_config
+
+    file = Path(job.config_file)
+    if not file.is_file() or file.stat().st_mtime <= job.attempt.created_s:
+        return []
+    try:
+        present = present_config(job, settings)
+    except ConfigError:
+        changes = "faults: cloudtrain validate names them"
+    else:
+        changes = _differences(job, config, present)
+    use = "this attempt runs the submitted config: --update-config takes the new config"
+    return [f"warning: {file.name} changed since the submit ({changes}); {use}"] if changes else []
+
+
+def _differences(job: Job, *configs: JobConfig) -> str:
+    """Return the keys in which the configs differ, with all values: `args: --lr 0.1 -> --lr 0.01`; no secret values."""
+    from cloudtrain.launcher.report.config import differing, shown
+
+    found = differing([shown(replace(job, config=config.model_dump(mode="json"))) for config in configs])
+    texts = [f"{key}: {' -> '.join(_text(value) for value in values)}" for key, values in found.items()]
+    more = [f"{len(texts) - MOST_NAMED} more"] if len(texts) > MOST_NAMED else []
+    return ", ".join([*texts[:MOST_NAMED], *more])
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "-" if value is None else str(value)
+
+
+def _as_typed(instances: int | None, settings: tuple[str, ...], price_micro: int | None) -> list[str]:
     """Return the options that change the next attempt, quoted for a shell; without a `--set budget.limit=`."""
     from cloudtrain.launcher.text.units import format_money
 
@@ -128,7 +177,6 @@ def _as_typed(
             f"--set {quote(each)}" for each in settings if not each.strip().startswith("budget.limit=")
         ),  # given as --budget
         *([f"--price-per-hour {format_money(price_micro).replace(' ', '')}"] if price_micro is not None else []),
-        *(["--update-code"] if update_code else []),
     ]
 
 

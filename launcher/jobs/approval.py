@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import dollars, up
-from cloudtrain.launcher.text.terminal import confirm, is_terminal, say
+from cloudtrain.launcher.text.terminal import confirm, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ def approved(
     """Show the plan, call `check`, and return whether the user accepts the worst case, or an unknown price.
 
     `before`: the job that is resumed; the cost comes on top. A cost of 0 needs no answer, nor does a budget that ends
-    the job, but a user at a terminal is asked before code that failed, and was changed since, is sent again unchanged.
+    the job, unless an attempt ended with an error and its code and config are sent again.
     Raises the errors of `check`, before any question, and UsageError if the input is not a terminal.
     """
     for line in prepared.lines(before):
@@ -31,8 +31,9 @@ def approved(
     check()
     plan, budget = prepared.plan, prepared.config.budget
     if plan.worst_case_usd == 0 or (budget is not None and budget.on_limit != "alert"):
-        is_sent_again = prepared.old_code and before is not None and before.attempt.state.reason == "error"
-        return not is_sent_again or yes or not is_terminal() or _agrees("Send the submitted code, which failed?", yes)
+        state = before.attempt.state if before is not None and prepared.is_repeat else None
+        has_failed = state is not None and state.reason == "error" and not state.all_damaged  # `resume` asks by itself
+        return not has_failed or _agrees("Send the same code and config, which failed?", yes)
     cost = (
         "at a price that is not known"
         if plan.worst_case_usd is None

@@ -75,6 +75,13 @@ CAUSES = (
         "see that code.dir holds it and that no ignore file names it; data comes by `inputs`",
     ),
     Cause(
+        r"error: unrecognized arguments: |error: argument \S+: (?:expected|invalid) |Error: No such option|"
+        r"Option '\S+' (?:requires an argument|does not take a value)",
+        "the script does not accept one of its arguments",
+        "correct `args`, or `resume_args`, which follow after a checkpoint (a path is $CLOUDTRAIN_RESUME_PATH); then "
+        "add --update-config to resume",
+    ),
+    Cause(
         r"Address already in use|EADDRINUSE",
         "another program, or a job that is being ended, has the port",
         "submit or resume it once more; a script must not choose ports of its own",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,15 +19,23 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.planning.prepare import Prepared
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["ALL_DAMAGED", "budget_setting", "is_due", "prepare_next", "require_ended", "send_if_due"]
+__all__ = ["ALL_DAMAGED", "budget_setting", "is_due", "prepare_next", "present_config", "require_ended", "send_if_due"]
 
 ALL_DAMAGED = "all checkpoints were damaged at the last start: without an intact one, the job trains from step 0 again"
 OTHERS_S = 10.0  # most delay of a concurrent follower with the same poll interval
 
 
-def prepare_next(registry: Registry, job: Job, settings: Sequence[str] = (), *, update_code: bool = False) -> Prepared:
+def prepare_next(
+    registry: Registry,
+    job: Job,
+    settings: Sequence[str] = (),
+    *,
+    update_code: bool = False,
+    update_config: bool = False,
+) -> Prepared:
     """Return the prepared next attempt, with the submitted code and config, except for `settings`.
 
+    `update_code` takes the code folder as it is now, `update_config` the config file; name and backend stay.
     Notes on an unchanged config are left out: the submit has printed the notes.
     Raises ConfigError if the code or the config is unusable, BudgetError if the money is used up.
     """
@@ -34,7 +43,7 @@ def prepare_next(registry: Registry, job: Job, settings: Sequence[str] = (), *, 
     from cloudtrain.launcher.backend import Bundle
     from cloudtrain.launcher.planning.prepare import prepare
 
-    stored = configs.stored(job.config, overrides=settings)
+    config = present_config(job, settings) if update_config else configs.stored(job.config, overrides=settings)
     shipped = None if update_code else Bundle.load(job.bundle)
     if shipped is not None and not shipped.path.exists():
         raise ConfigError(
@@ -42,10 +51,20 @@ def prepare_next(registry: Registry, job: Job, settings: Sequence[str] = (), *, 
             where=shipped.path,
             hint="cloudtrain resume --update-code takes the code folder as it is now",
         )
-    file, spent_micro = Path(job.config_file), _spent_micro(registry, job, stored)
-    ready = prepare(stored, file, registry.folder / "bundles", dry=False, shipped=shipped, spent_micro=spent_micro)
-    has_same_notes = all(setting.startswith("budget.limit=") for setting in settings)
-    return replace(ready, notes=()) if has_same_notes else ready
+    file, spent_micro = Path(job.config_file), _spent_micro(registry, job, config)
+    with configs.placing(file, settings) if update_config else contextlib.nullcontext():
+        ready = prepare(config, file, registry.folder / "bundles", dry=False, shipped=shipped, spent_micro=spent_micro)
+    if update_config or not all(setting.startswith("budget.limit=") for setting in settings):
+        return ready
+    return replace(ready, notes=(), is_repeat=ready.bundle.sha256 == job.bundle.get("sha256"))
+
+
+def present_config(job: Job, settings: Sequence[str] = ()) -> JobConfig:
+    """Return the config file as it is now, with `settings`, for the job's name and backend. Raises ConfigError."""
+    from cloudtrain.launcher import config as configs
+
+    present = configs.load(Path(job.config_file), backend=job.backend, overrides=settings)
+    return present.model_copy(update={"name": job.config["name"]})
 
 
 def require_ended(registry: Registry, job: Job) -> None:

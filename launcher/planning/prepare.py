@@ -37,7 +37,8 @@ class Prepared:
     request: backends.Request
     notes: tuple[str, ...] = ()  # on the config
     warnings: tuple[str, ...] = ()
-    old_code: tuple[str, ...] = ()  # a warning that the submitted code is sent, though the folder has changed
+    old: tuple[str, ...] = ()  # warnings that the submitted code or config is sent, though the files have changed
+    is_repeat: bool = False  # the code and the config of an earlier attempt, except for the budget
 
     def lines(self, before: Job | None = None) -> list[str]:
         """Return lines for people: the plan, the code, and warnings; of a job `before`, only the cost and changes."""
@@ -45,7 +46,7 @@ class Prepared:
         first, *rest = plan_text.lines(self.plan, self.config.backend, earlier)
         is_same = before is not None and before.bundle.get("sha256") == self.bundle.sha256
         code = [] if is_same else [f"code: {bundles.summary(self.bundle)}"]
-        return [f"{self.config.backend}: {first}", *rest, *code, *self.notes, *self.warnings, *self.old_code]
+        return [f"{self.config.backend}: {first}", *rest, *code, *self.notes, *self.warnings, *self.old]
 
 
 def prepare(
@@ -77,9 +78,9 @@ def prepare(
         raise ConfigError(faults)
     doubts = [f"warning: {fault.message} ({fault.key})" for fault in found]
     noticed = () if shipped else (*clear_values.notes_of(config, config_file), *notes_of(config, folder))
-    old_code = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
+    old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
     notes = (*request.notes, *_warnings(config, request, plan))
-    prepared = Prepared(config, config_file, backend, plan, bundle, request, notes, (*doubts, *noticed), old_code)
+    prepared = Prepared(config, config_file, backend, plan, bundle, request, notes, (*doubts, *noticed), old)
     if dry and shipped is None and config.resources.spot:  # a submit refuses, with the same text
         from cloudtrain.launcher.planning import proofs
 

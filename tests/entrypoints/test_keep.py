@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,20 @@ def test_file_is_kept_while_the_ranks_run(folders: tuple[Path, Path]) -> None:
         if (kept / "a.pt").exists() or keeper._is_over.wait(keep.EVERY_S):
             break
     assert (kept / "a.pt").read_text() == "x"
+    ended(keeper)
+
+
+def test_file_that_is_saved_all_the_time_is_kept(folders: tuple[Path, Path]) -> None:
+    """A script that saves more often than the keeper polls has a whole copy, before the end."""
+    code, kept = folders
+    keeper, number, end_s = started(FileKeeper(code, kept, ["s.pt"])), 0, time.monotonic() + PATIENCE_S
+    while not (kept / "s.pt").exists() and time.monotonic() < end_s:
+        number += 1
+        with zipfile.ZipFile(code / "s.pt", "w") as archive:
+            archive.writestr("data", f"{number}" * 10_000)
+        keeper._is_over.wait(keep.EVERY_S / 50)
+    with zipfile.ZipFile(kept / "s.pt") as copied:
+        assert copied.testzip() is None
     ended(keeper)
 
 

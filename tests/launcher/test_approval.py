@@ -11,7 +11,6 @@ import pytest
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.jobs import approval
 from cloudtrain.launcher.jobs.approval import approved
 from cloudtrain.launcher.planning.prepare import Prepared, prepare
 
@@ -53,22 +52,18 @@ def test_confirmation_is_required_unless_a_budget_ends_the_job(
     assert asked in str(caught.value)
 
 
-@pytest.mark.parametrize(("reason", "asked"), [("error", True), ("user", False)])
+@pytest.mark.parametrize(
+    ("reason", "is_repeat", "asked"), [("error", True, True), ("error", False, False), ("user", True, False)]
+)
 def test_failed_code_is_sent_again_only_after_a_question(
-    prepared: Callable[..., Prepared],
-    make_job: Callable[..., Job],
-    monkeypatch: pytest.MonkeyPatch,
-    reason: str,
-    asked: bool,
+    prepared: Callable[..., Prepared], make_job: Callable[..., Job], reason: str, is_repeat: bool, asked: bool
 ) -> None:
-    """After an error in code that has changed since, a user at a terminal is asked; `-y` and programs are not asked."""
-    ready, made = replace(prepared(0.0), old_code=("warning: train.py changed",)), make_job("j")
+    """After an error, the same code and config need an answer or `-y`, also for a free job; programs get an error."""
+    ready, made = replace(prepared(0.0), is_repeat=is_repeat), make_job("j")
     job = replace(made, attempt=replace(made.attempt, state=State("failed", reason, True)))
-    assert approved(ready, yes=False, before=job)
-    monkeypatch.setattr(approval, "is_terminal", lambda: True)
     assert approved(ready, yes=True, before=job)
     if not asked:
         assert approved(ready, yes=False, before=job)
         return
-    with pytest.raises(UsageError, match="Send the submitted code, which failed"):
+    with pytest.raises(UsageError, match="Send the same code and config, which failed"):
         approved(ready, yes=False, before=job)

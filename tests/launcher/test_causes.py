@@ -23,6 +23,9 @@ NCCL = (
     "NumelOut=1, Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
 )
 GLOO = "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1000ms for recv operation"
+ARGPARSE = "exited with code 2; last line: train.py: error: unrecognized arguments: --resume"
+ARGPARSE_PATH = "exited with code 2; last line: train.py: error: argument --resume: expected one argument"
+CLICK = "exited with code 2; last line: Error: No such option: --resume"
 REDUCTION = "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates"
 NAN = "loss is nan at step 12, learning rate 0.1; no checkpoint was written; look at the data of this step, a lower lr"
 
@@ -43,6 +46,7 @@ TEXTS = [
     ("RuntimeError", "CUDA error: no kernel image is available for execution on the device", "not built for"),
     ("RuntimeError", "CUDA error: device-side assert triggered", "out of range"),
     ("NonFiniteError", NAN, "diverges"),
+    *((None, text, "does not accept one of its arguments") for text in (ARGPARSE, ARGPARSE_PATH, CLICK)),
     ("RuntimeError", REDUCTION, "take no part in the loss"),
 ]
 

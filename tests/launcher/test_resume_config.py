@@ -1,0 +1,103 @@
+"""`resume` and a config file that changed since the submit: a warning with the keys, and `--update-config`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIG = "local: {{python: {python}}}\nargs: {args}\nlimits: {{max_duration: {most}}}\n"
+
+
+@pytest.fixture
+def folder(project: Callable[..., Path], idle_python: Path) -> Path:
+    """Return a project with the config, not yet submitted."""
+    return project(CONFIG.format(python=idle_python, args="{lr: 0.1}", most="10m"))
+
+
+def change(folder: Path, before: str, after: str) -> None:
+    """Replace a text of the config file."""
+    file = folder / "cloudtrain.yaml"
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+
+
+def submitted(cli: Any, folder: Path, *options: str) -> None:
+    """Submit the job `one`, and stop it."""
+    assert cli("submit", "-d", "--name", "one", *options, cwd=folder).code == 0
+    assert cli("stop", "--now", "-y", "one").code == 0
+
+
+def config_of(cli: Any) -> dict[str, Any]:
+    """Return the config of the job's newest attempt."""
+    from cloudtrain.launcher.store.registry import Registry
+
+    registry = Registry()
+    try:
+        return registry.find("one").config
+    finally:
+        registry.close()
+
+
+def test_resume_names_the_changed_keys_of_the_config(cli: Any, folder: Path) -> None:
+    """The attempt runs the submitted config; with `--update-config` the present one, and the changes are printed."""
+    submitted(cli, folder)
+    change(folder, "0.1", "0.01")
+    change(folder, "10m", "20m")
+    changes = "args: --lr 0.1 -> --lr 0.01, limits.max_duration: 10m -> 20m"
+    warning = (
+        f"warning: cloudtrain.yaml changed since the submit ({changes}); this attempt runs the submitted config: "
+        "--update-config takes the new config"
+    )
+    old = cli("resume", "-d", "--update-code", "one")
+    assert (old.code, warning in old.stderr.splitlines()) == (0, True), old.stderr
+    assert config_of(cli)["args"] == ["--lr", "0.1"]
+    cli("stop", "--now", "-y", "one")
+    new = cli("resume", "-d", "--update-config", "--set", "limits.max_duration=30m", "one")
+    assert (new.code, "warning: cloudtrain.yaml" in new.stderr) == (0, False), new.stderr
+    assert "config: args: --lr 0.1 -> --lr 0.01, limits.max_duration: 10m -> 30m" in new.stderr.splitlines()
+    config = config_of(cli)
+    assert (config["args"], config["limits"]["max_duration"]) == (["--lr", "0.01"], "30m")
+    cli("stop", "--now", "-y", "one")
+    again = cli("resume", "--dry-run", "--update-config", "--set", "limits.max_duration=30m", "one").stderr
+    assert "config: as it was submitted" in again.splitlines()
+
+
+def test_options_of_the_submit_are_no_change(cli: Any, folder: Path) -> None:
+    """A file that is older than the attempt gives no warning, though `--set` gave other values."""
+    submitted(cli, folder, "--set", "args.lr=0.5")
+    assert "cloudtrain.yaml" not in cli("resume", "--dry-run", "one").stderr
+
+
+def test_name_and_backend_stay(cli: Any, folder: Path) -> None:
+    """The file's new name and backend do not move the job."""
+    submitted(cli, folder)
+    name = config_of(cli)["name"]
+    file = folder / "cloudtrain.yaml"
+    file.write_text(file.read_text().replace(f"name: {name}", "name: other") + "backend: ssh\nssh: {hosts: [h1]}\n")
+    shown = cli("resume", "-d", "--update-config", "one")
+    assert shown.code == 0, shown.stderr
+    assert (config_of(cli)["name"], config_of(cli)["backend"]) == (name, "local")
+    cli("stop", "--now", "-y", "one")
+
+
+def test_config_with_faults_is_named(cli: Any, folder: Path) -> None:
+    """The submitted config is sent with a warning; `--update-config` shows the fault with its line."""
+    submitted(cli, folder)
+    change(folder, "10m", "soon")
+    warning = "warning: cloudtrain.yaml changed since the submit (faults: cloudtrain validate names them); this attempt"
+    shown = cli("resume", "--dry-run", "one")
+    assert (shown.code, warning in shown.stderr) == (0, True), shown.stderr
+    refused = cli("resume", "-d", "--update-config", "one")
+    assert (refused.code, "limits.max_duration" in refused.stderr) == (3, True), refused.stderr
+
+
+def test_secret_values_are_not_printed(cli: Any, folder: Path) -> None:
+    """A changed value under a secret's name is hidden, as in reports."""
+    submitted(cli, folder)
+    change(folder, "{lr: 0.1}", "{lr: 0.1, api_key: sesame}")
+    shown = cli("resume", "--dry-run", "one").stderr
+    assert ("sesame" in shown, "args: --lr 0.1 -> --lr 0.1 --api_key (not shown)" in shown) == (False, True), shown
