@@ -35,6 +35,15 @@ from doubles.fixtures import (  # noqa: F401 - fixtures
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = Path(sys.executable).with_name("cloudtrain")
 
+# The imports of most commands: third-party modules first, then the launcher's.
+PRELOADED = (
+    *("pydantic", "jinja2", "yaml", "pathspec", "rich.console", "click"),
+    *("cloudtrain.launcher.cli", "cloudtrain.launcher.commands.submit", "cloudtrain.launcher.commands.status"),
+    *("cloudtrain.launcher.config", "cloudtrain.launcher.planning.prepare", "cloudtrain.launcher.jobs.submit"),
+    *("cloudtrain.launcher.jobs.follow", "cloudtrain.launcher.jobs.overview", "cloudtrain.launcher.money.alerts"),
+    *("cloudtrain.backends.local.backend", "cloudtrain.launcher.jobs.poller", "cloudtrain.launcher.logs.stream"),
+)
+
 # Runs for a minute in small steps, with only light imports: for jobs that a test stops.
 LOOP = """\
 import time
@@ -81,13 +90,14 @@ class Result:
 class Cli:
     """The installed `cloudtrain`, run as by a user: a separate process, in a folder, with the private home folder.
 
-    The process may begin with modules `preloaded`, for tests with many commands that would each import a cloud's SDK.
+    A command that a test runs to its end begins with the modules `preloaded`, if any: the imports of a command, and of
+    a cloud's SDK, cost more than most commands.
     """
 
     home: Path
     cwd: Path
     env: dict[str, str] = field(default_factory=dict)
-    preloaded: tuple[str, ...] = ()
+    preloaded: tuple[str, ...] = PRELOADED
     command: tuple[str, ...] = (str(COMMAND),)
 
     def __call__(
@@ -99,9 +109,10 @@ class Cli:
         timeout_s: float = 120,
     ) -> Result:
         """Run the command to its end."""
-        if self.preloaded and stdin is None:
-            command, where = [*self.command, *map(str, args)], cwd or self.cwd
-            done = warmpython.run(command, where, self.environment(env), timeout_s, self.preloaded)
+        is_plain = stdin is None and self.command == (str(COMMAND),) and "PYTHONPATH" not in {**self.env, **(env or {})}
+        if self.preloaded and is_plain:
+            command, where, environment = [*self.command, *map(str, args)], cwd or self.cwd, self.environment(env)
+            done = warmpython.run(command, where, environment, timeout_s, self.preloaded, may_leave=True)
             return Result(done.returncode, done.stdout, done.stderr)
         done = subprocess.run(
             [*self.command, *map(str, args)],

@@ -77,22 +77,28 @@ class Popen:
 
 
 def run(
-    args: list[str], cwd: Path, env: dict[str, str], timeout_s: float, preloaded: tuple[str, ...] = TRAINER
+    args: list[str],
+    cwd: Path,
+    env: dict[str, str],
+    timeout_s: float,
+    preloaded: tuple[str, ...] = TRAINER,
+    *,
+    may_leave: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Return the result of `subprocess.run([sys.executable, *args], capture_output=True)` in a new session.
 
     The process begins with the modules `preloaded` imported. Raises subprocess.TimeoutExpired, and AssertionError if
-    the run leaves processes behind.
+    the run leaves processes behind, unless it `may_leave` daemons.
     """
-    server, path = _server(preloaded)
+    server, path = _server(preloaded, adopts=not may_leave)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = Popen((sys.executable, *args), {**env, "WARM_PYTHON": path}, out, err, True, cwd, path)
         try:
             code = process.wait(timeout_s)
             end_s = time.monotonic() + LEFT_S
-            while (left := processes.descendants(server.pid)) and time.monotonic() < end_s:
+            while not may_leave and (left := processes.descendants(server.pid)):
+                assert time.monotonic() < end_s, f"left behind: {left}"
                 time.sleep(POLL_S)
-            assert not left, f"left behind: {left}"
         finally:
             for pid in processes.descendants(server.pid):
                 processes.kill(pid, signal.SIGKILL)
@@ -102,14 +108,17 @@ def run(
 
 
 @functools.cache
-def _server(preloaded: tuple[str, ...]) -> tuple[subprocess.Popen[bytes], str]:
-    """Return the server and its address; the server ends with this process."""
+def _server(preloaded: tuple[str, ...], *, adopts: bool) -> tuple[subprocess.Popen[bytes], str]:
+    """Return the server and its address; the server ends with this process.
+
+    `adopts`: the server becomes the parent of the processes that its children leave.
+    """
     folder = tempfile.TemporaryDirectory(prefix="warm-python-")
     path = f"{folder.name}/socket"
     # Each run has its own CLOUDTRAIN variables: tests search for the processes left by a run by these variables.
     env = {name: value for name, value in os.environ.items() if not name.startswith("CLOUDTRAIN_")}
     server = subprocess.Popen(
-        [sys.executable, __file__, path, str(os.getpid()), *preloaded],
+        [sys.executable, __file__, path, str(os.getpid()), "adopts" * adopts, *preloaded],
         env={**env, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},  # read when the libraries are loaded
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -193,11 +202,12 @@ def _be(request: dict[str, Any], folders: list[str]) -> None:
 
 
 def _main() -> None:
-    path, parent, preloaded = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+    path, parent, adopts, preloaded = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4:]
     processes.die_with_parent()
     if os.getppid() != parent:
         sys.exit("the parent is gone")
-    processes.become_subreaper()
+    if adopts:
+        processes.become_subreaper()
     folders = sys.path[1:]
     sys.path[:] = folders  # this file's folder has a module `azure`, too
     for name in preloaded:

@@ -17,14 +17,6 @@ import pytest
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.store.registry import Registry
 
-PRELOADED = ("cloudtrain.launcher.cli", "cloudtrain.launcher.commands.budget", "cloudtrain.launcher.commands.submit")
-
-
-@pytest.fixture
-def quick(cli: Any) -> Any:
-    """Return the command in processes with preloaded imports."""
-    return replace(cli, preloaded=PRELOADED)
-
 
 @pytest.mark.parametrize(
     ("words", "said"),
@@ -48,112 +40,112 @@ def quick(cli: Any) -> Any:
         (["5USD", "--ledger", "https://example.org/x"], "invalid address of a ledger"),
     ],
 )
-def test_set_refuses_invalid_arguments(quick: Any, words: list[str], said: str) -> None:
+def test_set_refuses_invalid_arguments(cli: Any, words: list[str], said: str) -> None:
     """Invalid sums, names and places exit with code 2 and a message, and no budget is set."""
-    done = quick("budget", "set", *words)
+    done = cli("budget", "set", *words)
     assert (done.code, said in done.stderr, "itself failed" in done.stderr) == (2, True, False), done.stderr
-    assert not [row for row in quick("budget", "show", "--json").json["budgets"] if row["limit_usd"] is not None]
+    assert not [row for row in cli("budget", "show", "--json").json["budgets"] if row["limit_usd"] is not None]
 
 
-def test_set_show_and_remove(quick: Any) -> None:
+def test_set_show_and_remove(cli: Any) -> None:
     """Budgets are sorted by project and period, in 80 columns without colour; a removed budget is gone."""
     for words in (["vision", "100USD"], ["vision", "30", "--month", "--overcommit", "120%"], ["5000 USD", "--month"]):
-        assert quick("budget", "set", *words).code == 0
-    shown = quick("budget", "show", "--json").json
+        assert cli("budget", "set", *words).code == 0
+    shown = cli("budget", "show", "--json").json
     limits = [(row["project"], row["period"], row["limit_usd"], row["overcommit"]) for row in shown["budgets"]]
     assert limits == [(None, "month", 5000, 1), ("vision", "all", 100, 1), ("vision", "month", 30, 1.2)]
-    text = quick("budget").stdout
+    text = cli("budget").stdout
     assert max(map(len, text.splitlines())) <= 80
     assert ("30.00 x1.2" in text, "\x1b" in text, "vision " in text) == (True, False, True)
     assert "worst cases of 36.00 may still be promised" in text
-    assert quick("budget", "remove", "vision", "--month").code == 0
-    assert quick("budget", "remove", "vision", "--month").code == 2
-    assert len(quick("budget", "show", "vision", "--json").json["budgets"]) == 1
+    assert cli("budget", "remove", "vision", "--month").code == 0
+    assert cli("budget", "remove", "vision", "--month").code == 2
+    assert len(cli("budget", "show", "vision", "--json").json["budgets"]) == 1
 
 
-def test_remove_names_the_budget_of_the_second_period(quick: Any) -> None:
+def test_remove_names_the_budget_of_the_second_period(cli: Any) -> None:
     """After `set --month` a plain `remove` finds no budget and names the right command; `unset` means `remove`."""
-    assert quick("budget", "set", "vision", "30USD", "--month").code == 0
-    done = quick("budget", "remove", "vision")
+    assert cli("budget", "set", "vision", "30USD", "--month").code == 0
+    done = cli("budget", "remove", "vision")
     assert (done.code, "cloudtrain budget remove vision --month" in done.stderr) == (2, True), done.stderr
-    assert quick("budget", "unset", "vision", "--month").code == 0
-    assert quick("budget", "set", "30USD").code == 0
-    done = quick("budget", "remove", "--month")
+    assert cli("budget", "unset", "vision", "--month").code == 0
+    assert cli("budget", "set", "30USD").code == 0
+    done = cli("budget", "remove", "--month")
     assert (done.code, done.stderr.splitlines()[-1].endswith("cloudtrain budget remove")) == (2, True), done.stderr
 
 
-def test_set_and_remove_name_the_remaining_budgets(quick: Any) -> None:
+def test_set_and_remove_name_the_remaining_budgets(cli: Any) -> None:
     """Both name the project's budget of the second period; a refused `remove` names the command for each budget."""
-    assert "also applies" not in quick("budget", "set", "vision", "100USD").stderr
-    done = quick("budget", "set", "vision", "30USD", "--month")
+    assert "also applies" not in cli("budget", "set", "vision", "100USD").stderr
+    done = cli("budget", "set", "vision", "30USD", "--month")
     assert "set the budget of project vision to 30 USD in each month (UTC)" in done.stderr
     assert "the budget of 100 USD for ever of project vision also applies" in done.stderr
-    done = quick("budget", "remove")
+    done = cli("budget", "remove")
     assert done.stderr.splitlines()[-1] == (
         "  hint: the budget of 100 USD for ever: cloudtrain budget remove vision;"
         " the budget of 30 USD in each month (UTC): cloudtrain budget remove vision --month"
     )
     assert done.code == 2
-    done = quick("budget", "remove", "vision", "--month")
+    done = cli("budget", "remove", "vision", "--month")
     assert done.stderr.splitlines()[-1] == "the budget of 100 USD for ever of project vision also applies"
-    assert "also applies" not in quick("budget", "remove", "vision").stderr
+    assert "also applies" not in cli("budget", "remove", "vision").stderr
 
 
-def test_table_of_large_sums_and_long_names_stays_in_80_columns(quick: Any) -> None:
+def test_table_of_large_sums_and_long_names_stays_in_80_columns(cli: Any) -> None:
     """A billion, and a name of 63 letters, are cut for people and complete for scripts."""
     name = "a-project-of-a-name-that-is-as-long-as-a-name-may-be-and-no-lon"
-    assert quick("budget", "set", name, "1000000000").code == 0
-    assert quick("budget", "set", name, "999999.99", "--month", "--overcommit", "9.99").code == 0
-    assert max(map(len, quick("budget").stdout.splitlines())) <= 80
-    assert quick("budget", "show", "--json").json["budgets"][-1]["project"] == name
+    assert cli("budget", "set", name, "1000000000").code == 0
+    assert cli("budget", "set", name, "999999.99", "--month", "--overcommit", "9.99").code == 0
+    assert max(map(len, cli("budget").stdout.splitlines())) <= 80
+    assert cli("budget", "show", "--json").json["budgets"][-1]["project"] == name
 
 
-def test_shared_ledger_is_created_only_at_a_named_place(quick: Any, tmp_path: Path) -> None:
+def test_shared_ledger_is_created_only_at_a_named_place(cli: Any, tmp_path: Path) -> None:
     """Neither a submit nor a `set` creates a ledger in a wrong place, and a damaged ledger is reported."""
     place = tmp_path / "disk"
     place.mkdir()
-    assert quick("budget", "set", "vision", "10", "--ledger", place).code == 0
-    assert quick("budget", "set", "vision", "20").code == 0  # the machine has stored the place
-    row = quick("budget", "show", "--json").json["budgets"][-1]
+    assert cli("budget", "set", "vision", "10", "--ledger", place).code == 0
+    assert cli("budget", "set", "vision", "20").code == 0  # the machine has stored the place
+    row = cli("budget", "show", "--json").json["budgets"][-1]
     assert (row["limit_usd"], row["ledger"]) == (20, f"file://{place}/ledger.json")
     (place / "ledger.json").unlink()
-    gone = quick("budget", "set", "vision", "30")
+    gone = cli("budget", "set", "vision", "30")
     assert (gone.code, "there is no ledger" in gone.stderr) == (3, True)
     (place / "ledger.json").write_text("{")
-    shown = quick("budget", "show", "--json")
+    shown = cli("budget", "show", "--json")
     assert (shown.code, "damaged" in shown.json["failures"][0]) == (0, True)
 
 
-def test_show_of_an_unknown_project_is_refused(quick: Any) -> None:
+def test_show_of_an_unknown_project_is_refused(cli: Any) -> None:
     """A line of zeros would look like a project with money to spend."""
-    said = quick("budget", "set", "vision", "10").stderr
+    said = cli("budget", "set", "vision", "10").stderr
     assert said.startswith("set the budget of project vision to 10 USD for ever: spent 0"), said
     for name, hint in (("visoin", "did you mean `vision`?"), ("zzz", "known: vision")):
-        shown = quick("budget", "show", name)
+        shown = cli("budget", "show", name)
         assert (shown.code, shown.stdout, hint in shown.stderr) == (2, "", True), shown.stderr
 
 
 def test_set_warns_if_no_job_and_no_config_has_the_project(
-    quick: Any, registry: Registry, make_job: Callable[..., Job], tmp_path: Path
+    cli: Any, registry: Registry, make_job: Callable[..., Job], tmp_path: Path
 ) -> None:
     """The warning names the config key, and the job or the config whose name was taken for the project."""
     begin = "warning: no job or config here has `project: mine`"
-    said = quick("budget", "set", "mine", "10").stderr.splitlines()
+    said = cli("budget", "set", "mine", "10").stderr.splitlines()
     assert said[-2].startswith(begin), said
     assert said[-1] == "  to count a job, write `project: mine` in its config"
     (tmp_path / "cloudtrain.yaml").write_text("name: mine\ntask: task.py\n")
-    said = quick("budget", "set", "mine", "10").stderr
+    said = cli("budget", "set", "mine", "10").stderr
     assert (begin in said, "cloudtrain.yaml has `name: mine`" in said) == (True, True), said
     registry.add("mine", make_job, exclusive=True, key=None)
-    said = quick("budget", "set", "mine", "10").stderr
+    said = cli("budget", "set", "mine", "10").stderr
     assert "  1 job is named mine; to count it, write `project: mine` in the config" in said, said
     config = {"name": "theirs", "project": {"name": "vision"}}
     registry.add("theirs", partial(make_job, config=config), exclusive=True, key=None)
-    assert "warning" not in quick("budget", "set", "vision", "10").stderr
+    assert "warning" not in cli("budget", "set", "vision", "10").stderr
     for form in ("mine", "{name: mine}"):
         (tmp_path / "cloudtrain.yaml").write_text(f"name: any\nproject: {form}\nbroken: 1\n")
-        assert "warning" not in quick("budget", "set", "mine", "10").stderr
-    assert "the key `project:`" in " ".join(quick("budget", "set", "--help").stdout.split())
+        assert "warning" not in cli("budget", "set", "mine", "10").stderr
+    assert "the key `project:`" in " ".join(cli("budget", "set", "--help").stdout.split())
 
 
 # -- with jobs ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from cloudtrain.launcher.store.home import home as make_home
 from cloudtrain.launcher.store.registry import Registry
 
 USD = 1_000_000
-PRELOADED = ("cloudtrain.launcher.cli", "cloudtrain.launcher.commands.plan", "cloudtrain.launcher.commands.submit")
 
 
 @pytest.fixture
@@ -93,54 +91,51 @@ def test_plan_does_not_read_a_shared_ledger(books: Callable[..., ApplicableBudge
 
 def test_dry_run_creates_no_home_and_predicts_a_refusal(cli: Any, home: Path, project: Callable[..., Path]) -> None:
     """The dry run exits with 0 in either case; the submit is refused before any prompt, and `plan --json` agrees."""
-    quick = replace(cli, preloaded=PRELOADED)
     folder = project("project: vision\nlimits: {max_duration: 1h}\nlocal: {price_per_hour: 10 USD}\n")
-    assert quick("submit", "--dry-run", cwd=folder).code == 0
-    assert quick("plan", "--json", cwd=folder).json["budgets"]["against"] == []
+    assert cli("submit", "--dry-run", cwd=folder).code == 0
+    assert cli("plan", "--json", cwd=folder).json["budgets"]["against"] == []
     assert not home.exists()
-    assert quick("budget", "set", "vision", "5USD").code == 0
-    dry = quick("submit", "--dry-run", cwd=folder)
+    assert cli("budget", "set", "vision", "5USD").code == 0
+    dry = cli("submit", "--dry-run", cwd=folder)
     assert (dry.code, "would be refused: project vision's 5 USD does not hold" in dry.stderr) == (0, True), dry.stderr
-    assert "would be refused" in quick("plan", cwd=folder).stdout
-    assert "local would be refused" in quick("plan", "--backend", "all", cwd=folder).stdout
-    assert quick("plan", "--json", cwd=folder).json["budgets"]["refused"]
-    sent = quick("submit", "-d", cwd=folder)
+    assert "would be refused" in cli("plan", cwd=folder).stdout
+    assert "local would be refused" in cli("plan", "--backend", "all", cwd=folder).stdout
+    assert cli("plan", "--json", cwd=folder).json["budgets"]["refused"]
+    sent = cli("submit", "-d", cwd=folder)
     assert (sent.code, "there is nobody" in sent.stderr) == (6, False), sent.stderr
-    slip = quick("submit", "-d", "-y", "--set", "project=visoin", cwd=folder)
+    slip = cli("submit", "-d", "-y", "--set", "project=visoin", cwd=folder)
     assert (slip.code, "did you mean `vision`?" in slip.stderr, "itself failed" in slip.stderr) == (3, True, False)
-    assert quick("list", "--json").json["jobs"] == []
+    assert cli("list", "--json").json["jobs"] == []
 
 
 def test_misspelt_project_is_refused_with_a_shared_ledger(
     cli: Any, project: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Known names are the names in the shared ledger; a quite different name is reported and needs a confirmation."""
-    quick = replace(cli, preloaded=PRELOADED)
     place = tmp_path / "disk"
     place.mkdir()
-    assert quick("budget", "set", "vision", "5000USD", "--ledger", place).code == 0
+    assert cli("budget", "set", "vision", "5000USD", "--ledger", place).code == 0
     folder = project("limits: {max_duration: 1h}\nlocal: {price_per_hour: 10 USD}\n")
-    slip = quick("submit", "-d", "--set", f"project={{name: visoin, ledger: {place}}}", cwd=folder)
+    slip = cli("submit", "-d", "--set", f"project={{name: visoin, ledger: {place}}}", cwd=folder)
     assert (slip.code, "did you mean `vision`?" in slip.stderr) == (3, True), slip.stderr
     for _ in range(2):  # the first run stores the ledger's place, but the project still has no budget
-        other = quick("submit", "-d", "--set", f"project={{name: sonar, ledger: {place}}}", cwd=folder)
+        other = cli("submit", "-d", "--set", f"project={{name: sonar, ledger: {place}}}", cwd=folder)
         assert other.code == 2
         for part in ("project sonar: no budget of its own (known: vision)", "cannot ask for confirmation"):
             assert part in other.stderr, other.stderr
-    assert quick("budget", "set", "9000USD", "--ledger", place).code == 0
-    assert "did you mean" not in quick("plan", "--set", "project=visoin", cwd=folder).stdout  # the ledger may have it
-    slip = quick("submit", "-d", "--set", "project=visoin", cwd=folder)
+    assert cli("budget", "set", "9000USD", "--ledger", place).code == 0
+    assert "did you mean" not in cli("plan", "--set", "project=visoin", cwd=folder).stdout  # the ledger may have it
+    slip = cli("submit", "-d", "--set", "project=visoin", cwd=folder)
     assert (slip.code, "did you mean `vision`?" in slip.stderr) == (3, True), slip.stderr
 
 
 def test_budget_option_sets_the_limit_and_conflicts_are_refused(cli: Any, project: Callable[..., Path]) -> None:
     """`--budget` sets `budget.limit`; with both set, `plan`, `submit` and `resume` exit with code 2."""
-    quick = replace(cli, preloaded=(*PRELOADED, "cloudtrain.launcher.commands.resume"))
     folder = project("limits: {max_duration: 1h}\nlocal: {price_per_hour: 10 USD}\nbudget: {limit: 50 USD}\n")
-    assert quick("plan", "--json", "--budget", "5USD", cwd=folder).json["budget_micro"] == 5 * USD
+    assert cli("plan", "--json", "--budget", "5USD", cwd=folder).json["budget_micro"] == 5 * USD
     both = ("--budget", "5USD", "--set", "budget.limit=6USD")
     for command in (("plan", *both), ("submit", "--dry-run", *both), ("resume", "x", *both)):
-        refused = quick(*command, cwd=folder)
+        refused = cli(*command, cwd=folder)
         assert (refused.code, "--budget and --set budget.limit both say" in refused.stderr) == (2, True)
-    odd = quick("plan", "--budget", "5k", cwd=folder)
+    odd = cli("plan", "--budget", "5k", cwd=folder)
     assert (odd.code, "with all its digits" in odd.stderr) == (2, True), odd.stderr
