@@ -289,9 +289,7 @@ def _torchrun_log() -> AbstractContextManager[TextIO | None]:
     return (Path(folder) / "torchrun.log").open("a") if folder else nullcontext()
 
 
-def _outcome(
-    folder: Path, ended: _Ended, nproc: int, *, is_task: bool = False
-) -> tuple[int, list[dict[str, Any]]]:
+def _outcome(folder: Path, ended: _Ended, nproc: int, *, is_task: bool = False) -> tuple[int, list[dict[str, Any]]]:
     """Return the node's exit code and failures, from what the ranks, torchrun and the trainer have written."""
     if ended.code == 0:
         return EXIT_DONE, []

@@ -294,7 +294,7 @@ class Coordinator:
         return self._end("stopped", self.desired.reason, {"rank": None, "kind": "stop", "message": message})
 
     def _are_done(self, current: list[Report]) -> bool:
-        """Return whether the ranks of all nodes have succeeded; `current` are the reports of the nodes that are not lost."""
+        """Return whether the ranks of all nodes have succeeded, by the reports of the nodes that are not lost."""
         return len(current) == len(self.desired.nodes) and all(r.is_done for r in current)
 
     def _end(self, state: ExitState, reason: str | None, error: dict[str, Any] | None = None) -> Desired:

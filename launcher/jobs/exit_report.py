@@ -39,7 +39,7 @@ def failed(
     """Return the end state by the exit report; without a report, by the platform's `words` and `kind`.
 
     `is_fault`: the platform reports a failed machine or service. A report with the reason `preempted` is then ignored,
-    because the failure caused the preemption; so is the report of a success, which the platform's failure followed.
+    because the failure caused the preemption. A report of success is ignored, because the failure came later.
     `common` are state fields that depend on neither source.
     """
     is_earlier = report is not None and report.get("state") == "succeeded"

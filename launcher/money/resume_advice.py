@@ -30,7 +30,7 @@ class ResumeAdvice:
 def resume_advice(job: Job, forecast: Forecast) -> ResumeAdvice | None:
     """Return the resume advice; None if the job is finished, has no checkpoint, or will finish within its limits.
 
-    A job that was stopped after its last step gets no advice either. A failed job may still lack its last files.
+    A job stopped after its last step gets no advice. A failed job may lack files that a resume writes.
     The command includes the money and the time for the remaining steps, so that the resume is not refused.
     """
     state = job.attempt.state

@@ -92,7 +92,7 @@ def test_store_of_torch_listens_on_the_held_port(make: Make, tmp_path: Path) -> 
 
 @pytest.fixture
 def finishing(make: Make, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
-    """Return the agent of a script that has ended with success; boot has not ended yet, and ignores SIGTERM."""
+    """Return the agent of a script after the success of its rank; boot still runs, and ignores SIGTERM."""
     agent = make()
     agent.is_task = False
     monkeypatch.setattr(agent, "_kill_tree", list)  # the descendants of this process are not the agent's alone
@@ -140,7 +140,7 @@ def test_sigterm_after_the_ranks_success_is_a_success(finishing: Agent) -> None:
 
 
 def test_rank_that_ends_after_the_stop_request_is_stopped(finishing: Agent) -> None:
-    """A script that exits 0 after a stop request may have saved only."""
+    """After a stop request, exit code 0 of a script may mean a save before the end of the work."""
     left = finishing._result() / "left-0"
     left.unlink()
     finishing._on_sigterm(signal.SIGTERM, None)
