@@ -35,6 +35,7 @@ _PREEMPTED = re.compile(r"preempt", re.IGNORECASE)
 _SIGNALLED = re.compile(r"non-zero status of (129|1[3-9]\d|2\d\d)|signal")
 LATE_S = 20.0  # from a job's end until its containers' exit reports are surely in the bucket
 LIMIT_MARGIN_S = 15.0
+CUT_SHORT = "Vertex AI ended the job after all ranks had succeeded; the last files may not be copied"
 
 
 def is_over(described: Mapping[str, Any]) -> bool:
@@ -88,6 +89,8 @@ def state_of(
     # At its time limit Vertex AI signals the containers, which report a preemption, and cancels or fails the job:
     # Google does not document which.
     is_out_of_time = billed_s >= limit_s - min(LIMIT_MARGIN_S, limit_s / 4) and reason in (None, "preempted")
+    if (account or {}).get("state") == "succeeded" and (name == "JOB_STATE_CANCELLED" or is_out_of_time):
+        return State("succeeded", detail=CUT_SHORT, **common)  # the end came while the containers copied files
     if name == "JOB_STATE_CANCELLED":
         why = limit_reason if is_out_of_time else reason if reason in ("time_limit", "budget") else "user"
         code, words = _error(described)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints import atomic_json, bundle_file, processes
 from cloudtrain.entrypoints.agent import gpulocks, gpumeter, log_times, transport
-from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED
+from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED, is_done
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
 from cloudtrain.entrypoints.agent.membership import Fenced, Membership
 from cloudtrain.entrypoints.contract import AgentSpec, AgentState, ExitReport
@@ -75,6 +75,7 @@ class Agent:
         self.note: str | None = None  # why the job runs on fewer nodes than planned
         self.boot: subprocess.Popen[bytes] | None = None
         self.asked_to_stop = False
+        self.members = spec.job.nodes  # the number of nodes in this generation
         self.ended_s = 0.0  # when the ranks had ended, before the agent copied their files
         self.killed = False  # the agent killed this generation: then boot's signal is no failure
         listener = None
@@ -203,12 +204,24 @@ class Agent:
                 self._set(phase="exited", code=EXIT_FAILED, failures=(_failure(words, "lost"),))
             else:
                 launch()
+        if self.boot is not None and not self.report.done and self._is_done(self._boot_code()):
+            self._set(done=True)
         if self.boot is not None and self._boot_code() is not None and self._has_kept():
             self._collect()
         if self.report.stop != "now" and (request := atomic_json.read_json(self.root / STOP)):
             self._set(stop=request["reason"])  # a user whose request `user` takes too long may request `now`
         elif self.report.stop is None and self.terminated:
             self._set(stop="preempted")
+
+    def _is_done(self, boot_code: int | None) -> bool:
+        """Return whether the ranks of this node have ended with success, while boot or the agent still works.
+
+        After a stop request, a script that exits 0 may have saved only; then boot decides.
+        """
+        if boot_code is not None:
+            return boot_code == EXIT_DONE
+        is_asked = self.asked_to_stop or self.terminated
+        return (self.is_task or not is_asked) and is_done(self._result(), self.spec.job, self.members)
 
     def _has_kept(self) -> bool:
         """Kill the processes that the ranks have left; return whether the ranks' files are kept."""
@@ -257,7 +270,7 @@ class Agent:
         elif desired.want == "stop" and not self.asked_to_stop:
             self.asked_to_stop = True
             self._not_launched(EXIT_STOPPED)
-            if self.boot is not None and self.report.phase == "running":
+            if self.boot is not None and self.boot.returncode is None and self.report.phase == "running":
                 processes.kill(self.boot.pid, signal.SIGTERM)
 
     def _kill_ranks(self) -> list[int]:
@@ -299,8 +312,8 @@ class Agent:
 
     def _start_boot(self, desired: Desired) -> None:
         self._kill_tree()
-        self.killed, self.note = False, desired.note
-        self._set(generation=desired.generation, phase="running", code=None, failures=(), saved=None)
+        self.killed, self.note, self.members = False, desired.note, len(desired.nodes)
+        self._set(generation=desired.generation, phase="running", code=None, failures=(), saved=None, done=False)
         self.launch = lambda: self._launch(desired)
         places = [place for place in self.line.places if place[0] != self.report.node]
         if self.replicas is not None and places and (not self.is_task or self.report.node == desired.nodes[0]):
@@ -405,11 +418,12 @@ class Agent:
     def _collect(self) -> None:
         assert self.boot is not None
         code, self.boot = self.boot.returncode, None
-        if code == -signal.SIGTERM and self.asked_to_stop:
-            code = EXIT_STOPPED  # the signal came before boot had a handler
         self._kill_tree()
         result = self._result()
-        failures = tuple((atomic_json.read_json(result / "result.json") or {}).get("failures", ()))[:MAX_FAILURES]
+        written = atomic_json.read_json(result / "result.json") or {}
+        if code == -signal.SIGTERM and (written or self.asked_to_stop):
+            code = written.get("code", EXIT_STOPPED)  # the signal came after or before boot's handler was in place
+        failures = tuple(written.get("failures", ()))[:MAX_FAILURES]
         if self.container is not None:
             fault = dockerrun.client_fault(self.container, code, self.root / "log" / "boot.log")
             failures = (_failure(fault),) if fault else failures

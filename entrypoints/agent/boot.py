@@ -43,6 +43,7 @@ __all__ = [
     "EXIT_RENDEZVOUS",
     "EXIT_SAVED",
     "EXIT_STOPPED",
+    "is_done",
     "main",
     "root_cause_first",
 ]
@@ -98,7 +99,7 @@ def main() -> int:
         heartbeat.Supervisor(os.getppid()).wait()
         if stuck:
             print(f"boot: processes {stuck} could not be killed", file=sys.stderr)
-        code, failures = _outcome(folder, ended, spec.nproc_per_node)
+        code, failures = _outcome(folder, ended, spec.nproc_per_node, is_task=spec.run.kind == "task")
         if code == EXIT_DONE and (alone := _alone(folder, spec, node.count)):
             code, failures = EXIT_CONFIG, [alone]
         return _finish(code, _with_memory(failures, processes.killed_for_memory() - killed_before))
@@ -152,6 +153,11 @@ def torchrun_environment(node: nodes.Node) -> dict[str, str]:
     return env
 
 
+def is_done(folder: Path, spec: JobSpec, nodes_count: int) -> bool:
+    """Return whether all ranks of this node have written their success, and joined a group with all ranks."""
+    return _left_code(folder, spec.nproc_per_node) == EXIT_DONE and _alone(folder, spec, nodes_count) is None
+
+
 def root_cause_first(failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Sort failures: independent failures before failures caused by a lost peer, then by time."""
     return sorted(failures, key=lambda f: (bool(f.get("peer_lost")), f.get("time_s", 0.0)))
@@ -170,7 +176,10 @@ def _result_folder() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _Ended:
-    """How torchrun ended: exit code (None if boot ends torchrun), whether a stop request came, boot's reasons."""
+    """How torchrun ended: exit code (None if boot ends torchrun), whether a stop request came, boot's reasons.
+
+    A stop request after the success of all local ranks does not count.
+    """
 
     code: int | None
     was_stopped: bool = False
@@ -187,7 +196,8 @@ def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: J
             # Relay one signal only: after a second signal torchrun stops waiting for the workers' save.
             if not asked_s:
                 processes.kill(child.pid, signal.SIGTERM)
-            asked_s.append(time.monotonic())
+            if _left_code(folder, spec.nproc_per_node) != EXIT_DONE:  # else no work is left to stop
+                asked_s.append(time.monotonic())
 
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(signum, relay)
@@ -279,15 +289,15 @@ def _torchrun_log() -> AbstractContextManager[TextIO | None]:
     return (Path(folder) / "torchrun.log").open("a") if folder else nullcontext()
 
 
-def _outcome(folder: Path, ended: _Ended, nproc: int) -> tuple[int, list[dict[str, Any]]]:
+def _outcome(folder: Path, ended: _Ended, nproc: int, *, is_task: bool = False) -> tuple[int, list[dict[str, Any]]]:
     """Return the node's exit code and failures, from what the ranks, torchrun and the trainer have written."""
     if ended.code == 0:
         return EXIT_DONE, []
     if ended.failures:
         return EXIT_FAILED, list(ended.failures)
     left = _left_code(folder, nproc)
-    # After a stop request, a script that exits 0 has saved, or given up; the script is not done.
-    if left == EXIT_SAVED or (left == EXIT_DONE and not ended.was_stopped):
+    # After a stop request, a script that exits 0 has saved, or given up; the script is not done. The trainer is done.
+    if left == EXIT_SAVED or (left == EXIT_DONE and (is_task or not ended.was_stopped)):
         return left, []
     if ended.code is None and (code := _trainer_code(folder)) is not None:
         return code, []

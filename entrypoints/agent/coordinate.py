@@ -25,6 +25,7 @@ FENCE_S = 5.0  # before a restart: a lost node that is alive fences itself only 
 class Report:
     """A node's state. `phase`: preparing idle running exited; `stop`: the reason of a stop request to the node.
 
+    `done`: the ranks have ended with success before a stop request reached them, and the agent is finishing the node.
     `address` and `ports` (membership connection, copies) are for connections from other nodes. `newest`: a script's
     newest checkpoint on this node, as its path in the checkpoint folder, and its time in unix seconds. `gpus`: figures
     of each local rank's GPU (gpumeter.py).
@@ -36,11 +37,17 @@ class Report:
     code: int | None = None
     failures: tuple[dict[str, Any], ...] = ()
     saved: dict[str, Any] | None = None
+    done: bool = False
     stop: str | None = None
     address: str = ""
     ports: tuple[int, int] = (0, 0)
     newest: tuple[str, float] | None = None
     gpus: tuple[tuple[float | None, ...], ...] = ()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the ranks have ended with success; boot's exit code is final."""
+        return self.code == EXIT_DONE if self.phase == "exited" else self.done
 
     @classmethod
     def load(cls, data: dict[str, Any]) -> Report:
@@ -152,7 +159,6 @@ class Coordinator:
     def _next(self, reports: dict[int, Report], lost: set[int], now_s: float, port: Callable[[], int]) -> Desired:
         members = set(self.desired.nodes) or set(range(self.rules.nodes))
         current = [r for r in reports.values() if r.node in members - lost and r.generation == self.desired.generation]
-        everyone = len(current) == len(members)
         exited = [r for r in current if r.phase == "exited"]
         waited_s = now_s - self.since_s
         if not lost & members:
@@ -163,7 +169,8 @@ class Coordinator:
             return self._start(current, lost & members, now_s, port)
         if self.desired.want == "stop":
             return self._stopping(current, lost & members, waited_s, now_s)
-        if everyone and len(exited) == len(members) and all(r.code == EXIT_DONE for r in exited):
+        are_done = self._are_done(current)
+        if are_done and len(exited) == len(members):
             return self._end("succeeded", None)
         reason = next((r.stop for r in current if r.stop), None)
         if self.desired.want == "kill":
@@ -173,7 +180,7 @@ class Coordinator:
             return self._after_kill(over, lost, now_s, port, reason)
         lost = lost & members
         if reason == "now":
-            return self._end("stopped", reason)
+            return self._end("succeeded", None) if are_done else self._end("stopped", reason)
         if reason or now_s >= self.rules.soft_deadline_s:
             return replace(self.desired, want="stop", reason=reason or self.rules.limit_reason)
         failed = [r for r in exited if r.code != EXIT_DONE]
@@ -271,21 +278,24 @@ class Coordinator:
 
     def _stopping(self, current: list[Report], lost: set[int], waited_s: float, now_s: float) -> Desired:
         exited = [r for r in current if r.phase == "exited"]
-        over = len(exited) + len(lost) == len(self.desired.nodes)
-        if over and not lost and all(r.code == EXIT_DONE for r in exited):
+        are_over = len(exited) + len(lost) == len(self.desired.nodes)
+        is_now = any(r.stop == "now" for r in current)
+        if not are_over and not is_now and waited_s <= self.rules.grace_s and now_s <= self.rules.hard_deadline_s:
+            return self.desired
+        if self._are_done(current):  # the stop request came after the success of all ranks
             return self._end("succeeded", None)
-        if over:
+        if are_over:
             failures = root_cause_first([{"node": r.node, **f} for r in exited for f in r.failures])
             return self._end("stopped", self.desired.reason, failures[0] if failures else None)
-        if any(r.stop == "now" for r in current):
+        if is_now or (self.desired.reason == self.rules.limit_reason and not self.rules.leaves_time):
             return self._end("stopped", self.desired.reason)
-        if waited_s > self.rules.grace_s or now_s > self.rules.hard_deadline_s:
-            if self.desired.reason == self.rules.limit_reason and not self.rules.leaves_time:
-                return self._end("stopped", self.desired.reason)
-            # The agents kill at `end`: a rank that has not saved by now has used its time.
-            message = f"did not leave within {waited_s:.0f} s, so it was killed"
-            return self._end("stopped", self.desired.reason, {"rank": None, "kind": "stop", "message": message})
-        return self.desired
+        # The agents kill at `end`: a rank that has not saved by now has used its time.
+        message = f"did not leave within {waited_s:.0f} s, so it was killed"
+        return self._end("stopped", self.desired.reason, {"rank": None, "kind": "stop", "message": message})
+
+    def _are_done(self, current: list[Report]) -> bool:
+        """Return whether the ranks of all nodes have succeeded, by the reports of the nodes that are not lost."""
+        return len(current) == len(self.desired.nodes) and all(r.is_done for r in current)
 
     def _end(self, state: ExitState, reason: str | None, error: dict[str, Any] | None = None) -> Desired:
         verdict = ExitReport(

@@ -244,7 +244,8 @@ def _facts(
     is_short = not is_running or (run.limit_reason == "budget" and (done_s is None or now_s + done_s > at_s))
     more = _more(run, progress, now_s, is_running=is_running) if reason == "budget" or is_short else None
     resume = None
-    if state != "succeeded" and ((is_resumable and not is_running) or (is_running and more is not None)):
+    is_over = state == "succeeded" or (state != "failed" and resume_cost.is_complete(progress))
+    if not is_over and ((is_resumable and not is_running) or (is_running and more is not None)):
         resume = f"cloudtrain resume {run.job}"
         resume += "" if more is None else f" --budget +{resume_cost.amount(more.micro)}"
     return Facts(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ExtraBudget", "PriceTerms", "amount", "cap_s", "more", "number", "readable_s"]
+__all__ = ["ExtraBudget", "PriceTerms", "amount", "cap_s", "is_complete", "more", "number", "readable_s"]
 
 # For another run: steps may take longer than the last steps did; the start (torchrun, the import of torch, the
 # checkpoint); the time before the limit at which the run saves and leaves, at most a quarter of a short run.
@@ -101,6 +101,13 @@ def more(
     if lacking <= 0:
         return None
     return ExtraBudget(_readable(lacking), round(tariff.rate_micro_h * left_s / 3600), limit_micro - spent_micro)
+
+
+def is_complete(progress: Mapping[str, Any]) -> bool:
+    """Return whether the last step is done, and no known checkpoint is older: a resume would train no step."""
+    step, last = number(progress.get("step")), number(progress.get("max_steps"))
+    saved = number(progress.get("checkpoint_step"))
+    return step is not None and last is not None and min(step, step if saved is None else saved) >= last
 
 
 def amount(micro: int) -> str:

@@ -80,7 +80,7 @@ def failure(folder: Path, nproc: int, ranks: int) -> dict[str, Any] | None:
     """Return the failure if a rank of the node has joined no group of all ranks."""
     if len(list(folder.glob("met-*"))) >= nproc:
         return None
-    why = next((path.read_text() for path in sorted(folder.glob("alone-*"))), _GENERAL)
+    why = next((path.read_text() for path in sorted(folder.glob("missing_group-*"))), _GENERAL)
     message = f"the {ranks} ranks have joined no process group of torch.distributed: each has trained alone, on all of "
     message += f"the data; the files are kept; {why}"
     return {"rank": None, "kind": "config", "message": message}

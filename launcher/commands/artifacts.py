@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -36,15 +37,23 @@ def command(job: str, output: Path | None, as_json: bool) -> int:
         say(f"{found.id} is still running: what is there may not be whole")
     folder = output or Path(f"{found.id}-output")
     is_new = not folder.exists()
-    files = _fetched(found, folder)
-    if is_new:  # the folder may be inside the code folder, and must not be shipped
+    files: list[Path] = []
+    try:
+        files = _fetched(found, folder)
+    finally:
+        if is_new and not any(path.is_file() for path in folder.rglob("*")):
+            shutil.rmtree(folder, ignore_errors=True)
+    if is_new and files:  # the folder may be inside the code folder, and must not be shipped
         with contextlib.suppress(OSError):
             (folder / ".gitignore").write_text("*\n")
     if as_json:
         print_json({"job": found.id, "folder": str(folder), "files": [str(path) for path in files]})
         return 0
     print_lines([str(path) for path in files])
-    say(f"{len(files)} file{'s' * (len(files) != 1)} in {folder}")
+    if files:
+        say(f"{len(files)} file{'s' * (len(files) != 1)} in {folder}")
+    else:
+        say(f"{found.id} has no output files{' yet' if found.active else ''}")
     if not files and not found.asked.task:
         say("  hint: `keep` in the config names the script's files and folders to keep (docs/scripts.md, Files: keep)")
     return 0

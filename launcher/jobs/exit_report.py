@@ -39,9 +39,11 @@ def failed(
     """Return the end state by the exit report; without a report, by the platform's `words` and `kind`.
 
     `is_fault`: the platform reports a failed machine or service. A report with the reason `preempted` is then ignored,
-    because the failure caused the preemption. `common` are state fields that depend on neither source.
+    because the failure caused the preemption. A report of success is ignored, because the failure came later.
+    `common` are state fields that depend on neither source.
     """
-    if report and not (is_fault and report.get("reason") == "preempted"):
+    is_earlier = report is not None and report.get("state") == "succeeded"
+    if report and not is_earlier and not (is_fault and report.get("reason") == "preempted"):
         error = {key: report.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
         error |= {"lines": report["lines"]} if report.get("lines") else {}
         state: JobState = "stopped" if report.get("state") == "stopped" else "failed"

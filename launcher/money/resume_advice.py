@@ -30,6 +30,7 @@ class ResumeAdvice:
 def resume_advice(job: Job, forecast: Forecast) -> ResumeAdvice | None:
     """Return the resume advice; None if the job is finished, has no checkpoint, or will finish within its limits.
 
+    A job stopped after its last step gets no advice. A failed job may lack files that a resume writes.
     The command includes the money and the time for the remaining steps, so that the resume is not refused.
     """
     state = job.attempt.state
@@ -38,6 +39,8 @@ def resume_advice(job: Job, forecast: Forecast) -> ResumeAdvice | None:
     if job.active and not _has_end_before_finish(job, forecast):
         return None
     until_s, progress = _until_s(job, forecast), _progress(job, forecast)
+    if state.state != "failed" and resume_cost.is_complete(progress):
+        return None
     is_in_code = state.state == "failed" and (state.error or {}).get("kind") == "exception"  # the user fixes the code
     command = f"cloudtrain resume {job.id}{' --update-code' if is_in_code else ''}"
     more = _more(job, forecast, progress, until_s)

@@ -18,6 +18,7 @@ from doubles.google.names import rfc3339
 BEGIN_S = 1_000_000.0
 ERROR = {"state": "failed", "reason": "error", "rank": 3, "kind": "error", "type": "ValueError", "message": "boom"}
 SAVED = {"state": "stopped", "reason": "budget", "kind": None, "resumable": True}
+DONE = {"state": "succeeded", "reason": None, "kind": None, "resumable": False}
 SIGNALLED = {"state": "stopped", "reason": "preempted", "kind": None, "resumable": True}
 LOST = {"state": "failed", "reason": "node_failure", "kind": "lost", "message": "node 1 is gone", "restarts": 2}
 EXITED = "The replica workerpool0-0 exited with a non-zero status of {}. To find out more, please check the logs: url"
@@ -71,6 +72,10 @@ def test_reason_of_a_wait_is_shown() -> None:
         ({"state": "SUCCEEDED"}, ("succeeded", None, False)),
         ({"state": "SUCCEEDED", "account": ERROR}, ("succeeded", None, False)),
         ({"state": "CANCELLED", "has_checkpoint": True}, ("stopped", "user", True)),
+        ({"state": "CANCELLED", "has_checkpoint": True, "account": DONE}, ("succeeded", None, False)),
+        ({"state": "CANCELLED", "ended": 3605, "account": DONE}, ("succeeded", None, False)),
+        ({"state": "FAILED", "ended": 3605, "error": (4, "timed out"), "account": DONE}, ("succeeded", None, False)),
+        ({"state": "FAILED", "error": (13, "Internal error."), "account": DONE}, ("failed", "node_failure", False)),
         ({"state": "CANCELLED", "account": SIGNALLED}, ("stopped", "user", True)),
         ({"state": "CANCELLED", "account": SAVED}, ("stopped", "budget", True)),
         ({"state": "CANCELLED", "ended": 3590}, ("stopped", "budget", False)),

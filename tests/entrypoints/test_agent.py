@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.agent import transport
 from cloudtrain.entrypoints.agent.agent import Agent, boot_module
 from cloudtrain.entrypoints.agent.coordinate import Desired
@@ -85,6 +88,78 @@ def test_store_of_torch_listens_on_the_held_port(make: Make, tmp_path: Path) -> 
     assert TCPStore(HOST, port, is_master=False).get("key") == b"value"
     with pytest.raises(OSError, match="no free port"):
         transport.reserved(_spec(tmp_path, ports=(port, port)))
+
+
+@pytest.fixture
+def finishing(make: Make, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    """Return the agent of a script after the success of its rank; boot still runs, and ignores SIGTERM."""
+    agent = make()
+    agent.is_task = False
+    monkeypatch.setattr(agent, "_kill_tree", list)  # the descendants of this process are not the agent's alone
+    agent.line._coordinator.desired = Desired("run", 1, nodes=(0,))
+    agent._set(phase="running", generation=1)
+    agent._result().mkdir(parents=True)
+    (agent._result() / "left-0").write_text("0")
+    command = ["sh", "-c", "trap '' TERM; echo ready; exec sleep 60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as boot:
+        assert boot.stdout is not None
+        boot.stdout.readline()
+        agent.boot = boot
+        yield agent
+        boot.kill()
+
+
+def _ended(agent: Agent) -> tuple[str, str | None]:
+    """Return state and reason of the exit report."""
+    while not agent._turn():
+        pass
+    assert agent.ended is not None
+    return agent.ended.state, agent.ended.reason
+
+
+def test_deadline_after_the_ranks_success_is_a_success(finishing: Agent) -> None:
+    """The limit ends the node at once, and the exit report has the ranks' success."""
+    finishing.line.zero_s -= 1000
+    assert _ended(finishing) == ("succeeded", None)
+
+
+def test_stop_file_after_the_ranks_success_is_a_success(finishing: Agent) -> None:
+    """`stop --now` arrives while the agent finishes the node."""
+    atomic_json.write_json(finishing.root / "stop.json", {"reason": "now"})
+    assert _ended(finishing) == ("succeeded", None)
+
+
+def test_sigterm_after_the_ranks_success_is_a_success(finishing: Agent) -> None:
+    """A cloud sends SIGTERM at its time limit, and the grace period passes."""
+    assert not finishing._turn()
+    finishing._on_sigterm(signal.SIGTERM, None)
+    assert not finishing._turn()
+    assert finishing.report.stop == "preempted"
+    finishing.line.zero_s -= 1000
+    assert _ended(finishing) == ("succeeded", None)
+
+
+def test_rank_that_ends_after_the_stop_request_is_stopped(finishing: Agent) -> None:
+    """After a stop request, exit code 0 of a script may mean a save before the end of the work."""
+    left = finishing._result() / "left-0"
+    left.unlink()
+    finishing._on_sigterm(signal.SIGTERM, None)
+    assert not finishing._turn()
+    left.write_text("0")
+    finishing.line.zero_s -= 1000
+    assert _ended(finishing) == ("stopped", "preempted")
+
+
+def test_result_of_boot_counts_if_a_signal_kills_boot_at_its_end(finishing: Agent) -> None:
+    """Python removes signal handlers shortly before the process ends, after boot has written its result."""
+    assert finishing.boot is not None
+    atomic_json.write_json(finishing._result() / "result.json", {"code": 0, "failures": []})
+    finishing.boot.kill()
+    finishing.boot.wait()
+    finishing.boot.returncode = -signal.SIGTERM
+    finishing.asked_to_stop = True
+    finishing._collect()
+    assert (finishing.report.phase, finishing.report.code) == ("exited", 0)
 
 
 def test_bundle_of_version_0_1_starts_with_its_own_boot(tmp_path: Path) -> None:

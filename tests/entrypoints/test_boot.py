@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import string
 import subprocess
 import sys
@@ -206,6 +207,32 @@ def test_outcome_of_an_abort_after_the_work(tmp_path: Path, left: tuple[int, ...
 def test_outcome_of_a_stop_is_not_done(tmp_path: Path) -> None:
     """A script that exits 0 after a stop request has not finished its work."""
     assert outcome(tmp_path, stopped=True, left=(0, 0)) == (boot.EXIT_STOPPED, [])
+
+
+def test_outcome_of_a_trainer_that_finished_after_a_stop_is_done(tmp_path: Path) -> None:
+    """The trainer exits 0 only after its last step and all saves."""
+    for rank in range(2):
+        (tmp_path / f"left-{rank}").write_text("0")
+    assert boot._outcome(tmp_path, boot._Ended(1, True), 2, is_task=True) == (boot.EXIT_DONE, [])
+
+
+@pytest.mark.parametrize(("left", "code"), [((0, 0), boot.EXIT_DONE), ((0,), boot.EXIT_STOPPED)])
+def test_stop_after_the_success_of_all_ranks_is_no_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: tuple[int, ...], code: int
+) -> None:
+    """A SIGTERM during the teardown ends torchrun, and does not turn the success into a stop."""
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(boot, "_watch", lambda child, asked_s, *_: _signalled(handlers, child, asked_s))
+    for rank, leaving in enumerate(left):
+        (tmp_path / f"left-{rank}").write_text(str(leaving))
+    ended = boot._run_torchrun(["sleep", "60"], dict(os.environ), tmp_path, JobSpec(nproc_per_node=2))
+    assert boot._outcome(tmp_path, ended, 2) == (code, [])
+
+
+def _signalled(handlers: dict[int, Any], child: subprocess.Popen[bytes], asked_s: list[float]) -> boot._Ended:
+    handlers[signal.SIGTERM](signal.SIGTERM, None)
+    return boot._Ended(child.wait(10), bool(asked_s))
 
 
 @pytest.mark.parametrize(("word", "code"), [("done", boot.EXIT_DONE), ("saved", boot.EXIT_SAVED)])

@@ -391,6 +391,50 @@ def test_end_without_time_to_save_is_no_fault() -> None:
     assert (ended.verdict.state, ended.verdict.reason, ended.verdict.error) == ("stopped", "budget", None)
 
 
+@pytest.mark.parametrize("soft_deadline_s", [900, 1000])
+@pytest.mark.parametrize("second", [{"done": True}, {"phase": "exited", "code": 0}])
+def test_deadline_after_all_ranks_succeeded_leaves_the_success(soft_deadline_s: int, second: dict[str, Any]) -> None:
+    """The agents still copy files at the deadline: the job ends at the limit, and counts as a success."""
+    job = Job(replace(RULES, limit_reason="budget", soft_deadline_s=soft_deadline_s))
+    job.run()
+    job.say(0, done=True)
+    job.say(1, **second)
+    assert job.decide(after_s=999.8).want == ("stop" if soft_deadline_s == 900 else "run")
+    job.decide(after_s=0.2)
+    verdict = job.decide(after_s=0.2).verdict
+    assert verdict == ExitReport("succeeded")
+
+
+def test_node_still_at_work_at_the_deadline_is_no_success(job: Job) -> None:
+    """The job is stopped if the ranks of only some nodes have ended with success."""
+    job.say(0, done=True)
+    assert job.decide(after_s=900).want == "stop"
+    verdict = job.decide(after_s=101).verdict
+    assert verdict is not None
+    assert (verdict.state, verdict.reason) == ("stopped", "time_limit")
+
+
+@pytest.mark.parametrize("earlier", [None, "user", "preempted"])
+def test_stop_now_after_all_ranks_succeeded_leaves_the_success(job: Job, earlier: str | None) -> None:
+    """A kill ends the agents' work at once; the ranks' success stays, with or without an earlier stop request."""
+    for node in job.reports:
+        job.say(node, done=True)
+    if earlier is not None:
+        job.say(0, stop=earlier)
+        assert job.decide().want == "stop"
+    job.say(1, stop="now")
+    assert job.decide().verdict == ExitReport("succeeded")
+
+
+def test_exit_code_of_boot_overrides_the_ranks_success(job: Job) -> None:
+    """Boot may find a fault after the ranks' end, so a node that has exited is judged by the exit code."""
+    job.say(0, done=True)
+    job.say(1, done=True, phase="exited", code=143, stop="now")
+    verdict = job.decide().verdict
+    assert verdict is not None
+    assert verdict.state == "stopped"
+
+
 def test_all_nodes_resume_from_the_newest_checkpoint_of_any(job: Job) -> None:
     """The checkpoint is chosen once before the ranks start; a lost node's checkpoint does not count."""
     assert job.coordinator.desired.resume is None

@@ -151,6 +151,21 @@ def test_threshold_and_end_are_sent_and_logged(tmp_path: Path, monkeypatch: pyte
     assert sorted(logged(tmp_path)) == ["budget:100@1000000", "budget:50@1000000", "stopped:1"]
 
 
+def test_stop_after_the_last_step_names_no_resume(tmp_path: Path) -> None:
+    """A resume would pay for no step."""
+    with receivers.hooks([]) as told:
+        found = of_agent(agent_spec(tmp_path, told.url), time.time() - 900)
+        assert found is not None
+        (tmp_path / "checkpoints" / "ckpt.pt").write_text("weights")
+        line = events.format_line("step", "s", {"step": 200, "max_steps": 200, "eta_s": 0.0})
+        (tmp_path / "log" / "rank-0.log").write_text(f"{line}\n")
+        found.start()
+        found.end(ExitReport("stopped", "budget"))
+        found.finish()
+        last = next(each for each in told.got if each["key"] == "stopped:1")
+    assert (last["step"], last["resume"]) == (200, None)
+
+
 def test_kept_file_of_an_earlier_attempt_is_a_known_checkpoint(tmp_path: Path) -> None:
     """The log of this attempt reports no save, but the folder of checkpoints has a file of `keep`."""
     with receivers.hooks([]) as told:

@@ -10,6 +10,7 @@ import pytest
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.jobs.describe import next_step
 from cloudtrain.launcher.money.alerts import standing, untold, wanted
 from cloudtrain.launcher.money.forecast import Forecast, forecast
 from doubles.plans import plan_of
@@ -311,6 +312,21 @@ def test_end_at_the_budget_names_the_money_to_continue() -> None:
         "resume with cloudtrain resume j-x1 --budget +9.70USD",
         "            (12 to finish, 7.70 in reserve for start and end, less 10 left)",
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "saved_step", "is_advised"),
+    [("stopped", 200, False), ("stopped", None, False), ("stopped", 180, True), ("failed", 200, True)],
+)
+def test_stop_after_the_last_step_names_no_resume(state: Any, saved_step: int | None, is_advised: bool) -> None:
+    """No step is left to pay for. After a failure the code can be repaired, and unsaved steps can be repeated."""
+    ended = job(State(state, "budget", resumable=True, started_s=NOW - 9000, ended_s=NOW))
+    ended.attempt.progress.update(step=200, max_steps=200, eta_s=0.0, checkpoint_step=saved_step)
+    look = replace(spent(99), hits_limit=None, checkpoint_step=saved_step)
+    notice = standing(ended, look, NOW)[-1]
+    assert (notice.fields["resume"] is not None) == is_advised
+    assert ("to finish" in notice.text) == is_advised
+    assert any("cloudtrain resume" in each for each in next_step(ended, [ended.attempt])) == is_advised
 
 
 def test_end_without_a_checkpoint_names_no_command() -> None:

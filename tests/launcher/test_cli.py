@@ -118,7 +118,7 @@ def test_newest_job_is_the_default(cli: Any, line: str) -> None:
 
 
 @pytest.mark.parametrize(("config", "is_hinted"), [({"script": "train.py"}, True), ({"task": "task.py"}, False)])
-def test_artifacts_without_files_names_keep_for_a_script(
+def test_artifacts_without_files_leaves_no_folder_and_names_keep_for_a_script(
     cli: Any,
     tmp_path: Path,
     registry: Registry,
@@ -128,13 +128,14 @@ def test_artifacts_without_files_names_keep_for_a_script(
 ) -> None:
     """A wrong name in `keep` leaves no file; a task has its own folders."""
     job, _ = registry.add("one", lambda *args: make_job(*args, config=config), exclusive=True, key=None)
-    for name in ("output", "checkpoints"):
-        (tmp_path / name).mkdir()
+    for name in ("output", "checkpoints/logs"):
+        (tmp_path / name).mkdir(parents=True)
     ref = {"folder": str(tmp_path / "attempt-1"), "nodes": 1, "checkpoint_dir": str(tmp_path / "checkpoints")}
     registry.mark_sent(job.attempt, ref)
     registry.set_state(job.attempt, State("succeeded", started_s=1.0, ended_s=2.0), {})
     done = cli("artifacts", "one", cwd=tmp_path)
-    assert (done.code, "0 files in one-output" in done.stderr) == (0, True), done.stderr
+    assert (done.code, "one has no output files\n" in done.stderr) == (0, True), done.stderr
+    assert not (tmp_path / "one-output").exists()
     assert ("hint: `keep` in the config" in done.stderr) == is_hinted
 
 

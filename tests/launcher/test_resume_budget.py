@@ -24,6 +24,7 @@ from doubles.plans import plan_of
 
 MONEY = "budget: {limit: 85 USD}\nlocal: {price_per_hour: 3600 USD, python: %s}\n"
 ENDLESS = "import os, time\nprint('deadline', os.environ.get('CLOUDTRAIN_DEADLINE'), flush=True)\ntime.sleep(100)\n"
+LINGERS = "import time\nclass Slow:\n    def __del__(self, sleep=time.sleep):\n        sleep(100)\nslow = Slow()\n"
 PLAN = {"instances": 2, "ranks": 2, "hourly_usd": 7200.0, "price_micro": 3_600_000_000, "uncertainty": 1.1,
         "unit_s": 30, "minimum_bill_s": 0, "tail_s": 20, "attempts": 1, "useful_s": 60, "cap_s": 65}  # fmt: skip
 
@@ -128,6 +129,17 @@ def test_stop_at_the_limit_is_no_fault(cli: Any, content_cli: Any, project: Call
     assert (done.code, "deadline None" in done.stdout) == (6, True), done.stderr
     status = cli("status", "one", "--json").json
     assert (status["reason"], status["error"], 20 <= status["spend_usd"] <= 40) == ("budget", None, True)
+
+
+@pytest.mark.slow
+def test_limit_after_the_ranks_success_is_a_success(content_cli: Any, project: Callable[..., Path]) -> None:
+    """The script has ended with success, and its process takes longer to end than the budget lasts."""
+    folder = project("budget: {limit: 40 USD, on_limit: stop}\nlocal: {price_per_hour: 3600 USD}\n",
+                     text=LINGERS)  # fmt: skip
+    done = content_cli("submit", "--name", "one", cwd=folder)
+    assert done.code == 0, done.stderr
+    status = content_cli("status", "one", "--json").json
+    assert (status["state"], status["reason"], status["resumable"]) == ("succeeded", None, False)
 
 
 @pytest.mark.parametrize(
