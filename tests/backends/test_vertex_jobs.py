@@ -112,7 +112,6 @@ def as_script(folder: Path, text: str) -> None:
     """Make the project's job a script."""
     (folder / "train.py").write_text(text)
     config = CONFIG.replace("task: task.py", "script: train.py\ndistributed: {allow_alone: true}", 1)
-    config = config.replace("distributed: {nproc_per_node: 1}\n", "")
     (folder / "cloudtrain.yaml").write_text(config[: config.index("training:")] + config[config.index("limits:") :])
 
 

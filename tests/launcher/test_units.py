@@ -154,3 +154,20 @@ def test_any_value_reads_or_raises_value_error(value: Any) -> None:
 def test_duration_is_written_in_its_largest_unit(seconds: int, text: str) -> None:
     """A day is 24h, as people say; two days are 2d."""
     assert units.format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ([units.percent(share) for share in (0.0, 0.004, 0.126, 0.999, 1.0)], ["0 %", "<1 %", "13 %", "99 %", "100 %"]),
+        (
+            [units.quantity(value) for value in (0.0, 2.31e-4, 0.12345, 20480.0, -3e6)],
+            ["0", "2.31e-04", "0.1235", "20.5k", "-3M"],
+        ),
+        ([units.step_time(seconds) for seconds in (0.05, 1.254)], ["50 ms", "1.25 s"]),
+        ([units.size(count) for count in (4.24e8, 13.2e9)], ["404 MiB", "12.3 GiB"]),
+    ],
+)
+def test_figures_are_short_and_never_overstate(text: list[str], wanted: list[str]) -> None:
+    """A share below 1 is never 100 %, and a share above 0 is never 0 %."""
+    assert text == wanted
