@@ -14,7 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, get_args, get_origin, get_type_hints
 
-from cloudtrain.launcher.backend_table import BUILT_IN, DEFAULT, GROUP, BackendTraits, module_of, names, traits
+from cloudtrain.launcher.backend_table import (
+    BUILT_IN,
+    DEFAULT,
+    GROUP,
+    BackendTraits,
+    module_of,
+    names,
+    similar,
+    traits,
+)
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, require_all
 from cloudtrain.launcher.metering.limit import Terms
 
@@ -59,6 +68,7 @@ __all__ = [
     "load",
     "names",
     "nodes_of",
+    "similar",
     "traits",
     "unasked",
 ]
@@ -123,7 +133,8 @@ class Capacity:
     `price_source`: the source of the price with its date; `price_as_of`: the date, if known (ISO). `uncertainty`, from
     1 up: the factor by which the cost may exceed the price. `is_own`: a machine of the user, without a bill unless a
     price was set. `machine`: the platform's name of an instance. `is_spot_price`: the price is for spot machines;
-    otherwise a spot job counts with the price on demand, an upper bound.
+    otherwise a spot job counts with the price on demand, an upper bound. `unknown_region`: a warning about the config's
+    region, which explains an unknown price.
     """
 
     gpus: int
@@ -135,6 +146,7 @@ class Capacity:
     is_own: bool = False
     machine: str = ""
     is_spot_price: bool = False
+    unknown_region: Fault | None = None
 
 
 @dataclass(frozen=True)
@@ -496,5 +508,5 @@ def load(name: str) -> Backend:
     """Import and return a backend. Raises ConfigError for an unknown name."""
     path = module_of(name)
     if path is None:
-        raise ConfigError([Fault(f"unknown backend `{name}`", "backend", hint=f"there are: {', '.join(names())}")])
+        raise ConfigError([Fault(f"unknown backend `{name}`", "backend", hint=similar(name))])
     return cast("Backend", importlib.import_module(path))

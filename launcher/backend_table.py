@@ -25,6 +25,7 @@ __all__ = [
     "names",
     "package_of",
     "plugins",
+    "similar",
     "traits",
 ]
 
@@ -48,9 +49,10 @@ class BackendTraits:
     with spaces between; two `exclusive` keys exclude each other; `code_files` are keys that name a file of the code
     folder.
 
-    `aliases`: wrong spellings of the backend's name. `runs_here`: the nodes are processes of this machine.
-    `sizes_disks`: the request has a field for `resources.disk_gb`. `derives_spot_prices`: no spot price in the price
-    table comes from a vendor's list. `own_machines`: YAML with machines of the user, for the command `hosts`.
+    `aliases`: wrong spellings of the backend's name, and names of the vendor. `runs_here`: the nodes are processes of
+    this machine. `sizes_disks`: the request has a field for `resources.disk_gb`. `derives_spot_prices`: no spot price
+    in the price table comes from a vendor's list. `own_machines`: YAML with machines of the user, for the command
+    `hosts`.
     `programs`: needed programs of this machine, each with the option that prints the version. `ledgers`: schemes of
     addresses, each with the module of the store for shared ledgers (launcher/money/conditional.py).
     """
@@ -98,6 +100,15 @@ def block_of(name: str) -> type[BaseModel] | None:
     """Return the model of a backend's block in the config; None for a backend without a block."""
     module, _, kind = traits(name).block.rpartition(".")
     return cast("type[BaseModel]", getattr(importlib.import_module(module), kind)) if kind else None
+
+
+def similar(name: str) -> str:
+    """Return the advice for an unknown backend's name: the meant backend, else all names."""
+    from difflib import get_close_matches
+
+    meant = {spelling: known for known in names() for spelling in (known, *traits(known).aliases)}
+    close = get_close_matches(name.lower(), meant, 1, 0.75)
+    return f"did you mean `{meant[close[0]]}`?" if close else f"there are: {', '.join(names())}"
 
 
 def plugins() -> dict[str, str]:

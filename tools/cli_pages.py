@@ -44,7 +44,12 @@ NEEDED = {
     "local": (),
     "ssh": ("ssh.hosts=[a, b]",),
     "sagemaker": ("sagemaker.role=arn:aws:iam::123456789012:role/x", "sagemaker.region=eu-west-1"),
-    "azureml": ("azureml.subscription=s", "azureml.resource_group=g", "azureml.workspace=w", "azureml.region=eastus"),
+    "azureml": (
+        f"azureml.subscription={'0' * 8}-0000-0000-0000-{'0' * 12}",
+        "azureml.resource_group=g",
+        "azureml.workspace=w",
+        "azureml.region=eastus",
+    ),
     "vertex": ("vertex.project=a-project", "vertex.location=us-central1", "vertex.staging_bucket=gs://a-bucket"),
 }
 CLI_HEAD = f"""\

@@ -27,7 +27,7 @@ MINIMUM_BILL_S = 60  # a virtual machine's first minute, as a bound: bills go by
 def capacity(config: JobConfig) -> Capacity:
     """Return the machine type's capacity, at its on-demand price: our table has no prices of spot machines."""
     _require(config)
-    from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of
+    from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of, unknown_region
     from cloudtrain.launcher.text.units import format_duration
 
     machine, block = choose(config), block_of(config)
@@ -43,7 +43,7 @@ def capacity(config: JobConfig) -> Capacity:
         what = machine.instance_type or f"the machines of {block.compute}"
         where = block.region or "an unknown region (azureml.region)"
         source = catalog.unpriced("azureml", what, where)
-        return Capacity(machine.count, None, source, terms, machine=name)
+        return Capacity(machine.count, None, source, terms, machine=name, unknown_region=unknown_region(config))
     source = f"{name}, {machine.price_source}{more}"
     return Capacity(machine.count, machine.hourly_usd, source, terms, machine.uncertainty, machine.as_of, machine=name)
 

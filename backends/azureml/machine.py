@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from cloudtrain.backends.azureml.block import AzureML
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["block_of", "choose", "idle_s_of", "region_of", "workspace_of"]
+__all__ = ["block_of", "choose", "idle_s_of", "region_of", "unknown_region", "workspace_of"]
 
 CLUSTER_IDLE_S = 120  # before a cluster releases idle machines: Azure's default, which a cluster may change
 
 _TYPE = re.compile(r"Standard_[A-Z]+\d[A-Za-z0-9_-]*")
+_SUBSCRIPTION = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 # General purpose, compute and memory: families without accelerators, as in clusters.
 _CPU_FAMILY = re.compile(r"Standard_[ABDEFHLM]\w*", re.IGNORECASE)
 
@@ -36,6 +37,13 @@ def block_of(config: JobConfig) -> AzureML:
 def region_of(block: AzureML) -> str | None:
     """Return the region in the form of price lists: `East US` is eastus."""
     return None if block.region is None else plain_region(block.region)
+
+
+def unknown_region(config: JobConfig) -> Fault | None:
+    """Return a warning if the config's region is not known."""
+    from cloudtrain.backends.azureml.machine_regions import REGIONS, REGIONS_AS_OF
+
+    return request_rules.unknown_region("azureml.region", region_of(block_of(config)), REGIONS, REGIONS_AS_OF)
 
 
 def idle_s_of(block: AzureML) -> int:
@@ -107,6 +115,10 @@ def workspace_of(block: AzureML, environ: Mapping[str, str] = os.environ) -> Wor
         for key, (value, _) in parts.items()
         if value and re.search(r"[/?#\s]", value)
     ]
+    if subscription and not faults and not _SUBSCRIPTION.fullmatch(subscription):
+        message = f"`{subscription}` is not a subscription id"
+        hint = "32 digits, as `az account show --query id -o tsv` prints them"
+        faults.append(Fault(message, key="azureml.subscription", hint=hint))
     if faults:
         raise ConfigError(faults)
     return Workspace(str(subscription), str(block.resource_group), str(block.workspace), block.cloud)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of, workspace_of
+from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of, unknown_region, workspace_of
 from cloudtrain.backends.azureml.records import AzureMLSending
 from cloudtrain.entrypoints.contract import KeyVaultSecrets, Places
 from cloudtrain.launcher.backend import Request
@@ -21,6 +21,7 @@ from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
+from cloudtrain.launcher.planning.request_rules import notes_of
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -146,6 +147,7 @@ def _own_tags(config: JobConfig, job_id: str, attempt: int) -> dict[str, str]:
 
 def _notes(config: JobConfig) -> Iterator[str]:
     """Yield notes for the plan."""
+    yield from notes_of(unknown_region(config))
     if block_of(config).conda:
         yield "a conda environment is built into an image first, which takes Azure 10 to 45 minutes, once"
     if config.secrets:

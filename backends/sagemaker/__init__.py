@@ -10,6 +10,7 @@ TRAITS = BackendTraits(
     example={"region": "eu-west-1", "bucket": "my-bucket"},
     foreign_keys={"role": "role_arn iam_role iam_role_name execution_role RoleArn"},
     siblings={"region": "location", "bucket": "staging_bucket"},
+    aliases=("aws", "amazon"),
     sizes_disks=True,
     ledgers={"s3": "cloudtrain.backends.sagemaker.ledger"},
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends.sagemaker import check as rules
-from cloudtrain.backends.sagemaker.machine import block_of, choose, disk_gb, disk_usd, region_of
+from cloudtrain.backends.sagemaker.machine import block_of, choose, disk_gb, disk_usd, region_of, unknown_region
 from cloudtrain.backends.sagemaker.records import SageMakerSending
 from cloudtrain.launcher import lazily
 from cloudtrain.launcher.backend import Capacity, Request, Terms
@@ -44,7 +44,7 @@ def capacity(config: JobConfig) -> Capacity:
     if machine.hourly_usd is None:
         region = region_of(block_of(config)) or "an unknown region"
         source = catalog.unpriced("sagemaker", name, region)
-        return Capacity(machine.count, None, source, terms, machine=name)
+        return Capacity(machine.count, None, source, terms, machine=name, unknown_region=unknown_region(config))
     size_gb = disk_gb(config)
     disk = disk_usd(name, size_gb)
     source = f"{name}, {machine.price_source}{f', with a disk of {size_gb} GB' if disk else ''}{spot}{warm}"

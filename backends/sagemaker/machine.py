@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from cloudtrain.backends.sagemaker.block import SageMaker
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["S3Location", "block_of", "choose", "disk_gb", "disk_usd", "has_local_disk", "place_of", "region_of"]
+__all__ = [
+    "S3Location",
+    "block_of",
+    "choose",
+    "disk_gb",
+    "disk_usd",
+    "has_local_disk",
+    "place_of",
+    "region_of",
+    "unknown_region",
+]
 
 DISK_GB = 100  # if the config sets none
 # Of a volume, for a GB and a month: 0.14 to 0.154 by region; the worst case uses the higher figure. Source: the cost
@@ -127,6 +137,13 @@ def place_of(config: JobConfig) -> S3Location:
         raise ConfigError(faults)
     bucket = (block.bucket or f"sagemaker-{region}-{account[1]}").removeprefix("s3://").strip("/")
     return S3Location(region, account[0], bucket, f"s3://{bucket}/{block.prefix.strip('/')}".rstrip("/"))
+
+
+def unknown_region(config: JobConfig) -> Fault | None:
+    """Return a warning if the config's region is not known."""
+    from cloudtrain.backends.sagemaker.request_images import IMAGES_AS_OF, REGIONS
+
+    return request_rules.unknown_region("sagemaker.region", region_of(block_of(config)), REGIONS, IMAGES_AS_OF)
 
 
 def region_of(block: SageMaker, environ: Mapping[str, str] = os.environ) -> str | None:

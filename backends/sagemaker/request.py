@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.sagemaker import request_images
-from cloudtrain.backends.sagemaker.machine import S3Location, block_of, choose, disk_gb, place_of, region_of
+from cloudtrain.backends.sagemaker.machine import S3Location, block_of, choose, disk_gb, place_of, unknown_region
 from cloudtrain.backends.sagemaker.records import SageMakerSending
 from cloudtrain.entrypoints.contract import ParameterSecrets, Places
 from cloudtrain.launcher.backend import Request
@@ -20,7 +20,7 @@ from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
-from cloudtrain.launcher.planning.request_rules import doubts
+from cloudtrain.launcher.planning.request_rules import notes_of
 from cloudtrain.launcher.text.units import format_duration
 
 if TYPE_CHECKING:
@@ -146,9 +146,7 @@ def _own_tags(config: JobConfig, job_id: str, attempt: int) -> list[tuple[str, s
 
 def _notes(config: JobConfig) -> Iterator[str]:
     """Yield notes for the plan."""
-    yield from doubts(
-        "sagemaker.region", region_of(block_of(config)), request_images.REGIONS, request_images.IMAGES_AS_OF
-    )
+    yield from notes_of(unknown_region(config))
     if config.resources.spot:
         wait_s = config.limits.max_wait or WAIT_S
         yield f"spot machines: the job may wait for them up to {format_duration(wait_s)}, and start again on others"

@@ -46,7 +46,7 @@ def capacity(config: JobConfig) -> Capacity:
     """Return the machine's capacity, with the price of its provisioning kind: standard, spot, flex start, reserved."""
     _require(config)
     from cloudtrain.backends.vertex import prices
-    from cloudtrain.backends.vertex.machine import block_of, choose, disk_of, kind_of, location_of
+    from cloudtrain.backends.vertex.machine import block_of, choose, disk_of, kind_of, location_of, unknown_region
 
     choice, block, kind = choose(config), block_of(config), kind_of(config)
     is_guarded = config.budget is not None and config.budget.on_limit != "alert"
@@ -58,7 +58,7 @@ def capacity(config: JobConfig) -> Capacity:
     if offer.usd is None:
         where = location_of(block) or "an unknown region (vertex.location)"
         source = catalog.unpriced("vertex", choice.label, where)
-        return Capacity(choice.count, None, source, terms, machine=choice.label)
+        return Capacity(choice.count, None, source, terms, machine=choice.label, unknown_region=unknown_region(config))
     disk_type, disk_gb = disk_of(config, choice)
     disk_usd = prices.disk_hourly(disk_type, disk_gb)
     disk = (

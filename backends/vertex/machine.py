@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from cloudtrain.backends.vertex import machine_types
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.metering.rate import Machine
+from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
     "label_of",
     "location_of",
     "place_of",
+    "unknown_region",
     "project_of",
 ]
 
@@ -210,6 +212,8 @@ def place_of(config: JobConfig, environ: Mapping[str, str] = os.environ) -> Vert
 def _meant(key: str, value: str, pattern: re.Pattern[str], example: str) -> str:
     """Return how to fix the value: a zone instead of a region, or a folder after the bucket."""
     folder = value.partition("/")[2]
+    if key == "staging_bucket" and "://" in value:
+        return f"a bucket of Cloud Storage, as in {example}"
     if key == "staging_bucket" and folder:
         return f"only the bucket; the folder as `prefix: {folder}`"
     plain = value.lower()
@@ -231,6 +235,13 @@ def label_of(machine_type: str, accelerator: str | None, count: int) -> str:
     """Return the machine's name in a plan and in price lists: the type, and the attached accelerators."""
     is_attached = accelerator is not None and machine_types.fixed(machine_type) is None
     return f"{machine_type} + {count} x {accelerator}" if is_attached else machine_type
+
+
+def unknown_region(config: JobConfig) -> Fault | None:
+    """Return a warning if the config's location is not known."""
+    from cloudtrain.backends.vertex.machine_regions import REGIONS, REGIONS_AS_OF
+
+    return request_rules.unknown_region("vertex.location", location_of(block_of(config)), REGIONS, REGIONS_AS_OF)
 
 
 def location_of(block: Vertex, environ: Mapping[str, str] = os.environ) -> str | None:

@@ -23,10 +23,9 @@ from cloudtrain.backends.vertex.machine import (
     choose,
     disk_of,
     kind_of,
-    location_of,
     place_of,
+    unknown_region,
 )
-from cloudtrain.backends.vertex.machine_regions import REGIONS, REGIONS_AS_OF
 from cloudtrain.backends.vertex.records import VertexSending
 from cloudtrain.entrypoints.contract import (
     ContainerOrder,
@@ -41,7 +40,7 @@ from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
-from cloudtrain.launcher.planning.request_rules import doubts
+from cloudtrain.launcher.planning.request_rules import notes_of
 from cloudtrain.launcher.text.units import format_duration
 
 if TYPE_CHECKING:
@@ -286,7 +285,7 @@ def _storage_endpoint(config: JobConfig) -> list[str]:
 
 def _notes(config: JobConfig, kind: Kind) -> Iterator[str]:
     """Yield notes for the plan."""
-    yield from doubts("vertex.location", location_of(block_of(config)), REGIONS, REGIONS_AS_OF)
+    yield from notes_of(unknown_region(config))
     if kind == "flex_start":
         yield f"flex start: it may wait for its machines up to {format_duration(config.limits.max_wait or FLEX_WAIT_S)}"
     if config.secrets:

@@ -196,8 +196,10 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
     from cloudtrain.launcher import backend
 
     for name in names:
-        if name not in backend.BUILT_IN and name not in (known := backend.names()):  # plug-ins are looked for last
-            raise ConfigError(f"unknown backend `{name}`", hint=f"there are: {', '.join(known)}")
+        if name in (ALL, CHEAPEST):
+            raise UsageError(f"`{name}` is no backend's name: use it alone, as in --backend {name}")
+        if name not in backend.BUILT_IN and name not in backend.names():  # plug-ins are looked for last
+            raise ConfigError(f"unknown backend `{name}`", hint=backend.similar(name))
     return names
 
 

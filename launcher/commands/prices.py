@@ -130,7 +130,7 @@ def _require(backend: str | None, accelerator: str | None) -> None:
     from cloudtrain.launcher.errors import ConfigError, UsageError
 
     if backend is not None and backend not in backends.names():
-        raise ConfigError(f"unknown backend `{backend}`", hint=f"there are: {', '.join(backends.names())}")
+        raise ConfigError(f"unknown backend `{backend}`", hint=backends.similar(backend))
     name, colon, count = (accelerator or "").partition(":")
     if accelerator is not None and (not name or (colon and not (count.isascii() and count.isdecimal()))):
         raise UsageError(f"`{accelerator}` names no accelerators", hint="as in A100:8, or A100")

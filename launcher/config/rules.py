@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from cloudtrain.entrypoints.rank import variables
-from cloudtrain.launcher.backend_table import BUILT_IN, plugins, traits
+from cloudtrain.launcher.backend_table import BUILT_IN, plugins, similar, traits
 from cloudtrain.launcher.config import foreign_keys, schema
 from cloudtrain.launcher.config.schemafaults import dotted, named, quoted
 from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode, find, key_place
@@ -363,14 +363,12 @@ def _scalars(node: YamlNode | None, path: str) -> Iterator[tuple[str, YamlNode]]
 
 
 def _backend(root: YamlNode) -> Iterator[Fault]:
-    """Yield a fault for a misspelt built-in backend. A missing plug-in is reported when the plug-in is loaded."""
+    """Yield a fault for an unknown backend."""
     node = given(root, "backend")
     if node is None or not isinstance(node.value, str) or node.value in BUILT_IN:
         return
-    meant = {spelling: name for name in BUILT_IN for spelling in (name, *traits(name).aliases)}
-    close = get_close_matches(node.value.lower(), meant, 1, 0.75)
-    if close and node.value not in plugins():
-        yield Fault(f"no backend `{named(node)}`", "backend", node.place, f"did you mean `{meant[close[0]]}`?")
+    if node.value not in plugins():
+        yield Fault(f"unknown backend `{named(node)}`", "backend", node.place, similar(node.value))
 
 
 def _both(names: list[str]) -> str:

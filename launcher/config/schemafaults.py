@@ -132,7 +132,8 @@ def _hint(kind: str, ctx: dict[str, Any], node: YamlNode | None, path: KeyPath) 
         if isinstance(node.value, float) and node.value.is_integer():
             return f"write {int(node.value)}"
     if kind == "tuple_type" and node is not None and isinstance(node.value, str | int | float):
-        return f"write `[{named(node)}]`"
+        sign = "%" if path[-1:] == ("alert_at",) and isinstance(node.value, int) else ""
+        return f"write `[{named(node)}{sign}]`"
     if kind in {"tuple_type", "dict_type", "model_type"}:
         return _shape_hint(node, path)
     return ""

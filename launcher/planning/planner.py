@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -105,7 +106,8 @@ def _require_price(config: JobConfig, capacity: Capacity) -> None:
         message = f"a budget needs a price: {what}"
         first = "cloudtrain prices refresh, " if refreshes else ""
         hint = f"{first}set {key}, or add --price-per-hour USD: one instance's, for an hour"
-    raise ConfigError([Fault(message, key="budget.limit", hint=hint)])
+    unknown = [replace(capacity.unknown_region, is_warning=False)] if capacity.unknown_region else []
+    raise ConfigError([*unknown, Fault(message, key="budget.limit", hint=hint)])
 
 
 def _refused(found: caps.LimitRefusal, limit_micro: int, rate: caps.CostRate, capacity: Capacity) -> BudgetError:

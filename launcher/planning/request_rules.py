@@ -24,7 +24,9 @@ from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any
 
-__all__ = ["Found", "Table", "doubts", "meant", "read", "violations"]
+from cloudtrain.launcher.errors import Fault
+
+__all__ = ["Found", "Table", "meant", "notes_of", "read", "unknown_region", "violations"]
 
 Found = tuple[str, str, bool]  # path in the request, message, whether only a warning
 Rule = str | dict[str, Any]
@@ -80,13 +82,20 @@ def meant(word: Any, known: Iterable[Any]) -> str:
     return f"; did you mean `{close[0]}`?" if close else ""
 
 
-def doubts(key: str, region: str | None, known: Collection[str], as_of: str) -> Iterator[str]:
-    """Yield a warning for an unknown region, with similar names. Clouds add regions, so the region may still exist."""
+def unknown_region(key: str, region: str | None, known: Collection[str], as_of: str) -> Fault | None:
+    """Return a warning for an unknown region, with similar names. Clouds add regions, so the region may still exist."""
     if region is None or region in known:
-        return
+        return None
     near = get_close_matches(region, sorted(known), 3, 0.6)
-    meant = f"; did you mean {' or '.join(near)}?" if near else ""
-    yield f"{key}: no region `{region}` was known in {as_of}, so the platform may refuse it{meant}"
+    hint = f"did you mean {' or '.join(f'`{each}`' for each in near)}?" if near else "look for a typing error"
+    message = f"no region `{region}` was known in {as_of}, so the platform may refuse it"
+    return Fault(message, key=key, hint=hint, is_warning=True)
+
+
+def notes_of(fault: Fault | None) -> Iterator[str]:
+    """Yield the warning as a line of the plan."""
+    if fault is not None:
+        yield f"{fault.key}: {fault.message}; {fault.hint}"
 
 
 def _value(table: Table, rule: Rule, value: Any, path: str) -> Iterator[Found]:

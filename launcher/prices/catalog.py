@@ -17,7 +17,19 @@ from cloudtrain.launcher.backend_table import names, package_of, traits
 from cloudtrain.launcher.metering.rate import Kind, Machine, Rate
 from cloudtrain.launcher.store import home
 
-__all__ = ["advice", "backends", "by_accelerators", "by_type", "plain", "rates", "rows", "types", "unknown", "unpriced"]
+__all__ = [
+    "advice",
+    "backends",
+    "by_accelerators",
+    "by_type",
+    "is_named",
+    "plain",
+    "rates",
+    "rows",
+    "types",
+    "unknown",
+    "unpriced",
+]
 
 TABLE = "instances.csv"
 
@@ -75,7 +87,7 @@ def types(backend: str, accelerator: str | None = None, count: int | None = None
     found = {
         row["instance_type"]: None
         for row in rows(backend)
-        if (accelerator is None or plain(row["accelerator"]) == plain(accelerator))
+        if (accelerator is None or is_named(accelerator, row["accelerator"], row["accelerator_memory_gib"]))
         and (count is None or row["count"] == str(count))
     }
     return list(found)
@@ -97,7 +109,9 @@ def unknown(wanted: str) -> str:
 def advice(backend: str, wanted: str) -> str:
     """Return the hint for accelerators without a machine: the counts in the table, or a similar name."""
     name = wanted.partition(":")[0]
-    counts = {int(row["count"]) for row in rows(backend) if plain(row["accelerator"]) == plain(name)}
+    counts = {
+        int(row["count"]) for row in rows(backend) if is_named(name, row["accelerator"], row["accelerator_memory_gib"])
+    }
     if not counts:
         return unknown(wanted) or "name one by `instance_type`"
     existing = ", ".join(f"{name}:{count}" for count in sorted(counts))
@@ -126,6 +140,11 @@ def _somewhere_usd(backend: str, machine: Machine) -> tuple[bool, float]:
         if row["instance_type"] == machine.instance_type and row["usd_per_hour"]
     ]
     return not found, min(found, default=0.0)
+
+
+def is_named(name: str, accelerator: str, memory_gib: str) -> bool:
+    """Return whether the name means the accelerator with this memory: `A100`, or `A100-80GB`."""
+    return plain(name) in (plain(accelerator), plain(f"{accelerator} {memory_gib}GB"))
 
 
 def plain(name: str) -> str:

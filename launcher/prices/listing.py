@@ -26,10 +26,11 @@ class PriceQuery:
 
 @dataclass(frozen=True)
 class PriceLine:
-    """A price of a machine type in a region; `rate` is None if unknown."""
+    """A price of a machine type in a region; `rate` is None if unknown. `memory_gib`: of an accelerator, or ""."""
 
     key: Key
     accelerator: str
+    memory_gib: str
     count: int
     rate: Rate | None
     uncertainty: float
@@ -113,15 +114,18 @@ def _all(wanted: PriceQuery) -> Iterator[PriceLine]:
     names = {*catalog.backends(), *(key.backend for key in mine)} if wanted.backend is None else {wanted.backend}
     for backend in sorted(names):
         listed = {(row["instance_type"], row["region"]): row for row in catalog.rows(backend)}
-        made = {row["instance_type"]: (row["accelerator"], int(row["count"])) for row in listed.values()}
+        made = {
+            row["instance_type"]: (row["accelerator"], row["accelerator_memory_gib"], int(row["count"]))
+            for row in listed.values()
+        }
         places = {**listed, **{(key.instance_type, key.region): {} for key in mine if key.backend == backend}}
         for instance_type, region in places:
-            accelerator, count = made.get(instance_type, ("", 0))
+            accelerator, memory_gib, count = made.get(instance_type, ("", "", 0))
             rates: dict[Kind, Rate] = catalog.rates(backend, instance_type, region)
             for kind in [one for one in KINDS if one in rates] or ["on_demand"]:
                 key, rate = Key(backend, instance_type, region, kind), rates.get(kind)
                 sure = uncertainty(rates, kind) if rate is not None else 1.0
-                yield PriceLine(key, accelerator, count, rate, sure)
+                yield PriceLine(key, accelerator, memory_gib, count, rate, sure)
 
 
 def _is_wanted(line: PriceLine, wanted: PriceQuery) -> bool:
@@ -130,6 +134,6 @@ def _is_wanted(line: PriceLine, wanted: PriceQuery) -> bool:
         wanted.region in (None, line.key.region)
         and wanted.instance_type in (None, line.key.instance_type)
         and wanted.is_spot in (None, line.key.kind == "spot")
-        and (not name or catalog.plain(name) == catalog.plain(line.accelerator))
+        and (not name or catalog.is_named(name, line.accelerator, line.memory_gib))
         and (not count or count == str(line.count))
     )

@@ -19,6 +19,7 @@ from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.planning import planner as plans
+from doubles.azure.names import SUBSCRIPTION
 
 HERE = Path(__file__).parent
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
@@ -115,6 +116,7 @@ def test_order_contains_no_characters_that_azure_expands(render: Render) -> None
 @pytest.mark.parametrize(
     ("settings", "key", "words"),
     [
+        (["azureml.subscription=abc"], "azureml.subscription", "`abc` is not a subscription id"),
         (["azureml.subscription=null"], "azureml.subscription", "no Azure subscription"),
         (["azureml.workspace=a/b"], "azureml.workspace", "cannot be part of an Azure id"),
         (["resources.accelerators=null"], "resources", "which machines"),
@@ -226,9 +228,9 @@ def test_price_of_a_machine(settings: list[str], hourly: float | None, idle_s: i
 def test_workspace_may_come_from_the_environment() -> None:
     """The subscription comes from AZURE_SUBSCRIPTION_ID if the config has none."""
     block = AzureML(resource_group="ml", workspace="research")
-    found = machine.workspace_of(block, {"AZURE_SUBSCRIPTION_ID": "s"})
+    found = machine.workspace_of(block, {"AZURE_SUBSCRIPTION_ID": SUBSCRIPTION})
     assert found.arm_id == (
-        "/subscriptions/s/resourceGroups/ml/providers/Microsoft.MachineLearningServices/workspaces/research"
+        f"/subscriptions/{SUBSCRIPTION}/resourceGroups/ml/providers/Microsoft.MachineLearningServices/workspaces/research"
     )
 
 

@@ -107,7 +107,12 @@ def test_without_names_the_tables_types_are_priced() -> None:
 
 def test_type_is_priced_despite_the_jobs_accelerator() -> None:
     """An accelerator unknown to Azure blocks no price; without names the table's types are priced."""
-    block = {"region": "eastus", "subscription": "s", "resource_group": "g", "workspace": "w"}
+    block = {
+        "region": "eastus",
+        "subscription": "00000000-0000-0000-0000-000000000000",
+        "resource_group": "g",
+        "workspace": "w",
+    }
     config = model().model_validate(
         {
             "name": "x",

@@ -30,7 +30,8 @@ budget: {limit: 5000 USD}
 local: {price_per_hour: 2 USD}
 ssh: {hosts: [a, b, c, d, e, f, g, h], price_per_hour: 30 USD}
 sagemaker: {region: us-east-1, role: "arn:aws:iam::111122223333:role/train", keep_alive: 10m}
-azureml: {subscription: s, resource_group: ml, workspace: research, region: eastus, compute: c, idle: 5m}
+azureml: {subscription: 00000000-0000-0000-0000-000000000000, resource_group: ml, workspace: research, region: eastus,
+  compute: c, idle: 5m}
 vertex: {project: my-project, location: us-central1, staging_bucket: gs://b-uc}
 """
 NAMES = list(backends.BUILT_IN)

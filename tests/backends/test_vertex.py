@@ -127,6 +127,7 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Render) ->
         (["vertex.project=null"], "vertex.project", "no Google Cloud project"),
         (["vertex.location=us-central1-a"], "vertex.location", "is not a region"),
         (["vertex.staging_bucket=null"], "vertex.staging_bucket", "no bucket"),
+        (["vertex.staging_bucket=s3://x"], "vertex.staging_bucket", "is not a bucket name"),
         (["vertex.staging_bucket=Gs://X"], "vertex.staging_bucket", "is not a bucket name"),
         (["resources.accelerators=null"], "resources", "which machines"),
         (["resources.accelerators=B300:8"], "resources.accelerators", "no accelerator"),

@@ -103,7 +103,7 @@ def run(
             for pid in processes.descendants(server.pid):
                 processes.kill(pid, signal.SIGKILL)
             process.wait(LEFT_S)
-        texts = [(file.seek(0), file.read().decode())[1] for file in (out, err)]
+        texts = [(file.seek(0), io.StringIO(file.read().decode(), None).read())[1] for file in (out, err)]
     return subprocess.CompletedProcess(args, code, *texts)
 
 

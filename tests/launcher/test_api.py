@@ -38,7 +38,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
     },
     "azureml": {
         "resources": {"instance_type": "Standard_D4s_v5"},
-        "azureml": {"subscription": "s", "resource_group": "g", "workspace": "w"},
+        "azureml": {"subscription": "00000000-0000-0000-0000-000000000000", "resource_group": "g", "workspace": "w"},
     },
     "vertex": {
         "resources": {"instance_type": "n1-standard-8"},

@@ -96,7 +96,22 @@ def test_accelerators_are_found_by_their_name() -> None:
     found = catalog.by_accelerators("vertex", "h100:8", "us-east4")
     assert [machine.instance_type for machine in found] == ["a3-highgpu-8g", "a3-megagpu-8g"]
     assert catalog.by_accelerators("vertex", "T4:1", "us-central1") == []
+    for backend, wanted, name in (
+        ("sagemaker", "A100-80GB:8", "ml.p4de.24xlarge"),
+        ("sagemaker", "A100-40GB:8", "ml.p4d.24xlarge"),
+        ("azureml", "A100-80GB:8", "Standard_ND96amsr_A100_v4"),
+        ("vertex", "A100-80GB:8", "a2-ultragpu-8g"),
+    ):
+        assert [each.instance_type for each in catalog.by_accelerators(backend, wanted, None)] == [name]
     assert [machine.instance_type for machine in catalog.by_accelerators("vertex", "L4", "us-central1")][:2] == [
         "g2-standard-4",
         "g2-standard-8",
     ]
+
+
+def test_type_without_a_price_names_regions_with_a_price() -> None:
+    """The text shows a misspelt region, and also a region without prices."""
+    said = catalog.unpriced("sagemaker", "ml.g4dn.xlarge", "mars-1")
+    assert said.startswith("no price of ml.g4dn.xlarge in mars-1 (known in ")
+    assert "us-east-1" in said
+    assert "known in" not in catalog.unpriced("sagemaker", "ml.none", "us-east-1")

@@ -21,7 +21,8 @@ resources: {instances: 2, accelerators: "A100:8"}
 limits: {max_duration: 2h}
 ssh: {hosts: [a, b]}
 sagemaker: {region: us-east-1, role: "arn:aws:iam::111122223333:role/train", price_per_hour: 25 USD}
-azureml: {subscription: s, resource_group: ml, workspace: research, region: mars}
+azureml: {subscription: 00000000-0000-0000-0000-000000000000, resource_group: ml, workspace: research,
+  region: norwaywest}
 vertex: {project: my-project, location: us-central1, staging_bucket: gs://b-uc, price_per_hour: 20 USD}
 """
 BUDGET = "budget: {limit: 50 USD}\n"
@@ -142,6 +143,18 @@ def test_invalid_list_of_backends_is_refused(line: str, words: str, asked: Calla
     assert caught.value.faults[0].place is not None
 
 
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [("azurml,local", ConfigError, "did you mean `azureml`"), ("all,local", UsageError, "use it alone")],
+)
+def test_unknown_name_in_an_option_with_several_is_explained(
+    given: str, error: type[Exception], words: str, asked: Callable[..., Overrides]
+) -> None:
+    """A misspelt backend has its similar name; `all` stands alone."""
+    with pytest.raises(error, match=words):
+        asked(given).backends()
+
+
 def test_table_in_80_columns_keeps_ranks_price_and_cap(asked: Callable[..., Overrides]) -> None:
     """The README promises ranks, price, limit and worst case: the upper bound and the kind of the price go first."""
     head = compare.lines(offers(asked("all", BUDGET)), 80)[0]
@@ -191,7 +204,9 @@ def test_price_on_the_command_line_needs_a_single_backend(asked: Callable[..., O
 
 def test_reason_for_a_missing_plan_is_a_single_line(asked: Callable[..., Overrides]) -> None:
     """The line has the first fault with its fix, and the number of further faults."""
-    text = TEXT.replace("subscription: s, resource_group: ml, workspace: research, ", "")
+    text = TEXT.replace(
+        "subscription: 00000000-0000-0000-0000-000000000000, resource_group: ml, workspace: research,\n ", ""
+    )
     found = {offer.backend: offer for offer in offers(asked("azureml,vertex", text=text))}
     assert found["azureml"].why.startswith("no Azure subscription; `az account show")
     assert found["azureml"].why.endswith("(and 2 more)")
@@ -254,7 +269,7 @@ def test_long_errors_are_below_the_table(cli: Any, asked: Callable[..., Override
 
 def test_table_of_several_backends_fits_in_100_columns(cli: Any, asked: Callable[..., Overrides]) -> None:
     """The width also holds in a pipe, and an old price has a note with the command for a refresh."""
-    text = TEXT.replace(", price_per_hour: 25 USD", "").replace("mars", "eastus")
+    text = TEXT.replace(", price_per_hour: 25 USD", "").replace("norwaywest", "eastus")
     shown = cli("plan", "-f", asked(text=text).file, "--backend", "all", "--budget", "150").stdout.splitlines()
     assert max(map(len, shown)) <= 100
     assert any("Standard_ND96asr_v4" in line for line in shown)

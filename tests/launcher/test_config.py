@@ -201,6 +201,7 @@ BAD_VALUES = [
     ("limits: {max_duration: 30}", "expected a duration with a unit", "write `30s`, `30m` or `30h`"),
     ("checkpoint: {every: '600'}", "expected a duration with a unit", "write `600s`, `600m` or `600h`"),
     ("budget: {limit: 150 EUR}", "an amount in US dollars such as `150 USD` (in US dollars alone", ""),
+    ("budget: {limit: 1, alert_at: 50}", "expected a list", "write `[50%]`"),
     ("budget: {limit: 1, alert_at: [50]}", "percentage with its sign, such as `50%`", "write `50%`"),
     ("budget: {limit: 1, alert_at: [10%, '75']}", "percentage with its sign", "write `75%`"),
     ("budget: {limit: 1, on_limit: checkpoint_and_stop}", "one of `alert`", "`checkpoint-and-stop`"),
@@ -216,7 +217,7 @@ BAD_VALUES = [
     ("env: {CLOUDTRAIN_JOB: x}", "is set on every rank", ""),
     ("distributed: {nproc_per_node: many}", "`auto` or a whole number", ""),
     ("params: [1]", "expected a mapping of keys, found a list", ""),
-    ("backend: sagemakr", "no backend `sagemakr`", "did you mean `sagemaker`?"),
+    ("backend: sagemakr", "unknown backend `sagemakr`", "did you mean `sagemaker`?"),
     ("backend: Azure ML", "a backend's name", ""),
     ("image: ''", "text that is not empty", ""),
     ("checkpoint: {mirror: 'r2://b/x'}", "knows no `r2:` store", "gs://BUCKET/PREFIX, or https://ACCOUNT.blob."),
@@ -540,6 +541,23 @@ def test_unknown_backend_option_is_named(load: Load) -> None:
     """The fault names the option."""
     with pytest.raises(ConfigError, match="at --backend vertx"):
         load(task(""), backend="vertx")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("gcp", "`vertex`"),
+        ("aws", "`sagemaker`"),
+        ("azure", "`azureml`"),
+        ("azurml", "`azureml`"),
+        ("nowhere", "there are"),
+    ],
+)
+def test_vendors_name_is_answered_with_the_backend(load: Load, name: str, meant: str) -> None:
+    """The fault names the option, though the file has the key `backend`."""
+    (fault,) = faults(load, task("backend: local"), backend=name)
+    assert str(fault.place) == f"--backend {name}"
+    assert meant in fault.hint
 
 
 @pytest.mark.parametrize("secrets", ["[KEY=hunter2]", "{KEY: hunter2}", "hunter2=", "[{KEY: hunter2}]", "[hunter-2]"])

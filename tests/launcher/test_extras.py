@@ -23,7 +23,7 @@ main()
 FILE = """\
 name: x
 script: train.py
-azureml: {subscription: s, resource_group: g, workspace: w, region: eastus}
+azureml: {subscription: 00000000-0000-0000-0000-000000000000, resource_group: g, workspace: w, region: eastus}
 sagemaker: {role: "arn:aws:iam::123456789012:role/x", region: eu-west-1}
 vertex: {project: a-project, location: us-central1, staging_bucket: gs://a-bucket}
 notify: [{apprise: "ntfys://ntfy.invalid/x"}]

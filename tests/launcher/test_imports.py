@@ -61,7 +61,8 @@ COMMANDS = {
     "submit --dry-run": {RICH},
     "submit --dry-run --backend sagemaker --set resources.instance_type=ml.m5.xlarge --set sagemaker.region=eu-west-1 "
     "--set sagemaker.role=arn:aws:iam::123456789012:role/x": {RICH},
-    "submit --dry-run --backend azureml --set resources.instance_type=Standard_D4s_v5 --set azureml.subscription=s "
+    "submit --dry-run --backend azureml --set resources.instance_type=Standard_D4s_v5 "
+    "--set azureml.subscription=00000000-0000-0000-0000-000000000000 "
     "--set azureml.resource_group=g --set azureml.workspace=w": {RICH},
     "submit --dry-run --backend vertex --set resources.instance_type=n1-standard-8 --set vertex.project=a-project "
     "--set vertex.location=us-central1 --set vertex.staging_bucket=gs://bucket": {RICH},

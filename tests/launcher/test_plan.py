@@ -92,6 +92,27 @@ def test_plan_of_an_unknown_price_has_no_worst_case(planned: Callable[..., Plan]
     assert "price unknown: nobody knows" in plan_text.lines(plan)
 
 
+WORKSPACE = "subscription: 00000000-0000-0000-0000-000000000000, resource_group: ml, workspace: r"
+
+
+@pytest.mark.parametrize(
+    ("block", "key"),
+    [
+        ("sagemaker: {region: us-eest-1, role: 'arn:aws:iam::111122223333:role/train'}", "sagemaker.region"),
+        (f"azureml: {{{WORKSPACE}, region: eastuss}}", "azureml.region"),
+        ("vertex: {project: my-project, location: us-centrall1, staging_bucket: gs://b-1}", "vertex.location"),
+    ],
+)
+def test_budget_without_a_price_names_the_unknown_region(
+    cli: Any, project: Callable[..., Path], block: str, key: str
+) -> None:
+    """The region is a fault with its place, beside the missing price, which follows from the region."""
+    settings = "resources: {accelerators: 'A100:8'}\nbudget: {limit: 50 USD}\n"
+    done = cli("plan", cwd=project(f"backend: {block.partition(':')[0]}\n{settings}{block}\n"))
+    assert (done.code, f", {key}\n" in done.stderr, "a budget needs a price" in done.stderr) == (3, True, True)
+    assert "did you mean" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("duration", "cap_s", "deadline_s"), [("12h", 43200, 43080), ("60s", 60, 45), ("8m", 480, 360)]
 )

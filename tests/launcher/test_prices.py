@@ -71,6 +71,9 @@ def test_prices_are_filtered(cli: Any) -> None:
     assert {row["accelerator"] for row in rows} == {"A100"}
     assert {row["region"] for row in rows} == {"us-central1"}
     assert len({row["count"] for row in rows}) > 2
+    large = cli("prices", "--json", "--accelerator", "A100-80GB:8").json["prices"]
+    assert {each["instance_type"] for each in large} >= {"ml.p4de.24xlarge", "a2-ultragpu-8g"}
+    assert "ml.p4d.24xlarge" not in {each["instance_type"] for each in large}
     spot = cli("prices", "--json", "--accelerator", "A100:8", "--spot").json["prices"]
     assert {each["kind"] for each in spot} == {"spot"}
     (one,) = cli("prices", "--json", "--type", "ml.g5.12xlarge", "--region", "us-west-2").json["prices"]
