@@ -65,7 +65,7 @@ def _ask(fleet: Fleet, bundle: Bundle, hosts: Sequence[Host]) -> dict[Host, dict
     end_s = time.monotonic() + BUSY_S
     is_said = False
     while True:
-        call = Call("has", _asked(bundle))
+        call = Call("has", {**_asked(bundle), "bytes": bundle.bytes})
         reply = _all(fleet.ask(dict.fromkeys(hosts, call), LIMIT_S, is_urgent=True))
         busy = [host.name for host in hosts if reply[host]["busy"]]
         if not busy:
@@ -80,7 +80,7 @@ def _ask(fleet: Fleet, bundle: Bundle, hosts: Sequence[Host]) -> dict[Host, dict
 
 
 def _asked(bundle: Bundle) -> dict[str, Any]:
-    return {"sha256": bundle.sha256, "bytes": bundle.bytes, "sender": _sender()}
+    return {"sha256": bundle.sha256, "sender": _sender()}
 
 
 def _all(answers: Mapping[Host, HostAnswer]) -> dict[Host, dict[str, Any]]:

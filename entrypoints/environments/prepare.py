@@ -16,7 +16,7 @@ __all__ = ["KINDS", "prepare", "progress"]
 KINDS = ("none", "venv", "conda", "docker", "podman")
 
 
-def prepare(ask: dict[str, Any]) -> dict[str, Any]:
+def prepare(**ask: Any) -> dict[str, Any]:
     """Prepare the job's environment; return how the agent starts Python in it.
 
     Asked: `kind`, `python` (to run, to build the venv with, or inside the image), `requirements` (the file's text or
@@ -48,7 +48,7 @@ def prepare(ask: dict[str, Any]) -> dict[str, Any]:
     return {**made, "seconds": round(time.monotonic() - started_s, 3)}
 
 
-def progress(ask: dict[str, Any]) -> dict[str, Any]:
+def progress(**ask: Any) -> dict[str, Any]:
     """Return the last line of a `prepare` with the same `ask` that still runs in another process: `line`."""
     if ask["kind"] == "venv":
         from cloudtrain.entrypoints.environments import venvs

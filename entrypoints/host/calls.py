@@ -1,7 +1,8 @@
 """The host's end of one ssh channel: calls in, answers out, until the channel ends.
 
 A message in either direction is a line of JSON, followed by `size` bytes. A call names a verb, a function of a module
-below that takes the call's `ask` and returns JSON; resources that a verb keeps open end with the channel.
+below. The function takes the call's `ask` as keyword arguments, and the bytes as `payload`, and returns JSON; resources
+that a verb keeps open end with the channel.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ TYPE_CHECKING = False  # as in typing, but the import of typing costs each call 
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-__all__ = ["VERBS", "clock", "serve"]
+__all__ = ["VERBS", "VERBS_OF_HOST", "Here", "clock", "serve"]
 
 # verb -> module of this package and function; imported on the verb's first call
 VERBS = {
@@ -28,20 +29,12 @@ VERBS = {
     "read": "host.verbs:read",
     "stop": "host.verbs:stop",
     "close_admission": "host.verbs:close_admission",
-    "jobs": "host.verbs:jobs",
     "give_up": "host.verbs:give_up",
-    "make": "host.verbs:make",
-    "start": "host.verbs:start",
     "script": "host.verbs:script",
     "unpack": "host.verbs:unpack",
-    "has": "host.files:has",
-    "basis": "host.files:basis",
-    "put": "host.files:put",
-    "keep": "host.files:keep",
     "tree": "host.files:tree",
     "get": "host.files:get",
     "holders": "host.survey:holders",
-    "facts": "host.survey:facts",
     "listen": "host.reachability:listen",
     "dial": "host.reachability:dial",
     "close_listener": "host.reachability:close_listener",
@@ -52,6 +45,24 @@ VERBS = {
     "fetch": "host.copying:fetch",
     "newest": "host.copying:newest",
 }
+# Verbs whose first parameter is the host (`here`).
+VERBS_OF_HOST = {
+    "jobs": "host.verbs:jobs",
+    "make": "host.verbs:make",
+    "start": "host.verbs:start",
+    "has": "host.files:has",
+    "basis": "host.files:basis",
+    "put": "host.files:put",
+    "keep": "host.files:keep",
+    "facts": "host.survey:facts",
+}
+
+
+class Here:
+    """This host: the folder of jobs and caches, the folder of our package, the user's own umask, the host's name."""
+
+    def __init__(self, workdir: Path, runtime: str, umask: int, name: str) -> None:
+        self.workdir, self.runtime, self.umask, self.name = workdir, runtime, umask, name
 
 
 def serve(workdir: str, runtime: str, umask: int) -> None:
@@ -62,10 +73,11 @@ def serve(workdir: str, runtime: str, umask: int) -> None:
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    here = {"workdir": workdir, "runtime": runtime, "umask": umask, "name": os.uname().nodename}
+    here = Here(Path(workdir), runtime, umask, os.uname().nodename)
     # The address at which the client reached sshd: behind a forwarded port, this machine's own address.
     address = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2]
-    _answer(answers, {**here, "address": address, "home": str(Path.home())})
+    about = {"workdir": workdir, "runtime": runtime, "umask": umask, "name": here.name}
+    _answer(answers, {**about, "address": address, "home": str(Path.home())})
     while line := calls.readline():
         call = json.loads(line)
         payload = calls.read(call.get("size", 0))
@@ -75,17 +87,18 @@ def serve(workdir: str, runtime: str, umask: int) -> None:
         _answer(answers, answer, data)
 
 
-def clock(ask: dict[str, Any]) -> dict[str, Any]:
+def clock() -> dict[str, Any]:
     """Return this host's time, in unix seconds."""
     return {"now_s": time.time()}
 
 
-def _run_verb(verb: str, ask: dict[str, Any], here: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+def _run_verb(verb: str, ask: dict[str, Any], here: Here) -> tuple[dict[str, Any], bytes]:
     """Call the verb; return the answer and its bytes."""
-    module, _, name = VERBS[verb].partition(":")
+    is_of_host = verb in VERBS_OF_HOST
+    module, _, name = (VERBS_OF_HOST if is_of_host else VERBS)[verb].partition(":")
     try:
         found = getattr(importlib.import_module(f"cloudtrain.entrypoints.{module}"), name)
-        answer: dict[str, Any] = found({**ask, "here": here})
+        answer: dict[str, Any] = found(here, **ask) if is_of_host else found(**ask)
         return {"told": answer}, answer.pop("payload", b"")
     except Refused as error:
         return {"refused": str(error)}, b""

@@ -20,28 +20,29 @@ __all__ = ["fetch", "newest", "offer"]
 _offers: list[copies.Server] = []
 
 
-def offer(ask: dict[str, Any]) -> dict[str, Any]:
+def offer(*, folder: str, address: str, ports: list[int] | None = None) -> dict[str, Any]:
     """Offer `folder` on the `address` until the channel ends; return {"address", "port", "token"}.
 
     `ports`: the lowest and the highest port allowed, by default any free port. Raises Refused.
     """
-    low, high = ask.get("ports") or (0, 0)
-    ports = random.sample(range(low, high + 1), high + 1 - low)
+    low, high = ports or (0, 0)
     token = secrets.token_hex(32)
-    for port in ports:
+    for port in random.sample(range(low, high + 1), high + 1 - low):
         try:
-            server = copies.serve(Path(ask["folder"]), ask["address"], port, token)
+            server = copies.serve(Path(folder), address, port, token)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 continue
             why = error.strerror or error
-            raise Refused(f"cannot offer copies at {ask['address']}: {why}; is it an address of this host?") from error
+            raise Refused(f"cannot offer copies at {address}: {why}; is it an address of this host?") from error
         _offers.append(server)
         return {"address": server.address[0], "port": server.address[1], "token": token}
-    raise Refused(f"cannot offer copies at {ask['address']}: all ports from {low} to {high} are taken; allow others")
+    raise Refused(f"cannot offer copies at {address}: all ports from {low} to {high} are taken; allow others")
 
 
-def fetch(ask: dict[str, Any]) -> dict[str, Any]:
+def fetch(
+    *, address: str, port: int, token: str, name: str | None, into: str, note: str | None = None
+) -> dict[str, Any]:
     """Copy the entry `name` from `address`, `port` with the `token` to the folder `into`; all entries for `name` None.
 
     An entry requested by name sets a different local entry of the same name aside. Of all entries, only missing entries
@@ -49,13 +50,12 @@ def fetch(ask: dict[str, Any]) -> dict[str, Any]:
     Return {"bytes", "seconds", "names", "left"}: 0 bytes if the same entry was present. Raises Refused.
     """
     begin_s = time.monotonic()
-    source, into = (ask["address"], ask["port"], ask["token"]), Path(ask["into"])
-    note = Path(ask["note"]) if ask.get("note") else None
+    source, folder, noted = (address, port, token), Path(into), Path(note) if note else None
     try:
-        if ask["name"] is None:
-            done = _fetch_all(source, into, note)
+        if name is None:
+            done = _fetch_all(source, folder, noted)
         else:
-            done = {ask["name"]: copies.fetch(*source, ask["name"], into, note=note, sets_aside=True)}
+            done = {name: copies.fetch(*source, name, folder, note=noted, sets_aside=True)}
     except (copies.CopyError, OSError) as error:
         raise Refused(str(error)) from error
     return {
@@ -66,12 +66,12 @@ def fetch(ask: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def newest(ask: dict[str, Any]) -> dict[str, Any]:
+def newest(*, folder: str) -> dict[str, Any]:
     """Return {"name", "step", "mtime", "fingerprint", "bytes"} of the `folder`'s newest whole entry, or {}.
 
     `mtime` is unix time; `step` is None except for the trainer's checkpoints. Raises OSError.
     """
-    found = listing.newest(Path(ask["folder"]))
+    found = listing.newest(Path(folder))
     if found is None:
         return {}
     return {

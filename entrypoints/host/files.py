@@ -1,7 +1,7 @@
 """Files between the launcher and a host: archives kept by their hash, and files that a job has written.
 
-Each verb takes the call's `ask` and returns JSON; bytes travel as the `payload`. The channel that sends an archive
-locks the partial file: of two submits of the same code, the second waits for the first.
+Each verb returns JSON; bytes travel as the `payload`. The channel that sends an archive locks the partial file: of two
+submits of the same code, the second waits for the first. `sender` is the id of the sending machine.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.job_files import EXIT, STATE
+
+if TYPE_CHECKING:
+    from cloudtrain.entrypoints.host.calls import Here
 
 __all__ = ["basis", "get", "has", "keep", "prune", "put", "tree"]
 
@@ -34,14 +37,14 @@ PRUNED = ".pruned"  # in the cache: the time of the last prune
 _arriving: dict[Path, BinaryIO] = {}
 
 
-def has(ask: dict[str, Any]) -> dict[str, Any]:
+def has(here: Here, *, sha256: str, bytes: int, sender: str) -> dict[str, Any]:
     """Return whether the archive `sha256` is `kept`, its `path`, and else how many of its `bytes` have `arrived`.
 
     `busy`: another channel is receiving the archive. Raises Refused if the disk has no room for the archive.
     """
-    path, partial = _kept(ask), _partial(ask)
+    path, partial = _kept(here, sha256), _partial(here, sha256, sender)
     answer = {"kept": False, "path": str(path), "busy": False, "arrived": 0}
-    if _is_whole(path, ask["sha256"]):
+    if _is_whole(path, sha256):
         os.utime(path)
         _drop(partial)
         return {**answer, "kept": True}
@@ -50,18 +53,18 @@ def has(ask: dict[str, Any]) -> dict[str, Any]:
     if partial not in _arriving and not _lock(partial):
         return {**answer, "busy": True}
     arrived = partial.stat().st_size
-    if arrived > ask["bytes"]:
+    if arrived > bytes:
         os.truncate(partial, arrived := 0)
-    _check_room(path.parent, ask["bytes"] - arrived)
+    _check_room(path.parent, bytes - arrived)
     return {**answer, "arrived": arrived}
 
 
-def basis(ask: dict[str, Any]) -> dict[str, Any]:
+def basis(here: Here, *, sha256: str, sender: str) -> dict[str, Any]:
     """Return the `path` of a copy of the newest archive, for rsync to change into `sha256`; "" if impossible.
 
     A file of an interrupted rsync is used again.
     """
-    path = _partial(ask).with_suffix(".rsync")
+    path = _partial(here, sha256, sender).with_suffix(".rsync")
     if shutil.which("rsync") is None:
         return {"path": ""}
     if not path.exists():
@@ -73,42 +76,41 @@ def basis(ask: dict[str, Any]) -> dict[str, Any]:
     return {"path": str(path)}
 
 
-def put(ask: dict[str, Any]) -> dict[str, Any]:
+def put(here: Here, *, sha256: str, sender: str, offset: int, payload: bytes) -> dict[str, Any]:
     """Write the archive's bytes from `offset` on; return `taken`: False if this channel has not called `has`."""
-    partial = _partial(ask)
+    partial = _partial(here, sha256, sender)
     file = _arriving.get(partial)
     if file is None:
         return {"taken": False}
     try:
-        file.seek(ask["offset"])
-        file.write(ask["payload"])
+        file.seek(offset)
+        file.write(payload)
         file.flush()
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         _drop(partial)  # other archives need the room, too
-        raise _no_room(partial.parent, len(ask["payload"])) from error
+        raise _no_room(partial.parent, len(payload)) from error
     return {"taken": True}
 
 
-def keep(ask: dict[str, Any]) -> dict[str, Any]:
+def keep(here: Here, *, sha256: str, sender: str, changed: str = "") -> dict[str, Any]:
     """Verify the archive that has arrived (or lies at `changed`, by rsync), and keep the archive; return {"kept"}.
 
     False: the archive has arrived damaged, and must be sent again.
     """
-    path, partial = _kept(ask), _partial(ask)
-    changed = Path(ask["changed"]) if ask.get("changed") else None
-    found = changed or partial
-    if is_whole := not path.exists() and _is_whole(found, ask["sha256"]):
+    path, partial = _kept(here, sha256), _partial(here, sha256, sender)
+    found = Path(changed) if changed else partial
+    if is_whole := not path.exists() and _is_whole(found, sha256):
         with found.open("rb") as file:
             os.fsync(file.fileno())
         found.replace(path)
-    if changed is not None:
-        changed.unlink(missing_ok=True)
+    if changed:
+        found.unlink(missing_ok=True)
     if is_whole or path.exists():
         _drop(partial)
         return {"kept": True}
-    if changed is None and partial in _arriving:
+    if not changed and partial in _arriving:
         _arriving[partial].truncate(0)
     return {"kept": False}
 
@@ -135,17 +137,17 @@ def prune(workdir: Path, now_s: float | None = None) -> list[str]:
     return sorted(removed)
 
 
-def tree(ask: dict[str, Any]) -> dict[str, Any]:
+def tree(*, folder: str, sums: list[str] | None = None) -> dict[str, Any]:
     """Return the files below `folder`, each with its relative path and its size; links are followed, each once.
 
     `sums`: return only the hashes of these files.
     """
-    folder = Path(ask["folder"])
-    if wanted := ask.get("sums"):
-        return {"sums": {name: _sha256(folder / name) for name in wanted}}
+    root = Path(folder)
+    if sums:
+        return {"sums": {name: _sha256(root / name) for name in sums}}
     files = []
     been: set[tuple[int, int]] = set()
-    for where, folders, names in os.walk(folder, followlinks=True):
+    for where, folders, names in os.walk(root, followlinks=True):
         about = Path(where).stat()
         if (about.st_dev, about.st_ino) in been:  # a link that leads back
             folders.clear()
@@ -154,24 +156,24 @@ def tree(ask: dict[str, Any]) -> dict[str, Any]:
         for name in sorted(names):
             path = Path(where, name)
             if path.is_file():
-                files.append([path.relative_to(folder).as_posix(), path.stat().st_size])
+                files.append([path.relative_to(root).as_posix(), path.stat().st_size])
     return {"files": sorted(files)}
 
 
-def get(ask: dict[str, Any]) -> dict[str, Any]:
+def get(*, path: str, offset: int, bytes: int) -> dict[str, Any]:
     """Return `bytes` bytes of the file `path` from `offset` on; fewer at the file's end."""
-    with Path(ask["path"]).open("rb") as file:
-        file.seek(ask["offset"])
-        return {"payload": file.read(ask["bytes"])}
+    with Path(path).open("rb") as file:
+        file.seek(offset)
+        return {"payload": file.read(bytes)}
 
 
-def _kept(ask: dict[str, Any]) -> Path:
-    return Path(ask["here"]["workdir"]) / "cache" / f"{ask['sha256']}.tar.gz"
+def _kept(here: Here, sha256: str) -> Path:
+    return here.workdir / "cache" / f"{sha256}.tar.gz"
 
 
-def _partial(ask: dict[str, Any]) -> Path:
+def _partial(here: Here, sha256: str, sender: str) -> Path:
     """Return the path of the partial file: unique for host and sender, because a disk may be shared."""
-    return _kept(ask).with_name(f".{ask['sha256']}.{ask['here']['name']}-{ask['sender']}.part")
+    return _kept(here, sha256).with_name(f".{sha256}.{here.name}-{sender}.part")
 
 
 def _is_whole(path: Path, sha256: str) -> bool:

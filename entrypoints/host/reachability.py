@@ -26,40 +26,43 @@ TRIED_PORTS = 200
 _open: list[socket.socket] = []  # closed with the channel, if `close_listener` is not called before
 
 
-def listen(ask: dict[str, Any]) -> dict[str, Any]:
+def listen(
+    *, name: str, token: str, address: str | None = None, interface: str = "", ports: list[int] | None = None
+) -> dict[str, Any]:
     """Listen until `close_listener`, at most LISTEN_S; return `address` and `port`, or the `error`.
 
     `name` is this host's name in answers, `token` the secret of the round. Listens on `address`, or on the address of
     `interface`, and on a free port of `ports` ([first, last]), by default any port.
     """
-    close_listener({})
-    address = ask.get("address") or node.address_of(ask.get("interface") or "")
+    close_listener()
+    address = address or node.address_of(interface)
     if not address:
         there = ", ".join(name for _, name in socket.if_nameindex())
-        return {"error": f"the interface {ask.get('interface')} has no IPv4 address; there are {there}"}
+        return {"error": f"the interface {interface} has no IPv4 address; there are {there}"}
     try:
-        server = _bound(address, ask.get("ports") or [0, 0])
+        server = _bound(address, ports or [0, 0])
     except OSError as error:
         return {"error": f"cannot listen on {address}: {os.strerror(error.errno or 0)}"}
     server.settimeout(LISTEN_S)
     _open.append(server)
-    threading.Thread(target=_answer, args=(server, ask["name"], ask["token"]), daemon=True).start()
+    threading.Thread(target=_answer, args=(server, name, token), daemon=True).start()
     return {"address": address, "port": server.getsockname()[1]}
 
 
-def dial(ask: dict[str, Any]) -> dict[str, Any]:
+def dial(
+    *, peers: list[dict[str, Any]], token: str, source: str | None = None, limit_s: float = DIAL_S
+) -> dict[str, Any]:
     """Dial all `peers` (`name`, `address`, `port`) at once; return how many were `reached`, and the `failed`.
 
     A failure: `name`, `how` (refused, timeout, unreachable, wrong answer), `text`. `source` is the own address to dial
     from, by default the kernel's choice; `limit_s` is the longest time for a peer.
     """
     answers: dict[str, dict[str, Any] | None] = {}
-    limit_s = float(ask.get("limit_s") or DIAL_S)
     threads = []
-    for peer in ask["peers"]:
+    for peer in peers:
 
         def call(peer: dict[str, Any] = peer) -> None:
-            answers[peer["name"]] = _dialled(peer, ask["token"], ask.get("source"), limit_s)
+            answers[peer["name"]] = _dialled(peer, token, source, limit_s)
 
         threads.append(threading.Thread(target=call, daemon=True))
         threads[-1].start()
@@ -68,14 +71,12 @@ def dial(ask: dict[str, Any]) -> dict[str, Any]:
         thread.join(max(0.0, end - time.monotonic()))
     late = {"how": "timeout", "text": f"no answer within {limit_s:.0f} s"}
     failed = [
-        {"name": peer["name"], **fault}
-        for peer in ask["peers"]
-        if (fault := answers.get(peer["name"], late)) is not None
+        {"name": peer["name"], **fault} for peer in peers if (fault := answers.get(peer["name"], late)) is not None
     ]
-    return {"reached": len(ask["peers"]) - len(failed), "failed": failed}
+    return {"reached": len(peers) - len(failed), "failed": failed}
 
 
-def close_listener(ask: dict[str, Any]) -> dict[str, Any]:
+def close_listener() -> dict[str, Any]:
     """Stop listening; return {}."""
     while _open:
         server = _open.pop()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from cloudtrain.entrypoints.host.calls import Here
+
     Probe = Callable[[], Any]
 
 __all__ = ["address", "facts", "holders"]
@@ -27,31 +29,34 @@ __all__ = ["address", "facts", "holders"]
 PATIENCE_S = 4.5  # within this time a hanging probe is recognized; all other probes answer within a second
 
 
-def facts(ask: dict[str, Any]) -> dict[str, Any]:
+def facts(
+    here: Here,
+    *,
+    python: str | None = None,
+    checkpoint: str | None = None,
+    lock_folder: str | None = None,
+    patience_s: float = PATIENCE_S,
+) -> dict[str, Any]:
     """Return the facts about this host; `errors` maps a failed probe to the reason, its fact is None.
 
-    `python`: the job's interpreter (None: skip), `workdir` and `checkpoint` the folders of jobs and of checkpoints,
-    `lock_folder` the folder of the GPU locks if not the usual folder.
+    `python`: the job's interpreter (None: skip), `checkpoint` the folder of checkpoints, `lock_folder` the folder of
+    the GPU locks if not the usual folder; `patience_s`: a probe that takes longer has failed.
     """
     # `holders`, called on many hosts at once, needs neither module.
     from cloudtrain.entrypoints.host import jobpython, probes
 
-    here = ask.get("here") or {}
-    workdir = Path(ask.get("workdir") or here.get("workdir") or "~/.cloudtrain").expanduser()
-    checkpoint, python = ask.get("checkpoint"), ask.get("python")
-    patience_s = float(ask.get("patience_s") or PATIENCE_S)
     looks: dict[str, Probe] = {
         "own_name": probes.own_name,
         "interfaces": probes.interfaces,
         "gpus": gpus.found,
         "gpu_processes": gpus.in_use,
-        "holders": lambda: _holders(ask),
-        "disk": lambda: probes.disk(workdir),
+        "holders": lambda: _holders(lock_folder),
+        "disk": lambda: probes.disk(here.workdir),
         "shm": lambda: probes.disk(Path("/dev/shm")),
         "limits": probes.limits,
         "infiniband": probes.infiniband,
-        "write": lambda: probes.write(workdir),
-        "leftovers": lambda: probes.leftovers(workdir),
+        "write": lambda: probes.write(here.workdir),
+        "leftovers": lambda: probes.leftovers(here.workdir),
         "tools": probes.tools,
         "memory_mb": probes.memory_mb,
         "logind": probes.logind,
@@ -59,7 +64,7 @@ def facts(ask: dict[str, Any]) -> dict[str, Any]:
     if checkpoint:
         looks["checkpoint_disk"] = lambda: probes.disk(Path(checkpoint).expanduser())
     if python:
-        looks["python"] = lambda: jobpython.look(python, here.get("umask"), 0.9 * patience_s)
+        looks["python"] = lambda: jobpython.look(python, here.umask, 0.9 * patience_s)
     probed, errors = _probed(looks, patience_s)
     system = os.uname()
     own = {
@@ -69,16 +74,16 @@ def facts(ask: dict[str, Any]) -> dict[str, Any]:
         "boot_id": probes.boot_id(),
         "home": str(Path("~").expanduser()),
         "user": probes.user(),
-        "workdir": str(workdir),
+        "workdir": str(here.workdir),
         "cores": processes.cores(),
     }
     return {**own, **probed, "errors": errors, "now_s": time.time()}
 
 
-def holders(ask: dict[str, Any]) -> dict[str, Any]:
+def holders(*, lock_folder: str | None = None) -> dict[str, Any]:
     """Return `holders` (from gpulocks), the GPUs, and the processes on the GPUs: for `cloudtrain hosts`."""
     probes: dict[str, Probe] = {
-        "holders": lambda: _holders(ask),
+        "holders": lambda: _holders(lock_folder),
         "gpus": gpus.found,
         "gpu_processes": gpus.in_use,
     }
@@ -86,7 +91,7 @@ def holders(ask: dict[str, Any]) -> dict[str, Any]:
     return {**probed, "errors": errors, "now_s": time.time()}
 
 
-def address(ask: dict[str, Any]) -> dict[str, Any]:
+def address(*, interface: str | None = None, towards: str | None = None) -> dict[str, Any]:
     """Return the own `address`, with its `interface`, on the route to `towards` (address or name); sends no packet.
 
     `interface`, if given, decides instead. Raises Refused.
@@ -95,13 +100,13 @@ def address(ask: dict[str, Any]) -> dict[str, Any]:
 
     from cloudtrain.entrypoints.agent import node
 
-    if wanted := ask.get("interface"):
-        found = node.address_of(wanted)
+    if interface:
+        found = node.address_of(interface)
         if found is None:
             there = ", ".join(name for _, name in socket.if_nameindex())
-            raise Refused(f"the interface {wanted} has no IPv4 address here; there are {there}: fix `interface`")
-        return {"address": found, "interface": wanted}
-    towards = ask.get("towards") or node.ELSEWHERE
+            raise Refused(f"the interface {interface} has no IPv4 address here; there are {there}: fix `interface`")
+        return {"address": found, "interface": interface}
+    towards = towards or node.ELSEWHERE
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((towards, 9))
@@ -112,8 +117,8 @@ def address(ask: dict[str, Any]) -> dict[str, Any]:
     return {"address": found, "interface": node.interface_of(found)}
 
 
-def _holders(ask: dict[str, Any]) -> list[dict[str, Any]]:
-    return gpulocks.holders(gpulocks.folder(ask.get("lock_folder"), make=False))
+def _holders(lock_folder: str | None) -> list[dict[str, Any]]:
+    return gpulocks.holders(gpulocks.folder(lock_folder, make=False))
 
 
 def _probed(probes: dict[str, Probe], patience_s: float) -> tuple[dict[str, Any], dict[str, str]]:

@@ -1,6 +1,6 @@
 """Verbs for a host's node of a job: start the node, return its state and its log lines, stop the node.
 
-Each verb takes the call's `ask` (with `here`: our folders on this host) and returns JSON. Folders are absolute paths of
+Each verb takes JSON values and returns JSON. Folders are absolute paths of
 this host.
 """
 
@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints import atomic_json, bundle_file, processes
 from cloudtrain.entrypoints.agent import node_folder, node_logs
@@ -29,6 +29,9 @@ from cloudtrain.entrypoints.environments import dockerrun
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import files
 from cloudtrain.entrypoints.job_files import EXIT, NEVER_SENT, RECORD, START_LOCK, STATE
+
+if TYPE_CHECKING:
+    from cloudtrain.entrypoints.host.calls import Here
 
 __all__ = [
     "close_admission",
@@ -78,28 +81,36 @@ _START = (
 )
 
 
-def make(ask: dict[str, Any]) -> dict[str, Any]:
+def make(
+    here: Here,
+    *,
+    job: str,
+    root: str,
+    owner: str,
+    record: dict[str, Any],
+    folders: list[str],
+    links: dict[str, str],
+) -> dict[str, Any]:
     """Create the node's folder, which must be new, and the folders that the job sees; return {}.
 
     `job` and `root` are the job's and the node's folder, `owner` is the submitter's id; absent `folders` and `links`
     (name in the output folder -> target) are created. `record` is kept for `jobs`.
     """
-    job, root = Path(ask["job"]), Path(ask["root"])
-    files.prune(Path(ask["here"]["workdir"]))
-    job.mkdir(parents=True, exist_ok=True)
-    owner = _owner(job, ask["owner"])
-    if owner != ask["owner"]:
+    folder, node = Path(job), Path(root)
+    files.prune(here.workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    if _owner(folder, owner) != owner:
         other = "belongs to a different job of the same name, unknown to your registry"
-        raise Refused(f"{job} {other}: choose another --name")
-    if (root / STATE).exists():
-        raise Refused(f"{root} belongs to a job of the same name that has already run: choose another --name")
-    root.mkdir(parents=True, exist_ok=True)
-    atomic_json.write_json(root / RECORD, ask["record"])
-    os.umask(ask["here"]["umask"])  # the user's own umask, for folders that the job's ranks may share with other users
+        raise Refused(f"{folder} {other}: choose another --name")
+    if (node / STATE).exists():
+        raise Refused(f"{node} belongs to a job of the same name that has already run: choose another --name")
+    node.mkdir(parents=True, exist_ok=True)
+    atomic_json.write_json(node / RECORD, record)
+    os.umask(here.umask)  # the user's own umask, for folders that the job's ranks may share with other users
     try:
-        for folder in ask["folders"]:
-            Path(folder).expanduser().mkdir(parents=True, exist_ok=True)
-        for link, target in ask["links"].items():
+        for each in folders:
+            Path(each).expanduser().mkdir(parents=True, exist_ok=True)
+        for link, target in links.items():
             with contextlib.suppress(FileExistsError):
                 Path(link).symlink_to(Path(target).expanduser())
     finally:
@@ -107,9 +118,9 @@ def make(ask: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def jobs(ask: dict[str, Any]) -> dict[str, Any]:
+def jobs(here: Here) -> dict[str, Any]:
     """Return as `jobs` the nodes on this host with a running agent: job, attempt, owner, and the record of `make`."""
-    roots = Path(ask["here"]["workdir"]).glob("jobs/*/attempt-*/node-*")
+    roots = here.workdir.glob("jobs/*/attempt-*/node-*")
     found = []
     for root in sorted(root for root in roots if node_folder.agent_pid(root)):
         job, number = root.parent.parent, root.parent.name.removeprefix("attempt-")
@@ -129,34 +140,33 @@ def _owner(job: Path, owner: str) -> str:
     return mark.read_text()
 
 
-def unpack(ask: dict[str, Any]) -> dict[str, Any]:
+def unpack(*, path: str, sha256: str, root: str) -> dict[str, Any]:
     """Unpack the code in the agent's folder: the build of the environment may need the code."""
     try:
-        bundle_file.unpack(Path(ask["path"]), ask["sha256"], Path(ask["root"]))
+        bundle_file.unpack(Path(path), sha256, Path(root))
     except bundle_file.BundleError as error:
         raise Refused(str(error)) from error
     return {}
 
 
-def start(ask: dict[str, Any]) -> dict[str, Any]:
+def start(here: Here, *, request: dict[str, Any]) -> dict[str, Any]:
     """Start the node's agent, detached from this channel; return the answer of `starting.start`.
 
     `request` is the request of starting.start. Only the request holds secrets; a pipe carries the request to the agent.
     """
-    here = ask["here"]
-    for spec in map(AgentSpec.load, ask["request"]["nodes"]):
+    for spec in map(AgentSpec.load, request["nodes"]):
         atomic_json.write_json(Path(spec.root) / VARIABLES, _variables(spec))
     starter = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _START.format(here["runtime"])],
-        cwd=ask["request"]["folder"],
+        [sys.executable, "-I", "-S", "-c", _START.format(here.runtime)],
+        cwd=request["folder"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        umask=here["umask"],
+        umask=here.umask,
         start_new_session=True,
     )
-    answer, complaint = starter.communicate(json.dumps(ask["request"]))
+    answer, complaint = starter.communicate(json.dumps(request))
     if starter.returncode != 0:
         last = complaint.strip().splitlines()[-1:] or [f"its starter ended with code {starter.returncode}"]
         raise Refused(f"the agent did not start: {last[0]}")
@@ -164,19 +174,18 @@ def start(ask: dict[str, Any]) -> dict[str, Any]:
     return status
 
 
-def look(ask: dict[str, Any]) -> dict[str, Any]:
+def look(*, root: str, checkpoints: str) -> dict[str, Any]:
     """Return the node's status (contract.NodeStatus), with this host's time."""
-    return replace(node_folder.look(Path(ask["root"]), Path(ask["checkpoints"])), now_s=time.time()).dump()
+    return replace(node_folder.look(Path(root), Path(checkpoints)), now_s=time.time()).dump()
 
 
-def read(ask: dict[str, Any]) -> dict[str, Any]:
+def read(*, root: str, offsets: dict[str, int], ranks: list[int] | None, page_bytes: int) -> dict[str, Any]:
     """Return the bytes after `offsets` in the node's log files: `chunks`, whose bytes follow one another.
 
     `ended`: the agent was gone before the read, so no more bytes will come.
     """
-    root = Path(ask["root"])
-    has_ended = node_folder.agent_pid(root) is None
-    chunks = node_logs.read(root, ask["offsets"], ask["ranks"], ask["page_bytes"])
+    has_ended = node_folder.agent_pid(Path(root)) is None
+    chunks = node_logs.read(Path(root), offsets, ranks, page_bytes)
     described = [
         {"name": c.name, "offset": c.offset, "size": len(c.data), "times": c.times, "has_more": c.has_more}
         for c in chunks
@@ -184,66 +193,65 @@ def read(ask: dict[str, Any]) -> dict[str, Any]:
     return {"chunks": described, "ended": has_ended, "payload": b"".join(c.data for c in chunks)}
 
 
-def near_end(ask: dict[str, Any]) -> dict[str, Any]:
+def near_end(*, root: str, ranks: list[int] | None, lines: int | None, since_s: float | None) -> dict[str, Any]:
     """Return `offsets` near the ends of the node's log files (nodelogs.near_end)."""
-    found = node_logs.near_end(Path(ask["root"]), ask["ranks"], lines=ask["lines"], since_s=ask["since_s"])
-    return {"offsets": found}
+    return {"offsets": node_logs.near_end(Path(root), ranks, lines=lines, since_s=since_s)}
 
 
-def stop(ask: dict[str, Any]) -> dict[str, Any]:
+def stop(*, root: str, reason: str, by_force: bool) -> dict[str, Any]:
     """Leave the agent a stop request with `reason`; `by_force` ends all processes. Return whether the agent runs."""
-    root = Path(ask["root"])
-    node_folder.ask_to_stop(root, ask["reason"])
-    if ask["by_force"] or node_folder.agent_pid(root) is None:
-        node_folder.end([root])
-    return {"alive": node_folder.agent_pid(root) is not None}
+    node = Path(root)
+    node_folder.ask_to_stop(node, reason)
+    if by_force or node_folder.agent_pid(node) is None:
+        node_folder.end([node])
+    return {"alive": node_folder.agent_pid(node) is not None}
 
 
-def close_admission(ask: dict[str, Any]) -> dict[str, Any]:
+def close_admission(*, root: str) -> dict[str, Any]:
     """Return whether the node's agent was started; if not, forbid any later start."""
-    root = Path(ask["root"])
-    if not root.is_dir():
-        root.mkdir(parents=True)
-    with _locked(root / START_LOCK):
-        started = not (root / NEVER_SENT).exists() and (root / STATE).exists()
+    node = Path(root)
+    if not node.is_dir():
+        node.mkdir(parents=True)
+    with _locked(node / START_LOCK):
+        started = not (node / NEVER_SENT).exists() and (node / STATE).exists()
         if not started:
-            (root / NEVER_SENT).touch()
+            (node / NEVER_SENT).touch()
     return {"started": started}
 
 
-def give_up(ask: dict[str, Any]) -> dict[str, Any]:
+def give_up(*, root: str, for_ever: bool) -> dict[str, Any]:
     """Kill the node's agent and all processes it may have started; `for_ever` also forbids any later start."""
-    root = Path(ask["root"])
-    if not root.is_dir():
+    node = Path(root)
+    if not node.is_dir():
         return {}
-    with _locked(root / START_LOCK):
-        if ask["for_ever"]:
-            (root / NEVER_SENT).touch()
-        if pid := node_folder.agent_pid(root):
+    with _locked(node / START_LOCK):
+        if for_ever:
+            (node / NEVER_SENT).touch()
+        if pid := node_folder.agent_pid(node):
             processes.kill(pid, signal.SIGKILL)
             end_s = time.monotonic() + GONE_S
-            while node_folder.agent_pid(root) and time.monotonic() < end_s:
+            while node_folder.agent_pid(node) and time.monotonic() < end_s:
                 time.sleep(0.02)
-            node_folder.sweep(root)
-        (root / STATE).unlink(missing_ok=True)
-        (root / EXIT).unlink(missing_ok=True)
+            node_folder.sweep(node)
+        (node / STATE).unlink(missing_ok=True)
+        (node / EXIT).unlink(missing_ok=True)
     return {}
 
 
-def script(ask: dict[str, Any]) -> dict[str, Any]:
+def script(*, root: str, argv: list[str]) -> dict[str, Any]:
     """Write a script that runs `argv` (by default a shell) in the node's code folder, as a rank; return its `path`.
 
     The script is started by a command that holds only the path, without quotes. The variables come from a process of
     the job, if any runs, else from the file written at the start: no secret is written. If the job runs in a container,
     `argv` runs in the container.
     """
-    root = Path(ask["root"])
-    place = root / "code" if (root / "code").is_dir() else root
-    inside = dockerrun.running(root)
+    node = Path(root)
+    place = node / "code" if (node / "code").is_dir() else node
+    inside = dockerrun.running(node)
     # The oldest process is boot, with the variables of all ranks, but without the variables of a single rank.
-    pid = inside[2] if inside else min(processes.with_environment(CLOUDTRAIN_LOG_DIR=str(root / "log")), default=0)
+    pid = inside[2] if inside else min(processes.with_environment(CLOUDTRAIN_LOG_DIR=str(node / "log")), default=0)
     python = inside[0].python if inside else sys.executable
-    command = [python, "-I", "-S", "-c", _AS, str(pid), str(place), str(root / VARIABLES), *ask["argv"]]
+    command = [python, "-I", "-S", "-c", _AS, str(pid), str(place), str(node / VARIABLES), *argv]
     lines = ['rm -f -- "$0"', f"exec {shlex.join(command)}"]
     if inside:  # only the script knows whether the standard input is a terminal
         plain, terminal = (shlex.join(dockerrun.exec_argv(*inside[:2], command, is_tty)) for is_tty in (False, True))

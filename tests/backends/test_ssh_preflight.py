@@ -16,6 +16,7 @@ from cloudtrain.backends.ssh import preflight
 from cloudtrain.backends.ssh.preflight import HostRequirements
 from cloudtrain.backends.ssh.preflight.folding import fold, local, ranges, remote
 from cloudtrain.entrypoints.host import survey
+from cloudtrain.entrypoints.host.calls import Here
 from cloudtrain.launcher.backend import Check
 
 WISH = HostRequirements(ranks=8, gpus=8)
@@ -508,7 +509,7 @@ def test_names_fold_and_commands_expand() -> None:
 
 def test_this_machine_can_be_checked(tmp_path: Path) -> None:
     """The checks read the facts in the survey's format."""
-    facts = json.loads(json.dumps(survey.facts({"workdir": str(tmp_path), "python": "python3"})))
+    facts = json.loads(json.dumps(survey.facts(Here(tmp_path, "", 0o022, "h1"), python="python3")))
     found = preflight.checks({"here": facts}, HostRequirements(1, 0, ranks_are_chosen=True))
     assert {"reachable", "python", "kernel", "workdir", "/dev/shm", "open files"} <= {check.name for check in found}
     assert all(check.cure for check in found if check.verdict != "ok")

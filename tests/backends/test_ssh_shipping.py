@@ -125,7 +125,7 @@ def test_interrupted_upload_continues_at_its_offset(
     monkeypatch.setattr(files_code, "BLOCK", 1 << 20)
     bundle, hosts = code(3), seats(pair, 1)
     host, asked = hosts[0].host, files_code._asked(bundle)
-    fleet().tell(host, "has", asked)
+    fleet().tell(host, "has", {**asked, "bytes": bundle.bytes})
     first = bundle.path.read_bytes()[: 2 << 20]
     fleet().tell(host, "put", {**asked, "offset": 0}, first)
     fleet().run(fleet()._close())
@@ -161,7 +161,7 @@ def test_upload_that_arrived_damaged_is_sent_again(pair: Cluster, code: Callable
     """A partial file of an earlier try is not the archive's beginning."""
     bundle, hosts = code(1), seats(pair, 1)
     host, asked = hosts[0].host, files_code._asked(bundle)
-    fleet().tell(host, "has", asked)
+    fleet().tell(host, "has", {**asked, "bytes": bundle.bytes})
     fleet().tell(host, "put", {**asked, "offset": 0}, b"something else" * 1000)
     files_code.ship(fleet(), bundle, hosts)
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
@@ -172,8 +172,8 @@ def test_two_simultaneous_submits_upload_once(pair: Cluster, code: Callable[...,
     bundle, hosts = code(2), seats(pair, 1)
     asked = files_code._asked(bundle)
     other = Fleet(fleet().loop, channel_master.Masters())
-    assert other.tell(hosts[0].host, "has", asked)["arrived"] == 0
-    assert fleet().tell(hosts[0].host, "has", asked)["busy"]
+    assert other.tell(hosts[0].host, "has", {**asked, "bytes": bundle.bytes})["arrived"] == 0
+    assert fleet().tell(hosts[0].host, "has", {**asked, "bytes": bundle.bytes})["busy"]
     done = threading.Event()
 
     def second() -> None:
@@ -202,7 +202,7 @@ def test_disk_that_fills_up_during_the_upload_is_reported(pair: Cluster, code: C
     """If a second program fills the disk, the partial upload is removed to free space."""
     bundle, hosts = code(20), seats(pair, 1, workdir="/data/ct")
     asked = files_code._asked(bundle)
-    fleet().tell(hosts[0].host, "has", asked)
+    fleet().tell(hosts[0].host, "has", {**asked, "bytes": bundle.bytes})
     pair.hosts[0].path("/data/filler").write_bytes(bytes(56_000_000))
     with pytest.raises(CloudtrainError, match="the code does not fit"):
         fleet().tell(hosts[0].host, "put", {**asked, "offset": 0}, bundle.path.read_bytes())

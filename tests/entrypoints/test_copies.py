@@ -906,15 +906,15 @@ def test_shared_folder_is_recognised(serve: Serve, there: Path, here: Path) -> N
 
 def test_newest_entry_is_complete(there: Path) -> None:
     """`newest` gives the highest complete step; without steps, the entry written last."""
-    assert copying.newest({"folder": str(there / "none")}) == {}
+    assert copying.newest(folder=str(there / "none")) == {}
     (there / "a.pt").write_text("a")
     (there / "b.pt").write_text("b")
     os.utime(there / "a.pt", (3e9, 3e9))
-    assert copying.newest({"folder": str(there)})["name"] == "a.pt"
+    assert copying.newest(folder=str(there))["name"] == "a.pt"
     checkpoint(there, 2, 10)
     checkpoint(there, 30, 10)
     (checkpoint(there, 40, 10) / "plain.pt").unlink()
-    told = copying.newest({"folder": str(there)})
+    told = copying.newest(folder=str(there))
     assert (told["name"], told["step"]) == ("step-00000030", 30)
     assert abs(told["mtime"] - time.time()) < 60
     assert json.loads(json.dumps(told)) == told
@@ -924,15 +924,15 @@ def test_verbs_offer_and_fetch(there: Path, here: Path) -> None:
     """A host offers its folder with a fresh token; a second host fetches one entry, or all."""
     checkpoint(there, 1)
     (there / "last.ckpt").write_text("last")
-    told = copying.offer({"folder": str(there), "address": HOST})
+    told = copying.offer(folder=str(there), address=HOST)
     assert len(told["token"]) == 64
     asked = {**told, "name": "step-00000001", "into": str(here)}
-    assert copying.fetch(asked)["bytes"] > 3 * MIB
-    assert copying.fetch(asked)["bytes"] == 0
-    assert copying.fetch({**asked, "name": None})["bytes"] == 4
+    assert copying.fetch(**asked)["bytes"] > 3 * MIB
+    assert copying.fetch(**asked)["bytes"] == 0
+    assert copying.fetch(**{**asked, "name": None})["bytes"] == 4
     assert contents(here) == contents(there)
     with pytest.raises(Refused, match="cannot copy none from"):
-        copying.fetch({**asked, "name": "none"})
+        copying.fetch(**{**asked, "name": "none"})
     copying._offers.pop().close()
 
 
@@ -940,19 +940,19 @@ def test_fetch_of_all_entries_keeps_local_ones(there: Path, here: Path, tmp_path
     """Missing entries arrive and fetched ones are updated; local and newer entries stay and are listed."""
     for name in ("lacking", "fetched", "own", "later"):
         (there / name).write_text("old")
-    told = copying.offer({"folder": str(there), "address": HOST})
+    told = copying.offer(folder=str(there), address=HOST)
     asked = {**told, "name": None, "into": str(here), "note": str(tmp_path / "fetched.json")}
-    assert copying.fetch(asked)["left"] == []
+    assert copying.fetch(**asked)["left"] == []
     (here / "lacking").unlink()
     (here / "own").write_text("mine")
     for name in ("fetched", "own"):
         (there / name).write_text("theirs")
         os.utime(there / name, (3e9, 3e9))
     os.utime(there / "later", (1, 1))
-    done = copying.fetch(asked)
+    done = copying.fetch(**asked)
     assert (sorted(done["names"]), sorted(done["left"])) == (["fetched", "lacking"], ["later", "own"])
     assert contents(here) == {"lacking": b"old", "fetched": b"theirs", "own": b"mine", "later": b"old"}
-    assert copying.fetch({**asked, "note": None})["bytes"] == 0
+    assert copying.fetch(**{**asked, "note": None})["bytes"] == 0
     copying._offers.pop().close()
 
 
@@ -961,11 +961,11 @@ def test_offer_uses_its_port_range(there: Path) -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Refused, match=f"all ports from {port} to {port} are taken; allow others"):
-            copying.offer({"folder": str(there), "address": HOST, "ports": [port, port]})
-    assert copying.offer({"folder": str(there), "address": HOST, "ports": [port, port]})["port"] == port
+            copying.offer(folder=str(there), address=HOST, ports=[port, port])
+    assert copying.offer(folder=str(there), address=HOST, ports=[port, port])["port"] == port
     copying._offers.pop().close()
     with pytest.raises(Refused, match="is it an address of this host"):
-        copying.offer({"folder": str(there), "address": "192.0.2.1", "ports": [port, port]})
+        copying.offer(folder=str(there), address="192.0.2.1", ports=[port, port])
 
 
 def test_import_loads_no_heavy_package() -> None:

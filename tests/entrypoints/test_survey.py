@@ -20,6 +20,7 @@ from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.agent import gpulocks, gpus
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import jobpython, probes, reachability, survey
+from cloudtrain.entrypoints.host.calls import Here
 
 A, B = "GPU-6f1c2d3e-0000-1111-2222-333344445555", "GPU-7a7a7a7a-0000-1111-2222-333344445555"
 TWO = f"""\
@@ -187,8 +188,9 @@ def test_processes_on_gpus_are_listed_with_their_owner(nvidia_smi: Answers) -> N
 def test_facts_are_complete_and_serialisable(tmp_path: Path, nvidia_smi: Answers) -> None:
     """All facts are present, and the folder was written to and left clean."""
     nvidia_smi(TWO)
-    ask = {"python": sys.executable, "workdir": str(tmp_path / "work"), "checkpoint": str(tmp_path / "no" / "such")}
-    facts = json.loads(json.dumps(survey.facts({**ask, "lock_folder": str(tmp_path / "locks")})))
+    here = Here(tmp_path / "work", "", 0o022, "h1")
+    folders = {"checkpoint": str(tmp_path / "no" / "such"), "lock_folder": str(tmp_path / "locks")}
+    facts = json.loads(json.dumps(survey.facts(here, python=sys.executable, **folders)))
     assert facts["errors"] == {}
     assert len(facts["gpus"]["gpus"]) == 2
     assert facts["write"] == {"error": None}
@@ -206,7 +208,7 @@ def test_probe_that_fails_or_hangs_leaves_a_reason(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(probes, "own_name", lambda: over.wait(30))
     monkeypatch.setattr(probes, "tools", lambda: os.listdir(tmp_path / "missing"))
     start = time.monotonic()
-    facts = survey.facts({"workdir": str(tmp_path), "patience_s": 1.5})
+    facts = survey.facts(Here(tmp_path, "", 0o022, "h1"), patience_s=1.5)
     over.set()
     assert time.monotonic() - start < 5
     assert facts["errors"] == {"own_name": "no answer within 1.5 s", "tools": "No such file or directory"}
@@ -300,7 +302,7 @@ def test_holders_lists_the_jobs_on_the_gpus(tmp_path: Path, nvidia_smi: Answers)
     nvidia_smi(TWO)
     place = gpulocks.folder(str(tmp_path / "locks"))
     taken = gpulocks.take(place, [A], {"job": "x-abcde"})
-    told = survey.holders({"lock_folder": str(place)})
+    told = survey.holders(lock_folder=str(place))
     taken.release()
     assert [(holder["name"], holder["job"]) for holder in told["holders"]] == [(A, "x-abcde")]
     assert len(told["gpus"]["gpus"]) == 2
@@ -308,17 +310,17 @@ def test_holders_lists_the_jobs_on_the_gpus(tmp_path: Path, nvidia_smi: Answers)
 
 def test_own_address_is_on_the_route_to_the_target() -> None:
     """The address towards this machine is the loopback address."""
-    assert survey.address({"towards": "127.0.0.1"}) == {"address": "127.0.0.1", "interface": "lo"}
-    assert survey.address({"interface": "lo"})["address"] == "127.0.0.1"
+    assert survey.address(towards="127.0.0.1") == {"address": "127.0.0.1", "interface": "lo"}
+    assert survey.address(interface="lo")["address"] == "127.0.0.1"
     with pytest.raises(Refused, match=r"nosuch0 has no IPv4 address here; there are .*lo"):
-        survey.address({"interface": "nosuch0"})
+        survey.address(interface="nosuch0")
 
 
 @pytest.fixture
 def listening() -> Iterator[dict[str, Any]]:
     """Return the address at which a peer `h1` of the round `word` listens."""
-    yield reachability.listen({"address": "127.0.0.1", "name": "h1", "token": "word", "ports": [20000, 28000]})
-    reachability.close_listener({})
+    yield reachability.listen(address="127.0.0.1", name="h1", token="word", ports=[20000, 28000])
+    reachability.close_listener()
 
 
 def test_peer_that_answers_is_reached(listening: dict[str, Any]) -> None:
@@ -326,7 +328,7 @@ def test_peer_that_answers_is_reached(listening: dict[str, Any]) -> None:
     assert 20000 <= listening["port"] <= 28000
     peers = [{"name": "h1", **listening}]
     for _ in range(3):
-        assert reachability.dial({"peers": peers, "token": "word", "source": "127.0.0.1"}) == {
+        assert reachability.dial(peers=peers, token="word", source="127.0.0.1") == {
             "reached": 1,
             "failed": [],
         }
@@ -344,7 +346,7 @@ def test_each_kind_of_failure_is_reported(listening: dict[str, Any]) -> None:
         {"name": "h1", **listening},
     ]
     start = time.monotonic()
-    told = reachability.dial({"peers": peers, "token": "word", "limit_s": 0.5})
+    told = reachability.dial(peers=peers, token="word", limit_s=0.5)
     assert time.monotonic() - start < 1.9
     silent.close()
     assert told["reached"] == 1
@@ -354,14 +356,14 @@ def test_each_kind_of_failure_is_reported(listening: dict[str, Any]) -> None:
         ("h3", "wrong answer"),
     ]
     assert told["failed"][2]["text"].endswith("is h1")
-    stranger = reachability.dial({"peers": peers[3:], "token": "other", "limit_s": 0.5})["failed"]
+    stranger = reachability.dial(peers=peers[3:], token="other", limit_s=0.5)["failed"]
     assert [failed["text"].endswith("is no host of this job") for failed in stranger] == [True]
 
 
 def test_port_is_free_after_hanging_up(listening: dict[str, Any]) -> None:
     """No listener of the round remains."""
-    reachability.close_listener({})
-    told = reachability.dial({"peers": [{"name": "h1", **listening}], "token": "word", "limit_s": 0.5})
+    reachability.close_listener()
+    told = reachability.dial(peers=[{"name": "h1", **listening}], token="word", limit_s=0.5)
     assert [failed["how"] for failed in told["failed"]] == ["refused"]
 
 
@@ -369,10 +371,7 @@ def test_range_without_a_free_port_is_reported() -> None:
     """A missing interface and a foreign address are reported too."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        told = reachability.listen({"address": "127.0.0.1", "name": "h", "token": "t", "ports": [port, port]})
+        told = reachability.listen(address="127.0.0.1", name="h", token="t", ports=[port, port])
     assert told == {"error": "cannot listen on 127.0.0.1: Address already in use"}
-    assert (
-        "nosuch0 has no IPv4 address"
-        in reachability.listen({"interface": "nosuch0", "name": "h", "token": "t"})["error"]
-    )
-    assert "cannot listen" in reachability.listen({"address": "192.0.2.77", "name": "h", "token": "t"})["error"]
+    assert "nosuch0 has no IPv4 address" in reachability.listen(interface="nosuch0", name="h", token="t")["error"]
+    assert "cannot listen" in reachability.listen(address="192.0.2.77", name="h", token="t")["error"]
