@@ -109,15 +109,15 @@ class Cli:
         timeout_s: float = 120,
     ) -> Result:
         """Run the command to its end."""
-        is_plain = stdin is None and self.command == (str(COMMAND),) and "PYTHONPATH" not in {**self.env, **(env or {})}
+        command, where, environment = [*self.command, *map(str, args)], cwd or self.cwd, self.environment(env)
+        is_plain = stdin is None and self.command == (str(COMMAND),) and "PYTHONPATH" not in environment
         if self.preloaded and is_plain:
-            command, where, environment = [*self.command, *map(str, args)], cwd or self.cwd, self.environment(env)
             done = warmpython.run(command, where, environment, timeout_s, self.preloaded, may_leave=True)
             return Result(done.returncode, done.stdout, done.stderr)
         done = subprocess.run(
-            [*self.command, *map(str, args)],
-            cwd=cwd or self.cwd,
-            env=self.environment(env),
+            command,
+            cwd=where,
+            env=environment,
             input=stdin,
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,

@@ -193,10 +193,11 @@ def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: J
         child = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT if log else None)
 
         def relay(signum: int, frame: FrameType | None) -> None:
+            is_over = _left_code(folder, spec.nproc_per_node) == EXIT_DONE  # a script may obey the signal at once
             # Relay one signal only: after a second signal torchrun stops waiting for the workers' save.
             if not asked_s:
                 processes.kill(child.pid, signal.SIGTERM)
-            if _left_code(folder, spec.nproc_per_node) != EXIT_DONE:  # else no work is left to stop
+            if not is_over:
                 asked_s.append(time.monotonic())
 
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):

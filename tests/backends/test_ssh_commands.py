@@ -311,10 +311,9 @@ def test_job_takes_gpus_by_their_uuids(cli: Any, pair: Cluster, submit: Any, pro
     assert told.code == 5, told.stderr
     assert f"GPU 0: root's job {job}, since " in told.stderr
     second = submit(with_gpus(1, instances=1, hosts="h0", ssh=", user: alice"))
-    variables = json.loads(
-        (pair.hosts[0].home_of("alice") / ".cloudtrain/jobs" / second / "output/seen.json").read_text()
-    )
-    assert variables["CUDA_VISIBLE_DEVICES"] == "GPU-h0-1"
+    path = pair.hosts[0].home_of("alice") / ".cloudtrain/jobs" / second / "output/seen.json"
+    wait_until(lambda: path.exists() and path.read_text())
+    assert json.loads(path.read_text())["CUDA_VISIBLE_DEVICES"] == "GPU-h0-1"
 
 
 def test_foreign_processes_refuse_a_job_without_allow_busy(
