@@ -230,6 +230,21 @@ def test_stop_after_the_success_of_all_ranks_is_no_stop(
     assert boot._outcome(tmp_path, ended, 2) == (code, [])
 
 
+def test_ranks_that_obey_a_stop_at_once_are_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that exits 0 by the signal is not done, however fast it leaves."""
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(boot, "_watch", lambda child, asked_s, *_: _signalled(handlers, child, asked_s))
+
+    def obey(pid: int, signum: int) -> None:
+        (tmp_path / "left-0").write_text("0")
+        os.kill(pid, signum)
+
+    monkeypatch.setattr(boot.processes, "kill", obey)
+    ended = boot._run_torchrun(["sleep", "60"], dict(os.environ), tmp_path, JobSpec(nproc_per_node=1))
+    assert boot._outcome(tmp_path, ended, 1) == (boot.EXIT_STOPPED, [])
+
+
 def _signalled(handlers: dict[int, Any], child: subprocess.Popen[bytes], asked_s: list[float]) -> boot._Ended:
     handlers[signal.SIGTERM](signal.SIGTERM, None)
     return boot._Ended(child.wait(10), bool(asked_s))
