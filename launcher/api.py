@@ -84,7 +84,7 @@ class Config:
         from cloudtrain.launcher.planning.prepare import prepare
 
         with placing(self.file, self._settings):
-            return prepare(self.values, self.file, cache, dry=dry)
+            return replace(prepare(self.values, self.file, cache, dry=dry), settings=self._settings)
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,12 @@ class Attempt:
         return platform_name(self.job_id, self.number)
 
     @property
+    def settings(self) -> tuple[str, ...]:
+        """The `a.b=value` of the submit and of each resume so far; empty if an older version has sent the attempt."""
+        kept = self.submitter.get("settings")
+        return tuple(each for each in kept if isinstance(each, str)) if isinstance(kept, list) else ()
+
+    @property
     def word(self) -> str:
         """The state as shown to people."""
         return {"never_sent": "not sent", "damaged": "damaged"}.get(self.phase, self.state.state)

@@ -143,13 +143,16 @@ class Overrides:
         from cloudtrain.launcher.planning.prepare import refused
 
         chosen = backend or self.backend
-        settings = self.settings
-        if self.price_micro is not None:
-            settings = (
-                *settings,
-                price_setting(chosen or config.backends_asked(self.file, settings)[0], self.price_micro),
-            )
-        return config.load(self.file, backend=chosen, overrides=settings, further=refused)
+        return config.load(self.file, backend=chosen, overrides=self.assignments(chosen), further=refused)
+
+    def assignments(self, backend: str | None) -> tuple[str, ...]:
+        """Return the settings, with the price of the backend's machines. Raises ConfigError."""
+        from cloudtrain.launcher import config
+
+        if self.price_micro is None:
+            return self.settings
+        name = backend or config.backends_asked(self.file, self.settings)[0]
+        return (*self.settings, price_setting(name, self.price_micro))
 
     def named(self, name: str) -> Overrides:
         """Return the overrides with the name, if the config has no name. Raises ConfigError for an unreadable file."""

@@ -133,6 +133,7 @@ def _send(
     config = overrides.load()
     with overrides.placing():
         prepared = prepare(config, overrides.file, folder / "bundles", dry=False)
+    prepared = replace(prepared, settings=overrides.assignments(config.backend))
     registry = Registry(folder)
 
     def check() -> None:

@@ -35,7 +35,7 @@ def prepare_next(
 ) -> Prepared:
     """Return the prepared next attempt, with the submitted code and config, except for `settings`.
 
-    `update_code` takes the code folder as it is now, `update_config` the config file; name and backend stay.
+    `update_code` takes the code folder as it is now, `update_config` the config file, under the settings of the submit.
     Notes on an unchanged config are left out: the submit has printed the notes.
     Raises ConfigError if the code or the config is unusable, BudgetError if the money is used up.
     """
@@ -54,16 +54,21 @@ def prepare_next(
     file, spent_micro = Path(job.config_file), _spent_micro(registry, job, config)
     with configs.placing(file, settings) if update_config else contextlib.nullcontext():
         ready = prepare(config, file, registry.folder / "bundles", dry=False, shipped=shipped, spent_micro=spent_micro)
+    ready = replace(ready, settings=(*job.attempt.settings, *settings))
     if update_config or not all(setting.startswith("budget.limit=") for setting in settings):
         return ready
     return replace(ready, notes=(), is_repeat=ready.bundle.sha256 == job.bundle.get("sha256"))
 
 
 def present_config(job: Job, settings: Sequence[str] = ()) -> JobConfig:
-    """Return the config file as it is now, with `settings`, for the job's name and backend. Raises ConfigError."""
+    """Return the config file as it is now, for the job's name and backend. Raises ConfigError.
+
+    The settings of the submit and of each resume count on top of the file, and then `settings`.
+    """
     from cloudtrain.launcher import config as configs
 
-    present = configs.load(Path(job.config_file), backend=job.backend, overrides=settings)
+    overrides = [*job.attempt.settings, *settings]
+    present = configs.load(Path(job.config_file), backend=job.backend, overrides=overrides)
     return present.model_copy(update={"name": job.config["name"]})
 
 

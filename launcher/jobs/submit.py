@@ -207,7 +207,8 @@ def _close(registry: Registry, attempt: Attempt, error: BaseException, *, tells:
 
 
 def _intent(job_id: str, number: int, prepared: Prepared, request: backends.Request) -> Attempt:
-    return Attempt(job_id, number, "intent", prepared.plan, request.dump(), time.time(), this_process())
+    submitter = {**this_process(), "settings": list(prepared.settings)}
+    return Attempt(job_id, number, "intent", prepared.plan, request.dump(), time.time(), submitter)
 
 
 def _send(registry: Registry, job: Job, prepared: Prepared, secrets: Mapping[str, str]) -> Job:

@@ -38,6 +38,7 @@ class Prepared:
     notes: tuple[str, ...] = ()  # on the config
     warnings: tuple[str, ...] = ()
     old: tuple[str, ...] = ()  # warnings that the submitted code or config is sent, though the files have changed
+    settings: tuple[str, ...] = ()  # `a.b=value` from the command line, of all attempts
     is_repeat: bool = False  # the code and the config of an earlier attempt, except for the budget
 
     def lines(self, before: Job | None = None) -> list[str]:

@@ -67,9 +67,18 @@ def test_resume_names_the_changed_keys_of_the_config(cli: Any, folder: Path) -> 
 
 
 def test_options_of_the_submit_are_no_change(cli: Any, folder: Path) -> None:
-    """A file that is older than the attempt gives no warning, though `--set` gave other values."""
-    submitted(cli, folder, "--set", "args.lr=0.5")
+    """The options of the submit and of a resume stay on top of the file, also with `--update-config`."""
+    submitted(cli, folder, "--set", "args.lr=0.5", "--instances", "2")
     assert "cloudtrain.yaml" not in cli("resume", "--dry-run", "one").stderr
+    change(folder, "10m", "20m")
+    assert "(limits.max_duration: 10m -> 20m)" in cli("resume", "--dry-run", "one").stderr
+    assert cli("resume", "-d", "one", "--set", "args.seed=3").code == 0
+    cli("stop", "--now", "-y", "one")
+    assert cli("resume", "-d", "one", "--update-config").code == 0
+    config = config_of(cli)
+    assert (config["args"], config["limits"]["max_duration"]) == (["--lr", "0.5", "--seed", "3"], "20m")
+    assert config["resources"]["instances"] == 2
+    cli("stop", "--now", "-y", "one")
 
 
 def test_name_and_backend_stay(cli: Any, folder: Path) -> None:
