@@ -188,7 +188,7 @@ def test_client_fault_only_where_the_client_failed(tmp_path: Path) -> None:
     assert "free some space" in (dockerrun.client_fault(DOCKER, 125, tmp_path / "boot.log") or "")
 
 
-def test_lifeline_kills_its_program_when_its_input_ends(tmp_path: Path) -> None:
+def test_container_init_kills_its_program_when_its_input_ends(tmp_path: Path) -> None:
     """A closed pipe means a dead agent: the program and its children in other sessions are killed."""
     program = (
         "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); print(1); time.sleep(600)"
@@ -213,7 +213,7 @@ def test_lifeline_kills_its_program_when_its_input_ends(tmp_path: Path) -> None:
         ("import time; print(1); time.sleep(600)", 143),
     ],
 )
-def test_lifeline_passes_a_signal_on(program: str, code: int) -> None:
+def test_container_init_passes_a_signal_on(program: str, code: int) -> None:
     """The exit code is the program's answer to SIGTERM."""
     child = subprocess.Popen([*LIFELINE, sys.executable, "-uc", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None
@@ -338,7 +338,7 @@ def node(tmp_path: Path) -> Iterator[Start]:
     package = folder / "runtime" / "cloudtrain" / "entrypoints"
     (package / "environments").mkdir(parents=True)
     here = Path(processes.__file__).parent
-    for name in ("environments/lifeline.py", "processes.py"):
+    for name in ("environments/container_init.py", "processes.py"):
         shutil.copy(here / name, package / name)
     yield Start(f"test-{os.getpid()}", 1, 0, 1, str(folder))
     dockerrun.sweep(folder)
@@ -480,7 +480,7 @@ def test_script_runs_in_the_container(container: Container, node: Start) -> None
     assert dockerrun.running(Path(node.folder)) is None
 
 
-def test_lifeline_starts_nothing_without_the_secrets(tmp_path: Path) -> None:
+def test_container_init_starts_nothing_without_the_secrets(tmp_path: Path) -> None:
     """If the agent dies before it has sent the secrets, no program starts without them."""
     made = tmp_path / "made"
     done = subprocess.run([*LIFELINE, "touch", str(made)], input=b'{"TOKEN": "t', timeout=60)
