@@ -41,7 +41,8 @@ def resume_advice(job: Job, forecast: Forecast) -> ResumeAdvice | None:
     until_s, progress = _until_s(job, forecast), _progress(job, forecast)
     if state.state != "failed" and resume_cost.is_complete(progress):
         return None
-    is_in_code = state.state == "failed" and (state.error or {}).get("kind") == "exception"  # the user fixes the code
+    # The user fixes the code: after an exception, or an exit code that is not 0.
+    is_in_code = state.state == "failed" and (state.error or {}).get("kind") in ("exception", "exit")
     command = f"cloudtrain resume {job.id}{' --update-code' if is_in_code else ''}"
     more = _more(job, forecast, progress, until_s)
     if more is not None:
