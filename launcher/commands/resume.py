@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -19,18 +17,15 @@ from cloudtrain.launcher.commands.options import (
     set_option,
     yes_option,
 )
-from cloudtrain.launcher.errors import BudgetError, ConfigError
+from cloudtrain.launcher.errors import BudgetError
 from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.jobs.approval import approved
 from cloudtrain.launcher.text.terminal import confirm, print_json, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.planning.prepare import Prepared
 
 __all__ = ["command"]
-
-MOST_NAMED = 5  # changed keys, in a line
 
 
 @click.command(
@@ -66,7 +61,6 @@ def command(
     as_json: bool,
 ) -> int:
     """Resume from a job's newest checkpoint, with the code and the config as they were submitted."""
-    from cloudtrain.launcher.config import stored
     from cloudtrain.launcher.jobs import retry, submit
     from cloudtrain.launcher.jobs.describe import unattended
     from cloudtrain.launcher.jobs.follow import follow, view_of
@@ -92,14 +86,6 @@ def command(
     except BudgetError as error:
         flags = [*(["--update-code"] if update_code else []), *(["--update-config"] if update_config else [])]
         raise _with_command(error, found, [*_as_typed(instances, settings, price_micro), *flags]) from error
-    if update_config:
-        notes = [
-            f"config: {_differences(found, stored(found.config), prepared.config) or 'as it was submitted'}",
-            *prepared.notes,
-        ]
-        prepared = replace(prepared, notes=tuple(notes))
-    else:
-        prepared = replace(prepared, old=(*prepared.old, *_old_config(found, prepared.config, [*settings, *typed])))
     if dry_run:
         return _dry_run(found, prepared, as_json=as_json)
     if not approved(
@@ -132,39 +118,6 @@ def _dry_run(job: Job, prepared: Prepared, *, as_json: bool) -> int:
     for line in [*prepared.lines(), "dry run: nothing was sent"]:
         say(line)
     return 0
-
-
-def _old_config(job: Job, config: JobConfig, settings: list[str]) -> list[str]:
-    """Return a warning that the attempt runs `config`, the submitted one, though the config file has changed since."""
-    from cloudtrain.launcher.jobs.retry import present_config
-
-    file = Path(job.config_file)
-    if not file.is_file() or file.stat().st_mtime <= job.attempt.created_s:
-        return []
-    try:
-        present = present_config(job, settings)
-    except ConfigError:
-        changes = "faults: cloudtrain validate names them"
-    else:
-        changes = _differences(job, config, present)
-    use = "this attempt runs the submitted config: --update-config takes the new config"
-    return [f"warning: {file.name} changed since the submit ({changes}); {use}"] if changes else []
-
-
-def _differences(job: Job, *configs: JobConfig) -> str:
-    """Return the keys in which the configs differ, with all values: `args: --lr 0.1 -> --lr 0.01`; no secret values."""
-    from cloudtrain.launcher.report.config import differing, shown
-
-    found = differing([shown(replace(job, config=config.model_dump(mode="json"))) for config in configs])
-    texts = [f"{key}: {' -> '.join(_text(value) for value in values)}" for key, values in found.items()]
-    more = [f"{len(texts) - MOST_NAMED} more"] if len(texts) > MOST_NAMED else []
-    return ", ".join([*texts[:MOST_NAMED], *more])
-
-
-def _text(value: object) -> str:
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return "-" if value is None else str(value)
 
 
 def _as_typed(instances: int | None, settings: tuple[str, ...], price_micro: int | None) -> list[str]:

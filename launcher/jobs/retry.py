@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
+from cloudtrain.launcher.jobs.shown_config import differences
 from cloudtrain.launcher.text.terminal import say
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.planning.prepare import Prepared
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["ALL_DAMAGED", "budget_setting", "is_due", "prepare_next", "present_config", "require_ended", "send_if_due"]
+__all__ = ["ALL_DAMAGED", "budget_setting", "is_due", "prepare_next", "require_ended", "send_if_due"]
 
 ALL_DAMAGED = "all checkpoints were damaged at the last start: without an intact one, the job trains from step 0 again"
 OTHERS_S = 10.0  # most delay of a concurrent follower with the same poll interval
@@ -43,7 +44,7 @@ def prepare_next(
     from cloudtrain.launcher.backend import Bundle
     from cloudtrain.launcher.planning.prepare import prepare
 
-    config = present_config(job, settings) if update_config else configs.stored(job.config, overrides=settings)
+    config = _present_config(job, settings) if update_config else configs.stored(job.config, overrides=settings)
     shipped = None if update_code else Bundle.load(job.bundle)
     if shipped is not None and not shipped.path.exists():
         raise ConfigError(
@@ -55,12 +56,16 @@ def prepare_next(
     with configs.placing(file, settings) if update_config else contextlib.nullcontext():
         ready = prepare(config, file, registry.folder / "bundles", dry=False, shipped=shipped, spent_micro=spent_micro)
     ready = replace(ready, settings=(*job.attempt.settings, *settings))
-    if update_config or not all(setting.startswith("budget.limit=") for setting in settings):
+    if update_config:
+        changes = differences(job, configs.stored(job.config), config) or "as it was submitted"
+        return replace(ready, notes=(f"config: {changes}", *ready.notes))
+    ready = replace(ready, old=(*ready.old, *_old_config(job, config, settings)))
+    if not all(setting.startswith("budget.limit=") for setting in settings):
         return ready
     return replace(ready, notes=(), is_repeat=ready.bundle.sha256 == job.bundle.get("sha256"))
 
 
-def present_config(job: Job, settings: Sequence[str] = ()) -> JobConfig:
+def _present_config(job: Job, settings: Sequence[str] = ()) -> JobConfig:
     """Return the config file as it is now, for the job's name and backend. Raises ConfigError.
 
     The settings of the submit and of each resume count on top of the file, and then `settings`.
@@ -70,6 +75,19 @@ def present_config(job: Job, settings: Sequence[str] = ()) -> JobConfig:
     overrides = [*job.attempt.settings, *settings]
     present = configs.load(Path(job.config_file), backend=job.backend, overrides=overrides)
     return present.model_copy(update={"name": job.config["name"]})
+
+
+def _old_config(job: Job, config: JobConfig, settings: Sequence[str]) -> list[str]:
+    """Return a warning that the attempt runs `config`, the submitted one, though the config file has changed since."""
+    file = Path(job.config_file)
+    if not file.is_file() or file.stat().st_mtime <= job.attempt.created_s:
+        return []
+    try:
+        changes = differences(job, config, _present_config(job, settings))
+    except ConfigError:
+        changes = "faults: cloudtrain validate names them"
+    use = "this attempt runs the submitted config: --update-config takes the new config"
+    return [f"warning: {file.name} changed since the submit ({changes}); {use}"] if changes else []
 
 
 def require_ended(registry: Registry, job: Job) -> None:

@@ -10,8 +10,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import amount, dollars, span
+from cloudtrain.launcher.jobs import shown_config
 from cloudtrain.launcher.jobs.describe import outcome
-from cloudtrain.launcher.report import config, facts
+from cloudtrain.launcher.report import facts
 from cloudtrain.launcher.report.data import chart_data
 from cloudtrain.launcher.store import series as serieses
 
@@ -78,7 +79,7 @@ def compared(registry: Registry, jobs: Sequence[Job], now_s: float, target: floa
         datas=tuple(datas),
         drawn=tuple(chart_data(job, attempts, serieses.drawable(found, share), now_s) for job, attempts, found in runs),
         results=tuple(results),
-        config=config.differing([config.shown(job) for job in jobs]),
+        config=shown_config.differing([shown_config.shown(job) for job in jobs]),
         target=target,
         reached=tuple(None if target is None else reached(data, target, now_s) for data in datas),
     )

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.launcher.jobs import shown_config
 from cloudtrain.launcher.planning.bundle import GENERATOR
-from cloudtrain.launcher.report import comparing, config, facts
+from cloudtrain.launcher.report import comparing, facts
 from cloudtrain.launcher.report.data import chart_data
 from cloudtrain.launcher.store import series as serieses
 
@@ -53,7 +54,7 @@ def report_html(registry: Registry, job: Job, now_s: float) -> str:
         environment=facts.environment(job, found),
         code=facts.code(job, found),
         commands=facts.commands(job, attempts),
-        config=config.as_yaml(config.shown(job)),
+        config=shown_config.as_yaml(shown_config.shown(job)),
     )
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from browser import contrast
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.report import comparing, config
+from cloudtrain.launcher.jobs import shown_config
+from cloudtrain.launcher.report import comparing
 from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.registry import Registry
 from doubles import reported
@@ -45,7 +46,7 @@ def test_only_differing_keys_are_listed() -> None:
     """The keys are dotted names; a key that a job does not set is None."""
     one = {"params": {"width": 32, "depth": 2}, "tags": ["a"]}
     other = {"params": {"width": 64, "depth": 2}, "seed": 1, "tags": ["a"]}
-    assert config.differing([one, other]) == {"params.width": [32, 64], "seed": [None, 1]}
+    assert shown_config.differing([one, other]) == {"params.width": [32, 64], "seed": [None, 1]}
 
 
 def test_common_loss_is_the_worst_of_the_best_losses() -> None:

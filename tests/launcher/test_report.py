@@ -13,9 +13,10 @@ import pytest
 
 from browser import contrast
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.jobs import shown_config
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.planning import bundle
-from cloudtrain.launcher.report import config, facts
+from cloudtrain.launcher.report import facts
 from cloudtrain.launcher.report.data import chart_data, spend_curve, spent_at
 from cloudtrain.launcher.report.page import report_html
 from cloudtrain.launcher.store import series
@@ -134,12 +135,12 @@ def test_config_in_a_report_hides_secrets(job: Job) -> None:
         "inputs": {"train": "https://host/data?sig=s3cret"},
         "local": {"environment": {"accessKey": "s3cret"}},
     }
-    found = config.shown(replace(job, config=asked))
+    found = shown_config.shown(replace(job, config=asked))
     assert "s3cret" not in str(found)
-    assert found["params"] == {"hf_token": config.HIDDEN, "max_tokens": 4096, "tokenizer": "bpe"}
+    assert found["params"] == {"hf_token": shown_config.HIDDEN, "max_tokens": 4096, "tokenizer": "bpe"}
     assert found["args"][3:] == ["--lr", "1"]
     assert found["env"] == {
-        "DATABASE_URL": f"postgres://{config.HIDDEN}@host/db",
+        "DATABASE_URL": f"postgres://{shown_config.HIDDEN}@host/db",
         "TOKENIZERS_PARALLELISM": "no",
         "AUTHOR": "me",
     }

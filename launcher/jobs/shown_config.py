@@ -1,17 +1,21 @@
-"""A job's config in a report: the values set, a line for each key in a comparison, and no secrets."""
+"""A job's config for people: the values set, a line for each key in a comparison, and no secrets."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.backend_table import names
 
 if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import Job
 
-__all__ = ["HIDDEN", "as_yaml", "differing", "flat", "shown"]
+__all__ = ["HIDDEN", "as_yaml", "differences", "differing", "flat", "shown"]
+
+MOST_NAMED = 5  # changed keys, in a line
 
 HIDDEN = "(not shown)"
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")  # a part of a name: HF_TOKEN, api-key, accessKey
@@ -63,6 +67,20 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     keys = dict.fromkeys(key for each in leaves for key in each)
     rows = {key: [each.get(key) for each in leaves] for key in keys}
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
+
+
+def differences(job: Job, *configs: JobConfig) -> str:
+    """Return the keys in which the configs differ, with all values: `args: --lr 0.1 -> --lr 0.01`; no secrets."""
+    found = differing([shown(replace(job, config=config.model_dump(mode="json"))) for config in configs])
+    texts = [f"{key}: {' -> '.join(_text(value) for value in values)}" for key, values in found.items()]
+    more = [f"{len(texts) - MOST_NAMED} more"] if len(texts) > MOST_NAMED else []
+    return ", ".join([*texts[:MOST_NAMED], *more])
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "-" if value is None else str(value)
 
 
 def _leaves(value: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
