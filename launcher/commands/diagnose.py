@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import click
 
-from cloudtrain.launcher.commands.options import Overrides, config_options, json_option, yes_option
+from cloudtrain.launcher.commands.options import Overrides, WholeNumber, config_options, json_option, yes_option
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.jobs.approval import approved
 from cloudtrain.launcher.text.terminal import print_json, say
@@ -16,7 +16,7 @@ __all__ = ["command"]
 
 @click.command("diagnose")
 @config_options
-@click.option("--steps", type=click.IntRange(min=5), default=30, show_default=True, help="Steps of each of the runs.")
+@click.option("--steps", type=WholeNumber(min=5), default=30, show_default=True, help="Steps of each of the runs.")
 @yes_option
 @json_option
 def command(overrides: Overrides, steps: int, yes: bool, as_json: bool) -> int:

@@ -8,7 +8,7 @@ from typing import cast
 
 import click
 
-from cloudtrain.launcher.commands.options import named_job_argument
+from cloudtrain.launcher.commands.options import WholeNumber, named_job_argument
 from cloudtrain.launcher.errors import UsageError
 
 __all__ = ["command"]
@@ -16,7 +16,7 @@ __all__ = ["command"]
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
 @named_job_argument
-@click.option("--node", default=0, show_default=True, type=click.IntRange(min=0), help="Which of the job's machines.")
+@click.option("--node", default=0, show_default=True, type=WholeNumber(min=0), help="Which of the job's machines.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(job: str, node: int, argv: tuple[str, ...]) -> int:
     """Run a command where a node's ranks run, in their code folder and with their variables; without one, a shell.

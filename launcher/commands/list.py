@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.commands.options import examples, json_option
+from cloudtrain.launcher.commands.options import WholeNumber, examples, json_option
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.text.tables import hidden, table, width
 from cloudtrain.launcher.text.terminal import json_line, print_lines, say, when, write
@@ -36,7 +36,7 @@ DROPPED = ("USD", "BACKEND", "SUBMITTED", "PROGRESS", "RANKS")  # on a narrow te
 )
 @click.option("--active", is_flag=True, help="Only jobs that may still be running.")
 @click.option("--all", "everything", is_flag=True, help=f"All jobs, not the newest {SHOWN}; with old unsent ones.")
-@click.option("-n", "--limit", type=click.IntRange(min=1), help="How many.")
+@click.option("-n", "--limit", type=WholeNumber(min=1), help="How many.")
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(STATES), help="Only jobs in this state; repeatable."
 )

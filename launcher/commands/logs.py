@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.backend import ALL
-from cloudtrain.launcher.commands.options import completes, examples, job_argument, json_option
+from cloudtrain.launcher.commands.options import WholeNumber, completes, examples, job_argument, json_option
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.text.terminal import say
 
@@ -42,8 +42,8 @@ def _attempt(ctx: click.Context, param: click.Parameter, value: str | None) -> i
 @job_argument
 @click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job ends; the exit code is the job's.")
 @click.option("--rank", "ranks", metavar="RANKS", help="Only these ranks: `0` or `0,3-5`.")
-@click.option("--node", type=click.IntRange(min=0), help="Only this node.")
-@click.option("-n", "--tail", type=click.IntRange(min=0), help="Only the last lines.")
+@click.option("--node", type=WholeNumber(min=0), help="Only this node.")
+@click.option("-n", "--tail", type=WholeNumber(min=0), help="Only the last lines.")
 @click.option("--since", metavar="DURATION", help="Only lines younger than this: `10m`.")
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
 @click.option(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = [
+    "WholeNumber",
     "DEFAULT_FILE",
     "Overrides",
     "completes",
@@ -38,6 +39,13 @@ __all__ = [
 ]
 
 DEFAULT_FILE = "cloudtrain.yaml"
+
+
+class WholeNumber(click.IntRange):
+    """A whole number in a range, by this name in click's messages."""
+
+    name = "whole number"
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -273,7 +281,7 @@ _CONFIG_OPTIONS = (
         shell_complete=completes("backends_and_all"),
         help="Override backend. Several: names with commas, `all` that the file has, or `cheapest`.",
     ),
-    click.option("--instances", type=click.IntRange(min=1), metavar="N", help="Override resources.instances."),
+    click.option("--instances", type=WholeNumber(min=1), metavar="N", help="Override resources.instances."),
     click.option("--instance-type", metavar="NAME", help="Override resources.instance_type."),
     click.option("--spot/--no-spot", default=None, help="Override resources.spot."),
     set_option,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cloudtrain.launcher.commands.options import Overrides, config_options, examples, json_option
+from cloudtrain.launcher.commands.options import Overrides, WholeNumber, config_options, examples, json_option
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.text.terminal import print_json, print_text, say
 
@@ -55,15 +55,15 @@ def _tolerance(ctx: click.Context, param: click.Parameter, value: float) -> floa
     ),
 )
 @config_options
-@click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="How many steps to run.")
-@click.option("--preempt-at", type=click.IntRange(min=1), metavar="STEP", help="Interrupt it there; prove the resume.")
+@click.option("--steps", type=WholeNumber(min=1), default=5, show_default=True, help="How many steps to run.")
+@click.option("--preempt-at", type=WholeNumber(min=1), metavar="STEP", help="Interrupt it there; prove the resume.")
 @click.option(
     "--kill", "kills", is_flag=True, help="With --preempt-at: kill it without a notice, as if the machine were lost."
 )
-@click.option("--nodes", type=click.IntRange(min=1), default=2, show_default=True, help="At most so many of its nodes.")
+@click.option("--nodes", type=WholeNumber(min=1), default=2, show_default=True, help="At most so many of its nodes.")
 @click.option(
     "--nproc",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     help="At most so many ranks a node.  [default: as many as this machine supports]",
 )
 @click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", callback=_inputs, help="Give it this input.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.commands.options import (
+    WholeNumber,
     examples,
     json_option,
     named_job_argument,
@@ -37,7 +38,7 @@ __all__ = ["command"]
     ),
 )
 @named_job_argument
-@click.option("--instances", type=click.IntRange(min=1), help="Continue with another number of instances.")
+@click.option("--instances", type=WholeNumber(min=1), help="Continue with another number of instances.")
 @set_option
 @click.option("--budget", metavar="[+]USD", help="Raise the job's budget by +50USD, or set it to 200USD.")
 @price_option

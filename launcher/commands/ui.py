@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from cloudtrain.launcher.commands.options import WholeNumber
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.text.extras import install
 from cloudtrain.launcher.text.terminal import say
@@ -14,7 +15,7 @@ _EXTRA = ("starlette", "uvicorn", "anyio", "h11")
 
 
 @click.command("ui")
-@click.option("--port", type=click.IntRange(1, 65535), help="The port; without it a free one.")
+@click.option("--port", type=WholeNumber(1, 65535), help="The port; without it a free one.")
 @click.option("--no-open", is_flag=True, help="Do not open the browser.")
 @click.option("--read-only", is_flag=True, help="Without buttons: stop and resume nothing, send no alerts.")
 def command(port: int | None, no_open: bool, read_only: bool) -> int:
