@@ -103,8 +103,8 @@ def last_words(paid: Achieved) -> str:
     """Return what the last fifth of the money bought: `for the last 40.00 USD it fell by 0.003`."""
     if paid.last_micro is None or paid.last_loss is None:
         return ""
-    moved = f"fell by {paid.last_loss:.2g}" if paid.last_loss > 0 else f"rose by {-paid.last_loss:.2g}"
-    return f"for the last {dollars(paid.last_micro)} it {moved}"
+    moved = f"{'fell' if paid.last_loss > 0 else 'rose'} by {abs(paid.last_loss):.2g}"
+    return f"for the last {dollars(paid.last_micro)} it {moved if paid.last_loss else 'stayed the same'}"
 
 
 def _latest(attempts: Sequence[Attempt], key: str) -> float | None:

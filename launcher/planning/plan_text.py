@@ -110,7 +110,7 @@ def _budget(plan: Plan) -> Iterator[str]:
         most = dollars(up(ends_micro))
         yield f"budget {budget}{spent}: at most about {most} will be used{by_list}, because the time limit comes first"
     if alerts := _alerts(plan, ends_micro):
-        yield f"  alerts at {alerts}"
+        yield f"  alerts {alerts}"
 
 
 def _ends_micro(plan: Plan) -> int:
@@ -131,12 +131,12 @@ def _reserve(plan: Plan) -> str:
 
 
 def _alerts(plan: Plan, ends_micro: int) -> str:
-    """Return the sums at which alerts are sent; the last alert below the budget is sent at the job's end."""
+    """Return when alerts are sent, `at 50 USD`; the last alert below the budget is sent at the job's end."""
     most_micro = plan.spent_micro + (plan.worst_case_micro or 0) if plan.on_limit == "alert" else ends_micro
     sums = [micro for micro in plan.alert_micro if plan.spent_micro < micro <= most_micro]
     at = ", ".join(format_money(up(micro)).removesuffix(" USD") for micro in sums)
     is_at_end = plan.on_limit != "alert" and plan.cap_reason == "budget"
-    return " and ".join([*([f"{at} USD"] if at else []), *(["when the budget ends the job"] if is_at_end else [])])
+    return " and ".join([*([f"at {at} USD"] if at else []), *(["when the budget ends the job"] if is_at_end else [])])
 
 
 def _instances(plan: Plan) -> str:

@@ -86,10 +86,16 @@ def unknown_region(key: str, region: str | None, known: Collection[str], as_of: 
     """Return a warning for an unknown region, with similar names. Clouds add regions, so the region may still exist."""
     if region is None or region in known:
         return None
-    near = get_close_matches(region, sorted(known), 3, 0.6)
+    letters = _sorted_letters(region)  # `us-east-1` is `eastus` at another cloud
+    turned = [name for name in sorted(known) if _sorted_letters(name) == letters]
+    near = turned or get_close_matches(region, sorted(known), 3, 0.6)
     hint = f"did you mean {' or '.join(f'`{each}`' for each in near)}?" if near else "look for a typing error"
     message = f"no region `{region}` was known in {as_of}, so the platform may refuse it"
     return Fault(message, key=key, hint=hint, is_warning=True)
+
+
+def _sorted_letters(region: str) -> str:
+    return "".join(sorted(each for each in region.lower() if each.isalpha()))
 
 
 def notes_of(fault: Fault | None) -> Iterator[str]:

@@ -162,6 +162,7 @@ def test_rising_loss_has_no_price() -> None:
     found = unit_cost.achieved(attempts, 200.0)
     assert found.loss_micro is None
     assert unit_cost.last_words(found) == "for the last 0.40 USD it rose by 0.21"
+    assert unit_cost.last_words(replace(found, last_loss=0.0)).endswith("it stayed the same")
     free = [replace(job.attempt, plan=plan_of(**{**PLAN, "hourly_usd": 0.0}))]
     assert unit_cost.in_words(unit_cost.achieved(free, 200.0)) == ""
 

@@ -122,6 +122,7 @@ def test_unknown_region_has_a_warning_with_similar_names() -> None:
     for key, region, known, hint in (
         ("sagemaker.region", "eu-wset-1", AWS, "did you mean `eu-west-1`"),
         ("azureml.region", "eastuss", AZURE, "did you mean `eastus`"),
+        ("azureml.region", "us-east-1", AZURE, "did you mean `eastus` or `eastus2`"),
         ("vertex.location", "x", GOOGLE, "typing error"),
     ):
         found = unknown_region(key, region, known, "2026")
