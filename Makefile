@@ -23,8 +23,8 @@ demo: $(READY)  ## Train the digits example on two local instances, then show it
 ALONE := --last-failed --last-failed-no-failures none
 
 test: $(READY) lint  ## Everything: lint, types, unit tests in parallel, then the real distributed runs.
-	$(BIN)/pytest -n 3 -m "not slow and not soak" || $(BIN)/pytest $(ALONE) -m "not slow and not soak"
-	$(BIN)/pytest -n 3 -m "slow and not soak" --ignore=tests/entrypoints || \
+	$(BIN)/pytest -n 3 --dist worksteal -m "not slow and not soak" || $(BIN)/pytest $(ALONE) -m "not slow and not soak"
+	$(BIN)/pytest -n 3 --dist worksteal -m "slow and not soak" --ignore=tests/entrypoints || \
 	    $(BIN)/pytest $(ALONE) -m "slow and not soak" --ignore=tests/entrypoints
 	$(BIN)/pytest -n 2 --dist loadfile -m "slow and not soak" tests/entrypoints || \
 	    $(BIN)/pytest $(ALONE) -m "slow and not soak" tests/entrypoints
