@@ -66,6 +66,8 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda signum, frame: stops.append(signum))
     processes.become_subreaper()
     ending = _ExitTarget(codes=staging.EXIT_CODES if argv[1].startswith("gs://") else None)
+    order: ContainerOrder | None = None
+    node: nodes.Node | None = None
     try:
         order = _order(root, argv[1], argv[2:])
         ending = _ExitTarget.of(order, root)
@@ -80,10 +82,17 @@ def main(argv: list[str]) -> int:
     except (OSError, KeyError, ValueError, secrets.SecretError) as error:
         is_told = isinstance(error, (secrets.SecretError, staging.StagingError))
         words = str(error) if is_told else f"cannot read the job's spec: {error!r}"
-        print(words, file=sys.stderr, flush=True)
         cause = {"rank": None, "kind": "config", "message": words}
         may_mend = isinstance(error, staging.StagingError) and error.may_mend
-        return ending.tell(ExitReport("failed", "node_failure" if may_mend else "error", cause))
+        verdict = ExitReport("failed", "node_failure" if may_mend else "error", cause)
+        if order is None or node is None:
+            print(words, file=sys.stderr, flush=True)
+            return ending.tell(verdict)
+        pump = LogRelay(root, form=order.log or "plain")
+        pump.write(words)
+        code = ending.tell(verdict)
+        _end_log(pump, node.rank, is_final=not ending.asks_again(code))
+        return code
     pump, helpers = LogRelay(Path(spec.root) / "log", form=order.log or "plain"), _helpers(order, spec, root)
     for helper in (pump, *helpers):
         helper.start()
@@ -97,11 +106,14 @@ def main(argv: list[str]) -> int:
     code = ending.tell(verdict)  # before the last copies, which may exceed the platform's time
     for helper in helpers:
         helper.finish()
-    # The event tells log followers that the log is complete, if `final` is true.
-    is_final = verdict.reason != "preempted" and not ending.asks_again(code)  # else the platform may start again
-    counted = {"node": spec.node, "final": is_final, "life": pump.life, "lines": pump.count}
-    events.emit("end", f"node {spec.node} has ended", **counted)
+    _end_log(pump, spec.node, is_final=verdict.reason != "preempted" and not ending.asks_again(code))
     return code
+
+
+def _end_log(pump: LogRelay, node: int, *, is_final: bool) -> None:
+    """Tell log followers that the log is complete, if `is_final`; else the platform may start the container again."""
+    counted = {"node": node, "final": is_final, "life": pump.life, "lines": pump.count}
+    events.emit("end", f"node {node} has ended", **counted)
 
 
 def _helpers(order: ContainerOrder, spec: AgentSpec, root: Path) -> list[Sweeper | Note | Carrier]:

@@ -60,6 +60,11 @@ class LogRelay:
         self._is_over.set()
         self._thread.join()
 
+    def write(self, text: str) -> None:
+        """Write a line of the node itself, without a file; not between `start` and `finish`."""
+        with contextlib.suppress(OSError):  # standard output has no reader
+            _write(self._out, self._formed("", [text.encode(errors="replace")]))
+
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # standard output has no reader: the job continues
             while not self._is_over.wait(LOOK_S):

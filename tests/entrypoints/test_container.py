@@ -342,17 +342,27 @@ def output(folder: Path, node: int) -> list[str]:
 
 
 def test_unreadable_order_is_reported_in_the_failure_file(tmp_path: Path) -> None:
-    """Without the keys of a container order, a message names our error instead of a traceback."""
+    """Without the keys of a container order, a line names our error instead of a traceback, and the log is complete."""
     spec = _spec("0" * 64, [])
     del spec["token"]
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     resource_config(tmp_path, ["127.0.0.1"], "127.0.0.1")
     command = [sys.executable, "-m", "cloudtrain.entrypoints.container", str(tmp_path), "spec.json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (
+    line, end = done.stdout.splitlines()
+    assert (done.returncode, line, done.stderr) == (
         64,
-        "cannot read the job's spec: ContractError('the container order lacks `token`')\n",
+        "cannot read the job's spec: ContractError('the container order lacks `token`')",
+        "",
     )
+    parsed = events.parse(end)
+    assert parsed is not None
+    assert {key: parsed[1][key] for key in ("e", "final", "lines", "node")} == {
+        "e": "end",
+        "final": True,
+        "lines": 1,
+        "node": 0,
+    }
     assert "cannot read the job's spec" in (tmp_path / "output/failure").read_text()
 
 
