@@ -247,7 +247,7 @@ class Agent:
             return []
         if not self.keeper.close(KEEP_S):
             print(NOT_COPIED, flush=True)
-        return report_unkept(self.keeper.unkept(), self.root / "log" / "boot.log")
+        return report_unkept(self.keeper.unkept(), self.keeper.log or self.root / "log" / "boot.log")
 
     def _may_begin_anew(self) -> bool:
         """Return whether ranks may start although files could not be fetched: a checkpoint exists, or never existed."""

@@ -303,4 +303,5 @@ def _progress(log: Path) -> dict[str, Any]:
             found |= {key: event[key] for key in _FROM_STEP if key in event}
         elif event is not None and event["e"] in ("checkpoint", "restart") and event.get("path"):
             found["checkpoint_step"] = event.get("step", found.get("checkpoint_step"))
+            found["saved_after"] = found.get("step")
     return found

@@ -147,9 +147,13 @@ def _left_s(progress: Mapping[str, Any], until_s: float | None) -> float | None:
 
 
 def _again_s(progress: Mapping[str, Any], left_s: float) -> float:
-    """Return the time of the steps since the last checkpoint; below 0 if the checkpoint is newer than that step."""
+    """Return the time of the steps since the last checkpoint; below 0 if the checkpoint is newer than that step.
+
+    A checkpoint of unknown step counts as of the last step that was reported before the save.
+    """
     step, last = number(progress.get("step")), number(progress.get("max_steps"))
     if step is None or last is None or last <= step:
         return 0.0
-    saved = min(last, number(progress.get("checkpoint_step")) or 0.0)
+    known, after = number(progress.get("checkpoint_step")), number(progress.get("saved_after"))
+    saved = min(last, (after or 0.0) if known is None else known)
     return (step - saved) * left_s / (last - step)

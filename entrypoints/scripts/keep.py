@@ -94,6 +94,11 @@ class FileKeeper:
         return self._is_open.wait(PATIENCE_S)
 
     @property
+    def log(self) -> Path | None:
+        """Rank 0's log, if the log is on this node."""
+        return self._log
+
+    @property
     def is_closing(self) -> bool:
         """Whether `close` was called since the last start."""
         return self._is_over.is_set()
@@ -169,7 +174,7 @@ class FileKeeper:
         self._look_s = time.monotonic() + TELL_S
         if groups:
             self._look_s = math.inf
-            events.append(self._log, [unkept_words(groups, self._names)])
+            report_unkept(groups, self._log, self._names)
 
     def _try_to_copy(self, *, is_last: bool) -> None:
         try:
@@ -254,11 +259,12 @@ class FileKeeper:
             print(words, flush=True)
 
 
-def report_unkept(found: Sequence[Unkept], log: Path) -> list[str]:
-    """Write which files nothing keeps into the log, as an event line; return their names."""
+def report_unkept(found: Sequence[Unkept], log: Path, empty: Sequence[str] | None = None) -> list[str]:
+    """Write which files nothing keeps into the log, as an event line; return their names. `empty`: `unkept_words`."""
     names = [each.name for each in found]
     if found:
-        events.append(log, [events.format_line("unkept", unkept_words(found), {"names": names[:_MOST_IN_EVENT]})])
+        line = events.format_line("unkept", unkept_words(found, empty), {"names": names[:_MOST_IN_EVENT]})
+        events.append(log, [line])
     return names
 
 

@@ -43,7 +43,7 @@ limits.max_duration: max_run max_runtime max_time time_limit walltime max_run_ti
 limits.max_wait: wait_timeout max_wait_time max_pending
 budget.limit: max_cost max_spend cost_limit max_budget
 budget.on_limit: on_exceed on_exceeded
-budget.alert_at: alerts thresholds alert_thresholds
+budget.alert_at: alerts thresholds alert_thresholds budget.alert budget.notify budget.warn_at
 project: project_name budget_project cost_center billing_project
 project.ledger: budget_uri budget_store ledger_uri
 notify: notifications alert webhooks
@@ -164,8 +164,10 @@ _ADVICE = {name: advice for names, advice in _SAID for name in names.split()}
 RUNNABLE = frozenset(name for name, advice in _ADVICE.items() if "`script: train.py`" in advice)
 
 
-def advice(name: str) -> str:
-    """Return the advice for a key of a foreign tool; empty text if the name is not known."""
+def advice(name: str, section: str = "") -> str:
+    """Return the advice for a key of a foreign tool, first for a key of this section; empty text if unknown."""
+    if section and (said := advice(f"{section}.{name}")):
+        return said
     return f"it is `{_ours()[name]}` here" if name in _ours() else _ADVICE.get(name, "")
 
 

@@ -182,7 +182,7 @@ def _key_hint(name: str, path: KeyPath) -> str:
         return f"did you mean `{plain}`?"
     if own := foreign_keys.sibling(str(path[0]), plain):
         return f"it is `{own}` here"
-    if said := foreign_keys.advice(name):
+    if said := foreign_keys.advice(name, dotted(path[:-1])):
         return said
     if len(path) == 1 and (close := get_close_matches(plain, siblings, 1, schema.TYPO)):
         return f"did you mean `{close[0]}`?"

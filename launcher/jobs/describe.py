@@ -68,6 +68,7 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "eta_s": None if money.finish_at_s is None else max(0.0, money.finish_at_s - now_s),
         "checkpoint_step": money.checkpoint_step,
         "checkpoint_at_s": money.saved_s,
+        "unkept": progress.get("unkept", []),
         "spend_usd": as_usd(money.spent_micro),
         "limit_usd": as_usd(money.limit_micro),
         "burn_usd_per_hour": as_usd(money.burn_micro_h),

@@ -24,7 +24,7 @@ from cloudtrain.launcher.jobs.describe import (
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.money.forecast import Forecast, forecast
 from cloudtrain.launcher.store import gpu_figures, loss_bins
-from cloudtrain.launcher.store.progress import data_share
+from cloudtrain.launcher.store.progress import data_share, unkept
 from cloudtrain.launcher.store.progress import shown as progress_words
 from cloudtrain.launcher.store.registry import submitter_lives
 from cloudtrain.launcher.text import charts
@@ -227,7 +227,12 @@ def _trend(progress: dict[str, Any]) -> str:
 
 
 def _checkpoint_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
-    """Return the newest checkpoint, its age, and the amount of work that would be lost, or was lost."""
+    """Return the newest checkpoint, its age, the amount of work that would be lost or was lost, and lost files."""
+    found, lost = _checkpoint(job, money, now_s), unkept(job.attempt.progress)
+    return [*found, f"{_HANG if found else '  checkpoint  '}{lost}"] if lost else found
+
+
+def _checkpoint(job: Job, money: Forecast, now_s: float) -> list[str]:
     step, progress, state = money.checkpoint_step, job.attempt.progress, job.attempt.state
     saved_s, at, number = money.saved_s, progress.get("step"), money.saved_attempt
     age = f", {when(saved_s, now_s)}" if saved_s is not None else ""
@@ -236,8 +241,9 @@ def _checkpoint_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
     if step is None:
         if state.resumable or age:  # a script that reports no step with a save
             return [f"  checkpoint  saved, step not reported{age}"]
-        is_running = state.state == "running" and "step" in progress
-        hint = _script_hint(job, "keeps checkpoints: docs/scripts.md, Files: keep")
+        lost = unkept(progress)
+        is_running = state.state == "running" and ("step" in progress or bool(lost))
+        hint = [] if lost else _script_hint(job, "keeps checkpoints: docs/scripts.md, Files: keep")
         return ["  checkpoint  no checkpoint yet", *hint] if is_running else []
     risk = ""
     if isinstance(at, int) and at > step:

@@ -35,7 +35,7 @@ def shown(job: Job) -> dict[str, Any]:
 
     A report may be sent to many people. So texts under names that look like a secret's are hidden at any depth, as are
     a login or a query in an address, and the addresses of `notify`, which grant access. `env:NAME` and the names under
-    `secrets` are shown, since both are only names.
+    `secrets` are shown, since both are only names. A script does not use the defaults of the shared trainer's blocks.
     """
     others = {*names(), "notify"} - {job.backend}
     config = {
@@ -45,6 +45,8 @@ def shown(job: Job) -> dict[str, Any]:
     }
     if job.asked.notify:
         config["notify"] = [_without_address(each) for each in job.asked.notify]
+    if not job.config.get("task"):
+        config = {key: _set(value, job.config[key], key) for key, value in config.items()}
     found = _filled(config)
     return found if isinstance(found, dict) else {}
 
@@ -75,6 +77,16 @@ def differences(job: Job, *configs: JobConfig) -> str:
     texts = [f"{key}: {' -> '.join(_text(value) for value in values)}" for key, values in found.items()]
     more = [f"{len(texts) - MOST_NAMED} more"] if len(texts) > MOST_NAMED else []
     return ", ".join([*texts[:MOST_NAMED], *more])
+
+
+def _set(shown: Any, value: Any, block: str) -> Any:
+    """Return a block of the shared trainer without its defaults; another block as it is."""
+    from cloudtrain.launcher.config.schema import JobConfig
+
+    if block not in ("training", "checkpoint"):
+        return shown
+    defaults = JobConfig.model_fields[block].get_default(call_default_factory=True).model_dump(mode="json")
+    return {key: each for key, each in shown.items() if value[key] != defaults.get(key)}
 
 
 def _text(value: object) -> str:

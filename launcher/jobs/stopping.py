@@ -12,6 +12,7 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.jobs.refresh import look_again, refresh
 from cloudtrain.launcher.money import shared_ledger_sync
+from cloudtrain.launcher.store.progress import unkept
 from cloudtrain.launcher.store.registry import submitter_lives
 from cloudtrain.launcher.text.money import moment
 
@@ -42,8 +43,9 @@ class StopResult:
         if self.kills:
             return "at once, without saving"
         keeps = self.job.attempt.plan.keeps
-        saved = "the files of `keep` are saved" if keeps else "only the script itself can save"
-        return "after saving" if self.job.saves else f"with SIGTERM ({saved})"
+        saved = "the files of `keep` are saved" if keeps else "only files in CLOUDTRAIN_CHECKPOINT_DIR are saved"
+        lost = unkept(self.job.attempt.progress)
+        return "after saving" if self.job.saves else f"with SIGTERM ({saved}{'; ' * bool(lost)}{lost})"
 
     @property
     def note(self) -> str:

@@ -44,6 +44,7 @@ ALWAYS_IGNORED_ENDINGS = (".pyc", ".egg-info")
 GENERATOR = "cloudtrain report"  # as in the head of a report's HTML
 _BEGINNING = 4000  # bytes in which a report identifies itself
 MB = 1_000_000
+MOST_FAULTS = 10  # files that cannot be shipped, named in the errors
 # gzip restarts at a file of PIECE bytes, after each PIECE bytes of a file, and at 1 of ONE_IN smaller files. The
 # restarts cost 0.3 % in size, 1 % for small files; at every small file the cost would be 4 to 20 %.
 PIECE, ONE_IN = 1 << 20, 64
@@ -232,6 +233,10 @@ def check(folder: Path, exclude: Iterable[str], max_bytes: int) -> dict[str, int
         if not os.access(path, os.R_OK, follow_symlinks=not path.is_symlink()):
             faults.append(Fault(f"`{name}` cannot be read", key="code.dir", hint="change its mode, or exclude it"))
     faults += secret_files.faults_of(folder, {PurePosixPath(name): size for name, size in sizes.items()}, exclude)
+    if len(faults) > MOST_FAULTS:
+        message = f"{len(faults) - MOST_FAULTS} more files cannot be shipped"
+        hint = "name a folder that holds only the code: code.dir, or the place of the config"
+        faults[MOST_FAULTS:] = [Fault(message, key="code.dir", hint=hint)]
     total = sum(sizes.values())
     if total > max_bytes:
         top = sorted(sizes.items(), key=lambda item: -item[1])[:5]

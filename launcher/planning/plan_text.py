@@ -52,7 +52,8 @@ def _time(plan: Plan) -> str:
         return f"at most {span(plan.cap_s)}{why}; then the job ends without a save (on_limit: stop)"
     if plan.saves:
         return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} it saves and stops"
-    stays = "the files of `keep` are saved" if plan.keeps else "nothing is saved unless the script saves by itself"
+    folder = "only files in CLOUDTRAIN_CHECKPOINT_DIR are saved; `keep` names others"
+    stays = "the files of `keep` are saved" if plan.keeps else folder
     return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} the script gets SIGTERM, and {stays}"
 
 

@@ -16,6 +16,7 @@ _COUNTS = ("step", "max_steps", "samples", "tokens")
 _FIGURES = ("loss", "lr", "samples_per_s", "tokens_per_s", "epoch", "mfu", "step_s", "data_s", "memory_bytes")
 # Hugging Face's folders, and names with the word: `step_50`, `global_step250`, `epoch=3-step=500.ckpt`.
 _STEP = re.compile(r"(?:^checkpoint-|(?:^|[-_])(?:global_?)?step[-_=]?)(\d{1,18})(?:\.[a-z]+)?$", re.IGNORECASE)
+_MOST_UNKEPT = 6  # names of files that are not kept
 _MOST_TOLD = 1000  # notifications by the job itself that are remembered
 
 
@@ -23,9 +24,10 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
     """Return the progress after further lines of rank 0, each with its write time if known.
 
     The result is JSON with valid values (`sanitize`), for any input: an infinite loss becomes text. `stepped_s` is the
-    time of the last step, `saved_s` of the last save, `resumed_step` the step from which the attempt resumed,
+    time of the last step, `saved_s` of the last save, `saved_after` the last step reported before a save without a
+    step, `resumed_step` the step from which the attempt resumed,
     `forecast` the step and the end in the first forecast, `curve` the loss over time (`store.loss_bins`), `gpus` the
-    GPUs' figures by rank (`gpu_figures`).
+    GPUs' figures by rank (`gpu_figures`), `unkept` the files of a script that nothing keeps.
     """
     now = dict(progress)
     points: list[tuple[float, int, float]] = []
@@ -58,10 +60,13 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
                 now.setdefault("resumed_step", step)
             if step is not None or name != now.get("checkpoint"):  # else the agent reports a save, whose step is known
                 now["checkpoint_step"] = step
+                now |= {"saved_after": now.get("step")} if step is None else {}
             now["checkpoint"] = name
             if kind == "checkpoint" and time_s is not None:
                 changed_s = sanitize.value(event.get("changed_s"))  # of a kept file, which the agent found later
                 now["saved_s"] = min(time_s, changed_s) if isinstance(changed_s, float | int) else time_s
+        elif kind == "unkept" and isinstance(event.get("names"), list):
+            now["unkept"] = [found for each in event["names"][:_MOST_UNKEPT] if (found := sanitize.text(each))]
         elif kind == "gpu" and time_s is not None:
             now["gpus"] = gpu_figures.fold(now.get("gpus") or {}, event.get("gpus"), time_s)
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
@@ -92,6 +97,12 @@ def shown(progress: dict[str, Any]) -> str:
     if loss is None:
         return text
     return f"{text} loss {loss:.4g}" if isinstance(loss, float | int) else f"{text} loss {loss}"
+
+
+def unkept(progress: dict[str, Any]) -> str:
+    """Return which files of a script are lost with the nodes, and the key that keeps the files; empty if none."""
+    names = ", ".join(str(name) for name in progress.get("unkept") or ())
+    return f"not kept: {names}; to keep: `keep: [{names}]` in the config" if names else ""
 
 
 def data_share(progress: dict[str, Any]) -> float | None:

@@ -251,6 +251,8 @@ def test_job_with_seconds_left_needs_no_second_budget() -> None:
 
 def test_save_after_the_last_reported_step_counts() -> None:
     """At the deadline a job saves its current step, between two lines of its log."""
+    unknown = {"step": 100, "max_steps": 200, "checkpoint_step": None, "eta_s": 1000.0, "saved_after": 90}
+    assert cap_s(unknown, TARIFF) == cap_s({**unknown, "checkpoint_step": 90}, TARIFF)
     late = {"step": 100, "max_steps": 200, "checkpoint_step": 150, "eta_s": 1000.0}
     assert cap_s(late, TARIFF) == 500 * 1.1 + 30 + 120
     assert cap_s({**late, "checkpoint_step": 200}, TARIFF) == 30 + 10

@@ -291,6 +291,19 @@ def test_bundle_refuses_links_out_of_the_folder(tree: Tree) -> None:
     assert sorted(fault.message.split("`")[1] for fault in caught.value.faults) == ["passwd", "up"]
 
 
+def test_bundle_of_a_wrong_folder_names_ten_faults(tree: Tree) -> None:
+    """A config in a home folder may have thousands of links that lead out of the folder."""
+    folder = tree({"a.py": ""})
+    for number in range(30):
+        (folder / f"out{number:02}").symlink_to("/etc/hosts")
+    with pytest.raises(ConfigError) as caught:
+        packed(folder)
+    assert [fault.message for fault in caught.value.faults[-2:]] == [
+        "the link `out09` points outside the code folder",
+        "20 more files cannot be shipped",
+    ]
+
+
 def test_bundle_keeps_a_dangling_link_inside(tree: Tree) -> None:
     """A link to a missing file inside the folder is no error."""
     folder = tree({"a.py": "1"})

@@ -376,6 +376,13 @@ UNKNOWN_KEYS = [
 ]
 
 
+@pytest.mark.parametrize("key", ["alert", "notify", "alerts", "thresholds"])
+def test_hint_for_a_key_in_the_budget_names_the_budgets_key(load: Load, key: str) -> None:
+    """The same key elsewhere may mean `notify`."""
+    fault = only_fault(load, f"name: x\nbackend: local\nmodule: train\nbudget: {{limit: 5 USD, {key}: [50]}}")
+    assert fault.hint == "it is `budget.alert_at` here"
+
+
 @pytest.mark.parametrize(
     ("rest", "hint"),
     [

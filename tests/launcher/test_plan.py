@@ -230,7 +230,9 @@ def test_plan_has_no_batch_for_a_script(of_script: Callable[..., Plan]) -> None:
 def test_plan_promises_no_save_of_a_script(of_script: Callable[..., Plan]) -> None:
     """A script gets a signal; only `on_stop: save` makes cloudtrain save."""
     text = plan_text.lines(of_script("limits.max_duration=12h", "budget.limit=21 USD", capacity=LISTED))
-    assert text[1].endswith("the script gets SIGTERM, and nothing is saved unless the script saves by itself")
+    assert text[1].endswith(
+        "the script gets SIGTERM, and only files in CLOUDTRAIN_CHECKPOINT_DIR are saved; `keep` names others"
+    )
     assert "is the reserve for leaving, billing after the end" in text[4]
     assert "it saves and stops" in plan_text.lines(of_script("on_stop=save"))[1]
 
@@ -240,7 +242,7 @@ def test_plan_promises_a_save_of_the_kept_files_of_a_script(of_script: Callable[
     assert plan_text.lines(of_script("keep=[out/]"))[1].endswith(
         "the script gets SIGTERM, and the files of `keep` are saved"
     )
-    assert "nothing is saved" in plan_text.lines(of_script("keep=['!out/']"))[1]
+    assert "only files in CLOUDTRAIN_CHECKPOINT_DIR" in plan_text.lines(of_script("keep=['!out/']"))[1]
 
 
 def test_plan_marks_the_age_of_an_undated_price_as_assumed(planned: Callable[..., Plan]) -> None:

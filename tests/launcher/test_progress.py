@@ -9,7 +9,7 @@ import pytest
 
 from cloudtrain.entrypoints.events import format_line
 from cloudtrain.launcher.store import loss_bins
-from cloudtrain.launcher.store.progress import fold, shown
+from cloudtrain.launcher.store.progress import fold, shown, unkept
 
 
 def event(name: str, **fields: Any) -> str:
@@ -62,6 +62,17 @@ def test_progress_has_the_time_of_a_save_without_a_step() -> None:
     assert (found["checkpoint_step"], found["saved_s"]) == (5, 51.0)
     found = fold(found, [(event("checkpoint", path="out/ckpt.pt"), 60.0)])
     assert (found["checkpoint_step"], found["saved_s"]) == (None, 60.0)
+    found = fold(found, [event("step", step=9), event("checkpoint", path="out/new.pt"), event("step", step=10)])
+    assert (found["step"], found["saved_after"]) == (10, 9)
+
+
+def test_progress_has_the_files_that_nothing_keeps() -> None:
+    """The last report counts; a damaged report is left out."""
+    found = fold({}, [event("unkept", names=["a.pt"]), event("unkept", names=["a.pt", "runs/"])])
+    assert unkept(fold(found, [event("unkept", names="a.pt")])) == (
+        "not kept: a.pt, runs/; to keep: `keep: [a.pt, runs/]` in the config"
+    )
+    assert unkept({}) == unkept(fold({}, [event("unkept", names=[])])) == ""
 
 
 @pytest.mark.parametrize(

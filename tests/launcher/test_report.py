@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from browser import contrast
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import shown_config
 from cloudtrain.launcher.metering import meter
@@ -144,6 +145,16 @@ def test_config_in_a_report_hides_secrets(job: Job) -> None:
         "TOKENIZERS_PARALLELISM": "no",
         "AUTHOR": "me",
     }
+
+
+def test_config_of_a_script_has_no_defaults_of_the_trainer(job: Job) -> None:
+    """A script does not use the blocks of the shared trainer; values that the user has set are shown."""
+    asked = JobConfig.model_validate({"name": "x", "script": "t.py", "checkpoint": {"uri": "/data"}})
+    found = shown_config.shown(replace(job, config=asked.model_dump(mode="json")))
+    assert "training" not in found
+    assert found["checkpoint"] == {"uri": "/data"}
+    task = JobConfig.model_validate({"name": "x", "task": "t.py"}).model_dump(mode="json")
+    assert shown_config.shown(replace(job, config=task))["training"]["precision"] == "fp32"
 
 
 def test_report_shows_the_plan_and_the_results(job: Job, registry: Registry) -> None:

@@ -138,6 +138,18 @@ def test_status_shows_the_age_of_a_save_without_a_step(screen: Callable[..., str
     assert ended.endswith("  next        cloudtrain report digits-x")
 
 
+def test_status_names_the_files_that_nothing_keeps(screen: Callable[..., str]) -> None:
+    """The line is shown while the script runs, with a checkpoint too, and after the end."""
+    lost = "not kept: model.pt; to keep: `keep: [model.pt]` in the config"
+    progress = {"step": 3, "unkept": ["model.pt"]}
+    running = screen(State("running", started_s=NOW_S - 200), progress, task=None, script="train.py")
+    assert f"  checkpoint  no checkpoint yet\n              {lost}\n" in running
+    stopped = State("stopped", "user", started_s=NOW_S - 200, ended_s=NOW_S)
+    assert lost in screen(stopped, progress, task=None, script="train.py")
+    saved = {**progress, "checkpoint_step": 3}
+    assert f"  checkpoint  step 3\n              {lost}" in screen(stopped, saved, task=None, script="train.py")
+
+
 def test_attempt_table_marks_a_save_without_a_step(make_job: Callable[..., Job]) -> None:
     """SAVED is a step if the name has the step, else `yes`; `-` if only an earlier attempt has saved."""
     job = make_job("x", 2, config={"script": "train.py"})

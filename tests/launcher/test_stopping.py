@@ -45,7 +45,12 @@ def test_stop_of_a_script_promises_no_save(make_job: Callable[..., Job]) -> None
     """Only the script itself can save after SIGTERM; a kill prevents any save."""
     made = make_job("j")
     script = replace(made, attempt=replace(made.attempt, plan=replace(made.attempt.plan, saves=False)))
-    assert stopping.StopResult(script, "asked").words == "stopping j with SIGTERM (only the script itself can save)"
+    saves = "only files in CLOUDTRAIN_CHECKPOINT_DIR are saved"
+    assert stopping.StopResult(script, "asked").words == f"stopping j with SIGTERM ({saves})"
+    loses = replace(script, attempt=replace(script.attempt, progress={"unkept": ["model.pt"]}))
+    assert stopping.StopResult(loses, "asked").words == (
+        f"stopping j with SIGTERM ({saves}; not kept: model.pt; to keep: `keep: [model.pt]` in the config)"
+    )
     keeps = replace(made, attempt=replace(made.attempt, plan=replace(script.attempt.plan, keeps=True)))
     assert stopping.StopResult(keeps, "asked").words == "stopping j with SIGTERM (the files of `keep` are saved)"
     assert stopping.StopResult(script, "asked", True, True).words == "stopping j at once, without saving"
