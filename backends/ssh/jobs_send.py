@@ -22,7 +22,7 @@ from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.hosts_placement import Assignment, address_of, assign_hosts, path_on, require_answers
 from cloudtrain.backends.ssh.records import SshNode, SshRef
 from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
+from cloudtrain.entrypoints.contract import AgentSpec, EnvironmentSpec, JobSpec, PreparedEnvironment
 from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.store.home import identity, known_identity
@@ -209,8 +209,8 @@ def _environments(
     nodes: Sequence[SshNode],
     paths: Mapping[str, str],
     bundle: Path,
-) -> list[dict[str, Any]]:
-    """Return for each node the interpreter, the container's command before the interpreter, and the variables."""
+) -> list[PreparedEnvironment]:
+    """Return for each node its environment."""
     runs_in = body["runs_in"]
     if runs_in["kind"] != "none":
         say(f"preparing the job's environment ({runs_in['kind']})")
@@ -223,11 +223,16 @@ def _environments(
         runs_in = {**runs_in, "requirements": _shipped_text(bundle, runs_in["requirements"])}
     asked = {}
     for seat, node in zip(assignments, nodes, strict=True):
-        own: dict[str, Any] = {"python": seat.host.python, "workdir": seat.workdir, "code": f"{node.root}/code"}
-        own["gpus"] = list(seat.takes) if body["gpus"] else []
-        asked[seat.host] = Call("environment", {**runs_in, **own})
+        spec = replace(
+            EnvironmentSpec.load(runs_in),
+            python=seat.host.python,
+            workdir=seat.workdir,
+            code=f"{node.root}/code",
+            gpus=tuple(seat.takes) if body["gpus"] else (),
+        )
+        asked[seat.host] = Call("environment", {"spec": spec.dump()})
     answers = _all(lines, asked, BUILD_S)
-    return [answers[seat.host].reply for seat in assignments]
+    return [PreparedEnvironment.load(answers[seat.host].reply) for seat in assignments]
 
 
 def _shipped_text(bundle: Path, name: str) -> str:
@@ -249,7 +254,7 @@ def agent_spec(
     body: Mapping[str, Any],
     shipment: Shipment,
     paths: Mapping[str, str],
-    made: Mapping[str, Any],
+    made: PreparedEnvironment,
 ) -> AgentSpec:
     """Return the message for the host's agent."""
     job, visible = JobSpec.load(body["spec"]), "" if not body["gpus"] else ",".join(seat.takes)
@@ -263,12 +268,12 @@ def agent_spec(
         root=node.root,
         bundle=paths[seat.host.name],
         sha256=shipment.bundle.sha256,
-        python=made["python"],
-        container=made["container"],
-        environment_lock=made["lock"],
+        python=made.python,
+        container=made.container,
+        environment_lock=made.lock,
         mounts=_mounts(node),
         gpus=tuple(seat.takes) if body["gpus"] else (),
-        environment={"CUDA_VISIBLE_DEVICES": visible, **made["environment"], **body["environment"], **places},
+        environment={"CUDA_VISIBLE_DEVICES": visible, **made.environment, **body["environment"], **places},
         secrets=dict(shipment.secrets),
         workdir=seat.workdir,
         silence_s=SILENCE_S,

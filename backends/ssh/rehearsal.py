@@ -16,7 +16,7 @@ from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.hosts_placement import Assignment
 from cloudtrain.backends.ssh.jobs_send import agent_spec
 from cloudtrain.backends.ssh.records import SshNode
-from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
+from cloudtrain.entrypoints.contract import AgentSpec, JobSpec, PreparedEnvironment
 from cloudtrain.launcher.backend import Request, Shipment
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 
@@ -37,7 +37,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         host = Host(**body["hosts"][number])
         seat = Assignment(host, host.name, str(disk), address, stage.gpus[number] or ("machine",), {})
         node = _node(host, disk, body, stage)
-        made: dict[str, Any] = {"python": sys.executable, "container": None, "lock": None, "environment": {}}
+        made = PreparedEnvironment(python=sys.executable)
         node_spec = agent_spec(number, seat, node, body, shipment, {host.name: str(stage.bundle.path)}, made)
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(stage.gpus[number])}
         node_spec = replace(node_spec, token=token, environment={**node_spec.environment, **visible})

@@ -9,9 +9,9 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints.contract import PreparedEnvironment
 from cloudtrain.entrypoints.environments import interpreter
 from cloudtrain.entrypoints.errors import Refused
 
@@ -22,8 +22,8 @@ SYSTEM_ROOTS = ("/opt/conda", "/opt/miniconda3", "/opt/miniforge3", "/opt/anacon
 PATIENCE_S = 60.0  # `conda info` takes seconds if its installation lies on a network share
 
 
-def find(wanted: str) -> dict[str, Any]:
-    """Return `python`, `environment` and `detail` of the environment of this name or prefix.
+def find(wanted: str) -> PreparedEnvironment:
+    """Return the environment of this name or prefix.
 
     Raises Refused if the name is unknown or ambiguous, or the environment has no Python.
     """
@@ -37,11 +37,8 @@ def find(wanted: str) -> dict[str, Any]:
     environment = {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": name, "CONDA_SHLVL": "1", "PATH": path}
     scripts = sorted(entry.name for entry in (prefix / "etc/conda/activate.d").glob("*.sh"))
     skipped = f"; not run, because no shell is used: activate.d/{', '.join(scripts)}" if scripts else ""
-    return {
-        "python": found.path,
-        "environment": {**_variables(prefix), **environment},
-        "detail": f"conda {name}: {found.words}{skipped}",
-    }
+    variables, detail = {**_variables(prefix), **environment}, f"conda {name}: {found.words}{skipped}"
+    return PreparedEnvironment(python=found.path, environment=variables, detail=detail)
 
 
 def known(ask_conda: bool = False) -> list[Path]:

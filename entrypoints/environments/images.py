@@ -11,13 +11,13 @@ import subprocess
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
+from cloudtrain.entrypoints.contract import EnvironmentSpec, PreparedEnvironment
 from cloudtrain.entrypoints.environments import builds, dockerrun, interpreter
 from cloudtrain.entrypoints.environments.dockerrun import Container
 from cloudtrain.entrypoints.errors import Refused
 
-__all__ = ["digest_fault", "explain", "last_line", "ready"]
+__all__ = ["digest_fault", "explain", "ready"]
 
 ANSWER_S = 30.0
 TRIAL_S = 180.0  # a first start unpacks the image on some storage drivers
@@ -81,28 +81,21 @@ def digest_fault(image: str | None) -> str | None:
     )
 
 
-def ready(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return `python` (the path inside), `container` (a dockerrun.Container's fields) and `detail`.
+def ready(spec: EnvironmentSpec) -> PreparedEnvironment:
+    """Return how to start the image's Python in a container.
 
     The image is pulled if absent, and its Python is started with the job's mounts, user and GPUs. Raises Refused.
     """
-    if fault := digest_fault(ask.get("image")):
+    if fault := digest_fault(spec.image):
         raise Refused(fault)
-    container = _client(ask)
+    container = _client(spec)
     Path(container.home).mkdir(mode=0o700, parents=True, exist_ok=True)
-    pulled = _pull(ask, container)
-    found = _try(container, tuple(ask.get("gpus") or ()))
+    pulled = _pull(spec, container)
+    found = _try(container, spec.gpus)
     container = replace(container, python=found.path)
     tool = Path(container.client).name + (" (rootless)" if container.is_rootless else "")
     detail = f"{tool} {container.image.rpartition('@')[0]} ({pulled}): {found.words}"
-    return {"python": found.path, "container": asdict(container), "detail": detail}
-
-
-def last_line(ask: dict[str, Any]) -> str | None:
-    """Return the last line of a pull under way."""
-    with contextlib.suppress(OSError):
-        return _log(ask).read_text(errors="replace").strip().rpartition("\n")[2] or None
-    return None
+    return PreparedEnvironment(python=found.path, container=asdict(container), detail=detail)
 
 
 def explain(container: Container, text: str) -> str:
@@ -111,16 +104,16 @@ def explain(container: Container, text: str) -> str:
     return f"{said}; {builds.cure(text, _CURES, f'try `{Path(container.client).name} run` by hand')}"
 
 
-def _client(ask: dict[str, Any]) -> Container:
+def _client(spec: EnvironmentSpec) -> Container:
     """Return the client found on this host. Raises Refused if the client is absent or cannot run containers."""
-    kind: str = ask["kind"]
+    kind = spec.kind
     client = shutil.which(kind)
     if client is None:
         other = {"docker": "podman", "podman": "docker"}[kind]
         there = f", or use {other}, which is here" if shutil.which(other) else ""
         raise Refused(f"there is no {kind} on this host; install it{there}")
-    home = Path(ask["workdir"]).expanduser().absolute() / "home"
-    made = Container(client, kind, ask["image"], ask.get("python") or "python3", str(home))
+    home = Path(spec.workdir).expanduser().absolute() / "home"
+    made = Container(client, kind, spec.image or "", spec.python or "python3", str(home))
     if kind == "docker" and "podman" in _ask(made, ["--version"]):
         made = replace(made, kind="podman")
     if made.kind == "podman":
@@ -142,7 +135,7 @@ def _ask(container: Container, arguments: list[str]) -> str:
     return done.stdout
 
 
-def _pull(ask: dict[str, Any], container: Container) -> str:
+def _pull(spec: EnvironmentSpec, container: Container) -> str:
     """Pull the image if absent; return in words how the image was obtained. Raises Refused."""
 
     def is_there() -> bool:
@@ -153,9 +146,9 @@ def _pull(ask: dict[str, Any], container: Container) -> str:
 
     if is_there():
         return "there already"
-    log = _log(ask)
+    log = _log(spec)
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    limit_s: float = ask.get("limit_s", builds.LIMIT_S)
+    limit_s = builds.LIMIT_S if spec.limit_s is None else spec.limit_s
     # One lock per host: on a network home folder the pull of another host does not help this host.
     lock = log.with_suffix(f".{os.uname().nodename}.pull")
     with builds.lock(lock, limit_s, f"pulling {container.image}", is_there) as held:
@@ -175,9 +168,9 @@ def _pull(ask: dict[str, Any], container: Container) -> str:
         return f"pulled in {time.monotonic() - began_s:.0f} s"
 
 
-def _log(ask: dict[str, Any]) -> Path:
-    name = hashlib.sha256(ask["image"].encode()).hexdigest()[:24]
-    return Path(ask["workdir"]).expanduser().absolute() / "env" / f"image-{name}.{os.uname().nodename}.txt"
+def _log(spec: EnvironmentSpec) -> Path:
+    name = hashlib.sha256((spec.image or "").encode()).hexdigest()[:24]
+    return Path(spec.workdir).expanduser().absolute() / "env" / f"image-{name}.{os.uname().nodename}.txt"
 
 
 def _try(container: Container, gpus: tuple[str, ...]) -> interpreter.Interpreter:

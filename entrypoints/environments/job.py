@@ -17,11 +17,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import atomic_json, processes
-from cloudtrain.entrypoints.contract import AgentSpec, JobSpec, SetupSpec
+from cloudtrain.entrypoints.contract import AgentSpec, EnvironmentSpec, JobSpec, PreparedEnvironment, SetupSpec
 from cloudtrain.entrypoints.environments import builds, interpreter, requirements, venvs
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.rank import rehearsal
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> int:
     root, log = Path(argv[0]), Path(argv[0]) / "log" / "boot.log"
     begun_s, answer = time.monotonic(), dict[str, Any]()
     try:
-        answer = _ready(root, argv[1], *argv[2:3], keeps=len(argv) > 3)
+        answer = _ready(root, argv[1], *argv[2:3], keeps=len(argv) > 3).dump()
         print(f"setup: ready in {time.monotonic() - begun_s:.1f} s", flush=True)
     except (Refused, OSError) as error:
         print(f"setup: {error}", flush=True)
@@ -79,11 +80,11 @@ def main(argv: list[str]) -> int:
     return int("failure" in answer)
 
 
-def _ready(root: Path, workdir: str, store: str | None = None, *, keeps: bool = False) -> dict[str, Any]:
-    """Return the Python, the variables and the lock for the ranks. Raises Refused, OSError."""
+def _ready(root: Path, workdir: str, store: str | None = None, *, keeps: bool = False) -> PreparedEnvironment:
+    """Return the environment of the ranks. Raises Refused, OSError."""
     setup = JobSpec.load(atomic_json.read_json(root / "spec.json")).setup or SetupSpec()
     code = root / "code"
-    made: dict[str, Any] = {"python": sys.executable, "environment": {}, "lock": None}
+    made = PreparedEnvironment(python=sys.executable)
     tried = rehearsal.of_environment()
     is_apart = tried is not None and tried.is_apart
     if tried is not None and tried.environments:
@@ -92,22 +93,31 @@ def _ready(root: Path, workdir: str, store: str | None = None, *, keeps: bool = 
         wanted = requirements.read(setup.requirements, code)
         asks = f" (Python {wanted.python} is asked for)" if wanted.python else ""
         print(f"setup: the packages of {setup.requirements} on Python {sys.version.split()[0]}{asks}", flush=True)
-        ask = {"python": sys.executable, "workdir": workdir, "code": str(code), "store": store, "keeps": keeps}
-        ask |= {"requirements": wanted.text, "requirements_folder": str(wanted.folder.relative_to(code))}
-        ask["requirements_file"] = wanted.file
-        made = venvs.build(
-            {**ask, "system_site_packages": not is_apart, "is_apart": is_apart, "holds_torch": True, "shows": True}
+        spec = EnvironmentSpec(
+            python=sys.executable,
+            workdir=workdir,
+            code=str(code),
+            requirements=wanted.text,
+            requirements_folder=str(wanted.folder.relative_to(code)),
+            requirements_file=wanted.file,
+            system_site_packages=not is_apart,
+            is_apart=is_apart,
+            holds_torch=True,
+            shows=True,
+            store=store,
+            keeps=keeps,
         )
-        print(f"setup: {made['detail']}", flush=True)
+        made = venvs.build(spec)
+        print(f"setup: {made.detail}", flush=True)
     if setup.commands:
-        own = _own(root / "venv", made["python"], sees_system=not (is_apart and setup.requirements))
-        made = {**made, **own}
-        _run_all(setup.commands, code, own["environment"], root / "log" / "boot.log", is_real=tried is None)
+        own = _own(root / "venv", made.python, sees_system=not (is_apart and setup.requirements))
+        made = replace(made, python=own.python, environment=own.environment)
+        _run_all(setup.commands, code, own.environment, root / "log" / "boot.log", is_real=tried is None)
     return made
 
 
-def _own(place: Path, python: str, *, sees_system: bool) -> dict[str, Any]:
-    """Create an environment for this job alone, on top of that of `python`; return the new Python and variables.
+def _own(place: Path, python: str, *, sees_system: bool) -> PreparedEnvironment:
+    """Create an environment for this job alone, on top of that of `python`.
 
     The commands of `setup` install there: the environment below is shared by jobs.
     """
@@ -125,10 +135,10 @@ def _own(place: Path, python: str, *, sees_system: bool) -> dict[str, Any]:
         if not (place / "bin" / name).exists():
             (place / "bin" / name).write_text('#!/bin/sh\nexec "$(dirname "$0")/python" -m pip "$@"\n')
             (place / "bin" / name).chmod(0o755)
-    return {"python": str(place / "bin" / "python"), "environment": venvs.variables(place)}
+    return PreparedEnvironment(python=str(place / "bin" / "python"), environment=venvs.variables(place))
 
 
-def _run_all(commands: Sequence[str], code: Path, environment: dict[str, str], log: Path, *, is_real: bool) -> None:
+def _run_all(commands: Sequence[str], code: Path, environment: Mapping[str, str], log: Path, *, is_real: bool) -> None:
     """Run the commands of `setup` in order. Raises Refused at the first that fails."""
     shell = shutil.which("bash") or "sh"
     for number, command in enumerate(commands, 1):

@@ -6,56 +6,40 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from cloudtrain.entrypoints.contract import EnvironmentSpec, PreparedEnvironment
 from cloudtrain.entrypoints.environments import interpreter
 from cloudtrain.entrypoints.errors import Refused
 
-__all__ = ["KINDS", "prepare", "progress"]
+__all__ = ["KINDS", "prepare"]
 
 KINDS = ("none", "venv", "conda", "docker", "podman")
 
 
-def prepare(**ask: Any) -> dict[str, Any]:
-    """Prepare the job's environment; return how the agent starts Python in it.
-
-    Asked: `kind`, `python` (to run, to build the venv with, or inside the image), `requirements` (the file's text or
-    None), `requirements_folder` (of that file, below `code`), `system_site_packages`, `conda` (name or prefix), `image`
-    (by digest), `gpus` (UUIDs, for a container's trial), `workdir`, `code` (the unpacked code or None), `limit_s`.
-    Answered: `python` (absolute path), `environment` (variables), `container` (for dockerrun.command, or None), `lock`
-    (for venvs.hold, or None), `detail` (words), `seconds`. Raises Refused.
-    """
+def prepare(*, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Prepare the job's environment (an EnvironmentSpec), and return the PreparedEnvironment. Raises Refused."""
     started_s = time.monotonic()
-    kind = ask["kind"]
-    made: dict[str, Any] = {"python": None, "environment": {}, "container": None, "lock": None}
-    if kind == "none":
-        found = interpreter.find(ask["python"])
-        made |= {"python": found.path, "detail": found.words}
-    elif kind == "venv":
+    made = _prepared(EnvironmentSpec.load(spec))
+    return replace(made, seconds=round(time.monotonic() - started_s, 3)).dump()
+
+
+def _prepared(spec: EnvironmentSpec) -> PreparedEnvironment:
+    if spec.kind == "none":
+        found = interpreter.find(spec.python)
+        return PreparedEnvironment(python=found.path, detail=found.words)
+    if spec.kind == "venv":
         from cloudtrain.entrypoints.environments import venvs
 
-        made |= venvs.build(ask)
-    elif kind == "conda":
+        return venvs.build(spec)
+    if spec.kind == "conda":
         from cloudtrain.entrypoints.environments import condaenvs
 
-        made |= condaenvs.find(ask["conda"])
-    elif kind in ("docker", "podman"):
+        return condaenvs.find(spec.conda or "")
+    if spec.kind in ("docker", "podman"):
         from cloudtrain.entrypoints.environments import images
 
-        made |= images.ready(ask)
-    else:
-        raise Refused(f"no environment `{kind}` is known; choose one of {', '.join(KINDS)}")
-    return {**made, "seconds": round(time.monotonic() - started_s, 3)}
-
-
-def progress(**ask: Any) -> dict[str, Any]:
-    """Return the last line of a `prepare` with the same `ask` that still runs in another process: `line`."""
-    if ask["kind"] == "venv":
-        from cloudtrain.entrypoints.environments import venvs
-
-        return {"line": venvs.last_line(ask)}
-    if ask["kind"] in ("docker", "podman"):
-        from cloudtrain.entrypoints.environments import images
-
-        return {"line": images.last_line(ask)}
-    return {"line": None}
+        return images.ready(spec)
+    raise Refused(f"no environment `{spec.kind}` is known; choose one of {', '.join(KINDS)}")

@@ -16,14 +16,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints.contract import EnvironmentSpec, PreparedEnvironment
 from cloudtrain.entrypoints.environments import builds, interpreter, stored
 from cloudtrain.entrypoints.environments.interpreter import Interpreter
 from cloudtrain.entrypoints.errors import Refused
 
-__all__ = ["CURES", "build", "check", "hold", "key", "last_line", "prune", "show", "variables"]
+__all__ = ["CURES", "build", "check", "hold", "key", "prune", "show", "variables"]
 
 FORM = 2  # part of the key: increase it if the way of building changes
 UNUSED_DAYS = 30.0
@@ -60,39 +60,31 @@ CURES = (
 )
 
 
-def build(ask: dict[str, Any]) -> dict[str, Any]:
-    """Return `python`, `environment`, `lock` and `detail` of the environment; builds it if absent.
+def build(spec: EnvironmentSpec) -> PreparedEnvironment:
+    """Return the environment, and build the environment if absent. Raises Refused with pip's last lines and the cure.
 
-    Asked in addition to the fields of `prepare`: `holds_torch` (pip leaves the interpreter's torch as it is),
-    `requirements_file` (in its folder, with exactly the text), `is_apart` (of the interpreter's packages the
-    environment sees only torch and torch's requirements), `shows` (pip's output goes to standard output), `store` (the
-    store with copies of environments), `keeps` (put a new copy into the store). Raises Refused with pip's last lines
-    and the cure.
+    `spec` has a Python and no image.
     """
-    base = interpreter.find(ask["python"])
-    place = _place(ask, base)
+    base = interpreter.find(spec.python)
+    place = _place(spec, base)
     lock = place.with_suffix(".lock")
-    limit_s: float = ask.get("limit_s", builds.LIMIT_S)
+    limit_s = builds.LIMIT_S if spec.limit_s is None else spec.limit_s
     took = "found as built before"
     with builds.lock(lock, limit_s, f"building the environment {place.name}", lambda: _use(place, lock)) as held:
         if held is not None and not _is_whole(place):
-            began_s, store, how = time.monotonic(), ask.get("store"), "fetched from the store"
-            if store:
-                stored.bring(store, place)
+            began_s, how = time.monotonic(), "fetched from the store"
+            if spec.store:
+                stored.bring(spec.store, place)
             if not _is_whole(place):
-                _make(ask, base, place, held, limit_s)
+                _make(spec, base, place, held, limit_s)
                 how = "built"
-                if store and ask.get("keeps"):
-                    stored.put(store, place, MARK)
+                if spec.store and spec.keeps:
+                    stored.put(spec.store, place, MARK)
             took = f"{how} in {time.monotonic() - began_s:.0f} s"
     if held is not None:
-        prune({"workdir": ask["workdir"]})
-    return {
-        "python": str(place / "bin" / "python"),
-        "environment": variables(place),
-        "lock": str(lock),
-        "detail": f"venv {place.name} ({took}) on {base.words}",
-    }
+        prune(spec.workdir)
+    python, detail = str(place / "bin" / "python"), f"venv {place.name} ({took}) on {base.words}"
+    return PreparedEnvironment(python=python, environment=variables(place), lock=str(lock), detail=detail)
 
 
 def variables(place: Path) -> dict[str, str]:
@@ -108,10 +100,10 @@ def hold(lock: str) -> int:
     return held
 
 
-def prune(ask: dict[str, Any]) -> dict[str, Any]:
-    """Remove environments of `workdir` not used for `days` (30) and not held by a job; return `removed`."""
-    folder = Path(ask["workdir"]).expanduser() / "env"
-    oldest_s = time.time() - ask.get("days", UNUSED_DAYS) * 86400
+def prune(workdir: str) -> list[str]:
+    """Remove environments not used for 30 days and not held by a job; return their names."""
+    folder = Path(workdir).expanduser() / "env"
+    oldest_s = time.time() - UNUSED_DAYS * 86400
     removed = []
     for lock in sorted(folder.glob("*.lock")):
         place = lock.with_suffix("")
@@ -123,20 +115,7 @@ def prune(ask: dict[str, Any]) -> dict[str, Any]:
                 path.unlink(missing_ok=True)
             removed.append(place.name)
         os.close(held)
-    return {"removed": removed}
-
-
-def last_line(ask: dict[str, Any]) -> str | None:
-    """Return the last line of a build under way."""
-    place = _place(ask, interpreter.find(ask["python"]))
-    try:
-        return (
-            None
-            if (place / MARK).exists()
-            else place.with_suffix(".log").read_text(errors="replace").strip().rpartition("\n")[2] or None
-        )
-    except OSError:
-        return None
+    return removed
 
 
 def check(requirements: str, folder: Path) -> None:
@@ -160,16 +139,16 @@ def key(requirements: str, folder: Path | None, base: Interpreter, sees_system: 
     return hashlib.sha256(inputs.encode()).hexdigest()[:24]
 
 
-def _place(ask: dict[str, Any], base: Interpreter) -> Path:
+def _place(spec: EnvironmentSpec, base: Interpreter) -> Path:
     """Return the environment's folder, and create its parent."""
-    folder = Path(ask["workdir"]).expanduser().absolute() / "env"
+    folder = Path(spec.workdir).expanduser().absolute() / "env"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    how = [name for name in ("holds_torch", "is_apart") if ask.get(name)]
-    return folder / key(ask.get("requirements") or "", _folder(ask), base, bool(ask.get("system_site_packages")), *how)
+    how = [name for name in ("holds_torch", "is_apart") if getattr(spec, name)]
+    return folder / key(spec.requirements or "", _folder(spec), base, spec.system_site_packages, *how)
 
 
-def _folder(ask: dict[str, Any]) -> Path | None:
-    return Path(ask["code"]) / ask.get("requirements_folder", ".") if ask.get("code") else None
+def _folder(spec: EnvironmentSpec) -> Path | None:
+    return Path(spec.code) / spec.requirements_folder if spec.code else None
 
 
 def _use(place: Path, lock: Path) -> bool:
@@ -200,41 +179,43 @@ def _last_used_s(place: Path, lock: Path) -> float:
     return time.time()
 
 
-def _make(ask: dict[str, Any], base: Interpreter, place: Path, held: int, limit_s: float) -> None:
+def _make(spec: EnvironmentSpec, base: Interpreter, place: Path, held: int, limit_s: float) -> None:
     """Build the environment in its place, from nothing. Raises Refused."""
     end_s = time.monotonic() + limit_s
     log = place.with_suffix(".log")
     log.unlink(missing_ok=True)
     shutil.rmtree(place, ignore_errors=True)
-    sees_system, shows = bool(ask.get("system_site_packages")), bool(ask.get("shows"))
     # If the interpreter's pip is visible inside, use it: to install pip takes 3 s, and needs ensurepip.
-    has_pip = base.has_pip and bool(ask.get("holds_torch"))
-    flags = [*(["--system-site-packages"] if sees_system else []), *(["--without-pip"] if has_pip else [])]
+    has_pip = base.has_pip and spec.holds_torch
+    flags = [
+        *(["--system-site-packages"] if spec.system_site_packages else []),
+        *(["--without-pip"] if has_pip else []),
+    ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {"PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     code = builds.run([base.path, "-I", "-m", "venv", *flags, str(place)], log, limit_s, held, environment)
     _check(code, log, "the environment could not be made", limit_s)
-    if ask.get("is_apart"):
+    if spec.is_apart:
         from cloudtrain.entrypoints.environments import apart  # importlib.metadata takes 60 ms
 
         show(place, base, [apart.lay_out(place / "shown")])
-    elif sees_system and base.is_venv:  # `--system-site-packages` skips the packages of a venv
+    elif spec.system_site_packages and base.is_venv:  # `--system-site-packages` skips the packages of a venv
         show(place, base, base.sites)
-    if text := ask.get("requirements"):
-        folder = _folder(ask) or place
+    if spec.requirements:
+        folder = _folder(spec) or place
         # In the folder of the named files: pip reads nested files relative to the file that names them.
         own = folder / f".cloudtrain-{os.uname().nodename}-{os.getpid()}.txt"
-        file = folder / ask["requirements_file"] if ask.get("requirements_file") else own
+        file = folder / spec.requirements_file if spec.requirements_file else own
         if file is own:
-            own.write_text(text)
+            own.write_text(spec.requirements)
         limits = []
-        if ask.get("holds_torch") and base.torch:
+        if spec.holds_torch and base.torch:
             (place / "torch.txt").write_text("\n".join(base.torch) + "\n")
             limits = ["-c", str(place / "torch.txt")]
         try:
             install = [str(place / "bin" / "python"), "-I", "-m", "pip", "install", "--progress-bar=off", *limits]
             left_s = max(1.0, end_s - time.monotonic())
-            code = builds.run([*install, "-r", file.name], log, left_s, held, environment, folder, shows=shows)
+            code = builds.run([*install, "-r", file.name], log, left_s, held, environment, folder, shows=spec.shows)
         finally:
             own.unlink(missing_ok=True)
         _check(code, log, "the requirements could not be installed", limit_s)

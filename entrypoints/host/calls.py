@@ -40,7 +40,6 @@ VERBS = {
     "close_listener": "host.reachability:close_listener",
     "address": "host.survey:address",
     "environment": "environments.prepare:prepare",
-    "progress": "environments.prepare:progress",
     "offer": "host.copying:offer",
     "fetch": "host.copying:fetch",
     "newest": "host.copying:newest",

@@ -13,7 +13,6 @@ from cloudtrain.entrypoints.host import calls
 from cloudtrain.entrypoints.host.calls import VERBS, VERBS_OF_HOST, Here
 
 HERE = Here(Path("/nowhere"), "/nowhere/runtime", 0o022, "h1")
-OPEN = {"environment", "progress"}  # their argument is the description of an environment, of one of several kinds
 
 
 @pytest.mark.parametrize("verb", sorted({**VERBS, **VERBS_OF_HOST}))
@@ -24,15 +23,11 @@ def test_verb_has_typed_keyword_arguments(verb: str) -> None:
     first, *rest = [*found.parameters.values(), None]
     assert found.return_annotation == "dict[str, Any]"
     assert (first is not None and first.name == "here") == (verb in VERBS_OF_HOST)
-    if verb in OPEN:
-        return
     for each in [first, *rest] if verb not in VERBS_OF_HOST else rest:
         if each is not None:
             assert each.kind is inspect.Parameter.KEYWORD_ONLY, each
-            assert each.annotation not in (inspect.Parameter.empty, "Any", "dict[str, Any]") or each.name in (
-                "record",
-                "request",
-            )
+            is_open = each.annotation in (inspect.Parameter.empty, "Any", "dict[str, Any]", "Mapping[str, Any]")
+            assert not is_open or each.name in ("record", "request", "spec")  # in their JSON form
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_missing_client_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Refused, match="no podman on this host; install it, or use docker, which is here"):
-        prepare.prepare(kind="podman", image=DOCKER.image, workdir=str(tmp_path))
+        prepare.prepare(spec={"kind": "podman", "image": DOCKER.image, "workdir": str(tmp_path)})
 
 
 def test_docker_without_its_daemon_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def test_docker_without_its_daemon_is_refused(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(Refused, match=r"docker does not work on this host: .*systemctl start docker"):
-        prepare.prepare(kind="docker", image=DOCKER.image, workdir=str(tmp_path))
+        prepare.prepare(spec={"kind": "docker", "image": DOCKER.image, "workdir": str(tmp_path)})
 
 
 # The tests below use real podman. Its storage is in a folder of the test run; the image contains this Python.
@@ -385,7 +385,7 @@ def inside(mark: str) -> list[int]:
 @pytest.mark.slow
 def test_prepare_tries_the_image(ask: dict[str, Any]) -> None:
     """`prepare` returns the interpreter inside and all fields for `dockerrun`; no files of the trial remain."""
-    made = prepare.prepare(**ask)
+    made = prepare.prepare(spec=ask)
     assert made["python"] == "/usr/bin/python3"
     assert Container(**made["container"]).image == ask["image"]
     assert "there already" in made["detail"]
@@ -405,7 +405,7 @@ def test_prepare_tries_the_image(ask: dict[str, Any]) -> None:
 def test_prepare_refuses_unusable_images(ask: dict[str, Any], changes: dict[str, Any], words: str) -> None:
     """The fault is found before the job, in podman's own words with a remedy."""
     with pytest.raises(Refused, match=words):
-        prepare.prepare(**{**ask, **changes})
+        prepare.prepare(spec={**ask, **changes})
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ REQUIREMENTS = "--no-index\n--find-links wheels\ntiny==1.0\n"
 PREPARE = """
 import json, sys
 from cloudtrain.entrypoints.environments import prepare
-print(json.dumps(prepare.prepare(**json.load(sys.stdin))))
+print(json.dumps(prepare.prepare(spec=json.load(sys.stdin))))
 """
 
 
@@ -98,7 +98,7 @@ def key_of(ask: dict[str, Any], **changes: Any) -> str:
 
 def test_none_finds_the_interpreter() -> None:
     """The interpreter's name is looked up on the path, and the result is absolute."""
-    made = prepare.prepare(kind="none", python=Path(sys.executable).name)
+    made = prepare.prepare(spec={"kind": "none", "python": Path(sys.executable).name})
     assert Path(made["python"]).is_absolute()
     assert made["detail"].startswith(f"Python {sys.version.split()[0]}")
     assert (made["environment"], made["container"], made["lock"]) == ({}, None, None)
@@ -106,13 +106,13 @@ def test_none_finds_the_interpreter() -> None:
 
 def test_none_keeps_a_venvs_own_path() -> None:
     """The interpreter's link is not followed: the real interpreter would lack the venv's packages."""
-    assert prepare.prepare(kind="none", python=sys.executable)["python"] == sys.executable
+    assert prepare.prepare(spec={"kind": "none", "python": sys.executable})["python"] == sys.executable
 
 
 def test_none_without_the_interpreter_is_refused() -> None:
     """The message names the key to set."""
     with pytest.raises(Refused, match=r"no interpreter `python9\.9` here; set `python`"):
-        prepare.prepare(kind="none", python="python9.9")
+        prepare.prepare(spec={"kind": "none", "python": "python9.9"})
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ def test_none_with_a_broken_interpreter_is_refused(tmp_path: Path, script: str, 
     broken.write_text("#!/bin/sh\n" + script.replace("{python}", sys.executable))
     broken.chmod(0o755)
     with pytest.raises(Refused, match=words):
-        prepare.prepare(kind="none", python=str(broken))
+        prepare.prepare(spec={"kind": "none", "python": str(broken)})
 
 
 def test_unknown_kind_is_refused() -> None:
     """The message lists the kinds."""
     with pytest.raises(Refused, match="one of none, venv, conda, docker, podman"):
-        prepare.prepare(kind="nix")
+        prepare.prepare(spec={"kind": "nix"})
 
 
 def test_key_ignores_comments_and_the_codes_place(ask: dict[str, Any], tmp_path: Path) -> None:
@@ -206,9 +206,8 @@ def test_venv_is_built_once_by_two_at_once(ask: dict[str, Any], tmp_path: Path) 
     assert sorted("built in" in each["detail"] for each in made) == [False, True]
     assert run_in(made[0], "import tiny, pytest; print(pytest.__file__)") == pytest.__file__
     assert made[0]["environment"]["PATH"].split(":")[0] == str(Path(made[0]["python"]).parent)
-    again = prepare.prepare(**asked)
+    again = prepare.prepare(spec=asked)
     assert "found as built before" in again["detail"]
-    assert prepare.progress(**asked) == {"line": None}
     log = Path(again["lock"]).with_suffix(".log").read_text()
     assert log.count(" -m venv ") == log.count(" pip install ") == 1
     assert [path.name for path in (tmp_path / "code").iterdir()] == ["wheels"]
@@ -221,13 +220,12 @@ def test_venv_of_a_killed_builder_is_rebuilt(ask: dict[str, Any], tmp_path: Path
     child = start(ask)
     until(lambda: (place / "bin" / "python").exists())
     (place / "junk").touch()
-    assert prepare.progress(**ask)["line"]
     below = processes.descendants(child.pid)
     assert below
     child.send_signal(signal.SIGKILL)
     child.communicate()
     until(lambda: not any(processes.stamp(pid) for pid in below))
-    made = prepare.prepare(**ask)
+    made = prepare.prepare(spec=ask)
     assert run_in(made, "import tiny; print(tiny.VERSION)") == "1.0"
     assert not (place / "junk").exists()
 
@@ -236,7 +234,7 @@ def test_venv_that_takes_too_long_is_refused(ask: dict[str, Any]) -> None:
     """The time limit ends the child processes; the message names the full log."""
     before = set(processes.descendants(os.getpid()))  # helpers shared with further tests
     with pytest.raises(Refused, match=r"could not be made: not done after 0 s, .*raise the limit.* All of it: .*\.log"):
-        prepare.prepare(**{**ask, "limit_s": 0.1})
+        prepare.prepare(spec={**ask, "limit_s": 0.1})
     assert set(processes.descendants(os.getpid())) <= before
 
 
@@ -248,7 +246,7 @@ def test_venv_under_construction_for_too_long_is_refused(ask: dict[str, Any], tm
     held = builds.try_lock(lock, fcntl.LOCK_EX)
     assert held is not None
     with pytest.raises(Refused, match="process 7 on gpu3 has been working on it for over 0 s"):
-        prepare.prepare(**{**ask, "limit_s": 0.2})
+        prepare.prepare(spec={**ask, "limit_s": 0.2})
     os.close(held)
 
 
@@ -256,7 +254,7 @@ def test_venv_under_construction_for_too_long_is_refused(ask: dict[str, Any], tm
 def test_venv_failure_has_pips_message_and_a_remedy(ask: dict[str, Any]) -> None:
     """The message names the missing distribution, with a remedy."""
     with pytest.raises(Refused) as refused:
-        prepare.prepare(**{**ask, "requirements": "--no-index\n--find-links wheels\nhuge==3"})
+        prepare.prepare(spec={**ask, "requirements": "--no-index\n--find-links wheels\nhuge==3"})
     assert "No matching distribution found for huge==3; check name and version" in str(refused.value)
 
 
@@ -291,10 +289,10 @@ def test_prune_removes_only_unused_environments(tmp_path: Path) -> None:
             path.touch()
             os.utime(path, (used_s, used_s))
     held = venvs.hold(str(folder / "held.lock"))
-    assert venvs.prune({"workdir": str(tmp_path)}) == {"removed": ["old"]}
+    assert venvs.prune(str(tmp_path)) == ["old"]
     assert not list(folder.glob("old*"))
     os.close(held)
-    assert venvs.prune({"workdir": str(tmp_path)}) == {"removed": ["held"]}
+    assert venvs.prune(str(tmp_path)) == ["held"]
     assert (folder / "fresh" / "used").exists()
 
 
@@ -318,7 +316,7 @@ def conda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def find(wanted: str) -> dict[str, Any]:
     """Return the result of `prepare` for a conda environment."""
-    return prepare.prepare(kind="conda", conda=wanted)
+    return prepare.prepare(spec={"kind": "conda", "conda": wanted})
 
 
 def test_conda_by_name(conda: Path) -> None:
