@@ -210,7 +210,9 @@ class Training:
 
     def one(self, node: int, what: str) -> int:
         """Return the process number of the node's `boot`, `elastic` (torchrun) or `worker` (a rank)."""
-        begin = re.compile(rf"\S+( -u)? -m cloudtrain\.entrypoints\.{what}\b")  # torchrun's line ends with its worker's
+        begin = re.compile(
+            rf"\S+( -u)? -m cloudtrain\.entrypoints\.agent\.{what}\b"
+        )  # torchrun's line ends with its worker's
         return next(process.pid for process in ours(self.hosts[node]) if begin.match(process.line))
 
     def end(self) -> None:
