@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -168,7 +169,9 @@ def _named(machine_type: str, key: str, location: str | None) -> MachineChoice:
         raise ConfigError([Fault(f"`{machine_type}` is not a Google machine type", key=key, hint=hint)])
     if not machine_types.is_known(machine_type):
         message = f"what accelerators `{machine_type}` has is not in our table of {machine_types.AS_OF}"
-        hint = "a newer cloudtrain may know it; or take a type of A2, A3, A4, G2, G4, N1, N2, C2, C3 or E2"
+        close = get_close_matches(machine_type, machine_types.known(), 1)
+        other = f"did you mean `{close[0]}`?" if close else "take a type of A2, A3, A4, G2, G4, N1, N2, C2, C3 or E2;"
+        hint = f"{other} a newer cloudtrain may know more types"
         raise ConfigError([Fault(message, key=key, hint=hint)])
     name, count = machine_types.fixed(machine_type) or ("CPU", 0)
     known = catalog.by_type("vertex", machine_type, location)

@@ -19,6 +19,7 @@ __all__ = ["dotted", "faults_of", "found", "named", "quoted"]
 
 _LONGEST_SHOWN = 60
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_LONG_UNIT = r"([0-9]+) ?(s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:(?:ou)?rs?)?|d(?:ays?)?)"
 _BOOLEANS = dict.fromkeys(("yes", "on", "y", "true"), "true") | dict.fromkeys(("no", "off", "n", "false"), "false")
 _WANTED = {
     "string_type": "text",
@@ -143,6 +144,10 @@ def _value_hint(wanted: str, text: str) -> str:
     """Return the given text in the wanted form, as a hint; empty text if the meaning is not obvious."""
     if "with a unit" in wanted and re.fullmatch(r"[0-9]+", text):
         return f"write `{text}s`, `{text}m` or `{text}h`"
+    if "with a unit" in wanted and (found := re.fullmatch(_LONG_UNIT, text.strip(), re.IGNORECASE)):
+        return f"write `{found[1]}{found[2][0].lower()}`"
+    if "below the working directory" in wanted and text.startswith(("/", "~")):
+        return "let the script write into the working directory, or into the folder CLOUDTRAIN_CHECKPOINT_DIR"
     if "with its sign" in wanted and re.fullmatch(r"[1-9][0-9]{0,2}", text):
         return f"write `{text}%`"
     if "count per instance" in wanted:

@@ -145,6 +145,11 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Render) ->
             "not in our table",
         ),
         (
+            ["resources.accelerators=null", "resources.instance_type=a2-highgpu-8"],
+            "resources.instance_type",
+            "did you mean `a2-highgpu-8g`?",
+        ),
+        (
             [
                 "resources.accelerators=null",
                 "resources.instance_type=a2-highgpu-8g",
@@ -178,7 +183,7 @@ def test_impossible_config_is_refused(settings: list[str], key: str, words: str,
     with pytest.raises(ConfigError) as caught:
         render(PLAIN, *settings)
     [fault] = caught.value.faults
-    assert (fault.key, words in fault.message, bool(fault.hint)) == (key, True, True), fault
+    assert (fault.key, words in f"{fault.message} {fault.hint}", bool(fault.hint)) == (key, True, True), fault
 
 
 def test_raw_adds_no_machines_outside_the_price(render: Render) -> None:
