@@ -28,6 +28,7 @@ __all__ = ["FileKeeper", "Unkept", "report_unkept", "unkept_words"]
 EVERY_S = 0.5  # between two polls of the working directory; a file is copied when two polls find it unchanged,
 # and a file of torch.save at each poll, because its end shows whether it is whole: a script may save more often
 SHARE = 20  # polls take at most this fraction (1/SHARE) of the time
+LOOK_S = 2.0  # between two searches for checkpoints that nothing keeps
 TELL_S = 5.0  # at least, between two event lines of new checkpoints
 PATIENCE_S = 0.05  # for few and small files, so that they do not cost a round of the agent
 _IGNORED = frozenset({"__pycache__"})
@@ -171,7 +172,7 @@ class FileKeeper:
             return
         found = {name for name in self._unkept_names() if SAVED.search(name)}
         groups, self._lonely = self._grouped(found & self._lonely), found
-        self._look_s = time.monotonic() + TELL_S
+        self._look_s = time.monotonic() + LOOK_S
         if groups:
             self._look_s = math.inf
             report_unkept(groups, self._log, self._names)
@@ -276,7 +277,8 @@ def unkept_words(found: Sequence[Unkept], empty: Sequence[str] | None = None) ->
     named = ", ".join(f"{each.name} ({_amount(each)})" for each in found[:_MOST_NAMED])
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     keys = ", ".join(each.name for each in found[:_MOST_NAMED])
-    cure = f"`keep: [{keys}]` in the config keeps {'them' if len(found) > 1 else 'it'}"
+    when = "" if empty is None else " from the next submit on"
+    cure = f"`keep: [{keys}]` in the config keeps {'them' if len(found) > 1 else 'it'}{when}"
     places = f" ({', '.join(empty)})" if empty else ""
     yet = "" if empty is None else f"warning: no checkpoint is kept yet{places}; "
     return f"cloudtrain: {yet}new in the working directory and not kept: {named}{more}; {cure}"

@@ -19,8 +19,9 @@ SCRIPT = "train.py"  # of the kind `script`; a user's own file of the name stays
 _STARTER_ARGUMENTS = re.compile("^(args|keep|resume_args):", re.MULTILINE)  # of the starter's script, not of the user's
 REHEARSE = {"cloudtrain rehearse": "a few steps, by the same commands"}
 RESUME = {"cloudtrain rehearse --preempt-at 20": "once `keep` and `resume_args` are set: a stop and a resume"}
+TWO, AS_TWO = " --instances 2", ", as two instances"
 NEXT = {
-    "cloudtrain submit --instances 2": "train here, as two instances",
+    f"cloudtrain submit{TWO}": f"train here{AS_TWO}",
     "cloudtrain report last -o ../report.html": "curves, costs and code in one file",
     "cloudtrain explain": "every key of cloudtrain.yaml",
 }
@@ -66,5 +67,7 @@ def command(folder: Path, kind: str, force: bool) -> None:
     if folder.resolve() != Path.cwd():
         click.echo(f"  cd {folder}")
     steps = REHEARSE | (RESUME if own else {}) | NEXT if kind == "script" else NEXT
+    if own:  # possibly for one process
+        steps = {line.removesuffix(TWO): comment.removesuffix(AS_TWO) for line, comment in steps.items()}
     for line, comment in steps.items():
         click.echo(f"  {line:<{max(map(len, steps))}}  # {comment}")

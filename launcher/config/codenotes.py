@@ -1,4 +1,7 @@
-"""Notes of the plan on the code folder: missing modules, empty git submodules, and unused lists of packages."""
+"""Notes of the plan on the code folder: missing modules, empty git submodules, unused lists of packages, lost files.
+
+The notes on a script are guesses from the text of its file: a note is a warning, and refuses nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,21 @@ __all__ = ["notes_of"]
 
 _SUBMODULE = re.compile(r"^\s*path\s*=\s*(.+?)\s*$", re.MULTILINE)
 _HEADER = re.compile(r"^# /// script\s*$.*?^# dependencies\s*=.*?^# ///\s*$", re.MULTILINE | re.DOTALL)  # PEP 723
+# A file that a script saves; a folder that outlives the node; an option that continues from a checkpoint.
+_SAVES = re.compile(r"\b(?:torch\.save|save_file|save_pretrained|joblib\.dump|pickle\.dump|\w+\.save)\(")
+_FOLDERS = re.compile(r"CLOUDTRAIN_(?:CHECKPOINT|OUTPUT)_DIR|\b(?:s3|gs|abfss?|https)://|SM_MODEL_DIR|AIP_\w+_DIR")
+_RESUMES = re.compile(r"""["'](--?(?:resume|restore|continue|load|init|ckpt|checkpoint|snapshot)[\w-]*)["']""")
+_JOINS = re.compile(
+    r"distributed|process_group|accelerat|lightning|fabric|transformers|deepspeed|composer|horovod|\bray\b"
+)
 
 
 def notes_of(config: JobConfig, folder: Path) -> Iterator[str]:
     """Yield the notes on the code in `folder`, before the code is shipped."""
     yield from _submodules(folder)
     yield from _packages(config, folder)
+    if config.script:
+        yield from _script(config, config.script, _text(folder / config.script))
     first = (config.module or "").partition(".")[0]
     if first and not is_in_code(folder, first) and not is_installed(first):
         yield f"module: `{first}` is neither in the code folder nor installed here; the nodes must have it"
@@ -48,6 +60,24 @@ def _packages(config: JobConfig, folder: Path) -> Iterator[str]:
     found = next((name for each in beside if (folder / (name := each / "requirements.txt")).is_file()), None)
     if found is not None:
         yield f"nothing installs {found} on the nodes: set `requirements: {found}`"
+
+
+def _script(config: JobConfig, script: str, text: str) -> Iterator[str]:
+    """Yield a note for files that are lost, for a missing `resume_args`, and for ranks that do not train together."""
+    is_kept = any(not name.startswith("!") for name in config.keep)
+    if _SAVES.search(text) and not (config.keep or config.outputs or _FOLDERS.search(text)):
+        yield (
+            f"{script} saves files, and `keep` is not set: files outside CLOUDTRAIN_CHECKPOINT_DIR are lost with the"
+            " machines; name the files in `keep`"
+        )
+    if is_kept and not config.resume_args and (option := _RESUMES.search(text)):
+        yield (
+            f"{script} takes {option[1]}, and `resume_args` is not set: after a fault or a stop the script starts"
+            " without this option: write the option in `resume_args`"
+        )
+    several = config.resources.instances > 1 or config.distributed.nproc_per_node not in ("auto", 1)
+    if several and text and not config.distributed.allow_alone and not _JOINS.search(text):
+        yield f"{script} does not name torch.distributed: each rank would train alone, on all of the data"
 
 
 def _text(path: Path) -> str:

@@ -47,7 +47,8 @@ class Prepared:
         first, *rest = plan_text.lines(self.plan, self.config.backend, earlier)
         is_same = before is not None and before.bundle.get("sha256") == self.bundle.sha256
         code = [] if is_same else [f"code: {bundles.summary(self.bundle)}"]
-        return [f"{self.config.backend}: {first}", *rest, *code, *self.notes, *self.warnings, *self.old]
+        found = _unaided(self.config) if before is not None and before.attempt.state.resumable else []
+        return [f"{self.config.backend}: {first}", *rest, *code, *self.notes, *self.warnings, *self.old, *found]
 
 
 def prepare(
@@ -112,6 +113,14 @@ def refused(config: JobConfig, config_file: Path) -> Sequence[Fault]:
     except BudgetError:  # the user learns about money after the faults are fixed
         pass
     return ()
+
+
+def _unaided(config: JobConfig) -> list[str]:
+    """Return a warning that a resumed script gets no other arguments than at its first start."""
+    if not (config.script or config.module) or not config.keep or config.resume_args:
+        return []
+    same = "warning: the script starts with the same arguments, because `resume_args` is not set"
+    return [f"{same}: unless the script loads its kept files by itself, it begins at step 0 and may overwrite them"]
 
 
 def _old_code(names: list[str]) -> tuple[str, ...]:

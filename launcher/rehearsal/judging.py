@@ -28,6 +28,11 @@ def ran(verdict: Verdict, laid_out: Rehearsal, ended: StartResult, ranks: int, *
     verdict.words = (
         f"{_reported(ended.account.steps)} on {_counted(ranks, 'rank')}" if last else _counted(ranks, "rank")
     )
+    is_cut = ended.is_late or ended.left_s is not None
+    is_saved = any(report.unkept for report in ended.exits) or has_checkpoint(laid_out.checkpoints)
+    if is_cut and not is_task and not is_saved:
+        by = f"by step {last}" if last else f"in {ended.seconds:.0f} s"
+        verdict.not_checked.insert(0, f"its files: {by} no save was seen (--steps N, for a step after the first save)")
     if ended.is_late and ended.left_s is None:  # a script without steps that still runs
         return _kept(verdict, ended)
     judge = _done if is_task or ended.left_s is None else _left

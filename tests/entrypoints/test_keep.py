@@ -219,7 +219,7 @@ def test_checkpoints_outside_keep_are_named_while_the_ranks_run(
 ) -> None:
     """The warning comes once, and not for other files; a user can stop the job before the hours are lost."""
     code, _ = folders
-    monkeypatch.setattr(keep, "TELL_S", 0.0)
+    monkeypatch.setattr(keep, "LOOK_S", 0.0)
     log = tmp_path / "rank-0.log"
     log.write_text("begin\n")
     keeper = started(FileKeeper(*folders, names, log))
@@ -235,7 +235,7 @@ def test_checkpoints_outside_keep_are_named_while_the_ranks_run(
     assert event is not None
     assert event["names"] == ["saves/"]
     assert (begin, words.partition("; ")[0]) == ("begin", f"cloudtrain: warning: no checkpoint is kept yet{told}")
-    assert words.endswith("not kept: saves/ (4B); `keep: [saves/]` in the config keeps it")
+    assert words.endswith("not kept: saves/ (4B); `keep: [saves/]` in the config keeps it from the next submit on")
 
 
 @pytest.mark.parametrize("kept_name", ["out/1.pt", "saves/data.csv"])

@@ -67,3 +67,22 @@ def test_failed_code_is_sent_again_only_after_a_question(
         return
     with pytest.raises(UsageError, match="Send the same code and config, which failed"):
         approved(ready, yes=False, before=job)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_resumable", "is_warned"),
+    [
+        ("keep: [last.pt]", True, True),
+        ("keep: [last.pt]", False, False),
+        ("keep: [last.pt]\nresume_args: [--resume]", True, False),
+        ("", True, False),
+    ],
+)
+def test_resume_of_kept_files_without_resume_args_is_warned_of(
+    prepared: Callable[..., Prepared], make_job: Callable[..., Job], more: str, is_resumable: bool, is_warned: bool
+) -> None:
+    """The same arguments may begin at step 0 and overwrite the only checkpoint; a first submit has no checkpoint."""
+    ready, made = prepared(0.0, more), make_job("j")
+    job = replace(made, attempt=replace(made.attempt, state=State("stopped", "user", is_resumable)))
+    warned = [line for line in ready.lines(job) if line.startswith("warning: the script starts with the same arg")]
+    assert (len(warned), "`resume_args` is not set" in "".join(ready.lines())) == (int(is_warned), False)

@@ -81,6 +81,37 @@ def test_unknown_module_has_a_note(folder: Path) -> None:
     assert notes(folder, "module=json.tool") == []
 
 
+SAVING = "import torch\nimport torch.distributed\ntorch.save({}, 'last.pt')\n"
+LOST = "train.py saves files, and `keep` is not set: "
+SHORT = "train.py takes --resume, and `resume_args` is not set: "
+ALONE = "train.py does not name torch.distributed: each rank would train alone, on all of the data"
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "begin"),
+    [
+        (SAVING, (), LOST),
+        (SAVING, ("keep=[last.pt]",), None),
+        (SAVING, ("outputs={model: here}",), None),
+        (f"{SAVING}os.environ['CLOUDTRAIN_CHECKPOINT_DIR']\n", (), None),
+        ("import torch\n", (), None),
+        (f"{SAVING}parser.add_argument('--resume')\n", ("keep=[last.pt]",), SHORT),
+        (f"{SAVING}parser.add_argument('--resume')\n", ("keep=[last.pt]", "resume_args=[--resume]"), None),
+        (f"{SAVING}parser.add_argument('--lr')\n", ("keep=[last.pt]",), None),
+        ("import torch\n", ("resources.instances=2",), ALONE),
+        ("import torch\n", ("distributed.nproc_per_node=2",), ALONE),
+        ("import torch\n", ("resources.instances=2", "distributed.allow_alone=true"), None),
+        ("from accelerate import Accelerator\n", ("resources.instances=2",), None),
+    ],
+)
+def test_script_that_would_lose_work_has_a_note(
+    folder: Path, text: str, settings: tuple[str, ...], begin: str | None
+) -> None:
+    """A guess from the script's text warns of lost files, of a restart without its option, and of lonely ranks."""
+    (folder / "train.py").write_text(text)
+    assert [note.startswith(begin or "") for note in notes(folder, *settings)] == [True] * (begin is not None)
+
+
 def test_plan_shows_the_notes(folder: Path, cli: object) -> None:
     """The notes are below the plan."""
     (folder / "requirements.txt").write_text("rich\n")

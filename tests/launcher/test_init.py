@@ -72,6 +72,13 @@ def test_init_beside_an_own_script_writes_only_the_config(tmp_path: Path) -> Non
     assert "def main(" in (tmp_path / "train.py").read_text("utf-8")
 
 
+def test_init_beside_an_own_script_names_one_instance(tmp_path: Path) -> None:
+    """An own script may be for a single process."""
+    (tmp_path / "train.py").write_text("print('mine')\n")
+    lines = init(tmp_path, "--kind", "script").output.partition("next:\n")[2].splitlines()
+    assert [line.split("#")[0].strip() for line in lines if "submit" in line] == ["cloudtrain submit"]
+
+
 def test_init_of_a_script_names_the_rehearsal(tmp_path: Path) -> None:
     """The first next step of a script's project is a rehearsal, in lines of at most 80 columns."""
     lines = init(tmp_path, "--kind", "script").output.partition("next:\n")[2].splitlines()

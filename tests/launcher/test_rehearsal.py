@@ -261,6 +261,22 @@ def test_reported_steps_are_counted_and_named(steps: list[int], words: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("left_s", "unkept", "is_doubtful"), [(1.0, (), True), (1.0, ("out/",), False), (None, (), False)]
+)
+def test_script_without_a_save_leaves_its_files_unchecked(
+    tmp_path: Path, left_s: float | None, unkept: tuple[str, ...], is_doubtful: bool
+) -> None:
+    """A script may save after the rehearsed steps; a script that ended by itself has shown all of its files."""
+    report = ExitReport("stopped" if left_s else "succeeded", unkept=unkept)
+    found = ended({1: 0.5, 2: 0.4}, left_s=left_s, exits=[report])
+    found.account.ranks = {0}
+    verdict = Verdict("local")
+    laid_out = Rehearsal((NodeRun("n", ("true",), {}, (tmp_path,)),), "SIGTERM", 30.0, tmp_path)
+    judging.ran(verdict, laid_out, found, 1, is_task=False)
+    assert any(each.startswith("its files: by step 2 no save was seen") for each in verdict.not_checked) is is_doubtful
+
+
+@pytest.mark.parametrize(
     ("first", "second", "is_right", "words"),
     [
         ({1: 0.5, 2: 0.4}, {3: 0.3}, True, "started again, the script continues: its first reported step is 3"),

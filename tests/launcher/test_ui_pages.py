@@ -97,7 +97,9 @@ def test_job_is_shown_running_stopped_and_resumed(
     assert cli("status", "live", "--json").json["state"] == "running"
     page.get_by_role("button", name="Stop").click()
     page.locator("#stop").get_by_role("button", name="Stop", exact=True).click()
-    expect(page.locator("#said")).to_have_text("stopping live with SIGTERM (only the script itself can save)")
+    expect(page.locator("#said")).to_have_text(
+        "stopping live with SIGTERM (only files in CLOUDTRAIN_CHECKPOINT_DIR are saved)"
+    )
     expect(page.locator("#part-head .badge").first).to_have_text("stopped")
     expect(page.locator("#log-state")).to_contain_text("the end")
     assert cli("status", "live", "--json").json["state"] == "stopped"
