@@ -37,7 +37,7 @@ from cloudtrain.launcher.notices.delivery import Delivery, DeliveryThread
 home, url, things, dies = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "dies"
 outbox.LEASE_S = 2.0
 if dies:
-    outbox.mark_told = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+    outbox.mark_sent = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 courier = DeliveryThread(home, lambda words: None)
 place = ChannelEntry("webhook", url, ("stalled",))
 for number in range(things):

@@ -166,7 +166,7 @@ def state(ref: JobRef) -> State:
     account, has_checkpoint = None, None
     if answer.is_over and answer.status != "Completed":
         account = _account(answer)
-        if account is None and status.may_tell_more(answer):
+        if account is None and status.may_report_more(answer):
             return status.awaiting(answer, handle.studio)
         if handle.checkpoint_uri is not None:
             with contextlib.suppress(Exception):  # a failed extra request must not hide the end

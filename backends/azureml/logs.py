@@ -104,12 +104,12 @@ def page(
     failures = [piece.failure for piece in pieces.values() if piece.failure is not None]
     if failures and len(failures) == len(pieces):
         raise UnreachableError(f"cannot read the log: {failures[0].words}")
-    told_by = {name: _told(piece) for name, piece in pieces.items()}
+    lines_of = {name: _read_lines(piece) for name, piece in pieces.items()}
     # Some files are longer than a page: younger lines of the remaining files must wait.
-    ends = [told_by[name].times[-1] for name, piece in pieces.items() if piece.has_more and told_by[name].times]
+    ends = [lines_of[name].times[-1] for name, piece in pieces.items() if piece.has_more and lines_of[name].times]
     until_s = min(ends, default=None)
     lines = [
-        line for name, piece in pieces.items() for line in _lines(name, piece.place, told_by[name], until_s, places)
+        line for name, piece in pieces.items() for line in _lines(name, piece.place, lines_of[name], until_s, places)
     ]
     lines.sort(key=lambda line: line.time_s)
     is_clean = not lines and not failures and all(places[name].at_end for name in urls)
@@ -195,7 +195,7 @@ def _at_the_end(url: str, place: _FileCursor, limit: int, error: api.AzureError,
     return _Piece(replace(place, pending=0, at_end=True), [])
 
 
-def _told(piece: _Piece) -> _ReadLines:
+def _read_lines(piece: _Piece) -> _ReadLines:
     found = [
         container_lines.parse(raw.decode("utf-8", "replace").removesuffix("\r"), stamped=True) for raw in piece.lines
     ]

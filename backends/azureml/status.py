@@ -12,7 +12,7 @@ from cloudtrain.launcher.job import JobState, State
 from cloudtrain.launcher.jobs import exit_report as accounts
 from cloudtrain.launcher.text.times import seconds
 
-__all__ = ["awaiting", "is_fresh", "machine_of", "may_tell_more", "state_of"]
+__all__ = ["awaiting", "is_fresh", "machine_of", "may_report_more", "state_of"]
 
 _OVER: dict[str, JobState] = {"Completed": "succeeded", "Failed": "failed", "Canceled": "stopped"}
 # The machines exist and are billed; the image is being copied to them.
@@ -60,7 +60,7 @@ def state_of(
     return accounts.failed(account, words, is_fault=bool(_FAULTS.search(words)), is_resumable=is_resumable, **common)
 
 
-def may_tell_more(details: Details) -> bool:
+def may_report_more(details: Details) -> bool:
     """Return whether the containers' exit report of a failure may still arrive: files are written late."""
     has_run = bool(details.data.get("startTimeUtc")) and bool(details.log_files)
     return has_run and details.status == "Failed" and not _is_preempted(details.data) and is_fresh(details, LATE_S)

@@ -23,12 +23,12 @@ WAITING = ("NotStarted", "Unapproved", "Queued", "Scheduled", "Provisioning", "P
 
 @dataclass(frozen=True)
 class Details:
-    """The answer: `log_files` maps names to addresses; `told_s` is the time of the answer (time.monotonic)."""
+    """The answer: `log_files` maps names to addresses; `answered_s` is the time of the answer (time.monotonic)."""
 
     status: str
     data: Mapping[str, Any]
     log_files: Mapping[str, str]
-    told_s: float
+    answered_s: float
 
     @property
     def is_over(self) -> bool:
@@ -49,7 +49,7 @@ def root_of(workspace: Workspace, services: Mapping[str, Any]) -> str | None:
 def details(workspace: Workspace, root: str, name: str, *, fresh_s: float = 0.0) -> Details:
     """Return the run history's answer, at most `fresh_s` seconds old. Raises UnreachableError."""
     held = _known.get(name)
-    if held is not None and time.monotonic() - held.told_s < fresh_s:
+    if held is not None and time.monotonic() - held.answered_s < fresh_s:
         return held
     with api.polls(f"ask for {name}"):
         try:

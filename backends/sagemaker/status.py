@@ -94,7 +94,7 @@ def _failed(described: dict[str, Any], common: dict[str, Any], *, has_checkpoint
     """Return the end by the container's exit report, else by SageMaker's reason."""
     words = str(described.get("FailureReason") or "SageMaker gives no reason")
     kind = _PREFIX.match(words)
-    report = exit_report.told_in(words)
+    report = exit_report.report_in(words)
     common["restarts"] += exit_report.restarts(report)
     return exit_report.failed(
         report,

@@ -72,7 +72,7 @@ class Fleet:
         """Call a host, without waiting for the answer."""
         return asyncio.run_coroutine_threadsafe(self._one(host, call, CALL_S, False), self.loop)
 
-    def tell(self, host: Host, verb: str, ask: dict[str, Any], payload: bytes = b"", limit_s: float = CALL_S) -> Any:
+    def call(self, host: Host, verb: str, ask: dict[str, Any], payload: bytes = b"", limit_s: float = CALL_S) -> Any:
         """Return a host's answer as JSON; raises the answer's error."""
         answer = self.ask({host: Call(verb, ask, payload)}, limit_s, is_urgent=True)[host]
         if answer.error is not None:

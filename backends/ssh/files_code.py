@@ -23,7 +23,7 @@ __all__ = ["ship"]
 
 BLOCK = 4 << 20
 LIMIT_S = 600.0  # for a block, on the slowest uplink that is worth waiting for
-TELL_BYTES = 20 << 20  # from this size on a message explains the wait
+EXPLAIN_BYTES = 20 << 20  # from this size on a message explains the wait
 # Hosts fetch the archive from the first host if one upload takes longer than SLOW_S, and all further ones FAN_OUT_S.
 SLOW_S, FAN_OUT_S = 1.0, 5.0
 FETCH_S = 3600.0
@@ -44,10 +44,10 @@ def ship(
     missing = [seat for seat in assignments if not reply[seat.host]["kept"]]
     if not missing:
         return paths
-    if bundle.bytes > TELL_BYTES:
+    if bundle.bytes > EXPLAIN_BYTES:
         say(f"sending {bundle.bytes / 1e6:.0f} MB of code to {len(missing)} host{'s' * (len(missing) > 1)}")
     with_it = [seat for seat in assignments if reply[seat.host]["kept"]]
-    seconds = FETCH_S if bundle.bytes > TELL_BYTES else 0.0
+    seconds = FETCH_S if bundle.bytes > EXPLAIN_BYTES else 0.0
     if not with_it:
         begin_s = time.monotonic()
         _upload(fleet, bundle, missing[0].host, reply[missing[0].host]["arrived"])
@@ -128,22 +128,22 @@ def _sent(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> bool:
     """Return whether the host keeps the archive; False if the archive arrived damaged, or the channel was reopened."""
     asked = _asked(bundle)
     changed = _changed(fleet, bundle, host) if bundle.bytes > RSYNC_BYTES and not arrived else ""
-    if changed and fleet.tell(host, "keep", {**asked, "changed": changed}, limit_s=LIMIT_S)["kept"]:
+    if changed and fleet.call(host, "keep", {**asked, "changed": changed}, limit_s=LIMIT_S)["kept"]:
         return True
     with bundle.path.open("rb") as file:
         file.seek(arrived)
         while block := file.read(BLOCK):
             where = {**asked, "offset": file.tell() - len(block)}
-            if not fleet.tell(host, "put", where, block, LIMIT_S)["taken"]:
+            if not fleet.call(host, "put", where, block, LIMIT_S)["taken"]:
                 return False  # the connection has broken, and a new channel took the call
-    return bool(fleet.tell(host, "keep", asked, limit_s=LIMIT_S)["kept"])
+    return bool(fleet.call(host, "keep", asked, limit_s=LIMIT_S)["kept"])
 
 
 def _changed(fleet: Fleet, bundle: Bundle, host: Host) -> str:
     """Update an older archive on the host by rsync, since most bytes are equal; return the path, "" without rsync."""
     if shutil.which("rsync") is None:
         return ""
-    path = str(fleet.tell(host, "basis", _asked(bundle))["path"])
+    path = str(fleet.call(host, "basis", _asked(bundle))["path"])
     over = [*channel_master.argv(host, fleet.masters.socket(host), "-o", "ControlMaster=no"), *host.target[:-2]]
     if not path or any(set(" \"'") & set(word) for word in over):  # rsync splits its remote shell command at blanks
         return ""
@@ -167,7 +167,7 @@ def _fan_out(
     """Have the hosts fetch the archive from a host that has one; return the hosts that failed."""
     try:
         about = {"folder": f"{source.workdir}/cache", "address": source.address, "ports": ports}
-        offer = fleet.tell(source.host, "offer", about)
+        offer = fleet.call(source.host, "offer", about)
     except CloudtrainError:
         return list(targets)
     asked = {**offer, "name": f"{bundle.sha256}.tar.gz"}

@@ -161,7 +161,7 @@ def address_of(fleet: Fleet, host: Host) -> str:
     came_in = str(fleet.channel(host).about["address"])
     # The agents and the rendezvous use IPv4.
     if host.interface or not came_in or ":" in came_in or ipaddress.ip_address(came_in).is_loopback:
-        return str(fleet.tell(host, "address", {"interface": host.interface})["address"])
+        return str(fleet.call(host, "address", {"interface": host.interface})["address"])
     return came_in
 
 

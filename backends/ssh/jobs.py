@@ -144,13 +144,13 @@ def _brought(places: Sequence[tuple[Host, str]], folder: Path) -> list[Path]:
     missing = []
     for number, (host, place) in enumerate(places):
         try:
-            reply = fleet().tell(host, "tree", {"folder": place})
+            reply = fleet().call(host, "tree", {"folder": place})
         except UnreachableError:
             missing.append(host.name)
             continue
         here = {name: files.get(_inside(folder, name)) for name, _ in reply["files"]}
         like = [name for name, size in reply["files"] if here[name] == size]
-        sums = fleet().tell(host, "tree", {"folder": place, "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
+        sums = fleet().call(host, "tree", {"folder": place, "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
         for name, size in reply["files"]:
             path = _inside(folder, name)
             if name in sums and sums[name] == _sha256(path):
@@ -171,7 +171,7 @@ def shell(ref: JobRef, node: int, argv: list[str]) -> list[str]:
     if not 0 <= node < len(nodes):
         raise UsageError(f"there is no node {node}", hint=f"the job has nodes 0 to {len(nodes) - 1}")
     host, lines = nodes[node].host, fleet()
-    path = lines.tell(host, "script", {"root": nodes[node].root, "argv": argv})["path"]
+    path = lines.call(host, "script", {"root": nodes[node].root, "argv": argv})["path"]
     command = channel_master.argv(host, lines.masters.socket(host), is_terminal=not argv)
     return [*command, *host.target, f"exec sh '{path}'"]
 

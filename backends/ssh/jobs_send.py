@@ -193,12 +193,12 @@ def _holder_first(lines: Fleet, body: Mapping[str, Any], assignments: list[Assig
     offer = {"folder": there[best], "address": address_of(lines, best), "ports": body["ports"]}
     name = newest[best]["name"] if JobSpec.load(body["spec"]).run.kind == "task" else None
     fetch = {
-        **lines.tell(best, "offer", offer),
+        **lines.call(best, "offer", offer),
         "name": name,
         "into": there[assignments[0].host],
         "note": _fetched_note(assignments[0], body),
     }
-    lines.tell(assignments[0].host, "fetch", fetch, limit_s=FETCH_S)
+    lines.call(assignments[0].host, "fetch", fetch, limit_s=FETCH_S)
     return assignments
 
 

@@ -156,7 +156,7 @@ def state(ref: JobRef) -> State:
     if status.is_over(described) and described.get("state") != "JOB_STATE_SUCCEEDED":
         with api.polls("read how it has ended"):
             account = files.account(access, handle.ended_uri, handle.nodes)
-        if account is None and status.may_tell_more(described, time.time()):
+        if account is None and status.may_report_more(described, time.time()):
             return replace(status.awaiting(described), url=handle.url)
         if handle.checkpoint_uri is not None:
             with contextlib.suppress(GoogleError, CloudtrainError):  # a failed extra request must not hide the end

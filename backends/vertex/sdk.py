@@ -128,7 +128,7 @@ def _errors(exceptions: Any) -> Iterator[None]:
     except exceptions.GoogleAPICallError as error:
         status = int(error.code or 0)
         code = error.grpc_status_code.name if getattr(error, "grpc_status_code", None) else ""
-        raise GoogleError(status, code, one_line(_told(error) or str(error.message))) from error
+        raise GoogleError(status, code, one_line(_message(error) or str(error.message))) from error
     except exceptions.RetryError as error:
         raise GoogleError(0, "", one_line(str(error))) from error
     except refused.RefreshError as error:
@@ -139,7 +139,7 @@ def _errors(exceptions: Any) -> Iterator[None]:
         raise GoogleError(0, "", one_line(str(error))) from error
 
 
-def _told(error: Any) -> str:
+def _message(error: Any) -> str:
     """Return Google's message of a REST error: the clients put address and JSON around the message."""
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
         return str(error.response.json()["error"]["message"])

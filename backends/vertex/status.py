@@ -12,7 +12,7 @@ from cloudtrain.launcher.job import JobState, State
 from cloudtrain.launcher.jobs import exit_report as accounts
 from cloudtrain.launcher.text.times import seconds
 
-__all__ = ["awaiting", "is_over", "may_tell_more", "state_of"]
+__all__ = ["awaiting", "is_over", "may_report_more", "state_of"]
 
 _RUNNING: dict[str, JobState] = {
     "JOB_STATE_QUEUED": "pending",
@@ -51,7 +51,7 @@ def awaiting(described: Mapping[str, Any]) -> State:
     return State("stopping", detail=detail, started_s=started_s, billed_s=billed_s)
 
 
-def may_tell_more(described: Mapping[str, Any], now_s: float) -> bool:
+def may_report_more(described: Mapping[str, Any], now_s: float) -> bool:
     """Return whether the containers' exit report of a failure may still arrive."""
     ended_s = seconds(described.get("endTime"))
     is_fresh = bool(described.get("startTime")) and ended_s is not None and abs(now_s - ended_s) < LATE_S

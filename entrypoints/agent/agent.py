@@ -30,7 +30,7 @@ from cloudtrain.entrypoints.agent.membership import Fenced, Membership
 from cloudtrain.entrypoints.contract import AgentSpec, AgentState, ExitReport
 from cloudtrain.entrypoints.environments import dockerrun, venvs
 from cloudtrain.entrypoints.environments.job import Preparation
-from cloudtrain.entrypoints.job_files import EXIT, STATE, STOP, TELL_S, has_checkpoint
+from cloudtrain.entrypoints.job_files import EXIT, STATE, STATE_EVERY_S, STOP, has_checkpoint
 from cloudtrain.entrypoints.rank import heartbeat, variables
 from cloudtrain.entrypoints.replication import copies
 from cloudtrain.entrypoints.replication.replicas import Replicas
@@ -90,7 +90,7 @@ class Agent:
         self.kept = venvs.hold(spec.environment_lock) if spec.environment_lock else None
         self.container = dockerrun.Container(**spec.container) if spec.container else None
         self.preparation: Preparation | None = None  # the installation for `requirements` and `setup`
-        self.told_s = 0.0  # when the state was last written
+        self.written_s = 0.0  # when the state was last written
         self.meter: gpumeter.GpuMeter | None = None
         self.gathering: Gathering | None = None  # before boot starts
         self.launch: Callable[[], None] | None = None  # starts boot, after the gathering
@@ -165,7 +165,7 @@ class Agent:
             self._end(replace(_failed("node_failure", str(cut)), fenced=True))
             return True
         self.times.note(time.time())
-        if time.monotonic() - self.told_s > TELL_S:
+        if time.monotonic() - self.written_s > STATE_EVERY_S:
             self._write_state()
             if self.taken is not None:
                 self.taken.touch()
@@ -189,7 +189,7 @@ class Agent:
         reports, ranks = {**self.line.reports, self.report.node: self.report}, self.spec.job.nproc_per_node
         known = [(place * ranks, reports[node].gpus) for place, node in enumerate(desired.nodes) if node in reports]
         figures = [(first + local, each) for first, some in known for local, each in enumerate(some)]
-        self.meter.tell(self.root / "log" / "rank-0.log", figures)
+        self.meter.report(self.root / "log" / "rank-0.log", figures)
 
     def _look(self) -> None:
         """Update the report: check whether boot has ended, and whether a stop request has arrived."""
@@ -485,7 +485,7 @@ class Agent:
             zero_s=self.line.zero_s,
             gone_s=self.line.gone_s(),
         )
-        self.told_s = time.monotonic()
+        self.written_s = time.monotonic()
         self._write(STATE, state)
 
     def _write(self, name: str, value: AgentState | ExitReport) -> None:

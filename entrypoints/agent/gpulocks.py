@@ -60,8 +60,8 @@ class HeldLocks:
         self.about = about
         self.files: dict[str, int] = {}  # name -> descriptor
 
-    def tell(self) -> None:
-        """Write notes that name this process as the holder; a forked child that replaces its parent calls `tell`."""
+    def write_notes(self) -> None:
+        """Write notes that name this process as the holder; a forked child that replaces its parent does so again."""
         me = {"pid": os.getpid(), "stamp": processes.stamp(os.getpid()), "host": os.uname().nodename}
         labels = self.about.get("labels") or {}
         note = {"user": _user(os.getuid()), "since_s": time.time(), **self.about, **me}
@@ -124,7 +124,7 @@ def take(folder: Path, names: Iterable[str], about: dict[str, Any]) -> HeldLocks
     except BaseException:
         taken.hand_over()  # no note is written yet
         raise
-    taken.tell()
+    taken.write_notes()
     return taken
 
 

@@ -44,7 +44,7 @@ class GpuMeter:
         self.thread = threading.Thread(target=self._run, name="gpus", daemon=True)
         self.thread.start()
 
-    def tell(self, log: Path, figures: Sequence[tuple[int, Figures]]) -> None:
+    def report(self, log: Path, figures: Sequence[tuple[int, Figures]]) -> None:
         """Write the ranks' figures into an existing log: at most each EVENT_S seconds, but at once for more ranks."""
         is_due = len(figures) > self._count or (figures and time.monotonic() >= self._due_s)
         if is_due and events.append(log, lines(figures)):

@@ -22,8 +22,8 @@ __all__ = ["Fenced", "Membership"]
 
 JOIN_TIMEOUT_S = 120.0
 WAITING_S, WAITING_AGAIN_S = 20.0, 60.0  # until a message names missing nodes, and names them again
-MOST_HEIRS = 3  # successors that a node tries in turn, before the node gives up
-HEIR_SHARE = 0.5  # a successor's time to reach all nodes, as a share of the silence that makes a node lost
+MOST_SUCCESSORS = 3  # successors that a node tries in turn, before the node gives up
+SUCCESSOR_SHARE = 0.5  # a successor's time to reach all nodes, as a share of the silence that makes a node lost
 
 
 class Fenced(Exception):
@@ -63,7 +63,7 @@ class Membership:
         self._lost_heads: set[int] = set()
         self._last = Desired()  # the desired state when the last leader was lost
         self._took_over_s: float | None = None  # when this node took over, until a new generation starts
-        self._tell_missing_s = WAITING_S
+        self._report_missing_s = WAITING_S
         self._gone_s: dict[int, float] = {}  # nodes that the job gave up: when
         self._left_out_s: dict[int, float] = {}  # nodes without a place in the newest generation: since when
         self._may_succeed = spec.succeeds
@@ -84,9 +84,9 @@ class Membership:
 
     def before(self) -> tuple[str, int] | None:
         """Return the leader's address and port of copies, if this node is the first successor."""
-        heirs = [place[0] for place in self.places if place[0] not in {self._decider, *self._lost_heads}]
+        successors = [place[0] for place in self.places if place[0] not in {self._decider, *self._lost_heads}]
         source = next((place for place in self.places if place[0] == self._decider), None)
-        return (source[1], source[3]) if source and heirs[:1] == [self.node] else None
+        return (source[1], source[3]) if source and successors[:1] == [self.node] else None
 
     def now_s(self) -> float:
         """Return the seconds since this node's start."""
@@ -106,7 +106,7 @@ class Membership:
         """Send this node's report; return the desired state. Raises Cut."""
         self._catch_up()
         if self._member is not None:
-            self._member.tell(report)
+            self._member.send(report)
             if (alone := self._alone(self._member, report)) is not None:
                 return alone
             if self._member.lost():
@@ -159,8 +159,8 @@ class Membership:
         nodes = set(coordinator.desired.nodes)
         if self._took_over_s is not None:
             absent = nodes - reports.keys() - lost
-            if absent and now_s - self._took_over_s < self._silence_s * HEIR_SHARE:
-                head.tell(coordinator.desired)
+            if absent and now_s - self._took_over_s < self._silence_s * SUCCESSOR_SHARE:
+                head.send(coordinator.desired)
                 return coordinator.desired
             lost |= absent
             # The lost leader may have begun a generation that some nodes do not know yet.
@@ -175,10 +175,10 @@ class Membership:
         desired = replace(desired, places=self._known(reports))
         if desired.generation > self._last.generation:
             self._took_over_s = None
-        head.tell(desired)
+        head.send(desired)
         self._gone_s |= dict.fromkeys(coordinator.gone - self._gone_s.keys(), now_s)
-        if desired.want == "wait" and now_s >= self._tell_missing_s:
-            self._tell_missing_s = now_s + WAITING_AGAIN_S
+        if desired.want == "wait" and now_s >= self._report_missing_s:
+            self._report_missing_s = now_s + WAITING_AGAIN_S
             missing = self._named(set(range(self._spec.job.nodes)) - reports.keys())
             print(f"waiting for node {missing} to start, for {now_s:.0f} s so far", flush=True)
         return desired
@@ -204,20 +204,20 @@ class Membership:
         silent_s = self._member.silent_s()
         self._member.release()
         self._lost_heads.add(self._decider)
-        heirs = [node for node in last.nodes if node not in self._lost_heads]
-        is_torn = 2 * len(heirs) <= len(last.nodes) or len(self._lost_heads) > MOST_HEIRS
+        successors = [node for node in last.nodes if node not in self._lost_heads]
+        is_torn = 2 * len(successors) <= len(last.nodes) or len(self._lost_heads) > MOST_SUCCESSORS
         if not self._may_succeed or last.want in ("wait", "end") or is_torn:
             was_heard = bool(self._member.desired or self._last.generation)
             what = "lost contact with node {} for" if was_heard else "node {} was not reached within"
             raise Fenced(f"{what.format(self._decider)} {silent_s:.0f} s")
         self._last = last if last.want == "stop" else replace(last, want="kill")
-        self._decider = heirs[0]
+        self._decider = successors[0]
         place = next(place for place in last.places if place[0] == self._decider)
         self.head_address = place[1]
         if self._decider == self.node:
             self._take_over(last)
         else:
-            patience_s = self._silence_s * HEIR_SHARE
+            patience_s = self._silence_s * SUCCESSOR_SHARE
             self._member = transport.FollowerEnd(place[1:3], self._spec.token, self._silence_s, patience_s)
         return self._last
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.contract import AgentState, ExitReport, NodeStatus
 from cloudtrain.entrypoints.environments import dockerrun
-from cloudtrain.entrypoints.job_files import EXIT, STATE, STOP, TELL_S, has_checkpoint
+from cloudtrain.entrypoints.job_files import EXIT, STATE, STATE_EVERY_S, STOP, has_checkpoint
 
 __all__ = ["agent_pid", "ask_to_stop", "end", "look", "sweep"]
 
@@ -38,8 +38,8 @@ def look(root: Path, checkpoints: Path) -> NodeStatus:
         return replace(status, held_s=None if state.zero_s is None else time.monotonic() - state.zero_s)
     sweep(root)  # the ranks' processes may still run
     last_s, held_s = _last_sign_s(root, state.started_s), state.held_s
-    if held_s is not None:  # the last written value, extended to the last log line by TELL_S at most
-        held_s = min(max(last_s - state.started_s, held_s), held_s + TELL_S)
+    if held_s is not None:  # the last written value, extended to the last log line by STATE_EVERY_S at most
+        held_s = min(max(last_s - state.started_s, held_s), held_s + STATE_EVERY_S)
     is_saved, is_rebooted = has_checkpoint(checkpoints), not processes.is_of_this_boot(state.stamp)
     return replace(status, held_s=held_s, saved=is_saved, last_s=last_s, rebooted=is_rebooted)
 

@@ -111,7 +111,7 @@ def _fork_agent(
     try:
         _detach(Path(spec.root))
         if taken is not None:
-            taken.tell()
+            taken.write_notes()
         Agent(spec, server if spec.node == 0 else None, umask, taken).run(announce)
         code = 0
     except BaseException as error:

@@ -195,7 +195,7 @@ class LeaderEnd:
             if now - heard > (self._silence_s if node in connected else BEAT_S + CLOSED_S)
         }
 
-    def tell(self, desired: Desired) -> None:
+    def send(self, desired: Desired) -> None:
         """Send the desired state to all nodes: a changed state at once, else every beat."""
         now = time.monotonic()
         if desired == self._sent[1] and now - self._sent[0] < BEAT_S:
@@ -316,7 +316,7 @@ class FollowerEnd:
             return is_refused or self.silent_s() > self._join_timeout_s
         return self.silent_s() > (self._silence_s if self._wire is not None else BEAT_S + CLOSED_S)
 
-    def tell(self, report: Report) -> None:
+    def send(self, report: Report) -> None:
         """Send node 0 this node's report: a changed report at once, else every beat; connect if necessary."""
         now = time.monotonic()
         if self._wire is None and not self._connect():

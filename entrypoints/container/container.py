@@ -80,17 +80,17 @@ def main(argv: list[str]) -> int:
         _prefer_newer_driver()
         server = transport.listen(spec.address, node.port) if spec.node == 0 else None
     except (OSError, KeyError, ValueError, secrets.SecretError) as error:
-        is_told = isinstance(error, (secrets.SecretError, staging.StagingError))
-        words = str(error) if is_told else f"cannot read the job's spec: {error!r}"
+        is_known = isinstance(error, (secrets.SecretError, staging.StagingError))
+        words = str(error) if is_known else f"cannot read the job's spec: {error!r}"
         cause = {"rank": None, "kind": "config", "message": words}
         may_mend = isinstance(error, staging.StagingError) and error.may_mend
         verdict = ExitReport("failed", "node_failure" if may_mend else "error", cause)
         if order is None or node is None:
             print(words, file=sys.stderr, flush=True)
-            return ending.tell(verdict)
+            return ending.report(verdict)
         pump = LogRelay(root, form=order.log or "plain")
         pump.write(words)
-        code = ending.tell(verdict)
+        code = ending.report(verdict)
         _end_log(pump, node.rank, is_final=not ending.asks_again(code))
         return code
     pump, helpers = LogRelay(Path(spec.root) / "log", form=order.log or "plain"), _helpers(order, spec, root)
@@ -103,7 +103,7 @@ def main(argv: list[str]) -> int:
         verdict = ExitReport("failed", "node_failure", cause)
     finally:
         pump.finish()
-    code = ending.tell(verdict)  # before the last copies, which may exceed the platform's time
+    code = ending.report(verdict)  # before the last copies, which may exceed the platform's time
     for helper in helpers:
         helper.finish()
     _end_log(pump, spec.node, is_final=verdict.reason != "preempted" and not ending.asks_again(code))
@@ -296,7 +296,7 @@ class _ExitTarget:
         """Return whether the exit code asks the platform for a new start."""
         return self.codes is not None and code == self.codes.again
 
-    def tell(self, verdict: ExitReport) -> int:
+    def report(self, verdict: ExitReport) -> int:
         """Write the exit report; return the container's exit code."""
         if self.uri is not None and self.uri.endswith(".json"):
             staging.report(self.uri, verdict)

@@ -94,8 +94,8 @@ def clock() -> dict[str, Any]:
 def _run_verb(verb: str, ask: dict[str, Any], here: Here) -> tuple[dict[str, Any], bytes]:
     """Call the verb; return the answer and its bytes."""
     is_of_host = verb in VERBS_OF_HOST
-    module, _, name = (VERBS_OF_HOST if is_of_host else VERBS)[verb].partition(":")
     try:
+        module, _, name = (VERBS_OF_HOST if is_of_host else VERBS)[verb].partition(":")
         found = getattr(importlib.import_module(f"cloudtrain.entrypoints.{module}"), name)
         answer: dict[str, Any] = found(here, **ask) if is_of_host else found(**ask)
         return {"told": answer}, answer.pop("payload", b"")

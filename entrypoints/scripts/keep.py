@@ -29,7 +29,7 @@ EVERY_S = 0.5  # between two polls of the working directory; a file is copied wh
 # and a file of torch.save at each poll, because its end shows whether it is whole: a script may save more often
 SHARE = 20  # polls take at most this fraction (1/SHARE) of the time
 LOOK_S = 2.0  # between two searches for checkpoints that nothing keeps
-TELL_S = 5.0  # at least, between two event lines of new checkpoints
+EVENTS_EVERY_S = 5.0  # at least, between two event lines of new checkpoints
 PATIENCE_S = 0.05  # for few and small files, so that they do not cost a round of the agent
 _IGNORED = frozenset({"__pycache__"})
 _TMP = ".kept.tmp"
@@ -158,10 +158,10 @@ class FileKeeper:
             return  # a file that changed just now may be incomplete
         previous, self.newest = self.newest, found
         if found is not None and found != previous and self._log is not None:
-            self._due_s = time.monotonic() + TELL_S
+            self._due_s = time.monotonic() + EVENTS_EVERY_S
             path = found[0].encode(errors="replace").decode()  # a file's name may be any bytes
-            told_of = {"path": path, "changed_s": round(found[1], 3)}
-            events.append(self._log, [events.format_line("checkpoint", f"saved {path}", told_of)])
+            about = {"path": path, "changed_s": round(found[1], 3)}
+            events.append(self._log, [events.format_line("checkpoint", f"saved {path}", about)])
 
     def _warn_of_unkept(self) -> None:
         """Warn once, in the log, of checkpoints that nothing keeps, if no checkpoint is kept yet.

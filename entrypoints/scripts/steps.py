@@ -56,7 +56,7 @@ class Steps:
         self._base, self._last, self._epoch = 0, -1, 0  # for counts within an epoch
         self._bar = self._newest_bar = ("", 0)  # name and total: of the bar in use, and of the newest
         self._bars_s: dict[tuple[str, int], float] = {}  # how long each has run
-        self._bar_s = self._bar_told_s = 0.0
+        self._bar_s = self._bar_reported_s = 0.0
         self._times: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
         self._is_warned = False
         self._output_s = self._silence_s = 0.0  # the time of the last line, and the longest silence
@@ -83,10 +83,10 @@ class Steps:
         now_s = time.monotonic()
         if parsed is not None and parsed.name is not None:
             parsed = self._of_bars(parsed, now_s)
-            is_due = parsed is not None and (now_s - self._bar_told_s >= BAR_EVERY_S or parsed.step == parsed.total)
+            is_due = parsed is not None and (now_s - self._bar_reported_s >= BAR_EVERY_S or parsed.step == parsed.total)
             if parsed is None or not is_whole or not is_due or (parsed.step == self._step and not parsed.fields):
                 return "", ""
-            self._bar_told_s = now_s
+            self._bar_reported_s = now_s
         name, fields = self._event(parsed, now_s) if parsed is not None else ("", {})
         if not name or not self._is_head:
             return "", ""
@@ -94,7 +94,7 @@ class Steps:
         note = _evaluation(parsed.fields, fields["step"]) if is_evaluation and parsed is not None else ""
         return events.format_line(name, "", fields), note + self._warning(fields)
 
-    def tell(self, step: int, total: int | None, figures: dict[str, float]) -> str:
+    def line(self, step: int, total: int | None, figures: dict[str, float]) -> str:
         """Return the line of a step, for a library without output of its own."""
         fields = self._fields(step, total, figures, time.monotonic())
         words = [

@@ -159,7 +159,7 @@ def lightning(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
             self.step = trainer.global_step
             is_due = time.monotonic() > self.due_s or self.step <= self.first + _FIRST_STEPS
             if trainer.is_global_zero and (is_due or self.step == trainer.estimated_stepping_batches):
-                self.tell(trainer, outputs)
+                self.print_step(trainer, outputs)
             if reason := stopping.step():
                 checkpoints = getattr(trainer.checkpoint_callback, "dirpath", None)
                 path = Path(checkpoints or Path(trainer.default_root_dir) / "checkpoints") / "cloudtrain-stop.ckpt"
@@ -176,12 +176,12 @@ def lightning(module: ModuleType, steps: Steps, stopping: Stopping) -> None:
                 fields = {"step": trainer.global_step, "metrics": scores}
                 streams.say(events.format_line("eval", f"step {trainer.global_step} {words}", fields) + "\n")
 
-        def tell(self, trainer: Any, outputs: Any) -> None:
+        def print_step(self, trainer: Any, outputs: Any) -> None:
             self.due_s = time.monotonic() + _LINE_S
             total = trainer.estimated_stepping_batches
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             figures = {"epoch": trainer.current_epoch} | ({} if loss is None else {"loss": float(loss)})
-            streams.say(steps.tell(self.step, None if total == float("inf") else int(total), figures))
+            streams.say(steps.line(self.step, None if total == float("inf") else int(total), figures))
 
     def joined(trainer: Any) -> None:
         stopping.has_trainer = True

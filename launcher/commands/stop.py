@@ -94,17 +94,17 @@ def _see_them_stop(registry: Registry, left: dict[str, Job]) -> bool:
     from cloudtrain.launcher import backend as backends
     from cloudtrain.launcher.jobs.follow import wait
 
-    def tell(job: Job) -> None:
+    def report(job: Job) -> None:
         del left[job.id]
 
     try:
-        if wait(registry, list(left.values()), PATIENCE_S, tell, quiet=True, retrying=False) == 124:
+        if wait(registry, list(left.values()), PATIENCE_S, report, quiet=True, retrying=False) == 124:
             for job in left.values():
                 does = "is saving, or does not listen" if job.saves else "has not left yet"
                 say(f"{job.id} {does}; after two minutes it is killed")
                 if job.attempt.ref and backends.load(job.backend).pace(job.attempt.ref).can_kill:
                     say(f"  kill it now   cloudtrain stop --now {job.id}")
-            wait(registry, list(left.values()), None, tell, retrying=False)
+            wait(registry, list(left.values()), None, report, retrying=False)
     except KeyboardInterrupt:
         say("no longer waiting; the stop goes on")
         return False

@@ -36,7 +36,7 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
     registry = Registry()
     found = {job.id: job for job in map(registry.find, jobs or ("last",))}
 
-    def tell(job: Job) -> None:
+    def report(job: Job) -> None:
         if as_json:
             print_json(describe(job, registry.attempts(job)))
             return
@@ -46,7 +46,7 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
             say(f"  error       {headline(error)}\n  next        cloudtrain status {job.id}")
 
     try:
-        return wait(registry, list(found.values()), timeout_s, tell)
+        return wait(registry, list(found.values()), timeout_s, report)
     except KeyboardInterrupt:
         say("no longer waiting; the jobs continue")
         return 130

@@ -103,4 +103,4 @@ def adopt(registry: Registry, job: Job, found: FoundAttempt) -> None:
         registry.adopt(job, dict(found.ref))
         project, amount_micro = reserve.project_of(job.config), reserve.amount_of(attempt.plan)
         ledger.adopt(database, job.id, attempt.number, project, amount_micro, attempt.created_s, ledgers=places)
-    shared_ledger_sync.tell(database)
+    shared_ledger_sync.push(database)

@@ -35,8 +35,8 @@ def fold(
     verdict = _verdict(looks)
     facts |= _held(seen, nodes)
     first = looks.get(0, NodeStatus())
-    is_told = first.exit is not None and not first.exit.fenced and first.ended_ago_s > STRAGGLER_S
-    if any(look.alive for look in seen) and not is_told:
+    is_reported = first.exit is not None and not first.exit.fenced and first.ended_ago_s > STRAGGLER_S
+    if any(look.alive for look in seen) and not is_reported:
         if any(look.asked for look in seen):
             return State("stopping", **facts)
         if any(state.generation for state in states):

@@ -10,10 +10,10 @@ from cloudtrain.entrypoints import events
 from cloudtrain.launcher.job import JobState, State
 from cloudtrain.launcher.store import sanitize
 
-__all__ = ["failed", "restarts", "told_in"]
+__all__ = ["failed", "restarts", "report_in"]
 
 
-def told_in(words: str) -> dict[str, Any] | None:
+def report_in(words: str) -> dict[str, Any] | None:
     """Return the exit report in a platform's message, which may add text around the report; None without a report."""
     if events.MARK not in words:
         return None

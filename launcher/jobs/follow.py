@@ -196,7 +196,7 @@ def _follow(registry: Registry, job: Job, view: View, tail: int | None, notifier
         notifier.look(job)
 
     try:
-        for job_now, lines in _read_on(registry, job, stream, view, tail, printer.tell, look):
+        for job_now, lines in _read_on(registry, job, stream, view, tail, printer.say, look):
             job = job_now
             printer.print(lines)
         printer.finish()

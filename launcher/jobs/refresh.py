@@ -56,7 +56,7 @@ def refresh(registry: Registry, job: Job) -> Job:
     if attempt.state.state not in ACTIVE:
         from cloudtrain.launcher.money import shared_ledger_sync
 
-        shared_ledger_sync.tell(registry.database)  # the next command repeats a failed update
+        shared_ledger_sync.push(registry.database)  # the next command repeats a failed update
     return replace(job, attempt=attempt)
 
 

@@ -48,7 +48,7 @@ def reconcile(registry: Registry) -> list[str]:
             continue
         if found.active and found.attempt.unreachable_since_s is not None:
             failures.append(f"{job.id}: {job.backend} does not answer; its worst case stays reserved")
-    return failures + shared_ledger_sync.tell(registry.database, patient=True)
+    return failures + shared_ledger_sync.push(registry.database, patient=True)
 
 
 def adopt(registry: Registry) -> None:

@@ -122,7 +122,7 @@ def forget(registry: Registry, name: str, agrees: Callable[[StopResult], bool]) 
         registry.mark_never_sent(attempt, state)
     else:
         registry.set_state(attempt, state, attempt.progress)
-    shared_ledger_sync.tell(registry.database)
+    shared_ledger_sync.push(registry.database)
     return StopResult(registry.find(job.id), "forgotten")
 
 

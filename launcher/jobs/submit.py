@@ -186,7 +186,7 @@ def _hold(registry: Registry, attempt: Attempt) -> None:
             shared = shared_ledger_sync.hold(registry.database, attempt.job_id, attempt.number, time.time())
     except BaseException as error:
         # A ledger that does not answer cannot be updated now either.
-        _close(registry, attempt, error, tells=not isinstance(error, UnreachableError))
+        _close(registry, attempt, error, syncs=not isinstance(error, UnreachableError))
         raise
     held = ledger.reservation(registry.database, attempt.job_id, attempt.number)
     own = [] if held is None else ledger.standings(registry.database, time.time(), held["project"])
@@ -194,12 +194,12 @@ def _hold(registry: Registry, attempt: Attempt) -> None:
         say(line)
 
 
-def _close(registry: Registry, attempt: Attempt, error: BaseException, *, tells: bool = True) -> None:
+def _close(registry: Registry, attempt: Attempt, error: BaseException, *, syncs: bool = True) -> None:
     """Store that no job was sent, and free the money here and in the shared ledger; Ctrl-C leaves no new job behind."""
     why = error.message if isinstance(error, CloudtrainError) else repr(error)
     registry.mark_never_sent(attempt, State("failed", "error", detail=f"not sent: {why}", ended_s=time.time()))
-    if tells:
-        shared_ledger_sync.tell(registry.database)
+    if syncs:
+        shared_ledger_sync.push(registry.database)
     if isinstance(error, KeyboardInterrupt):
         if registry.never_ran(registry.find(attempt.job_id)):
             registry.remove(attempt.job_id)

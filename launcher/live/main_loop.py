@@ -72,21 +72,21 @@ def show(names: Sequence[str], least_s: float = 0.0) -> int:
     except KeyboardInterrupt:
         code = 130
     finally:
-        is_told = code != 129  # after SIGHUP (129) no terminal is left for messages
+        has_terminal = code != 129  # after SIGHUP (129) no terminal is left for messages
         with suppress(KeyboardInterrupt):  # the user does not wait for the polls to end
             feed.close(CLOSE_S if is_left else HURRY_S)
             if state.tail is not None:
                 state.tail.close(HURRY_S)
-        stops = _stops(feed, is_told=is_told)
-        if is_told:
+        stops = _stops(feed, has_terminal=has_terminal)
+        if has_terminal:
             _leave(feed, state, stops)
     return code
 
 
-def _stops(feed: JobFeed, *, is_told: bool) -> list[str]:
+def _stops(feed: JobFeed, *, has_terminal: bool) -> list[str]:
     """Wait for the user's stop requests, since running jobs cost money; return the result of each request."""
     under_way = feed.stopping()
-    if under_way and is_told:
+    if under_way and has_terminal:
         say(f"asking {', '.join(under_way)} to stop; Ctrl-C does not wait for the answer")
     with suppress(KeyboardInterrupt):
         feed.stops(STOP_S)

@@ -53,7 +53,7 @@ class Printer:
             write("\r\x1b[K")
             self._is_drawn, self._drawn_s = False, 0.0
 
-    def tell(self, message: str) -> None:
+    def say(self, message: str) -> None:
         """Print a message of our own between the lines."""
         self.clear()
         aside(message)

@@ -26,7 +26,7 @@ from cloudtrain.launcher.planning.job_spec import default_hang_timeout_s
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
 
-__all__ = ["corrects", "standing", "untold", "wanted"]
+__all__ = ["corrects", "standing", "unsent", "wanted"]
 
 STALLED_S = 120.0  # the shortest time that counts as a stall
 STEPS = 10  # and at least the time of STEPS steps
@@ -49,7 +49,7 @@ def standing(job: Job, forecast: Forecast, now_s: float) -> list[Notice]:
     ]
 
 
-def untold(notices: list[Notice], keys: Collection[str]) -> list[Notice]:
+def unsent(notices: list[Notice], keys: Collection[str]) -> list[Notice]:
     """Return the notices not in the reported `keys`; no threshold below a reported one, even after a corrected cost."""
     return [
         notice

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.store.database import Database
     from cloudtrain.launcher.store.ledger import Closing
 
-__all__ = ["close_others", "failure", "forget", "hold", "key_of", "remove_budget", "set_budget", "tell", "this_person"]
+__all__ = ["close_others", "failure", "forget", "hold", "key_of", "push", "remove_budget", "set_budget", "this_person"]
 
 QUICK_S = 10.0  # for reporting an end; the next command retries
 AGAIN_S = 30.0  # pause after a failed attempt, until this process tries again on its own
@@ -42,17 +42,17 @@ def hold(database: Database, job_id: str, attempt: int, now_s: float) -> list[St
     if row is None:
         return []
     held = Held(job_id, attempt, row["project"], row["amount_micro"], row["created_s"], this_person())
-    places = ledger.told_of(database, job_id, attempt)
+    places = ledger.ledgers_of_attempt(database, job_id, attempt)
     return [standing for uri in places for standing in _hold_at(database, uri, held, now_s)]
 
 
-def tell(database: Database, *, patient: bool = False) -> list[str]:
+def push(database: Database, *, patient: bool = False) -> list[str]:
     """Write ended attempts to the shared ledgers; return an error line for each ledger that could not be written.
 
     A failed write stays queued, and the ledger counts the worst case until the next command succeeds.
     """
     failures = []
-    for uri in ledger.untold(database):
+    for uri in ledger.unsynced(database):
         if not patient and time.monotonic() < _not_before_s.get(uri, 0.0):
             continue
         try:
@@ -90,7 +90,7 @@ def forget(database: Database, project: str, uri: str) -> None:
     CredentialError if the ledger's existence cannot be checked: then no address is forgotten.
     """
     gone = [uri] if shared_ledger.read(open_cell(uri)) is None else []
-    for former in sorted(set(ledger.untold(database)) - set(ledger.ledgers(database).values())):
+    for former in sorted(set(ledger.unsynced(database)) - set(ledger.ledgers(database).values())):
         with contextlib.suppress(CloudtrainError):  # `budget show` names each ledger in trouble
             gone += [former] if shared_ledger.read(open_cell(former)) is None else []
     with database.transaction():

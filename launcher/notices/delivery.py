@@ -28,13 +28,13 @@ EXIT_S = 2.5  # the most seconds that the end of a command waits for deliveries
 
 @dataclass(frozen=True)
 class Delivery:
-    """A notice for a channel. `hold_s`: the job itself may send within this time; `is_told`: the job has sent."""
+    """A notice for a channel. `hold_s`: the job itself may send within this time; `is_sent`: the job has sent."""
 
     job_id: str
     entry: ChannelEntry
     notice: Notice
     hold_s: float = 0.0
-    is_told: bool = False
+    is_sent: bool = False
 
     @property
     def id(self) -> tuple[str, str, str]:
@@ -64,7 +64,7 @@ class DeliveryThread:
         with self._lock:
             fresh = [delivery for delivery in deliveries if delivery.id not in self._over]
             self._drop_lower(fresh)
-            is_new = any(delivery.id not in self._deliveries or delivery.is_told for delivery in fresh)
+            is_new = any(delivery.id not in self._deliveries or delivery.is_sent for delivery in fresh)
             self._deliveries |= {delivery.id: delivery for delivery in fresh}
         if fresh and self._thread is None:
             self._thread = threading.Thread(target=copy_context().run, args=(self._run,), name="notices", daemon=True)
@@ -110,7 +110,7 @@ class DeliveryThread:
         now_s = time.time()
         with self._lock:
             ready = [
-                each for key, each in self._deliveries.items() if each.is_told or self._next_s.get(key, 0.0) <= now_s
+                each for key, each in self._deliveries.items() if each.is_sent or self._next_s.get(key, 0.0) <= now_s
             ]
         try:
             self._tell(ready)
@@ -149,7 +149,7 @@ class DeliveryThread:
         self._is_over(delivery)  # before the mark, so that this process never sends a notice twice
         try:
             with closing(Database(self._folder)) as database:
-                outbox.mark_told(database, delivery.job_id, delivery.entry.id, delivery.notice, time.time())
+                outbox.mark_sent(database, delivery.job_id, delivery.entry.id, delivery.notice, time.time())
         except CloudtrainError as error:
             self._say_once("registry", f"the list of delivered alerts cannot be saved: {error.message}")
 
@@ -162,8 +162,8 @@ class DeliveryThread:
         with closing(Database(self._folder)) as database:
             for delivery in ready:
                 where = (database, delivery.job_id, delivery.entry.id, delivery.notice)
-                if delivery.is_told:
-                    outbox.mark_told(*where, now_s)
+                if delivery.is_sent:
+                    outbox.mark_sent(*where, now_s)
                     self._is_over(delivery)
                     continue
                 made = outbox.claim(*where, self._name, now_s, delivery.hold_s)

@@ -9,11 +9,11 @@ from typing import Any
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.money.alerts import corrects, standing, untold, wanted
+from cloudtrain.launcher.money.alerts import corrects, standing, unsent, wanted
 from cloudtrain.launcher.money.forecast import Forecast, forecast
 from cloudtrain.launcher.notices import outbox, terminal_alerts
 from cloudtrain.launcher.notices.delivery import EXIT_S, Delivery, DeliveryThread
-from cloudtrain.launcher.store.channels import ChannelEntry, desktop, entries, told_by_job
+from cloudtrain.launcher.store.channels import ChannelEntry, desktop, entries, sent_by_job
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.terminal import say
 
@@ -21,7 +21,7 @@ __all__ = ["RECENT_S", "Notifier"]
 
 EVERY_S = 1.0
 RECENT_S = 86_400.0  # the end of an unobserved job is reported up to a day later
-JOB_TELLS_S = 120.0  # how long a running job may take to send its own notices
+JOB_SENDS_S = 120.0  # how long a running job may take to send its own notices
 
 
 class Notifier:
@@ -65,24 +65,24 @@ class Notifier:
         shown = self._shown.get(job.id)
         if shown is None:
             shown = self._shown[job.id] = outbox.delivered_keys(self._registry.database, job.id, outbox.TERMINAL)
-        new = untold(notices, shown)
+        new = unsent(notices, shown)
         for notice in new:
             shown.add(notice.key)
             with suppress(ConfigError):  # a full disk must not hide due alerts
-                outbox.mark_told(self._registry.database, job.id, outbox.TERMINAL, notice, now_s)
+                outbox.mark_sent(self._registry.database, job.id, outbox.TERMINAL, notice, now_s)
         return new
 
     def _deliveries(self, job: Job, notices: list[Notice]) -> list[Delivery]:
-        sent_by_job = {tuple(each) for each in job.attempt.progress.get("told", ())}
+        keys_sent = {tuple(each) for each in job.attempt.progress.get("told", ())}
         places: list[ChannelEntry] = [*entries(job.config), *([self._desktop] if self._desktop else [])]
         deliveries = []
         for entry in places:
             reported = outbox.delivered_keys(self._registry.database, job.id, entry.id)
             for notice in notices:
                 if wanted(notice, entry.on) and corrects(notice, reported):
-                    hold_s = JOB_TELLS_S if told_by_job(entry, notice) and job.active else 0.0
-                    is_told = (entry.id, notice.key) in sent_by_job
-                    deliveries.append(Delivery(job.id, entry, notice, hold_s, is_told))
+                    hold_s = JOB_SENDS_S if sent_by_job(entry, notice) and job.active else 0.0
+                    is_sent = (entry.id, notice.key) in keys_sent
+                    deliveries.append(Delivery(job.id, entry, notice, hold_s, is_sent))
         return deliveries
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import LIMIT_S
-from cloudtrain.launcher.money.alerts import untold
+from cloudtrain.launcher.money.alerts import unsent
 from cloudtrain.launcher.store.database import Database
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "claim",
     "give_up",
     "mark_failed",
-    "mark_told",
+    "mark_sent",
     "pending",
     "sent",
     "delivered_keys",
@@ -59,8 +59,8 @@ def claim(
             "INSERT OR IGNORE INTO notices (job_id, channel, key, due_s) VALUES (?, ?, ?, ?)",
             (job_id, channel, notice.key, now_s),
         )
-        if not untold([notice], delivered_keys(database, job_id, channel)):
-            return Claim("told")
+        if not unsent([notice], delivered_keys(database, job_id, channel)):
+            return Claim("sent")
         where = (job_id, channel, notice.key)
         row = database.execute("SELECT * FROM notices WHERE job_id = ? AND channel = ? AND key = ?", where)[0]
         next_s = max(row["lease_s"], row["next_s"], row["due_s"] + hold_s)
@@ -76,7 +76,7 @@ def claim(
         return Claim("claimed", row["tries"] + 1)
 
 
-def mark_told(database: Database, job_id: str, channel: str, notice: Notice, now_s: float) -> None:
+def mark_sent(database: Database, job_id: str, channel: str, notice: Notice, now_s: float) -> None:
     """Store the delivery; lower thresholds of the same budget count as delivered too."""
     with database.transaction():
         database.execute(
@@ -88,7 +88,7 @@ def mark_told(database: Database, job_id: str, channel: str, notice: Notice, now
         for row in database.execute(
             "SELECT key FROM notices WHERE job_id = ? AND channel = ? AND told_s IS NULL", (job_id, channel)
         ):
-            if not untold([Notice("", row["key"], "", "")], known):
+            if not unsent([Notice("", row["key"], "", "")], known):
                 database.execute(
                     "UPDATE notices SET told_s = ? WHERE job_id = ? AND channel = ? AND key = ?",
                     (now_s, job_id, channel, row["key"]),

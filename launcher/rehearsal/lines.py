@@ -27,7 +27,7 @@ class Account:
     events: list[dict[str, Any]] = field(default_factory=list)  # events except steps
     ranks: set[int] = field(default_factory=set)
     _read: dict[Path, int] = field(default_factory=dict)
-    _told_s: float = 0.0  # when the newest step was reported, by the monotonic clock
+    _reported_s: float = 0.0  # when the newest step was reported, by the monotonic clock
 
     def look(self) -> None:
         """Read new lines."""
@@ -59,7 +59,7 @@ class Account:
         return sorted(step for step, loss in self.steps.items() if loss is not None and not math.isfinite(loss))
 
     def _idle_s(self) -> float:
-        return time.monotonic() - self._told_s
+        return time.monotonic() - self._reported_s
 
     def _take(self, path: Path) -> None:
         with contextlib.suppress(OSError), path.open("rb") as file:
@@ -75,7 +75,7 @@ class Account:
     def _note(self, event: dict[str, Any]) -> None:
         step, loss = event.get("step"), event.get("loss")
         if event["e"] == "step" and isinstance(step, int):
-            self._told_s = time.monotonic()
+            self._reported_s = time.monotonic()
             self.steps[step] = float(loss) if isinstance(loss, (int, float)) else self.steps.get(step)
         else:
             self.events.append(event)

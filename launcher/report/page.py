@@ -49,7 +49,7 @@ def report_html(registry: Registry, job: Job, now_s: float) -> str:
         failures=facts.failures(attempts),
         attempts=list(facts.attempt_rows(data["attempts"])),
         checkpoints=saved,
-        checkpoints_told=summary,
+        checkpoints_summary=summary,
         plan=facts.plan_rows(job, attempts, now_s),
         environment=facts.environment(job, found),
         code=facts.code(job, found),

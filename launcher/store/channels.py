@@ -13,7 +13,7 @@ from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import masked
 from cloudtrain.launcher.job import CHANNEL_KINDS
 
-__all__ = ["JOB_EVENTS", "ChannelEntry", "desktop", "doubts", "entries", "is_variable", "told_by_job"]
+__all__ = ["JOB_EVENTS", "ChannelEntry", "desktop", "doubts", "entries", "is_variable", "sent_by_job"]
 
 SMTP = "env:CLOUDTRAIN_SMTP"
 # Events that the job's own agent sends if `from_job` is set (entrypoints/notices/node_notifier.py).
@@ -62,7 +62,7 @@ def desktop() -> ChannelEntry | None:
     return None
 
 
-def told_by_job(entry: ChannelEntry, notice: Notice) -> bool:
+def sent_by_job(entry: ChannelEntry, notice: Notice) -> bool:
     """Return whether the job itself should send the notice."""
     return entry.from_job and notice.event in JOB_EVENTS
 

@@ -51,9 +51,9 @@ __all__ = [
     "spent",
     "standing_of",
     "standings",
-    "told_of",
+    "ledgers_of_attempt",
     "unpriced",
-    "untold",
+    "unsynced",
 ]
 
 _ROWS = (
@@ -320,7 +320,7 @@ def joining(database: Database, uri: str) -> list[Held]:
     return [_held(row) for row in rows]
 
 
-def told_of(database: Database, job_id: str, attempt: int) -> list[str]:
+def ledgers_of_attempt(database: Database, job_id: str, attempt: int) -> list[str]:
     """Return the shared ledgers that count the attempt."""
     rows = database.execute(
         "SELECT ledger FROM tellings WHERE job_id = ? AND attempt = ? ORDER BY ledger", (job_id, attempt)
@@ -366,7 +366,7 @@ def leave(database: Database, uri: str) -> None:
     database.execute("DELETE FROM tellings WHERE ledger = ?", (uri,))
 
 
-def untold(database: Database) -> list[str]:
+def unsynced(database: Database) -> list[str]:
     """Return the shared ledgers with queued changes."""
     rows = database.execute("SELECT DISTINCT ledger FROM tellings WHERE told IN ('closing', 'joining') ORDER BY ledger")
     return [row["ledger"] for row in rows]

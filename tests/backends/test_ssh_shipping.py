@@ -62,7 +62,7 @@ def seats(cluster: Cluster, count: int = 2, workdir: str = "~/.cloudtrain") -> l
     lines, found = fleet(), []
     for host in cluster.hosts[:count]:
         to = Host(host.name, python=sys.executable, ssh_config=str(cluster.ssh_config), workdir=workdir)
-        lines.tell(to, "clock", {})
+        lines.call(to, "clock", {})
         found.append(Assignment(to, host.name, lines.channel(to).about["workdir"], host.address, (), {}))
     return found
 
@@ -125,9 +125,9 @@ def test_interrupted_upload_continues_at_its_offset(
     monkeypatch.setattr(files_code, "BLOCK", 1 << 20)
     bundle, hosts = code(3), seats(pair, 1)
     host, asked = hosts[0].host, files_code._asked(bundle)
-    fleet().tell(host, "has", {**asked, "bytes": bundle.bytes})
+    fleet().call(host, "has", {**asked, "bytes": bundle.bytes})
     first = bundle.path.read_bytes()[: 2 << 20]
-    fleet().tell(host, "put", {**asked, "offset": 0}, first)
+    fleet().call(host, "put", {**asked, "offset": 0}, first)
     fleet().run(fleet()._close())
     calls.clear()
     files_code.ship(fleet(), bundle, hosts)
@@ -142,7 +142,7 @@ def test_upload_continues_after_a_broken_connection(
     monkeypatch.setattr(files_code, "BLOCK", 1 << 20)
     monkeypatch.setattr(files_code, "PAUSE_S", 0.1)
     bundle, hosts = code(3), seats(pair, 1)
-    plain, broken = Fleet.tell, []
+    plain, broken = Fleet.call, []
 
     def tell(self: Fleet, host: Host, verb: str, ask: dict[str, Any], *more: Any, **named: Any) -> Any:
         if verb == "put" and ask["offset"] and not broken:
@@ -151,7 +151,7 @@ def test_upload_continues_after_a_broken_connection(
             pair.hosts[0].start_sshd()
         return plain(self, host, verb, ask, *more, **named)
 
-    monkeypatch.setattr(Fleet, "tell", tell)
+    monkeypatch.setattr(Fleet, "call", tell)
     files_code.ship(fleet(), bundle, hosts)
     assert broken
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
@@ -161,8 +161,8 @@ def test_upload_that_arrived_damaged_is_sent_again(pair: Cluster, code: Callable
     """A partial file of an earlier try is not the archive's beginning."""
     bundle, hosts = code(1), seats(pair, 1)
     host, asked = hosts[0].host, files_code._asked(bundle)
-    fleet().tell(host, "has", {**asked, "bytes": bundle.bytes})
-    fleet().tell(host, "put", {**asked, "offset": 0}, b"something else" * 1000)
+    fleet().call(host, "has", {**asked, "bytes": bundle.bytes})
+    fleet().call(host, "put", {**asked, "offset": 0}, b"something else" * 1000)
     files_code.ship(fleet(), bundle, hosts)
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
 
@@ -172,8 +172,8 @@ def test_two_simultaneous_submits_upload_once(pair: Cluster, code: Callable[...,
     bundle, hosts = code(2), seats(pair, 1)
     asked = files_code._asked(bundle)
     other = Fleet(fleet().loop, channel_master.Masters())
-    assert other.tell(hosts[0].host, "has", {**asked, "bytes": bundle.bytes})["arrived"] == 0
-    assert fleet().tell(hosts[0].host, "has", {**asked, "bytes": bundle.bytes})["busy"]
+    assert other.call(hosts[0].host, "has", {**asked, "bytes": bundle.bytes})["arrived"] == 0
+    assert fleet().call(hosts[0].host, "has", {**asked, "bytes": bundle.bytes})["busy"]
     done = threading.Event()
 
     def second() -> None:
@@ -202,10 +202,10 @@ def test_disk_that_fills_up_during_the_upload_is_reported(pair: Cluster, code: C
     """If a second program fills the disk, the partial upload is removed to free space."""
     bundle, hosts = code(20), seats(pair, 1, workdir="/data/ct")
     asked = files_code._asked(bundle)
-    fleet().tell(hosts[0].host, "has", {**asked, "bytes": bundle.bytes})
+    fleet().call(hosts[0].host, "has", {**asked, "bytes": bundle.bytes})
     pair.hosts[0].path("/data/filler").write_bytes(bytes(56_000_000))
     with pytest.raises(CloudtrainError, match="the code does not fit"):
-        fleet().tell(hosts[0].host, "put", {**asked, "offset": 0}, bundle.path.read_bytes())
+        fleet().call(hosts[0].host, "put", {**asked, "offset": 0}, bundle.path.read_bytes())
     assert list(pair.hosts[0].path("/data/ct/cache").iterdir()) == []
 
 
@@ -221,7 +221,7 @@ def test_old_packages_are_removed(pair: Cluster, code: Callable[..., Bundle]) ->
         os.utime(path, (time.time() - 31 * DAY_S,) * 2)
     make = {"job": f"{workdir}/jobs/x", "root": f"{workdir}/jobs/x/attempt-1/node-0", "owner": "me"}
     make = {key: value.replace(str(pair.hosts[0].folder), "") for key, value in make.items()}
-    fleet().tell(hosts[0].host, "make", {**make, "folders": [], "links": {}, "record": {}})
+    fleet().call(hosts[0].host, "make", {**make, "folders": [], "links": {}, "record": {}})
     assert not any(path.exists() for path in old)
     assert kept(pair, 0) == [f"{bundle.sha256}.tar.gz"]
     assert len(list((workdir / "runtime").iterdir())) == 1

@@ -41,6 +41,12 @@ def test_wrong_arguments_are_an_answer(verb: str, ask: dict[str, Any], words: st
     assert words in answer["failed"]
 
 
+def test_unknown_verb_is_an_answer() -> None:
+    """A launcher of a later version may know more verbs; the channel stays open."""
+    answer, _ = calls._run_verb("nowhere", {}, HERE)
+    assert answer == {"failed": "KeyError('nowhere')", "kind": "KeyError"}
+
+
 def test_clock_answers() -> None:
     """The answer is JSON without bytes."""
     answer, data = calls._run_verb("clock", {}, HERE)

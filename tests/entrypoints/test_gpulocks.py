@@ -186,7 +186,7 @@ def test_forked_child_keeps_the_lock_and_updates_the_note(open_folder: Path) -> 
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
-            taken.tell()
+            taken.write_notes()
             os.write(tell, b"!")
             time.sleep(60)
         os._exit(0)

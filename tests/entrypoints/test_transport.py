@@ -42,9 +42,9 @@ def exchange(
     """Let both ends take turns."""
     for _ in range(turns):
         member.listen(0.01)
-        member.tell(report)
+        member.send(report)
         head.listen(0.01)
-        head.tell(desired)
+        head.send(desired)
 
 
 def test_states_cross_the_connection(head: transport.LeaderEnd, connect: Connect) -> None:
@@ -105,8 +105,8 @@ def test_verdict_arrives_before_the_close(head: transport.LeaderEnd, connect: Co
     """The close does not reset a connection that still carries the verdict."""
     member = connect("token")
     exchange(head, member, Report(1), Desired("run", 1))
-    member.tell(Report(1, phase="exited"))
-    head.tell(Desired("end", 1, verdict=ExitReport("succeeded")))
+    member.send(Report(1, phase="exited"))
+    head.send(Desired("end", 1, verdict=ExitReport("succeeded")))
     head.close(patience_s=0.2)
     for _ in range(5):
         member.listen(0.05)

@@ -11,7 +11,7 @@ import pytest
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs.describe import next_step
-from cloudtrain.launcher.money.alerts import standing, untold, wanted
+from cloudtrain.launcher.money.alerts import standing, unsent, wanted
 from cloudtrain.launcher.money.forecast import Forecast, forecast
 from doubles.plans import plan_of
 
@@ -49,7 +49,7 @@ def job(
 
 def due(a_job: Job, look: Forecast, told: Collection[str], now_s: float) -> list[Notice]:
     """Return the notices to send now, without the keys in `told`."""
-    return untold(standing(a_job, look, now_s), told)
+    return unsent(standing(a_job, look, now_s), told)
 
 
 def keys(a_job: Job, look: Forecast, *told: str) -> list[str]:

@@ -184,7 +184,7 @@ sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!
 from pathlib import Path
 from cloudtrain.launcher.notices import outbox
 import test_delivery as here
-outbox.mark_told = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+outbox.mark_sent = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 carrier = here.courier(Path({str(home)!r}))
 carrier.offer([here.Delivery({job.id!r}, here.entry({told.url!r}), here.notice())])
 carrier.close(60.0)
@@ -230,7 +230,7 @@ def test_launcher_waits_for_the_job_to_send_its_notice(job: Job, home: Path, tol
     place = entry(told.url, from_job=True)
     carrier = courier(home)
     carrier.offer([Delivery(job.id, place, notice(50), hold_s=60.0)])
-    carrier.offer([Delivery(job.id, place, notice(50), hold_s=60.0, is_told=True)])
+    carrier.offer([Delivery(job.id, place, notice(50), hold_s=60.0, is_sent=True)])
     carrier.close()
     registry = Registry(home)
     assert outbox.delivered_keys(registry.database, job.id, place.id) == {"budget:50@1000000"}

@@ -159,7 +159,7 @@ def test_opened_job_has_its_curves_and_alerts(
     with registry.database.transaction():
         series.append(registry.database, "told", series.gather(1, [(event, 1.0)]))
     for channel in ("terminal", "slack-0123"):
-        outbox.mark_told(registry.database, "told", channel, Notice("1", "budget:50@9", "budget", "half"), 100.0)
+        outbox.mark_sent(registry.database, "told", channel, Notice("1", "budget:50@9", "budget", "half"), 100.0)
     registry.close()
     watched = feed("told")
     watched.open("told")

@@ -88,7 +88,7 @@ def test_running_job_joins_a_ledger_created_later(
     with pytest.raises(BudgetError, match="by early of"):
         hold(homes[1], late)
     homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
-    assert shared_ledger_sync.tell(homes[0].database) == []
+    assert shared_ledger_sync.push(homes[0].database) == []
     hold(homes[1], late)
     assert [held.job_id for held in book(place).held.values()] == ["late"]
 
@@ -119,10 +119,10 @@ def test_job_counts_in_its_project_ledger_and_the_overall_ledger(
     with pytest.raises(BudgetError, match="the overall 15 USD"):
         hold(homes[0], two)
     homes[0].mark_never_sent(two.attempt, State("failed", "error"))
-    assert shared_ledger_sync.tell(database) == []
+    assert shared_ledger_sync.push(database) == []
     assert [[held.job_id for held in book(uri).held.values()] for uri in (place, own)] == [["one"], ["one"]]
     homes[0].set_state(one.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
-    assert shared_ledger_sync.tell(database) == []
+    assert shared_ledger_sync.push(database) == []
     for uri in (place, own):
         standing = shared_ledger.standings(book(uri), time.time())[0]
         assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
@@ -142,13 +142,13 @@ def test_unreachable_ledger_refuses_a_submit_and_gets_the_end_later(
         hold(homes[1], other)
     homes[1].mark_never_sent(other.attempt, State("failed", "error"))
     homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
-    assert [len(shared_ledger_sync.tell(home.database)) for home in homes] == [
+    assert [len(shared_ledger_sync.push(home.database)) for home in homes] == [
         1,
         0,
     ]  # the refused job was never written
     (tmp_path / "away").rename(tmp_path / "disk")
-    assert [shared_ledger_sync.tell(home.database) for home in homes] == [[], []]
-    assert [ledger.untold(home.database) for home in homes] == [[], []]
+    assert [shared_ledger_sync.push(home.database) for home in homes] == [[], []]
+    assert [ledger.unsynced(home.database) for home in homes] == [[], []]
     standing = shared_ledger.standings(book(place), time.time())[0]
     assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
 
@@ -165,7 +165,7 @@ def test_wrong_ledger_is_forgotten_and_the_right_ledger_counts_all_jobs(
         with pytest.raises((UnreachableError, ConfigError)):
             hold(homes[0], lost)
         homes[0].mark_never_sent(lost.attempt, State("failed", "error"))
-    assert (ledger.ledgers(database), ledger.untold(database)) == ({}, [])
+    assert (ledger.ledgers(database), ledger.unsynced(database)) == ({}, [])
     shared_ledger_sync.set_budget(homes[1].database, vision(15), place, may_make=True)
     late = journal(homes[0], "late", uri=place)
     with pytest.raises(BudgetError, match="by early of"):
@@ -182,13 +182,13 @@ def test_released_job_that_was_sent_is_held_again(
     shared_ledger_sync.hold(homes[0].database, "one", 1, time.time())
     homes[0].mark_never_sent(job.attempt, State("failed", "error"))
     if heard:
-        assert (shared_ledger_sync.tell(homes[0].database), book(place).held) == ([], {})
+        assert (shared_ledger_sync.push(homes[0].database), book(place).held) == ([], {})
     homes[0].mark_sent(job.attempt, {"x": 1})
     for _ in range(2):
-        assert shared_ledger_sync.tell(homes[0].database) == []
+        assert shared_ledger_sync.push(homes[0].database) == []
         assert [held.job_id for held in book(place).held.values()] == ["one"]
     homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
-    assert shared_ledger_sync.tell(homes[0].database) == []
+    assert shared_ledger_sync.push(homes[0].database) == []
     standing = shared_ledger.standings(book(place), time.time())[0]
     assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 0)
 
@@ -207,14 +207,14 @@ def test_moved_ledger_takes_running_jobs_along(
     assert [[held.job_id for held in book(uri).held.values()] for uri in (place, new)] == [["one"], ["one"]]
     (tmp_path / "disk" / "ledger.json").unlink()
     homes[0].set_state(job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
-    shared_ledger_sync.tell(database, patient=True)
+    shared_ledger_sync.push(database, patient=True)
     (tmp_path / "disk").rename(tmp_path / "away")
     shared_ledger_sync.forget(database, "vision", new)
-    assert ledger.untold(database) == [place]  # the old ledger may come back
+    assert ledger.unsynced(database) == [place]  # the old ledger may come back
     (tmp_path / "away").rename(tmp_path / "disk")
     shared_ledger_sync.set_budget(database, vision(30), new, may_make=False)
     shared_ledger_sync.forget(database, "vision", new)
-    assert ledger.untold(database) == []
+    assert ledger.unsynced(database) == []
     assert shared_ledger.standings(book(new), time.time())[0].spent_micro == 5 * USD
 
 
@@ -243,10 +243,10 @@ def test_deleted_ledger_can_be_forgotten(
     (tmp_path / "disk").rename(tmp_path / "away")
     with pytest.raises(UnreachableError):
         shared_ledger_sync.forget(database, "vision", place)
-    assert ledger.untold(database) == [place]
+    assert ledger.unsynced(database) == [place]
     (tmp_path / "away").rename(tmp_path / "disk")
     shared_ledger_sync.forget(database, "vision", place)
-    assert (ledger.untold(database), ledger.ledgers(database)) == ([], {})
+    assert (ledger.unsynced(database), ledger.ledgers(database)) == ([], {})
 
 
 def test_same_name_on_two_machines_is_two_jobs(homes: list[Registry], place: str, journal: Callable[..., Job]) -> None:
@@ -268,7 +268,7 @@ def test_copied_home_folder_has_separate_reservations(
         hold(home, job)
     assert shared_ledger.standings(book(place), time.time())[0].reserved_micro == 20 * USD
     homes[0].set_state(jobs[0].attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800), {})
-    assert shared_ledger_sync.tell(homes[0].database) == []
+    assert shared_ledger_sync.push(homes[0].database) == []
     standing = shared_ledger.standings(book(place), time.time())[0]
     assert (standing.spent_micro, standing.reserved_micro) == (5 * USD, 10 * USD)
 
@@ -282,7 +282,7 @@ def test_final_bill_replaces_a_reported_cost(homes: list[Registry], place: str, 
         homes[0].set_state(
             job.attempt, State("succeeded", started_s=BEGUN_S, ended_s=BEGUN_S + 1800, billed_s=seconds), {}
         )
-        assert shared_ledger_sync.tell(homes[0].database) == []
+        assert shared_ledger_sync.push(homes[0].database) == []
     assert shared_ledger.standings(book(place), time.time())[0].spent_micro == 2_500_000
 
 
