@@ -111,6 +111,10 @@ class Host(Port):
         listener = int(self.path(SSHD_PID).read_text())
         pids = [pid for pid, _, is_sshd in self._all() if is_sshd] if with_sessions else [listener]
         self.run(["sh", "-c", 'kill -9 "$@" || true', "sh", *map(str, pids)])  # a session may be ending by itself
+        end = time.monotonic() + END_S
+        while self._runs(listener):  # until its end, the kernel accepts connections for the server
+            assert time.monotonic() < end, f"{self.name}: the killed sshd does not end"
+            time.sleep(0.005)
         self.path(SSHD_PID).unlink()
 
     def start_sshd(self) -> None:
@@ -133,6 +137,14 @@ class Host(Port):
 
     def _inside(self) -> list[str]:
         return ["nsenter", "-t", str(self._first()), "-m", "-u", "-i", "-n", "-p", "--"]
+
+    def _runs(self, pid: int) -> bool:
+        """Return whether the host's process still runs; a zombie has closed its sockets."""
+        try:
+            state = (self.path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return False
+        return state not in "ZX"
 
     def _all(self) -> list[tuple[int, str, bool]]:
         """Return the host's processes: number, command line, and whether the process belongs to sshd."""
