@@ -30,7 +30,7 @@ def begin(kind: str) -> None:
     steps = Steps(int(os.environ.get("RANK", "0")), dict(run.progress or {}), spec.hang_timeout_s or math.inf)
     stopping = Stopping(run.on_stop == "save")
     ranks = meeting.expect(run)
-    _announce_lightning()
+    _set_lightning()
     streams.watch(steps)
     actions: dict[str, After] = {
         "transformers.trainer": functools.partial(trainers.hugging_face, steps=steps, stopping=stopping),
@@ -38,7 +38,7 @@ def begin(kind: str) -> None:
         "pytorch_lightning.trainer.trainer": functools.partial(trainers.lightning, steps=steps, stopping=stopping),
     }
     if ranks:
-        actions["accelerate.state"] = _announce_accelerate
+        actions["accelerate.state"] = _set_accelerate
         actions["torch.distributed.distributed_c10d"] = functools.partial(meeting.watch_groups, ranks=ranks)
         atexit.register(meeting.report_missing_group, ranks)
     after_import(actions)
@@ -46,7 +46,7 @@ def begin(kind: str) -> None:
         threading.Thread(target=_warn, args=(ranks, stopping), daemon=True).start()
 
 
-def _announce_accelerate(module: ModuleType) -> None:
+def _set_accelerate(module: ModuleType) -> None:
     """Make Accelerate, and Hugging Face's Trainer with it, join all ranks on the CPU: by default each trains alone."""
     import torch
 
@@ -55,7 +55,7 @@ def _announce_accelerate(module: ModuleType) -> None:
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
 
 
-def _announce_lightning() -> None:
+def _set_lightning() -> None:
     """Give Lightning's Trainer (PL_TRAINER_) and Fabric (LT_) the number of nodes and ranks in their variables."""
     for name in ("NUM_NODES", "DEVICES"):
         local = os.environ.get("LOCAL_WORLD_SIZE", "1")

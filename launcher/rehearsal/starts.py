@@ -113,14 +113,19 @@ def run(
             one.process.wait(END_S)
     found.seconds = time.monotonic() - begun_s
     found.left_s = None if interrupted_s is None else time.monotonic() - interrupted_s
+    _collect(found, agents, running)
+    for own, kept in copied:
+        _copy(own, kept)
+    return found
+
+
+def _collect(found: StartResult, agents: tuple[Path, ...], running: list[sandbox.Running]) -> None:
+    """Add the last events, the exit codes, the exit reports and the last log lines of a start that has ended."""
     found.account.look()
     found.codes = [one.code or 0 for one in running]
     reports = [atomic_json.read_json(agent / EXIT) for agent in agents]
     found.exits = [ExitReport.load(report) for report in reports if report is not None]
     found.tail = _tail(found, agents, running)
-    for own, kept in copied:
-        _copy(own, kept)
-    return found
 
 
 def _start(node: NodeRun, folder: Path, hidden: Path, before: list[sandbox.Running]) -> sandbox.Running:

@@ -17,6 +17,6 @@ def test_accelerate_uses_all_ranks_on_the_cpu(has_gpu: bool, monkeypatch: pytest
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_gpu)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "")  # restored after the test
     monkeypatch.delenv("ACCELERATE_USE_CPU")
-    rank._announce_accelerate(ModuleType("accelerate.state"))
+    rank._set_accelerate(ModuleType("accelerate.state"))
     assert os.environ.get("ACCELERATE_USE_CPU") == (None if has_gpu else "true")
     monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)

@@ -149,7 +149,7 @@ def test_cpu_job_gets_no_gpu(tmp_path: Path) -> None:
 
 def test_save_without_a_step_does_not_settle_a_rehearsal(tmp_path: Path) -> None:
     """The agent may have reported a script's save from before the step of the interruption."""
-    found = lines.Account((tmp_path,), _told_s=math.inf)  # a step was reported just now
+    found = lines.Account((tmp_path,), _reported_s=math.inf)  # a step was reported just now
     found.events.append({"e": "checkpoint", "path": "out/ckpt.pt"})
     assert not found.is_settled()
     found.events.append({"e": "checkpoint", "path": "step-4", "step": 4})
