@@ -67,6 +67,7 @@ SECTIONS = {
     "To look": ("status", "list", "logs", "watch", "ui", "report", "compare", "artifacts", "diagnose", "exec", "hosts"),
     "Money": ("cost", "budget", "prices"),
 }
+INTERRUPT_AGAIN_S = 0.01  # from a lost interrupt to the next delivery
 ALIASES = {"run": "submit", "render": "submit", "ps": "list", "cancel": "stop", "ssh": "exec"}
 
 
@@ -135,6 +136,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line and exit with the code that the errors module lists."""
+    sys.unraisablehook = _deliver_again
     gc.set_threshold(50_000)  # imports make no garbage: a search after each 700 objects costs 3 % of a start
     argv = sys.argv[1:]
     if os.environ.get("_CLOUDTRAIN_COMPLETE"):  # the completion of a shell
@@ -146,6 +148,22 @@ def main() -> None:
     debug = "--debug" in argv[:before_dashes] or bool(os.environ.get("CLOUDTRAIN_DEBUG"))
     argv = [arg for i, arg in enumerate(argv) if arg != "--debug" or i > before_dashes]
     sys.exit(_run(argv, debug, as_json="--json" in argv[:before_dashes]))
+
+
+def _deliver_again(lost: sys.UnraisableHookArgs) -> None:
+    """Deliver Ctrl-C again if Python lost the interrupt in a callback, for example of a weak reference at an import.
+
+    The signal comes from a second thread, after the return from this hook: an interrupt inside is lost again.
+    """
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    import signal
+    import threading
+
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None, "a running thread has an identifier"
+    threading.Timer(INTERRUPT_AGAIN_S, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
 
 
 def _run(argv: list[str], debug: bool, as_json: bool) -> int:

@@ -473,6 +473,30 @@ def test_interrupt_during_the_imports_is_a_single_line(
     assert (process.returncode, shown.startswith(said), len(shown.splitlines())) == (130, True, 1), shown
 
 
+# A module for Python's start: the process gets SIGINT inside a weak reference's callback, as an import makes many.
+INTERRUPTING_A_CALLBACK = """\
+import os, signal, sys, weakref
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["INTERRUPT_AT"]:
+            thing = type("Thing", (), {})()
+            kept = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
+            del thing
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_interrupt_inside_a_callback_is_not_lost(cli: Any, project: Callable[..., Path], tmp_path: Path) -> None:
+    """Python ignores an interrupt in a weak reference's callback; the command delivers the interrupt again."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTING_A_CALLBACK)
+    at = "cloudtrain.launcher.config.schema"
+    process = cli.start("submit", "-d", cwd=project(), env={"PYTHONPATH": str(tmp_path), "INTERRUPT_AT": at})
+    shown = process.communicate()[1].strip()
+    assert (process.returncode, shown.startswith("interrupted: nothing was sent")) == (130, True), shown
+
+
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
