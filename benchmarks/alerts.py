@@ -30,7 +30,8 @@ STEPS, STEP_S, ROUNDS = 1000, 0.004, 3
 FOLLOWER = """\
 import os, signal, sys, time
 from pathlib import Path
-from cloudtrain.entrypoints.notices.message import Facts, compose
+from cloudtrain.entrypoints.notices.facts import JobFacts
+from cloudtrain.entrypoints.notices.message import compose
 from cloudtrain.launcher.notices import outbox
 from cloudtrain.launcher.store.channels import ChannelEntry
 from cloudtrain.launcher.notices.delivery import Delivery, DeliveryThread
@@ -41,7 +42,7 @@ if dies:
 courier = DeliveryThread(home, lambda words: None)
 place = ChannelEntry("webhook", url, ("stalled",))
 for number in range(things):
-    notice = compose(f"stalled:1@{number}", "stalled", "x", Facts("bench", "local", 1), 0.0)
+    notice = compose(f"stalled:1@{number}", "stalled", "x", JobFacts("bench", "local", 1), 0.0)
     courier.offer([Delivery("bench", place, notice)])
     time.sleep(0.05)
 end_s = time.monotonic() + 60

@@ -220,7 +220,7 @@ class NoticeSettings(Message, parts={"channels": NoticeChannel.load}):
     """The settings of the job's own notifications, with the budget and the price that the notifications compute with.
 
     `alert_at`: percents of the budget. `rate_micro_h`: the price of all instances for an hour. The fields from
-    `uncertainty` to `starts` are those of notices.further.PriceTerms. `spent_micro` was spent before this attempt.
+    `uncertainty` to `starts` are those of notices.facts.PriceTerms. `spent_micro` was spent before this attempt.
     """
 
     channels: tuple[NoticeChannel, ...] = ()

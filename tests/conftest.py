@@ -40,7 +40,7 @@ PRELOADED = (
     *("pydantic", "jinja2", "yaml", "pathspec", "rich.console", "click"),
     *("cloudtrain.launcher.cli", "cloudtrain.launcher.commands.submit", "cloudtrain.launcher.commands.status"),
     *("cloudtrain.launcher.config", "cloudtrain.launcher.planning.prepare", "cloudtrain.launcher.jobs.submit"),
-    *("cloudtrain.launcher.jobs.follow", "cloudtrain.launcher.jobs.overview", "cloudtrain.launcher.money.alerts"),
+    *("cloudtrain.launcher.jobs.follow", "cloudtrain.launcher.jobs.overview", "cloudtrain.launcher.money.job_facts"),
     *("cloudtrain.backends.local.backend", "cloudtrain.launcher.jobs.poller", "cloudtrain.launcher.logs.stream"),
 )
 

@@ -19,20 +19,12 @@ from typing import Any
 from cloudtrain.entrypoints import atomic_json, events
 from cloudtrain.entrypoints.contract import AgentSpec, ExitReport, NoticeSettings
 from cloudtrain.entrypoints.job_files import has_checkpoint
-from cloudtrain.entrypoints.notices import resume_cost
-from cloudtrain.entrypoints.notices.message import (
-    Facts,
-    Notice,
-    budget_key,
-    compose,
-    deadline_key,
-    end_key,
-    leaving,
-    threshold,
-)
+from cloudtrain.entrypoints.notices import rules
+from cloudtrain.entrypoints.notices.facts import JobFacts, PriceTerms, StepFacts, is_limit_first
+from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import Channel, DeliveryError, back_off_s, send, try_all
 
-__all__ = ["EXIT_S", "NodeNotifier", "of_agent", "standing"]
+__all__ = ["EXIT_S", "NodeNotifier", "due", "of_agent"]
 
 EXIT_S = 2.5  # the longest wait of a job's end for its notifications
 EVERY_S = 5.0
@@ -56,13 +48,6 @@ class Run:
     used_s: float = 0.0
     saves: bool = True
 
-    def spent_micro(self, now_s: float) -> int | None:
-        """Return the job's cost until `now_s`, by this machine's clock; None if the price is unknown."""
-        rate = self.settings.rate_micro_h
-        if rate is None:
-            return None
-        return round(self.settings.spent_micro + rate * (now_s - self.began_s + self.used_s) / 3600)
-
 
 def of_agent(spec: AgentSpec, began_s: float) -> NodeNotifier | None:
     """Return the notifier of the job in this agent's spec; None if the job wants no notifications, or off node 0."""
@@ -76,20 +61,17 @@ def of_agent(spec: AgentSpec, began_s: float) -> NodeNotifier | None:
     return NodeNotifier(run, _channels(settings, spec.secrets), Path(spec.root) / "log" / "rank-0.log", folder)
 
 
-def standing(run: Run, progress: Mapping[str, Any], now_s: float, reason: str | None = None) -> list[Notice]:
-    """Return the notifications that are due while the job runs, or after its end because of `reason`."""
-    facts, notices = _facts(run, progress, now_s), []
-    limit = run.settings.limit_micro
-    if reached := threshold(run.settings.alert_at, facts.spent_micro, limit, is_its_end=reason == "budget"):
-        percent, headline = reached
-        if percent >= 100 and run.settings.on_limit == "alert":
-            headline += "; it continues (on_limit: alert)"
-        assert limit is not None  # no threshold is reached without a limit
-        notices.append(_notice(budget_key(percent, limit), "budget", headline, facts, now_s))
-    at_s, is_money, is_hard = run.began_s + run.deadline_s, run.limit_reason == "budget", run.deadline_s >= run.limit_s
-    if soon := leaving(facts, at_s, run.began_s, now_s, is_money=is_money, is_hard=is_hard):
-        notices.append(_notice(deadline_key(run.attempt), "deadline", soon, facts, now_s, ("budget",)))
-    return notices
+def due(
+    run: Run,
+    progress: Mapping[str, Any],
+    now_s: float,
+    verdict: ExitReport | None = None,
+    *,
+    is_resumable: bool = False,
+) -> list[Notice]:
+    """Return the notifications that are due while the job runs, or after its end with the `verdict`."""
+    facts = _facts(run, progress, now_s, verdict, is_resumable=is_resumable)
+    return [notice for notice in rules.standing(facts, now_s, "job") if notice.event in rules.JOB_EVENTS]
 
 
 class NodeNotifier:
@@ -129,7 +111,7 @@ class NodeNotifier:
         every_s = max(0.2, min(EVERY_S, self._run.limit_s / 100))
         again_s: float | None = None
         while not self._is_over.wait(min(every_s, again_s or every_s)):
-            again_s = self._tell(partial(standing, self._run))
+            again_s = self._tell(partial(due, self._run))
         while True:
             wait_s = self._tell(self._ending)
             if wait_s is None or time.monotonic() + wait_s > self._end_s:
@@ -137,17 +119,7 @@ class NodeNotifier:
             time.sleep(wait_s)
 
     def _ending(self, progress: Mapping[str, Any], now_s: float) -> list[Notice]:
-        verdict, run = self._verdict, self._run
-        assert verdict is not None
-        state, reason = verdict.state, verdict.reason
-        is_resumable = state != "succeeded" and has_checkpoint(self._folder)
-        facts = _facts(run, progress, now_s, state, reason, is_resumable=is_resumable)
-        headline = f"{state}{f' ({reason})' if reason else ''}{', resumable' if is_resumable else ''}"
-        if message := (verdict.error or {}).get("message"):
-            headline += f": {str(message)[:300]}"
-        also = (reason,) if reason in ("preempted", "budget") else ()
-        budget_notices = [each for each in standing(run, progress, now_s, reason) if each.event == "budget"]
-        return [*budget_notices, _notice(end_key(state, reason, run.attempt), state, headline, facts, now_s, also)]
+        return due(self._run, progress, now_s, self._verdict, is_resumable=has_checkpoint(self._folder))
 
     def _tell(self, what: Callable[[Mapping[str, Any], float], list[Notice]]) -> float | None:
         """Send the due notifications; return the seconds until the next retry, None without a retry."""
@@ -169,14 +141,11 @@ class NodeNotifier:
         return self._wall_s + time.monotonic()
 
     def _due(self, notices: list[Notice], now_s: float) -> list[tuple[str, Notice]]:
-        found = []
-        standing_now = {notice.key for notice in notices}
-        self._tries = {key: value for key, value in self._tries.items() if key[1] in standing_now}
+        found, sent = [], set(self._sent)  # a copy: the threads of late sends add to the set
+        self._tries = {key: value for key, value in self._tries.items() if key[1] in {each.key for each in notices}}
         for name, (_, on) in self._channels.items():
-            for notice in notices:
-                is_wanted = not {notice.event, *notice.also}.isdisjoint(on)
-                is_time = self._tries.get((name, notice.key), (0, 0.0))[1] <= now_s
-                if is_wanted and is_time and (name, notice.key) not in self._sent:
+            for notice in rules.unsent(notices, {key for channel, key in sent if channel == name}):
+                if rules.wanted(notice, on) and self._tries.get((name, notice.key), (0, 0.0))[1] <= now_s:
                     found.append((name, notice))
         return found
 
@@ -228,62 +197,46 @@ def _channels(settings: NoticeSettings, secrets: Mapping[str, str]) -> dict[str,
 
 
 def _facts(
-    run: Run,
-    progress: Mapping[str, Any],
-    now_s: float,
-    state: str = "running",
-    reason: str | None = None,
-    *,
-    is_resumable: bool = True,
-) -> Facts:
-    settings, is_running = run.settings, state == "running"
-    spent, rate, limit = run.spent_micro(now_s), settings.rate_micro_h, settings.limit_micro
-    done_s = resume_cost.number(progress.get("eta_s")) if is_running else None
-    total = None if done_s is None or spent is None else spent + round((rate or 0) * done_s / 3600)
-    at_s = run.began_s + run.deadline_s
-    is_short = not is_running or (run.limit_reason == "budget" and (done_s is None or now_s + done_s > at_s))
-    more = _more(run, progress, now_s, is_running=is_running) if reason == "budget" or is_short else None
-    resume = None
-    is_over = state == "succeeded" or (state != "failed" and resume_cost.is_complete(progress))
-    if not is_over and ((is_resumable and not is_running) or (is_running and more is not None)):
-        resume = f"cloudtrain resume {run.job}"
-        resume += "" if more is None else f" --budget +{resume_cost.amount(more.micro)}"
-    return Facts(
+    run: Run, progress: Mapping[str, Any], now_s: float, verdict: ExitReport | None, *, is_resumable: bool
+) -> JobFacts:
+    """Return the facts by this machine's clock; the costs of earlier attempts and machines count."""
+    settings, steps, is_running = run.settings, StepFacts.load(progress), verdict is None
+    rate, spent, worst = settings.rate_micro_h, None, None
+    if rate is not None:
+        cost = rate * (now_s - run.began_s + run.used_s) / 3600
+        spent, worst = round(settings.spent_micro + cost), round(settings.spent_micro + cost * settings.uncertainty)
+    finish_at_s = total = None
+    if is_running and steps.eta_s is not None:
+        finish_at_s = now_s + steps.eta_s
+        total = None if spent is None else spent + round((rate or 0) * steps.eta_s / 3600)
+    leaves_at_s = run.began_s + run.deadline_s
+    return JobFacts(
         job=run.job,
         backend=settings.backend,
         attempt=run.attempt,
-        state=state,
-        reason=reason,
+        state="running" if verdict is None else verdict.state,
+        reason=None if verdict is None else verdict.reason,
+        error=(verdict.error if verdict else None) or {},
+        progress=steps,
         spent_micro=spent,
-        limit_micro=limit,
+        spent_worst_micro=worst,
+        limit_micro=settings.limit_micro,
         burn_micro_h=rate if is_running else 0,
         total_micro=total,
+        terms=PriceTerms(rate or 0.0, **{name: getattr(settings, name) for name in _TERMS}),
+        alert_at=settings.alert_at,
+        on_limit=settings.on_limit,
+        limit_reason=run.limit_reason,
+        began_s=run.began_s,
         cap_at_s=run.began_s + run.limit_s,
-        deadline_at_s=at_s if run.deadline_s < run.limit_s else None,
-        finish_at_s=None if done_s is None else now_s + done_s,
-        step=progress.get("step"),
-        max_steps=progress.get("max_steps"),
-        checkpoint_step=progress.get("checkpoint_step"),
-        saved="checkpoint_step" in progress,
-        resume=resume,
-        resume_words="" if resume is None or more is None else more.words,
+        deadline_at_s=leaves_at_s,
+        finish_at_s=finish_at_s,
+        hits_limit=is_limit_first(finish_at_s, leaves_at_s, total, settings.limit_micro),
+        is_hard=run.deadline_s >= run.limit_s,
         saves=run.saves,
+        is_saved="checkpoint_step" in progress,
+        is_resumable=is_resumable and verdict is not None and verdict.state != "succeeded",
     )
-
-
-def _more(run: Run, progress: Mapping[str, Any], now_s: float, *, is_running: bool) -> resume_cost.ExtraBudget | None:
-    """Return the amount to add to the budget for a resume, None if the budget suffices or is only an alert."""
-    settings, spent, limit = run.settings, run.spent_micro(now_s), run.settings.limit_micro
-    if limit is None or spent is None or settings.rate_micro_h is None or settings.on_limit == "alert":
-        return None
-    costs = resume_cost.PriceTerms(settings.rate_micro_h, **{name: getattr(settings, name) for name in _TERMS})
-    worst = round(settings.spent_micro + (spent - settings.spent_micro) * settings.uncertainty)
-    until_s = max(0.0, run.began_s + run.deadline_s - now_s) if is_running else None
-    return resume_cost.more(limit, spent, costs, progress, until_s, worst)
-
-
-def _notice(key: str, event: str, headline: str, facts: Facts, now_s: float, also: tuple[str, ...] = ()) -> Notice:
-    return compose(key, event, headline, facts, now_s, also=also, origin="job")
 
 
 def _progress(log: Path) -> dict[str, Any]:

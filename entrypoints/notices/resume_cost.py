@@ -1,13 +1,13 @@
-"""The cost of a resume: the time and the money that another run needs for the remaining steps."""
+"""The advice to resume a job: the command, with the money and the time that another run needs for the rest."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-__all__ = ["ExtraBudget", "PriceTerms", "amount", "cap_s", "is_complete", "more", "number", "readable_s"]
+from cloudtrain.entrypoints.notices.facts import JobFacts, PriceTerms, StepFacts
+
+__all__ = ["ExtraBudget", "ResumeAdvice", "amount", "cap_s", "more", "resume_advice"]
 
 # For another run: steps may take longer than the last steps did; the start (torchrun, the import of torch, the
 # checkpoint); the time before the limit at which the run saves and leaves, at most a quarter of a short run.
@@ -16,33 +16,18 @@ _MICRO, _CENT = 1_000_000, 10_000
 
 
 @dataclass(frozen=True)
-class PriceTerms:
-    """The price of a job's time: the list price of all instances for an hour, times at most `uncertainty`.
+class ResumeAdvice:
+    """The command, valid once the job has ended, and an explanation of the sum."""
 
-    The platform bills `tail_s` beyond a limit, in units of `unit_s`, at least `least_bill_s`, and may start the job
-    `starts` times. The job's own clock begins `lead_s` later; a run shorter than `least_s` is not sent.
-    """
-
-    rate_micro_h: float
-    uncertainty: float = 1.0
-    tail_s: float = 0.0
-    lead_s: float = 0.0
-    unit_s: float = 1.0
-    least_bill_s: float = 0.0
-    least_s: float = 0.0
-    starts: int = 1
-
-    def worst_micro(self, run_s: float) -> float:
-        """Return the highest cost of a run with this limit."""
-        billed_s = max(self.least_bill_s, math.ceil((run_s + self.tail_s) / self.unit_s) * self.unit_s)
-        return round(self.rate_micro_h * self.uncertainty * billed_s * self.starts / 3600, 3)
+    command: str
+    words: str = ""
 
 
 @dataclass(frozen=True)
 class ExtraBudget:
     """The amount to add to a budget: `micro` = cost of the remaining steps + a reserve - the rest of the budget.
 
-    `finish_micro` is None if the number of remaining steps is unknown.
+    `finish_micro`: None if the number of remaining steps is unknown.
     """
 
     micro: int
@@ -61,7 +46,26 @@ class ExtraBudget:
         return f"{_plain(self.finish_micro)} to finish, {_plain(reserve_micro)} in reserve for start and end, {left}"
 
 
-def cap_s(progress: Mapping[str, Any], tariff: PriceTerms, until_s: float | None = None) -> float | None:
+def resume_advice(facts: JobFacts) -> ResumeAdvice | None:
+    """Return the resume advice; None if the job is finished, has no checkpoint, or will finish within its limits.
+
+    A job stopped after its last step gets no advice. A failed job may lack files that a resume writes.
+    The command includes the money and the time for the remaining steps, so that the resume is not refused.
+    """
+    is_ended = _is_ended_before_finish(facts) if facts.is_active else facts.is_resumable
+    if facts.state == "succeeded" or not is_ended or (facts.state != "failed" and facts.progress.is_complete):
+        return None
+    # The user fixes the code: after an exception, or an exit code that is not 0.
+    is_in_code = facts.state == "failed" and facts.error.get("kind") in ("exception", "exit")
+    command = f"cloudtrain resume {facts.job}{' --update-code' if is_in_code else ''}"
+    extra, needs_s = _extra(facts), cap_s(facts.progress, facts.terms, _until_s(facts))
+    command += "" if extra is None else f" --budget +{amount(extra.micro)}"
+    if facts.max_duration_s is not None and needs_s is not None and needs_s > facts.max_duration_s:
+        command += f" --set limits.max_duration={_readable_s(needs_s)}"
+    return ResumeAdvice(command, "" if extra is None else extra.words)
+
+
+def cap_s(progress: StepFacts, terms: PriceTerms, until_s: float | None = None) -> float | None:
     """Return the time limit within which another run finishes before its deadline; None if unknown.
 
     Steps since the last checkpoint are counted again. `until_s`: a running job continues for so long, and then saves.
@@ -70,14 +74,14 @@ def cap_s(progress: Mapping[str, Any], tariff: PriceTerms, until_s: float | None
     if left_s is None:
         return None
     run_s = left_s * MARGIN + START_S
-    return max(tariff.least_s, tariff.lead_s + run_s + min(SAVE_S, run_s / 3))
+    return max(terms.least_s, terms.lead_s + run_s + min(SAVE_S, run_s / 3))
 
 
 def more(
     limit_micro: int,
     spent_micro: int,
-    tariff: PriceTerms,
-    progress: Mapping[str, Any],
+    terms: PriceTerms,
+    progress: StepFacts,
     until_s: float | None = None,
     spent_worst_micro: int | None = None,
 ) -> ExtraBudget | None:
@@ -86,28 +90,21 @@ def more(
     `spent_worst_micro` is the highest possible cost of the job so far, to which the next run is added; `until_s` is as
     in `cap_s`. If the number of remaining steps is unknown, the amount is the present limit again.
     """
-    needs_s, left_s = cap_s(progress, tariff, until_s), _left_s(progress, until_s)
+    needs_s, left_s = cap_s(progress, terms, until_s), _left_s(progress, until_s)
     if needs_s is None or left_s is None:
         spent = spent_micro if spent_worst_micro is None else max(spent_micro, spent_worst_micro)
-        least = math.ceil(tariff.worst_micro(tariff.least_s)) + spent - limit_micro
+        least = math.ceil(terms.worst_micro(terms.least_s)) + spent - limit_micro
         return ExtraBudget(_readable(max(limit_micro, least)), None, limit_micro - spent_micro)
     if until_s is not None:
-        runs_s = min(until_s, number(progress.get("eta_s")) or 0.0)
+        runs_s = min(until_s, progress.eta_s or 0.0)
         worst = spent_micro if spent_worst_micro is None else spent_worst_micro
-        spent_worst_micro = worst + round(tariff.rate_micro_h * tariff.uncertainty * runs_s / 3600)
-        spent_micro += round(tariff.rate_micro_h * runs_s / 3600)
+        spent_worst_micro = worst + round(terms.rate_micro_h * terms.uncertainty * runs_s / 3600)
+        spent_micro += round(terms.rate_micro_h * runs_s / 3600)
     spent = spent_micro if spent_worst_micro is None else max(spent_micro, spent_worst_micro)
-    lacking = math.ceil(tariff.worst_micro(needs_s)) + spent - limit_micro
+    lacking = math.ceil(terms.worst_micro(needs_s)) + spent - limit_micro
     if lacking <= 0:
         return None
-    return ExtraBudget(_readable(lacking), round(tariff.rate_micro_h * left_s / 3600), limit_micro - spent_micro)
-
-
-def is_complete(progress: Mapping[str, Any]) -> bool:
-    """Return whether the last step is done, and no known checkpoint is older: a resume would train no step."""
-    step, last = number(progress.get("step")), number(progress.get("max_steps"))
-    saved = number(progress.get("checkpoint_step"))
-    return step is not None and last is not None and min(step, step if saved is None else saved) >= last
+    return ExtraBudget(_readable(lacking), round(terms.rate_micro_h * left_s / 3600), limit_micro - spent_micro)
 
 
 def amount(micro: int) -> str:
@@ -115,16 +112,44 @@ def amount(micro: int) -> str:
     return f"{_plain(micro)}USD"
 
 
-def readable_s(seconds: float) -> int:
-    """Return a duration rounded up to a readable value: whole minutes, from ten hours on whole hours."""
+def _is_ended_before_finish(facts: JobFacts) -> bool:
+    """Return whether a limit will end the running job, by the forecast; without a forecast, whether money set the cap.
+
+    A budget with `on_limit: alert` never ends a job.
+    """
+    if facts.hits_limit is None:
+        return facts.limit_reason == "budget"
+    finish_s, end_s = facts.finish_at_s, facts.leaves_at_s
+    return (finish_s is not None and end_s is not None and finish_s > end_s) or facts.is_short_of_money
+
+
+def _until_s(facts: JobFacts) -> float | None:
+    """Return the seconds from a running job's last step until its deadline, when the job saves and leaves."""
+    at_s, rest_s, finish_s = facts.leaves_at_s, facts.progress.eta_s, facts.finish_at_s
+    if not facts.is_active or at_s is None or rest_s is None or finish_s is None:
+        return None
+    return max(0.0, at_s - (finish_s - rest_s))
+
+
+def _extra(facts: JobFacts) -> ExtraBudget | None:
+    """Return the extra budget for a resume; None if no more money is needed or asked for, or if the need is unknown."""
+    limit, spent, terms = facts.limit_micro, facts.spent_micro, facts.terms
+    if limit is None or spent is None or not terms.rate_micro_h or facts.on_limit == "alert":
+        return None
+    worst = spent if facts.spent_worst_micro is None else facts.spent_worst_micro
+    is_unknown = facts.progress.eta_s is None and not facts.is_active and facts.reason != "budget"
+    if is_unknown and terms.worst_micro(terms.least_s) + worst <= limit:
+        return None
+    return more(limit, spent, terms, facts.progress, _until_s(facts), worst)
+
+
+def _readable_s(seconds: float) -> str:
+    """Return a duration rounded up, as a config takes it: whole minutes, from ten hours on whole hours."""
     size = 3600 if seconds >= 36_000 else 60
-    return math.ceil(seconds / size) * size
-
-
-def number(value: Any) -> float | None:
-    """Return the value as a float if the value is a finite number, else None."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None
+    whole_s = math.ceil(seconds / size) * size
+    if whole_s % 3600:
+        return f"{whole_s // 60}m"
+    return f"{whole_s // 3600}h" if whole_s % 86_400 or whole_s < 172_800 else f"{whole_s // 86_400}d"
 
 
 def _plain(micro: int) -> str:
@@ -138,22 +163,21 @@ def _readable(micro: int) -> int:
     return -(-micro // size) * size
 
 
-def _left_s(progress: Mapping[str, Any], until_s: float | None) -> float | None:
+def _left_s(progress: StepFacts, until_s: float | None) -> float | None:
     """Return the time that another run needs for its steps."""
-    left_s = number(progress.get("eta_s"))
+    left_s = progress.eta_s
     if left_s is None:
         return None
     return left_s + _again_s(progress, left_s) if until_s is None else left_s - min(until_s, left_s)
 
 
-def _again_s(progress: Mapping[str, Any], left_s: float) -> float:
+def _again_s(progress: StepFacts, left_s: float) -> float:
     """Return the time of the steps since the last checkpoint; below 0 if the checkpoint is newer than that step.
 
     A checkpoint of unknown step counts as of the last step that was reported before the save.
     """
-    step, last = number(progress.get("step")), number(progress.get("max_steps"))
+    step, last, saved = progress.step, progress.max_steps, progress.checkpoint_step
     if step is None or last is None or last <= step:
         return 0.0
-    known, after = number(progress.get("checkpoint_step")), number(progress.get("saved_after"))
-    saved = min(last, (after or 0.0) if known is None else known)
+    saved = min(last, (progress.saved_after or 0) if saved is None else saved)
     return (step - saved) * left_s / (last - step)

@@ -19,7 +19,8 @@ __all__ = ["command"]
 @json_option
 def command(overrides: Overrides, as_json: bool) -> int:
     """Send a trial message to each place of the config's `notify`; exit code 1 where one does not take it."""
-    from cloudtrain.entrypoints.notices.message import Facts, compose
+    from cloudtrain.entrypoints.notices.facts import JobFacts
+    from cloudtrain.entrypoints.notices.message import compose
     from cloudtrain.entrypoints.notices.sending import try_all
     from cloudtrain.launcher.notices.transports import deliver
     from cloudtrain.launcher.store.channels import entries
@@ -30,7 +31,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
         say("the config has no `notify`: no alerts are sent\n  hint: cloudtrain explain notify")
         return 0
     now_s = time.time()
-    facts = Facts(config.name, config.backend, attempt=1, state="pending")
+    facts = JobFacts(config.name, config.backend, attempt=1, state="pending")
     notice = compose(f"trial:{now_s}", "trial", "a trial message; there is nothing to do", facts, now_s)
     faults = try_all([partial(deliver, entry, notice) for entry in found])
     results = [

@@ -17,7 +17,7 @@ from cloudtrain.launcher.text.money import as_usd
 from cloudtrain.launcher.text.visible import shown
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.money.resume_advice import ResumeAdvice
+    from cloudtrain.entrypoints.notices.resume_cost import ResumeAdvice
 
 __all__ = [
     "as_json",
@@ -158,9 +158,10 @@ def next_step(job: Job, attempts: Sequence[Attempt] = ()) -> list[str]:
 
 def resume_advice_of(job: Job, attempts: Sequence[Attempt]) -> ResumeAdvice | None:
     """Return the resume advice: how to continue the job, with the necessary money and time."""
-    from cloudtrain.launcher.money.resume_advice import resume_advice
+    from cloudtrain.entrypoints.notices.resume_cost import resume_advice
+    from cloudtrain.launcher.money.job_facts import job_facts
 
-    return resume_advice(job, forecast(job, attempts, time.time()))
+    return resume_advice(job_facts(job, forecast(job, attempts, time.time())))
 
 
 def unattended(job: Job) -> list[str]:

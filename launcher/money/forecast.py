@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.entrypoints.notices.facts import is_limit_first
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.text.units import parse_money
@@ -52,10 +53,7 @@ def forecast(job: Job, attempts: Sequence[Attempt], now_s: float) -> Forecast:
     total = spent if not job.active else None
     if finish_at_s is not None and spent is not None and burn is not None:
         total = spent + round(burn * (finish_at_s - now_s) / 3600)
-    hits_limit = None
-    if finish_at_s is not None and cap_at_s is not None:
-        is_late = finish_at_s > (cap_at_s if deadline_at_s is None else deadline_at_s)
-        hits_limit = is_late or (limit is not None and total is not None and total > limit)
+    hits_limit = is_limit_first(finish_at_s, cap_at_s if deadline_at_s is None else deadline_at_s, total, limit)
     ends = (spent, burn, limit, cap_at_s, deadline_at_s, finish_at_s, total, hits_limit, stalled_s)
     return Forecast(*ends, *_newest_save([last, *attempts]))
 

@@ -7,10 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.entrypoints.notices.rules import corrects, standing, unsent, wanted
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.job import Job
-from cloudtrain.launcher.money.alerts import corrects, standing, unsent, wanted
 from cloudtrain.launcher.money.forecast import Forecast, forecast
+from cloudtrain.launcher.money.job_facts import job_facts
 from cloudtrain.launcher.notices import outbox, terminal_alerts
 from cloudtrain.launcher.notices.delivery import EXIT_S, Delivery, DeliveryThread
 from cloudtrain.launcher.store.channels import ChannelEntry, desktop, entries, sent_by_job
@@ -45,7 +46,7 @@ class Notifier:
         ended_s = job.attempt.state.ended_s
         if not job.active and ended_s is not None and now_s - ended_s > RECENT_S:
             return []
-        notices = standing(job, self.forecast(job, now_s), now_s)
+        notices = standing(job_facts(job, self.forecast(job, now_s)), now_s)
         new = self._new(job, [notice for notice in notices if notice.event in terminal_alerts.ON_TERMINAL], now_s)
         for notice in new:
             terminal_alerts.show(notice)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.entrypoints.notices.rules import unsent
 from cloudtrain.entrypoints.notices.sending import LIMIT_S
-from cloudtrain.launcher.money.alerts import unsent
 from cloudtrain.launcher.store.database import Database
 
 __all__ = [

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.entrypoints.notices.rules import JOB_EVENTS
 from cloudtrain.entrypoints.notices.sending import masked
 from cloudtrain.launcher.job import CHANNEL_KINDS
 
-__all__ = ["JOB_EVENTS", "ChannelEntry", "desktop", "doubts", "entries", "is_variable", "sent_by_job"]
+__all__ = ["ChannelEntry", "desktop", "doubts", "entries", "is_variable", "sent_by_job"]
 
 SMTP = "env:CLOUDTRAIN_SMTP"
-# Events that the job's own agent sends if `from_job` is set (entrypoints/notices/node_notifier.py).
-JOB_EVENTS = ("budget", "deadline", "succeeded", "failed", "stopped")
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS")
 _ON_DESKTOP = ("budget", "stalled", "succeeded", "failed", "stopped")
 
@@ -63,7 +62,7 @@ def desktop() -> ChannelEntry | None:
 
 
 def sent_by_job(entry: ChannelEntry, notice: Notice) -> bool:
-    """Return whether the job itself should send the notice."""
+    """Return whether the job itself should send the notice, as `from_job` asks."""
     return entry.from_job and notice.event in JOB_EVENTS
 
 

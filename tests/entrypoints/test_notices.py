@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.entrypoints.notices import mail, slack, teams
-from cloudtrain.entrypoints.notices.message import Facts, Notice, compose
-from cloudtrain.entrypoints.notices.resume_cost import PriceTerms, amount, cap_s, more
+from cloudtrain.entrypoints.notices.facts import JobFacts, PriceTerms, StepFacts
+from cloudtrain.entrypoints.notices.message import Notice, compose
+from cloudtrain.entrypoints.notices.resume_cost import amount, cap_s, more
 from cloudtrain.entrypoints.notices.sending import Channel, DeliveryError, back_off_s, masked, send, try_all
 from doubles import receivers
 from doubles.certificates import Authority
@@ -21,11 +22,11 @@ from doubles.certificates import Authority
 # The server of these tests requests a password in clear text, on the same machine.
 pytestmark = pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")
 
-FACTS = Facts("digits-x1", "local", 1, spent_micro=2_500_000, limit_micro=5_000_000, burn_micro_h=600_000)
+FACTS = JobFacts("digits-x1", "local", 1, spent_micro=2_500_000, limit_micro=5_000_000, burn_micro_h=600_000)
 HOSTILE = "x\r\nBcc: all@example.org\r\n<!channel> <https://evil.example|click> `a` & **b** ж\u202e\x1b[31m"
 
 
-def notice(headline: str = "50 % of the budget is spent", facts: Facts = FACTS) -> Notice:
+def notice(headline: str = "50 % of the budget is spent", facts: JobFacts = FACTS) -> Notice:
     """Return a typical notice."""
     return compose("budget:50@5000000", "budget", headline, facts, 1000.0)
 
@@ -205,15 +206,15 @@ def test_channel_never_shows_its_address() -> None:
 
 def test_save_without_a_step_is_a_known_checkpoint() -> None:
     """The words are the words of `status`; a known step comes before the words."""
-    saved = replace(FACTS, saved=True)
+    saved = replace(FACTS, is_saved=True)
     assert "  checkpoint  saved, step not reported\n" in notice("ends", saved).text
     assert "  checkpoint  no checkpoint reported\n" in notice("ends", FACTS).text
-    assert "  checkpoint  step 0\n" in notice("ends", replace(saved, checkpoint_step=0)).text
+    assert "  checkpoint  step 0\n" in notice("ends", replace(saved, progress=StepFacts(checkpoint_step=0))).text
 
 
 def test_unknown_sum_is_shown_as_unknown() -> None:
     """An unknown sum is never shown as a number."""
-    told = notice("ends", Facts("j-1", "ssh", 2, state="failed"))
+    told = notice("ends", JobFacts("j-1", "ssh", 2, state="failed"))
     assert told.fields["spend_usd"] is None
     assert "unknown" in told.text
 
@@ -223,7 +224,7 @@ TARIFF = PriceTerms(3_600_000.0, tail_s=30)
 
 def test_extension_costs_the_remaining_steps_a_start_and_a_save() -> None:
     """100 of 200 steps in 1000 s, saved at 80: 1200 s more, a tenth on top, a start, two minutes to save."""
-    progress = {"step": 100, "max_steps": 200, "checkpoint_step": 80, "eta_s": 1000.0}
+    progress = StepFacts(100, 200, 80, eta_s=1000.0)
     found = more(1_000_000, 900_000, TARIFF, progress)
     exact = (1200 * 11 // 10 + 30 + 120 + 30) * 1000 - 100_000
     assert found is not None
@@ -234,16 +235,16 @@ def test_extension_costs_the_remaining_steps_a_start_and_a_save() -> None:
 
 def test_extension_begins_at_the_next_save() -> None:
     """A running job does 400 of its 1000 s: 600 s more, a tenth, a start and a save."""
-    found = more(1_000_000, 500_000, TARIFF, {"eta_s": 1000.0}, until_s=400)
+    found = more(1_000_000, 500_000, TARIFF, StepFacts(eta_s=1000.0), until_s=400)
     assert found is not None
     assert found.micro == 740_000  # 660, 30, 120 and 30 s, of which 100 s are paid for
-    assert more(10_000_000, 0, TARIFF, {"eta_s": 10.0}, until_s=400) is None
+    assert more(10_000_000, 0, TARIFF, StepFacts(eta_s=10.0), until_s=400) is None
 
 
 def test_job_with_seconds_left_needs_no_second_budget() -> None:
     """200 USD an hour, 15 s left, 1.86 of 5 USD left, and the shortest run takes a minute."""
     costs = PriceTerms(200_000_000.0, tail_s=20, least_s=60)
-    found = more(5_000_000, 3_140_000, costs, {"step": 340, "max_steps": 500, "checkpoint_step": 340, "eta_s": 15.0})
+    found = more(5_000_000, 3_140_000, costs, StepFacts(340, 500, 340, eta_s=15.0))
     assert found is not None
     assert found.micro == 2_700_000
     assert found.words == "0.83 to finish, 3.73 in reserve for start and end, less 1.86 left"
@@ -251,11 +252,11 @@ def test_job_with_seconds_left_needs_no_second_budget() -> None:
 
 def test_save_after_the_last_reported_step_counts() -> None:
     """At the deadline a job saves its current step, between two lines of its log."""
-    unknown = {"step": 100, "max_steps": 200, "checkpoint_step": None, "eta_s": 1000.0, "saved_after": 90}
-    assert cap_s(unknown, TARIFF) == cap_s({**unknown, "checkpoint_step": 90}, TARIFF)
-    late = {"step": 100, "max_steps": 200, "checkpoint_step": 150, "eta_s": 1000.0}
+    unknown = StepFacts(100, 200, None, saved_after=90, eta_s=1000.0)
+    assert cap_s(unknown, TARIFF) == cap_s(replace(unknown, checkpoint_step=90), TARIFF)
+    late = StepFacts(100, 200, 150, eta_s=1000.0)
     assert cap_s(late, TARIFF) == 500 * 1.1 + 30 + 120
-    assert cap_s({**late, "checkpoint_step": 200}, TARIFF) == 30 + 10
+    assert cap_s(replace(late, checkpoint_step=200), TARIFF) == 30 + 10
 
 
 @pytest.mark.parametrize(
@@ -264,16 +265,16 @@ def test_save_after_the_last_reported_step_counts() -> None:
 def test_requested_sum_has_two_digits(lacking: float, asked: str) -> None:
     """Two significant digits, rounded up."""
     costs = PriceTerms(lacking * 3600e6 / 60, least_s=60)
-    found = more(1, 1, costs, {"eta_s": 0.0})
+    found = more(1, 1, costs, StepFacts(eta_s=0.0))
     assert found is not None
     assert amount(found.micro) == asked
 
 
 def test_extension_of_unknown_length_costs_as_much_again() -> None:
     """A script without steps: as much as before, and at least the cost of the shortest useful run."""
-    found = more(1_000_000, 900_000, TARIFF, {})
+    found = more(1_000_000, 900_000, TARIFF, StepFacts())
     assert found is not None
     assert (found.micro, found.finish_micro) == (1_000_000, None)
-    least = more(1_000_000, 900_000, replace(TARIFF, least_s=3570), {})
+    least = more(1_000_000, 900_000, replace(TARIFF, least_s=3570), StepFacts())
     assert least is not None
     assert least.micro == 3_500_000

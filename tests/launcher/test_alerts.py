@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.entrypoints.contract import NoticeSettings
+from cloudtrain.entrypoints.notices import node_notifier, rules
 from cloudtrain.entrypoints.notices.message import Notice
+from cloudtrain.entrypoints.notices.node_notifier import Run
+from cloudtrain.entrypoints.notices.rules import unsent, wanted
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs.describe import next_step
-from cloudtrain.launcher.money.alerts import standing, unsent, wanted
 from cloudtrain.launcher.money.forecast import Forecast, forecast
+from cloudtrain.launcher.money.job_facts import job_facts
 from doubles.plans import plan_of
 
 NOW = 1_000_000.0
@@ -45,6 +49,11 @@ def job(
     )
     asked = {"budget": {"limit": "100 USD", "alert_at": ["50%", "80%", "100%"], "on_limit": "checkpoint-and-stop"}}
     return Job("j-x1", "j", "local", 0.0, {**asked, **(config or {})}, "/x", {}, attempt)
+
+
+def standing(a_job: Job, look: Forecast, now_s: float) -> list[Notice]:
+    """Return all notices that hold for the job, including notices already sent."""
+    return rules.standing(job_facts(a_job, look), now_s)
 
 
 def due(a_job: Job, look: Forecast, told: Collection[str], now_s: float) -> list[Notice]:
@@ -219,7 +228,8 @@ def test_first_steps_give_no_forecast() -> None:
     """The first steps are slow: no forecast is sent for a minute, or for a twentieth of a short run."""
     look = replace(spent(1), hits_limit=True, total_micro=150_000_000, finish_at_s=NOW + 14_000)
     assert keys(job(State("running", started_s=NOW - 50)), look) == []
-    assert keys(job(State("running", started_s=NOW - 50), plan={"cap_s": 900}), look) == ["projected:1@100000000"]
+    short = replace(look, cap_at_s=NOW + 850)
+    assert keys(job(State("running", started_s=NOW - 50)), short) == ["projected:1@100000000"]
 
 
 @pytest.mark.parametrize(("left_s", "is_due"), [(1000, False), (890, True), (-5, True)])
@@ -350,3 +360,18 @@ def test_budget_event_includes_near_limits() -> None:
     found = {each.event: each for each in due(job(), look, {"started:1"}, NOW)}
     assert {name for name, each in found.items() if wanted(each, ["budget"])} == {"budget", "projected"}
     assert [name for name, each in found.items() if wanted(each, ["projected"])] == ["projected"]
+
+
+def test_job_and_launcher_send_the_same_alert() -> None:
+    """Both decide by the same rules: the same key and the same title, for the threshold and for the deadline."""
+    asked = {"budget": {"limit": "10 USD", "alert_at": ["50%", "80%"], "on_limit": "checkpoint-and-stop"}}
+    plan = {"cap_s": 1_000, "deadline_s": 900, "own_limit_s": 1_000, "cap_reason": "budget", "price_micro": 36_000_000}
+    seen = job(State("running", started_s=NOW - 850), asked, plan=plan)
+    seen.attempt.progress.clear()
+    ours = [each for each in standing(seen, forecast(seen, [seen.attempt], NOW), NOW) if each.event in rules.JOB_EVENTS]
+    settings = NoticeSettings((), "local", 10_000_000, (50, 80), "checkpoint-and-stop", 36_000_000)
+    theirs = node_notifier.due(Run("j-x1", 1, settings, NOW - 850, 1_000, 900, "budget"), {}, NOW)
+    assert [each.key for each in ours] == ["budget:80@10000000", "deadline:1"]
+    assert [(each.id, each.key, each.title, each.lines) for each in ours] == [
+        (each.id, each.key, each.title, each.lines) for each in theirs
+    ]

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.notices import sending
-from cloudtrain.entrypoints.notices.message import Facts, Notice, budget_key, compose
+from cloudtrain.entrypoints.notices.facts import JobFacts
+from cloudtrain.entrypoints.notices.message import Notice, compose
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.notices import outbox, transports
 from cloudtrain.launcher.notices.delivery import Delivery, DeliveryThread
@@ -41,8 +42,8 @@ def told() -> Iterator[receivers.Hooks]:
 
 def notice(percent: int = 50) -> Notice:
     """Return the notice of a budget threshold."""
-    facts = Facts("seeded", "local", 1, spent_micro=percent * 10_000, limit_micro=1_000_000)
-    return compose(budget_key(percent, 1_000_000), "budget", f"{percent} %", facts, 0.0)
+    facts = JobFacts("seeded", "local", 1, spent_micro=percent * 10_000, limit_micro=1_000_000)
+    return compose(f"budget:{percent}@1000000", "budget", f"{percent} %", facts, 0.0)
 
 
 def entry(url: str, **more: Any) -> ChannelEntry:
@@ -67,7 +68,7 @@ def test_due_notice_is_sent_once(job: Job, home: Path, told: receivers.Hooks) ->
 
 def test_many_followers_send_each_notice_once(job: Job, home: Path, told: receivers.Hooks) -> None:
     """Eight followers, three channels and five notices give fifteen messages."""
-    notices = [compose(f"stalled:1@{step}", "stalled", "x", Facts("seeded", "local", 1), 0.0) for step in range(5)]
+    notices = [compose(f"stalled:1@{step}", "stalled", "x", JobFacts("seeded", "local", 1), 0.0) for step in range(5)]
     places = [entry(f"{told.url}/{name}") for name in "abc"]
     deliveries = [Delivery(job.id, place, each) for place in places for each in notices]
     crowd = [courier(home) for _ in range(8)]

@@ -18,7 +18,7 @@ from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.describe import unattended
 from cloudtrain.launcher.metering.spent import metered_at_worst_micro, spent_at_worst_micro
 from cloudtrain.launcher.money.forecast import limit_micro
-from cloudtrain.launcher.money.resume_advice import tariff
+from cloudtrain.launcher.money.job_facts import price_terms
 from cloudtrain.launcher.store.registry import Registry
 from doubles.plans import plan_of
 
@@ -207,5 +207,5 @@ def test_worst_bill_follows_from_the_plan_alone(make_job: Callable[..., Job]) ->
     assert spent <= metered_at_worst_micro(plan_of(**PLAN), 1, metered) <= spent + 2 * 30 * 1_100_000
     assert metered_at_worst_micro(plan_of(), 1, 7) == 7
     needed = spent + 2 * 90 * 1_100_000  # 60 s and 20 s of stopping, in units of 30 s
-    found = tariff(plan_of(**{**PLAN, "cap_s": 600}), 7200.0)
+    found = price_terms(plan_of(**{**PLAN, "cap_s": 600}), 7200.0)
     assert found.worst_micro(60) == needed - spent

@@ -1,0 +1,78 @@
+"""The facts about a job in the registry, for alerts and for resume advice (entrypoints/notices/facts.py)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.notices.facts import JobFacts, PriceTerms, StepFacts
+from cloudtrain.launcher.metering.limit import PARTS, parts
+from cloudtrain.launcher.metering.spent import metered_at_worst_micro
+from cloudtrain.launcher.money.forecast import Forecast, left_s
+from cloudtrain.launcher.planning.job_spec import default_hang_timeout_s
+from cloudtrain.launcher.text.units import parse_duration
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.plan import Plan
+
+__all__ = ["job_facts", "price_terms"]
+
+
+def job_facts(job: Job, forecast: Forecast) -> JobFacts:
+    """Return the facts at the time of the forecast."""
+    attempt, plan, state, asked = job.attempt, job.attempt.plan, job.attempt.state, job.asked
+    progress = {"eta_s": left_s(attempt.progress), "checkpoint_step": forecast.checkpoint_step}
+    hang_s = _seconds(asked.hang_timeout) or default_hang_timeout_s(asked.timeout_s, is_task=not asked.is_script)
+    spent = forecast.spent_micro
+    return JobFacts(
+        job=job.id,
+        backend=job.backend,
+        attempt=attempt.number,
+        state=state.state,
+        reason=state.reason,
+        error=state.error or {},
+        progress=StepFacts.load(attempt.progress | progress),
+        spent_micro=spent,
+        spent_worst_micro=None if spent is None else metered_at_worst_micro(plan, attempt.number, spent),
+        limit_micro=forecast.limit_micro,
+        burn_micro_h=forecast.burn_micro_h,
+        total_micro=forecast.total_micro if job.active else None,
+        terms=price_terms(plan, attempt.hourly_usd or 0.0),
+        alert_at=[int(str(each).strip().rstrip("%")) for each in asked.alert_at],  # stored as text such as `80%`
+        on_limit=asked.on_limit,
+        limit_reason=plan.cap_reason,
+        max_duration_s=_seconds(asked.max_duration),
+        began_s=state.started_s,
+        cap_at_s=forecast.cap_at_s,
+        deadline_at_s=forecast.deadline_at_s,
+        finish_at_s=forecast.finish_at_s,
+        hits_limit=forecast.hits_limit,
+        is_hard=0 < plan.deadline_s == plan.own_limit_s,  # on_limit: stop
+        stalled_s=forecast.stalled_s,
+        hang_s=hang_s,
+        unreachable_since_s=attempt.unreachable_since_s,
+        restarts=state.restarts,
+        most_attempts=asked.max_attempts if state.reason in asked.retry_on else 1,
+        saves=job.saves,
+        is_saved=forecast.saved_attempt is not None or state.resumable,
+        is_resumable=state.resumable and attempt.phase != "never_sent",
+    )
+
+
+def price_terms(plan: Plan, hourly_usd: float) -> PriceTerms:
+    """Return the price terms of a stored plan."""
+    return PriceTerms(
+        rate_micro_h=hourly_usd * 1e6,
+        uncertainty=parts(plan.uncertainty) / PARTS,
+        tail_s=plan.tail_s,
+        lead_s=max(0, plan.cap_s - (plan.own_limit_s or plan.cap_s)),
+        unit_s=plan.unit_s,
+        least_bill_s=plan.minimum_bill_s,
+        least_s=plan.useful_s or 0,
+        starts=plan.attempts,
+    )
+
+
+def _seconds(value: Any) -> float | None:
+    """Return the seconds of a duration from a stored config: `30m`, or seconds."""
+    return None if value is None else float(parse_duration(value))
