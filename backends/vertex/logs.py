@@ -20,12 +20,10 @@ from cloudtrain.launcher.text.terminal import say
 __all__ = ["HOLD_BACK_S", "PACE_S", "forget", "page"]
 
 PACE_S = 0.5  # between two polls; most polls make no call
-HOLD_BACK_S = 2.0  # Cloud Logging ingests nodes' entries at different times; a tail's own window has the same length
+HOLD_BACK_S = 2.0  # Cloud Logging ingests nodes' entries at different times; the default window of its own tail
 PASSED_S = 10.0  # a one-time reader counts as up to date for this long; a cursor of another process does not count
-LIVE_S = 2.0  # a reader that returns within this time is a follower
 
 _feeds: dict[str, list[EntryFeed]] = {}
-_looked_s: dict[tuple[str, frozenset[int] | None], float] = {}
 _listed_s: dict[tuple[str, frozenset[int] | None], float] = {}  # when this process read all there was
 
 
@@ -66,13 +64,9 @@ def page(
 
 
 def forget() -> None:
-    """End all feeds and forget refusals, as the end of the process does."""
+    """Forget all feeds and refusals, as the end of the process does."""
     logs_quota.forget()
-    for feeds in _feeds.values():
-        for feed in feeds:
-            feed.close()
     _feeds.clear()
-    _looked_s.clear()
     _listed_s.clear()
 
 
@@ -126,12 +120,9 @@ def _live(
     home: Path,
 ) -> LogPage:
     """Read the new lines."""
-    key, now_s = (job, narrowed), time.monotonic()
-    is_live = now_s - _looked_s.get(key, -1e9) < LIVE_S
-    _looked_s[key] = now_s
     feed = _feed(access, job, narrowed, order.high_s, home)
     try:
-        feed.look(order.gaps(wanted), is_live=is_live)
+        feed.look(order.gaps(wanted))
     except GoogleError:
         if not order.is_complete(wanted):  # complete, by the containers' own count
             raise
@@ -148,27 +139,23 @@ def _live(
     is_clean = not lines and not order.is_holding and rounds is not None and feed.rounds > rounds
     listed_s = at["listed_s"]
     if rounds is not None:
-        _listed_s[key] = listed_s = time.time()
+        _listed_s[job, narrowed] = listed_s = time.time()
     after = {"order": order.dump(), "feed": (feed.number, index), "rounds": rounds, "listed_s": listed_s}
     if lines or is_clean or rounds is None:
         after["rounds"] = feed.rounds
     is_complete = not lines and order.is_complete(wanted)
-    if is_complete:
-        feed.close()
     return LogPage(lines, after, is_clean=is_clean or is_complete, is_complete=is_complete)
 
 
 def _feed(access: VertexAccess, job: str, nodes: frozenset[int] | None, high_s: float, home: Path) -> EntryFeed:
-    """Return a feed with all lines of the nodes since that time; end feeds that the returned feed makes superfluous."""
+    """Return a feed with all lines of the nodes since that time; forget feeds that this feed makes superfluous."""
     there, since_s = _feeds.setdefault(job, []), max(high_s - WIDE_S, 0.0)
     found = [feed for feed in there if _has_nodes(feed, nodes) and feed.since_s <= since_s]
     chosen = next((feed for feed in found if feed.nodes is None), found[0] if found else None)
     if chosen is None:
         chosen = EntryFeed(access, job, nodes, since_s, home)
         there.append(chosen)
-    for feed in [feed for feed in there if feed is not chosen and _has_nodes(chosen, feed.nodes)]:
-        feed.close()
-        there.remove(feed)
+    there[:] = [feed for feed in there if feed is chosen or not _has_nodes(chosen, feed.nodes)]
     return chosen
 
 

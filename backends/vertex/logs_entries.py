@@ -16,7 +16,7 @@ from typing import Any
 from cloudtrain.launcher.logs import container_lines
 from cloudtrain.launcher.text.times import seconds
 
-__all__ = ["LogEntry", "joined", "of_json", "of_proto", "node_of", "task_of"]
+__all__ = ["LogEntry", "joined", "of_json", "node_of", "task_of"]
 
 _TASK = re.compile(r"workerpool(\d+)-(\d+)")
 
@@ -60,16 +60,6 @@ def of_json(raw: dict[str, Any]) -> LogEntry:
     return _entry(key, task, seconds(stamp) or 0.0, payload, raw.get("textPayload"))
 
 
-def of_proto(raw: Any) -> LogEntry:
-    """Return the line of an entry of the gRPC client (google.cloud.logging_v2.types.LogEntry)."""
-    plain = type(raw).pb(raw)
-    stamp = plain.timestamp if plain.HasField("timestamp") else plain.receive_timestamp
-    payload = _plain(plain.json_payload) if plain.WhichOneof("payload") == "json_payload" else None
-    task = plain.resource.labels.get("task_name", "")
-    key = f"{_plain_time(stamp.ToJsonString())} {plain.insert_id}"
-    return _entry(key, task, stamp.seconds + stamp.nanos / 1e9, payload, plain.text_payload)
-
-
 def joined(raw: Iterable[dict[str, Any]], parts: dict[str, dict[str, str]]) -> Iterator[dict[str, Any]]:
     """Yield the entries, with split entries of Cloud Logging joined; `parts` keeps incomplete entries between calls."""
     for each in raw:
@@ -103,7 +93,7 @@ def _entry(key: str, task: str, stamp_s: float, payload: dict[str, Any] | None, 
 
 
 def _plain_time(stamp: str) -> str:
-    """Return the time without trailing zeros: REST and gRPC write different numbers of digits."""
+    """Return the time without trailing zeros: the keys in stored cursors have this form."""
     whole, point, fraction = stamp.removesuffix("Z").partition(".")
     return f"{whole}{point}{fraction}".rstrip("0") if point else whole
 
@@ -115,15 +105,3 @@ def _unparsed(message: str) -> tuple[str, Any]:
         return str(found["message"]), found["ct"]
     except (ValueError, KeyError, TypeError):
         return message, None
-
-
-def _plain(struct: Any) -> dict[str, Any]:
-    """Return a google.protobuf.Struct as a dict; for a cloudtrain line only `message` and `ct`, to save time."""
-    if "message" in struct.fields:
-        mark = struct.fields["ct"].struct_value.fields if "ct" in struct.fields else {}
-        mark_fields = {key: value.string_value or value.number_value for key, value in mark.items()}
-        return {"message": struct.fields["message"].string_value, **({"ct": mark_fields} if mark_fields else {})}
-    from google.protobuf import json_format
-
-    found: dict[str, Any] = json_format.MessageToDict(struct)
-    return found

@@ -1,8 +1,8 @@
 """The log of a job as Cloud Logging serves it: all readers in a process share one feed, since each call counts.
 
-Lists are complete, and a tail adds speed. A list begins a little before the newest line, further back where numbers are
-missing, and every SWEEP_S far back for lines without numbers. The feed gives entries to readers in order of arrival;
-each reader keeps its own memory (logs_order.py), which removes copies and restores the order.
+A list begins a little before the newest line, requests missing lines by their numbers, and every SWEEP_S searches far
+back for lines without numbers. The feed gives entries to readers in order of arrival; each reader keeps its own memory
+(logs_order.py), which removes copies and restores the order.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from cloudtrain.backends.vertex import api, logs_quota
 from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
 from cloudtrain.backends.vertex.logs_entries import LogEntry, joined, of_json, task_of
 from cloudtrain.backends.vertex.logs_order import Gap
-from cloudtrain.backends.vertex.logs_tail import EntryTail
 
 __all__ = ["PAGE", "EntryFeed", "lists", "query_of", "since"]
 
 PAGE = 1000  # the most entries that one list call returns
-FRESH_S = 5.0  # a list begins this long before the newest line
+FRESH_S = 5.0  # a node is current if its newest line is at most this old, by the newest line of the job
+OVERLAP_S = 1.0  # a list begins this long before the newest lines of all current nodes
 SWEEP_S, WIDE_S = 30.0, 90.0  # how often, and how far back, a list searches for late lines without numbers
-LIST_S, WITH_TAIL_S, SOON_S = 2.5, 10.0, 1.0  # between two lists: without a tail, with a tail, after a loss in the tail
+LIST_S, LONGEST_S = 2.5, 5.0  # between two lists, and between two lists in a long silence
 SLACKEN = 0.1  # this share of the silence is added to the pause
-TAIL_AFTER_S = 3.0  # of reading: a single read needs no tail
 PAGES = 5  # list pages in one poll
 KEPT = 20_000  # entries kept for readers that join later
-MOST_GAPS = 20  # gaps in one list's query
+MOST_GAPS = 50  # gaps in one list's query: 9,000 of the 20,000 characters that a filter may have
 LAG_S = 120.0  # how far one replica's lines may be behind the newest line
+UNNUMBERED = "NOT jsonPayload.ct.n:*"
 
 _numbers = itertools.count(1)
 
@@ -57,9 +57,7 @@ class EntryFeed:
         self._listed_s = self._swept_s = -1e9
         self._newest: dict[int, float] = {}  # node -> stamp of its newest line
         self._gap_turn = 0
-        self._tail: EntryTail | None = None
-        self._is_lossy = False  # the tail has left lines out since the last list
-        self._begun_s = self._news_s = time.monotonic()
+        self._news_s = time.monotonic()
 
     def after(self, index: int) -> tuple[list[LogEntry], int]:
         """Return the entries after the index, and the next index."""
@@ -76,27 +74,18 @@ class EntryFeed:
         """Return whether the feed still holds all entries after the index."""
         return index >= self._count - len(self._entries)
 
-    def look(self, gaps: list[Gap], *, is_live: bool) -> None:
-        """Take in new entries: from the tail, and from a list if a list is due. `gaps` are the reader's missing lines.
+    def look(self, gaps: list[Gap]) -> None:
+        """Take in new entries if a list is due. `gaps` are the reader's missing lines.
 
         Raises GoogleError if Cloud Logging does not answer.
         """
         now_s = time.monotonic()
-        is_tailed = self._from_tail(is_live, now_s)
-        quiet_s = now_s - self._news_s
-        pause_s = min(WITH_TAIL_S, LIST_S + quiet_s * SLACKEN)
-        if is_tailed:
-            pause_s = SOON_S if self._is_lossy else WITH_TAIL_S
+        pause_s = min(LONGEST_S, LIST_S + (now_s - self._news_s) * SLACKEN)
         if self._page is None and now_s - self._listed_s < pause_s:
             return
         query = self._page[0] if self._page else self._next_query(gaps, now_s)
         token = self._page[1] if self._page else ""
         self._list(query, token)
-
-    def close(self) -> None:
-        """End the tail."""
-        if self._tail is not None:
-            self._tail.close()
 
     def _list(self, query: str, token: str) -> None:
         for _ in range(PAGES):
@@ -119,34 +108,21 @@ class EntryFeed:
         self._listed_s = time.monotonic()
         if not token:
             self.rounds += 1
-            self._is_lossy = False
 
     def _next_query(self, gaps: list[Gap], now_s: float) -> str:
-        fresh = [since(self._high_s - FRESH_S)]
-        current = [node for node, stamp_s in self._newest.items() if stamp_s >= self._high_s - FRESH_S]
+        current = {node: at_s for node, at_s in self._newest.items() if at_s >= self._high_s - FRESH_S}
+        # A numbered line before its node's newest line is a gap; lines without numbers need the longer overlap.
+        fresh = [since(min(current.values(), default=self._high_s) - OVERLAP_S)]
+        fresh.append(f"({since(self._high_s - FRESH_S)} AND {UNNUMBERED})")
         if current:  # the remaining nodes may be silent, or late in Cloud Logging
             fresh.append(f"({since(self._high_s - LAG_S)} AND NOT {of_nodes(current)})")
-        windows = _merged([(gap.before_s - 1, gap.after_s + 1) for gap in gaps])
-        turn = self._gap_turn % max(1, len(windows))
+        turn = self._gap_turn % max(1, len(gaps))
         self._gap_turn += MOST_GAPS
-        fresh += [f"({since(a)} AND {until(b)})" for a, b in [*windows[turn:], *windows[:turn]][:MOST_GAPS]]
+        fresh += [_missing(gap) for gap in [*gaps[turn:], *gaps[:turn]][:MOST_GAPS]]
         if now_s - self._swept_s >= SWEEP_S:
             self._swept_s = now_s
-            fresh.append(f"({since(self._high_s - WIDE_S)} AND NOT jsonPayload.ct.n:*)")
+            fresh.append(f"({since(self._high_s - WIDE_S)} AND {UNNUMBERED})")
         return f"{query_of(self._job, self.nodes)} AND ({' OR '.join(fresh)})"
-
-    def _from_tail(self, is_live: bool, now_s: float) -> bool:
-        """Take in the tail's entries; return whether a tail is open."""
-        if self._tail is not None and self._tail.is_closed and self._tail.is_possible:
-            self._tail = None
-        if self._tail is None:
-            if is_live and now_s - self._begun_s > TAIL_AFTER_S:
-                self._tail = EntryTail(self._access, query_of(self._job, self.nodes))
-            return False
-        entries, is_lossy = self._tail.take()
-        self._add(entries)
-        self._is_lossy |= is_lossy
-        return self._tail.is_open
 
     def _add(self, entries: list[LogEntry]) -> None:
         for entry in entries:
@@ -183,15 +159,10 @@ def until(when_s: float) -> str:
     return f'timestamp<="{_rfc3339(when_s)}"'
 
 
-def _merged(windows: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return windows that cover the same times without overlap."""
-    found: list[tuple[float, float]] = []
-    for begin_s, end_s in sorted(windows):
-        if found and begin_s <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end_s))
-        else:
-            found.append((begin_s, end_s))
-    return found
+def _missing(gap: Gap) -> str:
+    """Return the filter for the gap's lines, and for the lines near the gap that the platform has kept as text."""
+    numbers = f"(jsonPayload.ct.n>={gap.first} AND jsonPayload.ct.n<={gap.last}) OR {UNNUMBERED}"
+    return f"({since(gap.before_s - 1)} AND {until(gap.after_s + 1)} AND ({numbers}))"
 
 
 def lists(access: VertexAccess, query: str, token: str, parts: dict[str, dict[str, str]]) -> tuple[list[LogEntry], str]:

@@ -17,7 +17,7 @@ from cloudtrain.launcher.backend import LogLine
 
 __all__ = ["HOLD_S", "Gap", "Order"]
 
-HOLD_S = 1.5  # how long a line waits for earlier lines; later ones are returned on arrival
+HOLD_S = 1.5  # how old a line becomes, at most, while it waits for earlier lines; later ones are returned on arrival
 KEPT_S = 180.0  # how long the key of a line without a number is kept
 MOST_HELD = 2000  # lines of one container; above this, the first held lines are released
 GIVE_UP_S, MOST_GAPS = 600.0, 500  # a gap is given up at this age, or if the container has more than MOST_GAPS gaps
@@ -138,7 +138,7 @@ class Order:
         for number in sorted(life.held):
             entry, seen_s = life.held[number]
             if number > life.next:
-                if now_s - seen_s < HOLD_S and len(life.held) <= MOST_HELD:
+                if now_s - min(seen_s, entry.stamp_s) < HOLD_S and len(life.held) <= MOST_HELD:
                     break
                 life.gaps.append(Gap(life.next, number - 1, life.stamp_s, entry.stamp_s, now_s))
             del life.held[number]

@@ -37,7 +37,10 @@ def forget() -> None:
 
 
 def may_ask(home: Path, project: str, most: int = FOLLOWING) -> bool:
-    """Count one more call and return True; return False after `most` calls in a minute, or during a pause."""
+    """Count one more call and return True; return False after `most` calls in a minute, or during a pause.
+
+    After half of a follower's share, calls are spaced evenly: several followers take turns.
+    """
     if time.monotonic() < _pauses.get(project, (0.0, 0.0))[0]:
         return False
     path = home / f"vertex-log-calls-{re.sub(r'[^a-z0-9-]', '_', project)}.json"
@@ -47,7 +50,8 @@ def may_ask(home: Path, project: str, most: int = FOLLOWING) -> bool:
             file.seek(0)
             now_s = time.time()
             made = [when for when in _read(file.read()) if 0 <= now_s - when < MINUTE_S]
-            if len(made) >= most:
+            is_soon = len(made) >= FOLLOWING / 2 and now_s - made[-1] < MINUTE_S / FOLLOWING
+            if len(made) >= most or (most == FOLLOWING and is_soon):
                 return False
             file.seek(0)
             file.truncate()

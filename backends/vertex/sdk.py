@@ -1,4 +1,4 @@
-"""Calls by Google's own clients: create a job, upload its code, tail its log. Imported only on use.
+"""Calls by Google's own clients: create a job, upload its code. Imported only on use.
 
 Each client takes half a second and more of processor time to import. The clients' calls have neither a time limit nor
 retries by default. A retry of a job's creation could make a second job, so jobs.py searches for the job first.
@@ -17,11 +17,9 @@ from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.remote import one_line
 
-__all__ = ["create", "put", "tail"]
+__all__ = ["create", "put"]
 
 CREATE_S, UPLOAD_S = 60.0, 300.0
-TAIL_S = 300.0  # of one session: a session may last an hour, but has no way to learn that its reader has left
-TAIL_WINDOW_S = 1  # Cloud Logging gathers entries for this long to sort them
 
 
 def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -73,37 +71,6 @@ def put(access: VertexAccess, path: Path, uri: str) -> None:
             return
         finally:
             client.close()
-
-
-def tail(access: VertexAccess, query: str, take: Callable[[Any], None], opened: Callable[[Any], None]) -> None:
-    """Give every batch of new entries of Cloud Logging to `take`, until the session ends.
-
-    `opened` gets an object with `cancel()`, which ends the session. Raises GoogleError, ConfigError.
-    """
-    try:
-        import grpc
-        from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
-        from google.cloud.logging_v2.types import TailLogEntriesRequest
-        from google.protobuf.duration_pb2 import Duration
-    except ImportError as error:
-        raise api.not_installed(error) from error
-    options, kind = _target(access, "logging")
-    if kind == "rest":
-        raise ConfigError("tailing needs gRPC, which an http:// endpoint has not")
-    request = TailLogEntriesRequest(
-        resource_names=[f"projects/{access.project}"], filter=query, buffer_window=Duration(seconds=TAIL_WINDOW_S)
-    )
-    client = LoggingServiceV2Client(credentials=api.credentials(access.project), client_options=options)
-    with client:
-        try:
-            # The client's own method waits for the first entry before it returns an object to cancel.
-            transport: Any = client.transport
-            stream = transport.tail_log_entries(iter([request]), timeout=TAIL_S)
-            opened(stream)
-            for batch in stream:
-                take(batch)
-        except grpc.RpcError as error:
-            raise GoogleError(0, str(error.code()), one_line(str(error.details()))) from error
 
 
 def _target(access: VertexAccess, service: str) -> tuple[dict[str, str], str | None]:

@@ -219,7 +219,6 @@ def test_following_twice_shows_every_line_once(cli: Any, google_project: Google,
     google_project.fault("logging.list", "429", every=5)
     google_project.fault("logging.list", "503", every=7)
     google_project.fault("logging.list", "drop", every=9)
-    google_project.fault("logging.tail", "UNAVAILABLE", every=2)
     google_project.fault("jobs.get", "503", every=4)
     as_script(
         folder,

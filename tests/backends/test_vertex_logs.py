@@ -84,7 +84,7 @@ class Reader:
 @pytest.fixture
 def job(google_project: Google) -> Iterator[str]:
     """Return the number of a job without containers; pollers of earlier tests are gone."""
-    google_project.settings(execute=False, log_tail_sessions=10)
+    google_project.settings(execute=False)
     logs.forget()
     yield google_project.submit("j", "true", workers=1)
     logs.forget()
@@ -167,7 +167,6 @@ def test_faults_of_all_kinds_lose_no_line(google_project: Google, writer: Writer
     google_project.fault("logging.list", "429", every=4)
     google_project.fault("logging.list", "503", every=5)
     google_project.fault("logging.list", "drop", every=7)
-    google_project.fault("logging.tail", "UNAVAILABLE", every=2)
     google_project.settings(log_late_share=0.1, log_late_s=(1, 3))
     for number in range(60):
         writer.write(0, f"{number}")
@@ -193,38 +192,16 @@ def try_page(reader: Reader) -> LogPage | None:
 
 
 @pytest.mark.slow
-def test_without_a_tail_lists_are_enough(google_project: Google, writer: Writer, reader: Reader) -> None:
-    """Without permission for the tail, all lines still arrive."""
-    google_project.settings(denied=["logging.tail"])
+def test_single_lines_come_soon_with_few_calls(google_project: Google, writer: Writer, reader: Reader) -> None:
+    """Each of several single lines arrives within four seconds, by a list at most every 2.4 s."""
     reader.page()
-    for number in range(5):
-        writer.write(0, f"{number}")
-        reader.until(lambda page, number=number: len(reader.lines) > number)
-    assert reader.texts(0) == ["0", "1", "2", "3", "4"]
-
-
-@pytest.mark.slow
-def test_tail_brings_lines_between_two_lists(google_project: Google, writer: Writer, reader: Reader) -> None:
-    """With the tail open, lists become rare, and lines arrive within two seconds."""
-    reader.until(lambda page: bool(google_project.tails()))
     google_project.clear_journal()
     begin_s = time.monotonic()
     for number in range(6):
         writer.write(0, f"{number}")
         reader.until(lambda page, number=number: len(reader.lines) > number, timeout_s=4)
-    assert time.monotonic() - begin_s < 6 * 2.5
-    assert len(google_project.journal("logging.list")) <= 3
-
-
-def test_lines_left_out_by_the_tail_come_from_lists(google_project: Google, writer: Writer, reader: Reader) -> None:
-    """The tail reports a suppression, and the dropped lines are requested at once."""
-    reader.until(lambda page: bool(google_project.tails()))
-    google_project.suppress(5, "NOT_CONSUMED")
-    writer.write(0, *map(str, range(20)))
-    writer.end(0)
-    writer.end(1)
-    reader.until(complete, timeout_s=20)
-    assert reader.texts(0) == list(map(str, range(20)))
+    assert reader.texts(0) == ["0", "1", "2", "3", "4", "5"]
+    assert len(google_project.journal("logging.list")) <= 1 + (time.monotonic() - begin_s) / 2.4
 
 
 def test_long_lines_are_joined(google_project: Google, writer: Writer, reader: Reader) -> None:
@@ -308,7 +285,7 @@ def test_several_readers_share_the_calls(google_project: Google, writer: Writer,
 def test_calls_stay_below_the_limit(google_project: Google, writer: Writer, reader: Reader) -> None:
     """Calls of all processes of the home folder count, in any number."""
     for _ in range(logs_quota.FOLLOWING):
-        assert logs_quota.may_ask(reader.home, PROJECT)
+        assert logs_quota.may_ask(reader.home, PROJECT, logs_quota.PASSING)
     reader.cursor = {"order": None, "backlog": None, "listed_s": 0.0}
     writer.write(0, "unseen")
     page = reader.page()
@@ -331,8 +308,7 @@ def numbered(google: Google, reader: Reader, number: int, age_s: float, node: in
 def test_missing_line_is_requested_at_its_place(
     google_project: Google, reader: Reader, before: list[tuple[int, float]], late: tuple[int, float]
 ) -> None:
-    """A very late line, without a tail, is requested between its neighbours, at any distance."""
-    google_project.settings(denied=["logging.tail"])
+    """A very late line is requested between its neighbours, at any distance."""
     for number, age_s in before:
         numbered(google_project, reader, number, age_s)
     reader.until(lambda page: len(reader.lines) == len(before))
@@ -342,20 +318,18 @@ def test_missing_line_is_requested_at_its_place(
 
 @pytest.mark.slow
 def test_permanent_gap_does_not_block_later_lines(google_project: Google, reader: Reader) -> None:
-    """Thirty lines are lost to an exclusion filter, but a further late line is still requested in its turn."""
-    google_project.settings(denied=["logging.tail"])
-    for number in range(1, 60, 2):
-        numbered(google_project, reader, number, 3000 - number * 40)
-    numbered(google_project, reader, 60, 0)
-    reader.until(lambda page: len(reader.lines) == 31)
-    numbered(google_project, reader, 58, 3000 - 58 * 40)
-    reader.until(lambda page: "58" in reader.texts(0), 20)
+    """Sixty lines are lost to an exclusion filter, but a further late line is still requested in its turn."""
+    for number in range(1, 120, 2):
+        numbered(google_project, reader, number, 6000 - number * 40)
+    numbered(google_project, reader, 120, 0)
+    reader.until(lambda page: len(reader.lines) == 61)
+    numbered(google_project, reader, 118, 6000 - 118 * 40)
+    reader.until(lambda page: "118" in reader.texts(0), 20)
 
 
 @pytest.mark.slow
 def test_replica_whose_lines_are_ingested_late_is_shown(google_project: Google, reader: Reader) -> None:
     """All lines of node 1 come 15 s late and in order, so no gap is known: the lines are still shown."""
-    google_project.settings(denied=["logging.tail"])
     for number in range(1, 9):
         numbered(google_project, reader, number, 0)
         numbered(google_project, reader, number, 15, node=1)

@@ -55,13 +55,21 @@ def test_every_line_comes_once_in_any_order_of_arrival(chance: random.Random, co
 def test_line_waits_a_moment_for_earlier_lines() -> None:
     """Two swapped lines are put in order; a missing line delays later lines by at most HOLD_S."""
     reader = Order()
-    assert texts(reader.take([line(2), line(1), line(4)], 10.0)) == ["a 1", "a 2"]
+    assert texts(reader.take([line(2), line(1), line(4)], 4.5)) == ["a 1", "a 2"]
     assert reader.is_holding
-    assert texts(reader.take([], 10.0 + HOLD_S)) == ["a 4"]
+    assert texts(reader.take([], 4.0 + HOLD_S)) == ["a 4"]
     [gap] = reader.gaps(BOTH)
     assert (gap.first, gap.last, gap.before_s) == (3, 3, 2.0)
     assert texts(reader.take([line(3), line(3, copy=1)], 30.0)) == ["a 3"]
     assert reader.gaps(BOTH) == []
+
+
+def test_old_line_waits_for_no_earlier_line() -> None:
+    """A line older than HOLD_S on arrival is returned at once; a slow clock delays a line by HOLD_S only."""
+    reader = Order()
+    assert texts(reader.take([line(1), line(3)], 3.0 + HOLD_S)) == ["a 1", "a 3"]
+    assert texts(reader.take([line(50)], 10.0)) == []
+    assert texts(reader.take([], 10.0 + HOLD_S)) == ["a 50"]
 
 
 def test_gap_after_the_last_line_is_known() -> None:
@@ -155,6 +163,18 @@ def test_calls_are_counted_over_processes(tmp_path: Any) -> None:
     [file, _] = sorted(tmp_path.iterdir())
     file.write_text("[broken")
     assert logs_quota.may_ask(tmp_path, "p", 3)
+
+
+def test_followers_take_turns_after_half_of_the_share(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first 15 calls of followers come at any time, later calls two seconds apart; a single pass does not wait."""
+    now_s = 1000.0
+    monkeypatch.setattr(logs_quota.time, "time", lambda: now_s)
+    assert [logs_quota.may_ask(tmp_path, "p") for _ in range(17)] == [*[True] * 15, False, False]
+    assert logs_quota.may_ask(tmp_path, "p", logs_quota.PASSING)
+    now_s += 1.9
+    assert not logs_quota.may_ask(tmp_path, "p")
+    now_s += 0.2
+    assert [logs_quota.may_ask(tmp_path, "p") for _ in range(2)] == [True, False]
 
 
 def test_nodes_map_to_replicas() -> None:

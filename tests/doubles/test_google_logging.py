@@ -1,23 +1,17 @@
-"""Cloud Logging of Google's stand-in: entries, the filter language, pages, lateness, quota, tail."""
+"""Cloud Logging of Google's stand-in: entries, the filter language, pages, lateness, quota."""
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from doubles.google.errors import GoogleError
 from doubles.google.logs import LogSettings, LogStore
 from doubles.google.names import PROJECT
-
-if TYPE_CHECKING:
-    from google.cloud.logging_v2.types import TailLogEntriesRequest
 
 NAMES = [f"projects/{PROJECT}"]
 START_S = 1_795_000_000.0
@@ -292,116 +286,7 @@ def test_late_page_of_many_entries_is_fast(logs: Logs) -> None:
     assert found == lines[-900:]
 
 
-Tail = Callable[..., "queue.Queue[Any]"]
-
-
-@pytest.fixture
-def tail(logs: Logs) -> Iterator[Tail]:
-    """Return a function that opens a session and returns a queue of its responses, or of the error that ends it."""
-    threads: list[threading.Thread] = []
-
-    def run(request: TailLogEntriesRequest, told: queue.Queue[Any]) -> None:
-        try:
-            for response in logs.store.tail_log_entries(iter([request])):
-                told.put(response)
-        except GoogleError as error:
-            told.put(error)
-
-    def start(text: str = "", buffer_s: float = 0.0, sessions: int = 1) -> queue.Queue[Any]:
-        from google.cloud.logging_v2.types import TailLogEntriesRequest
-
-        request = TailLogEntriesRequest(resource_names=NAMES, filter=text, buffer_window={"nanos": int(buffer_s * 1e9)})
-        told: queue.Queue[Any] = queue.Queue()
-        threads.append(threading.Thread(target=run, args=(request, told)))
-        threads[-1].start()
-        until(lambda: logs.store.tails() == sessions or not told.empty())
-        return told
-
-    yield start
-    logs.store.clear()
-    for thread in threads:
-        thread.join(10)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until the condition holds."""
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def texts(response: Any) -> list[str]:
-    """Return the messages of a response of tail."""
-    return [entry.json_payload["message"] for entry in response.entries]
-
-
-def test_tail_returns_only_new_entries(logs: Logs, tail: Tail) -> None:
-    """Tail returns entries that become visible after its start, including delayed entries, but not earlier entries."""
-    logs.set(log_ingest_s=5.0)
-    logs.store.write("7", CHIEF, "on its way")
-    logs.set(log_ingest_s=0.0)
-    logs.store.write("7", CHIEF, "before")
-    logs.now_s += 0.1
-    told = tail('resource.labels.job_id="7"')
-    logs.now_s += 0.1
-    logs.store.write("8", CHIEF, "of another job")
-    logs.store.write("7", CHIEF, "after")
-    assert texts(told.get(timeout=20)) == ["after"]
-    logs.now_s += 5.0
-    assert texts(told.get(timeout=20)) == ["on its way"]
-
-
-def test_tail_sorts_entries_within_its_window(logs: Logs, tail: Tail) -> None:
-    """Entries are sorted within the buffer window."""
-    told = tail(buffer_s=0.5)
-    logs.now_s += 0.1
-    logs.store.write("7", CHIEF, "second")
-    logs.now_s += 0.01
-    logs.store.write("7", OTHER, "first", at_s=START_S - 10)
-    logs.now_s += 0.4
-    with pytest.raises(queue.Empty):
-        told.get(timeout=0.3)
-    logs.now_s += 0.11
-    assert texts(told.get(timeout=20)) == ["first", "second"]
-
-
-def test_tail_reports_suppressed_entries(logs: Logs, tail: Tail) -> None:
-    """Tail counts entries left out by its rate or by a test; lists have all entries."""
-    logs.set(log_tail_a_minute=2)
-    told = tail()
-    logs.now_s += 0.1
-    logs.store.write_lines("7", CHIEF, "abcde")
-    first = told.get(timeout=20)
-    assert (texts(first), [(one.reason.name, one.suppressed_count) for one in first.suppression_info]) == (
-        ["a", "b"],
-        [("RATE_LIMIT", 3)],
-    )
-    logs.set(log_tail_a_minute=None)
-    logs.store.suppress(1)
-    logs.store.write_lines("7", CHIEF, "fg")
-    second = told.get(timeout=20)
-    assert [(one.reason.name, one.suppressed_count) for one in second.suppression_info] == [("NOT_CONSUMED", 1)]
-    assert texts(second) == ["g"]
-    assert logs.words() == list("abcdefg")
-
-
-def test_tail_session_ends_after_an_hour(logs: Logs, tail: Tail) -> None:
-    """A session ends after an hour with OUT_OF_RANGE."""
-    told = tail()
-    logs.now_s += 3600
-    assert told.get(timeout=20).code == "OUT_OF_RANGE"
-    until(lambda: logs.store.tails() == 0)
-
-
-def test_tail_sessions_are_limited(logs: Logs, tail: Tail) -> None:
-    """A project has ten sessions; the next is refused."""
-    for number in range(10):
-        tail(sessions=number + 1)
-    assert tail(sessions=11).get(timeout=20).code == "RESOURCE_EXHAUSTED"
-
-
-def test_real_client_reads_pages_and_the_stream(logs: Logs) -> None:
+def test_real_client_reads_pages(logs: Logs) -> None:
     """The unmodified google-cloud-logging works over gRPC."""
     import grpc
     from google.api_core.exceptions import ResourceExhausted
@@ -417,14 +302,6 @@ def test_real_client_reads_pages_and_the_stream(logs: Logs) -> None:
             found = list(client.list_log_entries(request=request))
             assert [entry.json_payload["message"] for entry in found] == ["a", "b", "c"]
             assert [int(entry.severity) for entry in found] == [200, 200, 500]
-            # The client returns from the call with the first response.
-            write = threading.Timer(0.0, lambda: (until(lambda: logs.store.tails() == 1), later(logs)))
-            write.start()
-            stream = client.tail_log_entries(iter([{"resource_names": NAMES, "buffer_window": {"nanos": 1}}]))
-            assert texts(next(iter(stream))) == ["d"]
-            stream.cancel()
-            write.join()
-            until(lambda: logs.store.tails() == 0)
             logs.set(log_reads_a_minute=0)
             with pytest.raises(ResourceExhausted):
                 client.list_log_entries(request=request)
@@ -432,22 +309,10 @@ def test_real_client_reads_pages_and_the_stream(logs: Logs) -> None:
         server.stop(0).wait()
 
 
-def later(logs: Logs) -> None:
-    """Write a line later than all existing lines."""
-    logs.now_s += 1
-    logs.store.write("7", CHIEF, "d")
-    logs.now_s += 1
-
-
 def served(store: LogStore) -> tuple[Any, int]:
-    """Return a server of both methods, and its port."""
+    """Return a server of the method, and its port."""
     import grpc
-    from google.cloud.logging_v2.types import (
-        ListLogEntriesRequest,
-        ListLogEntriesResponse,
-        TailLogEntriesRequest,
-        TailLogEntriesResponse,
-    )
+    from google.cloud.logging_v2.types import ListLogEntriesRequest, ListLogEntriesResponse
 
     def list_entries(request: Any, context: Any) -> Any:
         try:
@@ -458,9 +323,6 @@ def served(store: LogStore) -> tuple[Any, int]:
     methods = {
         "ListLogEntries": grpc.unary_unary_rpc_method_handler(
             list_entries, ListLogEntriesRequest.deserialize, ListLogEntriesResponse.serialize
-        ),
-        "TailLogEntries": grpc.stream_stream_rpc_method_handler(
-            store.tail_log_entries, TailLogEntriesRequest.deserialize, TailLogEntriesResponse.serialize
         ),
     }
     server = grpc.server(futures.ThreadPoolExecutor(4))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -194,28 +193,6 @@ def test_client_reads_a_jobs_log(google: Google, logging_client: Any) -> None:
     told = [(entry.severity, entry.json_payload["message"]) for entry in logging_client.list_log_entries(request)]
     assert told == [(200, "one"), (500, "two")]
     assert len(google.journal("logging.list")) >= 2
-
-
-def test_client_tails_a_jobs_log(google: Google, logging_client: Any, wait_until: Callable[..., Any]) -> None:
-    """Tail returns new lines, until the connection breaks."""
-    from google.api_core.exceptions import ServiceUnavailable
-    from google.cloud.logging_v2.types import TailLogEntriesRequest
-
-    google.settings(execute=False)
-    job = google.submit("job", "true")
-    google.write_log(job, "before")
-    request = TailLogEntriesRequest(resource_names=[f"projects/{PROJECT}"], filter=f'resource.labels.job_id="{job}"')
-    request.buffer_window = {"seconds": 0}
-    with ThreadPoolExecutor() as pool:  # the client's call returns with the first response
-        session = pool.submit(logging_client.tail_log_entries, iter([request]), timeout=20)
-        wait_until(google.tails)
-        google.write_log(job, "now")
-        responses = session.result(20)
-    assert [entry.json_payload["message"] for entry in next(responses).entries] == ["now"]
-    google.break_streams()
-    with pytest.raises(ServiceUnavailable):
-        next(responses)
-    wait_until(lambda: google.tails() == 0)
 
 
 @needs_namespaces

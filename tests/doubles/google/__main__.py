@@ -30,7 +30,6 @@ def begin(state: Path, port: int) -> process.Served:
     switch = Switch.open()
     world = World(state, switch, authority.file)
     grpc = GrpcServer(world, methods(world))
-    world.cut_streams = grpc.cut
     serving = proxy.Proxy(
         authority, lambda host: service_of(host) is not None, Application(world), Plain(world), grpc.talk
     )

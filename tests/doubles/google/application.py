@@ -5,16 +5,11 @@ from __future__ import annotations
 import json
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from google.cloud.logging_v2.types import (
-    ListLogEntriesRequest,
-    ListLogEntriesResponse,
-    TailLogEntriesRequest,
-    TailLogEntriesResponse,
-)
+from google.cloud.logging_v2.types import ListLogEntriesRequest, ListLogEntriesResponse
 
 from doubles.google import accounts, billing, logs, secretmanager
 from doubles.google.calls import UNSERVED, Call, passed
@@ -157,24 +152,5 @@ def methods(world: World) -> dict[str, Method]:
         told = world.logs.list_log_entries(ListLogEntriesRequest.wrap(request))
         return ListLogEntriesResponse.pb(told)
 
-    def tail(call: Call, requests: Iterator[Any]) -> Iterator[Any]:
-        wrapped = (TailLogEntriesRequest.wrap(request) for request in requests)
-        for told in world.logs.tail_log_entries(wrapped, _Context(call)):
-            yield TailLogEntriesResponse.pb(told)
-
-    service = "/google.logging.v2.LoggingServiceV2"
-    found[f"{service}/ListLogEntries"] = Method("logging", "logging.list", ListLogEntriesRequest.pb(), list_entries)
-    request = TailLogEntriesRequest.pb()
-    found[f"{service}/TailLogEntries"] = Method("logging", "logging.tail", request, tail, is_stream=True)
-    return found
-
-
-class _Context:
-    """The part of grpc.ServicerContext that a stream needs."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    def is_active(self) -> bool:
-        """Return whether the client is still connected."""
-        return not self._call.is_gone()
+    name = "/google.logging.v2.LoggingServiceV2/ListLogEntries"
+    return found | {name: Method("logging", "logging.list", ListLogEntriesRequest.pb(), list_entries)}

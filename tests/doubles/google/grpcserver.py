@@ -28,7 +28,7 @@ from doubles.wire import HangUp
 
 __all__ = ["GrpcServer", "Method"]
 
-THREADS = 128  # one for every running call, streams included
+THREADS = 128  # one for every running call
 READ_BYTES = 1 << 16
 BUFFER_BYTES = 1 << 20
 assert error_details_pb2  # registers the message types of error details
@@ -36,13 +36,12 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Method(NamedTuple):
-    """The implementation of a method: `function(call, request)` returns an answer or, for a stream, an iterator."""
+    """The implementation of a method: `function(call, request)` returns an answer."""
 
     service: str
     operation: str
     request: Any  # message class, protobuf's own
     function: Callable[..., Any]
-    is_stream: bool = False
 
 
 @dataclass
@@ -82,12 +81,6 @@ class GrpcServer:
                 with self._lock:
                     del self._peers[name]
 
-    def cut(self) -> None:
-        """Break all connections off."""
-        with self._lock:
-            for peer in self._peers.values():
-                peer.cut()
-
     def find(self, name: str) -> Method:
         """Return the method with the name, or a method that refuses the call."""
         return self._methods.get(name) or Method("unserved", "unserved", None, _refuse)
@@ -104,23 +97,6 @@ class GrpcServer:
             call.entry["sent"] = len(told)
             return told
         raise AssertionError("aborted")
-
-    def stream(
-        self, name: str, method: Method, raws: Iterator[bytes], context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
-        """Answer a call with streams of requests and answers."""
-        call = self._call(name, method, context, 0)
-
-        def requests() -> Iterator[Any]:
-            for raw in raws:
-                call.entry["received"] += len(raw)
-                yield raw if method.request is None else method.request.FromString(raw)
-
-        with self._mended(call, context):
-            for told in passed(self._world, call, lambda: method.function(call, requests())):
-                raw = told.SerializeToString()
-                call.entry["sent"] += len(raw)
-                yield raw
 
     def _call(self, name: str, method: Method, context: grpc.ServicerContext, received: int) -> Call:
         with self._lock:
@@ -169,8 +145,6 @@ class _Handlers(grpc.GenericRpcHandler):
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
         name = details.method
         method, server = self._server.find(name), self._server
-        if method.is_stream:
-            return grpc.stream_stream_rpc_method_handler(lambda raws, at: server.stream(name, method, raws, at))
         return grpc.unary_unary_rpc_method_handler(lambda raw, at: server.answer(name, method, raw, at))
 
 

@@ -200,19 +200,6 @@ class Google:
         """Add lines to the job's log; `details`: stream ("stderr"), severity, at_s."""
         self.control("jobs/write", {"job": job, "task": task, "lines": list(lines), **details})
 
-    def suppress(self, count: int, reason: str = "NOT_CONSUMED") -> None:
-        """Keep the next `count` entries from every session of tail, and report them as RATE_LIMIT or NOT_CONSUMED."""
-        self.control("suppress", {"count": count, "reason": reason})
-
-    def break_streams(self) -> None:
-        """Break off all gRPC connections, with all running calls."""
-        self.control("break_streams", {})
-
-    def tails(self) -> int:
-        """Return the number of sessions of tail."""
-        count: int = self.control("tails", method="GET")
-        return count
-
     def preempt(self, job: str, replica: str = CHIEF) -> None:
         """Take a replica's machine away."""
         self.control("jobs/preempt", {"job": job, "replica": replica})

@@ -43,12 +43,6 @@ class LogSettings:
     """Every n-th list call finds no entries "so far" and answers only a token; 0: no such call."""
     log_reads_a_minute: int = 60
     """List calls a project; docs logging/quotas. The next call is answered 429, without Retry-After."""
-    log_tail_sessions: int = 10
-    """Sessions of a project at a time; docs logging/quotas."""
-    log_tail_s: float = 3600.0
-    """After that a session ends with OUT_OF_RANGE."""
-    log_tail_a_minute: int | None = None
-    """Entries a session; further entries are left out and counted in suppressionInfo."""
 
 
 @dataclass(slots=True)

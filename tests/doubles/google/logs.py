@@ -1,4 +1,4 @@
-"""Cloud Logging: list entries in pages, tail, write; with the quotas and the delays of the service."""
+"""Cloud Logging: list entries in pages, write; with the quotas and the delays of the service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from typing import Any
 from doubles.google.errors import GoogleError
 from doubles.google.logentries import Entry, LogSettings, Maker
 from doubles.google.logfilter import Filter, ns_of, parse
-from doubles.google.logtail import Tails
 from doubles.google.names import NUMBER, PROJECT
 from doubles.google.routing import Route
 from doubles.wire import Answer, Request, json_answer
@@ -63,18 +62,16 @@ class LogStore:
         self, settings: Callable[[], LogSettings] = LogSettings, clock: Callable[[], float] = time.time
     ) -> None:
         self._settings, self._clock = settings, clock
-        self._changed = threading.Condition(threading.RLock())
-        self._tails = Tails(settings, clock, self._changed, self._all)
+        self._lock = threading.RLock()
         self.clear()
 
     def clear(self) -> None:
-        """Forget all entries, and end all sessions of tail."""
-        with self._changed:
+        """Forget all entries."""
+        with self._lock:
             self._maker = Maker(self._settings, self._clock)
             self._jobs: dict[str, _Job] = {}
             self._reads: deque[float] = deque()
             self._pages = 0
-            self._tails.end_all()
 
     def write(
         self,
@@ -100,18 +97,18 @@ class LogStore:
         severity: str | None = None,
     ) -> None:
         """Store lines that arrive at once."""
-        with self._changed:
+        with self._lock:
             for line in lines:
                 self._add(self._maker.line(job, task, line, stream, at_s, severity))
 
     def entries(self, job: str | None = None) -> list[JSON]:
         """Return all entries of a job, or of all jobs, including entries that are not yet visible."""
-        with self._changed:
+        with self._lock:
             return [entry.data for entry in self._all() if job in (None, entry.job)]
 
     def list_entries(self, body: JSON) -> JSON:
         """Answer entries.list. Raises GoogleError."""
-        with self._changed:
+        with self._lock:
             self._count_read()
             names = [*body.get("resourceNames", []), *(f"projects/{one}" for one in body.get("projectIds", []))]
             check_request(body, _LIST_KEYS, names)
@@ -133,24 +130,12 @@ class LogStore:
         told = json_format.ParseDict(self.list_entries(body), ListLogEntriesResponse.pb()())
         return ListLogEntriesResponse.wrap(told)
 
-    def tail_log_entries(self, requests: Iterator[Any], context: Any = None) -> Iterator[Any]:
-        """Answer TailLogEntries, as long as `context.is_active()`. Raises GoogleError, at first or on the way."""
-        return self._tails.tail(requests, (lambda: True) if context is None else context.is_active)
-
-    def suppress(self, count: int, reason: str = "NOT_CONSUMED") -> None:
-        """Keep the next `count` entries from every session of tail, and report them as RATE_LIMIT or NOT_CONSUMED."""
-        self._tails.suppress(count, reason)
-
-    def tails(self) -> int:
-        """Return the number of sessions of tail."""
-        return self._tails.count()
-
     def write_entries(self, body: JSON) -> JSON:
         """Answer entries.write. Raises GoogleError."""
         names = [body.get("logName", ""), *(entry.get("logName", "") for entry in body.get("entries", []))]
         projects = [name.partition("/logs/")[0] for name in names if name]
         check_request(body, _WRITE_KEYS, projects or [f"projects/{PROJECT}"])
-        with self._changed:
+        with self._lock:
             for entry in body.get("entries", []):
                 whole = {"resource": {"type": "global", "labels": {"project_id": PROJECT}}}
                 whole |= {name: body[name] for name in ("logName", "resource") if name in body}
@@ -178,8 +163,6 @@ class LogStore:
     def _add(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             self._jobs.setdefault(entry.job, _Job()).add(entry)
-            self._tails.offer(entry)
-        self._changed.notify_all()
 
     def _count_read(self) -> None:
         """Raise GoogleError if the minute's reads are used up; a refused read does not count."""

@@ -42,7 +42,6 @@ class World:
         self.logs = LogStore(lambda: self.settings)
         self.storage = Storage(state / "storage", lambda: self.settings)
         self.secrets = Secrets()
-        self.cut_streams: Callable[[], None] = lambda: None
         self._timers: list[threading.Timer] = []
         self._ids = random.SystemRandom()  # ids are never repeated, even after a reset
         self._clear()
