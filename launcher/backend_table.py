@@ -1,8 +1,8 @@
-"""The table of backends: the name of each backend, its module, and its facts for the launcher.
+"""The table of backends: the name of each backend, its class, and its facts for the launcher.
 
-Further packages register backends in the entry-point group `cloudtrain.backends` (name -> module), in addition to the
-built-in backends, never in their place. The package of a backend's module has the facts as `TRAITS`, and imports no
-further module.
+Further packages register backends in the entry-point group `cloudtrain.backends` (name -> `module:Class`), in addition
+to the built-in backends, never in their place. The package of a backend's module has the facts as `TRAITS`, and imports
+no further module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
     "GROUP",
     "BackendTraits",
     "block_of",
-    "module_of",
+    "class_of",
     "names",
     "package_of",
     "plugins",
@@ -31,11 +31,11 @@ __all__ = [
 
 GROUP = "cloudtrain.backends"
 BUILT_IN = {
-    "local": "cloudtrain.backends.local.backend",
-    "ssh": "cloudtrain.backends.ssh.backend",
-    "sagemaker": "cloudtrain.backends.sagemaker.backend",
-    "azureml": "cloudtrain.backends.azureml.backend",
-    "vertex": "cloudtrain.backends.vertex.backend",
+    "local": "cloudtrain.backends.local.backend:LocalBackend",
+    "ssh": "cloudtrain.backends.ssh.backend:SshBackend",
+    "sagemaker": "cloudtrain.backends.sagemaker.backend:SageMakerBackend",
+    "azureml": "cloudtrain.backends.azureml.backend:AzureMLBackend",
+    "vertex": "cloudtrain.backends.vertex.backend:VertexBackend",
 }
 DEFAULT = next(iter(BUILT_IN))
 
@@ -78,15 +78,15 @@ def names() -> list[str]:
     return [*BUILT_IN, *sorted(set(plugins()) - set(BUILT_IN))]
 
 
-def module_of(name: str) -> str | None:
-    """Return the module of a backend, None for an unknown name."""
+def class_of(name: str) -> str | None:
+    """Return `module:Class` of a backend, None for an unknown name."""
     return BUILT_IN.get(name) or plugins().get(name)
 
 
 def package_of(name: str) -> str | None:
     """Return the package of a backend's module, None for an unknown name."""
-    path = module_of(name)
-    return path and (path.rpartition(".")[0] or path)
+    module = (class_of(name) or "").partition(":")[0]
+    return module.rpartition(".")[0] or module or None
 
 
 def traits(name: str) -> BackendTraits:
@@ -112,7 +112,7 @@ def similar(name: str) -> str:
 
 
 def plugins() -> dict[str, str]:
-    """Return the modules of installed plug-ins by name. The search reads the files of every installed package."""
+    """Return the classes of installed plug-ins by name. The search reads the files of every installed package."""
     from importlib.metadata import entry_points
 
     return {point.name: point.value for point in entry_points(group=GROUP)}

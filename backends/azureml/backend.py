@@ -8,71 +8,155 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends.azureml.records import AzureMLSending
-from cloudtrain.launcher import lazily
-from cloudtrain.launcher.backend import Capacity, Request, Terms
+from cloudtrain.launcher.backend import Capacity, Terms
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Pace, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
+    from cloudtrain.launcher.job import State
+    from cloudtrain.launcher.metering.rate import Quote
+    from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
 
-_JOBS = "cloudtrain.backends.azureml.jobs"
-_require = lazily.of("cloudtrain.backends.azureml.request", "require")
 CANCEL_S = 60  # from the end of limits.timeout until the containers have gone; an assumption: Azure documents no figure
 LEAD_S = 300  # for image and mounts before our clock begins, if limits.timeout counts them: Azure documents no rule
 LEAST_S = 60  # the service turns less into 60 days: azure-ai-ml 1.35, entities/_job/job_limits.py, bug 1335978
 MINIMUM_BILL_S = 60  # a virtual machine's first minute, as a bound: bills go by the second
 
 
-def capacity(config: JobConfig) -> Capacity:
-    """Return the machine type's capacity, at its on-demand price: our table has no prices of spot machines."""
-    _require(config)
-    from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of, unknown_region
-    from cloudtrain.launcher.text.units import format_duration
+class AzureMLBackend:
+    """The backend of the name `azureml`."""
 
-    machine, block = choose(config), block_of(config)
-    idle_s = idle_s_of(block)
-    terms = Terms(CANCEL_S + idle_s, LEAST_S, minimum_bill_s=MINIMUM_BILL_S, lead_s=LEAD_S)
-    more = f", with {format_duration(idle_s)} in which the cluster idles" if idle_s else ""
-    more += ", on demand: spot machines cost less" if config.resources.spot else ""
-    name = machine.instance_type or str(block.compute)
-    if block.price_per_hour is not None:
-        source = f"{name}, azureml.price_per_hour{more}"
-        return Capacity(machine.count, block.price_per_hour / 1e6, source, terms, machine=name)
-    if machine.hourly_usd is None:
-        what = machine.instance_type or f"the machines of {block.compute}"
-        where = block.region or "an unknown region (azureml.region)"
-        source = catalog.unpriced("azureml", what, where)
-        return Capacity(machine.count, None, source, terms, machine=name, unknown_region=unknown_region(config))
-    source = f"{name}, {machine.price_source}{more}"
-    return Capacity(machine.count, machine.hourly_usd, source, terms, machine.uncertainty, machine.as_of, machine=name)
+    def capacity(self, config: JobConfig) -> Capacity:
+        """Return the machine type's capacity, at its on-demand price: our table has no prices of spot machines."""
+        from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of, unknown_region
+        from cloudtrain.backends.azureml.request import require
+        from cloudtrain.launcher.text.units import format_duration
 
+        require(config)
+        machine, block = choose(config), block_of(config)
+        idle_s = idle_s_of(block)
+        terms = Terms(CANCEL_S + idle_s, LEAST_S, minimum_bill_s=MINIMUM_BILL_S, lead_s=LEAD_S)
+        more = f", with {format_duration(idle_s)} in which the cluster idles" if idle_s else ""
+        more += ", on demand: spot machines cost less" if config.resources.spot else ""
+        name = machine.instance_type or str(block.compute)
+        if block.price_per_hour is not None:
+            source = f"{name}, azureml.price_per_hour{more}"
+            return Capacity(machine.count, block.price_per_hour / 1e6, source, terms, machine=name)
+        if machine.hourly_usd is None:
+            what = machine.instance_type or f"the machines of {block.compute}"
+            where = block.region or "an unknown region (azureml.region)"
+            source = catalog.unpriced("azureml", what, where)
+            return Capacity(machine.count, None, source, terms, machine=name, unknown_region=unknown_region(config))
+        source = f"{name}, {machine.price_source}{more}"
+        return Capacity(
+            machine.count, machine.hourly_usd, source, terms, machine.uncertainty, machine.as_of, machine=name
+        )
 
-def check(request: Request) -> list[Fault]:
-    """Return the faults for which Azure ML would refuse the request."""
-    from cloudtrain.backends.azureml import check as rules
+    def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+        """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
+        from cloudtrain.backends.azureml.request import build
 
-    return list(rules.faults(request.body))
+        return build(plan, config, job_id, attempt, bundle_sha256)
 
+    def check(self, request: Request) -> list[Fault]:
+        """Return the faults for which Azure ML would refuse the request."""
+        from cloudtrain.backends.azureml import check as rules
 
-request = lazily.of("cloudtrain.backends.azureml.request", "build")
-ready = lazily.of(_JOBS, "ready")
-send = lazily.of(_JOBS, "send")
-find = lazily.of(_JOBS, "find")
-jobs = lazily.of(_JOBS, "jobs")
-state = lazily.of(_JOBS, "state")
-logs = lazily.of(_JOBS, "logs")
-pace = lazily.of(_JOBS, "pace")
-stop = lazily.of(_JOBS, "stop")
-artifacts = lazily.of(_JOBS, "artifacts")
-checkpoints = lazily.of(_JOBS, "checkpoints")
-doctor = lazily.of("cloudtrain.backends.azureml.doctor", "checks")
-quotes = lazily.of("cloudtrain.backends.azureml.prices", "quotes")
-price_region = lazily.of("cloudtrain.backends.azureml.prices", "region")
-rehearsal = lazily.of("cloudtrain.backends.azureml.rehearsal", "rehearsal")
+        return list(rules.faults(request.body))
 
+    def ready(self, request: Request, shipment: Shipment) -> None:
+        """Raise ConfigError without the SDK, CredentialError without credentials, UnreachableError without a login."""
+        from cloudtrain.backends.azureml import jobs
 
-def where_to_look(request: Request) -> str:
-    """Return the az command that shows the job."""
-    place = AzureMLSending.load(request.sending).workspace
-    return f"az ml job show -n {request.name} -w {place.name} -g {place.resource_group}"
+        jobs.ready(request, shipment)
+
+    def send(self, request: Request, shipment: Shipment) -> JobRef:
+        """Check the compute and the datastore, send the job, and return its handle."""
+        from cloudtrain.backends.azureml import jobs
+
+        return jobs.send(request, shipment)
+
+    def find(self, request: Request, home: Path) -> JobRef | None:
+        """Return the job that the request has started, or None if no such job belongs to this home folder."""
+        from cloudtrain.backends.azureml import jobs
+
+        return jobs.find(request, home)
+
+    def where_to_look(self, request: Request) -> str:
+        """Return the az command that shows the job."""
+        place = AzureMLSending.load(request.sending).workspace
+        return f"az ml job show -n {request.name} -w {place.name} -g {place.resource_group}"
+
+    def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
+        """Return the running jobs of the workspace with our tag."""
+        from cloudtrain.backends.azureml.jobs import jobs
+
+        return jobs(config, home)
+
+    def state(self, ref: JobRef) -> State:
+        """Return the job's state at Azure."""
+        from cloudtrain.backends.azureml import jobs
+
+        return jobs.state(ref)
+
+    def logs(
+        self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
+    ) -> LogPage:
+        """Return the lines after the cursor."""
+        from cloudtrain.backends.azureml import jobs
+
+        return jobs.logs(ref, cursor, ranks, now=now)
+
+    def pace(self, ref: JobRef) -> Pace:
+        """Return the polling intervals: for lines 1 s while lines arrive, then longer and longer pauses."""
+        from cloudtrain.backends.azureml import jobs
+
+        return jobs.pace(ref)
+
+    def stop(self, ref: JobRef, *, now: bool) -> None:
+        """Ask Azure to cancel the job; Azure signals the containers, which save, and kills them later."""
+        from cloudtrain.backends.azureml import jobs
+
+        jobs.stop(ref, now=now)
+
+    def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
+        """Download the job's output folder, also while the job runs; return the files."""
+        from cloudtrain.backends.azureml import jobs
+
+        return jobs.artifacts(ref, folder)
+
+    def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
+        """Download the job's checkpoint folder, also while the job runs; return the files."""
+        from cloudtrain.backends.azureml import jobs
+
+        return jobs.checkpoints(ref, folder)
+
+    def doctor(self, config: JobConfig | None) -> list[Check]:
+        """Return the checks; with a config, also the checks of its job."""
+        from cloudtrain.backends.azureml.doctor import checks
+
+        return checks(config)
+
+    def price_region(self, config: JobConfig | None) -> str | None:
+        """Return the config's region, the default for prices."""
+        from cloudtrain.backends.azureml import prices
+
+        return prices.region(config)
+
+    def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+        """Return the prices of the types in the region; without `types`, of the table's types and the job's own."""
+        from cloudtrain.backends.azureml import prices
+
+        return prices.quotes(config, region, types)
+
+    def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
+        """Prepare the nodes. Raises ConfigError if `raw` has added an unknown reference to the command."""
+        from cloudtrain.backends.azureml.rehearsal import rehearsal
+
+        return rehearsal(request, stage)

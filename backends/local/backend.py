@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
 
-__all__ = ["agent_spec", "artifacts", "capacity", "check", "checkpoints", "doctor", "find", "interpreter", "logs"]
-__all__ += ["jobs", "pace", "ready", "rehearsal", "request", "send", "state", "stop"]
+__all__ = ["LocalBackend", "agent_spec", "interpreter"]
 
 DEVICES = Path("/dev")
 PAGE_BYTES = 1 << 20  # of log: the next page is close, so the first page is on the screen at once
@@ -46,155 +45,175 @@ PAGE_BYTES = 1 << 20  # of log: the next page is close, so the first page is on 
 TERMS = Terms(tail_s=20)
 
 
-def capacity(config: JobConfig) -> Capacity:
-    """Return this machine's GPUs, divided evenly among the instances."""
-    from cloudtrain.backends.local.block import Local  # a poll of a job's state needs no config
+class LocalBackend:
+    """The backend: it keeps no state, because everything is in the nodes' folders."""
 
-    gpus = len(_visible_gpus())
-    price = config.block(Local).price_per_hour
-    each = gpus // config.resources.instances
-    if price is None:
-        return Capacity(each, 0.0, "your own machine", TERMS, is_own=True, machine="this machine")
-    return Capacity(each, price / 1e6, "local.price_per_hour", TERMS, is_own=price == 0, machine="this machine")
+    def capacity(self, config: JobConfig) -> Capacity:
+        """Return this machine's GPUs, divided evenly among the instances."""
+        from cloudtrain.backends.local.block import Local  # a poll of a job's state needs no config
 
+        gpus = len(_visible_gpus())
+        price = config.block(Local).price_per_hour
+        each = gpus // config.resources.instances
+        if price is None:
+            return Capacity(each, 0.0, "your own machine", TERMS, is_own=True, machine="this machine")
+        return Capacity(each, price / 1e6, "local.price_per_hour", TERMS, is_own=price == 0, machine="this machine")
 
-def request(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-    """Return the request with the agents' messages."""
-    return requests.build(plan, config, job_id, attempt, bundle_sha256)
+    def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+        """Return the request with the agents' messages."""
+        return requests.build(plan, config, job_id, attempt, bundle_sha256)
 
+    def check(self, request: Request) -> list[Fault]:
+        """Return the faults for which this machine would refuse the request."""
+        return list(rules.faults(request.body))
 
-def check(request: Request) -> list[Fault]:
-    """Return the faults for which this machine would refuse the request."""
-    return list(rules.faults(request.body))
+    def ready(self, request: Request, shipment: Shipment) -> None:
+        """Raise ConfigError if no interpreter with torch exists."""
+        interpreter(request.body["python"], shipment.base)
 
-
-def ready(request: Request, shipment: Shipment) -> None:
-    """Raise ConfigError if no interpreter with torch exists."""
-    interpreter(request.body["python"], shipment.base)
-
-
-def send(request: Request, shipment: Shipment) -> JobRef:
-    """Start one detached agent for each node, or no agent at all. Raises ConfigError if the machine is not fit."""
-    body = request.body
-    shipment.sending.prepares()
-    python = interpreter(body["python"], shipment.base)
-    job_folder = shipment.home / "local" / body["job"]
-    folder = job_folder / f"attempt-{body['attempt']}"
-    checkpoints = shipment.base / (body["checkpoint_dir"] or job_folder / "checkpoints")
-    ref = LocalRef(str(folder), len(body["nodes"]), str(checkpoints)).dump()
-    try:
-        job_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _make_own(folder, body["job"])
-        checkpoints.mkdir(parents=True, exist_ok=True)
-        environment = {**body["environment"], **_places(body, shipment.base, job_folder / "output", checkpoints)}
-        atomic_json.write_json(folder / "request.json", body)
-        atomic_json.write_json(folder / RECORD, dict(shipment.record))
-        atomic_json.write_json(folder / "ref.json", ref)
-    except OSError as error:
-        raise ConfigError(f"the job's folder cannot be made: {error.strerror}", where=error.filename) from error
-    shipment.sending.creates()
-    try:
-        _start_agents(folder, [agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]])
-    except ConfigError:
-        if find(request, shipment.home) is None:  # the agents may live, though their starter died before its answer
-            raise
-    return ref
-
-
-def find(request: Request, home: Path) -> JobRef | None:
-    """Return the job if its agents have started; otherwise close admission, so that None is final."""
-    job, _, attempt = request.name.rpartition("-")
-    folder = home / "local" / job / f"attempt-{attempt}"
-    if not folder.is_dir():
-        return None
-    with _locked(folder / START_LOCK):
-        if not (folder / NEVER_SENT).exists() and any(folder.glob(f"node-*/{STATE}")):
-            ref: JobRef = atomic_json.read_json(folder / "ref.json")
-            return ref
-        (folder / NEVER_SENT).touch()
-    return None
-
-
-def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
-    """Return the attempts of this home folder with a running agent."""
-    found = []
-    for path in sorted((home / "local").glob("*/attempt-*/ref.json")):
-        ref, number = atomic_json.read_json(path), path.parent.name.removeprefix("attempt-")
-        if ref and number.isdigit() and any(map(node_folder.agent_pid, LocalRef.load(ref).roots)):
-            found.append(
-                FoundAttempt(path.parent.parent.name, int(number), ref, atomic_json.read_json(path.parent / RECORD))
+    def send(self, request: Request, shipment: Shipment) -> JobRef:
+        """Start one detached agent for each node, or no agent at all. Raises ConfigError if the machine is not fit."""
+        body = request.body
+        shipment.sending.prepares()
+        python = interpreter(body["python"], shipment.base)
+        job_folder = shipment.home / "local" / body["job"]
+        folder = job_folder / f"attempt-{body['attempt']}"
+        checkpoints = shipment.base / (body["checkpoint_dir"] or job_folder / "checkpoints")
+        ref = LocalRef(str(folder), len(body["nodes"]), str(checkpoints)).dump()
+        try:
+            job_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_own(folder, body["job"])
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            environment = {**body["environment"], **_places(body, shipment.base, job_folder / "output", checkpoints)}
+            atomic_json.write_json(folder / "request.json", body)
+            atomic_json.write_json(folder / RECORD, dict(shipment.record))
+            atomic_json.write_json(folder / "ref.json", ref)
+        except OSError as error:
+            raise ConfigError(f"the job's folder cannot be made: {error.strerror}", where=error.filename) from error
+        shipment.sending.creates()
+        try:
+            _start_agents(
+                folder, [agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]]
             )
-    return found
+        except ConfigError:
+            if (
+                self.find(request, shipment.home) is None
+            ):  # the agents may live, though their starter died before its answer
+                raise
+        return ref
 
+    def find(self, request: Request, home: Path) -> JobRef | None:
+        """Return the job if its agents have started; otherwise close admission, so that None is final."""
+        job, _, attempt = request.name.rpartition("-")
+        folder = home / "local" / job / f"attempt-{attempt}"
+        if not folder.is_dir():
+            return None
+        with _locked(folder / START_LOCK):
+            if not (folder / NEVER_SENT).exists() and any(folder.glob(f"node-*/{STATE}")):
+                ref: JobRef = atomic_json.read_json(folder / "ref.json")
+                return ref
+            (folder / NEVER_SENT).touch()
+        return None
 
-def state(ref: JobRef) -> State:
-    """Return the combined state of the nodes."""
-    handle = LocalRef.load(ref)
-    checkpoints = Path(handle.checkpoint_dir)
-    looks = {node: node_folder.look(root, checkpoints) for node, root in enumerate(handle.roots)}
-    found = agent_state.fold(looks, handle.nodes)
-    assert found is not None  # all were seen
-    return found
+    def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
+        """Return the attempts of this home folder with a running agent."""
+        found = []
+        for path in sorted((home / "local").glob("*/attempt-*/ref.json")):
+            ref, number = atomic_json.read_json(path), path.parent.name.removeprefix("attempt-")
+            if ref and number.isdigit() and any(map(node_folder.agent_pid, LocalRef.load(ref).roots)):
+                found.append(
+                    FoundAttempt(path.parent.parent.name, int(number), ref, atomic_json.read_json(path.parent / RECORD))
+                )
+        return found
 
+    def state(self, ref: JobRef) -> State:
+        """Return the combined state of the nodes."""
+        handle = LocalRef.load(ref)
+        checkpoints = Path(handle.checkpoint_dir)
+        looks = {node: node_folder.look(root, checkpoints) for node, root in enumerate(handle.roots)}
+        found = agent_state.fold(looks, handle.nodes)
+        assert found is not None  # all were seen
+        return found
 
-def logs(
-    ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
-) -> LogPage:
-    """Return the lines after the cursor; all existing lines are available at once, so no line is held back."""
-    handle = LocalRef.load(ref)
-    roots, page_bytes = handle.roots, PAGE_BYTES // handle.nodes
-    found = {
-        node: node_logs.read(root, agent_pages.offsets(cursor, node), ranks, page_bytes)
-        for node, root in enumerate(roots)
-    }
-    return agent_pages.page(cursor, found)
+    def logs(
+        self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
+    ) -> LogPage:
+        """Return the lines after the cursor; all existing lines are available at once, so no line is held back."""
+        handle = LocalRef.load(ref)
+        roots, page_bytes = handle.roots, PAGE_BYTES // handle.nodes
+        found = {
+            node: node_logs.read(root, agent_pages.offsets(cursor, node), ranks, page_bytes)
+            for node, root in enumerate(roots)
+        }
+        return agent_pages.page(cursor, found)
 
+    def logs_from(
+        self, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
+    ) -> dict[str, Any] | None:
+        """Return a cursor before each file's last lines, or before the lines written since the time."""
+        return {
+            f"{node}/{name}": offset
+            for node, root in enumerate(LocalRef.load(ref).roots)
+            for name, offset in node_logs.near_end(root, ranks, lines=lines, since_s=since_s).items()
+        }
 
-def logs_from(
-    ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
-) -> dict[str, Any] | None:
-    """Return a cursor before each file's last lines, or before the lines written since the time."""
-    return {
-        f"{node}/{name}": offset
-        for node, root in enumerate(LocalRef.load(ref).roots)
-        for name, offset in node_logs.near_end(root, ranks, lines=lines, since_s=since_s).items()
-    }
+    def pace(self, ref: JobRef) -> Pace:
+        """Return the polling intervals: a poll reads a few files."""
+        return Pace()
 
+    def stop(self, ref: JobRef, *, now: bool) -> None:
+        """Send each agent the stop request; kill processes of dead agents and, with `now`, agents that do not obey."""
+        roots = LocalRef.load(ref).roots
+        try:
+            for root in roots:
+                node_folder.ask_to_stop(root, "now" if now else "user")
+        except OSError as error:  # a full disk: agents that have ended need no request, and neither does a kill
+            if not now and any(map(node_folder.agent_pid, roots)):
+                what = f"the agents cannot be asked to stop: {error.strerror}"
+                raise ConfigError(
+                    what, where=error.filename or roots[0], hint="free some room, or stop --now"
+                ) from error
+        if now or not any(map(node_folder.agent_pid, roots)):
+            node_folder.end(roots)
 
-def pace(ref: JobRef) -> Pace:
-    """Return the polling intervals: a poll reads a few files."""
-    return Pace()
+    def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
+        """Prepare a start of the agents in a folder of its own."""
+        from cloudtrain.backends.local import rehearsal as starts
 
+        return starts.laid_out(request, stage)
 
-def stop(ref: JobRef, *, now: bool) -> None:
-    """Send each agent the stop request; kill processes of dead agents and, with `now`, agents that do not obey."""
-    roots = LocalRef.load(ref).roots
-    try:
-        for root in roots:
-            node_folder.ask_to_stop(root, "now" if now else "user")
-    except OSError as error:  # a full disk: agents that have ended need no request, and neither does a kill
-        if not now and any(map(node_folder.agent_pid, roots)):
-            what = f"the agents cannot be asked to stop: {error.strerror}"
-            raise ConfigError(what, where=error.filename or roots[0], hint="free some room, or stop --now") from error
-    if now or not any(map(node_folder.agent_pid, roots)):
-        node_folder.end(roots)
+    def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
+        """Copy the output folder below `folder`; return the files there."""
+        return _copied(Path(LocalRef.load(ref).folder).parent / "output", folder)
 
+    def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
+        """Copy the checkpoint folder below `folder`; return the files there."""
+        return _copied(Path(LocalRef.load(ref).checkpoint_dir), folder)
 
-def rehearsal(request: Request, stage: Stage) -> Rehearsal:
-    """Prepare a start of the agents in a folder of its own."""
-    from cloudtrain.backends.local import rehearsal as starts
+    def doctor(self, config: JobConfig | None) -> list[Check]:
+        """Return the checks for a job on this machine."""
+        from importlib.metadata import PackageNotFoundError, version
+        from importlib.util import find_spec
 
-    return starts.laid_out(request, stage)
-
-
-def artifacts(ref: JobRef, folder: Path) -> list[Path]:
-    """Copy the output folder below `folder`; return the files there."""
-    return _copied(Path(LocalRef.load(ref).folder).parent / "output", folder)
-
-
-def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
-    """Copy the checkpoint folder below `folder`; return the files there."""
-    return _copied(Path(LocalRef.load(ref).checkpoint_dir), folder)
+        linux = sys.platform == "linux"
+        torch = find_spec("torch") is not None
+        try:
+            torch_text = f"{version('torch')}, " if torch else "not in "
+        except PackageNotFoundError:  # a checkout on the path
+            torch_text = ""
+        free_gb = shutil.disk_usage(Path.home()).free / 1e9
+        return [
+            Check("system", "ok" if linux else "fail", sys.platform, "" if linux else "the local backend needs Linux"),
+            Check(
+                "torch",
+                "ok" if torch else "fail",
+                f"{torch_text}{sys.executable}",
+                "" if torch else install("local"),
+            ),
+            Check(
+                "disk", "ok" if free_gb > 5 else "warn", f"{free_gb:.0f} GB free", "" if free_gb > 5 else "free some"
+            ),
+        ]
 
 
 def _copied(source: Path, folder: Path) -> list[Path]:
@@ -203,30 +222,6 @@ def _copied(source: Path, folder: Path) -> list[Path]:
     except (OSError, shutil.Error) as error:
         raise ConfigError(f"the output cannot be copied: {error}", where=str(folder)) from error
     return [folder / path.relative_to(source) for path in sorted(source.rglob("*")) if path.is_file()]
-
-
-def doctor(config: JobConfig | None) -> list[Check]:
-    """Return the checks for a job on this machine."""
-    from importlib.metadata import PackageNotFoundError, version
-    from importlib.util import find_spec
-
-    linux = sys.platform == "linux"
-    torch = find_spec("torch") is not None
-    try:
-        torch_text = f"{version('torch')}, " if torch else "not in "
-    except PackageNotFoundError:  # a checkout on the path
-        torch_text = ""
-    free_gb = shutil.disk_usage(Path.home()).free / 1e9
-    return [
-        Check("system", "ok" if linux else "fail", sys.platform, "" if linux else "the local backend needs Linux"),
-        Check(
-            "torch",
-            "ok" if torch else "fail",
-            f"{torch_text}{sys.executable}",
-            "" if torch else install("local"),
-        ),
-        Check("disk", "ok" if free_gb > 5 else "warn", f"{free_gb:.0f} GB free", "" if free_gb > 5 else "free some"),
-    ]
 
 
 def _make_own(folder: Path, job: str) -> None:

@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING
 from cloudtrain.backends.sagemaker import check as rules
 from cloudtrain.backends.sagemaker.machine import block_of, choose, disk_gb, disk_usd, region_of, unknown_region
 from cloudtrain.backends.sagemaker.records import SageMakerSending
-from cloudtrain.launcher import lazily
-from cloudtrain.launcher.backend import Capacity, Request, Terms
+from cloudtrain.launcher.backend import Capacity, Terms
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.text.units import format_duration
 
 if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from cloudtrain.launcher.backend import Check, FoundAttempt, Invoice, JobRef, LogPage, Pace, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
+    from cloudtrain.launcher.job import State
+    from cloudtrain.launcher.metering.rate import Quote
+    from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
 
-_JOBS = "cloudtrain.backends.sagemaker.jobs"
-_require = lazily.of("cloudtrain.backends.sagemaker.request", "require")
 
 # SageMaker bills from TrainingStartTime to TrainingEndTime. MaxRuntimeInSeconds limits the sum over all attempts that
 # SageMaker makes (botocore's model of StoppingCondition and RetryStrategy, 2026-10; facts of 2026-10).
@@ -29,53 +34,136 @@ UPLOAD_S = 180  # of the output folder after the kill, billed: 18 GB at 100 MB/s
 LEAD_S = 300  # image and data before our clock begins: 12 GB and 20 GB at 100 MB/s; an assumption, too
 
 
-def capacity(config: JobConfig) -> Capacity:
-    """Return the machine type's capacity, at its on-demand price: spot bills fewer seconds at the same rate."""
-    _require(config)
-    machine = choose(config)
-    warm_s, own = block_of(config).keep_alive or 0, block_of(config).price_per_hour
-    # Machines kept warm are billed: ResourceRetainedBillableTimeInSeconds.
-    terms = Terms(tail_s=GRACE_S + UPLOAD_S + warm_s, lead_s=LEAD_S, warns=True)
-    name = machine.instance_type
-    warm = f", with {format_duration(warm_s)} kept warm" if warm_s else ""
-    spot = ", on demand: spot machines bill fewer seconds" if config.resources.spot else ""
-    if own is not None:
-        return Capacity(machine.count, own / 1e6, f"sagemaker.price_per_hour{spot}{warm}", terms, machine=name)
-    if machine.hourly_usd is None:
-        region = region_of(block_of(config)) or "an unknown region"
-        source = catalog.unpriced("sagemaker", name, region)
-        return Capacity(machine.count, None, source, terms, machine=name, unknown_region=unknown_region(config))
-    size_gb = disk_gb(config)
-    disk = disk_usd(name, size_gb)
-    source = f"{name}, {machine.price_source}{f', with a disk of {size_gb} GB' if disk else ''}{spot}{warm}"
-    usd, known = machine.hourly_usd + disk, (machine.uncertainty, machine.as_of)
-    return Capacity(machine.count, usd, source, terms, *known, machine=name)
+class SageMakerBackend:
+    """The backend of the name `sagemaker`."""
 
+    def capacity(self, config: JobConfig) -> Capacity:
+        """Return the machine type's capacity, at its on-demand price: spot bills fewer seconds at the same rate."""
+        from cloudtrain.backends.sagemaker.request import require
 
-def check(request: Request) -> list[Fault]:
-    """Return the faults for which SageMaker would refuse the request."""
-    return list(rules.faults(request.body))
+        require(config)
+        machine = choose(config)
+        warm_s, own = block_of(config).keep_alive or 0, block_of(config).price_per_hour
+        # Machines kept warm are billed: ResourceRetainedBillableTimeInSeconds.
+        terms = Terms(tail_s=GRACE_S + UPLOAD_S + warm_s, lead_s=LEAD_S, warns=True)
+        name = machine.instance_type
+        warm = f", with {format_duration(warm_s)} kept warm" if warm_s else ""
+        spot = ", on demand: spot machines bill fewer seconds" if config.resources.spot else ""
+        if own is not None:
+            return Capacity(machine.count, own / 1e6, f"sagemaker.price_per_hour{spot}{warm}", terms, machine=name)
+        if machine.hourly_usd is None:
+            region = region_of(block_of(config)) or "an unknown region"
+            source = catalog.unpriced("sagemaker", name, region)
+            return Capacity(machine.count, None, source, terms, machine=name, unknown_region=unknown_region(config))
+        size_gb = disk_gb(config)
+        disk = disk_usd(name, size_gb)
+        source = f"{name}, {machine.price_source}{f', with a disk of {size_gb} GB' if disk else ''}{spot}{warm}"
+        usd, known = machine.hourly_usd + disk, (machine.uncertainty, machine.as_of)
+        return Capacity(machine.count, usd, source, terms, *known, machine=name)
 
+    def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+        """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
+        from cloudtrain.backends.sagemaker.request import build
 
-request = lazily.of("cloudtrain.backends.sagemaker.request", "build")
-ready = lazily.of(_JOBS, "ready")
-send = lazily.of(_JOBS, "send")
-find = lazily.of(_JOBS, "find")
-jobs = lazily.of(_JOBS, "jobs")
-state = lazily.of(_JOBS, "state")
-logs = lazily.of(_JOBS, "logs")
-pace = lazily.of(_JOBS, "pace")
-stop = lazily.of(_JOBS, "stop")
-artifacts = lazily.of(_JOBS, "artifacts")
-checkpoints = lazily.of(_JOBS, "checkpoints")
-doctor = lazily.of("cloudtrain.backends.sagemaker.doctor", "checks")
-quotes = lazily.of("cloudtrain.backends.sagemaker.prices", "quotes")
-invoice = lazily.of("cloudtrain.backends.sagemaker.prices_invoice", "invoice")
-price_region = lazily.of("cloudtrain.backends.sagemaker.prices", "region")
-rehearsal = lazily.of("cloudtrain.backends.sagemaker.rehearsal", "rehearsal")
+        return build(plan, config, job_id, attempt, bundle_sha256)
 
+    def check(self, request: Request) -> list[Fault]:
+        """Return the faults for which SageMaker would refuse the request."""
+        return list(rules.faults(request.body))
 
-def where_to_look(request: Request) -> str:
-    """Return the aws command that shows the job."""
-    region = SageMakerSending.load(request.sending).region
-    return f"aws sagemaker describe-training-job --region {region} --training-job-name {request.name}"
+    def ready(self, request: Request, shipment: Shipment) -> None:
+        """Raise ConfigError without the SDK, CredentialError if the SDK finds no credentials."""
+        from cloudtrain.backends.sagemaker import jobs
+
+        jobs.ready(request, shipment)
+
+    def send(self, request: Request, shipment: Shipment) -> JobRef:
+        """Upload missing files, claim the job's name, and start the job."""
+        from cloudtrain.backends.sagemaker import jobs
+
+        return jobs.send(request, shipment)
+
+    def find(self, request: Request, home: Path) -> JobRef | None:
+        """Return the job that the request has started; else retract the order, so that a start under way fails."""
+        from cloudtrain.backends.sagemaker import jobs
+
+        return jobs.find(request, home)
+
+    def where_to_look(self, request: Request) -> str:
+        """Return the aws command that shows the job."""
+        region = SageMakerSending.load(request.sending).region
+        return f"aws sagemaker describe-training-job --region {region} --training-job-name {request.name}"
+
+    def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
+        """Return the training jobs of the account and region that read a container order of cloudtrain."""
+        from cloudtrain.backends.sagemaker.jobs import jobs
+
+        return jobs(config, home)
+
+    def state(self, ref: JobRef) -> State:
+        """Return the job's state at SageMaker; once the job is over, remove its secrets."""
+        from cloudtrain.backends.sagemaker import jobs
+
+        return jobs.state(ref)
+
+    def logs(
+        self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
+    ) -> LogPage:
+        """Return the lines after the cursor."""
+        from cloudtrain.backends.sagemaker import jobs
+
+        return jobs.logs(ref, cursor, ranks, now=now)
+
+    def pace(self, ref: JobRef) -> Pace:
+        """Return the polling intervals: each poll costs one call for each host."""
+        from cloudtrain.backends.sagemaker import jobs
+
+        return jobs.pace(ref)
+
+    def stop(self, ref: JobRef, *, now: bool) -> None:
+        """Ask SageMaker to stop the job; SageMaker signals the containers, which save, and kills them after 120 s."""
+        from cloudtrain.backends.sagemaker import jobs
+
+        jobs.stop(ref, now=now)
+
+    def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
+        """Download the archives of the job's output folder; return the files."""
+        from cloudtrain.backends.sagemaker import jobs
+
+        return jobs.artifacts(ref, folder)
+
+    def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
+        """Download the job's checkpoint folder, also while the job runs; return the files."""
+        from cloudtrain.backends.sagemaker import jobs
+
+        return jobs.checkpoints(ref, folder)
+
+    def doctor(self, config: JobConfig | None) -> list[Check]:
+        """Return the checks; with a config, also the checks of its job."""
+        from cloudtrain.backends.sagemaker.doctor import checks
+
+        return checks(config)
+
+    def price_region(self, config: JobConfig | None) -> str | None:
+        """Return the config's region, the default for prices. Raises ConfigError if AWS's config cannot be read."""
+        from cloudtrain.backends.sagemaker import prices
+
+        return prices.region(config)
+
+    def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+        """Return the prices of the types in the region; without `types`, of all types with SageMaker training there."""
+        from cloudtrain.backends.sagemaker import prices
+
+        return prices.quotes(config, region, types)
+
+    def invoice(self, ref: JobRef, job_id: str, from_s: float, to_s: float) -> Invoice:
+        """Return the bill for the days from `from_s` to `to_s`. Raises CredentialError, UnreachableError."""
+        from cloudtrain.backends.sagemaker import prices_invoice
+
+        return prices_invoice.invoice(ref, job_id, from_s, to_s)
+
+    def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
+        """Prepare the instances. Raises ConfigError if the image's own toolkit would run the job."""
+        from cloudtrain.backends.sagemaker.rehearsal import rehearsal
+
+        return rehearsal(request, stage)

@@ -27,10 +27,10 @@ def checks(config: JobConfig | None) -> list[Check]:
     if own.verdict == "fail" or config is None or not config.block(Ssh).hosts:
         return [own]
     from cloudtrain.backends.ssh import check, request
-    from cloudtrain.backends.ssh.backend import capacity
+    from cloudtrain.backends.ssh.backend import SshBackend
     from cloudtrain.launcher.planning import planner as plans
 
-    body = request.build(plans.make(config, capacity(config)), config, f"{config.name}-{NAME}", 1, "").body
+    body = request.build(plans.make(config, SshBackend().capacity(config)), config, f"{config.name}-{NAME}", 1, "").body
     faults = [fault for fault in check.faults(body) if not fault.is_warning]
     if faults:
         return [own, *(Check(fault.key, "fail", fault.message, fault.hint) for fault in faults)]

@@ -8,16 +8,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends.vertex.records import VertexSending
-from cloudtrain.launcher import lazily
-from cloudtrain.launcher.backend import Capacity, Request, Terms
+from cloudtrain.launcher.backend import Capacity, Terms
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+    from typing import Any
+
+    from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Pace, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
+    from cloudtrain.launcher.job import State
+    from cloudtrain.launcher.metering.rate import Quote
+    from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
 
-_JOBS = "cloudtrain.backends.vertex.jobs"
-_require = lazily.of("cloudtrain.backends.vertex.request", "require")
 
 TAIL_S = 60  # from scheduling.timeout until the replicas have gone; an assumption, because Google documents no figure
 LEAD_S = 300  # for the image, before our clock begins, in case the timeout counts the pull: Google documents no rule
@@ -26,62 +32,147 @@ UNIT_S = 30  # training is billed in steps of 30 s: cloud.google.com/vertex-ai/p
 # an enforced budget the request switches restarts off (request.py); otherwise each start counts like the first.
 STARTS = 4
 
-request = lazily.of("cloudtrain.backends.vertex.request", "build")
-ready = lazily.of(_JOBS, "ready")
-send = lazily.of(_JOBS, "send")
-find = lazily.of(_JOBS, "find")
-jobs = lazily.of(_JOBS, "jobs")
-state = lazily.of(_JOBS, "state")
-logs = lazily.of(_JOBS, "logs")
-pace = lazily.of(_JOBS, "pace")
-stop = lazily.of(_JOBS, "stop")
-artifacts = lazily.of(_JOBS, "artifacts")
-checkpoints = lazily.of(_JOBS, "checkpoints")
-doctor = lazily.of("cloudtrain.backends.vertex.doctor", "checks")
-quotes = lazily.of("cloudtrain.backends.vertex.prices_quotes", "quotes")
-price_region = lazily.of("cloudtrain.backends.vertex.prices_quotes", "region")
 
+class VertexBackend:
+    """The backend of the name `vertex`."""
 
-def capacity(config: JobConfig) -> Capacity:
-    """Return the machine's capacity, with the price of its provisioning kind: standard, spot, flex start, reserved."""
-    _require(config)
-    from cloudtrain.backends.vertex import prices
-    from cloudtrain.backends.vertex.machine import block_of, choose, disk_of, kind_of, location_of, unknown_region
+    def capacity(self, config: JobConfig) -> Capacity:
+        """Return the machine's capacity and the price of its provisioning: standard, spot, flex start, reserved."""
+        from cloudtrain.backends.vertex import prices
+        from cloudtrain.backends.vertex.machine import block_of, choose, disk_of, kind_of, location_of, unknown_region
+        from cloudtrain.backends.vertex.request import require
 
-    choice, block, kind = choose(config), block_of(config), kind_of(config)
-    is_guarded = config.budget is not None and config.budget.on_limit != "alert"
-    terms = Terms(TAIL_S, unit_s=UNIT_S, starts=1 if is_guarded else STARTS, lead_s=LEAD_S)
-    if block.price_per_hour is not None:
-        source = f"{choice.label}, vertex.price_per_hour"
-        return Capacity(choice.count, block.price_per_hour / 1e6, source, terms, machine=choice.label)
-    offer = prices.hourly(choice.machine, kind)
-    if offer.usd is None:
-        where = location_of(block) or "an unknown region (vertex.location)"
-        source = catalog.unpriced("vertex", choice.label, where)
-        return Capacity(choice.count, None, source, terms, machine=choice.label, unknown_region=unknown_region(config))
-    disk_type, disk_gb = disk_of(config, choice)
-    disk_usd = prices.disk_hourly(disk_type, disk_gb)
-    disk = (
-        f"with a disk of {disk_gb} GB" if disk_usd is not None else f"without its disk: {disk_type} has no known price"
-    )
-    usd, known, is_spot = offer.usd + (disk_usd or 0.0), (offer.uncertainty, offer.as_of), offer.kind == "spot"
-    source = f"{offer.source}, {disk}"
-    return Capacity(choice.count, usd, source, terms, *known, machine=choice.label, is_spot_price=is_spot)
+        require(config)
+        choice, block, kind = choose(config), block_of(config), kind_of(config)
+        is_guarded = config.budget is not None and config.budget.on_limit != "alert"
+        terms = Terms(TAIL_S, unit_s=UNIT_S, starts=1 if is_guarded else STARTS, lead_s=LEAD_S)
+        if block.price_per_hour is not None:
+            source = f"{choice.label}, vertex.price_per_hour"
+            return Capacity(choice.count, block.price_per_hour / 1e6, source, terms, machine=choice.label)
+        offer = prices.hourly(choice.machine, kind)
+        if offer.usd is None:
+            where = location_of(block) or "an unknown region (vertex.location)"
+            source = catalog.unpriced("vertex", choice.label, where)
+            return Capacity(
+                choice.count, None, source, terms, machine=choice.label, unknown_region=unknown_region(config)
+            )
+        disk_type, disk_gb = disk_of(config, choice)
+        disk_usd = prices.disk_hourly(disk_type, disk_gb)
+        disk = (
+            f"with a disk of {disk_gb} GB"
+            if disk_usd is not None
+            else f"without its disk: {disk_type} has no known price"
+        )
+        usd, known, is_spot = offer.usd + (disk_usd or 0.0), (offer.uncertainty, offer.as_of), offer.kind == "spot"
+        source = f"{offer.source}, {disk}"
+        return Capacity(choice.count, usd, source, terms, *known, machine=choice.label, is_spot_price=is_spot)
 
+    def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
+        """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
+        from cloudtrain.backends.vertex.request import build
 
-def check(request: Request) -> list[Fault]:
-    """Return the faults for which Vertex AI would refuse the request."""
-    from cloudtrain.backends.vertex import check as rules
+        return build(plan, config, job_id, attempt, bundle_sha256)
 
-    return list(rules.faults(request.body, VertexSending.load(request.sending).location))
+    def check(self, request: Request) -> list[Fault]:
+        """Return the faults for which Vertex AI would refuse the request."""
+        from cloudtrain.backends.vertex import check as rules
 
+        return list(rules.faults(request.body, VertexSending.load(request.sending).location))
 
-rehearsal = lazily.of("cloudtrain.backends.vertex.rehearsal", "rehearsal")
-rehearsal_service = lazily.of("cloudtrain.backends.vertex.rehearsal_store", "serving")
+    def ready(self, request: Request, shipment: Shipment) -> None:
+        """Raise ConfigError if Google's libraries are missing, CredentialError if the libraries find no credentials."""
+        from cloudtrain.backends.vertex import jobs
 
+        jobs.ready(request, shipment)
 
-def where_to_look(request: Request) -> str:
-    """Return the gcloud command that shows the job."""
-    plan = VertexSending.load(request.sending)
-    place = f"--project {plan.project} --region {plan.location}"
-    return f"gcloud ai custom-jobs list {place} --filter labels.cloudtrain_run={request.name}"
+    def send(self, request: Request, shipment: Shipment) -> JobRef:
+        """Upload missing files, claim the job's name, and start the job."""
+        from cloudtrain.backends.vertex import jobs
+
+        return jobs.send(request, shipment)
+
+    def find(self, request: Request, home: Path) -> JobRef | None:
+        """Return the job that the request has started; else retract the order, so that a late job ends at once."""
+        from cloudtrain.backends.vertex import jobs
+
+        return jobs.find(request, home)
+
+    def where_to_look(self, request: Request) -> str:
+        """Return the gcloud command that shows the job."""
+        plan = VertexSending.load(request.sending)
+        place = f"--project {plan.project} --region {plan.location}"
+        return f"gcloud ai custom-jobs list {place} --filter labels.cloudtrain_run={request.name}"
+
+    def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
+        """Return the running jobs of the project and location with our label."""
+        from cloudtrain.backends.vertex.jobs import jobs
+
+        return jobs(config, home)
+
+    def state(self, ref: JobRef) -> State:
+        """Return the job's state at Vertex AI; once the job is over, remove its secrets."""
+        from cloudtrain.backends.vertex import jobs
+
+        return jobs.state(ref)
+
+    def logs(
+        self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
+    ) -> LogPage:
+        """Return the lines after the cursor."""
+        from cloudtrain.backends.vertex import jobs
+
+        return jobs.logs(ref, cursor, ranks, now=now)
+
+    def pace(self, ref: JobRef) -> Pace:
+        """Return the polling intervals: lines from the tail need no call."""
+        from cloudtrain.backends.vertex import jobs
+
+        return jobs.pace(ref)
+
+    def stop(self, ref: JobRef, *, now: bool) -> None:
+        """Ask Vertex AI to cancel the job; Vertex AI signals the containers, which save. `now` makes no difference."""
+        from cloudtrain.backends.vertex import jobs
+
+        jobs.stop(ref, now=now)
+
+    def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
+        """Download the job's output folder, also while the job runs; return the files."""
+        from cloudtrain.backends.vertex import jobs
+
+        return jobs.artifacts(ref, folder)
+
+    def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
+        """Download the job's checkpoint folder, also while the job runs; return the files."""
+        from cloudtrain.backends.vertex import jobs
+
+        return jobs.checkpoints(ref, folder)
+
+    def doctor(self, config: JobConfig | None) -> list[Check]:
+        """Return the checks; with a config, also the checks of its job."""
+        from cloudtrain.backends.vertex.doctor import checks
+
+        return checks(config)
+
+    def price_region(self, config: JobConfig | None) -> str | None:
+        """Return the config's region, the default for prices."""
+        from cloudtrain.backends.vertex import prices_quotes
+
+        return prices_quotes.region(config)
+
+    def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+        """Return the prices of the types in the region; without `types`, of the table's types and the job's own."""
+        from cloudtrain.backends.vertex import prices_quotes
+
+        return prices_quotes.quotes(config, region, types)
+
+    def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
+        """Prepare the replicas. Raises ConfigError if `raw` has added pools, whose replicas do not train."""
+        from cloudtrain.backends.vertex.rehearsal import rehearsal
+
+        return rehearsal(request, stage)
+
+    def rehearsal_service(self, kept: Path) -> AbstractContextManager[str]:
+        """Serve the kept folder as buckets until the context ends; yield the address."""
+        from cloudtrain.backends.vertex import rehearsal_store
+
+        return rehearsal_store.serving(kept)

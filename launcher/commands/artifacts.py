@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,7 +14,6 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, CredentialE
 from cloudtrain.launcher.text.terminal import print_json, print_lines, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import HasCheckpoints
     from cloudtrain.launcher.job import Job
 
 __all__ = ["command"]
@@ -65,11 +64,11 @@ def _fetched(job: Job, folder: Path) -> list[Path]:
 
     backend, ref = backends.load(job.backend), job.attempt.ref
     assert ref is not None
-    if job.asked.task or not hasattr(backend, "checkpoints"):
+    if job.asked.task or not isinstance(backend, backends.HasCheckpoints):
         return backend.artifacts(ref, folder)
     files: list[Path] = []
     missing: list[CloudtrainError] = []
-    for fetch in (backend.artifacts, cast("HasCheckpoints", backend).checkpoints):
+    for fetch in (backend.artifacts, backend.checkpoints):
         try:
             files += fetch(ref, folder)
         except (ConfigError, CredentialError, UnreachableError):

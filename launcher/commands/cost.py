@@ -6,7 +6,7 @@ import re
 import time
 from dataclasses import asdict
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -100,7 +100,7 @@ def _invoice(job: Job, attempts: list[Attempt], found: Bill) -> Invoice:
     from cloudtrain.launcher import backend as backends
 
     backend = backends.load(job.backend)
-    if not hasattr(backend, "invoice"):
+    if not isinstance(backend, backends.Invoiced):
         hint = "without --invoice you see what was metered, and the seconds that the platform counts"
         raise UsageError(f"there is no billing that can be asked for a job of {job.backend}", hint=hint)
     refs = [attempt.ref for attempt in attempts if attempt.ref is not None]
@@ -108,7 +108,7 @@ def _invoice(job: Job, attempts: list[Attempt], found: Bill) -> Invoice:
     if not refs or not begun_s:
         raise UsageError(f"{job.id} has never run, so it has no bill")
     ends_s = [line.leg.ended_s or time.time() for line in found.lines]
-    return cast("backends.Invoiced", backend).invoice(refs[-1], job.id, min(begun_s), max(ends_s))
+    return backend.invoice(refs[-1], job.id, min(begun_s), max(ends_s))
 
 
 def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import cast
 
 import click
 
@@ -28,11 +27,10 @@ def command(job: str, node: int, argv: tuple[str, ...]) -> int:
 
     found = Registry().find(job)
     backend = backends.load(found.backend)
-    if not hasattr(backend, "shell"):
+    if not isinstance(backend, backends.Machines):
         hint = "cloudtrain logs, status and artifacts show what there is to see"
         raise UsageError(f"the {found.backend} backend allows no login to its machines", hint=hint)
     if found.attempt.ref is None:
         raise UsageError(f"{found.id} was never sent: it runs nowhere")
-    machines = cast("backends.Machines", backend)
     sys.stdout.flush()
-    return subprocess.run(machines.shell(found.attempt.ref, node, list(argv)), check=False).returncode
+    return subprocess.run(backend.shell(found.attempt.ref, node, list(argv)), check=False).returncode

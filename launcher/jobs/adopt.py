@@ -40,7 +40,7 @@ def unknown(name: str, config: JobConfig | None, home: Path) -> list[FoundAttemp
 
     No registry and no home is made. Errors of the backend pass through.
     """
-    if (ask := getattr(backends.load(name), "jobs", None)) is None:
+    if not isinstance(backend := backends.load(name), backends.Lists):
         return []
     known: set[tuple[str, int]] = set()
     if (home / "registry.sqlite").exists():
@@ -48,7 +48,7 @@ def unknown(name: str, config: JobConfig | None, home: Path) -> list[FoundAttemp
         rows = registry.database.execute("SELECT job_id, number FROM attempts")
         known = {(row["job_id"], row["number"]) for row in rows}
         registry.close()
-    return [found for found in ask(config, home) if (found.job_id, found.number) not in known]
+    return [found for found in backend.jobs(config, home) if (found.job_id, found.number) not in known]
 
 
 def checks(name: str, config: JobConfig | None) -> list[Check]:

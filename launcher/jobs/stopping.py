@@ -132,8 +132,8 @@ def _is_active(job: Job) -> bool:
 
 def where_to_look(job: Job) -> str:
     """Return how to search for the job without cloudtrain: the backend's command, else the job's name there."""
-    name, seek = job.attempt.name, None
+    name = job.attempt.name
     with suppress(CloudtrainError):
-        seek = getattr(backends.load(job.backend), "where_to_look", None)
-    request = backends.Request.load(name, job.attempt.request)
-    return seek(request) if seek else f"look for {name} where {job.backend} lists its jobs"
+        if isinstance(backend := backends.load(job.backend), backends.Sought):
+            return backend.where_to_look(backends.Request.load(name, job.attempt.request))
+    return f"look for {name} where {job.backend} lists its jobs"

@@ -114,10 +114,10 @@ def resend(
 
 def _require_ready(registry: Registry, prepared: Prepared) -> None:
     """Raise the error of a send for a missing library or for missing credentials, before the job is journalled."""
-    if (ready := getattr(prepared.backend, "ready", None)) is not None:
+    if isinstance(prepared.backend, backends.Ready):
         base = prepared.config_file.absolute().parent
         try:
-            ready(prepared.request, backends.Shipment(prepared.bundle, registry.folder, base))
+            prepared.backend.ready(prepared.request, backends.Shipment(prepared.bundle, registry.folder, base))
         except UnreachableError as error:
             error.message += f"; {NOTHING}"
             raise

@@ -11,7 +11,7 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend import LogLine, LogPage, Pace
@@ -231,11 +231,10 @@ class LogStream:
     def _skip_ahead(self, tail: int | None) -> bool:
         """Start near the log's end if the backend supports a seek; return whether it does."""
         backend = backends.load(self._job.backend)
-        if not hasattr(backend, "logs_from"):
+        if not isinstance(backend, backends.Seekable):
             return False
-        near = cast("backends.Seekable", backend)
         try:
-            self._cursor = near.logs_from(self._attempt.ref or {}, self._ranks, lines=tail, since_s=self._since_s)
+            self._cursor = backend.logs_from(self._attempt.ref or {}, self._ranks, lines=tail, since_s=self._since_s)
         except UnreachableError:
             return False
         self._set_hold_back(())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend import Check
@@ -63,7 +63,7 @@ class Change:
 def priced(name: str) -> Priced | None:
     """Return the backend if its vendor has a price list. Raises ConfigError for an unknown backend."""
     found = backends.load(name)
-    return cast("Priced", found) if hasattr(found, "quotes") else None
+    return found if isinstance(found, backends.Priced) else None
 
 
 def targets(file: Path | None, backend: str | None) -> list[Target]:

@@ -12,11 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.rank.rehearsal import VARIABLE
 from cloudtrain.launcher.backend_table import DEFAULT, traits
@@ -80,9 +80,8 @@ class _Work:
     def service(self, kept: Path) -> str:
         """Return the address of the stand-in for the platform's storage over this folder."""
         if kept not in self._urls:
-            make = getattr(self.prepared.backend, "rehearsal_service", None)
-            opened: AbstractContextManager[str]
-            opened = nullcontext("") if make is None else cast("Stored", self.prepared.backend).rehearsal_service(kept)
+            backend = self.prepared.backend
+            opened = backend.rehearsal_service(kept) if isinstance(backend, Stored) else nullcontext("")
             self._urls[kept] = self.services.enter_context(opened)
         return self._urls[kept]
 
@@ -105,7 +104,7 @@ def rehearse(
 ) -> Verdict:
     """Rehearse the prepared job at the chosen scale, below the folder. Raises ConfigError, UsageError."""
     backend = prepared.config.backend
-    if not hasattr(prepared.backend, "rehearsal"):
+    if not isinstance(prepared.backend, Rehearsed):
         raise UsageError(f"the backend `{backend}` cannot be rehearsed", hint="its package has no `rehearsal`")
     verdict = Verdict(backend, prepared.bundle.sha256, is_asked_to_prove=wish.preempt_at is not None)
     begun_s = time.monotonic()
@@ -186,7 +185,8 @@ def _start(
         variables=variables,
         secrets=work.secrets,
     )
-    laid_out = cast("Rehearsed", prepared.backend).rehearsal(request, stage)
+    assert isinstance(prepared.backend, Rehearsed)  # `rehearse` has checked
+    laid_out = prepared.backend.rehearsal(request, stage)
     if prepared.config.requirements:
         seen = {str(environments): environments}
         laid_out = replace(laid_out, nodes=tuple(replace(n, places={**n.places, **seen}) for n in laid_out.nodes))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.contract import JobSpec
@@ -90,6 +90,7 @@ class Rehearsal:
     sends_again: bool = False
 
 
+@runtime_checkable
 class Rehearsed(Protocol):
     """A backend whose jobs can be rehearsed on this machine: without a network, without an account."""
 
@@ -97,6 +98,7 @@ class Rehearsed(Protocol):
         """Lay out a start of the same request below the stage's folder. Raises ConfigError if impossible."""
 
 
+@runtime_checkable
 class Stored(Protocol):
     """A rehearsed backend whose nodes use the platform's storage directly."""
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from cloudtrain.backends.azureml import api, backend, files, machine
+from cloudtrain.backends.azureml.backend import AzureMLBackend
 from cloudtrain.backends.azureml.block import AzureML
 from cloudtrain.backends.azureml.records import Workspace
 from cloudtrain.launcher import config as configs
@@ -78,8 +79,8 @@ def render(tmp_path: Path) -> Render:
     def make(text: str, *overrides: str) -> Request:
         (tmp_path / "cloudtrain.yaml").write_text(text)
         config = configs.load(tmp_path / "cloudtrain.yaml", overrides=overrides, environ={})
-        plan = plans.make(config, backend.capacity(config))
-        return backend.request(plan, config, "digits-abcde", 1, "f" * 64)
+        plan = plans.make(config, AzureMLBackend().capacity(config))
+        return AzureMLBackend().request(plan, config, "digits-abcde", 1, "f" * 64)
 
     return make
 
@@ -99,7 +100,7 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Render) ->
     assert order(request) == golden["environment_variables"].pop("CLOUDTRAIN_ORDER")
     body["environment_variables"].pop("CLOUDTRAIN_ORDER")
     assert body == golden
-    assert backend.check(request) == []
+    assert AzureMLBackend().check(request) == []
     assert yaml.safe_load(request.text) == request.body
     assert next(iter(request.body)) == "$schema"
     assert render(text).text == request.text
@@ -174,7 +175,7 @@ def test_impossible_config_is_refused(settings: list[str], key: str, words: str,
 )
 def test_request_that_azure_would_refuse_is_found_offline(settings: list[str], key: str, render: Render) -> None:
     """The check names the config's key."""
-    assert key in [fault.key for fault in backend.check(render(PLAIN, *settings))]
+    assert key in [fault.key for fault in AzureMLBackend().check(render(PLAIN, *settings))]
 
 
 def test_mirror_needs_no_mount(render: Render) -> None:
@@ -184,7 +185,7 @@ def test_mirror_needs_no_mount(render: Render) -> None:
     assert list(request.body["outputs"]) == ["output"]
     assert "checkpoints=" not in request.body["command"]
     assert order(request)["checkpoint"]["mirror"] == uri
-    assert backend.check(request) == []
+    assert AzureMLBackend().check(request) == []
 
 
 def test_checkpoints_belong_to_the_job_not_the_attempt(tmp_path: Path, render: Render) -> None:
@@ -220,7 +221,7 @@ def test_price_of_a_machine(settings: list[str], hourly: float | None, idle_s: i
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "cloudtrain.yaml").write_text(PLAIN)
     config = configs.load(tmp_path / "cloudtrain.yaml", overrides=settings, environ={})
-    found = backend.capacity(config)
+    found = AzureMLBackend().capacity(config)
     assert (found.hourly_usd, found.terms.tail_s, found.gpus) == (hourly, backend.CANCEL_S + idle_s, 4)
     assert words in found.price_source
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.local import backend
+from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Shipment
@@ -154,8 +155,8 @@ def test_stuck_rank_is_found_and_the_job_restarts(home: Path, project: Callable[
     config = configs.load(folder / "cloudtrain.yaml")
     ready = prepare(config, folder / "cloudtrain.yaml", home / "bundles", dry=False)
     body = {**ready.request.body, "spec": {**ready.request.body["spec"], "hang_timeout_s": 3}}
-    ref = backend.send(replace(ready.request, body=body), Shipment(ready.bundle, home, folder))
-    wait_until(lambda: backend.state(ref).state == "succeeded", 120, 0.2)
+    ref = LocalBackend().send(replace(ready.request, body=body), Shipment(ready.bundle, home, folder))
+    wait_until(lambda: LocalBackend().state(ref).state == "succeeded", 120, 0.2)
     (cause,) = json.loads((Path(ref["folder"]) / "node-0" / "exit.json").read_text())["restarted_after"]
     assert (cause["node"], cause["rank"], cause["kind"]) == (1, 1, "hang")
     assert "; its stack is in the log" in cause["message"]
@@ -211,7 +212,7 @@ def test_state_of_an_agent_that_ends_during_the_poll(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(processes, "alive", end)
     ref = {"folder": str(tmp_path), "nodes": 1, "checkpoint_dir": str(tmp_path)}
-    assert backend.state(ref).state == "succeeded"
+    assert LocalBackend().state(ref).state == "succeeded"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_gpus_are_the_users_own_and_never_shared(
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     config = JobConfig.model_validate({"name": "x", "task": "task.py", "resources": {"instances": instances}})
-    each = backend.capacity(config).gpus
+    each = LocalBackend().capacity(config).gpus
     nodes = [{"gpus": list(range(node * each, (node + 1) * each))} for node in range(instances)]
     assert each == len(shares[0].split(",")) * bool(shares[0])
     assert [backend._share_of_gpus(node) for node in nodes] == [{"CUDA_VISIBLE_DEVICES": share} for share in shares]
@@ -280,7 +281,7 @@ def test_full_disk_at_start_is_reported(home: Path, project: Callable[..., Path]
     ready = prepare(config, folder / "cloudtrain.yaml", home / "bundles", dry=False)
     (small_disk / "filling").write_bytes(bytes(3 * 1024 * 1024 - left))
     with pytest.raises(ConfigError) as refused:
-        backend.send(ready.request, Shipment(ready.bundle, small_disk, folder))
+        LocalBackend().send(ready.request, Shipment(ready.bundle, small_disk, folder))
     assert "no space is left on the disk of" in refused.value.message
     assert "node-0" in refused.value.message
     assert "CLOUDTRAIN_HOME" in refused.value.hint

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloudtrain.backends.sagemaker import backend, check, request_images
+from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 from cloudtrain.backends.sagemaker.block import SageMaker
 from cloudtrain.backends.sagemaker.machine import region_of
 from cloudtrain.launcher import config as configs
@@ -93,8 +94,8 @@ def render(tmp_path: Path) -> Render:
     def make(text: str, *overrides: str) -> Request:
         (tmp_path / "cloudtrain.yaml").write_text(text)
         config = configs.load(tmp_path / "cloudtrain.yaml", overrides=overrides, environ={})
-        plan = plans.make(config, backend.capacity(config))
-        return backend.request(plan, config, "digits-abcde", 1, "f" * 64)
+        plan = plans.make(config, SageMakerBackend().capacity(config))
+        return SageMakerBackend().request(plan, config, "digits-abcde", 1, "f" * 64)
 
     return make
 
@@ -106,7 +107,7 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Render) ->
     request = render(text)
     assert request.body == json.loads(golden.read_text())
     assert list(check.violations(request.body)) == []
-    assert backend.check(request) == []
+    assert SageMakerBackend().check(request) == []
     assert json.loads(request.text) == request.body
     assert render(text).text == request.text
 
@@ -208,7 +209,7 @@ def test_broken_request_is_refused(path: str, value: Any, said: str, render: Ren
     request = render(PLAIN)
     body = copy.deepcopy(request.body)
     _set(path, value)(body)
-    found = backend.check(Request(request.name, body, ""))
+    found = SageMakerBackend().check(Request(request.name, body, ""))
     assert any(said in fault.message for fault in found if not fault.is_warning), [str(fault) for fault in found]
 
 
@@ -218,14 +219,14 @@ def test_spot_rules_are_checked(render: Render) -> None:
     body["StoppingCondition"]["MaxWaitTimeInSeconds"] = 60
     body["ResourceConfig"]["KeepAlivePeriodInSeconds"] = 600
     del body["CheckpointConfig"]
-    said = " ".join(fault.message for fault in backend.check(Request("x", body, "")))
+    said = " ".join(fault.message for fault in SageMakerBackend().check(Request("x", body, "")))
     assert all(word in said for word in ("may take 60 s in all", "not kept warm", "starts from nothing each time"))
 
 
 def test_new_instance_type_is_a_warning(render: Render) -> None:
     """AWS adds types faster than any table is updated."""
     request = render(PLAIN, "resources.instance_type=ml.p9.48xlarge", "distributed.nproc_per_node=8")
-    (fault,) = backend.check(request)
+    (fault,) = SageMakerBackend().check(request)
     assert (fault.is_warning, fault.key) == (True, "resources.instance_type")
     assert "SageMaker may know it" in fault.message
 
@@ -308,11 +309,12 @@ def test_disk_is_a_part_of_the_price(machine: str, disk: str, extra_usd: float, 
     known = catalog.by_type("sagemaker", machine, "us-west-2")
     assert known is not None
     assert known.hourly_usd is not None
-    found = backend.capacity(config)
+    found = SageMakerBackend().capacity(config)
     assert found.hourly_usd == pytest.approx(known.hourly_usd + extra_usd)
     assert words in found.price_source
     own = [*asked, "sagemaker.price_per_hour=3 USD"]
-    assert backend.capacity(configs.load(tmp_path / "cloudtrain.yaml", overrides=own, environ={})).hourly_usd == 3.0
+    priced = configs.load(tmp_path / "cloudtrain.yaml", overrides=own, environ={})
+    assert SageMakerBackend().capacity(priced).hourly_usd == 3.0
 
 
 def test_budget_becomes_the_time_limit(render: Render) -> None:
@@ -400,7 +402,7 @@ def test_rendered_requests_pass(render: Render, **drawn: Any) -> None:
         f"resources.disk_gb={drawn['disk_gb']}",
         f"tags={json.dumps(drawn['tags'])}",
     ]
-    assert backend.check(render(text, *overrides)) == []
+    assert SageMakerBackend().check(render(text, *overrides)) == []
 
 
 @pytest.mark.slow

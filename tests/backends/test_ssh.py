@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.ssh import backend
+from cloudtrain.backends.ssh.backend import SshBackend
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.planning import planner as plans
@@ -60,8 +60,8 @@ def render(tmp_path: Path) -> Callable[..., Request]:
     def make(text: str) -> Request:
         (tmp_path / "cloudtrain.yaml").write_text(text)
         config = configs.load(tmp_path / "cloudtrain.yaml", environ={})
-        plan = plans.make(config, backend.capacity(config))
-        found: Request = backend.request(plan, config, "digits-abcde", 1, "f" * 64)
+        plan = plans.make(config, SshBackend().capacity(config))
+        found: Request = SshBackend().request(plan, config, "digits-abcde", 1, "f" * 64)
         return found
 
     return make
@@ -73,7 +73,7 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Callable[.
     made = render(text)
     golden = json.loads((HERE / "golden" / f"ssh_{name}.json").read_text())
     assert made.body == golden
-    assert backend.check(made) == []
+    assert SshBackend().check(made) == []
     assert json.loads(made.text) == made.body
     assert render(text).text == made.text
 

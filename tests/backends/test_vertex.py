@@ -17,7 +17,8 @@ import yaml
 from google.cloud.aiplatform_v1.types import CustomJob
 from google.protobuf import json_format
 
-from cloudtrain.backends.vertex import backend, machine, request, request_package
+from cloudtrain.backends.vertex import machine, request, request_package
+from cloudtrain.backends.vertex.backend import VertexBackend
 from cloudtrain.backends.vertex.block import Vertex
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Request
@@ -85,8 +86,8 @@ def render(tmp_path: Path) -> Render:
     def make(text: str, *overrides: str) -> Request:
         (tmp_path / "cloudtrain.yaml").write_text(text)
         config = configs.load(tmp_path / "cloudtrain.yaml", overrides=overrides, environ={})
-        plan = plans.make(config, backend.capacity(config))
-        found: Request = backend.request(plan, config, "digits-abcde", 1, "f" * 64)
+        plan = plans.make(config, VertexBackend().capacity(config))
+        found: Request = VertexBackend().request(plan, config, "digits-abcde", 1, "f" * 64)
         return found
 
     return make
@@ -115,7 +116,7 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Render) ->
     golden = yaml.safe_load((HERE / "golden" / f"vertex_{name}.yml").read_text())
     made = render(text)
     assert {"request": without_boot(made.body), "order": made.sending["order"]} == golden
-    assert backend.check(made) == []
+    assert VertexBackend().check(made) == []
     json_format.ParseDict(made.body, CustomJob.pb(CustomJob()))
     assert yaml.safe_load(made.text) == made.body
     assert render(text).text == made.text
@@ -220,7 +221,7 @@ def test_invalid_raw_is_a_fault_and_no_traceback(raw: str, render: Render) -> No
 )
 def test_request_that_vertex_would_refuse_is_found_offline(settings: list[str], key: str, render: Render) -> None:
     """The check names the config's key."""
-    assert key in [fault.key for fault in backend.check(render(PLAIN, *settings))]
+    assert key in [fault.key for fault in VertexBackend().check(render(PLAIN, *settings))]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ def test_machines_follow_from_the_settings(settings: list[str], expected: tuple[
         found = (spec["machineType"], spec.get("acceleratorType"), spec.get("acceleratorCount"))
         assert (*found, pool["diskSpec"]["bootDiskType"]) == expected[:4]
     assert made.body["jobSpec"]["scheduling"].get("strategy") == expected[4]
-    assert backend.check(made) == []
+    assert VertexBackend().check(made) == []
 
 
 def test_one_instance_is_one_pool(render: Render) -> None:
@@ -314,7 +315,7 @@ def test_price_of_a_machine(settings: list[str], hourly: float | None, words: st
     """An unknown price is None, never 0; the source of the price is given."""
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "cloudtrain.yaml").write_text(PLAIN)
-    found = backend.capacity(configs.load(tmp_path / "cloudtrain.yaml", overrides=settings, environ={}))
+    found = VertexBackend().capacity(configs.load(tmp_path / "cloudtrain.yaml", overrides=settings, environ={}))
     assert found.hourly_usd == pytest.approx(hourly) if hourly is not None else found.hourly_usd is None
     assert words in found.price_source
 

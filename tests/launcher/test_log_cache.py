@@ -19,7 +19,7 @@ import pytest
 
 from cloudtrain.backends.local import backend as local
 from cloudtrain.entrypoints.agent import node_logs
-from cloudtrain.launcher.backend import LogLine, LogPage, Pace
+from cloudtrain.launcher.backend import LogLine, LogPage, Pace, load
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.logs import blocks, cache, cache_upkeep, holdback, replay, stream
@@ -123,13 +123,13 @@ def test_partial_log_of_a_running_job_is_stored(
     stream.read()
     stream.close()
     cursors: list[Any] = []
-    real = local.logs
+    real = load("local").logs
 
     def noting(ref: Any, cursor: Any, *args: Any, **named: Any) -> Any:
         cursors.append(cursor)
         return real(ref, cursor, *args, **named)
 
-    monkeypatch.setattr(local, "logs", noting)
+    monkeypatch.setattr(load("local"), "logs", noting)
     again = LogStream(registry, job, job.attempt)
     assert [line.text for line in again.read()] == ["one"]
     assert again.read() == []
@@ -174,7 +174,7 @@ def test_keep_can_be_repeated_after_an_unreachable_backend(
     """`keep` raises no error: a log fault must not hide a job's end."""
     job = seed("ended", DONE)
     with monkeypatch.context() as outage:
-        outage.setattr(local, "logs", gone)
+        outage.setattr(load("local"), "logs", gone)
         assert not cache_upkeep.keep(registry, job)
     assert cache_upkeep.keep(registry, job)
 
@@ -265,7 +265,7 @@ def test_entry_of_several_lines_is_split_alike_from_the_cache(
     """A platform may put several lines into an entry; the backend and the log cache give the same lines."""
     page = LogPage([LogLine("one\ntwo", 0, 0, 1.0), LogLine("three", 0, 0, 2.0)], {"at": 1}, is_complete=True)
     rest = LogPage([], {"at": 2}, is_complete=True)
-    monkeypatch.setattr(local, "logs", lambda ref, cursor, *_, **__: rest if cursor else page)
+    monkeypatch.setattr(load("local"), "logs", lambda ref, cursor, *_, **__: rest if cursor else page)
     job = seed("ended", DONE)
     for _ in ("from the backend", "kept"):
         assert [line.text for line in read_all(registry, job)] == ["one", "two", "three"]
@@ -473,7 +473,7 @@ def test_log_cache_is_complete_after_ctrl_c_at_any_line(
     monkeypatch.setattr(cache, "COMMIT_BYTES", 4000)
     monkeypatch.setattr(node_logs, "FILE_BYTES", 4000)
     monkeypatch.setattr(local, "PAGE_BYTES", 8000)
-    monkeypatch.setattr(local, "pace", lambda ref: Pace(hold_back_s=0.001))
+    monkeypatch.setattr(load("local"), "pace", lambda ref: Pace(hold_back_s=0.001))
     monkeypatch.setattr(os, "fsync", lambda file: None)
     registry.database.execute("PRAGMA synchronous = OFF")
     texts = {"0": numbered(1000), "1": numbered(500)}

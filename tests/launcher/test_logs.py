@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.local import backend as local
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.agent import node_logs
-from cloudtrain.launcher.backend import LogLine, LogPage
+from cloudtrain.launcher.backend import LogLine, LogPage, load
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import follow
@@ -490,14 +489,14 @@ def test_followed_logs_report_an_outage_once(
 ) -> None:
     """The backend fails twice: the fault is reported once, and following continues."""
     job = seed("ended", State("succeeded"), {"0": "one\n", "1": ""})
-    real, outages = local.logs, iter([True, True, False, False, False])
+    real, outages = load("local").logs, iter([True, True, False, False, False])
 
     def shaky(*args: Any, **named: Any) -> Any:
         if next(outages, False):
             raise UnreachableError("the token has expired", hint="log in")
         return real(*args, **named)
 
-    monkeypatch.setattr(local, "logs", shaky)
+    monkeypatch.setattr(load("local"), "logs", shaky)
     monkeypatch.setattr(follow, "BACK_OFF_S", 0.01)
     registry = Registry()
     assert follow.follow(registry, job, View(prefix=False)) == 0

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.local import backend as local
 from cloudtrain.entrypoints.agent import node_logs
-from cloudtrain.launcher.backend import LogLine, Pace
+from cloudtrain.launcher.backend import LogLine, Pace, load
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.logs import agent_pages
@@ -100,14 +99,14 @@ def test_stream_tail_of_a_long_log_reads_only_the_end(
     """Twenty lines of an uncached log of 900,000 lines take a read of fewer than 50 lines."""
     job = seed("ended", DONE, {"0": "".join(f"{number}\n" for number in range(900_000)), "1": "other\n"})
     looks: list[int] = []
-    real = local.logs
+    real = load("local").logs
 
     def counting(*args: Any, **named: Any) -> Any:
         page = real(*args, **named)
         looks.append(len(page.lines))
         return page
 
-    monkeypatch.setattr(local, "logs", counting)
+    monkeypatch.setattr(load("local"), "logs", counting)
     stream = LogStream(registry, job, job.attempt)
     found = texts(stream.tail(20))
     assert (len(found), sum(looks) < 50) == (20, True)
@@ -291,7 +290,7 @@ def test_hold_back_time_comes_from_the_backend_or_the_user(
     now_s = 1000.0
     monkeypatch.setattr("cloudtrain.launcher.logs.holdback.time.time", lambda: now_s)
     monkeypatch.setattr("cloudtrain.launcher.logs.agent_pages.time.time", lambda: now_s)
-    monkeypatch.setattr(local, "pace", lambda ref: Pace(hold_back_s=60.0))
+    monkeypatch.setattr(load("local"), "pace", lambda ref: Pace(hold_back_s=60.0))
     job = seed("going", RUNNING)
     waiting, at_once = LogStream(registry, job, job.attempt), LogStream(registry, job, job.attempt, hold_back_s=0.0)
     assert (waiting.read(), len(at_once.read())) == ([], 2)
@@ -317,8 +316,8 @@ def test_cached_stream_does_not_use_the_backend(
     first = LogStream(registry, job, job.attempt)
     found = all_of(first)
     first.close()
-    monkeypatch.setattr(local, "logs", unreachable)
-    monkeypatch.setattr(local, "pace", unreachable)
+    monkeypatch.setattr(load("local"), "logs", unreachable)
+    monkeypatch.setattr(load("local"), "pace", unreachable)
     shutil.rmtree(home / "local")
     again = LogStream(registry, job, job.attempt)
     assert all_of(again) == found
@@ -335,7 +334,7 @@ def test_stream_shows_cached_lines_of_an_unreachable_backend(
     first.close()
     written(home, job, 0, ("two\n", 5.0))
     with monkeypatch.context() as outage:
-        outage.setattr(local, "logs", unreachable)
+        outage.setattr(load("local"), "logs", unreachable)
         again = LogStream(registry, job, job.attempt)
         assert texts(again.read()) == ["one"]
         with pytest.raises(UnreachableError):
@@ -352,7 +351,7 @@ def test_stream_tail_of_an_unreachable_backend_uses_the_log_cache(
     first = LogStream(registry, job, job.attempt)
     first.read()
     first.close()
-    monkeypatch.setattr(local, "logs", unreachable)
+    monkeypatch.setattr(load("local"), "logs", unreachable)
     again = LogStream(registry, job, job.attempt)
     assert texts(again.tail(1)) == ["two"]
     again.close()

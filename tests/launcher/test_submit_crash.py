@@ -54,11 +54,11 @@ STEPS = {
     "before the journal": ("cloudtrain.launcher.store.registry:Registry.add", "before", NOTHING),
     "inside the journal": ("cloudtrain.launcher.store.registry:Registry._insert", "after", NOTHING),
     "after the journal": ("cloudtrain.launcher.store.registry:Registry.add", "after", NEVER_SENT),
-    "before the send": (f"{LOCAL}:send", "before", NEVER_SENT),
+    "before the send": (f"{LOCAL}:LocalBackend.send", "before", NEVER_SENT),
     "before the starter": (f"{LOCAL}:_start_agents", "before", NEVER_SENT),
     "orders handed over": ("", "handed over", EITHER),
     "after the starter": (f"{LOCAL}:_start_agents", "after", RUNS),
-    "after the send": (f"{LOCAL}:send", "after", RUNS),
+    "after the send": (f"{LOCAL}:LocalBackend.send", "after", RUNS),
     "before the mark": ("cloudtrain.launcher.store.registry:Registry.mark_sent", "before", RUNS),
     "after the mark": ("cloudtrain.launcher.store.registry:Registry.mark_sent", "after", RUNS),
 }

@@ -14,7 +14,7 @@ import pytest
 
 from cloudtrain.backends.local import backend as local
 from cloudtrain.launcher import cli as command_line
-from cloudtrain.launcher.backend import BUILT_IN, Sending
+from cloudtrain.launcher.backend import BUILT_IN, Sending, load
 from cloudtrain.launcher.commands.rm import command as removal
 from cloudtrain.launcher.errors import ConfigError, NoSuchJobError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
@@ -319,7 +319,7 @@ def test_active_job_is_not_removed(
     registry: Registry, add: Callable[..., Job], command: Callable[..., tuple[int, str]], monkeypatch: Any
 ) -> None:
     """If a single job of several may still run, no job is removed."""
-    monkeypatch.setattr(local, "state", lambda ref: State("running", started_s=1000.0))
+    monkeypatch.setattr(load("local"), "state", lambda ref: State("running", started_s=1000.0))
     add("done")
     add("runs", State("running", started_s=1000.0))
     code, shown = command("rm", "-y", "done", "runs")
@@ -353,15 +353,15 @@ def test_stop_finds_a_forgotten_job_that_appears_later(
     asked: list[Any] = []
     job = add("doubt", None)
     registry.release(job.attempt)
-    monkeypatch.setattr(local, "find", silent)
+    monkeypatch.setattr(load("local"), "find", silent)
     code, shown = command("stop", "doubt")
     assert (code, "may exist there as doubt-1" in shown, "--forget doubt" in shown) == (7, True, True), shown
     assert len(ledger.held(registry.database)) == 1
     assert command("stop", "--forget", "-y", "doubt")[0] == 0
     assert (ledger.held(registry.database), registry.find("doubt").attempt.phase) == ([], "never_sent")
-    monkeypatch.setattr(local, "find", lambda *_: {"folder": "/x", "nodes": 1, "checkpoint_dir": "/x"})
-    monkeypatch.setattr(local, "state", lambda ref: State("running", started_s=1000.0))
-    monkeypatch.setattr(local, "stop", lambda ref, *, now: asked.append(ref))
+    monkeypatch.setattr(load("local"), "find", lambda *_: {"folder": "/x", "nodes": 1, "checkpoint_dir": "/x"})
+    monkeypatch.setattr(load("local"), "state", lambda ref: State("running", started_s=1000.0))
+    monkeypatch.setattr(load("local"), "stop", lambda ref, *, now: asked.append(ref))
     assert command("stop", "-d", "doubt")[0] == 0
     assert len(asked) == len(ledger.held(registry.database)) == 1
 
@@ -371,14 +371,14 @@ def test_forgotten_job_of_a_silent_backend_keeps_its_cost(
 ) -> None:
     """A host that is gone forever blocks no budget; a job whose backend answers is stopped, not forgotten."""
     add("runs", State("running", started_s=1000.0))
-    monkeypatch.setattr(local, "state", lambda ref: State("running", started_s=1000.0))
+    monkeypatch.setattr(load("local"), "state", lambda ref: State("running", started_s=1000.0))
     with pytest.raises(UsageError, match="answers"):
         stopping.forget(registry, "runs", lambda _: True)
 
     def silent(*_: Any) -> Any:
         raise UnreachableError("gone")
 
-    monkeypatch.setattr(local, "state", silent)
+    monkeypatch.setattr(load("local"), "state", silent)
     assert stopping.forget(registry, "runs", lambda _: True).verdict == "forgotten"
     assert (ledger.held(registry.database), registry.find("runs").active) == ([], False)
 
@@ -400,7 +400,7 @@ def test_stop_request_that_cannot_be_written_has_a_hint(tmp_path: Path, monkeypa
     (tmp_path / "node-0").write_text("")
     monkeypatch.setattr(local.node_folder, "agent_pid", lambda root: 1)
     with pytest.raises(ConfigError, match="cannot be asked to stop") as raised:
-        local.stop({"folder": str(tmp_path), "nodes": 1, "checkpoint_dir": "/x"}, now=False)
+        load("local").stop({"folder": str(tmp_path), "nodes": 1, "checkpoint_dir": "/x"}, now=False)
     assert "--now" in raised.value.hint
 
 
@@ -420,7 +420,7 @@ def test_interrupted_submit_reports_a_possible_send(
 
     monkeypatch.chdir(project(f"local: {{python: {idle_python}, price_per_hour: 1.5}}\n"))
     places = {
-        "before the row": (local, "ready"),
+        "before the row": (load("local"), "ready"),
         "after the row": (local, "_make_own"),
         "with the team": (submit.shared_ledger_sync, "hold"),
         "while sending": (local, "_start_agents"),

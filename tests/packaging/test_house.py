@@ -27,7 +27,7 @@ FROM_ENTRYPOINTS |= {"rank.variables"}
 ROOMS = {
     "launcher": (
         *("cli", "api", "commands", "checkup", "completion", "ui", "live", "report", "rehearsal", "jobs", "logs"),
-        *("notices", "money", "planning", "prices", "store", "backend", "lazily", "metering", "config", "text"),
+        *("notices", "money", "planning", "prices", "store", "backend", "metering", "config", "text"),
         *("backend_table", "job", "plan", "errors"),
     ),
     "entrypoints": (
@@ -161,7 +161,6 @@ SMALL = {
     "entrypoints/notices/slack.py": "a module for each channel of notices",
     "entrypoints/rank/exchange.py": "the collectives of the trainer and the checkpoints",
     "entrypoints/train.py": "the stub of a public name",
-    "launcher/lazily.py": "the deferred import that the backends share",
 }
 
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.sagemaker import backend, check
+from cloudtrain.backends.sagemaker import check
+from cloudtrain.backends.sagemaker.backend import SageMakerBackend
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.planning import planner as plans
 
@@ -181,8 +182,8 @@ def _ours(text: str, folder: Path) -> dict[str, Any]:
     """Return the request of `cloudtrain submit` for the config."""
     (folder / "cloudtrain.yaml").write_text(text)
     config = configs.load(folder / "cloudtrain.yaml", environ={})
-    plan = plans.make(config, backend.capacity(config))
-    return backend.request(plan, config, "digits-abcde", 1, "f" * 64).body
+    plan = plans.make(config, SageMakerBackend().capacity(config))
+    return SageMakerBackend().request(plan, config, "digits-abcde", 1, "f" * 64).body
 
 
 def _theirs(case: str, folder: Path, aws: Any) -> dict[str, Any]:

@@ -17,14 +17,14 @@ EVERY_S = 0.3
 
 def main() -> None:
     """Poll until killed."""
-    from cloudtrain.backends.ssh import backend
+    from cloudtrain.backends.ssh.backend import SshBackend
     from cloudtrain.launcher.errors import UnreachableError
 
     ref = json.load(sys.stdin)
     while True:
         asked_s = time.time()
         try:
-            told = {"state": asdict(backend.state(ref))}
+            told = {"state": asdict(SshBackend().state(ref))}
         except UnreachableError as error:
             told = {"error": error.message}
         print(json.dumps({"asked_s": asked_s, "time_s": time.time(), **told}), flush=True)

@@ -1,29 +1,14 @@
-"""The interface of a backend, and how to load a backend by name.
-
-A backend is a module with the functions of `Backend`, named by the table in launcher/backend_table.py and imported on
-first use.
-"""
+"""The values that pass between the launcher and a backend: requests, handles, log pages, checks."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from cloudtrain.launcher.backend_table import (
-    BUILT_IN,
-    DEFAULT,
-    GROUP,
-    BackendTraits,
-    module_of,
-    names,
-    similar,
-    traits,
-)
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, require_all
 from cloudtrain.launcher.metering.limit import Terms
 
@@ -31,18 +16,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.job import State
-    from cloudtrain.launcher.metering.rate import Quote
-    from cloudtrain.launcher.plan import Plan
 
 __all__ = [
-    "ALL",
-    "BUILT_IN",
-    "CHEAPEST",
-    "DEFAULT",
-    "GROUP",
-    "Backend",
-    "BackendTraits",
     "Bundle",
     "Capacity",
     "Check",
@@ -50,30 +25,18 @@ __all__ = [
     "FoundAttempt",
     "HostUse",
     "Invoice",
-    "Invoiced",
     "JobRef",
-    "Lists",
     "LogLine",
     "LogPage",
-    "Machines",
     "Pace",
-    "Priced",
-    "Ready",
     "Request",
     "Sending",
     "Shipment",
-    "Sought",
     "StoredRecord",
     "Terms",
-    "load",
-    "names",
     "nodes_of",
-    "similar",
-    "traits",
     "unasked",
 ]
-
-ALL, CHEAPEST = "all", "cheapest"  # instead of the name of a backend
 
 JobRef = dict[str, Any]  # a backend's own handle of a job: JSON, opaque to all callers
 
@@ -379,134 +342,6 @@ def unasked(names: str, config: JobConfig | None, *asks: Callable[[JobConfig], o
     return [*found, Check("not checked without credentials", "warn", names)]
 
 
-class Backend(Protocol):
-    """The functions of every backend. `request` and `check` are pure: no network, no SDK, no clock."""
-
-    def capacity(self, config: JobConfig) -> Capacity:
-        """Return the GPUs and the price of an instance of the configured kind."""
-
-    def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-        """Return the request, the same bytes for the same input."""
-
-    def check(self, request: Request) -> list[Fault]:
-        """Return the faults for which the vendor would refuse the request."""
-
-    def send(self, request: Request, shipment: Shipment) -> JobRef:
-        """Start the job. Raises CredentialError, CapacityError, UnreachableError, ConfigError."""
-
-    def find(self, request: Request, home: Path) -> JobRef | None:
-        """Return the job with the request's name on the platform, or None.
-
-        After None, a send still in progress can no longer start the job, if the platform can refuse a late send.
-        """
-
-    def state(self, ref: JobRef) -> State:
-        """Return the platform's state of the job. Raises UnreachableError."""
-
-    def logs(
-        self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
-    ) -> LogPage:
-        """Return the lines after the cursor, at most a page, in each stream's own order.
-
-        With `ranks` only the ranks' lines, without the nodes' own messages. `now`: no line is held back for earlier
-        lines of further nodes, which may come later.
-        """
-
-    def pace(self, ref: JobRef) -> Pace:
-        """Return the poll intervals for the job."""
-
-    def stop(self, ref: JobRef, *, now: bool) -> None:
-        """Ask the job to save and stop; `now` does not wait for the save. Returns at once."""
-
-    def doctor(self, config: JobConfig | None) -> list[Check]:
-        """Return checks for jobs on this backend; with a config, for the config's job."""
-
-    def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
-        """Copy the job's output files below `folder`; return the copied files."""
-
-
-class Ready(Protocol):
-    """A backend that knows, before the job is journalled, whether a send from here is possible."""
-
-    def ready(self, request: Request, shipment: Shipment) -> None:
-        """Check the libraries and the credentials. Raises ConfigError, CredentialError, UnreachableError."""
-
-
-class Sought(Protocol):
-    """A backend whose jobs the vendor's own tools show."""
-
-    def where_to_look(self, request: Request) -> str:
-        """Return the vendor's command that shows whether the request's job exists."""
-
-
-class Lists(Protocol):
-    """A backend that finds running jobs without the registry."""
-
-    def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
-        """Return the running attempts; with a config, the attempts where the config's jobs run. Changes no state.
-
-        Raises CredentialError, ConfigError, UnreachableError if the platform cannot be asked.
-        """
-
-
-class HasCheckpoints(Protocol):
-    """A backend that can fetch the files that a script has kept or saved."""
-
-    def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
-        """Copy the job's checkpoint folder below `folder`; return the files there."""
-
-
-class Machines(Protocol):
-    """A backend whose machines exist before the job, and can be entered."""
-
-    def shell(self, ref: JobRef, node: int, argv: list[str]) -> list[str]:
-        """Return the command that runs `argv`, or a shell if `argv` is empty, where the node's ranks run."""
-
-    def hosts(self, config: JobConfig) -> list[HostUse]:
-        """Return the use of each GPU of the config's machines."""
-
-
-class Priced(Protocol):
-    """A backend whose vendor publishes the prices of machines."""
-
-    def price_region(self, config: JobConfig | None) -> str | None:
-        """Return the region for prices: the config's, else the environment's; None if unknown."""
-
-    def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
-        """Return the vendor's prices of the types; without types, of all useful types, with the job's type.
-
-        A type that the vendor does not list gets a quote without a price, with the reason. Raises CredentialError,
-        ConfigError, UnreachableError if the list as a whole cannot be read.
-        """
-
-
-class Invoiced(Protocol):
-    """A backend whose vendor's billing can be asked for a job's tag."""
-
-    def invoice(self, ref: JobRef, job_id: str, from_s: float, to_s: float) -> Invoice:
-        """Return the amount billed under the job's tag. Raises CredentialError, ConfigError, UnreachableError."""
-
-
-class Seekable(Protocol):
-    """A backend that finds the end of a long log without reading the lines before."""
-
-    def logs_from(
-        self, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
-    ) -> dict[str, Any] | None:
-        """Return a cursor for `logs` before each stream's last `lines`, or before its lines since `since_s`.
-
-        The cursor may be too early, never too late; None is the beginning. Raises UnreachableError.
-        """
-
-
 def nodes_of(ranks: frozenset[int] | None, nproc_per_node: int) -> frozenset[int] | None:
     """Return the nodes of the ranks, None for all nodes."""
     return None if ranks is None else frozenset(rank // nproc_per_node for rank in ranks)
-
-
-def load(name: str) -> Backend:
-    """Import and return a backend. Raises ConfigError for an unknown name."""
-    path = module_of(name)
-    if path is None:
-        raise ConfigError([Fault(f"unknown backend `{name}`", "backend", hint=similar(name))])
-    return cast("Backend", importlib.import_module(path))
