@@ -25,7 +25,6 @@ from report import Report
 from sandbox import COMMAND, Sandbox, sandbox
 from startup import measure
 
-from doubles.aws import handle
 from doubles.aws.handle import ROLE, Aws
 
 GROUP = "/aws/sagemaker/TrainingJobs"
@@ -43,7 +42,7 @@ sagemaker: {{role: "{ROLE}", bucket: bench-bucket}}
 @contextmanager
 def account(instances: int = 2) -> Iterator[tuple[Sandbox, Aws]]:
     """Give a project whose commands reach a stand-in of their own; its jobs run nothing."""
-    aws = handle.start()
+    aws = Aws.start()
     try:
         aws.bucket("bench-bucket")
         aws.role()
@@ -52,7 +51,7 @@ def account(instances: int = 2) -> Iterator[tuple[Sandbox, Aws]]:
             box.write(CONFIG.replace("INSTANCES", str(instances)), train="print('x')\n")
             yield box, aws
     finally:
-        handle.stop(aws)
+        aws.stop()
 
 
 def cost() -> Report:

@@ -25,7 +25,6 @@ from report import Report
 from sandbox import COMMAND, Sandbox, sandbox
 from startup import measure
 
-from doubles.azure import handle
 from doubles.azure.handle import GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
 
 WHERE = f"subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, region: {REGION}"
@@ -42,14 +41,14 @@ azureml: {{{WHERE}, price_per_hour: 0.20 USD}}
 @contextmanager
 def workspace(instances: int = 2) -> Iterator[tuple[Sandbox, Azure]]:
     """Give a project whose commands reach a stand-in of their own; its jobs run nothing."""
-    azure = handle.start()
+    azure = Azure.start()
     try:
         azure.settings(execute=False)
         with sandbox(azure.environ) as box:
             box.write(CONFIG.replace("INSTANCES", str(instances)), train="print('x')\n")
             yield box, azure
     finally:
-        handle.stop(azure)
+        azure.stop()
 
 
 def cost() -> Report:

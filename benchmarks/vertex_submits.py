@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from report import Report
 from sandbox import Sandbox, sandbox
 
-from doubles.google import handle
 from doubles.google.handle import BUCKET, PROJECT, REGION, Google
 
 CONFIG = f"""\
@@ -42,14 +41,14 @@ OVER = ("JOB_STATE_SUCCEEDED", "JOB_STATE_FAILED", "JOB_STATE_CANCELLED", "JOB_S
 @contextmanager
 def project(instances: int = 2) -> Iterator[tuple[Sandbox, Google]]:
     """Give a project whose commands reach a stand-in of their own; its jobs run nothing."""
-    google = handle.start()
+    google = Google.start()
     try:
         google.settings(execute=False)
         with sandbox(google.environ) as box:
             box.write(CONFIG.replace("INSTANCES", str(instances)), train="print('x')\n")
             yield box, google
     finally:
-        handle.stop(google)
+        google.stop()
 
 
 # Runs the command again and again in one process, so that Google's clients are imported once; before each a create's

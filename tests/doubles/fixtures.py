@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from doubles.aws import handle
 from doubles.aws.handle import Aws
-from doubles.azure import handle as azure_handle
 from doubles.azure.handle import Azure
-from doubles.google import handle as google_handle
 from doubles.google.handle import Google
 from doubles.sshhosts.cluster import Cluster, missing
 
@@ -22,9 +19,9 @@ __all__ = ["aws", "aws_server", "azure", "azure_server", "cluster", "google", "g
 @pytest.fixture(scope="session")
 def aws_server() -> Iterator[Aws]:
     """Return AWS's stand-in, one for the whole session: it takes seconds to start."""
-    started = handle.start()
+    started = Aws.start()
     yield started
-    handle.stop(started)
+    started.stop()
 
 
 @pytest.fixture
@@ -38,9 +35,9 @@ def aws(aws_server: Aws) -> Iterator[Aws]:
 @pytest.fixture(scope="session")
 def azure_server() -> Iterator[Azure]:
     """Return Azure ML's stand-in, one for the whole session."""
-    started = azure_handle.start()
+    started = Azure.start()
     yield started
-    azure_handle.stop(started)
+    started.stop()
 
 
 @pytest.fixture
@@ -54,9 +51,9 @@ def azure(azure_server: Azure) -> Iterator[Azure]:
 @pytest.fixture(scope="session")
 def google_server() -> Iterator[Google]:
     """Return Google's stand-in, one for the whole session."""
-    started = google_handle.start()
+    started = Google.start()
     yield started
-    google_handle.stop(started)
+    started.stop()
 
 
 @pytest.fixture

@@ -20,15 +20,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Container", "Running", "Switch", "installed_by_us", "loopback_block", "mode", "start"]
+__all__ = ["Container", "Running", "Switch", "addresses", "installed_by_us", "mode", "start"]
 
 INIT = Path(__file__).with_name("sandbox_init.py")
 GATEWAY_HARDWARE = "02:00:00:00:00:01"
+LAST_NUMBER = 254
 LOCK_PORT = 46_999  # UDP port on a block's last address, bound while the block is in use
 NETWORK = "10.213"  # of the switch: 10.213.0.1 is the outer world, all other addresses are containers
 CLONE_NEWNET = 0x40000000
@@ -156,23 +157,34 @@ class Switch:
         _ip(f"link set lo up\n{made}\nlink set br0 up\n")
 
 
-def loopback_block() -> tuple[str, socket.socket]:
-    """Return the first three numbers of a block of loopback addresses free on this machine, and the block's lock."""
-    while True:
-        block = f"127.{random.randint(64, 250)}.{random.randint(1, 250)}"
-        lock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        try:
-            lock.bind((f"{block}.254", LOCK_PORT))
-        except OSError:
-            lock.close()
-            continue
-        return block, lock
+@contextlib.contextmanager
+def addresses(switch: Switch | None) -> Iterator[Callable[[], str]]:
+    """Yield a function that returns the address of one more container, on the switch or in a block of loopback."""
+    if switch is not None:
+        yield switch.address
+        return
+    block, lock = _loopback_block()
+    with lock:
+        yield (f"{block}.{number}" for number in range(1, LAST_NUMBER)).__next__
 
 
 @functools.lru_cache(maxsize=1)
 def installed_by_us() -> tuple[str, ...]:
     """Return the files by which the development environment finds cloudtrain; no image has these files."""
     return tuple(map(str, Path(sys.prefix).glob("lib/python*/site-packages/__editable__*cloudtrain*.pth")))
+
+
+def _loopback_block() -> tuple[str, socket.socket]:
+    """Return the first three numbers of a block of loopback addresses free on this machine, and the block's lock."""
+    while True:
+        block = f"127.{random.randint(64, 250)}.{random.randint(1, 250)}"
+        lock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            lock.bind((f"{block}.{LAST_NUMBER}", LOCK_PORT))
+        except OSError:
+            lock.close()
+            continue
+        return block, lock
 
 
 def _works(name: str) -> bool:

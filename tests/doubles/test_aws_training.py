@@ -17,6 +17,7 @@ import pytest
 from doubles import sandbox
 from doubles.aws.handle import Aws
 from doubles.conftest import channel, request_of
+from doubles.waiting import sleepers, until
 
 # Without namespaces only paths in the request can be moved to private folders, not paths in these scripts.
 pytestmark = pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")
@@ -213,7 +214,7 @@ def test_checkpoints_are_copied_while_training_and_at_the_end(aws: Aws, submit: 
     """
     job = submit(script, CheckpointConfig={"S3Uri": "s3://cloudtrain-tests/ck/"})
     aws.wait(job, "Training")
-    wait(lambda: stored("ck/") == {"ck/part": b"half\n"})
+    until(lambda: stored("ck/") == {"ck/part": b"half\n"})
     aws.wait(job)
     assert stored("ck/") == {"ck/part": b"half\n", "ck/final": b"last\n"}
 
@@ -329,14 +330,6 @@ END
     assert [line for line in aws.lines("job") if line.startswith("sum")] == ["sum 3.0 of 2"] * 2
 
 
-def wait(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Wait until the condition holds."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "did not come true"
-        time.sleep(0.05)
-
-
 def wait_for_line(aws: Aws, job: str, line: str, times: int = 1) -> None:
     """Wait until the job has written the line `times` times."""
 
@@ -344,17 +337,4 @@ def wait_for_line(aws: Aws, job: str, line: str, times: int = 1) -> None:
         groups = aws.client("logs").describe_log_groups()["logGroups"]
         return bool(groups) and aws.lines(job).count(line) >= times
 
-    wait(is_there)
-
-
-def sleepers(mark: str) -> list[str]:
-    """Return the machine's processes that sleep for `mark` seconds."""
-    found = Path("/proc").glob("[0-9]*/cmdline")
-    return [path.parent.name for path in found if _command(path) == f"sleep\0{mark}\0".encode()]
-
-
-def _command(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    until(is_there)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
-from urllib.error import HTTPError
 
 import pytest
 
-from doubles.azure import handle
 from doubles.azure.client import job_body
 from doubles.azure.handle import ACCOUNT, CONTAINER, REGION, Azure
 from doubles.azure.names import workspace_id
+from doubles.waiting import new_mark, sleepers, until
 
 HISTORY = f"https://{REGION}.api.azureml.ms/history/v1.0{workspace_id()}/runs"
 BLOB = f"https://{ACCOUNT}.blob.core.windows.net/{CONTAINER}/a"
@@ -29,42 +26,25 @@ def test_throttling_ends_after_its_count(azure: Azure) -> None:
     assert answers[0].json["error"]["code"] == "TooManyRequests"
 
 
-def test_every_third_call_fails(azure: Azure) -> None:
-    """The calls of all named operations count together, including names by pattern."""
-    azure.fault(["computes.*", "jobs.list"], "500", every=3)
-    answers = [azure.call("GET", path).status for path in ("/computes", "/jobs") * 3]
-    assert answers == [200, 200, 500] * 2
-    outcomes = [call["outcome"] for call in azure.journal() if call["service"] == "arm"]
-    assert outcomes == ["ok", "ok", "500"] * 2
-
-
-def test_fault_begins_after_the_first_calls(azure: Azure) -> None:
-    """The first `after` calls succeed; storage answers 503 in its own format."""
+def test_storage_errors_have_the_format_of_storage(azure: Azure) -> None:
+    """Storage answers 503 in its own format, until the fault is cleared."""
     azure.put_blob("a", "1")
-    azure.fault("blob.get", "503", after=1)
-    assert azure.call("GET", BLOB, audience=STORAGE).status == 200
+    azure.fault("blob.get", "503")
     busy = azure.call("GET", BLOB, audience=STORAGE)
     assert (busy.status, busy.headers["x-ms-error-code"]) == (503, "ServerBusy")
     azure.clear_faults()
     assert azure.call("GET", BLOB, audience=STORAGE).status == 200
 
 
-def test_dropped_call_is_not_executed(azure: Azure) -> None:
-    """The client sees a broken connection, and the job does not exist."""
-    azure.fault("jobs.put", "drop", count=1)
-    with pytest.raises(OSError, match=r"closed|reset|EOF"):
-        azure.submit("job", "true")
-    assert azure.jobs() == []
-
-
-def test_call_with_lost_answer_is_executed(azure: Azure) -> None:
-    """The client sees a broken connection, but the job exists; a repeated PUT changes nothing."""
+@pytest.mark.parametrize(("kind", "jobs", "status"), [("drop", [], 201), ("lost", ["job"], 200)])
+def test_only_a_call_with_lost_answer_is_executed(azure: Azure, kind: str, jobs: list[str], status: int) -> None:
+    """The client sees a broken connection, whether or not the job exists; a repeated PUT changes no existing job."""
     azure.settings(execute=False)
-    azure.fault("jobs.put", "lost", count=1)
+    azure.fault("jobs.put", kind, count=1)
     with pytest.raises(OSError, match=r"closed|reset|EOF"):
         azure.submit("job", "true")
-    assert azure.jobs() == ["job"]
-    assert azure.client.submit("job", job_body("true"), {"empty.txt": ""}).status == 200
+    assert azure.jobs() == jobs
+    assert azure.client.submit("job", job_body("true"), {"empty.txt": ""}).status == status
     other = azure.client.submit("job", job_body("false"), {"empty.txt": ""})
     assert (other.status, "already exists" in other.json["error"]["message"]) == (400, True)
 
@@ -166,16 +146,6 @@ def test_journal_records_request_and_answer(azure: Azure) -> None:
     }
 
 
-def test_unknown_fault_or_setting_is_refused(azure: Azure) -> None:
-    """An unknown fault, setting or choice is an error: else a test could pass without its fault."""
-    with pytest.raises(HTTPError):
-        azure.fault("jobs.put", "nonsense")
-    with pytest.raises(HTTPError):
-        azure.settings(queue_s=1)
-    with pytest.raises(HTTPError):
-        azure.settings(restart_logs="other")
-
-
 def test_reset_removes_all_state(azure: Azure) -> None:
     """Reset removes jobs, blobs and recorded calls, even while a job runs."""
     azure.submit("job", "sleep 100")
@@ -187,25 +157,11 @@ def test_reset_removes_all_state(azure: Azure) -> None:
 
 def test_killed_stand_in_leaves_no_containers_or_folders(tmp_path: Path) -> None:
     """A killed stand-in leaves neither containers nor folders."""
-    own = handle.start(tmp_path / "state")
+    own, mark = Azure.start(tmp_path / "state"), new_mark()
     try:
-        own.submit("job", "sleep 87.65")
-        own.wait("job", "Running")
-        wait_for(lambda: alive("sleep 87.65"))
+        own.submit("job", f"sleep {mark}")
+        until(lambda: sleepers(mark))
         own.process.kill()
-        wait_for(lambda: not alive("sleep 87.65") and not (tmp_path / "state").exists())
+        until(lambda: not sleepers(mark) and not (tmp_path / "state").exists())
     finally:
-        handle.stop(own)
-
-
-def alive(command: str) -> bool:
-    """Return whether a process with the command line runs."""
-    return subprocess.run(["pgrep", "-xf", command], capture_output=True).returncode == 0
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds."""
-    end = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+        own.stop()

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from doubles import process, sandbox
-from doubles.aws import handle
+from doubles.aws.handle import Aws
 from doubles.conftest import request_of
+from doubles.waiting import new_mark, sleepers, until
 
 # Runs a container in a separate process, for a choice of the mode: argv is the mode, a folder and a mark.
 RUN = """
@@ -82,7 +80,7 @@ def test_container_has_private_folders_in_every_mode(mode: str, tmp_path: Path) 
     if mode != "none":
         assert name == "algo-1"
         assert int(opt) == len({*os.listdir("/opt"), "ml"})
-    assert sleeping(mark) == []
+    assert sleepers(mark) == []
 
 
 @pytest.mark.skipif(sandbox.mode() == "none", reason="this machine lets us make no namespaces")
@@ -122,40 +120,27 @@ def test_missing_command_exits_with_127(tmp_path: Path) -> None:
 def test_killed_server_leaves_no_containers_or_folder(victim: str, tmp_path: Path) -> None:
     """SIGKILL to the server, or to its parent, ends its containers and removes its folder."""
     state = tmp_path / "state"
-    code = f"from doubles.aws import handle; from pathlib import Path; a = handle.start(Path({str(state)!r}))\n"
+    code = f"from doubles.aws.handle import Aws; from pathlib import Path; a = Aws.start(Path({str(state)!r}))\n"
     code += "print(a.url, a.process.pid, flush=True); a.process.wait()"
     env = {**os.environ, "PYTHONPATH": str(process.TESTS)}
     parent = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     url, pid = parent.stdout.readline().split()
     try:
-        _run_sleepers(handle.Aws(url, parent), mark := new_mark())
+        _run_sleepers(Aws(url, parent), mark := new_mark())
         os.kill(int(pid) if victim == "server" else parent.pid, signal.SIGKILL)
-        until(lambda: sleeping(mark) == [] and not state.exists() and not _is_alive(pid))
+        until(lambda: sleepers(mark) == [] and not state.exists() and not _is_alive(pid))
     finally:
         parent.kill()
         parent.wait()
         parent.stdout.close()
 
 
-def _run_sleepers(aws: handle.Aws, mark: str) -> None:
+def _run_sleepers(aws: Aws, mark: str) -> None:
     script = f"setsid sleep {mark} & sleep {mark}".encode()
     aws.client("s3").put_object(Bucket=aws.bucket(), Key="job/code/run.sh", Body=script)
     aws.client("sagemaker").create_training_job(**request_of("job"))
-    until(lambda: len(sleeping(mark)) == 2)
-
-
-def new_mark() -> str:
-    """Return a unique number of seconds to sleep: parallel runs of the test must not share the number."""
-    return str(random.randint(10**6, 10**8))
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Wait until the condition holds."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "did not come true"
-        time.sleep(0.05)
+    until(lambda: len(sleepers(mark)) == 2)
 
 
 def _is_alive(pid: str) -> bool:
@@ -163,15 +148,3 @@ def _is_alive(pid: str) -> bool:
         return Path(f"/proc/{pid}/cmdline").read_bytes() != b""  # a zombie's is empty
     except OSError:
         return False
-
-
-def sleeping(mark: str) -> list[str]:
-    """Return the machine's processes that sleep for `mark` seconds."""
-    return [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _command(path) == f"sleep\0{mark}\0"]
-
-
-def _command(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

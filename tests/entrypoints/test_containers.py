@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from cloudtrain.entrypoints.environments.dockerrun import Container, Mount, Star
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import verbs
 from cloudtrain.launcher.planning import bundle
+from doubles.waiting import until
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 DOCKER = Container("/usr/bin/docker", "docker", f"registry/train@{DIGEST}", "/opt/py/bin/python", "/w/home")
@@ -39,14 +40,6 @@ LIFELINE = [sys.executable, "-u", "-m", "cloudtrain.entrypoints.environments.con
 def argv_of(container: Container = DOCKER, start: Start = START, names: Sequence[str] = (), **values: str) -> list[str]:
     """Return the command line of a program `-V`."""
     return dockerrun.container_argv(container, start, names, values, ["-V"])
-
-
-def until(what: Callable[[], Any], patience_s: float = 60.0) -> None:
-    """Wait until a condition holds."""
-    end_s = time.monotonic() + patience_s
-    while not what():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("image", [f"train@{DIGEST}", f"localhost:5000/a/b@{DIGEST}", f"ghcr.io/a/b:2.8@{DIGEST}"])

@@ -22,6 +22,7 @@ import pytest
 from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.environments import builds, condaenvs, interpreter, prepare, venvs
 from cloudtrain.entrypoints.errors import Refused
+from doubles.waiting import until
 
 REQUIREMENTS = "--no-index\n--find-links wheels\ntiny==1.0\n"
 PREPARE = """
@@ -68,14 +69,6 @@ def start(ask: dict[str, Any]) -> subprocess.Popen[str]:
     child.stdin.close()
     child.stdin = None
     return child
-
-
-def until(what: Any, patience_s: float = 60.0) -> None:
-    """Wait until a condition holds."""
-    end_s = time.monotonic() + patience_s
-    while not what():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
 
 
 def run_in(made: dict[str, Any], program: str) -> str:

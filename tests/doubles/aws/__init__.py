@@ -8,7 +8,7 @@ In a test, take the fixture `aws` (doubles/fixtures.py) and call it with the rea
     aws.fault("CreateTrainingJob", "lost", count=1)        # faults.py
     aws.interrupt("job"); aws.wait("job"); aws.lines("job"); aws.journal("CreateTrainingJob")
 
-By hand: `PYTHONPATH=tests .venv/bin/python -m doubles.aws` prints the URL for AWS_ENDPOINT_URL.
+By hand: `PYTHONPATH=tests .venv/bin/python -m doubles.aws` prints the URL for AWS_ENDPOINT_URL in JSON.
 
 The stand-in encodes AWS's documentation and SDKs, not observed behaviour of the service; invented values are marked.
 """

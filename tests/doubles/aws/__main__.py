@@ -1,7 +1,8 @@
-"""The stand-in as a process: `python -m doubles.aws [--state DIR] [--port N]` prints its URL when it is ready."""
+"""The stand-in as a process: `python -m doubles.aws [--state DIR] [--port N]` prints its URL, in JSON, when ready."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from pathlib import Path
@@ -18,7 +19,7 @@ def begin(state: Path, port: int) -> process.Served:
     listening = server.bind(port)
     world = World(state, f"http://127.0.0.1:{listening.getsockname()[1]}", Switch.open())
     threading.Thread(target=server.serve, args=(world, listening), daemon=True).start()
-    return process.Served(world.url, world.close)
+    return process.Served(json.dumps({"url": world.url}), world.close)
 
 
 if __name__ == "__main__":

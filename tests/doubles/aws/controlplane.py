@@ -54,7 +54,7 @@ def _create(world: World, call: Call) -> Params:
     rules.check(request)
     _require_role(request["RoleArn"])
     tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", ())}
-    job = Job(request["TrainingJobName"], call.region, request, time.time(), tags)
+    job = Job(name=request["TrainingJobName"], region=call.region, request=request, created=time.time(), tags=tags)
     with world.lock:
         if world.job(job.name, job.region) is None:
             _require_quota(world, job)
@@ -117,7 +117,7 @@ def _stop(world: World, call: Call) -> Params:
         if job.status != "InProgress":
             message = f"The request was rejected because the training job is in status {job.status}."
             raise AwsError("ValidationException", message)
-        job.enter("Stopping", "Stopping the training job", "Stopping")
+        job.enter_secondary("Stopping", "Stopping the training job", "Stopping")
         job.order("stop")
     return {}
 

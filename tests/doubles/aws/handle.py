@@ -5,30 +5,23 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import time
-import urllib.request
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import doubles.process
+from doubles.kit import handle
 
-__all__ = ["REGION", "ROLE", "Aws", "start", "stop"]
+__all__ = ["REGION", "ROLE", "Aws"]
 
 REGION = "us-east-1"
 ROLE = "arn:aws:iam::123456789012:role/cloudtrain"
-# Calls go to loopback, also on a machine with a proxy.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+ENDS = ("Completed", "Failed", "Stopped")
 
 
 @dataclass(frozen=True)
-class Aws:
+class Aws(handle.Handle):
     """A running stand-in."""
 
-    url: str
-    process: subprocess.Popen[str]
+    NAME = "aws"
 
     @property
     def environ(self) -> dict[str, str]:
@@ -51,27 +44,9 @@ class Aws:
         """Return boto3's client without retries; equal arguments give the same client."""
         return _client(self.url, service, access_key, region)
 
-    def fault(self, operations: str | Sequence[str], kind: str, **details: Any) -> None:
-        """Inject a fault: see doubles.aws.faults.Fault."""
-        names = [operations] if isinstance(operations, str) else list(operations)
-        self.control("faults", {"operations": names, "kind": kind, **details})
-
-    def clear_faults(self) -> None:
-        """Remove all faults."""
-        self.control("faults", method="DELETE")
-
-    def settings(self, **values: Any) -> None:
-        """Change settings: see doubles.aws.settings.Settings."""
-        self.control("settings", values)
-
     def quota(self, name: str, value: float) -> None:
         """Set a quota by its name, as in `ml.m5.xlarge for training job usage`."""
         self.control("quotas", {name: value})
-
-    def journal(self, operation: str | None = None) -> list[dict[str, Any]]:
-        """Return the calls until now in order, including containers' calls; `operation` selects one operation."""
-        calls: list[dict[str, Any]] = self.control("journal", method="GET")
-        return [call for call in calls if operation in (None, call["operation"])]
 
     def interrupt(self, job: str) -> None:
         """Take the job's spot machines away."""
@@ -112,14 +87,13 @@ class Aws:
 
     def wait(self, job: str, *statuses: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait for one of the statuses, primary or secondary (default: any end); return the description."""
-        wanted = statuses or ("Completed", "Failed", "Stopped")
-        client, end = self.client("sagemaker"), time.monotonic() + timeout_s
-        while True:
-            told: dict[str, Any] = client.describe_training_job(TrainingJobName=job)
-            if told["TrainingJobStatus"] in wanted or told["SecondaryStatus"] in wanted:
-                return told
-            assert time.monotonic() < end, f"{job} is {told['SecondaryStatus']}, not one of {wanted}"
-            time.sleep(0.05)
+        wanted = statuses or ENDS
+        return self.until(
+            lambda: self.describe(job),
+            lambda told: told["TrainingJobStatus"] in wanted or told["SecondaryStatus"] in wanted,
+            lambda told: f"{job} is {told['SecondaryStatus']}, not one of {wanted}",
+            timeout_s,
+        )
 
     def lines(self, job: str, host: str = "algo-") -> list[str]:
         """Return the job's lines until now, stream after stream."""
@@ -137,28 +111,6 @@ class Aws:
                     break
                 token = {"nextToken": page["nextForwardToken"]}
         return found
-
-    def reset(self) -> None:
-        """Kill all containers and forget all state."""
-        self.control("reset", {})
-
-    def control(self, path: str, told: dict[str, Any] | None = None, method: str = "POST") -> Any:
-        """Call the control endpoint. Raises HTTPError if the endpoint refuses."""
-        data = None if told is None else json.dumps(told).encode()
-        request = urllib.request.Request(f"{self.url}/_control/{path}", data, method=method)
-        with _OPENER.open(request, timeout=60) as answer:
-            return json.loads(answer.read())["result"]
-
-
-def start(state: Path | None = None) -> Aws:
-    """Start the process, which dies with the calling thread; return when the stand-in answers."""
-    process, told = doubles.process.start("aws", state)
-    return Aws(told, process)
-
-
-def stop(aws: Aws) -> None:
-    """End the process and all its containers."""
-    doubles.process.stop(aws.process)
 
 
 @functools.lru_cache(maxsize=64)

@@ -17,7 +17,8 @@ from doubles import sandbox
 from doubles.aws import storage
 from doubles.aws.jobs import Job
 from doubles.aws.storage import Mirror
-from doubles.aws.world import CONTAINER_KEY, World
+from doubles.aws.wire import CONTAINER_KEY
+from doubles.aws.world import World
 
 __all__ = ["LOG_GROUP", "Instance", "InputError", "find_inputs"]
 
@@ -43,7 +44,6 @@ class Instance:
     stream: str
     on_end: Callable[[], None]
     running: sandbox.Running | None = None
-    reader: threading.Thread | None = None
     code: int | None = None
     ended_at: float | None = None
     mirrors: list[Mirror] = field(default_factory=list)
@@ -52,6 +52,11 @@ class Instance:
     def host(self) -> str:
         """Return the name for peers: the instance's name, or its address if host names are the machine's own."""
         return self.name if sandbox.mode() != "none" else self.address
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the container runs, or a part of its output has not been read."""
+        return self.running is not None and self.code is None
 
     @property
     def ml(self) -> Path:
@@ -106,8 +111,7 @@ class Instance:
             address=self.address if world.switch is not None else None,
         )
         self.running = sandbox.start(container, world.switch)
-        self.reader = threading.Thread(target=self._read, args=(world, job.region), daemon=True)
-        self.reader.start()
+        threading.Thread(target=self._read, args=(world, job.region), daemon=True).start()
 
     def copy(self) -> None:
         """Copy new checkpoints and TensorBoard files to S3."""

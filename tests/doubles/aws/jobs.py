@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["ACCOUNT", "TERMINAL", "Job", "described", "summary"]
+from doubles.kit import life
+
+__all__ = ["ACCOUNT", "Job", "described", "summary"]
 
 ACCOUNT = "123456789012"
-TERMINAL = ("Completed", "Failed", "Stopped")
 _NOT_TOLD = ("Tags",)  # fields of the request that the description omits
 _SUMMARY = (
     *("TrainingJobName", "TrainingJobArn", "CreationTime", "TrainingEndTime", "LastModifiedTime"),
@@ -18,18 +18,15 @@ _SUMMARY = (
 )
 
 
-@dataclass
-class Job:
-    """One job; `changed` guards the mutable fields and wakes waiting threads."""
+@dataclass(kw_only=True)
+class Job(life.Job):
+    """One training job, with its primary and its secondary status."""
 
+    ENDS = ("Completed", "Failed", "Stopped")
     name: str
     region: str
     request: dict[str, Any]
-    created: float
     tags: dict[str, str]
-    number: int = 0
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    orders: dict[str, dict[str, Any]] = field(default_factory=dict)  # requested and not done yet
     status: str = "InProgress"
     secondary: str = "Starting"
     transitions: list[dict[str, Any]] = field(default_factory=list)
@@ -42,7 +39,6 @@ class Job:
     billable_s: int | None = None
     ran_s: float = 0.0  # in containers, over all attempts
     last_epoch: int = 0  # of the job's log streams
-    thread: threading.Thread | None = None
 
     @property
     def arn(self) -> str:
@@ -70,7 +66,7 @@ class Job:
             groups = [{"InstanceGroupName": "homogeneousCluster", "InstanceCount": 1, **first}]
         return [(one["InstanceGroupName"], one["InstanceType"]) for one in groups for _ in range(one["InstanceCount"])]
 
-    def enter(self, secondary: str, message: str, status: str | None = None) -> None:
+    def enter_secondary(self, secondary: str, message: str, status: str | None = None) -> None:
         """Enter the next secondary status; for an unchanged status only the message changes."""
         with self.changed:
             if self.status == "Stopping" and status is None:
@@ -84,14 +80,8 @@ class Job:
                 if last is not None:
                     last["EndTime"] = now
                 self.transitions.append({"Status": secondary, "StartTime": now, "StatusMessage": message})
-            if self.status in TERMINAL:
+            if self.has_ended:
                 self.transitions[-1]["EndTime"] = now
-            self.changed.notify_all()
-
-    def order(self, name: str, **details: Any) -> None:
-        """Order a change: stop, interrupt, internal_error, capacity_error, end, abandon."""
-        with self.changed:
-            self.orders[name] = details
             self.changed.notify_all()
 
 
@@ -125,7 +115,7 @@ def described(job: Job) -> dict[str, Any]:
             selected = {"SelectedInstanceType": kinds[0], "SelectedInstanceCount": len(kinds)}
             told["ResourceConfig"] = {**job.request["ResourceConfig"], **selected}
         if job.request["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
-            told["WarmPoolStatus"] = {"Status": "Available" if job.status in TERMINAL else "InUse"}
+            told["WarmPoolStatus"] = {"Status": "Available" if job.has_ended else "InUse"}
         return told | {key: value for key, value in optional.items() if value is not None}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import socket
 import threading
@@ -13,10 +14,12 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import ThreadedWSGIServer, make_server
 
-from doubles.aws import control, controlplane, costs, pricelist, validate
+from doubles.aws import controlplane, costs, pricelist, validate
+from doubles.aws.control import Control
 from doubles.aws.faults import Fault
 from doubles.aws.wire import AwsError, Call, Environ, Reply, StartResponse, hang_up, parse, reply, reply_error
-from doubles.aws.world import CONTAINER_KEY, World
+from doubles.aws.world import World
+from doubles.kit.control import PREFIX
 
 __all__ = ["Application", "bind", "serve"]
 
@@ -25,14 +28,14 @@ class Application:
     """The WSGI application: journal, faults, then the service itself."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self._world, self._control = world, Control(world)
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._conditional = threading.Lock()  # S3 compares and writes atomically; moto compares first, then writes
 
     def __call__(self, environ: Environ, start: StartResponse) -> Reply:
         """Answer one request."""
-        if environ["PATH_INFO"].startswith(control.PREFIX):
-            return control.answer(self._world, environ, start)
+        if environ["PATH_INFO"].startswith(PREFIX):
+            return self._controlled(environ, start)
         call = parse(environ)
         if environ["PATH_INFO"].startswith(pricelist.OFFERS):  # public: no credentials needed
             call = replace(call, service="pricing", operation="GetFile", params={"path": environ["PATH_INFO"]})
@@ -42,7 +45,7 @@ class Application:
             "params": call.params,
             "region": call.region,
             "access_key": call.access_key,
-            "is_from_container": call.access_key == CONTAINER_KEY,
+            "is_from_container": call.is_from_container,
             "time": time.time(),
             "outcome": "ok",
         }
@@ -51,6 +54,11 @@ class Application:
         if fault is not None:
             entry["outcome"] = fault.kind
         return self._answer(environ, start, call, fault, entry)
+
+    def _controlled(self, environ: Environ, start: StartResponse) -> Reply:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        answer = self._control.answer(environ["REQUEST_METHOD"], environ["PATH_INFO"], body)
+        return reply(start, json.loads(answer.body), f"{answer.status} Control")
 
     def _answer(
         self, environ: Environ, start: StartResponse, call: Call, fault: Fault | None, entry: dict[str, Any]

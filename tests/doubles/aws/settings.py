@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from doubles.kit import settings
+
 __all__ = ["Settings"]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Times in seconds of real time."""
+class Settings(settings.Settings):
+    """Times in seconds of real time. A job that is not executed trains until a stop, an order, or its time limit."""
 
-    execute: bool = True
-    """Whether containers run; else a job trains until a stop, an order to end, or its time limit."""
     starting_s: float = 0.0
     downloading_s: float = 0.0
     uploading_s: float = 0.0

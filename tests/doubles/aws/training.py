@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from doubles.aws import storage
 from doubles.aws.instance import InputError, Instance, find_inputs
 from doubles.aws.jobs import Job
 from doubles.aws.world import World
+from doubles.kit import life
 
 __all__ = ["begin"]
 
@@ -45,22 +45,17 @@ class Ending:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-class Abandoned(Exception):
-    """Raised when a test orders the stand-in to forget the job."""
-
-
 def begin(world: World, job: Job) -> None:
     """Start the job's thread."""
-    job.enter("Starting", "Preparing the instances for training")
-    job.thread = threading.Thread(target=_live, args=(world, job), name=job.name, daemon=True)
-    job.thread.start()
+    job.enter_secondary("Starting", "Preparing the instances for training")
+    life.begin(job, lambda: _live(world, job))
 
 
 def _live(world: World, job: Job) -> None:
     ending = Ending("Failed", INTERNAL_ERROR)
     try:
         ending = _attempts(world, job)
-    except Abandoned:
+    except life.Abandoned:
         return
     except InputError as error:
         ending = Ending("Failed", str(error))
@@ -83,8 +78,8 @@ def _attempts(world: World, job: Job) -> Ending:
         with world.lock:
             world.running.discard(job.name)
         if ending.kind == "Interrupted":
-            job.enter("Interrupted", "Interrupted: managed spot training instances were taken away")
-            meanwhile = _pause(world, job, world.settings.restart_s)
+            job.enter_secondary("Interrupted", "Interrupted: managed spot training instances were taken away")
+            meanwhile = _pause(job, world.settings.restart_s)
             if meanwhile is not None:
                 return meanwhile
         elif ending.kind != "InternalError":
@@ -93,13 +88,13 @@ def _attempts(world: World, job: Job) -> Ending:
             return Ending("Failed", INTERNAL_ERROR)
         else:
             retries -= 1
-        job.enter("Starting", "Preparing the instances for training")
+        job.enter_secondary("Starting", "Preparing the instances for training")
 
 
 def _wait_for_machines(world: World, job: Job) -> Ending | None:
     """Wait in Starting; return the job's ending if the job ends meanwhile."""
     while True:
-        ending = _pause(world, job, 0.0)
+        ending = _pause(job, 0.0)
         if ending is not None:
             return ending
         with world.lock:
@@ -108,26 +103,26 @@ def _wait_for_machines(world: World, job: Job) -> Ending | None:
                 world.running.add(job.name)
                 break
         if job.transitions[-1]["StatusMessage"] != NO_CAPACITY:
-            job.enter("Starting", NO_CAPACITY)
+            job.enter_secondary("Starting", NO_CAPACITY)
         with job.changed:
             job.changed.wait(0.1)
-    return _pause(world, job, world.settings.starting_s)
+    return _pause(job, world.settings.starting_s)
 
 
 def _attempt(world: World, job: Job, number: int) -> Ending:
     """Run the containers once."""
     inputs = find_inputs(job)
     with _instances(world, job, number) as instances:
-        job.enter("Downloading", "Downloading input data")
+        job.enter_secondary("Downloading", "Downloading input data")
         with job.changed:
             job.training_start = job.training_start or time.time()
         for index, instance in enumerate(instances):
             instance.lay_out(job, instances)
             instance.fill(job, inputs, index, len(instances))
-        ending = _pause(world, job, world.settings.downloading_s)
+        ending = _pause(job, world.settings.downloading_s)
         if ending is not None:
             return ending
-        job.enter("Training", "Training image download completed. Training in progress.")
+        job.enter_secondary("Training", "Training image download completed. Training in progress.")
         began = time.time()
         for instance in instances:
             instance.start(job, world, instances)
@@ -135,7 +130,7 @@ def _attempt(world: World, job: Job, number: int) -> Ending:
             ending = _watch(world, job, instances, began)
         finally:
             job.ran_s += time.time() - began
-            _end(job, instances, 0.0)
+            life.end(job, instances, 0.0)
         if ending.kind != "InternalError" and (ending.kind != "Interrupted" or world.settings.sync_at_interrupt):
             _copy(instances)
         if ending.kind != "Failed" and ending.kind in _ENDINGS:
@@ -150,27 +145,19 @@ def _instances(world: World, job: Job, attempt: int) -> Iterator[list[Instance]]
         yield []
         return
     job.last_epoch = max(int(time.time()), job.last_epoch + 1)
-    block, lock = (None, None) if world.switch is not None else sandbox.loopback_block()
     root = world.state / "jobs" / f"{job.number}-{job.name}" / f"attempt-{attempt}"
-    instances = []
-    for number, (group, kind) in enumerate(job.groups_of_instances, start=1):
-        address = world.switch.address() if world.switch is not None else f"{block}.{number}"
-        stream = f"{job.name}/algo-{number}-{job.last_epoch}"
-        name = f"algo-{number}"
-        instances.append(Instance(name, kind, group, address, root / name, stream, on_end=lambda: _wake(job)))
-    try:
-        yield instances
-    finally:
-        _end(job, instances, 0.0)
-        for instance in instances:
-            instance.remove()
-        if lock is not None:
-            lock.close()
-
-
-def _wake(job: Job) -> None:
-    with job.changed:
-        job.changed.notify_all()
+    with sandbox.addresses(world.switch) as address:
+        instances = []
+        for number, (group, kind) in enumerate(job.groups_of_instances, start=1):
+            stream = f"{job.name}/algo-{number}-{job.last_epoch}"
+            name = f"algo-{number}"
+            instances.append(Instance(name, kind, group, address(), root / name, stream, on_end=job.wake))
+        try:
+            yield instances
+        finally:
+            life.end(job, instances, 0.0)
+            for instance in instances:
+                instance.remove()
 
 
 def _watch(world: World, job: Job, instances: list[Instance], began: float) -> Ending:
@@ -198,7 +185,7 @@ def _judged(world: World, job: Job, instances: list[Instance], deadline: float) 
         if not failed:
             return Ending("Completed")
         first = min(failed, key=lambda one: one.ended_at or 0.0)
-        _end(job, instances, settings.failed_grace_s)
+        life.end(job, instances, settings.failed_grace_s)
         return Ending("Failed", f"AlgorithmError: {first.failure()[:REASON_CHARACTERS]}, exit code: {first.code}")
     ending = _ordered(job)
     if ending is None and time.time() >= deadline:
@@ -209,8 +196,8 @@ def _judged(world: World, job: Job, instances: list[Instance], deadline: float) 
         return None
     graces = {"Interrupted": settings.interrupt_grace_s, "InternalError": 0.0, "Failed": 0.0, "Completed": 0.0}
     if ending.kind in ("MaxRuntimeExceeded", "MaxWaitTimeExceeded"):
-        job.enter("Stopping", _ENDINGS[ending.kind][1], "Stopping")
-    _end(job, instances, graces.get(ending.kind, settings.stop_grace_s))
+        job.enter_secondary("Stopping", _ENDINGS[ending.kind][1], "Stopping")
+    life.end(job, instances, graces.get(ending.kind, settings.stop_grace_s))
     return ending
 
 
@@ -220,10 +207,10 @@ def _over(instances: list[Instance]) -> bool:
 
 
 def _ordered(job: Job) -> Ending | None:
-    """Return the ending ordered for the job, if any, the most final first. Raises Abandoned."""
+    """Return the ending ordered for the job, if any, the most final first. Raises life.Abandoned."""
     with job.changed:
         if "abandon" in job.orders:
-            raise Abandoned
+            raise life.Abandoned
         if "stop" in job.orders:
             return Ending("Stopped")
         if "end" in job.orders:
@@ -242,36 +229,14 @@ def _latest(job: Job) -> float:
     return job.created + wait_s if wait_s is not None else math.inf
 
 
-def _pause(world: World, job: Job, seconds: float) -> Ending | None:
+def _pause(job: Job, wait_s: float) -> Ending | None:
     """Wait for some seconds; return the job's ending if the job ends meanwhile."""
-    end = time.time() + seconds
-    while True:
+
+    def judged() -> Ending | None:
         ending = _ordered(job)
-        if ending is None and time.time() >= _latest(job):
-            ending = Ending("MaxWaitTimeExceeded")
-        if ending is not None or time.time() >= end:
-            return ending
-        with job.changed:
-            if not job.orders:
-                job.changed.wait(max(min(end, _latest(job)) - time.time(), 0.001))
+        return Ending("MaxWaitTimeExceeded") if ending is None and time.time() >= _latest(job) else ending
 
-
-def _end(job: Job, instances: list[Instance], grace_s: float) -> None:
-    """End the running containers: SIGTERM, the grace, SIGKILL; return when all their output has been read."""
-    running = [one for one in instances if one.running is not None and one.code is None]
-    if grace_s > 0:
-        for one in running:
-            one.terminate()
-    end = time.time() + grace_s
-    with job.changed:
-        while any(one.code is None for one in running) and time.time() < end and "abandon" not in job.orders:
-            job.changed.wait(max(end - time.time(), 0.001))
-    for one in running:
-        if one.code is None:
-            one.kill()
-    for one in instances:
-        if one.reader is not None:
-            one.reader.join()
+    return life.pause(job, wait_s, judged, _latest(job))
 
 
 def _copy(instances: list[Instance]) -> None:
@@ -282,8 +247,8 @@ def _copy(instances: list[Instance]) -> None:
 def _upload(world: World, job: Job, instances: list[Instance]) -> None:
     """Upload the model and the output, from all instances together, to the addresses of the request."""
     if job.status != "Stopping":
-        job.enter("Uploading", "Uploading generated training model")
-    _sleep_anyhow(job, world.settings.uploading_s)
+        job.enter_secondary("Uploading", "Uploading generated training model")
+    life.sleep_anyhow(job, world.settings.uploading_s)
     output = job.request["OutputDataConfig"]
     uri = f"{output['S3OutputPath'].rstrip('/')}/{job.name}/output"
     bucket, prefix = storage.split(uri)
@@ -301,13 +266,6 @@ def _upload(world: World, job: Job, instances: list[Instance]) -> None:
         storage.put(bucket, f"{prefix}/output.tar.gz", storage.archive(others))
 
 
-def _sleep_anyhow(job: Job, seconds: float) -> None:
-    end = time.time() + seconds
-    with job.changed:
-        while time.time() < end and "abandon" not in job.orders:
-            job.changed.wait(max(end - time.time(), 0.001))
-
-
 def _finish(world: World, job: Job, ending: Ending) -> None:
     status, message = _ENDINGS[ending.kind]
     with job.changed:
@@ -321,4 +279,4 @@ def _finish(world: World, job: Job, ending: Ending) -> None:
                 training_s,
                 ending.details.get("billable_s", math.ceil(training_s * factor)),
             )
-        job.enter(ending.kind, message, status)
+        job.enter_secondary(ending.kind, message, status)

@@ -13,12 +13,13 @@ from typing import Any
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
-__all__ = ["AwsError", "Call", "Reply", "hang_up", "parse", "reply", "reply_error"]
+__all__ = ["CONTAINER_KEY", "AwsError", "Call", "Reply", "hang_up", "parse", "reply", "reply_error"]
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 Reply = Iterable[bytes]
 
+CONTAINER_KEY = "ASIACONTAINERROLE000"  # the access key of the role inside containers
 _TARGETS = {
     "SageMaker": "sagemaker",
     "Logs": "logs",
@@ -48,6 +49,16 @@ class Call:
     region: str
     access_key: str
     protocol: str  # json, query or s3
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names for faults."""
+        return self.operation, f"{self.service}:{self.operation}"
+
+    @property
+    def is_from_container(self) -> bool:
+        """Return whether the caller is inside a container."""
+        return self.access_key == CONTAINER_KEY
 
 
 def parse(environ: Environ) -> Call:

@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import socket
-import threading
-import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from doubles.aws.faults import Faults
-from doubles.aws.jobs import TERMINAL, Job
+from moto.moto_api._internal.models import moto_api_backend
+
+from doubles.aws.faults import Fault
+from doubles.aws.jobs import Job
 from doubles.aws.logs import Logs
 from doubles.aws.settings import Settings
+from doubles.kit import world
 from doubles.sandbox import Switch
 
-__all__ = ["CONTAINER_KEY", "World"]
-
-CONTAINER_KEY = "ASIACONTAINERROLE000"  # the access key of the role inside containers
+__all__ = ["World"]
 
 
-class World:
+class World(world.World[Settings, Fault, Job]):
     """The account, in every region; each server has one account."""
 
     def __init__(self, state: Path, url: str, switch: Switch | None) -> None:
-        self.state, self.url, self.switch = state, url, switch
+        super().__init__(state, switch, Settings, Fault)
+        self.url = url
         self.container_url = url  # the URL inside a container
-        self.lock = threading.RLock()
-        self.faults = Faults(CONTAINER_KEY)
-        self._clear()
+        self.clear()
 
-    def _clear(self) -> None:
-        self.settings = Settings()
-        self.faults.clear()
-        self.journal: list[dict[str, Any]] = []
-        self.jobs: dict[tuple[str, str], Job] = {}
+    def clear(self) -> None:
+        """Forget all state, moto's state too."""
+        super().clear()
+        moto_api_backend.reset()
         self.quotas: dict[str, float] = {}
-        self.running: set[str] = set()  # jobs that have machines
         self._logs: dict[str, Logs] = {}
         self._created = 0
-
-    def set(self, values: dict[str, Any]) -> None:
-        """Change settings. Raises TypeError for an unknown setting."""
-        self.settings = replace(self.settings, **values)
 
     def logs(self, region: str) -> Logs:
         """Return the region's CloudWatch Logs."""
@@ -66,36 +54,6 @@ class World:
         with self.lock:
             found = (job for job in self.jobs.values() if job.name == name and region in (None, job.region))
             return next(found, None)
-
-    def active(self) -> list[Job]:
-        """Return the jobs that have not ended."""
-        with self.lock:
-            return [job for job in self.jobs.values() if job.status not in TERMINAL]
-
-    def reset(self) -> None:
-        """Kill all jobs and forget all state, moto's state too."""
-        from moto.moto_api._internal.models import moto_api_backend
-
-        with self.lock:
-            jobs = list(self.jobs.values())
-        for job in jobs:
-            job.order("abandon")
-        end = time.monotonic() + 30.0
-        for job in jobs:
-            if job.thread is not None:
-                job.thread.join(max(0.0, end - time.monotonic()))
-        with self.lock:
-            moto_api_backend.reset()
-            self._clear()
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.state / "jobs")
-
-    def close(self) -> None:
-        """Kill all jobs and remove the folder."""
-        self.reset()
-        if self.switch is not None:
-            self.switch.close()
-        shutil.rmtree(self.state, ignore_errors=True)
 
     def port(self) -> int:
         """Return the port that clients call."""

@@ -69,7 +69,7 @@ class Application:
         authorization = request.headers.get("authorization", "")
         token = world.tokens.serial(authorization) if authorization.lower().startswith("bearer ") else None
         signature = world.serial_of_sas(request.query.get("sig"))
-        fault = world.faults.take(Called(found.name, request.is_from_container, token, signature))
+        fault = world.faults.take(Called((found.name,), request.is_from_container, token, signature))
         if fault is not None:
             entry["outcome"] = fault.kind
         try:

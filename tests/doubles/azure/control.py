@@ -1,13 +1,10 @@
-"""`/_control/...`: a test's requests to the stand-in itself, in JSON; `doubles/azure/handle.py` wraps them."""
+"""Plain HTTP: a test's requests to Azure's stand-in itself, and the identity endpoint of containers."""
 
 from __future__ import annotations
 
 import base64
-import json
 import time
-import traceback
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from doubles.azure import joblogs, login
@@ -17,33 +14,59 @@ from doubles.azure.jobs import Job
 from doubles.azure.life import restart_logs
 from doubles.azure.names import CONTAINER
 from doubles.azure.world import World
+from doubles.kit import control
 from doubles.wire import Answer, Request, json_answer
 
 __all__ = ["Plain"]
 
-PREFIX = "/_control/"
 
-
-class Plain:
+class Plain(control.Control[World]):
     """Answers plain HTTP: control for tests, the identity endpoint for containers."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    REFUSED = (*control.Control.REFUSED, AzureError)
 
     def __call__(self, request: Request) -> Answer:
         """Answer one request."""
         if request.path.rstrip("/") in ("/msi/token", "/obo/token"):
             return self._identity(request)
-        if request.is_from_container or not request.path.startswith(PREFIX) or "://" in request.target:
-            self._world.journal.append({"operation": "unserved", "host": request.host, "path": request.path})
-            return Answer(502, body=b"no such host in the stand-in")
-        try:
-            told = json.loads(request.body or b"{}")
-            path = request.path.removeprefix(PREFIX).strip("/")
-            return json_answer({"result": _act(self._world, request.method, path, told)})
-        except (KeyError, TypeError, ValueError, AzureError) as error:
-            traceback.print_exc()
-            return json_answer({"message": f"{type(error).__name__}: {error}"}, 400)
+        return super().__call__(request)
+
+    def fault_marks(self) -> dict[str, int]:
+        """Return the numbers of the last token and the last signature: a fault of kind `expired` spares later ones."""
+        return {"token_serial": self._world.tokens.last, "sas_serial": self._world.sas_serial}
+
+    def actions(self, told: dict[str, Any]) -> Mapping[tuple[str, str], Callable[[], Any]]:
+        """Return Azure's actions."""
+        world = self._world
+        return {
+            ("POST", "computes"): lambda: world.set_compute(told["name"], told["properties"]),
+            ("POST", "usages"): lambda: world.usages.update(told),
+            ("POST", "blob"): lambda: _put(world, **told),
+            ("POST", "read"): lambda: _read(world, **told),
+            ("POST", "blobs"): lambda: list(world.blobs.names(told["container"], told["prefix"])),
+            ("GET", "secrets"): lambda: {name: one[-1]["value"] for name, one in world.secrets.items() if one},
+            ("GET", "deleted_secrets"): lambda: sorted(world.deleted_secrets),
+            ("POST", "secrets"): lambda: world.secrets.update(_secrets(told)),
+        }
+
+    def job(self, path: str, told: dict[str, Any]) -> Any:
+        """Return all jobs' names, or a job, or give a job an order: jobs, jobs/NAME, jobs/NAME/ORDER."""
+        world = self._world
+        name, _, order = path.partition("/")
+        if not name:
+            return list(world.jobs)
+        job = world.jobs[name]
+        if not order:
+            return _described(job)
+        actions: dict[str, Callable[[], Any]] = {
+            "preempt": lambda: _preempt(job, **told),
+            "begin": lambda: job.order("begin", **told),
+            "end": lambda: job.order("end", **told),
+            "write_log": lambda: joblogs.write(world.blobs, job, told["file"], base64.b64decode(told["data"])),
+            "write_lines": lambda: _write_lines(world, job, **told),
+            "restart_logs": lambda: restart_logs(world, job),
+        }
+        return actions[order]()
 
     def _identity(self, request: Request) -> Answer:
         is_own = request.path.startswith("/msi/")
@@ -61,50 +84,7 @@ class Plain:
             return json_answer({"statusCode": error.status, "message": error.message}, error.status)
 
 
-def _act(world: World, method: str, path: str, told: dict[str, Any]) -> Any:
-    what, _, name = path.partition("/")
-    if what == "jobs":
-        return _job(world, method, name, told)
-    actions: dict[tuple[str, str], Callable[[], Any]] = {
-        ("GET", "ready"): lambda: True,
-        ("GET", "settings"): lambda: asdict(world.settings),
-        ("POST", "settings"): lambda: world.set(told),
-        ("POST", "faults"): lambda: world.faults.add(told, world.tokens.last, world.sas_serial),
-        ("DELETE", "faults"): world.faults.clear,
-        ("GET", "journal"): lambda: list(world.journal),
-        ("DELETE", "journal"): world.journal.clear,
-        ("POST", "reset"): world.reset,
-        ("POST", "computes"): lambda: world.set_compute(told["name"], told["properties"]),
-        ("POST", "usages"): lambda: world.usages.update(told),
-        ("POST", "blob"): lambda: _put(world, **told),
-        ("POST", "read"): lambda: _read(world, **told),
-        ("POST", "blobs"): lambda: list(world.blobs.names(told.get("container", CONTAINER), told.get("prefix", ""))),
-        ("GET", "secrets"): lambda: {name: one[-1]["value"] for name, one in world.secrets.items() if one},
-        ("GET", "deleted_secrets"): lambda: sorted(world.deleted_secrets),
-        ("POST", "secrets"): lambda: world.secrets.update(_secrets(told)),
-    }
-    return actions[method, what]()
-
-
-def _job(world: World, method: str, path: str, told: dict[str, Any]) -> Any:
-    name, _, order = path.partition("/")
-    if not name:
-        return list(world.jobs)
-    job = world.jobs[name]
-    if not order:
-        return _described(world, job)
-    actions: dict[str, Callable[[], Any]] = {
-        "preempt": lambda: _preempt(job, **told),
-        "begin": lambda: job.order("begin", **told),
-        "end": lambda: job.order("end", **told),
-        "write_log": lambda: joblogs.write(world.blobs, job, told["file"], base64.b64decode(told["data"])),
-        "write_lines": lambda: _write_lines(world, job, **told),
-        "restart_logs": lambda: restart_logs(world, job),
-    }
-    return actions[order]()
-
-
-def _described(world: World, job: Job) -> dict[str, Any]:
+def _described(job: Job) -> dict[str, Any]:
     with job.changed:
         return {
             "name": job.name,

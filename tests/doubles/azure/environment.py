@@ -10,6 +10,7 @@ from doubles import sandbox
 from doubles.azure.jobs import Job
 from doubles.azure.names import GROUP, MSI_SECRET, REGION, SUBSCRIPTION, WORKSPACE, WORKSPACE_ID, workspace_id
 from doubles.azure.world import World
+from doubles.kit.handle import proxied
 
 __all__ = ["process_environment"]
 
@@ -84,11 +85,7 @@ def _network(world: World) -> dict[str, str]:
     """Return the variables for reaching the outer world: only through the proxy."""
     proxy = world.container_url
     none = f"localhost,127.0.0.1,{proxy.removeprefix('http://').partition(':')[0]}"
-    return {
-        **dict.fromkeys(("HTTPS_PROXY", "https_proxy"), proxy),
-        **dict.fromkeys(("NO_PROXY", "no_proxy"), none),
-        **dict.fromkeys(("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE"), CA),
-    }
+    return proxied(proxy, CA, none)
 
 
 def _identity(world: World, asked: dict[str, Any]) -> dict[str, str]:

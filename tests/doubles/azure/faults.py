@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass, fields
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field
 from typing import Any
 
 from doubles.azure.errors import AzureError
+from doubles.kit import faults
 
-__all__ = ["KINDS", "Fault", "Faults", "Called"]
-
-KINDS = ("throttle", "500", "503", "drop", "lost", "cut", "expired", "sas_expired", "error", "slow")
-_COUNTED = ("seen", "hits", "token_serial", "sas_serial")
+__all__ = ["Called", "Fault"]
 
 
 @dataclass(frozen=True)
 class Called:
     """The properties of a call that faults depend on."""
 
-    operation: str
+    names: tuple[str, ...]  # of the operation
     is_from_container: bool
     token_serial: int | None  # None: no token
     sas_serial: int | None  # None: no signature; 0: a signature of unknown origin
 
 
 @dataclass
-class Fault:
+class Fault(faults.Fault):
     """A fault. `throttle`, `500`, `503`, `error` answer an error and execute nothing.
 
     `drop` closes the connection without an answer and executes nothing; `lost` executes, then closes it; `cut` closes
@@ -34,21 +30,12 @@ class Fault:
     the fault was set, `sas_expired` 403 to signatures issued before; newer credentials work.
     """
 
-    operations: list[str]  # "jobs.put", "blob.*", "*"
-    kind: str
-    count: int | None = None  # number of hits; None: until cleared
-    every: int = 1  # only every n-th matching call
-    after: int = 0  # calls let through first
+    KINDS = ("throttle", "500", "503", "drop", "lost", "cut", "expired", "sas_expired", "error", "slow")
     code: str = ""
-    message: str = ""
     status: int = 400
-    delay_s: float = 0.0
     retry_after: str | None = "1"  # the header with throttle and 503; None: no header
-    containers: bool = False  # whether calls from inside containers are hit, too
-    seen: int = 0
-    hits: int = 0
-    token_serial: int = 0
-    sas_serial: int = 0
+    token_serial: int = field(default=0, init=False)
+    sas_serial: int = field(default=0, init=False)
 
     def error(self, service: str) -> AzureError | None:
         """Return the error to answer in place of executing, or None."""
@@ -71,46 +58,10 @@ class Fault:
             return AzureError(self.status, self.code, self.message, wait if self.status == 429 else {})
         return None
 
-
-class Faults:
-    """All active faults, in the order of their setting; the first that fires decides."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._faults: list[Fault] = []
-
-    def add(self, asked: dict[str, Any], token_serial: int, sas_serial: int) -> None:
-        """Add a fault. Raises ValueError for an unknown kind or field."""
-        names = {field.name for field in fields(Fault)} - set(_COUNTED)
-        if asked.get("kind") not in KINDS or not set(asked) <= names:
-            raise ValueError(f"a fault has {sorted(names)}, and kind is one of {KINDS}")
-        with self._lock:
-            self._faults.append(Fault(**asked, token_serial=token_serial, sas_serial=sas_serial))
-
-    def clear(self) -> None:
-        """Remove all faults."""
-        with self._lock:
-            self._faults.clear()
-
-    def take(self, call: Called) -> Fault | None:
-        """Return the fault that hits the call, and count the hit."""
-        with self._lock:
-            return next((fault for fault in self._faults if _fires(fault, call)), None)
-
-
-def _fires(fault: Fault, call: Called) -> bool:
-    if not any(fnmatchcase(call.operation, name) for name in fault.operations):
-        return False
-    if call.is_from_container and not fault.containers:
-        return False
-    if fault.kind == "expired" and (call.token_serial is None or call.token_serial > fault.token_serial):
-        return False
-    if fault.kind == "sas_expired" and (call.sas_serial is None or call.sas_serial > fault.sas_serial):
-        return False
-    if fault.count is not None and fault.hits >= fault.count:
-        return False
-    fault.seen += 1
-    if fault.seen <= fault.after or (fault.seen - fault.after) % fault.every:
-        return False
-    fault.hits += 1
-    return True
+    def concerns(self, call: Any) -> bool:
+        """Return whether the fault may hit the call."""
+        if self.kind == "expired" and (call.token_serial is None or call.token_serial > self.token_serial):
+            return False
+        if self.kind == "sas_expired" and (call.sas_serial is None or call.sas_serial > self.sas_serial):
+            return False
+        return super().concerns(call)

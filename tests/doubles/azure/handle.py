@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
-import subprocess
-import time
-import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import doubles.process
 from doubles.azure.client import Client, job_body
 from doubles.azure.names import (
     ACCOUNT,
@@ -28,33 +23,26 @@ from doubles.azure.names import (
     WORKSPACE,
 )
 from doubles.client import Reply
-
-if TYPE_CHECKING:
-    import pytest
+from doubles.kit import handle
 
 __all__ = ["ACCOUNT", "ACCOUNT_KEY", "CLIENT", "CONTAINER", "GROUP", "REGION", "SUBSCRIPTION", "TENANT", "VAULT"]
-__all__ += ["WORKSPACE", "Azure", "start", "stop"]
+__all__ += ["WORKSPACE", "Azure"]
 
 ENDS = ("Completed", "Failed", "Canceled")
-# Calls of the handle go to loopback, also on a machine with a proxy.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
-class Azure:
-    """A running stand-in."""
+class Azure(handle.Handle):
+    """A running stand-in; `url` is the proxy's."""
 
-    url: str  # of the proxy
+    NAME = "azure"
     ca: str  # file with the certificate that clients must trust
-    process: subprocess.Popen[str]
 
     @property
     def environ(self) -> dict[str, str]:
         """Return the variables by which any client finds the stand-in under Azure's host names, and signs in."""
         return {
-            **dict.fromkeys(("HTTPS_PROXY", "https_proxy"), self.url),
-            **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost"),
-            **dict.fromkeys(("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE"), self.ca),
+            **handle.proxied(self.url, self.ca),
             "AZURE_TENANT_ID": TENANT,
             "AZURE_CLIENT_ID": CLIENT,
             "AZURE_CLIENT_SECRET": CLIENT_SECRET,
@@ -81,41 +69,6 @@ class Azure:
         done = self.client.submit(name, job_body(command, nodes, **details), files or {"empty.txt": ""})
         assert done.status == 201, done
         return name
-
-    def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let clients in the test process find the stand-in."""
-        for name, value in self.environ.items():
-            monkeypatch.setenv(name, value)
-
-    def settings(self, **values: Any) -> None:
-        """Change settings: see doubles.azure.settings.Settings."""
-        self.control("settings", values)
-
-    def fault(self, operations: str | Sequence[str], kind: str, **details: Any) -> None:
-        """Inject a fault: see doubles.azure.faults.Fault; routes.py has the names of operations."""
-        names = [operations] if isinstance(operations, str) else list(operations)
-        self.control("faults", {"operations": names, "kind": kind, **details})
-
-    def clear_faults(self) -> None:
-        """Remove all faults."""
-        self.control("faults", method="DELETE")
-
-    def journal(self, operation: str | None = None) -> list[dict[str, Any]]:
-        """Return the calls until now in order, including containers' calls; `operation` selects one operation.
-
-        Each has service, operation, host, method, path, query, range, body (of JSON requests to ARM and the data
-        plane), received and sent (bytes of the bodies), status, outcome, time, is_from_container.
-        """
-        calls: list[dict[str, Any]] = self.control("journal", method="GET")
-        return [call for call in calls if operation in (None, call["operation"])]
-
-    def clear_journal(self) -> None:
-        """Forget the calls until now."""
-        self.control("journal", method="DELETE")
-
-    def unserved(self) -> list[str]:
-        """Return host and path of the requests that the stand-in cannot serve."""
-        return [f"{call['host']}{call['path']}" for call in self.journal("unserved")]
 
     def compute(self, name: str, **properties: Any) -> None:
         """Make or change a cluster: vmSize, vmPriority ("Dedicated" or "LowPriority"), maxNodeCount, minNodeCount.
@@ -203,50 +156,30 @@ class Azure:
 
     def wait(self, name: str, *statuses: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait for one of the statuses (default: any end); return job(name)."""
-        wanted, end = statuses or ENDS, time.monotonic() + timeout_s
-        while True:
-            told = self.job(name)
-            if told["status"] in wanted:
-                return told
-            assert time.monotonic() < end, f"{name} is {told['status']}, not one of {wanted}"
-            time.sleep(0.05)
+        wanted = statuses or ENDS
+        return self.until(
+            lambda: self.job(name),
+            lambda told: told["status"] in wanted,
+            lambda told: f"{name} is {told['status']}, not one of {wanted}",
+            timeout_s,
+        )
 
     def wait_attempt(self, name: str, attempt: int, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait until the job's n-th attempt runs, after preemptions; return job(name)."""
-        end = time.monotonic() + timeout_s
-        while (told := self.job(name))["attempts"] < attempt or told["status"] != "Running":
-            assert time.monotonic() < end, f"{name} is {told['status']} in its attempt {told['attempts']}"
-            time.sleep(0.05)
-        return told
+        return self.until(
+            lambda: self.job(name),
+            lambda told: told["attempts"] >= attempt and told["status"] == "Running",
+            lambda told: f"{name} is {told['status']} in its attempt {told['attempts']}",
+            timeout_s,
+        )
 
     def wait_log(
         self, name: str, text: str, file: str = "user_logs/std_log.txt", count: int = 1, timeout_s: float = 60.0
     ) -> str:
         """Wait until the file contains the text `count` times; return the file."""
-        end = time.monotonic() + timeout_s
-        while (found := self.log(name, file)).count(text) < count:
-            assert time.monotonic() < end, f"{text!r} is not in {file} of {name}: {found[-2000:]}"
-            time.sleep(0.05)
-        return found
-
-    def reset(self) -> None:
-        """Kill all containers and forget all state."""
-        self.control("reset", {})
-
-    def control(self, path: str, told: Any = None, method: str = "POST") -> Any:
-        """Call the control endpoint. Raises HTTPError if the endpoint refuses."""
-        data = None if told is None else json.dumps(told).encode()
-        request = urllib.request.Request(f"{self.url}/_control/{path}", data, method=method)
-        with _OPENER.open(request, timeout=60) as answer:
-            return json.loads(answer.read())["result"]
-
-
-def start(state: Path | None = None) -> Azure:
-    """Start the process, which dies with the calling thread; return when the stand-in answers."""
-    process, told = doubles.process.start("azure", state)
-    return Azure(process=process, **json.loads(told))
-
-
-def stop(azure: Azure) -> None:
-    """End the process and all its containers."""
-    doubles.process.stop(azure.process)
+        return self.until(
+            lambda: self.log(name, file),
+            lambda found: found.count(text) >= count,
+            lambda found: f"{text!r} is not in {file} of {name}: {found[-2000:]}",
+            timeout_s,
+        )

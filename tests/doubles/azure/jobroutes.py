@@ -11,7 +11,7 @@ from doubles.azure import life
 from doubles.azure.arm import resource
 from doubles.azure.bodies import check, compute_of
 from doubles.azure.errors import AzureError
-from doubles.azure.jobs import TERMINAL, Job
+from doubles.azure.jobs import Job
 from doubles.azure.names import REGION, SUBSCRIPTION, iso_time, workspace_id
 from doubles.azure.world import World
 from doubles.wire import Answer, Request, json_answer
@@ -35,7 +35,7 @@ def put(world: World, request: Request, name: str) -> Answer:
             return _put_again(old, body)
         check(world, name, body)
         asked = body["properties"]
-        job = Job(name, copy.deepcopy(body), time.time())
+        job = Job(name=name, body=copy.deepcopy(body), created=time.time())
         job.compute = compute_of(world, asked)
         job.tags, job.properties = dict(asked.get("tags") or {}), dict(asked.get("properties") or {})
         job.display_name, job.description = asked.get("displayName"), asked.get("description")
@@ -77,7 +77,7 @@ def cancel(world: World, request: Request, name: str) -> Answer:
     """Request the job's end."""
     job = _found(world, name)
     with job.changed:
-        if job.status in TERMINAL:
+        if job.has_ended:
             raise AzureError(
                 400, "UserError", f"Job {name} is in the terminal state {job.status}: it cannot be canceled."
             )
@@ -91,7 +91,7 @@ def delete(world: World, request: Request, name: str) -> Answer:
     job = world.jobs.get(name)
     if job is None:
         return Answer(204)
-    if job.status not in TERMINAL:
+    if not job.has_ended:
         raise AzureError(409, "UserError", f"Job {name} is {job.status}: only a job that has ended can be deleted.")
     with world.lock:
         del world.jobs[name]
@@ -104,7 +104,7 @@ def operation(world: World, request: Request, operation: str) -> Answer:
         raise AzureError(404, "ResourceNotFound", f"There is no operation {operation}.")
     what, _, name = world.operations[operation].partition(" ")
     job = world.jobs.get(name)
-    if what == "cancel" and job is not None and job.status not in TERMINAL:
+    if what == "cancel" and job is not None and not job.has_ended:
         return _accepted(world, operation, world.operations[operation])
     return Answer(200)
 

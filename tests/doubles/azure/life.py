@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from doubles.azure.jobs import Job
 from doubles.azure.names import ARTIFACTS
 from doubles.azure.node import InputError, Node, Volume, volumes
 from doubles.azure.world import World
+from doubles.kit import life
 
 __all__ = ["begin", "restart_logs"]
 
@@ -38,14 +38,9 @@ class Ending:
     error: dict[str, Any] | None = None
 
 
-class Abandoned(Exception):
-    """Raised when a test orders the stand-in to forget the job."""
-
-
 def begin(world: World, job: Job) -> None:
     """Start the job's thread."""
-    job.thread = threading.Thread(target=_live, args=(world, job), name=job.name, daemon=True)
-    job.thread.start()
+    life.begin(job, lambda: _live(world, job))
 
 
 def restart_logs(world: World, job: Job) -> None:
@@ -59,7 +54,7 @@ def _live(world: World, job: Job) -> None:
     ending = Ending("Failed", {"code": "ServiceError", "message": "the stand-in itself has failed"})
     try:
         ending = _attempts(world, job) if world.settings.execute else _by_hand(world, job)
-    except Abandoned:
+    except life.Abandoned:
         return
     except InputError as error:
         ending = Ending("Failed", {"code": "UserError", "message": str(error)})
@@ -70,11 +65,9 @@ def _live(world: World, job: Job) -> None:
         _release(world, job)
     if ending.kind == "Canceled":
         job.enter("CancelRequested")
-        _sleep_anyhow(job, world.settings.canceling_s)
-    with job.changed:
-        if ending.error is not None:
-            job.error = {"severity": None, "details": [], "innerError": None, **ending.error}
-        job.enter(ending.kind)
+        life.sleep_anyhow(job, world.settings.canceling_s)
+    details: dict[str, Any] = {"severity": None, "details": [], "innerError": None}
+    job.enter(ending.kind, None if ending.error is None else details | ending.error)
 
 
 def _by_hand(world: World, job: Job) -> Ending:
@@ -158,7 +151,7 @@ def _attempt(world: World, job: Job) -> Ending:
             for node in nodes:
                 node.start(job, world, data, nodes, logs)
             ending = _watch(world, job, nodes)
-            _end(job, nodes, 0.0)
+            life.end(job, nodes, 0.0)
             logs.note(LIFECYCLER, f"attempt {job.attempts} ended: {ending.kind}")
             if ending.kind != "Preempted":
                 for node in nodes:
@@ -192,21 +185,16 @@ def _code_of(world: World, job: Job) -> tuple[str, str] | None:
 @contextlib.contextmanager
 def _nodes(world: World, job: Job) -> Iterator[list[Node]]:
     """Yield the attempt's machines, with empty disks, and remove the machines at the end."""
-    block, lock = (None, None) if world.switch is not None else sandbox.loopback_block()
     root = world.state / "jobs" / f"{job.number}-{job.name}" / f"attempt-{job.attempts}"
     processes = processes_per_node(job.properties_of_body)
-    nodes = []
-    for number in range(job.nodes):
-        address = world.switch.address() if world.switch is not None else f"{block}.{number + 1}"
-        nodes.append(Node(number, address, root / f"node-{number}", job.wake, processes))
-    try:
-        yield nodes
-    finally:
-        _end(job, nodes, 0.0)
-        for node in nodes:
-            node.remove()
-        if lock is not None:
-            lock.close()
+    with sandbox.addresses(world.switch) as address:
+        nodes = [Node(number, address(), root / f"node-{number}", job.wake, processes) for number in range(job.nodes)]
+        try:
+            yield nodes
+        finally:
+            life.end(job, nodes, 0.0)
+            for node in nodes:
+                node.remove()
 
 
 def _watch(world: World, job: Job, nodes: list[Node]) -> Ending:
@@ -224,15 +212,15 @@ def _watch(world: World, job: Job, nodes: list[Node]) -> Ending:
         if ending is not None:
             is_preempted = ending.kind == "Preempted" or ending.error == PREEMPTED
             grace_s = settings.preempt_grace_s if is_preempted else settings.cancel_grace_s
-            _end(job, nodes, 0.0 if ending.kind == "Completed" else grace_s)
+            life.end(job, nodes, 0.0 if ending.kind == "Completed" else grace_s)
             return ending
         if failed:
-            _end(job, nodes, settings.failed_grace_s)
+            life.end(job, nodes, settings.failed_grace_s)
             return _failure(min(failed, key=lambda node: node.failed_at), len(nodes))
         if all(node.is_over for node in nodes):
             return Ending("Completed")
         job.enter("CancelRequested")  # the time limit
-        _end(job, nodes, settings.cancel_grace_s)
+        life.end(job, nodes, settings.cancel_grace_s)
         return Ending("Canceled")
 
 
@@ -248,10 +236,10 @@ def _failure(node: Node, nodes: int) -> Ending:
 
 
 def _ordered(job: Job) -> Ending | None:
-    """Return the ending ordered for the job, if any, the most final first. Raises Abandoned."""
+    """Return the ending ordered for the job, if any, the most final first. Raises life.Abandoned."""
     with job.changed:
         if "abandon" in job.orders:
-            raise Abandoned
+            raise life.Abandoned
         if "end" in job.orders:
             told = job.orders.pop("end")
             return Ending(told["status"], told["error"])
@@ -265,35 +253,4 @@ def _ordered(job: Job) -> Ending | None:
 
 def _pause(job: Job, wait_s: float) -> Ending | None:
     """Wait for some seconds; return the job's ending if the job ends meanwhile."""
-    end = time.time() + wait_s
-    while True:
-        with job.changed:
-            ending = _ordered(job)
-            if ending is not None or time.time() >= end:
-                return ending
-            job.changed.wait(max(end - time.time(), 0.001))
-
-
-def _sleep_anyhow(job: Job, wait_s: float) -> None:
-    end = time.time() + wait_s
-    with job.changed:
-        while time.time() < end and "abandon" not in job.orders:
-            job.changed.wait(max(end - time.time(), 0.001))
-
-
-def _end(job: Job, nodes: list[Node], grace_s: float) -> None:
-    """End the running containers: SIGTERM, the grace, SIGKILL; return when all their output has been read."""
-    running = [node for node in nodes if node.running is not None and not node.is_over]
-    if grace_s > 0:
-        for node in running:
-            node.terminate()
-    end = time.time() + grace_s
-    with job.changed:
-        while any(not node.is_over for node in running) and time.time() < end and "abandon" not in job.orders:
-            job.changed.wait(max(end - time.time(), 0.001))
-    for node in running:
-        if not node.is_over:
-            node.kill()
-    for node in nodes:
-        if node.reader is not None:
-            node.reader.join()
+    return life.pause(job, wait_s, lambda: _ordered(job))

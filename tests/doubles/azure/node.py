@@ -53,13 +53,17 @@ class Node:
     on_change: Callable[[], None]
     processes: int
     running: sandbox.Running | None = None
-    reader: threading.Thread | None = None
     is_ready: bool = False
     is_told: bool = False  # to terminate
     codes: dict[int, int] = field(default_factory=dict)  # of processes that have ended
     failed: tuple[int, int] | None = None  # first process that failed, and its exit code
     failed_at: float = 0.0
     is_over: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the container runs, or a part of its output has not been read."""
+        return self.running is not None and not self.is_over
 
     @property
     def disk(self) -> Path:
@@ -112,8 +116,7 @@ class Node:
             address=self.address if world.switch is not None else None,
         )
         self.running = sandbox.start(container, world.switch)
-        self.reader = threading.Thread(target=self._read, args=(logs, total), daemon=True)
-        self.reader.start()
+        threading.Thread(target=self._read, args=(logs, total), daemon=True).start()
 
     def terminate(self) -> None:
         """Send SIGTERM to the node's processes."""

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
-__all__ = ["CHOICES", "Settings", "checked"]
+from doubles.kit import settings
 
-CHOICES = {
-    "restart_logs": ("append", "replace"),
-    "datastore_credentials": ("key", "sas", "none"),
-    "storage_role": ("contributor", "reader", "none"),
-}
+__all__ = ["Settings"]
+
+ROLES = ("contributor", "reader", "none")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Times in seconds of real time."""
+class Settings(settings.Settings):
+    """Times in seconds of real time. A job that is not executed waits in NotStarted for the handle's begin and end."""
 
-    execute: bool = True
-    """Whether containers run; else a job waits in NotStarted for begin() and end() of the handle."""
+    CHOICES: ClassVar = {
+        "restart_logs": ("append", "replace"),
+        "datastore_credentials": ("key", "sas", "none"),
+        "storage_role": ROLES,
+        "job_storage_role": ROLES,
+    }
     queued_s: float = 0.0
     preparing_s: float = 0.0
     starting_s: float = 0.0
@@ -68,16 +70,3 @@ class Settings:
     """Prices per page of the list."""
     price_currency: str = "USD"
     """Currency of all prices, independent of the query."""
-
-
-def checked(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values. Raises ValueError for an unknown setting or choice."""
-    known = {field.name for field in fields(Settings)}
-    unknown = set(values) - known
-    if unknown:
-        raise ValueError(f"unknown settings {sorted(unknown)}; there are {sorted(known)}")
-    roles = {"job_storage_role": CHOICES["storage_role"], **CHOICES}
-    for name, choices in roles.items():
-        if name in values and values[name] not in choices:
-            raise ValueError(f"{name} is one of {choices}")
-    return values

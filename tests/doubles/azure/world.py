@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import shutil
-import threading
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote
 
 from doubles.azure.blobstore import Blobs
-from doubles.azure.faults import Faults
-from doubles.azure.jobs import TERMINAL, Job
+from doubles.azure.faults import Fault
+from doubles.azure.jobs import Job
 from doubles.azure.names import ACCOUNT, ARTIFACTS, CONTAINER, REGION
-from doubles.azure.settings import Settings, checked
+from doubles.azure.settings import Settings
 from doubles.azure.signatures import sas
 from doubles.azure.tokens import Tokens
+from doubles.kit import world
 from doubles.sandbox import Switch
 
 __all__ = ["World"]
@@ -30,21 +26,19 @@ COMPUTES: dict[str, dict[str, Any]] = {
 }
 
 
-class World:
+class World(world.World[Settings, Fault, Job]):
     """The tenant; each server has one tenant."""
 
     def __init__(self, state: Path, port: int, switch: Switch | None, ca: Path) -> None:
-        self.state, self.switch, self.ca = state, switch, ca
+        super().__init__(state, switch, Settings, Fault)
+        self.ca = ca
         self.container_url = f"http://127.0.0.1:{port}"  # of the proxy, from inside a container
-        self.lock = threading.RLock()
-        self.faults, self.tokens, self.blobs = Faults(), Tokens(), Blobs(state / "blobs")
-        self._clear()
+        self.tokens, self.blobs = Tokens(), Blobs(state / "blobs")
+        self.clear()
 
-    def _clear(self) -> None:
-        self.settings = Settings()
-        self.faults.clear()
-        self.journal: list[dict[str, Any]] = []
-        self.jobs: dict[str, Job] = {}
+    def clear(self) -> None:
+        """Forget all state."""
+        super().clear()
         self.codes: dict[tuple[str, str], dict[str, Any]] = {}
         self.environments: dict[tuple[str, str], dict[str, Any]] = {}
         self.computes = {name: compute_properties(**told) for name, told in COMPUTES.items()}
@@ -52,21 +46,12 @@ class World:
         self.deleted_secrets: dict[str, list[dict[str, Any]]] = {}
         self.usages: dict[str, dict[str, Any]] = {}
         self.operations: dict[str, str] = {}  # id of a long-running operation -> the awaited change
-        self.running: set[str] = set()  # jobs that have nodes
         self.blobs.clear()
         self.blobs.make(CONTAINER)
         self.blobs.make(ARTIFACTS)
         self._sas_serials: dict[str, int] = {}
         self._numbers = itertools.count(1)
         self._job_numbers = itertools.count(1)
-
-    def set(self, values: dict[str, Any]) -> None:
-        """Change settings. Raises ValueError for an unknown setting."""
-        self.settings = replace(self.settings, **checked(values))
-        with self.lock:
-            jobs = list(self.jobs.values())
-        for job in jobs:
-            job.wake()
 
     def set_compute(self, name: str, told: dict[str, Any] | None) -> None:
         """Make, change or remove a compute cluster."""
@@ -98,33 +83,6 @@ class World:
         with self.lock:
             job.number = next(self._job_numbers)
             self.jobs[job.name] = job
-
-    def reset(self) -> None:
-        """Kill all jobs and forget all state."""
-        with self.lock:
-            jobs = list(self.jobs.values())
-        for job in jobs:
-            job.order("abandon")
-        end = time.monotonic() + 30.0
-        for job in jobs:
-            if job.thread is not None:
-                job.thread.join(max(0.0, end - time.monotonic()))
-        with self.lock:
-            self._clear()
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.state / "jobs")
-
-    def active(self) -> list[Job]:
-        """Return the jobs that have not ended."""
-        with self.lock:
-            return [job for job in self.jobs.values() if job.status not in TERMINAL]
-
-    def close(self) -> None:
-        """Kill all jobs and remove the folder."""
-        self.reset()
-        if self.switch is not None:
-            self.switch.close()
-        shutil.rmtree(self.state, ignore_errors=True)
 
 
 def compute_properties(

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from doubles.google.errors import GoogleError, code_of
-from doubles.google.faults import Called, Fault
+from doubles.google.faults import Fault
 from doubles.google.names import PROJECT, SERVICE_ACCOUNT
 from doubles.wire import HangUp
 
@@ -50,6 +50,11 @@ class Call:
     entry: dict[str, Any] = field(default_factory=dict)
     is_cut: bool = False  # whether the answer must break off
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names for faults."""
+        return (self.operation,)
+
 
 def passed(world: World, call: Call, execute: Callable[[], Result]) -> Result:
     """Return the result of `execute`. Raises GoogleError for an error, HangUp if the connection must end."""
@@ -71,7 +76,7 @@ def passed(world: World, call: Call, execute: Callable[[], Result]) -> Result:
         "outcome": "ok",
     }
     world.journal.append(call.entry)
-    fault = world.faults.take(Called(call.operation, call.protocol, call.is_from_container))
+    fault = world.faults.take(call)
     if fault is not None:
         call.entry["outcome"] = fault.kind
     try:

@@ -1,18 +1,12 @@
-"""Plain HTTP: `/_control/...`, a test's requests to the stand-in itself, and the metadata server of replicas.
-
-`doubles/google/handle.py` wraps the control requests.
-"""
+"""Plain HTTP: a test's requests to Google's stand-in itself, and the metadata server of replicas."""
 
 from __future__ import annotations
 
 import base64
-import json
 import os
 import signal
 import time
-import traceback
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from google.protobuf import json_format
@@ -21,37 +15,58 @@ from doubles.google import accounts
 from doubles.google.calls import Call, passed
 from doubles.google.errors import GoogleError, error_answer
 from doubles.google.jobs import Job
-from doubles.google.names import BUCKET
 from doubles.google.world import World
-from doubles.wire import Answer, Request, json_answer
+from doubles.kit import control
+from doubles.wire import Answer, Request
 
 __all__ = ["Plain"]
 
-PREFIX = "/_control/"
 START_S = 10.0  # the longest time from a replica's start to its first process
 
 
-class Plain:
+class Plain(control.Control[World]):
     """Answers plain HTTP."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    REFUSED = (*control.Control.REFUSED, GoogleError)
 
     def __call__(self, request: Request) -> Answer:
         """Answer one request."""
         if request.is_from_container and (request.path == "/" or request.path.startswith(accounts.METADATA)):
             return self._metadata(request)
-        if request.is_from_container or not request.path.startswith(PREFIX) or "://" in request.target:
-            entry = {"operation": "unserved", "host": request.host, "path": request.path, "time": time.time()}
-            self._world.journal.append({**entry, "is_from_container": request.is_from_container})
-            return Answer(502, body=b"no such host in the stand-in")
-        try:
-            told = json.loads(request.body or b"{}")
-            path = request.path.removeprefix(PREFIX).strip("/")
-            return json_answer({"result": _act(self._world, request.method, path, told)})
-        except (KeyError, TypeError, ValueError, GoogleError) as error:
-            traceback.print_exc()
-            return json_answer({"message": f"{type(error).__name__}: {error}"}, 400)
+        return super().__call__(request)
+
+    def actions(self, told: dict[str, Any]) -> Mapping[tuple[str, str], Callable[[], Any]]:
+        """Return Google's actions."""
+        world = self._world
+        return {
+            ("POST", "expire_tokens"): world.tokens.expire,
+            ("POST", "persistent"): lambda: world.set_persistent(told["name"], told["resource"]),
+            ("POST", "bucket"): lambda: world.storage.add_bucket(**told),
+            ("POST", "put"): lambda: world.storage.put(told["bucket"], told["name"], base64.b64decode(told["data"])),
+            ("POST", "read"): lambda: _read(world, **told),
+            ("POST", "remove"): lambda: world.storage.remove(told["bucket"], told["name"]),
+            ("POST", "objects"): lambda: world.storage.names(told["bucket"], told["prefix"]),
+            ("POST", "break_next_chunk"): lambda: world.storage.break_next_chunk(told["kept_bytes"]),
+            ("GET", "secrets"): world.secrets.values,
+            ("POST", "secrets"): lambda: world.secrets.set(told["name"], told["value"]),
+        }
+
+    def job(self, path: str, told: dict[str, Any]) -> Any:
+        """Return all jobs, or do a request of jobs/REQUEST to one job."""
+        world = self._world
+        if not path:
+            return [_summary(job) for job in world.all_jobs()]
+        job = world.find(told.pop("job"))
+        actions: dict[str, Callable[[], Any]] = {
+            "get": lambda: _described(job),
+            "preempt": lambda: _preempt(job, **told),
+            "kill": lambda: _kill(job, **told),
+            "begin": lambda: job.order("begin", **told),
+            "end": lambda: job.order("end", **told),
+            "write": lambda: world.logs.write_lines(job.id, **told),
+            "entries": lambda: world.logs.entries(job.id),
+        }
+        return actions[path]()
 
     def _metadata(self, request: Request) -> Answer:
         name = "metadata.token" if request.path.endswith("/token") else "metadata.get"
@@ -64,52 +79,8 @@ class Plain:
         return told
 
 
-def _act(world: World, method: str, path: str, told: dict[str, Any]) -> Any:
-    what, _, rest = path.partition("/")
-    if what == "jobs":
-        return _job(world, rest, told)
-    actions: dict[tuple[str, str], Callable[[], Any]] = {
-        ("GET", "settings"): lambda: asdict(world.settings),
-        ("POST", "settings"): lambda: world.set(told),
-        ("POST", "faults"): lambda: world.faults.add(told),
-        ("DELETE", "faults"): world.faults.clear,
-        ("GET", "journal"): lambda: list(world.journal),
-        ("DELETE", "journal"): world.journal.clear,
-        ("POST", "reset"): world.reset,
-        ("POST", "expire_tokens"): world.tokens.expire,
-        ("POST", "persistent"): lambda: world.set_persistent(told["name"], told["resource"]),
-        ("POST", "log_lines"): lambda: world.logs.write_lines(told.pop("job"), told.pop("task"), **told),
-        ("POST", "bucket"): lambda: world.storage.add_bucket(**told),
-        ("POST", "put"): lambda: world.storage.put(told["bucket"], told["name"], base64.b64decode(told["data"])),
-        ("POST", "read"): lambda: _read(world, **told),
-        ("POST", "remove"): lambda: world.storage.remove(told["bucket"], told["name"]),
-        ("POST", "objects"): lambda: world.storage.names(told.get("bucket", BUCKET), told.get("prefix", "")),
-        ("POST", "break_next_chunk"): lambda: world.storage.break_next_chunk(told["kept_bytes"]),
-        ("GET", "secrets"): world.secrets.values,
-        ("POST", "secrets"): lambda: world.secrets.set(told["name"], told["value"]),
-    }
-    return actions[method, what]()
-
-
-def _job(world: World, path: str, told: dict[str, Any]) -> Any:
-    if not path:
-        with world.lock:
-            return [_summary(job) for job in world.jobs.values()]
-    job = world.find(told.pop("job"))
-    actions: dict[str, Callable[[], Any]] = {
-        "get": lambda: _described(job),
-        "preempt": lambda: _preempt(job, **told),
-        "kill": lambda: _kill(job, **told),
-        "begin": lambda: job.order("begin", **told),
-        "end": lambda: job.order("end", **told),
-        "write": lambda: world.logs.write_lines(job.id, **told),
-        "entries": lambda: world.logs.entries(job.id),
-    }
-    return actions[path]()
-
-
 def _summary(job: Job) -> dict[str, str]:
-    return {"id": job.id, "name": job.name, "display_name": job.asked.display_name, "state": job.state}
+    return {"id": job.id, "name": job.name, "display_name": job.asked.display_name, "state": job.status}
 
 
 def _described(job: Job) -> dict[str, Any]:
@@ -138,7 +109,7 @@ def _kill(job: Job, replica: str, signum: int) -> int:
     """Send a signal to the container's first process; return the process number on this machine."""
     found, end = _find(job, replica), time.monotonic() + START_S
     while not found.pids():
-        if found.is_over or time.monotonic() > end:
+        if not found.is_running or time.monotonic() > end:
             raise ValueError(f"{replica} has no process")
         time.sleep(0.01)  # just started
     pid: int = found.pids()[0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from doubles import sandbox
 from doubles.google.names import PROJECT, REGION
+from doubles.kit.handle import proxied
 
 if TYPE_CHECKING:
     from doubles.google.jobs import Job
@@ -88,9 +89,7 @@ def _network(world: World) -> dict[str, str]:
     place = proxy.removeprefix("http://")
     none = f"localhost,127.0.0.1,{place.partition(':')[0]}"
     return {
-        **dict.fromkeys(("HTTPS_PROXY", "https_proxy"), proxy),
-        **dict.fromkeys(("NO_PROXY", "no_proxy"), none),
-        **dict.fromkeys(("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE"), CA),
+        **proxied(proxy, CA, none),
         "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": CA,
         **dict.fromkeys(("GCE_METADATA_HOST", "GCE_METADATA_IP"), place),
     }

@@ -48,7 +48,7 @@ def _term(text: str, field: str, op: str, value: str, is_negated: bool) -> Calla
     elif field in ("display_name", "displayName"):
         holds = _text(text, op, value, lambda job: str(job.asked.display_name))
     elif field == "state" and op in ("=", "!="):
-        holds = _text(text, op, value, lambda job: job.state)
+        holds = _text(text, op, value, lambda job: job.status)
     elif field in ("create_time", "createTime") and op in _ORDER:
         moment, compare = _moment(text, value), _ORDER[op]
 

@@ -4,50 +4,38 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import doubles.process
 from doubles.client import Reply
 from doubles.google.client import Client, job_body
 from doubles.google.names import BUCKET, NUMBER, PROJECT, REGION, SERVICE_ACCOUNT
+from doubles.kit import handle
 
-if TYPE_CHECKING:
-    import pytest
-
-__all__ = ["BUCKET", "ENDS", "NUMBER", "PROJECT", "REGION", "SERVICE_ACCOUNT", "Google", "start", "stop"]
+__all__ = ["BUCKET", "ENDS", "NUMBER", "PROJECT", "REGION", "SERVICE_ACCOUNT", "Google"]
 
 ENDS = tuple(f"JOB_STATE_{name}" for name in ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"))
 CHIEF = "workerpool0-0"
-# Calls of the handle go to loopback, also on a machine with a proxy.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
-class Google:
-    """A running stand-in."""
+class Google(handle.Handle):
+    """A running stand-in; `url` is the proxy's."""
 
-    url: str  # of the proxy
+    NAME = "google"
     ca: str  # file with the certificate that clients must trust
     key_file: str  # of the service account
     user_file: str  # a user's credentials, in the format of `gcloud auth application-default login`
     endpoints: dict[str, str]  # service -> http:// address of its own port, without TLS
-    process: subprocess.Popen[str]
 
     @property
     def environ(self) -> dict[str, str]:
         """Return the variables by which any client finds the stand-in under Google's host names, and signs in."""
         folder = Path(self.ca).parent
         return {
-            **dict.fromkeys(("HTTPS_PROXY", "https_proxy", "grpc_proxy"), self.url),
-            **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost"),
-            **dict.fromkeys(("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "CURL_CA_BUNDLE"), self.ca),
+            **handle.proxied(self.url, self.ca),
+            "grpc_proxy": self.url,
             "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": self.ca,
             "GOOGLE_APPLICATION_CREDENTIALS": self.key_file,
             "GOOGLE_CLOUD_PROJECT": PROJECT,
@@ -70,45 +58,9 @@ class Google:
         assert done.status == 200, done
         return str(done.json["name"]).rpartition("/")[2]
 
-    def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let clients in the test process find the stand-in. gRPC reads the certificates once in a process."""
-        for name, value in self.environ.items():
-            monkeypatch.setenv(name, value)
-
-    def settings(self, **values: Any) -> None:
-        """Change settings: see doubles.google.settings.Settings."""
-        self.control("settings", values)
-
-    def fault(self, operations: str | Sequence[str], kind: str, **details: Any) -> None:
-        """Inject a fault: see doubles.google.faults.Fault; operations have the journal's names."""
-        names = [operations] if isinstance(operations, str) else list(operations)
-        self.control("faults", {"operations": names, "kind": kind, **details})
-
-    def clear_faults(self) -> None:
-        """Remove all faults, and end the calls that hang."""
-        self.control("faults", method="DELETE")
-
     def expire_tokens(self) -> None:
         """Expire all tokens that were issued or used until now."""
         self.control("expire_tokens", {})
-
-    def journal(self, operation: str | None = None) -> list[dict[str, Any]]:
-        """Return the calls until now in order, including containers' calls; `operation` selects one operation.
-
-        Each has service, operation, protocol ("rest" or "grpc"), host, method, path, query, range, body (of jobs and
-        logs), received and sent (bytes of the bodies), status (HTTP's; gRPC codes are converted), outcome ("ok", a code
-        or a fault's kind), time, is_from_container.
-        """
-        calls: list[dict[str, Any]] = self.control("journal", method="GET")
-        return [call for call in calls if operation in (None, call["operation"])]
-
-    def clear_journal(self) -> None:
-        """Forget the calls until now."""
-        self.control("journal", method="DELETE")
-
-    def unserved(self) -> list[str]:
-        """Return host and path of the requests that the stand-in cannot serve."""
-        return [f"{call['host']}{call['path']}" for call in self.journal("unserved")]
 
     def persistent(self, name: str, **resource: Any) -> None:
         """Make a persistent resource; `resource` has the API's field names, for example resourcePools."""
@@ -222,53 +174,33 @@ class Google:
     def wait(self, job: str, *states: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait for one of the states (default: any end); return job(job). JOB_STATE_ may be left out."""
         wanted = {state if state.startswith("JOB_") else f"JOB_STATE_{state}" for state in states or ENDS}
-        end = time.monotonic() + timeout_s
-        while True:
-            told = self.job(job)
-            if told["state"] in wanted:
-                return told
-            assert time.monotonic() < end, f"{job} is {told['state']}, not one of {wanted}: {self.log(job)[-2000:]}"
-            assert told["state"] not in ENDS, f"{job} has ended as {told['state']}: {told['error']} {self.log(job)}"
-            time.sleep(0.05)
+
+        def is_wanted(told: dict[str, Any]) -> bool:
+            is_found = told["state"] in wanted
+            assert is_found or told["state"] not in ENDS, f"{job}: {told['state']}, {told['error']} {self.log(job)}"
+            return is_found
+
+        return self.until(
+            lambda: self.job(job),
+            is_wanted,
+            lambda told: f"{job} is {told['state']}, not one of {wanted}: {self.log(job)[-2000:]}",
+            timeout_s,
+        )
 
     def wait_attempt(self, job: str, attempt: int, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait until the job's n-th attempt runs; return job(job)."""
-        end = time.monotonic() + timeout_s
-        while (told := self.job(job))["attempts"] < attempt or told["state"] != "JOB_STATE_RUNNING":
-            assert time.monotonic() < end, f"{job} is {told['state']} in its attempt {told['attempts']}"
-            time.sleep(0.05)
-        return told
+        return self.until(
+            lambda: self.job(job),
+            lambda told: told["attempts"] >= attempt and told["state"] == "JOB_STATE_RUNNING",
+            lambda told: f"{job} is {told['state']} in its attempt {told['attempts']}",
+            timeout_s,
+        )
 
     def wait_log(self, job: str, text: str, task: str | None = None, count: int = 1, timeout_s: float = 60.0) -> str:
         """Wait until the log contains the text `count` times; return the log."""
-        end = time.monotonic() + timeout_s
-        while (found := self.log(job, task)).count(text) < count:
-            assert time.monotonic() < end, f"{text!r} is not in the log of {job}: {found[-2000:]}"
-            time.sleep(0.05)
-        return found
-
-    def reset(self) -> None:
-        """Kill all containers and forget all state."""
-        self.control("reset", {})
-
-    def control(self, path: str, told: Mapping[str, Any] | None = None, method: str = "POST") -> Any:
-        """Call the control endpoint. Raises ValueError if the endpoint refuses."""
-        data = None if told is None else json.dumps(told).encode()
-        request = urllib.request.Request(f"{self.url}/_control/{path}", data, method=method)
-        try:
-            with _OPENER.open(request, timeout=60) as answer:
-                return json.loads(answer.read())["result"]
-        except urllib.error.HTTPError as error:
-            with error:
-                raise ValueError(json.loads(error.read())["message"]) from None
-
-
-def start(state: Path | None = None) -> Google:
-    """Start the process, which dies with the calling thread; return when the stand-in answers."""
-    process, told = doubles.process.start("google", state)
-    return Google(process=process, **json.loads(told))
-
-
-def stop(google: Google) -> None:
-    """End the process and all its containers."""
-    doubles.process.stop(google.process)
+        return self.until(
+            lambda: self.log(job, task),
+            lambda found: found.count(text) >= count,
+            lambda found: f"{text!r} is not in the log of {job}: {found[-2000:]}",
+            timeout_s,
+        )

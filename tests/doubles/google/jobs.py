@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from google.cloud.aiplatform_v1 import types
 
 from doubles.google.names import NUMBER, PROJECT
+from doubles.kit import life
 
 if TYPE_CHECKING:
     from doubles.google.replica import Replica
 
-__all__ = ["ENDS", "STRATEGIES", "Job", "Pool"]
+__all__ = ["STRATEGIES", "Job", "Pool"]
 
 PREFIX = "JOB_STATE_"
-ENDS = tuple(PREFIX + name for name in ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"))
 STRATEGIES = types.Scheduling.Strategy
 
 
@@ -35,26 +33,16 @@ class Pool:
         return f"workerpool{self.number}"
 
 
-@dataclass
-class Job:
-    """One job; `changed` guards the mutable fields and wakes waiting threads."""
+@dataclass(kw_only=True)
+class Job(life.Job):
+    """One custom job."""
 
+    ENDS = tuple(PREFIX + name for name in ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED"))
+    CANCELLING, RUNNING = "JOB_STATE_CANCELLING", "JOB_STATE_RUNNING"
     id: str
     region: str
     asked: Any  # CustomJob, protobuf's own, as created
-    created: float
-    number: int = 0
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    orders: dict[str, dict[str, Any]] = field(default_factory=dict)  # requested and not done yet
-    state: str = "JOB_STATE_PENDING"
-    history: list[tuple[str, float]] = field(default_factory=list)
-    started: float | None = None  # first time JOB_STATE_RUNNING
-    ended: float | None = None
-    updated: float = 0.0
-    error: tuple[int, str] | None = None
-    attempts: int = 0  # of the whole job
     replicas: list[Replica] = field(default_factory=list)
-    thread: threading.Thread | None = None
 
     @property
     def name(self) -> str:
@@ -104,8 +92,8 @@ class Job:
         told = type(self.asked)()
         told.CopyFrom(self.asked)
         with self.changed:
-            told.name, told.state = self.name, types.JobState[self.state].value
-            for name, moment in (("create", self.created), ("update", self.updated)):
+            told.name, told.state = self.name, types.JobState[self.status].value
+            for name, moment in (("create", self.created), ("update", self.history[-1][1])):
                 getattr(told, f"{name}_time").FromNanoseconds(int(moment * 1e9))
             for name, time_or_none in (("start", self.started), ("end", self.ended)):
                 if time_or_none is not None:
@@ -113,38 +101,6 @@ class Job:
             if self.error is not None:
                 told.error.code, told.error.message = self.error
         return told
-
-    def enter_first(self, state: str) -> None:
-        """Enter the first state."""
-        self.state, self.updated = state, self.created
-        self.history.append((state, self.created))
-
-    def enter(self, state: str, error: tuple[int, str] | None = None) -> None:
-        """Enter the next state, unless a cancel has overtaken the state."""
-        with self.changed:
-            if self.state == state or self.state in ENDS:
-                return
-            if self.state == "JOB_STATE_CANCELLING" and state not in ENDS:
-                return
-            now = time.time()
-            self.state, self.updated, self.error = state, now, error
-            self.history.append((state, now))
-            if state == "JOB_STATE_RUNNING" and self.started is None:
-                self.started = now
-            if state in ENDS:
-                self.ended = now
-            self.changed.notify_all()
-
-    def order(self, name: str, **details: Any) -> None:
-        """Order a change: cancel, preempt, begin, end, abandon."""
-        with self.changed:
-            self.orders[name] = details
-            self.changed.notify_all()
-
-    def wake(self) -> None:
-        """Wake all threads that wait for a change."""
-        with self.changed:
-            self.changed.notify_all()
 
 
 def _seconds(duration: Any) -> float:

@@ -14,7 +14,7 @@ from google.protobuf import empty_pb2
 from doubles.google import bodies, filters, life
 from doubles.google.calls import Call
 from doubles.google.errors import GoogleError
-from doubles.google.jobs import ENDS, Job
+from doubles.google.jobs import Job
 from doubles.google.names import NUMBER, PROJECT
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def cancel(world: World, call: Call, request: Any) -> Any:
     """Request the job's end."""
     job = _job(world, call, request.name)
     with job.changed:
-        if job.state in (*ENDS, "JOB_STATE_CANCELLING") or "cancel" in job.orders:
+        if job.status in (*job.ENDS, "JOB_STATE_CANCELLING") or "cancel" in job.orders:
             raise GoogleError(
-                "FAILED_PRECONDITION", f"The CustomJob {job.name} is in state {job.state} and cannot be cancelled."
+                "FAILED_PRECONDITION", f"The CustomJob {job.name} is in state {job.status} and cannot be cancelled."
             )
         job.enter("JOB_STATE_CANCELLING")
         job.order("cancel")
@@ -84,10 +84,10 @@ def delete(world: World, call: Call, request: Any) -> Any:
     """Forget a job that has ended."""
     job = _job(world, call, request.name)
     with world.lock:
-        if job.state not in ENDS:
+        if not job.has_ended:
             raise GoogleError(
                 "FAILED_PRECONDITION",
-                f"The CustomJob {job.name} is in state {job.state}; cancel it first.",
+                f"The CustomJob {job.name} is in state {job.status}; cancel it first.",
             )
         world.jobs.pop(job.id, None)
     done = operations_pb2.Operation(name=f"projects/{NUMBER}/locations/{job.region}/operations/{job.id}", done=True)
@@ -129,7 +129,7 @@ def _check_quota(world: World, asked: Any) -> None:
     if not world.settings.quotas:
         return
     taken: dict[str, int] = {}
-    for one in (*(job.asked for job in world.jobs.values() if job.state not in ENDS), asked):
+    for one in (*(job.asked for job in world.jobs.values() if not job.has_ended), asked):
         for name, count in bodies.accelerators(one).items():
             taken[name] = taken.get(name, 0) + count
     wanted = bodies.accelerators(asked)

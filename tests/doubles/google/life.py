@@ -23,6 +23,7 @@ from doubles import sandbox
 from doubles.google.jobs import Job
 from doubles.google.names import REGION
 from doubles.google.replica import Replica
+from doubles.kit import life
 
 if TYPE_CHECKING:
     from doubles.google.world import World
@@ -54,27 +55,22 @@ class Ending:
     error: tuple[int, str] | None = None
 
 
-class Abandoned(Exception):
-    """Raised when a test orders the stand-in to forget the job."""
-
-
 def begin(world: World, job: Job) -> None:
     """Start the job's thread."""
-    job.thread = threading.Thread(target=_live, args=(world, job), name=job.id, daemon=True)
-    job.thread.start()
+    life.begin(job, lambda: _live(world, job))
 
 
 def _live(world: World, job: Job) -> None:
     try:
         ending = _attempts(world, job) if world.settings.execute else _by_hand(job)
-    except Abandoned:
+    except life.Abandoned:
         return
     except Exception:
         traceback.print_exc()
         ending = Ending("JOB_STATE_FAILED", INTERNAL)
     if ending.state == "JOB_STATE_CANCELLED":
         job.enter("JOB_STATE_CANCELLING")
-        _sleep_anyhow(job, world.settings.cancelling_s)
+        life.sleep_anyhow(job, world.settings.cancelling_s)
     words = {"JOB_STATE_SUCCEEDED": "Job completed successfully.", "JOB_STATE_CANCELLED": "Job is cancelled."}
     _note(world, job, words.get(ending.state, "Job failed."), "INFO" if ending.state in words else "ERROR")
     job.enter(ending.state, ending.error)
@@ -150,22 +146,19 @@ def _until(moment: float) -> float:
 @contextlib.contextmanager
 def _machines(world: World, job: Job) -> Iterator[list[Replica]]:
     """Yield the replicas, not started, and remove the replicas at the end."""
-    block, lock = (None, None) if world.switch is not None else sandbox.loopback_block()
     root, mark = world.state / "jobs" / job.id, uuid.uuid5(uuid.NAMESPACE_OID, job.id).hex[:10]
-    replicas: list[Replica] = []
-    for pool in job.pools:
-        for index in range(pool.replicas):
-            address = world.switch.address() if world.switch is not None else f"{block}.{len(replicas) + 1}"
-            name = f"cmle-training-{pool.name}-{mark}-{index}"
-            replicas.append(Replica(pool, index, name, address, root, job.wake))
-    job.replicas = replicas
-    try:
-        yield replicas
-    finally:
-        _end(job, replicas, 0.0)
-        shutil.rmtree(root, ignore_errors=True)
-        if lock is not None:
-            lock.close()
+    with sandbox.addresses(world.switch) as address:
+        replicas = []
+        for pool in job.pools:
+            for index in range(pool.replicas):
+                name = f"cmle-training-{pool.name}-{mark}-{index}"
+                replicas.append(Replica(pool, index, name, address(), root, job.wake))
+        job.replicas = replicas
+        try:
+            yield replicas
+        finally:
+            life.end(job, replicas, 0.0)
+            shutil.rmtree(root, ignore_errors=True)
 
 
 def _attempt(world: World, job: Job, replicas: list[Replica], job_restarts: int) -> Ending:
@@ -183,7 +176,7 @@ def _attempt(world: World, job: Job, replicas: list[Replica], job_restarts: int)
             job.enter("JOB_STATE_RUNNING")
         ending = _next(world, job, replicas, job_restarts)
         if ending is not None:
-            _end(job, replicas, _grace_s(world, ending))
+            life.end(job, replicas, _grace_s(world, ending))
             return ending
 
 
@@ -259,10 +252,10 @@ def _sentence(job: Job, replica: Replica, code: int, is_preempted: bool) -> str:
 
 
 def _ordered(job: Job) -> Ending | None:
-    """Return the ending ordered for the job, if any, the most final first. Raises Abandoned."""
+    """Return the ending ordered for the job, if any, the most final first. Raises life.Abandoned."""
     with job.changed:
         if "abandon" in job.orders:
-            raise Abandoned
+            raise life.Abandoned
         if "end" in job.orders:
             told = job.orders.pop("end")
             return Ending(told["state"], None if told["error"] is None else tuple(told["error"]))
@@ -299,28 +292,3 @@ def _pause(job: Job, wait_s: float) -> Ending | None:
             job.changed.wait(max(end - time.time(), 0.0))
             ending = _ordered(job)
         return ending
-
-
-def _sleep_anyhow(job: Job, wait_s: float) -> None:
-    end = time.time() + wait_s
-    with job.changed:
-        while time.time() < end and "abandon" not in job.orders:
-            job.changed.wait(max(end - time.time(), 0.001))
-
-
-def _end(job: Job, replicas: list[Replica], grace_s: float) -> None:
-    """End the running containers: SIGTERM, the grace, SIGKILL; return when all their output has been read."""
-    running = [replica for replica in replicas if not replica.is_over]
-    if grace_s > 0:
-        for replica in running:
-            replica.terminate()
-    end = time.time() + grace_s
-    with job.changed:
-        while any(not one.is_over for one in running) and time.time() < end and "abandon" not in job.orders:
-            job.changed.wait(max(end - time.time(), 0.001))
-    for replica in running:
-        if not replica.is_over:
-            replica.kill()
-    with job.changed:
-        while any(not replica.is_over for replica in running):
-            job.changed.wait(1.0)

@@ -105,9 +105,9 @@ class Replica:
         return self.pool.number == 0
 
     @property
-    def is_over(self) -> bool:
-        """Return whether the replica has no running container."""
-        return self.run is None or self.run.is_over
+    def is_running(self) -> bool:
+        """Return whether the container runs, or a part of its output has not been read."""
+        return self.run is not None and not self.run.is_over
 
     @property
     def task(self) -> Any:
@@ -148,7 +148,7 @@ class Replica:
 
     def pids(self) -> list[int]:
         """Return the process numbers of the replica, the container's first process first."""
-        if self.is_over or self.run is None or self.run.running is None:
+        if self.run is None or self.run.is_over or self.run.running is None:
             return []
         return _descendants(self.run.running.process.pid)
 

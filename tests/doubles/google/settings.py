@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from doubles.google.billing import BillingSettings
 from doubles.google.logentries import LogSettings
 from doubles.google.storage import StorageSettings
+from doubles.kit import settings
 
-__all__ = ["CHOICES", "Settings", "checked"]
-
-CHOICES = {
-    "timeout_state": ("JOB_STATE_CANCELLED", "JOB_STATE_FAILED"),
-    "restart_state": ("JOB_STATE_PENDING", "JOB_STATE_RUNNING"),
-    "single_cluster_spec": ("full", "empty", "missing"),
-}
+__all__ = ["Settings"]
 
 
 @dataclass(frozen=True)
-class Settings(LogSettings, StorageSettings, BillingSettings):
-    """Times in seconds of real time. Settings of logs (log_*), storage (storage_*) and prices (sku_*) are inherited."""
+class Settings(settings.Settings, LogSettings, StorageSettings, BillingSettings):
+    """Times in seconds of real time. Settings of logs (log_*), storage (storage_*) and prices (sku_*) are inherited.
 
-    execute: bool = True
-    """Whether replicas run; else a job keeps its first state until begin() and end() of the handle."""
+    A job that is not executed keeps its first state until begin() and end() of the handle.
+    """
+
+    CHOICES: ClassVar = {
+        "timeout_state": ("JOB_STATE_CANCELLED", "JOB_STATE_FAILED"),
+        "restart_state": ("JOB_STATE_PENDING", "JOB_STATE_RUNNING"),
+        "single_cluster_spec": ("full", "empty", "missing"),
+    }
     queued_s: float = 0.0
     """In JOB_STATE_QUEUED, which is skipped at 0."""
     queued: bool = False
@@ -70,15 +71,3 @@ class Settings(LogSettings, StorageSettings, BillingSettings):
     """The same, for the jobs' account."""
     page_size: int = 100
     """Default size of a page of the list of jobs."""
-
-
-def checked(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values. Raises ValueError for an unknown setting or choice."""
-    known = {field.name for field in fields(Settings)}
-    unknown = set(values) - known
-    if unknown:
-        raise ValueError(f"unknown settings {sorted(unknown)}; there are {sorted(known)}")
-    for name, choices in CHOICES.items():
-        if name in values and values[name] not in choices:
-            raise ValueError(f"{name} is one of {choices}")
-    return values

@@ -1,0 +1,76 @@
+"""The base of a stand-in's state: settings, faults, the journal of calls, and the jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from doubles.kit.faults import Fault, Faults
+from doubles.kit.life import Job
+from doubles.kit.settings import Settings
+from doubles.sandbox import Switch
+
+__all__ = ["World"]
+
+END_S = 30.0  # the longest time until the threads of all jobs have ended
+JobT = TypeVar("JobT", bound=Job)
+SettingsT = TypeVar("SettingsT", bound=Settings)
+FaultT = TypeVar("FaultT", bound=Fault)
+
+
+class World(Generic[SettingsT, FaultT, JobT]):
+    """The account; each server has one account. A subclass adds its services' state, and calls `clear`."""
+
+    def __init__(self, state: Path, switch: Switch | None, settings: type[SettingsT], fault: type[FaultT]) -> None:
+        self.state, self.switch = state, switch
+        self.lock = threading.RLock()
+        self.faults = Faults(fault)
+        self._settings_type = settings
+
+    def clear(self) -> None:
+        """Forget all state."""
+        self.settings = self._settings_type()
+        self.faults.clear()
+        self.journal: list[dict[str, Any]] = []
+        self.jobs: dict[Any, JobT] = {}
+        self.running: set[str] = set()  # jobs that have machines
+
+    def set(self, values: dict[str, Any]) -> None:
+        """Change settings. Raises ValueError for an unknown setting or choice."""
+        self.settings = self.settings.changed(values)
+        for job in self.all_jobs():
+            job.wake()
+
+    def all_jobs(self) -> list[JobT]:
+        """Return the jobs in the order of their creation."""
+        with self.lock:
+            return list(self.jobs.values())
+
+    def active(self) -> list[JobT]:
+        """Return the jobs that have not ended."""
+        return [job for job in self.all_jobs() if not job.has_ended]
+
+    def reset(self) -> None:
+        """Kill all jobs and forget all state."""
+        jobs = self.all_jobs()
+        for job in jobs:
+            job.order("abandon")
+        end = time.monotonic() + END_S
+        for job in jobs:
+            if job.thread is not None:
+                job.thread.join(max(0.0, end - time.monotonic()))
+        with self.lock:
+            self.clear()
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.state / "jobs")
+
+    def close(self) -> None:
+        """Kill all jobs and remove the folder."""
+        self.reset()
+        if self.switch is not None:
+            self.switch.close()
+        shutil.rmtree(self.state, ignore_errors=True)
