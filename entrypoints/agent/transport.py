@@ -1,23 +1,19 @@
 """The connections between a job's agents: every node sends its report to node 0, node 0 sends the desired state.
 
-One TCP connection per node, JSON lines, a beat every BEAT_S even without changes. After a silence node 0 counts a node
-as lost, and a node without messages from node 0 fences itself. torchrun notices neither case (a cut link: over 150 s,
-measured with torch 2.13). The token authenticates and does not encrypt. Beats continue while an agent waits for a
-disk or for dying processes.
+One authenticated TCP connection per node (replication/wire.py), a beat every BEAT_S even without changes. After a
+silence node 0 counts a node as lost, and a node without messages from node 0 fences itself. torchrun notices neither
+case (a cut link: over 150 s, measured with torch 2.13). Beats continue while an agent waits for a disk or for dying
+processes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hmac
-import json
 import math
-import re
 import secrets
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -25,6 +21,7 @@ from typing import Any, TypeVar
 
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
 from cloudtrain.entrypoints.contract import AgentSpec
+from cloudtrain.entrypoints.replication.wire import PolledWire, Seal
 
 __all__ = ["BEAT_S", "CLOSED_S", "SILENCE_S", "LeaderEnd", "FollowerEnd", "listen", "on_free_port", "reserved"]
 
@@ -34,7 +31,7 @@ SILENCE_S = 15.0  # several beats on a machine whose cores are all busy importin
 CLOSED_S = 5.0  # a closed connection returns at once, unless the peer is gone
 STALLED_S = 2.0  # pause between two polls: after a longer pause, pending messages are read before nodes are judged
 MAX_STALL_S = 60.0  # limit on the beats of an agent that makes no progress
-MAX_LINE, MAX_FIRST = 1 << 20, 1 << 16  # bytes
+PURPOSE = "agents"  # of the connections
 STRANGERS, STRANGER_S = 64, 5.0  # limits on unauthenticated connections: number, time
 
 
@@ -78,87 +75,6 @@ def reserved(spec: AgentSpec) -> socket.socket:
     raise OSError(errno.EADDRINUSE, f"no free port between {lowest} and {highest} on {spec.address}")
 
 
-class _Connection:
-    """One connection: bytes in, JSON objects out, each with a code (HMAC) that requires the token.
-
-    Both ends begin with a number of their own. A code covers the receiver's number, the sender's role (head or node),
-    the message's count and the message: so the token is never sent, and a recorded message cannot be replayed. A
-    message without the right code is never parsed.
-    """
-
-    def __init__(self, sock: socket.socket, token: str, *, is_head: bool) -> None:
-        sock.setblocking(False)
-        self.sock = sock
-        self.pending = b""
-        self.node: int | None = None
-        self.since_s = time.monotonic()
-        self._key = hmac.digest(token.encode(), b"line", "sha256")
-        self._ends = (b"head", b"node") if is_head else (b"node", b"head")
-        self._own, self._theirs = secrets.token_hex(16).encode(), b""
-        self._sent = self._heard = 0
-        self._sending = threading.Lock()  # the beat has its own thread
-        self._put(self._own)
-
-    @property
-    def is_met(self) -> bool:
-        """Whether the peer has sent its number, so that messages can be sent."""
-        return bool(self._theirs)
-
-    @property
-    def is_proved(self) -> bool:
-        """Whether the peer has the token."""
-        return self._heard > 0
-
-    def read(self) -> list[dict[str, Any]] | None:
-        """Return the messages that arrived, None if the peer is gone, lacks the token, or sends invalid data."""
-        try:
-            data = self.sock.recv(1 << 16)
-        except BlockingIOError:
-            return []
-        except OSError:
-            return None
-        *lines, self.pending = (self.pending + data).split(b"\n")
-        if not data or len(self.pending) > (MAX_LINE if self.is_proved else MAX_FIRST):
-            return None
-        try:
-            messages = [found for line in lines if (found := self._opened(line)) is not None]
-        except (ValueError, RecursionError):
-            return None
-        return messages if all(isinstance(message, dict) for message in messages) else None
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Send the message, if the peer has sent its number."""
-        if self.is_met:
-            body = json.dumps(message).encode()
-            with self._sending:
-                self._put(self._code(self._ends[0], self._theirs, self._sent, body) + b" " + body)
-                self._sent += 1
-
-    def _opened(self, line: bytes) -> Any:
-        """Return the message in a line, None for the peer's number. Raises ValueError."""
-        if not self._theirs:
-            if not re.fullmatch(rb"[0-9a-f]{32}", line):
-                raise ValueError("no number")
-            self._theirs = line
-            return None
-        code, _, body = line.partition(b" ")
-        if not hmac.compare_digest(code, self._code(self._ends[1], self._own, self._heard, body)):
-            raise ValueError("no right code")
-        self._heard += 1
-        return json.loads(body)
-
-    def _code(self, end: bytes, number: bytes, count: int, body: bytes) -> bytes:
-        return hmac.digest(self._key, b"%s %s %d %s" % (end, number, count, body), "sha256").hex().encode()
-
-    def _put(self, line: bytes) -> None:
-        try:
-            self.sock.sendall(line + b"\n")
-        except OSError:
-            # The full buffer of a peer that does not read may hold half a line: the next read ends the connection.
-            with contextlib.suppress(OSError):
-                self.sock.shutdown(socket.SHUT_RDWR)
-
-
 class LeaderEnd:
     """Node 0's end: every follower's last report, and the answer to all followers."""
 
@@ -171,7 +87,7 @@ class LeaderEnd:
         self._server = server
         self._selector = selectors.DefaultSelector()
         self._selector.register(server, selectors.EVENT_READ)
-        self._wires: list[_Connection] = []
+        self._wires: dict[PolledWire, int | None] = {}  # with the peer's node, once reported
         self._sent: tuple[float, Desired | None] = (0.0, None)
 
     def listen(self, timeout_s: float) -> None:
@@ -188,7 +104,7 @@ class LeaderEnd:
     def lost(self) -> set[int]:
         """Return the nodes that joined and are gone: silent for too long, or closed for BEAT_S + CLOSED_S."""
         now = time.monotonic()
-        connected = {wire.node for wire in self._wires}
+        connected = set(self._wires.values())
         return {
             node
             for node, heard in self._heard.items()
@@ -235,27 +151,27 @@ class LeaderEnd:
 
     def _accept(self, server: Any) -> None:
         now_s = time.monotonic()
-        strangers = [wire for wire in self._wires if not wire.is_proved]
+        strangers = [wire for wire in self._wires if not wire.seal.is_proved]
         late = [wire for wire in strangers if now_s - wire.since_s > STRANGER_S]
         for wire in late or strangers[STRANGERS:]:
             self._drop(wire)
         with contextlib.suppress(OSError):
-            wire = _Connection(server.accept()[0], self._token, is_head=True)
+            wire = PolledWire(server.accept()[0], Seal(self._token, PURPOSE, is_server=True))
             self._selector.register(wire.sock, selectors.EVENT_READ, wire)
-            self._wires.append(wire)
+            self._wires[wire] = None
 
-    def _drop(self, wire: _Connection) -> None:
+    def _drop(self, wire: PolledWire) -> None:
         self._selector.unregister(wire.sock)
-        self._wires.remove(wire)
+        self._wires.pop(wire)
         wire.sock.close()
 
-    def _take(self, wire: _Connection, message: dict[str, Any]) -> None:
+    def _take(self, wire: PolledWire, message: dict[str, Any]) -> None:
         try:
             report = Report.load(message)
         except (TypeError, ValueError):  # the peer runs a different version of cloudtrain
             return
-        if wire.node is None:
-            wire.node = report.node
+        if self._wires[wire] is None:
+            self._wires[wire] = report.node
             self._sent = (0.0, None)  # the new node gets the current state at once
         self.reports[report.node] = report
         self._heard[report.node] = time.monotonic()
@@ -281,7 +197,7 @@ class FollowerEnd:
         self._token = token
         self.desired: Desired | None = None
         self._heard = time.monotonic()
-        self._wire: _Connection | None = None
+        self._wire: PolledWire | None = None
         self._sent: tuple[float, Report | None] = (0.0, None)
 
     @property
@@ -324,7 +240,7 @@ class FollowerEnd:
         if report == self._sent[1] and now - self._sent[0] < BEAT_S:
             return
         assert self._wire is not None
-        if self._wire.is_met:
+        if self._wire.seal.is_met:
             self._sent = (now, report)
             self._wire.send(asdict(report))
 
@@ -348,10 +264,11 @@ class FollowerEnd:
 
     def _connect(self) -> bool:
         try:
-            self._wire = _Connection(socket.create_connection(self.head, timeout=2.0), self._token, is_head=False)
+            sock = socket.create_connection(self.head, timeout=2.0)
         except OSError as error:
             is_refusal = isinstance(error, ConnectionRefusedError)
             self._refused_s = (self._refused_s or time.monotonic()) if is_refusal else None
             return False
+        self._wire = PolledWire(sock, Seal(self._token, PURPOSE, is_server=False))
         self._sent, self._refused_s = (0.0, None), None
         return True

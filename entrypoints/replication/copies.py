@@ -26,7 +26,8 @@ from cloudtrain.entrypoints.replication import entries as listing
 from cloudtrain.entrypoints.replication import fetched_note, partial_files
 from cloudtrain.entrypoints.replication import wire as copywire
 from cloudtrain.entrypoints.replication.entries import File, StoredEntry
-from cloudtrain.entrypoints.replication.wire import Sums, Wire, WireError
+from cloudtrain.entrypoints.replication.sums import Sums
+from cloudtrain.entrypoints.replication.wire import Seal, Wire, WireError
 
 __all__ = [
     "CopyError",
@@ -42,6 +43,7 @@ __all__ = [
     "shares",
 ]
 
+PURPOSE = "copies"  # of the connections
 CONNECTIONS = 64  # of one server; further clients are asked to come again
 HELLO_S, CONNECT_S = 5.0, 10.0
 BUSY_S = 60.0  # for how long a client that was sent away comes again
@@ -120,7 +122,7 @@ class Server:
                 continue
             if not self._slots.acquire(blocking=False):
                 with sock:
-                    copywire.turn_away(Wire(sock, stall_s=1.0))
+                    copywire.turn_away(sock)
                 continue
             try:
                 threading.Thread(target=self._serve, args=(sock,), name="copy", daemon=True).start()
@@ -132,7 +134,7 @@ class Server:
         try:
             with sock, contextlib.suppress(Exception):  # the client gets a message, or notices the closed connection
                 wire = Wire(sock, HELLO_S, self._is_over)
-                copywire.greet(wire, self._token)
+                wire.meet(Seal(self._token, PURPOSE, is_server=True))
                 wire.stall_s = self._stall_s
                 _answer(wire, self._folder)
         finally:
@@ -392,7 +394,7 @@ def _session(address: str, port: int, token: str, stall_s: float, stop: threadin
         with socket.create_connection((address, port), timeout=min(CONNECT_S, stall_s)) as sock:
             wire = Wire(sock, stall_s, stop)
             try:
-                copywire.introduce(wire, token)
+                wire.meet(Seal(token, PURPOSE, is_server=False))
             except copywire.ServerBusy:
                 if time.monotonic() > end_s:
                     raise

@@ -1,9 +1,12 @@
-"""The connection for copies of files: authentication, messages with an HMAC, blocks with a time limit each.
+"""Authenticated connections between nodes: JSON messages, each with an HMAC; a blocking face and a face for selectors.
 
-Each end sends a nonce, and proves with HMAC-SHA256 over both nonces that it knows the token; the token itself is never
-sent. The key of the proof is derived from the token for copies only. After that, every message carries an HMAC by a key
-of this connection and a sequence number, and a file's SHA-256 comes in such a message: bytes altered by a fault or by
-an attacker are detected. **The content is not encrypted**: an observer of the training network can read the content.
+Each end sends a nonce. The keys, one for each direction, come from the token, the purpose of the connection and both
+nonces; the HMAC of a message covers the message and its number. So the token is never sent, and a message cannot be
+altered, repeated, left out or sent back. A message without the right HMAC is never parsed. A connection of a different
+purpose has different keys. **The content is not encrypted**: an observer of the training network can read the content.
+
+A frame is a length of four bytes, the JSON object, and the HMAC-SHA256; the frame with the nonce has no HMAC. The
+server sends its nonce first. All agents of a job have the same version of cloudtrain, so frames carry no version.
 """
 
 from __future__ import annotations
@@ -12,24 +15,22 @@ import contextlib
 import hashlib
 import hmac
 import json
-import queue
 import re
 import secrets
 import socket
 import struct
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["BLOCK", "STALL_S", "ServerBusy", "Stopped", "Sums", "Wire", "WireError", "greet", "introduce", "turn_away"]
+__all__ = ["STALL_S", "PolledWire", "Seal", "ServerBusy", "Stopped", "Wire", "WireError", "turn_away"]
 
-BLOCK = 1 << 18  # bytes; 1.5 times the rate of 4 MiB blocks: a block is hashed and written while still in a CPU cache
 STALL_S = 30.0  # for a block or a message to pass
 _SLICE_S = 0.2  # between checks of `stop`
-_HELLO_BYTES, _MESSAGE_BYTES = 1 << 10, 1 << 17
-_BUSY = "busy"
+# The longest message: of a peer without a nonce, of a peer without a proof, and later.
+_HELLO_BYTES, _FIRST_BYTES, _MESSAGE_BYTES = 1 << 10, 1 << 16, 1 << 20
+_BUSY = {"refused": "busy"}
 
 
 class WireError(OSError):
@@ -44,8 +45,72 @@ class Stopped(WireError):
     """This end was asked to stop."""
 
 
+class Seal:
+    """One end of the protocol, without the connection: packs messages, and opens the peer's frames in their order."""
+
+    def __init__(self, token: str, purpose: str, *, is_server: bool) -> None:
+        self._key = hmac.digest(token.encode(), purpose.encode(), "sha256")
+        self._nonce = secrets.token_hex(16)
+        self.is_server = is_server
+        self._keys: tuple[bytes, bytes] | None = None
+        self._sent = self._received = 0
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the peer has sent its nonce, so that messages can be sent."""
+        return self._keys is not None
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether the peer has the token."""
+        return self._received > 0
+
+    def hello(self) -> bytes:
+        """Return the frame with this end's nonce."""
+        return _frame(json.dumps({"nonce": self._nonce}).encode())
+
+    def meet(self, frame: bytes) -> None:
+        """Take the peer's nonce. Raises ServerBusy; WireError."""
+        hello = _parsed(frame)
+        if hello == _BUSY:
+            raise ServerBusy("the server has its maximum number of connections")
+        nonce = hello.get("nonce")
+        if not isinstance(nonce, str) or not re.fullmatch("[0-9a-f]{32}", nonce):
+            raise WireError("the peer is not cloudtrain")
+        nonces = f"{self._nonce} {nonce}" if self.is_server else f"{nonce} {self._nonce}"
+        down, up = (hmac.digest(self._key, f"{who} {nonces}".encode(), "sha256") for who in ("server", "client"))
+        self._keys = (down, up) if self.is_server else (up, down)
+
+    def pack(self, message: dict[str, Any]) -> bytes:
+        """Return the frame of the next message."""
+        assert self._keys is not None  # callers send after the peer's nonce
+        body = json.dumps(message, separators=(",", ":")).encode()
+        self._sent += 1
+        return _frame(body, _code(self._keys[0], self._sent, body))
+
+    def size(self, head: bytes) -> int:
+        """Return the number of bytes in the next frame after its `head`, the length. Raises WireError."""
+        (size,) = struct.unpack(">I", head)
+        if size > (_MESSAGE_BYTES if self.is_proved else _FIRST_BYTES if self.is_met else _HELLO_BYTES):
+            raise WireError("the peer is not cloudtrain")
+        return int(size) + (hashlib.sha256().digest_size if self.is_met else 0)
+
+    def open(self, frame: bytes) -> dict[str, Any]:
+        """Return the message in the next frame, which is given without the length. Raises WireError."""
+        assert self._keys is not None
+        size = len(frame) - hashlib.sha256().digest_size
+        if not hmac.compare_digest(frame[size:], _code(self._keys[1], self._received + 1, frame[:size])):
+            if self.is_proved:
+                raise WireError("a message was altered in transit")
+            raise WireError(
+                "the peer has a different token: the peer belongs to another job, or to this job before a new start"
+            )
+        self._received += 1
+        return _parsed(frame[:size])
+
+
 class Wire:
-    """One connection: JSON messages and blocks of bytes. Every call raises OSError; TimeoutError after `stall_s`."""
+    """The blocking face: messages, and blocks of bytes. Every call raises OSError; TimeoutError after `stall_s`."""
 
     def __init__(self, sock: socket.socket, stall_s: float = STALL_S, stop: threading.Event | None = None) -> None:
         sock.settimeout(min(_SLICE_S, stall_s))
@@ -53,38 +118,26 @@ class Wire:
         self._sock = sock
         self.stall_s = stall_s
         self._stop = stop
-        self._keys: tuple[bytes, bytes] | None = None
-        self._sent = self._received = 0
 
-    def seal(self, out: bytes, into: bytes) -> None:
-        """Add an HMAC to every message from now on, with one key for each direction."""
-        self._keys = out, into
+    def meet(self, seal: Seal) -> None:
+        """Exchange nonces and proofs, before any message. Raises ServerBusy; WireError if the peer's token differs."""
+        self._seal = seal
+        if seal.is_server:
+            self.write(memoryview(seal.hello()))
+        frame = self._next_frame()
+        if not seal.is_server:
+            self.write(memoryview(seal.hello()))
+        seal.meet(frame)
+        self.send({})
+        self.receive()
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message."""
-        body = json.dumps(message, separators=(",", ":")).encode()
-        code = b"" if self._keys is None else _code(self._keys[0], self._sent, body)
-        self._sent += 1
-        self.write(memoryview(struct.pack(">I", len(body)) + body + code))
+        self.write(memoryview(self._seal.pack(message)))
 
     def receive(self) -> dict[str, Any]:
         """Return the next message."""
-        (size,) = struct.unpack(">I", self._exactly(4))
-        if size > (_HELLO_BYTES if self._keys is None else _MESSAGE_BYTES):
-            raise WireError("the peer is not cloudtrain")
-        body = self._exactly(size)
-        if self._keys is not None:
-            code = self._exactly(hashlib.sha256().digest_size)
-            if not hmac.compare_digest(code, _code(self._keys[1], self._received, body)):
-                raise WireError("a message was altered in transit")
-        self._received += 1
-        try:
-            message = json.loads(body)
-        except (ValueError, RecursionError):  # 1 kB of brackets is nested too deeply
-            message = None
-        if not isinstance(message, dict):
-            raise WireError("the peer is not cloudtrain")
-        return message
+        return self._seal.open(self._next_frame())
 
     def write(self, block: memoryview) -> None:
         """Send the whole block."""
@@ -100,6 +153,9 @@ class Wire:
             if not count:
                 raise ConnectionResetError("the peer closed the connection during a transfer")
             block = block[count:]
+
+    def _next_frame(self) -> bytes:
+        return self._exactly(self._seal.size(self._exactly(4)))
 
     def _exactly(self, count: int) -> bytes:
         data = bytearray(count)
@@ -118,114 +174,78 @@ class Wire:
             raise TimeoutError(f"the transfer has stalled for {self.stall_s:.0f} s")
 
 
-class Sums:
-    """Computes the SHA-256 of one file after another, and the CRC-32 if requested, in parallel with the transfer.
+class PolledWire:
+    """The face for selectors: `read` whenever the socket is readable; `send` from any thread."""
 
-    `block()` lends the next of three buffers, `add` takes the filled buffer; the last buffer but one is free again by
-    then. A file of a single block is hashed in the caller's thread, because small files are many.
-    """
+    def __init__(self, sock: socket.socket, seal: Seal) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.seal = seal
+        self.since_s = time.monotonic()
+        self._pending = b""
+        self._sending = threading.Lock()
+        if seal.is_server:
+            self._put(seal.hello())
 
-    def __init__(self, *, with_crc: bool) -> None:
-        self._with_crc = with_crc
-        self._blocks = [memoryview(bytearray(BLOCK)) for _ in range(3)]
-        self._next = 0
-        self._todo: queue.Queue[memoryview | None] = queue.Queue(1)
-        self._thread: threading.Thread | None = None
-        self._begin()
+    def read(self) -> list[dict[str, Any]] | None:
+        """Return the messages that arrived, None if the peer is gone, has a different token, or sends invalid data."""
+        try:
+            data = self.sock.recv(1 << 16)
+            self._pending += data
+            return self._messages() if data else None
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
 
-    def block(self) -> memoryview:
-        """Return the buffer for the next bytes."""
-        self._next = (self._next + 1) % len(self._blocks)
-        return self._blocks[self._next]
+    def send(self, message: dict[str, Any]) -> None:
+        """Send the message, if the peer has sent its nonce."""
+        if self.seal.is_met:
+            with self._sending:
+                self._put(self.seal.pack(message))
 
-    def add(self, block: memoryview, *, is_all: bool = False) -> None:
-        """Add a file's next bytes. `is_all`: the bytes are the whole file."""
-        if is_all:
-            self._update(block)
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="sums", daemon=True)
-            self._thread.start()
-        self._todo.put(block)
-
-    def take(self) -> tuple[str, str]:
-        """Return the file's SHA-256 and CRC-32 in hexadecimal digits, and start the next file."""
-        self._todo.join()
-        found = self._sha256.hexdigest(), f"{self._crc32:08x}"
-        self._begin()
+    def _messages(self) -> list[dict[str, Any]]:
+        """Return the messages whose frames are complete. Raises WireError."""
+        found = []
+        while len(self._pending) >= 4 and len(self._pending) >= (end := 4 + self.seal.size(self._pending[:4])):
+            frame, self._pending = self._pending[4:end], self._pending[end:]
+            if self.seal.is_met:
+                found.append(self.seal.open(frame))
+                continue
+            if not self.seal.is_server:
+                self._put(self.seal.hello())
+            self.seal.meet(frame)
         return found
 
-    def close(self) -> None:
-        """End the thread."""
-        if self._thread is not None:
-            self._todo.put(None)
-
-    def _begin(self) -> None:
-        self._sha256 = hashlib.sha256()
-        self._crc32 = 0
-
-    def _run(self) -> None:
-        while (block := self._todo.get()) is not None:
-            self._update(block)
-            self._todo.task_done()
-
-    def _update(self, block: memoryview) -> None:
-        self._sha256.update(block)
-        if self._with_crc:
-            self._crc32 = zlib.crc32(block, self._crc32)
+    def _put(self, frame: bytes) -> None:
+        try:
+            self.sock.sendall(frame)
+        except OSError:
+            # The full buffer of a peer that does not read may hold half a frame: the next read ends the connection.
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
 
 
-def greet(wire: Wire, token: str) -> None:
-    """Run the server's part of the authentication. Raises WireError if the client does not know the token."""
-    ours = secrets.token_hex(16)
-    wire.send({"nonce": ours})
-    received = wire.receive()
-    nonces = f"{ours} {_nonce(received)}"
-    if not hmac.compare_digest(str(received.get("proof")).encode(), _proof(token, "client", nonces).encode()):
-        wire.send({"refused": "token"})
-        raise WireError("the client does not know the token")
-    wire.send({"proof": _proof(token, "server", nonces)})
-    _seal(wire, token, nonces, is_server=True)
-
-
-def turn_away(wire: Wire) -> None:
-    """Ask the client to come again later."""
+def turn_away(sock: socket.socket) -> None:
+    """Ask a client to come again later, in place of the server's nonce."""
     with contextlib.suppress(OSError):
-        wire.send({"refused": _BUSY})
+        sock.settimeout(1.0)
+        sock.sendall(_frame(json.dumps(_BUSY).encode()))
 
 
-def introduce(wire: Wire, token: str) -> None:
-    """Run the client's part of the authentication. Raises WireError if the server does not know the token; Busy."""
-    hello = wire.receive()
-    if hello.get("refused") == _BUSY:
-        raise ServerBusy("the server has its maximum number of connections")
-    ours = secrets.token_hex(16)
-    nonces = f"{_nonce(hello)} {ours}"
-    wire.send({"nonce": ours, "proof": _proof(token, "client", nonces)})
-    received = wire.receive()
-    if "refused" in received:
-        raise WireError("the server rejects this token: the token belongs to another job, or the job was started again")
-    if not hmac.compare_digest(str(received.get("proof")).encode(), _proof(token, "server", nonces).encode()):
-        raise WireError("the server does not know the token: this job did not start the server")
-    _seal(wire, token, nonces, is_server=False)
-
-
-def _nonce(received: dict[str, Any]) -> str:
-    nonce = received.get("nonce")
-    if not isinstance(nonce, str) or not re.fullmatch("[0-9a-f]{32}", nonce):
-        raise WireError("the peer is not cloudtrain")
-    return nonce
-
-
-def _seal(wire: Wire, token: str, nonces: str, *, is_server: bool) -> None:
-    down, up = (bytes.fromhex(_proof(token, f"key of what the {who} sends", nonces)) for who in ("server", "client"))
-    wire.seal(*((down, up) if is_server else (up, down)))
-
-
-def _proof(token: str, what: str, nonces: str) -> str:
-    key = hmac.digest(token.encode(), b"copies", "sha256")  # not the key of the connection between agents
-    return hmac.new(key, f"cloudtrain copies 1 {what} {nonces}".encode(), "sha256").hexdigest()
+def _frame(body: bytes, code: bytes = b"") -> bytes:
+    return struct.pack(">I", len(body)) + body + code
 
 
 def _code(key: bytes, number: int, body: bytes) -> bytes:
     return hmac.digest(key, struct.pack(">Q", number) + body, "sha256")
+
+
+def _parsed(body: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):  # 1 kB of brackets is nested too deeply
+        message = None
+    if not isinstance(message, dict):
+        raise WireError("the peer is not cloudtrain")
+    return message

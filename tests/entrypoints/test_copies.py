@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import hmac
 import json
 import os
 import socket
@@ -24,7 +23,7 @@ from cloudtrain.entrypoints.host import copying
 from cloudtrain.entrypoints.replication import copies, entries, partial_files
 from cloudtrain.entrypoints.replication import wire as copywire
 from cloudtrain.entrypoints.replication.copies import CopyError
-from cloudtrain.entrypoints.replication.wire import Wire
+from cloudtrain.entrypoints.replication.wire import Seal, Wire
 
 TOKEN = "a" * 64
 MIB = 1 << 20
@@ -136,7 +135,7 @@ def talk() -> Iterator[Talk]:
         def run() -> None:
             with contextlib.suppress(OSError), listening.accept()[0] as sock:
                 wire = Wire(sock, 10)
-                copywire.greet(wire, TOKEN)
+                wire.meet(seal(is_server=True))
                 wire.receive()
                 say(wire)
                 sock.recv(1)
@@ -152,6 +151,11 @@ def talk() -> Iterator[Talk]:
             listening.shutdown(socket.SHUT_RDWR)
         listening.close()
         thread.join(5)
+
+
+def seal(*, is_server: bool = False, purpose: str = copies.PURPOSE) -> Seal:
+    """Return one end of the protocol."""
+    return Seal(TOKEN, purpose, is_server=is_server)
 
 
 def checkpoint(folder: Path, step: int, size: int = 3 * MIB) -> Path:
@@ -382,9 +386,9 @@ def test_wrong_token_learns_nothing(serve: Serve, there: Path, here: Path) -> No
     """A client with a wrong token gets neither a list nor an entry; the error gives the reason."""
     checkpoint(there, 1)
     port = serve()
-    with pytest.raises(CopyError, match=rf"cannot learn what {HOST}:{port} has: the server rejects this token"):
+    with pytest.raises(CopyError, match=rf"cannot learn what {HOST}:{port} has: the peer has a different token"):
         copies.entries(HOST, port, "b" * 64)
-    with pytest.raises(CopyError, match="rejects this token"):
+    with pytest.raises(CopyError, match="has a different token"):
         copies.fetch(HOST, port, "", "step-00000001", here)
     assert contents(here) == {}
     with pytest.raises(ValueError, match="token"):
@@ -409,15 +413,31 @@ def test_token_is_never_sent(serve: Serve, there: Path) -> None:
     assert TOKEN.encode() not in b"".join(sent)
 
 
-@pytest.mark.parametrize("purpose", [b"copies", b"line", None])
-def test_key_is_derived_for_copies_alone(serve: Serve, purpose: bytes | None) -> None:
+@pytest.mark.parametrize("purpose", ["copies", "agents", None])
+def test_key_is_derived_for_copies_alone(serve: Serve, purpose: str | None) -> None:
     """A client with a key for a different purpose, or with the token as the key, is rejected."""
-    key = TOKEN.encode() if purpose is None else hmac.digest(TOKEN.encode(), purpose, "sha256")
+    mine = seal(purpose=purpose or copies.PURPOSE)
+    if purpose is None:
+        mine._key = TOKEN.encode()
     with socket.create_connection((HOST, serve())) as sock:
-        wire = Wire(sock, 5)
-        text = f"cloudtrain copies 1 client {wire.receive()['nonce']} {'0' * 32}"
-        wire.send({"nonce": "0" * 32, "proof": hmac.new(key, text.encode(), "sha256").hexdigest()})
-        assert ("proof" in wire.receive()) == (purpose == b"copies")
+        wire, is_accepted = Wire(sock, 5), False
+        with contextlib.suppress(copywire.WireError):
+            wire.meet(mine)
+            is_accepted = True
+    assert is_accepted == (purpose == copies.PURPOSE)
+
+
+def test_client_without_the_token_gets_no_answer(serve: Serve) -> None:
+    """The server closes the connection after a wrong proof, and reads no request."""
+    with socket.create_connection((HOST, serve())) as sock:
+        mine = seal()
+        head = sock.recv(4)
+        mine.meet(sock.recv(int.from_bytes(head, "big")))
+        proof = mine.pack({})
+        sock.sendall(mine.hello() + proof[:-1] + bytes([proof[-1] ^ 1]) + mine.pack({"want": "list"}))
+        with contextlib.suppress(ConnectionResetError):
+            assert len(sock.recv(1 << 10)) == len(proof)
+            assert sock.recv(1 << 10) == b""
 
 
 def test_server_without_the_token_is_not_trusted(here: Path) -> None:
@@ -425,17 +445,12 @@ def test_server_without_the_token_is_not_trusted(here: Path) -> None:
     listening = socket.create_server((HOST, 0))
 
     def pretend() -> None:
-        with listening.accept()[0] as sock:
-            wire = Wire(sock, 5)
-            wire.send({"nonce": "0" * 32})
-            wire.receive()
-            wire.send({"proof": "0" * 64})
-            with contextlib.suppress(OSError):
-                wire.receive()
+        with contextlib.suppress(OSError), listening.accept()[0] as sock:
+            Wire(sock, 5).meet(Seal("guess", copies.PURPOSE, is_server=True))
 
     thread = threading.Thread(target=pretend)
     thread.start()
-    with pytest.raises(CopyError, match="this job did not start the server"):
+    with pytest.raises(CopyError, match="the peer has a different token: the peer belongs to another job"):
         fetch(listening.getsockname()[1], "x", here)
     thread.join()
     listening.close()
@@ -505,7 +520,7 @@ def test_hostile_client_gets_nothing(serve: Serve, there: Path, want: str, name:
     port = serve()
     with socket.create_connection((HOST, port)) as sock:
         wire = Wire(sock, 5)
-        copywire.introduce(wire, TOKEN)
+        wire.meet(seal())
         wire.send({"want": want, "name": name})
         assert wire.receive() == {"fault": "it offers nothing of that name"}
     assert copies.entries(HOST, port, TOKEN) == []
@@ -621,40 +636,32 @@ def test_links_here_are_not_written_through(serve: Serve, there: Path, here: Pat
     assert (here / "step-00000001").readlink() == elsewhere
 
 
-@pytest.mark.parametrize("fate", ["altered", "repeated", "left out", "sent back"])
+@pytest.mark.parametrize("fate", ["altered", "repeated", "left out", "sent back", "of a connection before"])
 def test_manipulated_message_is_refused(fate: str) -> None:
-    """An attacker on the network cannot write, repeat, drop or reflect a message."""
-    with (
-        socket.create_server((HOST, 0)) as listening,
-        socket.create_connection(listening.getsockname()) as sender,
-        listening.accept()[0] as receiver,
-    ):
-        one, other = _Tapped(sender, 2), Wire(receiver, 2)
-        one.seal(b"up" if fate == "sent back" else b"down", b"-")
-        other.seal(b"up", b"down")
-        first, second = one.said({"sha256": "00"}), one.said({"end": 1})
-        good = {"altered": first, "repeated": first, "left out": second, "sent back": first}[fate]
-        if fate == "repeated":
-            sender.sendall(first)
-            assert other.receive() == {"sha256": "00"}
-        sender.sendall(good.replace(b"00", b"01") if fate == "altered" else good)
-        with pytest.raises(copywire.WireError, match="altered in transit"):
-            other.receive()
+    """An attacker on the network cannot write, repeat, drop, reflect or record a message."""
+    (server, client), (before, _) = met(), met()
+    client.open(server.pack({})[4:])
+    frames = [server.pack({"sha256": "00"})[4:], server.pack({"end": 1})[4:]]
+    before.pack({})
+    if fate == "repeated":
+        assert client.open(frames[0]) == {"sha256": "00"}
+    sent = {
+        "altered": frames[0].replace(b"00", b"01"),
+        "repeated": frames[0],
+        "left out": frames[1],
+        "sent back": client.pack({"sha256": "00"})[4:],
+        "of a connection before": before.pack({"sha256": "00"})[4:],
+    }[fate]
+    with pytest.raises(copywire.WireError, match="altered in transit"):
+        client.open(sent)
 
 
-class _Tapped(Wire):
-    """A connection whose messages are available as bytes."""
-
-    last = b""
-
-    def write(self, block: memoryview) -> None:
-        """Keep the block."""
-        self.last = bytes(block)
-
-    def said(self, message: dict[str, Any]) -> bytes:
-        """Return the message's bytes."""
-        self.send(message)
-        return self.last
+def met() -> tuple[Seal, Seal]:
+    """Return both ends of a new connection, after the exchange of nonces."""
+    server, client = seal(is_server=True), seal()
+    client.meet(server.hello()[4:])
+    server.meet(client.hello()[4:])
+    return server, client
 
 
 @pytest.mark.parametrize("after", [20, 400, MIB, 3 * MIB + 1500])
@@ -718,7 +725,7 @@ def test_stalled_client_is_disconnected(serve: Serve, there: Path, wait_until: W
     with socket.create_connection((HOST, port)) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         wire = Wire(sock, 5)
-        copywire.introduce(wire, TOKEN)
+        wire.meet(seal())
         wire.send({"want": "get", "name": "step-00000001"})
         assert wait_until(lambda: copies.entries(HOST, port, TOKEN))
 

@@ -303,7 +303,7 @@ def test_wrong_token_is_reported_once(keep: Keep, wait_until: Wait, capsys: pyte
     """A server of a different job is no source."""
     replicas = keep(token="b" * 64)
     wait_until(lambda: replicas._faults.get("", (0, 0))[0] >= 3)
-    assert capsys.readouterr().out.count("rejects this token") == 1
+    assert capsys.readouterr().out.count("has a different token") == 1
 
 
 def test_damaged_checkpoint_does_not_block_older_ones(

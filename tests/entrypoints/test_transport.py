@@ -10,8 +10,13 @@ import pytest
 from cloudtrain.entrypoints.agent import transport
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
 from cloudtrain.entrypoints.contract import ExitReport
+from cloudtrain.entrypoints.replication.wire import Seal
 
 Connect = Callable[[str], transport.FollowerEnd]
+GARBAGE = [
+    *(b"GET / HTTP/1.1\r\n\r\n", b"1\n", b'\0\0\0\x1b{"token": "token", "x": 1}\n', b"\xff\xff\xff\xff\n"),
+    Seal("token", "agents", is_server=False).hello() + b"\0\0\0\x02{}" + bytes(32),
+]
 
 
 @pytest.fixture
@@ -64,7 +69,7 @@ def test_stranger_is_ignored(head: transport.LeaderEnd, connect: Connect) -> Non
     assert member.desired is None
 
 
-@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"1\n", b'{"token": "token", "x": 1}\n', b"\xff\n"])
+@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
 def test_garbage_does_not_end_the_leader(head: transport.LeaderEnd, connect: Connect, garbage: bytes) -> None:
     """Invalid reports are skipped, and valid peers are still heard."""
     with socket.create_connection(head.address) as stranger:
