@@ -53,8 +53,7 @@ class BackendTraits:
     this machine. `sizes_disks`: the request has a field for `resources.disk_gb`. `derives_spot_prices`: no spot price
     in the price table comes from a vendor's list. `own_machines`: YAML with machines of the user, for the command
     `hosts`.
-    `programs`: needed programs of this machine, each with the option that prints the version. `ledgers`: schemes of
-    addresses, each with the module of the store for shared ledgers (launcher/money/conditional.py).
+    `programs`: needed programs of this machine, each with the option that prints the version.
     """
 
     block: str = ""
@@ -70,7 +69,6 @@ class BackendTraits:
     derives_spot_prices: bool = False
     own_machines: str = ""
     programs: Mapping[str, str] = field(default_factory=dict)
-    ledgers: Mapping[str, str] = field(default_factory=dict)
 
 
 def names() -> list[str]:

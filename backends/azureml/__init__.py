@@ -11,5 +11,4 @@ TRAITS = BackendTraits(
     aliases=("azure-ml", "azure", "aml"),
     foreign_keys={"subscription": "subscription_id", "workspace": "workspace_name"},
     siblings={"region": "location"},
-    ledgers={"https": "cloudtrain.backends.azureml.ledger"},
 )

@@ -12,5 +12,4 @@ TRAITS = BackendTraits(
     siblings={"region": "location", "bucket": "staging_bucket"},
     aliases=("aws", "amazon"),
     sizes_disks=True,
-    ledgers={"s3": "cloudtrain.backends.sagemaker.ledger"},
 )

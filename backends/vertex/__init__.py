@@ -14,5 +14,4 @@ TRAITS = BackendTraits(
     exclusive=(("network", "network_attachment"),),
     sizes_disks=True,
     derives_spot_prices=True,
-    ledgers={"gs": "cloudtrain.backends.vertex.ledger"},
 )

@@ -1,7 +1,7 @@
 """A bucket on loopback for a rehearsal: the calls of our nodes to Cloud Storage's JSON API and the metadata server.
 
 Objects are files in a folder, by bucket and key. The server answers only the calls of
-entrypoints/stores/google_storage.py and bucket_boot.py, and any other call with 501: the server is no emulator.
+entrypoints/stores/gcs.py and bucket_boot.py, and any other call with 501: the server is no emulator.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, b"", {"Location": f"http://{host}/upload{_OBJECTS}{bucket}/o?upload_id={session}"})
             return
         mark = self.headers["Content-Type"].partition("boundary=")[2].encode()
-        _, about, data = body.split(b"\r\n\r\n", 2)  # in the form that entrypoints/stores/google_storage.py writes
+        _, about, data = body.split(b"\r\n\r\n", 2)  # in the form that entrypoints/stores/gcs.py writes
         answer = json.loads(about.partition(b"\r\n--" + mark)[0])
         data = data.rpartition(b"\r\n--" + mark + b"--")[0]
         self._send(200, json.dumps(self.store.put(bucket, answer, data, query)).encode())

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.stores.mirror import Mirror
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.stores.store import Store, StoreError, open_store
 
-__all__ = ["LATEST", "fetch", "latest", "of_job"]
+__all__ = ["LATEST", "fetch", "latest", "of_job", "open_mirror"]
 
 LATEST = "latest.json"
 
@@ -19,7 +20,15 @@ def of_job(uri: str | None, job: str) -> str | None:
     return None if uri is None else f"{uri.rstrip('/')}/{job}"
 
 
-def latest(source: Mirror, folder: Path) -> int | None:
+def open_mirror(uri: str | None) -> Store | None:
+    """Return the mirror's store, None without a uri. Raises TaskError: see open_store."""
+    try:
+        return None if uri is None else open_store(uri)
+    except StoreError as error:
+        raise TaskError(f"checkpoint.mirror {error}") from error
+
+
+def latest(source: Store, folder: Path) -> int | None:
     """Return the published step, or None. `folder` is for a temporary file. Raises OSError."""
     notice = folder / f".{LATEST}"
     try:
@@ -34,7 +43,7 @@ def latest(source: Mirror, folder: Path) -> int | None:
         notice.unlink()
 
 
-def fetch(source: Mirror, folder: Path, *, replace: bool = False) -> Path | None:
+def fetch(source: Store, folder: Path, *, replace: bool = False) -> Path | None:
     """Copy the published checkpoint into the folder, unless present; return its path, None if none is published.
 
     `replace`: a present checkpoint is damaged, and is set aside once the copy is complete. Raises OSError.

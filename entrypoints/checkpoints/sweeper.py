@@ -11,8 +11,7 @@ import threading
 from pathlib import Path
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.stores.mirror import Mirror, open_mirror
+from cloudtrain.entrypoints.stores.store import Store, StoreError, open_store
 
 __all__ = ["Sweeper", "sweep"]
 
@@ -40,12 +39,12 @@ class Sweeper:
 
     def _run(self) -> None:
         try:
-            store = open_mirror(self._uri)
-        except TaskError as error:  # the image lacks the store's library
+            store = open_store(self._uri)
+        except StoreError as error:  # the image lacks the store's library
             print(f"checkpoints that are removed here stay in {self._uri}: {error}", flush=True)
             return
         is_reported = False
-        while store is not None and not self._is_over.wait(SWEEP_S):
+        while not self._is_over.wait(SWEEP_S):
             try:
                 sweep(self._folder, store)
             except (OSError, ValueError, folders.CheckpointError) as error:
@@ -54,7 +53,7 @@ class Sweeper:
                 is_reported = True
 
 
-def sweep(folder: Path, store: Mirror) -> list[str]:
+def sweep(folder: Path, store: Store) -> list[str]:
     """Remove steps from the store that are older than the newest local step and absent here; return their names.
 
     Only after the newest step is in the store too: the store never has less to resume from than before. Raises OSError.
@@ -74,5 +73,5 @@ def sweep(folder: Path, store: Mirror) -> list[str]:
     for names in there.values():
         # The manifest first: a half-removed checkpoint must not look complete.
         for name in sorted(names, key=lambda name: not name.endswith(folders.MANIFEST)):
-            store.remove(name)
+            store.delete(name)
     return sorted(name.rstrip("/") for name in there)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints.published import LATEST
 from cloudtrain.entrypoints.rank import exchange
-from cloudtrain.entrypoints.stores.mirror import Mirror
+from cloudtrain.entrypoints.stores.store import Store
 
 __all__ = ["Uploaded", "Uploader"]
 
@@ -41,7 +41,7 @@ class Uploaded:
 class Uploader:
     """One rank's part of all uploads of a job. All ranks create the Uploader together; it has a process group."""
 
-    def __init__(self, to: Mirror, keep: int) -> None:
+    def __init__(self, to: Store, keep: int) -> None:
         self._to = to
         self._keep = keep
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_GROUP_TIMEOUT_S))
@@ -118,7 +118,7 @@ class Uploader:
         self._news.append(Uploaded(int(path.name[5:]), time.perf_counter() - self._begin_s, fault))
 
 
-def _upload(to: Mirror, path: Path, names: list[str], keep: int, group: dist.ProcessGroup | None) -> str | None:
+def _upload(to: Store, path: Path, names: list[str], keep: int, group: dist.ProcessGroup | None) -> str | None:
     """Copy the checkpoint's files, each rank its own, then publish; return the fault or None. All ranks call.
 
     A mirror that fails does not end the training: the checkpoint itself is durable, and the next upload tries again.
@@ -141,7 +141,7 @@ def _upload(to: Mirror, path: Path, names: list[str], keep: int, group: dist.Pro
     return shared[0] if shared else None
 
 
-def _retain(to: Mirror, keep: int, published: int, best: int | None) -> None:
+def _retain(to: Store, keep: int, published: int, best: int | None) -> None:
     """Keep the published step and earlier steps, `keep` in all, and the best step, if the mirror has it.
 
     Later steps belong to a run that the user went back behind: they stay until training reaches them and writes them
@@ -154,10 +154,10 @@ def _retain(to: Mirror, keep: int, published: int, best: int | None) -> None:
         if step != best:
             # The manifest first: a half-removed checkpoint must not look complete.
             for name in sorted(steps[step], key=lambda name: not name.endswith(folders.MANIFEST)):
-                to.remove(name)
+                to.delete(name)
 
 
-def _publish(to: Mirror, path: Path) -> None:
+def _publish(to: Store, path: Path) -> None:
     notice = path.parent / f".{LATEST}.{os.getpid()}"
     notice.write_text(json.dumps({"path": path.name, "step": int(path.name[5:])}))
     try:

@@ -189,7 +189,7 @@ def _order(root: Path, source: str, given: list[str]) -> ContainerOrder:
     """Return the container order, with the platform's paths from the command line. Raises ValueError."""
     name = source.removeprefix("env:")
     if source.startswith("gs://"):
-        return elapsed.with_lead_back(staging.order(source, root, given[0].removeprefix("fence=")), time.time())
+        return elapsed.with_lead_back(staging.order(source, given[0].removeprefix("fence=")), time.time())
     text = (root / source).read_bytes() if name == source else base64.b64decode(os.environ[name])
     order = ContainerOrder.load(json.loads(text))
     if name != source:  # values known only at submission

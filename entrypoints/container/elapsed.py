@@ -14,8 +14,7 @@ from typing import Any
 
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.contract import ContainerOrder
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.stores.mirror import Mirror, open_mirror
+from cloudtrain.entrypoints.stores.store import Store, open_store
 
 __all__ = ["Note", "used_s", "with_lead_back"]
 
@@ -43,15 +42,14 @@ def used_s(folder: Path, job: str, attempt: int, kept_in: str | None = None) -> 
     path = folder / NAME
     found = [_seconds(path, job, attempt)]
     try:
-        store = open_mirror(kept_in)
-        if store is not None:
+        if kept_in is not None:
             copy = folder / f"{NAME}.kept.tmp"
-            store.get(NAME, copy)
+            open_store(kept_in).get(NAME, copy)
             found.append(_seconds(copy, job, attempt))
             copy.unlink()
     except FileNotFoundError:
         pass
-    except (OSError, TaskError) as error:
+    except OSError as error:
         print(f"the earlier run time of the job is not known, so its time limit starts again: {error}", flush=True)
     return max(found)
 
@@ -68,7 +66,7 @@ class Note:
     def __init__(self, folder: Path, job: str, attempt: int, before_s: float, kept_in: str | None = None) -> None:
         self._path = folder / NAME
         self._kept_in = kept_in
-        self._store: Mirror | None = None
+        self._store: Store | None = None
         self._record: dict[str, Any] = {"job": job, "attempt": attempt}
         self._begin_s = time.monotonic() - before_s
         self._is_over = threading.Event()
@@ -89,9 +87,9 @@ class Note:
         self._write()
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError, TaskError):  # the next write may succeed
+        with contextlib.suppress(OSError):  # the next write may succeed
             atomic_json.write_json(self._path, {**self._record, "used_s": time.monotonic() - self._begin_s})
-            if self._store is None:
-                self._store = open_mirror(self._kept_in)
+            if self._store is None and self._kept_in is not None:
+                self._store = open_store(self._kept_in)
             if self._store is not None:
                 self._store.put(self._path, NAME)

@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from cloudtrain.entrypoints.stores.google_storage import Bucket, Changed, Item, split
+from cloudtrain.entrypoints.stores.gcs import Changed, Item, open_at
 
 __all__ = ["Carrier", "bring"]
 
@@ -56,30 +56,30 @@ def bring(uri: str, folder: Path) -> int:
 
     For an object's uri, only the object is downloaded. Raises OSError, with a hint in the message.
     """
-    name, prefix = _place(uri)
-    bucket = Bucket(name)
+    store = open_at(uri)
 
     def fetch(item: Item) -> None:
-        path = folder / item.key.removeprefix(prefix)
-        bucket.get(item.key, path)
+        path = folder / item.name
+        store.get(item.name, path)
         os.utime(path, ns=(_look_of(item).written_ns,) * 2)
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        found = bucket.items(prefix)
-        if not found and not uri.endswith("/"):
+        found = store.items()
+        above, _, name = uri.rpartition("/")
+        if not found and name and not above.endswith("/"):
             with contextlib.suppress(FileNotFoundError):
-                found = [bucket.stat(prefix.rstrip("/"))]
-                prefix = prefix[: prefix.rstrip("/").rfind("/") + 1]
-        found = [item for item in found if _is_file(item.key.removeprefix(prefix))]
-        wanted = [item for item in found if _is_newer(item, folder / item.key.removeprefix(prefix))]
+                found = [open_at(above).stat(name)]
+                store = open_at(above)
+        found = [item for item in found if _is_file(item.name)]
+        wanted = [item for item in found if _is_newer(item, folder / item.name)]
         need, free = sum(item.size for item in wanted), shutil.disk_usage(folder).free
         if need > free:
             sizes = f"{need / 1e9:.1f} GB are in {uri}, and the disk here has {free / 1e9:.1f} GB left"
             raise OSError(f"{sizes}: use a larger disk, or delete files in {uri}")
         _each(fetch, wanted)
     finally:
-        bucket.close()
+        store.close()
     return len(found)
 
 
@@ -92,10 +92,9 @@ class Carrier:
 
     def __init__(self, folder: Path, uri: str, by: str | None = None) -> None:
         """`by`: this writer's name among all writers to `uri`, the same after a restart. Default: the host's name."""
-        name, self._prefix = _place(uri)
         self._folder, self._uri = folder, uri
         self._by = by or socket.gethostname()
-        self._bucket = Bucket(name)
+        self._store = open_at(uri)
         self._there: dict[str, _There] | None = None
         self._first: set[str] = set()
         self._gone: dict[str, int] = {}  # name -> rounds since the file was deleted on disk
@@ -120,7 +119,7 @@ class Carrier:
         while not self._is_over.wait(EVERY_S):
             self._try(is_last=False)
         self._try(is_last=True)
-        self._bucket.close()
+        self._store.close()
 
     def _try(self, *, is_last: bool) -> None:
         failures: list[str] = []
@@ -162,7 +161,7 @@ class Carrier:
                 look = _Look(found.st_size, found.st_mtime_ns)
                 if look == looks[name] or is_last:
                     about = {_BY: self._by, _WRITTEN: str(look.written_ns)}
-                    item = self._bucket.put(path, self._prefix + name, about, seen=found)
+                    item = self._store.put(path, name, about, seen=found)
                     there[name] = _There(look, item.generation)
             except (FileNotFoundError, Changed):
                 pass
@@ -184,17 +183,16 @@ class Carrier:
         for name, rounds in self._gone.items():
             if ((rounds > 1 or is_last) and not is_waiting) or rounds > GONE_ROUNDS:
                 if there[name].generation is not None:  # only if the object is unchanged
-                    self._bucket.delete(self._prefix + name, there[name].generation)
+                    self._store.delete(name, there[name].generation)
                 del there[name]
 
     def _known(self) -> dict[str, _There]:
         """Return the objects of files that were on disk at the start."""
         found = {}
-        for item in self._bucket.items(self._prefix):
-            name = item.key.removeprefix(self._prefix)
-            if name in self._first:
+        for item in self._store.items():
+            if item.name in self._first:
                 is_own = item.about.get(_BY) == self._by
-                found[name] = _There(_look_of(item), item.generation if is_own else None)
+                found[item.name] = _There(_look_of(item), item.generation if is_own else None)
         return found
 
     def _scan(self) -> dict[str, _Look]:
@@ -207,7 +205,7 @@ class Carrier:
                 with contextlib.suppress(OSError):
                     if not stat.S_ISREG(path.lstat().st_mode):
                         continue
-                    if _is_plain_name(self._prefix + name):
+                    if _is_plain_name(self._store.key(name)):
                         found[name] = _look_at(path)
                     else:
                         self._say("name", f"not uploaded to {self._uri}: invalid object name: {name!a}")
@@ -218,11 +216,6 @@ class Carrier:
             self._reported.add(kind)
             with contextlib.suppress(OSError):
                 print(words, flush=True)
-
-
-def _place(uri: str) -> tuple[str, str]:
-    bucket, prefix = split(uri)
-    return bucket, f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
 
 def _is_file(name: str) -> bool:

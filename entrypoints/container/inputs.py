@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.container import folder_sync
 from cloudtrain.entrypoints.contract import ContainerOrder, ExitCodes, ExitReport
-from cloudtrain.entrypoints.stores import google_storage
+from cloudtrain.entrypoints.stores.store import open_store
 
 __all__ = ["EXIT_CODES", "StagingError", "bring_in", "order", "report", "retract"]
 
@@ -32,18 +31,17 @@ class StagingError(OSError):
         self.may_mend = may_mend
 
 
-def order(uri: str, root: Path, fence: str) -> ContainerOrder:
+def order(uri: str, fence: str) -> ContainerOrder:
     """Return the container order, if the order is for this submission. Raises StagingError."""
-    bucket, key = google_storage.split(uri)
-    path = root / "order.json"
+    folder, _, name = uri.rpartition("/")
     try:
-        google_storage.Bucket(bucket).get(key, path)
-        found: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise StagingError("the container order was withdrawn: this job must not run", may_mend=False) from error
+        data, _ = open_store(folder).read(name)
     except OSError as error:
         lasts = isinstance(error, PermissionError)
         raise StagingError(f"cannot read the job's order: {error}", may_mend=not lasts) from error
+    if data is None:
+        raise StagingError("the container order was withdrawn: this job must not run", may_mend=False)
+    found: dict[str, Any] = json.loads(data)
     if found.get("fence") != fence:
         raise StagingError("a later submit of this job replaced this one, which must not run", may_mend=False)
     return ContainerOrder.load(found)
@@ -75,21 +73,18 @@ def report(uri: str, verdict: ExitReport) -> None:
     fields: dict[str, Any] = {key: getattr(verdict, key) for key in ("state", "reason", "resumable", "restarts")}
     fields |= {key: error.get(key) for key in ("rank", "kind", "type", "message", "traceback")}
     fields |= {"lines": error["lines"]} if error.get("lines") else {}
-    bucket, key = google_storage.split(uri)
+    folder, _, name = uri.rpartition("/")
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "ended.json")
-            path.write_text(json.dumps(fields, default=str))
-            google_storage.Bucket(bucket).put(path, key)
+        open_store(folder).put(json.dumps(fields, default=str).encode(), name)
     except OSError as failure:
         print(f"cloudtrain: the exit report cannot be written: {failure}", flush=True)
 
 
 def retract(uri: str) -> None:
     """Delete the exit report of an earlier container; this container has not ended yet."""
-    bucket, key = google_storage.split(uri)
+    folder, _, name = uri.rpartition("/")
     with contextlib.suppress(OSError):
-        google_storage.Bucket(bucket).delete(key)
+        open_store(folder).delete(name)
 
 
 def _bring(what: str, uri: str, folder: Path) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cloudtrain.entrypoints.stores.mirror import Mirror
+    from cloudtrain.entrypoints.stores.store import Store
 
 __all__ = ["bring", "put"]
 
@@ -48,24 +48,20 @@ def put(uri: str, place: Path, last: str) -> None:
         print(f"setup: copied to {uri} ({size_mb:.0f} MB, {time.monotonic() - began_s:.0f} s)", flush=True)
 
 
-def _open(uri: str) -> Mirror:
-    from cloudtrain.entrypoints.stores.mirror import open_mirror  # few jobs need urllib
+def _open(uri: str) -> Store:
+    from cloudtrain.entrypoints.stores.store import open_store  # few jobs need urllib
 
-    store = open_mirror(uri)
-    assert store is not None
-    return store
+    return open_store(uri)
 
 
 @contextmanager
 def _tolerant(packed: Path, otherwise: str) -> Iterator[None]:
     """Print a failure in place of raising the error, and remove the packed file at the end."""
-    from cloudtrain.entrypoints.errors import TaskError
-
     try:
         yield
     except FileNotFoundError:
         pass  # no copy yet
-    except (OSError, TaskError, tarfile.TarError) as error:
+    except (OSError, tarfile.TarError) as error:
         print(f"setup: {otherwise}: {error}", flush=True)
     finally:
         packed.unlink(missing_ok=True)

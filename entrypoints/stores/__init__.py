@@ -1,1 +1,1 @@
-"""Object stores on the nodes: S3, Azure blobs, Cloud Storage, and folders, as mirrors of finished files."""
+"""Stores of named objects: folders, S3, Azure blob storage, Cloud Storage."""

@@ -1,6 +1,6 @@
 """Azure blob storage: the job's credentials, the retries, and a sentence for each error of the SDK.
 
-azure_blob.py sends the requests; azure-storage-blob and azure-identity are imported in the functions that need them.
+azure.py sends the requests; azure-storage-blob and azure-identity are imported in the functions that need them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 import threading
 from dataclasses import dataclass
 from typing import Any
+
+from cloudtrain.entrypoints.stores.store import StoreError
 
 __all__ = ["RANGE_BYTES", "BlobLocation", "connect", "failure", "is_broken_off"]
 
@@ -23,7 +25,7 @@ CONNECT_S, READ_S = 10.0, 30.0
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 20.0
 RANGE_BYTES = 4 << 20  # read at a time: Get Blob gives no MD5 for a longer range
 
-_NO_CONTAINER = "there is no container {container} in {host}; make it, or name another one in checkpoint.mirror"
+_NO_CONTAINER = "there is no container {container} in {host}; make it, or name another one"
 _DENIED = (
     "no access to {uri}; {who} needs the role Storage Blob Data Contributor on the container (new roles take minutes), "
     "or to read, write, delete and list there"
@@ -118,7 +120,7 @@ def failure(error: Exception, place: BlobLocation, who: str, name: str) -> OSErr
     if isinstance(error, silent) or is_broken_off(error):
         hint = "is the account's name right, and does this machine reach it?"
         return ConnectionError(f"{place.uri} does not answer; {hint} ({_plain(error)})")
-    return OSError(f"{place.uri}: {type(error).__name__}: {_plain(error)}")
+    return StoreError(f"{place.uri}: {type(error).__name__}: {_plain(error)}")
 
 
 def is_broken_off(error: Exception) -> bool:
@@ -199,8 +201,10 @@ def _refusal(error: Any, place: BlobLocation, who: str, name: str) -> OSError:
     text = _plain(f"{code or error.status_code}: {str(error.message).partition(chr(10))[0]} {detail}")
     said = _SAID.get(code) or _BY_STATUS.get(error.status_code)
     if said is None:
-        return OSError(f"{place.uri}: {text}")
-    kind = PermissionError if said in (_DENIED, _WALLED, _REFUSED, _NO_KEYS) else OSError
+        return StoreError(
+            f"{place.uri}: {text}", is_passing=error.status_code in (408, 429) or error.status_code >= 500
+        )
+    kind = PermissionError if said in (_DENIED, _WALLED, _REFUSED, _NO_KEYS) else StoreError
     return kind(f"{said.format(uri=place.uri, host=place.host, container=place.container, who=who)} ({text})")
 
 

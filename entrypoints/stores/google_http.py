@@ -86,9 +86,10 @@ class Service:
     `identity` None: requests carry no token.
     """
 
-    def __init__(self, endpoint: str, identity: Identity | None) -> None:
+    def __init__(self, endpoint: str, identity: Identity | None, attempts: int | None = None) -> None:
         self.endpoint = endpoint if "://" in endpoint else f"http://{endpoint}"
         self.identity = identity
+        self.attempts = attempts or ATTEMPTS
         self._idle: list[http.client.HTTPConnection] = []
         self._context: ssl.SSLContext | None = None
         self._lock = threading.Lock()
@@ -210,7 +211,7 @@ class Patience:
     """Counts consecutive failures, and waits between attempts."""
 
     def __init__(self, service: Service) -> None:
-        self._count = 0
+        self._count, self._most = 0, service.attempts
         self._has_renewed = service.identity is None
 
     def failed(self, error: ServiceError | Lost) -> None:
@@ -222,7 +223,7 @@ class Patience:
             if not error.is_passing:
                 raise error
         self._count += 1
-        if self._count >= ATTEMPTS:
+        if self._count >= self._most:
             raise error
         longest_s = min(LONGEST_PAUSE_S, PAUSE_S * 2 ** (self._count - 1))
         time.sleep(random.uniform(longest_s / 2, longest_s))

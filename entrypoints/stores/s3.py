@@ -1,22 +1,25 @@
-"""A bucket as the second place for checkpoints: `s3://BUCKET/PREFIX`, on Amazon S3 or a store with its protocol.
+"""A bucket as a store: `s3://BUCKET/PREFIX`, on Amazon S3 or a store with its protocol.
 
 Only this module imports boto3, and only if a config names such a uri. Credentials come from boto3's own chain
 (variables, profile, the machine's role), which renews a role's credentials; AWS_ENDPOINT_URL_S3 selects another store.
 boto3 sends a CRC32 with every object and every part, and S3 compares the CRC32 before it keeps the bytes. boto3 also
 compares objects that are read whole. For an object in parts only the manifest (loader.check) is compared, at a resume.
+S3 compares an object's ETag with If-Match, and its absence with If-None-Match, before a write (Amazon S3 User Guide,
+"Conditional requests"). Of two writes at once, one gets 409 or 412.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.stores.store import ABSENT, StoreError
 
-__all__ = ["S3Mirror", "mirror"]
+__all__ = ["S3Store", "open_at"]
 
 # A server that accepts connections and never answers is given up after just over _ATTEMPTS * _READ_S (385 s measured).
 # The pauses are drawn between 0 and 0.05 s, doubling to 20 s (botocore 1.44, `standard`): a server that refuses
@@ -31,7 +34,7 @@ _PART_BYTES = 16 << 20
 _THREADS = 4  # of one rank, and a machine may have eight ranks
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{3,255}")
 
-_NO_BUCKET = "there is no bucket {bucket}; make it, or name another one in checkpoint.mirror"
+_NO_BUCKET = "there is no bucket {bucket}; make it, or name another one"
 _DENIED = (
     "no access to {uri}; the credentials need s3:ListBucket on the bucket, and s3:GetObject, s3:PutObject, "
     "s3:DeleteObject and s3:AbortMultipartUpload below it"
@@ -50,45 +53,79 @@ _SAID = {
     **dict.fromkeys(("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidClientTokenId"), _REFUSED),
     "RequestTimeTooSkewed": _CLOCK,
 }
+_ABSENT = ("404", "NoSuchKey", "NotFound")
+# Refusals of a conditional write; absent: the object was deleted meanwhile.
+_OTHERS = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", *_ABSENT)
+_BUSY = ("SlowDown", "Throttling", "RequestLimitExceeded", "RequestTimeout", "InternalError", "InternalFailure")
 
 
-def mirror(uri: str) -> S3Mirror:
-    """Return the mirror for `s3://BUCKET/PREFIX`; sends no request. Raises TaskError for a bad uri or without boto3."""
+def open_at(uri: str, attempts: int | None = None) -> S3Store:
+    """Return the store for `s3://BUCKET/PREFIX`; sends no request. Raises StoreError: see store.open_store."""
     try:
         import boto3  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "boto3":  # boto3 is installed, and broken
             raise
-        raise TaskError(
-            f"checkpoint.mirror {uri!r} needs boto3, which is not installed here; `pip install boto3` "
+        raise StoreError(
+            f"{uri!r} needs boto3, which is not installed here; `pip install boto3` "
             "on the machines of the job, or add it to the image"
         ) from error
     # Not by urlsplit: a `#` or a `?` would end the prefix.
     bucket, _, prefix = uri.partition("://")[2].partition("/")
     if not _BUCKET.fullmatch(bucket):
-        raise TaskError(f"checkpoint.mirror {uri!r} names no bucket; write it as in s3://BUCKET/PREFIX")
-    return S3Mirror(bucket, prefix.strip("/"))
+        raise StoreError(f"{uri!r} names no bucket; write it as in s3://BUCKET/PREFIX")
+    return S3Store(bucket, prefix, lambda: _connect(attempts or _ATTEMPTS))
 
 
-class S3Mirror:
-    """The objects of a bucket below `prefix/`; names in this class omit the prefix. See mirror.Mirror."""
+class S3Store:
+    """The objects of a bucket below `prefix/`; names in this class omit the prefix. See store.Store.
 
-    def __init__(self, bucket: str, prefix: str) -> None:
-        self._bucket = bucket
+    `connect` returns boto3's client. The version is the object's ETag.
+    """
+
+    def __init__(self, bucket: str, prefix: str, connect: Callable[[], Any]) -> None:
+        self._bucket, prefix = bucket, prefix.strip("/")
         self._above = f"{prefix}/" if prefix else ""
         self._uri = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._connect = connect
         self._client: Any = None
 
-    def put(self, path: Path, name: str) -> None:
-        """Upload the file; a large file in parts, not visible until the last part has arrived."""
+    def put(self, source: Path | bytes, name: str) -> None:
+        """Upload the file or the bytes; a large file in parts, not visible until the last part has arrived."""
         with self._asking() as client:
-            client.upload_file(str(path), self._bucket, self._above + name, Config=_transfer())
+            if isinstance(source, Path):
+                client.upload_file(str(source), self._bucket, self._above + name, Config=_transfer())
+            else:
+                client.put_object(Bucket=self._bucket, Key=self._above + name, Body=source)
 
     def get(self, name: str, path: Path) -> None:
         """Download the object to a partial file beside the path, then rename."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._asking(name) as client:
             client.download_file(self._bucket, self._above + name, str(path), Config=_transfer())
+
+    def read(self, name: str) -> tuple[bytes | None, str]:
+        """Return the object's content and its ETag."""
+        with contextlib.suppress(FileNotFoundError), self._asking(name) as client:
+            found = client.get_object(Bucket=self._bucket, Key=self._above + name)
+            return found["Body"].read(), str(found["ETag"])
+        return None, ABSENT
+
+    def put_if(self, data: bytes, name: str, version: str) -> bool:
+        """Replace the object with that ETag."""
+        from botocore.exceptions import ClientError
+
+        condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
+        if name.endswith(".json"):
+            condition["ContentType"] = "application/json"
+        with self._asking() as client:
+            try:
+                client.put_object(Bucket=self._bucket, Key=self._above + name, Body=data, **condition)
+            except ClientError as error:
+                if _code(error) not in _OTHERS:
+                    raise
+                return False
+            return True
 
     def names(self, prefix: str) -> list[str]:
         """Return the names that begin with `prefix`, over all pages."""
@@ -98,8 +135,8 @@ class S3Mirror:
         # A key with a slash at the end is a folder made in the console.
         return sorted(key.removeprefix(self._above) for key in keys if not key.endswith("/"))
 
-    def remove(self, name: str) -> None:
-        """Remove the object; no error if the object is absent."""
+    def delete(self, name: str) -> None:
+        """Delete the object; no error if the object is absent."""
         with self._asking() as client:
             client.delete_object(Bucket=self._bucket, Key=self._above + name)
 
@@ -112,16 +149,18 @@ class S3Mirror:
 
         try:
             if self._client is None:
-                self._client = _connect()
+                self._client = self._connect()
             yield self._client
         except (Boto3Error, BotoCoreError, ClientError, ResponseParserError) as error:
             failure = self._failure(_origin(error), name)
             if not isinstance(failure, FileNotFoundError):
                 # Failures use up a client's retry quota; a client made without credentials never gets any.
                 self._client = None
+            if failure is error:
+                raise
             raise failure from error
 
-    def _failure(self, error: Exception, name: str) -> OSError:
+    def _failure(self, error: Exception, name: str) -> Exception:
         from botocore import exceptions as known
 
         error = self._with_reason(error)
@@ -131,14 +170,19 @@ class S3Mirror:
             return PermissionError(f"{self._explained(_NOBODY)} ({error})")
         if isinstance(error, (known.ConnectionError, known.HTTPClientError)):
             return ConnectionError(f"{self._uri} does not answer ({error})")
-        return OSError(f"{self._uri}: {error}")
+        if isinstance(error, (known.ProfileNotFound, known.SSOError, known.TokenRetrievalError)):
+            return PermissionError(f"{self._uri}: {error}")
+        return StoreError(f"{self._uri}: {error}")
 
     def _refusal(self, error: Any, name: str) -> OSError:
         code, text = _code(error), error.response["Error"].get("Message", "")
-        if name and code in ("404", "NoSuchKey"):
+        if name and code in _ABSENT:
             return FileNotFoundError(f"{self._uri} has no {name}")
-        kind = PermissionError if _SAID.get(code) in (_DENIED, _REFUSED) else OSError
-        return kind(f"{self._explained(_SAID[code])} ({code}: {text})" if code in _SAID else f"{self._uri}: {error}")
+        said = f"{self._explained(_SAID[code])} ({code}: {text})" if code in _SAID else f"{self._uri}: {error}"
+        if _SAID.get(code) in (_DENIED, _REFUSED):
+            return PermissionError(said)
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return StoreError(said, is_passing=code in _BUSY or status >= 500)
 
     def _with_reason(self, error: Exception) -> Exception:
         """Return a more precise error in place of an error to a HEAD: the error of a list at the same place.
@@ -158,17 +202,18 @@ class S3Mirror:
         return text.format(bucket=self._bucket, uri=self._uri)
 
 
-def _connect() -> Any:
+def _connect(attempts: int) -> Any:
     import boto3
     from botocore.config import Config
 
     config = Config(
         connect_timeout=_CONNECT_S,
         read_timeout=_READ_S,
-        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+        retries={"mode": "standard", "total_max_attempts": attempts},
         tcp_keepalive=True,
     )
-    return boto3.session.Session().client("s3", config=config)
+    # boto3 knows AWS_DEFAULT_REGION, and follows S3's redirect to the bucket's region.
+    return boto3.session.Session(region_name=os.environ.get("AWS_REGION")).client("s3", config=config)
 
 
 def _transfer() -> Any:

@@ -22,7 +22,7 @@ from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.rank import exchange
 from cloudtrain.entrypoints.rank.agree import Agreement
 from cloudtrain.entrypoints.rank.rehearsal import RehearsalSteps
-from cloudtrain.entrypoints.stores import mirror
+from cloudtrain.entrypoints.stores.store import Store
 from cloudtrain.entrypoints.trainer import data, flops, optim, strategies, tensorboard
 from cloudtrain.entrypoints.trainer.ema import Ema
 from cloudtrain.entrypoints.trainer.metrics import ThroughputMeter, ddp_communication
@@ -70,7 +70,7 @@ class TrainingJob:
     meter: ThroughputMeter
     saver: Saver
     folder: Path  # of the checkpoints
-    mirror: mirror.Mirror | None
+    mirror: Store | None
     uploader: Uploader | None
     owned: range  # the virtual ranks of this rank
     board: tensorboard.Board | None
@@ -180,7 +180,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         "dataset_fingerprint": fingerprint,
     }
     folder = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
-    second = mirror.open_mirror(published.of_job(spec.checkpoint.mirror, spec.job))
+    second = published.open_mirror(published.of_job(spec.checkpoint.mirror, spec.job))
     uploader = None if second is None else Uploader(second, spec.checkpoint.keep)
     guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S
     agreement.start(place.rank, spec.checkpoint.every_s, guess_s, folder / ASK_FILE, guess_s if uploader else 0.0)

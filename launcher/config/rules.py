@@ -20,7 +20,7 @@ from cloudtrain.launcher.job import CHANNEL_KINDS
 
 __all__ = ["STORES", "faults_of", "given"]
 
-# The trainer copies checkpoints to a path or to these schemes, defined in entrypoints/stores/mirror.py.
+# The trainer copies checkpoints to a path or to these schemes, defined in entrypoints/stores/store.py.
 STORES = ("file", "s3", "gs", "https", "abfss", "wasbs")
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _AZURE = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
@@ -231,7 +231,7 @@ def _in_training(root: YamlNode, message: str, hint: str, *keys: KeyPath) -> Fau
 
 
 def _mirror(root: YamlNode) -> Iterator[Fault]:
-    """Yield the fault that the trainer would find in `checkpoint.mirror` on a node (entrypoints/stores/mirror.py)."""
+    """Yield the fault that the trainer would find in `checkpoint.mirror` on a node (entrypoints/stores/store.py)."""
     node = given(root, "checkpoint", "mirror")
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", _text(root, "checkpoint", "mirror"))
     if node is None or scheme is None:

@@ -1,39 +1,81 @@
-"""Conditional objects: an object in a shared store, read whole and written by compare and swap; for shared ledgers.
-
-A store is a module with `open_cell(uri)`, chosen by the scheme of the address and imported on first use.
-"""
+"""Conditional objects: an object in a shared store, read whole and written by compare and swap; for shared ledgers."""
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import re
-from typing import Protocol, cast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
-from cloudtrain.launcher.backend_table import BUILT_IN, traits
-from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError, UsageError
 from cloudtrain.launcher.job import LEDGER_PATTERN
 
-__all__ = ["ABSENT", "ConditionalObject", "located", "open_cell"]
+if TYPE_CHECKING:
+    from cloudtrain.entrypoints.stores.store import Store
 
-ABSENT = ""  # the version of a missing object
+__all__ = ["ConditionalObject", "located", "open_cell"]
+
 DEFAULT_NAME = "ledger.json"
+ATTEMPTS = 4  # of a request: a person waits for the answer; a training's store waits longer
 
-_FILE = {"file": "cloudtrain.launcher.money.conditional_file"}
+_ACCESS = {
+    "file": "all users of the ledger need write access to the folder",
+    "s3": "aws configure, or aws sso login, or ask for the right",
+    "gs": "each user needs the role Storage Object User (roles/storage.objectUser) on the bucket",
+    "https": "az login, or export AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN",
+}
 
 
-class ConditionalObject(Protocol):
-    """The object. Every call raises UnreachableError, CredentialError or ConfigError."""
+class ConditionalObject:
+    """The object at an address that `located` has returned.
 
-    uri: str
+    Every call raises UnreachableError, CredentialError or ConfigError.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._folder, _, name = uri.rpartition("/")
+        self._name = unquote(name) if uri.startswith("https:") else name
+        self._store: Store | None = None
 
     def read(self) -> tuple[bytes | None, str]:
         """Return the content and its version; None and ABSENT if the object is missing."""
+        with self._asking("read") as store:
+            return store.read(self._name)
 
     def write(self, data: bytes, version: str) -> bool:
         """Replace the object if it still has `version`; return False at a different version, without a change.
 
         UnreachableError does not tell whether the write happened.
         """
+        with self._asking("write") as store:
+            return store.put_if(data, self._name, version)
+
+    @contextlib.contextmanager
+    def _asking(self, doing: str) -> Iterator[Store]:
+        from cloudtrain.entrypoints.stores.store import StoreError, open_store  # few commands use a shared ledger
+
+        doing = f"cannot {doing} the ledger {self.uri}"
+        try:
+            if self._store is None:
+                self._store = open_store(self._folder, ATTEMPTS)
+            yield self._store
+        except PermissionError as error:
+            scheme = self.uri.partition("://")[0]
+            raise CredentialError(f"{doing}: {error.strerror or error}", hint=_ACCESS[scheme]) from error
+        except FileNotFoundError as error:
+            folder = self._folder.removeprefix("file://")
+            hint = f"mkdir -p {folder}; if the disk is shared, check that the disk is mounted"
+            raise UnreachableError(f"there is no folder {folder} for the ledger", hint=hint) from error
+        except (StoreError, IsADirectoryError, NotADirectoryError) as error:
+            if isinstance(error, StoreError) and error.is_passing:
+                raise UnreachableError(f"{doing}: {error}") from error
+            package = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+            hint = f"pip install {package.replace('.', '-')}, on this machine" if package else ""
+            raise ConfigError(f"{doing}: {error.strerror or error}", hint=hint) from error
+        except OSError as error:
+            raise UnreachableError(f"{doing}: {error.strerror or error}") from error
 
 
 def located(text: str) -> str:
@@ -51,7 +93,4 @@ def located(text: str) -> str:
 
 def open_cell(uri: str) -> ConditionalObject:
     """Return the object at an address that `located` has returned; sends no request."""
-    scheme = uri.partition("://")[0]
-    stores = (_FILE, *(traits(name).ledgers for name in BUILT_IN))
-    store = importlib.import_module(next(each[scheme] for each in stores if scheme in each))
-    return cast("ConditionalObject", store.open_cell(uri))
+    return ConditionalObject(uri)

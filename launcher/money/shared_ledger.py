@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
-from cloudtrain.launcher.money.conditional import ABSENT, ConditionalObject
+from cloudtrain.launcher.money.conditional import ConditionalObject
 from cloudtrain.launcher.store.budgets import OVERALL, Held, LedgerBudget, Standing, month_of, require_room
 
 __all__ = ["Book", "End", "change", "close", "hold", "join", "load", "read", "standings"]
@@ -84,7 +84,7 @@ def change(
         apply(book)
         book.nonces = [*book.nonces, nonce][-NONCES:]
         try:
-            if cell.write(_dump(book), ABSENT if data is None else version):
+            if cell.write(_dump(book), version):
                 return book
         except UnreachableError as error:
             doubt = error

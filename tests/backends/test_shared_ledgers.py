@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.sagemaker import api as aws_access
-from cloudtrain.backends.vertex import ledger as google_cell
-from cloudtrain.entrypoints.stores import azure_access
+from cloudtrain.entrypoints.stores import azure_access, google_http
 from cloudtrain.launcher.errors import BudgetError, ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.money import shared_ledger, shared_ledger_sync
 from cloudtrain.launcher.money.conditional import ConditionalObject, located, open_cell
@@ -49,13 +47,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         double = request.getfixturevalue("aws")
         for name, value in double.environ.items():
             monkeypatch.setenv(name, value)
-        aws_access._clients.clear()
         place = f"s3://{double.bucket()}/money"
         return Store(place, "s3://no-such-bucket/money", double.fault, "s3:PutObject", "s3:GetObject")
     if request.param == "gs":
         double = request.getfixturevalue("google")
         double.apply(monkeypatch)
-        monkeypatch.setattr(google_cell, "PAUSE_S", 0.01)
+        monkeypatch.setattr(google_http, "PAUSE_S", 0.01)
         place = f"gs://{BUCKET}/money"
         return Store(place, "gs://no-such-bucket/money", double.fault, "storage.insert", "storage.download")
     double = request.getfixturevalue("azure")

@@ -29,15 +29,15 @@ from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import loader, published
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.stores import azure_access, azure_blob, mirror
+from cloudtrain.entrypoints.stores import azure, azure_access
+from cloudtrain.entrypoints.stores.store import Store, StoreError, open_store
 from doubles.azure.handle import Azure
 from doubles.azure.names import ACCOUNT, ACCOUNT_KEY, CONTAINER, MSI_SECRET
 
 MIB = 1 << 20
 HOST = f"{ACCOUNT}.blob.core.windows.net"
 PLACE = f"https://{HOST}/{CONTAINER}"
-CALLS = pytest.mark.parametrize("call", ["put", "get", "names", "remove"])
+CALLS = pytest.mark.parametrize("call", ["put", "get", "names", "delete"])
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set three attempts, a very short pause, and small blocks and ranges."""
     for name, value in {"ATTEMPTS": 3, "PAUSE_S": 0.01, "RANGE_BYTES": MIB}.items():
         monkeypatch.setattr(azure_access, name, value)
-    monkeypatch.setattr(azure_blob, "_BLOCK_BYTES", MIB)
+    monkeypatch.setattr(azure, "_BLOCK_BYTES", MIB)
 
 
 @pytest.fixture
@@ -72,20 +72,18 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def opened(uri: str = f"{PLACE}/x") -> mirror.Mirror:
+def opened(uri: str = f"{PLACE}/x") -> Store:
     """Return the store as the trainer opens it."""
-    place = mirror.open_mirror(uri)
-    assert place is not None
-    return place
+    return open_store(uri)
 
 
-def calls(place: mirror.Mirror, path: Path) -> dict[str, Callable[[], object]]:
+def calls(place: Store, path: Path) -> dict[str, Callable[[], object]]:
     """Return every call of a store."""
     return {
         "put": lambda: place.put(path, "name"),
         "get": lambda: place.get("name", path.with_name("got")),
         "names": lambda: place.names("n"),
-        "remove": lambda: place.remove("name"),
+        "delete": lambda: place.delete("name"),
     }
 
 
@@ -107,8 +105,8 @@ def test_object_round_trips(prefix: str, store: Azure, tmp_path: Path) -> None:
     assert place.names("step-") == ["step-00000001/manifest.json", "step-00000001/shard-0"]
     place.get("step-00000001/shard-0", tmp_path / "new" / "folder" / "file")
     assert (tmp_path / "new/folder/file").read_bytes() == b"some bytes"
-    place.remove("latest.json")
-    place.remove("latest.json")
+    place.delete("latest.json")
+    place.delete("latest.json")
     assert place.names("l") == []
     with pytest.raises(FileNotFoundError, match=r"has no latest\.json"):
         place.get("latest.json", tmp_path / "latest")
@@ -173,7 +171,7 @@ def test_large_file_goes_in_blocks(brisk: None, store: Azure, file: Path) -> Non
 
 def test_file_of_any_size_fits(brisk: None, store: Azure, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A blob has a limited number of blocks, so the blocks grow for a large file."""
-    monkeypatch.setattr(azure_blob, "_MOST_BLOCKS", 3)
+    monkeypatch.setattr(azure, "_MOST_BLOCKS", 3)
     opened().put(file, "shard")
     assert len(store.journal("blob.put_block")) == 3
     assert store.blob("x/shard") == file.read_bytes()
@@ -195,7 +193,7 @@ def test_failing_server_is_retried(
 ) -> None:
     """With one request in four closed, lost, cut or refused by the server, all files arrive whole."""
     monkeypatch.setattr(azure_access, "ATTEMPTS", 8)
-    monkeypatch.setattr(azure_blob, "_BODY_ATTEMPTS", 8)
+    monkeypatch.setattr(azure, "_BODY_ATTEMPTS", 8)
     (file.parent / "small").write_bytes(b"some bytes")
     place = opened()
     store.fault("blob.*", kind, every=4, **details)
@@ -206,7 +204,7 @@ def test_failing_server_is_retried(
         place.get(name, file.parent / "back" / name)
         assert (file.parent / "back" / name).read_bytes() == (file.parent / name).read_bytes()
     assert sorted(path.name for path in (file.parent / "back").iterdir()) == ["file", "small"]
-    place.remove("small")
+    place.delete("small")
     assert place.names("") == ["file"]
     assert sum(call["outcome"] == kind for call in store.journal()) > 3
 
@@ -220,7 +218,7 @@ def test_lost_answers_do_no_harm(operation: str, brisk: None, store: Azure, file
     place.put(file, "file")
     place.put(file.parent / "small", "small")
     assert store.blob("x/file") == file.read_bytes()
-    place.remove("small")
+    place.delete("small")
     assert place.names("") == ["file"]
     assert len(store.journal(operation)) >= 3
 
@@ -247,9 +245,9 @@ def test_failed_download_leaves_nothing(brisk: None, store: Azure, file: Path) -
 KILLED = """
 import os, sys, threading, time
 from pathlib import Path
-from cloudtrain.entrypoints.stores import azure_blob as azureblob, mirror
+from cloudtrain.entrypoints.stores import azure as azureblob, store
 azureblob._BLOCK_BYTES = 1 << 20
-mirror.open_mirror(sys.argv[1]).put(Path(sys.argv[2]), "shard")
+store.open_store(sys.argv[1]).put(Path(sys.argv[2]), "shard")
 """
 
 
@@ -294,13 +292,13 @@ def test_object_replaced_during_a_get_is_not_mixed(
     """A get reads a single version, or raises an error."""
     place = opened()
     place.put(file, "shard")
-    read = azure_blob._read
+    read = azure._read
 
     def replacing(*args: Any) -> bytes:
         store.put_blob("x/shard", bytes(6 * MIB))
         return read(*args)
 
-    monkeypatch.setattr(azure_blob, "_read", replacing)
+    monkeypatch.setattr(azure, "_read", replacing)
     with pytest.raises(OSError, match="another process has written the same object meanwhile"):
         place.get("shard", file.with_name("back"))
     assert not file.with_name("back").exists()
@@ -384,7 +382,7 @@ def test_reader_may_read(store: Azure, file: Path) -> None:
     store.settings(storage_role="reader")
     place = opened()
     place.get("name", file.with_name("back"))
-    for call in ("put", "remove"):
+    for call in ("put", "delete"):
         with pytest.raises(PermissionError, match="Storage Blob Data Contributor"):
             calls(place, file)[call]()
 
@@ -488,7 +486,7 @@ def test_keys_and_signatures_open_the_container(
     place.put(file, "name")
     place.get("name", file.with_name("back"))
     assert place.names("") == ["name"]
-    place.remove("name")
+    place.delete("name")
     assert store.journal("token") == []
     store.settings(storage_keys=False)
     with pytest.raises(PermissionError, match=rf"{HOST} rejects keys; give the job an identity .*not AZURE_STORAGE_"):
@@ -561,7 +559,7 @@ WRONG = [
 @pytest.mark.parametrize(("uri", "message"), WRONG)
 def test_foreign_addresses_are_refused(uri: str, message: str) -> None:
     """An error comes at once, shows the right form, and contains no secret from the address."""
-    with pytest.raises(TaskError, match=message) as caught:
+    with pytest.raises(StoreError, match=message) as caught:
         opened(uri)
     assert "hidden" not in str(caught.value)
 
@@ -570,9 +568,9 @@ def test_foreign_addresses_are_refused(uri: str, message: str) -> None:
 def test_clouds_have_their_own_names(suffix: str) -> None:
     """Addresses of every Azure cloud work, and of accounts in a zone of the name service."""
     for uri in (f"https://a.blob.{suffix}/con/x", f"abfss://con@a.dfs.{suffix}/x", f"wasbs://con@a.blob.{suffix}/x"):
-        place = azure_blob._place(uri)
+        place = azure._place(uri)
         assert (place.host, place.account, place.container, place.prefix) == (f"a.blob.{suffix}", "a", "con", "x")
-    assert azure_blob._place("https://a.z01.blob.storage.azure.net/con").account == "a"
+    assert azure._place("https://a.z01.blob.storage.azure.net/con").account == "a"
 
 
 @pytest.mark.parametrize("missing", ["azure.identity", "azure.storage.blob", "azure.storage", "azure"])
@@ -586,7 +584,7 @@ def test_missing_packages_are_reported_with_the_command(missing: str, monkeypatc
         return importing(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", functools.partial(lacking, missing))
-    with pytest.raises(TaskError, match=r"`pip install azure-storage-blob azure-identity` on the machines"):
+    with pytest.raises(StoreError, match=r"`pip install azure-storage-blob azure-identity` on the machines"):
         opened()
     monkeypatch.setattr(builtins, "__import__", functools.partial(lacking, "isodate"))
     with pytest.raises(ModuleNotFoundError, match="isodate"):
@@ -596,9 +594,9 @@ def test_missing_packages_are_reported_with_the_command(missing: str, monkeypatc
 LOUD = """
 import os, sys
 from pathlib import Path
-from cloudtrain.entrypoints.stores import azure_access as azureaccess, mirror
+from cloudtrain.entrypoints.stores import azure_access as azureaccess, store
 azureaccess.ATTEMPTS, azureaccess.PAUSE_S = 2, 0.01
-place = mirror.open_mirror(sys.argv[1])
+place = store.open_store(sys.argv[1])
 for secret in (os.environ.pop("AZURE_CLIENT_SECRET"), "wrong", None):
     for call in (lambda: place.names(""), lambda: place.get("name", Path(sys.argv[2]))):
         try:
@@ -631,9 +629,9 @@ def test_sdk_does_not_write_to_the_job_s_log(store: Azure, tmp_path: Path) -> No
 MEMORY = """
 import json, os, resource, sys
 from pathlib import Path
-from cloudtrain.entrypoints.stores import mirror
+from cloudtrain.entrypoints.stores import store
 def peak_mib(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-place, folder = mirror.open_mirror(sys.argv[1]), Path(sys.argv[2])
+place, folder = store.open_store(sys.argv[1]), Path(sys.argv[2])
 (folder / "small").write_bytes(b"some bytes")
 place.put(folder / "small", "small")
 place.get("small", folder / "back")
@@ -737,9 +735,9 @@ def test_killed_run_resumes_from_a_container_bit_for_bit(
     The run's own folder is gone, and a fifth of the calls fail.
     """
     # Before the kill, rank 0's checkpoint has reached the container, even if the upload is slow today.
-    wait = """            from cloudtrain.entrypoints.stores import mirror
+    wait = """            from cloudtrain.entrypoints.stores import store
             for _ in range(600):
-                if mirror.open_mirror(os.environ["MIRROR"]).names("latest.json"):
+                if store.open_store(os.environ["MIRROR"]).names("latest.json"):
                     break
                 time.sleep(0.1)
             os.kill("""

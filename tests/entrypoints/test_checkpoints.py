@@ -24,7 +24,7 @@ from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.stores import mirror
+from cloudtrain.entrypoints.stores.folder import FolderStore
 from cloudtrain.entrypoints.trainer import resume
 from doubles import damage, warmpython
 
@@ -337,7 +337,7 @@ def test_weights_of_a_damaged_checkpoint_are_refused(tmp_path: Path, capsys: pyt
 
 def test_mirror_publishes_last_and_fetches_whole(tmp_path: Path) -> None:
     """Published checkpoints are whole, and a new machine resumes from the mirror; an empty mirror gives None."""
-    place = mirror.open_mirror(str(tmp_path / "second"))
+    place = published.open_mirror(str(tmp_path / "second"))
     assert place is not None
     assert published.fetch(place, tmp_path) is None
     uploads = Uploader(place, 3)
@@ -351,13 +351,13 @@ def test_mirror_publishes_last_and_fetches_whole(tmp_path: Path) -> None:
     assert fetched == tmp_path / "new" / "step-00000003"
     assert loader.check(fetched) is None
     with pytest.raises(TaskError, match="knows no ftp:// store"):
-        mirror.open_mirror("ftp://host/x")
+        published.open_mirror("ftp://host/x")
 
 
 def test_mirror_that_fails_does_not_end_the_training(tmp_path: Path) -> None:
     """The local checkpoint is durable, no half copy is published, and the job's last copy is tried twice."""
     (tmp_path / "file").touch()
-    uploads = Uploader(mirror.FolderMirror(tmp_path / "file" / "below"), 3)
+    uploads = Uploader(FolderStore(tmp_path / "file" / "below"), 3)
     saver = Saver(tmp_path / "first", CPU, 3, uploads)
     saver.begin(Snapshot(3, state(), {}, {}, {"step": 3}))
     saver.wait()
@@ -372,7 +372,7 @@ def test_mirror_that_fails_does_not_end_the_training(tmp_path: Path) -> None:
 
 def test_mirror_keeps_the_published_step_despite_later_steps(tmp_path: Path) -> None:
     """After a return to an older step, that published step is whole and can be fetched."""
-    place = mirror.FolderMirror(tmp_path / "second")
+    place = FolderStore(tmp_path / "second")
     for home, step in (("first", 90), ("first", 100), ("again", 70)):
         uploads = Uploader(place, 1)
         saver = Saver(tmp_path / home, CPU, 1, uploads)
@@ -391,11 +391,11 @@ def test_slow_mirror_delays_no_save(tmp_path: Path) -> None:
     """Saves continue during an upload and keep its files; steps in between are skipped, the last is sent."""
     hold, started = threading.Event(), threading.Event()
 
-    class SlowMirror(mirror.FolderMirror):
-        def put(self, path: Path, name: str) -> None:
+    class SlowMirror(FolderStore):
+        def put(self, source: Path | bytes, name: str) -> None:
             started.set()
             assert hold.wait(60)
-            super().put(path, name)
+            super().put(source, name)
 
     uploads = Uploader(SlowMirror(tmp_path / "second"), 3)
     saver = Saver(tmp_path / "first", CPU, 1, uploads)

@@ -15,8 +15,8 @@ import pytest
 from cloudtrain.entrypoints.container import folder_sync
 from cloudtrain.entrypoints.container.elapsed import NAME, Note, used_s
 from cloudtrain.entrypoints.container.folder_sync import Carrier, bring
-from cloudtrain.entrypoints.stores import google_http, google_storage
-from cloudtrain.entrypoints.stores.mirror import FolderMirror
+from cloudtrain.entrypoints.stores import gcs, google_http
+from cloudtrain.entrypoints.stores.folder import FolderStore
 from doubles.google.handle import BUCKET, Google
 
 MIB = 1 << 20
@@ -190,7 +190,7 @@ def test_file_saved_in_place_repeatedly_is_always_uploaded_whole(
     monkeypatch.setattr(folder_sync, "EVERY_S", 0.01)
     monkeypatch.setattr(folder_sync, "QUIET_S", 0.02)  # more than the resolution of file times
     for name in ("SINGLE_BYTES", "CHUNK_BYTES"):
-        monkeypatch.setattr(google_storage, name, MIB // 4)
+        monkeypatch.setattr(gcs, name, MIB // 4)
     is_over = threading.Event()
     seen: list[tuple[int, int]] = []  # length, number of distinct bytes
     versions: set[int] = set()
@@ -329,7 +329,7 @@ def test_small_file_waits_for_the_large_file_it_names(
     store: Google, here: Path, carriers: Carriers, wait_until: Wait, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`latest` never names a missing object; an older file does not wait."""
-    monkeypatch.setattr(google_storage, "SINGLE_BYTES", MIB)
+    monkeypatch.setattr(gcs, "SINGLE_BYTES", MIB)
     store.fault("storage.chunk", "503")
     put(here / "log", b"x", age_s=9)
     put(here / "step-2.pt", bytes(2 * MIB), age_s=5)
@@ -427,5 +427,5 @@ def test_newer_of_two_notes_counts(tmp_path: Path) -> None:
         note = Note(tmp_path / name, "j", 1, before_s)
         note.start()
         note.finish()
-    assert FolderMirror(tmp_path / "kept").names("") == [NAME]
+    assert FolderStore(tmp_path / "kept").names("") == [NAME]
     assert used_s(tmp_path / "here", "j", 1, str(tmp_path / "kept")) >= 70

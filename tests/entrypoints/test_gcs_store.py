@@ -28,13 +28,13 @@ from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import loader, published
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.stores import google_access, google_http, google_storage, mirror
+from cloudtrain.entrypoints.stores import gcs, google_access, google_http
+from cloudtrain.entrypoints.stores.store import ABSENT, Store, StoreError, open_store
 from doubles.google.handle import BUCKET, SERVICE_ACCOUNT, Google
 
 MIB = 1 << 20
 PLACE = f"gs://{BUCKET}"
-CALLS = pytest.mark.parametrize("call", ["put", "get", "names", "remove"])
+CALLS = pytest.mark.parametrize("call", ["put", "get", "names", "delete"])
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(google_http, name, value)
     for name, value in {"TRIES": 2, "PAUSE_S": 0.01}.items():
         monkeypatch.setattr(google_access, name, value)
-    monkeypatch.setattr(google_storage, "CHUNK_BYTES", MIB)
-    monkeypatch.setattr(google_storage, "SINGLE_BYTES", MIB)
+    monkeypatch.setattr(gcs, "CHUNK_BYTES", MIB)
+    monkeypatch.setattr(gcs, "SINGLE_BYTES", MIB)
 
 
 @pytest.fixture
@@ -70,20 +70,18 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def opened(uri: str = f"{PLACE}/x") -> mirror.Mirror:
+def opened(uri: str = f"{PLACE}/x") -> Store:
     """Return the store as the trainer opens it."""
-    place = mirror.open_mirror(uri)
-    assert place is not None
-    return place
+    return open_store(uri)
 
 
-def calls(place: mirror.Mirror, path: Path) -> dict[str, Callable[[], object]]:
+def calls(place: Store, path: Path) -> dict[str, Callable[[], object]]:
     """Return every call of a store."""
     return {
         "put": lambda: place.put(path, "name"),
         "get": lambda: place.get("name", path.with_name("got")),
         "names": lambda: place.names("n"),
-        "remove": lambda: place.remove("name"),
+        "delete": lambda: place.delete("name"),
     }
 
 
@@ -106,8 +104,8 @@ def test_object_round_trips(prefix: str, store: Google, tmp_path: Path) -> None:
     assert store.objects()[0].startswith(prefix.strip("/"))
     place.get("step-00000001/shard-0", tmp_path / "new" / "folder" / "file")
     assert (tmp_path / "new/folder/file").read_bytes() == b"some bytes"
-    place.remove("latest.json")
-    place.remove("latest.json")
+    place.delete("latest.json")
+    place.delete("latest.json")
     assert place.names("l") == []
     with pytest.raises(FileNotFoundError, match=r"has no .*latest\.json"):
         place.get("latest.json", tmp_path / "latest")
@@ -177,7 +175,7 @@ def test_failing_server_is_retried(
         place.get(name, file.parent / "back" / name)
         assert (file.parent / "back" / name).read_bytes() == (file.parent / name).read_bytes()
     assert sorted(path.name for path in (file.parent / "back").iterdir()) == ["file", "small"]
-    place.remove("small")
+    place.delete("small")
     assert place.names("") == ["file"]
     assert sum(call["outcome"] not in ("ok", "OK") for call in store.journal()) > 2
 
@@ -191,7 +189,7 @@ def test_lost_answers_do_no_harm(operation: str, brisk: None, store: Google, fil
     place.put(file, "file")
     place.put(file.parent / "small", "small")
     assert store.object("x/file") == file.read_bytes()
-    place.remove("small")
+    place.delete("small")
     assert place.names("") == ["file"]
     assert len(store.journal(operation)) >= 3
 
@@ -237,10 +235,10 @@ def test_failed_download_leaves_nothing(brisk: None, store: Google, file: Path) 
 KILLED = """
 import sys
 from pathlib import Path
-from cloudtrain.entrypoints.stores import google_storage as googlestorage
-from cloudtrain.entrypoints.stores import mirror
+from cloudtrain.entrypoints.stores import gcs as googlestorage
+from cloudtrain.entrypoints.stores import store
 googlestorage.CHUNK_BYTES = googlestorage.SINGLE_BYTES = 1 << 20
-mirror.open_mirror(sys.argv[1]).put(Path(sys.argv[2]), "shard")
+store.open_store(sys.argv[1]).put(Path(sys.argv[2]), "shard")
 """
 
 
@@ -254,7 +252,7 @@ def test_killed_upload_is_not_seen(brisk: None, store: Google, file: Path, wait_
     store.clear_faults()
     place = opened()
     assert place.names("") == []
-    with pytest.raises(FileNotFoundError, match="has no x/shard"):
+    with pytest.raises(FileNotFoundError, match="has no shard"):
         place.get("shard", file.with_name("back"))
     place.put(file, "shard")
     assert store.object("x/shard") == file.read_bytes()
@@ -267,7 +265,7 @@ def test_bytes_corrupted_in_transit_are_found(
     place = opened()
     place.put(file, "file")
     (file.parent / "small").write_bytes(b"some bytes")
-    monkeypatch.setattr(google_storage, "_base64", lambda digest: "AAAAAAAAAAAAAAAAAAAAAA==")
+    monkeypatch.setattr(gcs, "_base64", lambda digest: "AAAAAAAAAAAAAAAAAAAAAA==")
     for path in (file, file.parent / "small"):
         with pytest.raises(OSError, match=r"x/other arrived damaged 3 times"):
             place.put(path, "other")
@@ -281,8 +279,8 @@ def test_bytes_that_change_once_are_sent_again(
     brisk: None, store: Google, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both an upload and a download are retried after a wrong MD5."""
-    right, wrong = google_storage._base64, ["AAAAAAAAAAAAAAAAAAAAAA=="]
-    monkeypatch.setattr(google_storage, "_base64", lambda digest: wrong.pop() if wrong else right(digest))
+    right, wrong = gcs._base64, ["AAAAAAAAAAAAAAAAAAAAAA=="]
+    monkeypatch.setattr(gcs, "_base64", lambda digest: wrong.pop() if wrong else right(digest))
     opened().put(file, "file")
     wrong.append("AAAAAAAAAAAAAAAAAAAAAA==")
     opened().get("file", file.with_name("back"))
@@ -313,7 +311,7 @@ def test_file_changed_during_a_put_is_not_stored(
     os.utime(path, (1, 1))
     place = opened()
     place.put(path, "last.pt")
-    check, count = google_storage._check, []
+    check, count = gcs._check, []
 
     def checked(file: Any, before: os.stat_result) -> None:
         count.append(1)
@@ -321,8 +319,8 @@ def test_file_changed_during_a_put_is_not_stored(
             path.write_bytes(b"x" * size)
         check(file, before)
 
-    monkeypatch.setattr(google_storage, "_check", checked)
-    with pytest.raises(google_storage.Changed, match=r"last\.pt was written to while it was read"):
+    monkeypatch.setattr(gcs, "_check", checked)
+    with pytest.raises(gcs.Changed, match=r"last\.pt was written to while it was read"):
         place.put(path, "last.pt")
     assert (len(count), store.object("x/last.pt")) == (2, bytes(size))
 
@@ -331,8 +329,8 @@ def test_file_changed_since_the_scan_is_not_put(brisk: None, store: Google, file
     """The file may be incomplete."""
     seen = file.stat()
     file.write_bytes(b"")
-    with pytest.raises(google_storage.Changed):
-        google_storage.Bucket(BUCKET).put(file, "file", seen=seen)
+    with pytest.raises(gcs.Changed):
+        gcs.open_at(PLACE).put(file, "file", seen=seen)
     assert store.objects() == []
 
 
@@ -356,7 +354,7 @@ def test_server_that_does_not_read_is_given_up(
     """A server that accepts a connection but reads no bytes cannot hold up an upload, even while the client sends."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("CLOUDTRAIN_STORAGE_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        monkeypatch.setattr(google_storage, "SINGLE_BYTES", 64 * MIB)
+        monkeypatch.setattr(gcs, "SINGLE_BYTES", 64 * MIB)
         with pytest.raises(ConnectionError, match="does not answer"):
             opened().put(file, "shard")
 
@@ -425,7 +423,7 @@ def test_reader_may_read(store: Google, file: Path) -> None:
     store.settings(denied=["storage.insert", "storage.delete"])
     place = opened()
     place.get("name", file.with_name("back"))
-    for call in ("put", "remove"):
+    for call in ("put", "delete"):
         with pytest.raises(PermissionError, match=r"roles/storage\.objectUser"):
             calls(place, file)[call]()
 
@@ -560,7 +558,7 @@ def test_missing_packages_are_reported_with_the_command(
         return importing(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", functools.partial(lacking, missing))
-    with pytest.raises(TaskError, match=r"`pip install google-auth requests` on the machines of the job"):
+    with pytest.raises(StoreError, match=r"`pip install google-auth requests` on the machines of the job"):
         opened()
     monkeypatch.setattr(builtins, "__import__", functools.partial(lacking, "cachetools"))
     with pytest.raises(ModuleNotFoundError, match="cachetools"):
@@ -571,9 +569,9 @@ def test_machine_without_google_s_packages_works(store: Google, metadata: Any, t
     """In an image of PyTorch, only the standard library is imported."""
     (tmp_path / "file").write_bytes(b"some bytes")
     text = (
-        "import sys; from pathlib import Path; from cloudtrain.entrypoints.stores import mirror\n"
+        "import sys; from pathlib import Path; from cloudtrain.entrypoints.stores import store\n"
         "sys.modules.update(dict.fromkeys(('google.auth', 'requests', 'urllib3')))\n"
-        "mirror.open_mirror(sys.argv[1]).put(Path(sys.argv[2]), 'name')"
+        "store.open_store(sys.argv[1]).put(Path(sys.argv[2]), 'name')"
     )
     argv = [sys.executable, "-W", "error", "-c", text, f"{PLACE}/x", tmp_path / "file"]
     done = subprocess.run(argv, capture_output=True, text=True)
@@ -610,29 +608,25 @@ def test_custom_endpoint_is_used(name: str, brisk: None, store: Google, file: Pa
 @pytest.mark.parametrize("uri", ["gs://", "gs:///prefix", "gs:bucket/x", "gs://a b/x", "GS://@/x", "gs://Upper/x"])
 def test_uri_without_a_bucket_is_refused(uri: str) -> None:
     """An error comes at once and shows the right form."""
-    with pytest.raises(TaskError, match="names no bucket; write it as in gs://BUCKET/PREFIX"):
+    with pytest.raises(StoreError, match="names no bucket; write it as in gs://BUCKET/PREFIX"):
         opened(uri)
 
 
-def test_first_writer_wins_with_if_absent(brisk: None, store: Google, file: Path) -> None:
-    """With `if_absent` an existing object stays; a lost answer to the writer's own put is no fault."""
-    bucket = google_storage.Bucket(BUCKET)
-    (file.parent / "mine").write_bytes(b"mine")
-    (file.parent / "theirs").write_bytes(b"theirs")
+def test_first_writer_wins(brisk: None, store: Google) -> None:
+    """An existing object stays, also after a lost answer to the writer's own request."""
+    place = open_store(PLACE)
     store.fault("storage.insert", "lost", count=1)
-    bucket.put(file.parent / "mine", "claim", if_absent=True)
-    for path in (file.parent / "theirs", file):
-        with pytest.raises(FileExistsError, match=rf"gs://{BUCKET}/claim exists already"):
-            bucket.put(path, "claim", if_absent=True)
+    assert not place.put_if(b"mine", "claim", ABSENT)
+    assert not place.put_if(b"theirs", "claim", ABSENT)
     assert store.object("claim") == b"mine"
 
 
 MEMORY = """
 import json, os, resource, sys
 from pathlib import Path
-from cloudtrain.entrypoints.stores import mirror
+from cloudtrain.entrypoints.stores import store
 def peak_mib(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-place, folder = mirror.open_mirror(sys.argv[1]), Path(sys.argv[2])
+place, folder = store.open_store(sys.argv[1]), Path(sys.argv[2])
 (folder / "small").write_bytes(b"some bytes")
 place.put(folder / "small", "small")
 place.get("small", folder / "back")
@@ -718,9 +712,9 @@ def test_killed_run_resumes_from_a_bucket_bit_for_bit(store: Google, trained: Mo
     The run's own folder is gone, and a fifth of the calls fail.
     """
     # Before the kill, rank 0's checkpoint has reached the bucket, even if the upload is slow today.
-    wait = """            from cloudtrain.entrypoints.stores import mirror
+    wait = """            from cloudtrain.entrypoints.stores import store
             for _ in range(600):
-                if mirror.open_mirror(os.environ["MIRROR"]).names("latest.json"):
+                if store.open_store(os.environ["MIRROR"]).names("latest.json"):
                     break
                 time.sleep(0.1)
             os.kill("""

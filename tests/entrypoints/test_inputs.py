@@ -48,31 +48,31 @@ def refused(*args: Any) -> StagingError:
     return raised.value
 
 
-def test_order_of_this_send(store: Google, tmp_path: Path) -> None:
+def test_order_of_this_send(store: Google) -> None:
     """The order of this submit is read whole."""
     store.put_object("jobs/j/order.json", json.dumps(order().dump() | {"record": {}}))
-    assert inputs.order(ORDER, tmp_path, "mark-1") == order()
+    assert inputs.order(ORDER, "mark-1") == order()
 
 
-def test_order_of_a_later_send_is_refused(store: Google, tmp_path: Path) -> None:
+def test_order_of_a_later_send_is_refused(store: Google) -> None:
     """The job came late, or twice: a new start would not fix the error."""
     store.put_object("jobs/j/order.json", json.dumps({"fence": "mark-2"}))
-    error = refused(ORDER, tmp_path, "mark-1")
+    error = refused(ORDER, "mark-1")
     assert (str(error), error.may_mend) == ("a later submit of this job replaced this one, which must not run", False)
 
 
-def test_withdrawn_order_is_refused(store: Google, tmp_path: Path) -> None:
+def test_withdrawn_order_is_refused(store: Google) -> None:
     """The sender has already learned that the job does not run."""
-    error = refused(ORDER, tmp_path, "mark-1")
+    error = refused(ORDER, "mark-1")
     assert (str(error), error.may_mend) == ("the container order was withdrawn: this job must not run", False)
 
 
 @pytest.mark.parametrize(("kind", "may_mend"), [("403", False), ("503", True), ("drop", True), ("401", False)])
-def test_order_that_cannot_be_read(store: Google, tmp_path: Path, kind: str, may_mend: bool) -> None:
+def test_order_that_cannot_be_read(store: Google, kind: str, may_mend: bool) -> None:
     """A network fault may pass by the next start; a missing role does not by itself."""
     store.put_object("jobs/j/order.json", json.dumps({"fence": "mark-1"}))
     store.fault("storage.*", kind, containers=True)
-    error = refused(ORDER, tmp_path, "mark-1")
+    error = refused(ORDER, "mark-1")
     assert (str(error).startswith("cannot read the job's order: "), error.may_mend) == (True, may_mend)
 
 

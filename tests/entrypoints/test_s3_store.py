@@ -21,8 +21,8 @@ from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import loader, published
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
-from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.stores import mirror, s3
+from cloudtrain.entrypoints.stores import s3
+from cloudtrain.entrypoints.stores.store import Store, StoreError, open_store
 
 DENIED, BROKEN = ("403 Forbidden", "AccessDenied"), ("500 Internal Server Error", "InternalError")
 MIB = 1 << 20
@@ -50,11 +50,9 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def opened(uri: str) -> mirror.Mirror:
+def opened(uri: str) -> Store:
     """Return the store as the trainer opens it."""
-    place = mirror.open_mirror(uri)
-    assert place is not None
-    return place
+    return open_store(uri)
 
 
 def every(count: int, fate: Any, method: str = "") -> Callable[[str, str], Any]:
@@ -73,8 +71,8 @@ def test_object_round_trips(prefix: str, bucket: Any, tmp_path: Path) -> None:
     assert place.names("step-") == ["step-00000001/manifest.json", "step-00000001/shard-0"]
     place.get("step-00000001/shard-0", tmp_path / "new" / "folder" / "file")
     assert (tmp_path / "new/folder/file").read_bytes() == b"some bytes"
-    place.remove("latest.json")
-    place.remove("latest.json")
+    place.delete("latest.json")
+    place.delete("latest.json")
     assert place.names("l") == []
     with pytest.raises(FileNotFoundError, match=r"has no latest\.json"):
         place.get("latest.json", tmp_path / "latest")
@@ -130,7 +128,7 @@ def test_failing_server_is_retried(fate: Any, brisk: None, bucket: Any, tmp_path
         place.get(name, tmp_path / "back" / name)
         assert (tmp_path / "back" / name).read_bytes() == (tmp_path / name).read_bytes()
     assert sorted(path.name for path in (tmp_path / "back").iterdir()) == ["large", "small"]
-    place.remove("small")
+    place.delete("small")
     assert place.names("") == ["large"]
 
 
@@ -156,17 +154,17 @@ def test_failed_download_leaves_nothing(brisk: None, bucket: Any, tmp_path: Path
     assert list((tmp_path / "back").iterdir()) == []
 
 
-def calls(place: mirror.Mirror, path: Path) -> dict[str, Callable[[], object]]:
+def calls(place: Store, path: Path) -> dict[str, Callable[[], object]]:
     """Return every call of a store."""
     return {
         "put": lambda: place.put(path, "name"),
         "get": lambda: place.get("name", path.with_name("got")),
         "names": lambda: place.names("n"),
-        "remove": lambda: place.remove("name"),
+        "delete": lambda: place.delete("name"),
     }
 
 
-@pytest.mark.parametrize("call", ["put", "get", "names", "remove"])
+@pytest.mark.parametrize("call", ["put", "get", "names", "delete"])
 def test_hung_server_is_given_up(call: str, hasty: None, bucket: Any, tmp_path: Path) -> None:
     """A server that accepts the request but never answers costs the time of the attempts and raises an error."""
     (tmp_path / "file").write_bytes(b"x" * 100)
@@ -201,7 +199,7 @@ def test_store_recovers_after_a_long_outage(hasty: None, bucket: Any, tmp_path: 
     assert [place.names("") for _ in range(6)] == [[]] * 6
 
 
-@pytest.mark.parametrize("call", ["put", "get", "names", "remove"])
+@pytest.mark.parametrize("call", ["put", "get", "names", "delete"])
 def test_missing_bucket_is_reported(call: str, bucket: Any, tmp_path: Path) -> None:
     """One sentence with the bucket's name; a missing bucket is not reported as a missing object."""
     (tmp_path / "file").touch()
@@ -210,7 +208,7 @@ def test_missing_bucket_is_reported(call: str, bucket: Any, tmp_path: Path) -> N
     assert not isinstance(caught.value, FileNotFoundError)
 
 
-@pytest.mark.parametrize("call", ["put", "get", "names", "remove"])
+@pytest.mark.parametrize("call", ["put", "get", "names", "delete"])
 def test_denied_access_names_the_missing_rights(call: str, bucket: Any, tmp_path: Path) -> None:
     """The message names the rights for the credentials; a denied get is not reported as a missing object."""
     (tmp_path / "file").touch()
@@ -258,14 +256,14 @@ def test_missing_profile_is_reported(bucket: Any, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("uri", ["s3://", "s3:///prefix", "s3:bucket/x", "s3://a b/x", "S3://@/x"])
 def test_uri_without_a_bucket_is_refused(uri: str) -> None:
     """An error comes at once and shows the right form."""
-    with pytest.raises(TaskError, match="names no bucket; write it as in s3://BUCKET/PREFIX"):
+    with pytest.raises(StoreError, match="names no bucket; write it as in s3://BUCKET/PREFIX"):
         opened(uri)
 
 
 def test_missing_boto3_is_reported_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names both ways to install boto3; a broken boto3 is not hidden."""
     monkeypatch.setitem(sys.modules, "boto3", None)  # import raises ModuleNotFoundError
-    with pytest.raises(TaskError, match=r"`pip install boto3` on the machines of the job, or add it to the image"):
+    with pytest.raises(StoreError, match=r"`pip install boto3` on the machines of the job, or add it to the image"):
         opened("s3://bucket/x")
     importing = builtins.__import__
 

@@ -9,7 +9,7 @@ import pytest
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints.sweeper import sweep
-from cloudtrain.entrypoints.stores.mirror import FolderMirror
+from cloudtrain.entrypoints.stores.folder import FolderStore
 
 SHARD = "shard-00000-of-00001.safetensors"
 
@@ -31,7 +31,7 @@ def here(tmp_path: Path) -> Path:
 
 def test_steps_deleted_locally_are_deleted_in_the_store(here: Path) -> None:
     """Older steps are removed; foreign entries stay, and so does the best step, which exists locally."""
-    store = FolderMirror(here.parent / "there")
+    store = FolderStore(here.parent / "there")
     shutil.rmtree(here / "step-00000020")
     shutil.rmtree(here / "step-00000030")
     assert sweep(here, store) == ["step-00000015.tmp", "step-00000020", "step-00000030"]
@@ -43,15 +43,15 @@ def test_steps_deleted_locally_are_deleted_in_the_store(here: Path) -> None:
 @pytest.mark.parametrize("missing", ["manifest.json", SHARD])
 def test_nothing_is_deleted_before_the_newest_is_uploaded(here: Path, missing: str) -> None:
     """The platform copies at its own pace: until then a resume needs the older steps."""
-    store = FolderMirror(here.parent / "there")
+    store = FolderStore(here.parent / "there")
     shutil.rmtree(here / "step-00000030")
-    store.remove(f"step-00000040/{missing}")
+    store.delete(f"step-00000040/{missing}")
     assert sweep(here, store) == []
 
 
 def test_later_steps_stay(here: Path) -> None:
     """Steps after the newest local step stay: they are from an earlier run, before a rollback."""
-    store = FolderMirror(here.parent / "there")
+    store = FolderStore(here.parent / "there")
     shutil.rmtree(here / "step-00000040")
     assert sweep(here, store) == ["step-00000015.tmp"]
     shutil.rmtree(here)

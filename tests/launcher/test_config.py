@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudtrain.entrypoints.stores import mirror
+from cloudtrain.entrypoints.stores import store
 from cloudtrain.launcher import config
 from cloudtrain.launcher.commands.validate import command
 from cloudtrain.launcher.config import JobConfig, rules
@@ -319,8 +319,8 @@ def test_bad_project_is_reported_at_its_place(load: Load, name: str) -> None:
 def test_checkpoint_addresses_are_accepted(load: Load, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every address that the trainer opens is accepted unchanged, and both tables of stores are equal."""
     assert load(task(f"checkpoint: {{mirror: '{uri}'}}")).checkpoint.mirror == uri
-    assert mirror.open_mirror(uri) is not None
-    assert set(rules.STORES) == {"file", *mirror.MODULES}
+    assert store.open_store(uri) is not None
+    assert set(rules.STORES) == {"file", *store.MODULES}
 
 
 UNKNOWN_KEYS = [

@@ -10,7 +10,7 @@ import pytest
 
 from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.money import shared_ledger
-from cloudtrain.launcher.money.conditional import located
+from cloudtrain.launcher.money.conditional import ConditionalObject, located
 from cloudtrain.launcher.store.budgets import Held, LedgerBudget
 
 DAY_S = 86_400.0
@@ -18,7 +18,7 @@ NOW_S = 1_795_348_800.0  # 2026-11-22 12:00 UTC
 
 
 @dataclass
-class Memory:
+class Memory(ConditionalObject):
     """A conditional object; `fates` of the next writes: lost (written, answer lost), drop (not written), beaten."""
 
     uri: str = "memory://ledger"

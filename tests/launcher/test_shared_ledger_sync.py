@@ -13,8 +13,7 @@ from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableErro
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import reserve
 from cloudtrain.launcher.money import shared_ledger, shared_ledger_sync
-from cloudtrain.launcher.money.conditional import located, open_cell
-from cloudtrain.launcher.money.conditional_file import FileCell
+from cloudtrain.launcher.money.conditional import ConditionalObject, located, open_cell
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import LedgerBudget
 from cloudtrain.launcher.store.home import identity
@@ -291,7 +290,7 @@ def test_store_without_conditional_writes_is_refused(
 ) -> None:
     """Some stores with S3's protocol ignore If-Match: the creation of the ledger detects and refuses the store."""
 
-    class Careless(FileCell):
+    class Careless(ConditionalObject):
         def write(self, data: bytes, version: str) -> bool:
             return super().write(data, self.read()[1])
 

@@ -1,18 +1,18 @@
-"""A container of Azure blob storage as the second place for checkpoints, by the addresses that Azure itself shows.
+"""A container of Azure blob storage as a store, by the addresses that Azure itself shows.
 
 `https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX`, `abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX`, or
 `wasbs://CONTAINER@ACCOUNT.blob.core.windows.net/PREFIX`, of any of Azure's clouds. Only this module and azure_access.py
 import azure-storage-blob and azure-identity, and only if a config names such an address. The job's identity is given by
 AZURE_STORAGE_CONNECTION_STRING, _KEY or _SAS_TOKEN, else found by azure-identity: a service principal, a managed
 identity (also Azure ML's), or the login of `az`. Every write carries an MD5, and Azure compares the MD5 before it keeps
-the bytes; an MD5 comes with each range that is read, and is compared on this machine.
+the bytes; an MD5 comes with each range that is read, and is compared on this machine. Blob storage compares the blob's
+ETag with If-Match, and its absence with If-None-Match, before a write ("Specifying conditional headers").
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.stores import azure_access
+from cloudtrain.entrypoints.stores.store import ABSENT, StoreError, whole_file
 
-__all__ = ["AzureMirror", "mirror"]
+__all__ = ["AzureStore", "open_at"]
 
 _BODY_ATTEMPTS = 3  # to read a range's bytes, after Azure has begun to send the bytes
 # Memory holds a block or a range for each thread, so memory does not grow with the file: measured with 64, 192 and 512
@@ -40,8 +40,8 @@ _HTTPS = re.compile(rf"(?i:https)://((?i:{_HOST.format(kind='blob')}))(?:/([^/]*
 _HADOOP = re.compile(rf"(?i:abfss|wasbs)://([^@/]*)@((?i:{_HOST.format(kind='blob|dfs')}))(?:/(.*))?")
 
 
-def mirror(uri: str) -> AzureMirror:
-    """Return the mirror; sends no request yet. Raises TaskError for a bad uri, or without Azure's packages."""
+def open_at(uri: str, attempts: int | None = None) -> AzureStore:
+    """Return the store; sends no request. Raises StoreError: see store.open_store."""
     place = _place(uri)
     try:
         import azure.identity
@@ -49,40 +49,61 @@ def mirror(uri: str) -> AzureMirror:
     except ModuleNotFoundError as error:
         if error.name not in ("azure", "azure.identity", "azure.storage", "azure.storage.blob"):  # present but broken
             raise
-        raise TaskError(
-            f"checkpoint.mirror {uri!r} needs Azure's packages, which are not installed here; `pip install "
+        raise StoreError(
+            f"{uri!r} needs Azure's packages, which are not installed here; `pip install "
             "azure-storage-blob azure-identity` on the machines of the job, or add them to the image"
         ) from error
     for name in ("azure", "msal"):  # this module reports failures and retries in a sentence of its own
         if logging.getLogger(name).level == logging.NOTSET:  # otherwise the user's code wants the messages
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    return AzureMirror(place)
+    return AzureStore(place, lambda: azure_access.connect(place, attempts))
 
 
-class AzureMirror:
-    """The blobs of a container below `prefix/`; names in this class omit the prefix. See mirror.Mirror."""
+class AzureStore:
+    """The blobs of a container below `prefix/`; names in this class omit the prefix. See store.Store.
 
-    def __init__(self, place: azure_access.BlobLocation) -> None:
-        self._place = place
+    `connect` returns Azure's client of the container, and the identity it uses. The version is the blob's ETag.
+    """
+
+    def __init__(self, place: azure_access.BlobLocation, connect: Callable[[], tuple[Any, str]]) -> None:
+        self._place, self._connect = place, connect
         self._above = f"{place.prefix}/" if place.prefix else ""
         self._client: Any = None
         self._who = ""
 
-    def put(self, path: Path, name: str) -> None:
-        """Upload the file; a large file in blocks, none visible until all have arrived."""
+    def put(self, source: Path | bytes, name: str) -> None:
+        """Upload the file or the bytes; a large file in blocks, none visible until all have arrived."""
         with self._asking() as client:
-            _upload(path, client.get_blob_client(self._above + name))
+            _upload(source, client.get_blob_client(self._above + name))
 
     def get(self, name: str, path: Path) -> None:
-        """Download the blob to a partial file beside the path, then rename."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        with self._asking(name) as client:
+        """Download the blob to a temporary file beside the path, then rename."""
+        with whole_file(path) as partial, self._asking(name) as client:
+            _download(client.get_blob_client(self._above + name), partial)
+
+    def read(self, name: str) -> tuple[bytes | None, str]:
+        """Return the blob's content and its ETag."""
+        with contextlib.suppress(FileNotFoundError), self._asking(name) as client:
+            found = _read(lambda: client.get_blob_client(self._above + name).download_blob(validate_content="md5"))
+            return found.readall(), str(found.properties.etag)
+        return None, ABSENT
+
+    def put_if(self, data: bytes, name: str, version: str) -> bool:
+        """Replace the blob with that ETag."""
+        from azure.core import MatchConditions
+        from azure.core.exceptions import HttpResponseError
+
+        condition: dict[str, Any] = {"overwrite": False}
+        if version:
+            condition = {"overwrite": True, "etag": version, "match_condition": MatchConditions.IfNotModified}
+        with self._asking() as client:
             try:
-                _download(client.get_blob_client(self._above + name), partial)
-                partial.replace(path)
-            finally:
-                partial.unlink(missing_ok=True)
+                client.get_blob_client(self._above + name).upload_blob(data, validate_content="md5", **condition)
+            except HttpResponseError as error:
+                if error.status_code not in (409, 412) or "Container" in str(getattr(error, "error_code", "")):
+                    raise
+                return False
+            return True
 
     def names(self, prefix: str) -> list[str]:
         """Return the names that begin with `prefix`, over all pages."""
@@ -92,8 +113,8 @@ class AzureMirror:
         files = [blob.name for blob in blobs if (blob.metadata or {}).get("hdi_isfolder") != "true"]
         return sorted(name.removeprefix(self._above) for name in files if not name.endswith("/"))
 
-    def remove(self, name: str) -> None:
-        """Remove the blob, if present, with its snapshots from backups: Azure removes no blob without its snapshots."""
+    def delete(self, name: str) -> None:
+        """Delete the blob, if present, with its snapshots from backups: Azure removes no blob without its snapshots."""
         with contextlib.suppress(FileNotFoundError), self._asking(name) as client:
             client.delete_blob(self._above + name, delete_snapshots="include")
 
@@ -102,10 +123,10 @@ class AzureMirror:
         """Yield the client, and turn every error into an OSError with a sentence. `name`: the requested blob."""
         try:
             if self._client is None:
-                self._client, self._who = azure_access.connect(self._place)
+                self._client, self._who = self._connect()
             yield self._client
         except Exception as error:  # any kind: some errors are not AzureErrors (azureaccess.is_broken_off)
-            failure = azure_access.failure(error, self._place, self._who, name)
+            failure = self._failure(error, name)
             if not isinstance(failure, FileNotFoundError) and self._client is not None:
                 self._client.close()  # the next request asks for credentials again
                 self._client = None
@@ -113,12 +134,15 @@ class AzureMirror:
                 raise
             raise failure from error
 
+    def _failure(self, error: Exception, name: str) -> Exception:
+        return azure_access.failure(error, self._place, self._who, name)
+
 
 def _place(uri: str) -> azure_access.BlobLocation:
     address, mark, _ = uri.partition("?")
     if mark:
-        raise TaskError(
-            f"checkpoint.mirror {address!r} contains a `?`: remove the query; a SAS is a secret, which the job gets "
+        raise StoreError(
+            f"{address!r} contains a `?`: remove the query; a SAS is a secret, which the job gets "
             "as AZURE_STORAGE_SAS_TOKEN (`secrets` in the config)"
         )
     # Not by urlsplit: a `#` would end the prefix.
@@ -127,19 +151,20 @@ def _place(uri: str) -> azure_access.BlobLocation:
     elif match := _HADOOP.fullmatch(uri):
         host, container, prefix = match[2].lower().replace(".dfs.", ".blob.", 1), match[1], match[3] or ""
     else:
-        raise TaskError(f"checkpoint.mirror {uri!r} is no address of Azure's blob storage; write it as in {_FORMS}")
+        raise StoreError(f"{uri!r} is no address of Azure's blob storage; write it as in {_FORMS}")
     if not re.fullmatch(_CONTAINER, container):
-        raise TaskError(f"checkpoint.mirror {uri!r} names no container; write it as in {_FORMS}")
+        raise StoreError(f"{uri!r} names no container; write it as in {_FORMS}")
     return azure_access.BlobLocation(host, container, prefix.strip("/"))
 
 
-def _upload(path: Path, blob: Any) -> None:
+def _upload(source: Path | bytes, blob: Any) -> None:
     from azure.storage.blob import BlobBlock
 
-    size = path.stat().st_size
-    if size <= _BLOCK_BYTES:
-        blob.upload_blob(path.read_bytes(), overwrite=True, validate_content="md5")
+    if isinstance(source, bytes) or source.stat().st_size <= _BLOCK_BYTES:
+        data = source if isinstance(source, bytes) else source.read_bytes()
+        blob.upload_blob(data, overwrite=True, validate_content="md5")
         return
+    size = source.stat().st_size
     length = max(_BLOCK_BYTES, -(-size // _MOST_BLOCKS))
     # The ids are unique to this call, so that a list never mixes the blocks of two writers. All ids have one length:
     # Azure keeps the blocks of a killed process for a week, and refuses ids of another length beside them (the reason
@@ -148,7 +173,7 @@ def _upload(path: Path, blob: Any) -> None:
     ids = [f"{put}{index:05}" for index in range(-(-size // length))]
 
     def stage(index: int) -> None:
-        with path.open("rb") as file:
+        with source.open("rb") as file:
             file.seek(index * length)
             blob.stage_block(ids[index], file.read(length), validate_content="md5")
 

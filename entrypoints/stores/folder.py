@@ -1,0 +1,99 @@
+"""A folder as a store, for instance on a network share."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cloudtrain.entrypoints.stores.store import ABSENT, StoreError, whole_file
+
+__all__ = ["FolderStore", "open_at"]
+
+LOCK_S = 20.0  # how long a writer waits for the lock; a holder needs the lock for a single small write
+
+
+def open_at(uri: str, attempts: int | None = None) -> FolderStore:
+    """Return the store for a path or `file:///PATH`."""
+    rest = uri.removeprefix("file:")
+    return FolderStore(Path(f"/{rest[2:].partition('/')[2]}" if rest.startswith("//") else rest).absolute())
+
+
+class FolderStore:
+    """The files of a folder. See store.Store. The version is the SHA-256 hash of the content."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def put(self, source: Path | bytes, name: str) -> None:
+        """Copy to a temporary file, then rename: a reader sees the old file or the new file."""
+        with whole_file(self._root / name) as partial:
+            if isinstance(source, Path):
+                shutil.copyfile(source, partial)
+            else:
+                partial.write_bytes(source)
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def get(self, name: str, path: Path) -> None:
+        """Copy the file to the path."""
+        with whole_file(path) as partial:
+            shutil.copyfile(self._root / name, partial)
+
+    def read(self, name: str) -> tuple[bytes | None, str]:
+        """Return the content and its version. Raises FileNotFoundError if the folder itself is missing."""
+        try:
+            data = (self._root / name).read_bytes()
+        except FileNotFoundError:
+            if not self._root.is_dir():  # a disk that is not mounted is not an empty store
+                raise
+            return None, ABSENT
+        return data, hashlib.sha256(data).hexdigest()
+
+    def put_if(self, data: bytes, name: str, version: str) -> bool:
+        """Replace `version` of the file, under a lock file in the same folder."""
+        path = self._root / name
+        with _lock(path):
+            if self.read(name)[1] != version:
+                return False
+            self.put(data, name)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+            return True
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the files' names below the root that begin with `prefix`."""
+        found = (path.relative_to(self._root).as_posix() for path in self._root.rglob("*") if path.is_file())
+        return sorted(name for name in found if name.startswith(prefix) and not name.endswith((".tmp", ".lock")))
+
+    def delete(self, name: str) -> None:
+        """Delete the file, if present."""
+        (self._root / name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold the file's lock; the kernel releases the lock when the process ends, also after a crash."""
+    end = time.monotonic() + LOCK_S
+    # flock over NFS needs a file opened for writing. Mode 0o666, since another user's umask must not lock us out.
+    file = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise StoreError(f"the lock is held for long: {path}.lock", is_passing=True) from None
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(file)

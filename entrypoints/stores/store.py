@@ -1,0 +1,89 @@
+"""Named objects in a store, by one protocol: a folder, S3, Azure blob storage, or Cloud Storage."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+__all__ = ["ABSENT", "MODULES", "Store", "StoreError", "open_store", "whole_file"]
+
+ABSENT = ""  # the version of a missing object
+_FOLDER = "cloudtrain.entrypoints.stores.folder"
+# Scheme of a uri -> module with a function `open_at(uri, attempts) -> Store`. A new store needs a line in this table
+# and in launcher/config/rules.py, which refuses unknown schemes.
+MODULES = {
+    "s3": "cloudtrain.entrypoints.stores.s3",
+    "gs": "cloudtrain.entrypoints.stores.gcs",
+    **dict.fromkeys(("https", "abfss", "wasbs"), "cloudtrain.entrypoints.stores.azure"),
+}
+
+
+class StoreError(OSError):
+    """The address is wrong, or the store refuses a request; the message names the cure.
+
+    `is_passing`: a later try may succeed.
+    """
+
+    def __init__(self, message: str, *, is_passing: bool = False) -> None:
+        super().__init__(message)
+        self.is_passing = is_passing
+
+
+class Store(Protocol):
+    """A flat store of named objects below one address. Thread-safe.
+
+    Every object is stored completely or not at all, and its checksum is compared in both directions. A large object
+    goes in parts; a failed part is sent again, not the whole object. Every call raises PermissionError without a right
+    or credentials, ConnectionError if the store does not answer, StoreError for other refusals.
+    """
+
+    def put(self, source: Path | bytes, name: str) -> object:
+        """Store the file, or the bytes, under a name such as `step-00000120/manifest.json`."""
+
+    def get(self, name: str, path: Path) -> object:
+        """Copy the object to the path. Raises FileNotFoundError."""
+
+    def read(self, name: str) -> tuple[bytes | None, str]:
+        """Return a small object's content and its version; None and ABSENT if the object is missing."""
+
+    def put_if(self, data: bytes, name: str, version: str) -> bool:
+        """Replace the object if it still has `version`; return False at a different version, without a change.
+
+        A request whose answer was lost is sent again: False does not prove that the data was not stored.
+        """
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the sorted names that begin with `prefix`."""
+
+    def delete(self, name: str) -> None:
+        """Delete the object, if present."""
+
+
+def open_store(uri: str, attempts: int | None = None) -> Store:
+    """Return the store at the uri; sends no request. `attempts` overrides the store's number of tries of a request.
+
+    Raises StoreError for an unknown scheme, a bad address, or a missing package.
+    """
+    scheme = urlsplit(uri).scheme
+    if scheme not in ("", "file", *MODULES):
+        known = ", ".join(f"{name}://" for name in MODULES)
+        raise StoreError(f"{uri!r}: this version knows no {scheme}:// store, only folders and {known}")
+    open_at: Callable[[str, int | None], Store] = importlib.import_module(MODULES.get(scheme, _FOLDER)).open_at
+    return open_at(uri, attempts)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the same folder; rename the file to `path` at the end, remove the file on an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{secrets.token_hex(8)}.tmp")  # short: `path` may have the longest name of a disk
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
