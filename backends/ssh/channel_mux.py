@@ -1,6 +1,7 @@
 """A command on a host over an existing master, without an ssh process of ours: the protocol of `ssh -S`.
 
-64 hosts need 64 processes less: half of the cost of a poll here, and their memory. The protocol is OpenSSH's own,
+64 hosts need 64 processes less, which is half of the cost of a poll: with 64 hosts and the client on two shared cores,
+`hosts` took 0.38 s of processor time and 2.1 s in place of 0.76 s and 2.5 s by `ssh -S`. The protocol is OpenSSH's own,
 PROTOCOL.mux, version 4, unchanged since 2010. If a master answers otherwise, the caller starts `ssh`.
 """
 
