@@ -88,7 +88,7 @@ def as_lines(rows: Sequence[BudgetRow], columns: int | None = None) -> list[str]
 
 def _budget_json(row: BudgetRow) -> dict[str, Any]:
     standing, budget = row.standing, row.standing.budget
-    mean_micro = standing.mean_left_micro()
+    mean_micro = standing.mean_left_micro
     limited = row.is_limited
     return {
         "project": budget.project or None,
@@ -152,7 +152,7 @@ def _means(rows: Sequence[BudgetRow]) -> list[str]:
         f"{_short(row.standing.budget.project)}: {amount(down(left_micro))} left if what runs costs"
         f" {row.standing.mean_percent} % of its worst, as before"
         for row in rows
-        if row.is_limited and row.standing.held and (left_micro := row.standing.mean_left_micro()) is not None
+        if row.is_limited and row.standing.held and (left_micro := row.standing.mean_left_micro) is not None
     ]
 
 

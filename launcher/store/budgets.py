@@ -112,16 +112,12 @@ class Standing:
             return None
         return -(-self.settled_micro * 100 // self.expected_micro)
 
-    def overcommit_for(self, amount_micro: int) -> int:
-        """Return the least `overcommit_percent` at which the amount fits."""
-        unspent = max(1, self.budget.limit_micro - self.spent_micro)
-        return -(-(self.reserved_micro + amount_micro) * 100 // unspent)
-
-    def mean_left_micro(self, amount_micro: int = 0) -> int | None:
-        """Return the remaining money if all reservations and this amount cost as much as jobs do on average."""
+    @property
+    def mean_left_micro(self) -> int | None:
+        """The remaining money if all reservations cost as much as jobs do on average."""
         if self.mean_percent is None:
             return None
-        expected = -(-(self.reserved_micro + amount_micro) * self.mean_percent // 100)
+        expected = -(-self.reserved_micro * self.mean_percent // 100)
         return self.budget.limit_micro - self.spent_micro - expected
 
 
@@ -207,31 +203,15 @@ def _hint(standings: Sequence[Standing], amount_micro: int | None) -> str:
         return "wait for its end, or stop it: cloudtrain budget show"
     wait = ", wait for a job's end" if any(standing.held for standing in short) else ""
     raised = " && ".join(_raising(standing, amount_micro) for standing in short)
-    shorter = f"take a shorter limits.max_duration or fewer instances{wait}, or raise the budget: {raised}"
-    means = [(standing.mean_percent, standing.mean_left_micro(amount_micro)) for standing in short]
-    more = max(standing.overcommit_for(amount_micro) for standing in short)
-    alone = any(amount_micro > standing.budget.limit_micro - standing.spent_micro for standing in short)
-    if not alone and more <= MOST_OVERCOMMIT_PERCENT and all(left is not None and left >= 0 for _, left in means):
-        percent = max(percent or 0 for percent, _ in means)
-        let_in = " && ".join(
-            _setting(each.budget, each.budget.limit_micro, each.overcommit_for(amount_micro)) for each in short
-        )
-        return (
-            f"ended jobs have cost {percent} % of their worst cases on average; at this average the job would fit; "
-            f"to accept the job: {let_in}\n  hint: or {shorter}"
-        )
-    return shorter
+    return f"take a shorter limits.max_duration or fewer instances{wait}, or raise the budget: {raised}"
 
 
 def _raising(standing: Standing, amount_micro: int) -> str:
     """Return the command that raises the limit by just enough, rounded up to whole cents."""
     percent = standing.budget.overcommit_percent
     unspent_micro = max(amount_micro, -(-(standing.reserved_micro + amount_micro) * 100 // percent))
-    return _setting(standing.budget, -(-(standing.spent_micro + unspent_micro) // 10_000) * 10_000, percent)
-
-
-def _setting(budget: LedgerBudget, limit_micro: int, overcommit_percent: int) -> str:
-    words = ["cloudtrain budget set", budget.project, format_money(limit_micro).replace(" ", "")]
-    words += ["--month"] if budget.period == "month" else []
-    words += [f"--overcommit {overcommit_percent / 100:g}"] if overcommit_percent != 100 else []
+    limit_micro = -(-(standing.spent_micro + unspent_micro) // 10_000) * 10_000
+    words = ["cloudtrain budget set", standing.budget.project, format_money(limit_micro).replace(" ", "")]
+    words += ["--month"] if standing.budget.period == "month" else []
+    words += [f"--overcommit {percent / 100:g}"] if percent != 100 else []
     return " ".join(word for word in words if word)

@@ -114,14 +114,11 @@ def test_overcommitment_is_not_for_a_single_job() -> None:
     assert caught.value.hint.endswith("or raise the budget: cloudtrain budget set vision 100.01USD --overcommit 1.2")
 
 
-def test_refusal_names_the_overcommitment_that_would_admit_the_job() -> None:
-    """Ended jobs have cost half of their worst cases; the hint has the figure and the command."""
-    known = standing(100, 0, (90,), settled_micro=50, expected_micro=100)
-    known = Standing(**{**vars(known), "settled_count": 5})
-    with pytest.raises(BudgetError) as caught:
-        require_room([known], 20 * USD)
-    assert "50 % of their worst cases" in caught.value.hint
-    assert ": cloudtrain budget set vision 100USD --overcommit 1.1\n" in caught.value.hint
+def test_mean_of_ended_jobs_gives_the_expected_rest() -> None:
+    """Ended jobs have cost half of their worst cases: of 100 USD with 90 reserved, 55 remain; two jobs are too few."""
+    known = replace(standing(100, 0, (90,), settled_micro=50, expected_micro=100), settled_count=5)
+    assert (known.mean_percent, known.mean_left_micro) == (50, 55 * USD)
+    assert replace(known, settled_count=2).mean_left_micro is None
 
 
 def test_needed_and_left_are_printed_differently() -> None:
