@@ -10,6 +10,7 @@ from cloudtrain.entrypoints.format import down, usd
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault
 from cloudtrain.launcher.store.budgets import OVERALL, Standing, refusal
 from cloudtrain.launcher.store.home import where
+from cloudtrain.launcher.text.money import as_usd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,7 +150,7 @@ def _dump(standing: Standing) -> dict[str, Any]:
     return {
         "project": standing.budget.project or None,
         "period": standing.budget.period,
-        "limit_usd": standing.budget.limit_micro / 1e6,
-        "left_usd": standing.left_micro / 1e6,
-        "room_usd": standing.room_micro / 1e6,
+        "limit_usd": as_usd(standing.budget.limit_micro),
+        "left_usd": as_usd(standing.left_micro),
+        "room_usd": as_usd(standing.room_micro),
     }

@@ -12,6 +12,7 @@ import click
 
 from cloudtrain.entrypoints.format import amount, down, up
 from cloudtrain.launcher.store.budgets import OVERALL, Held, Standing
+from cloudtrain.launcher.text.money import as_usd
 from cloudtrain.launcher.text.tables import table
 from cloudtrain.launcher.text.terminal import when
 
@@ -55,7 +56,7 @@ def as_json(
                 "job": held.job_id,
                 "attempt": held.attempt,
                 "project": held.project or None,
-                "amount_usd": None if held.amount_micro is None else held.amount_micro / 1e6,
+                "amount_usd": as_usd(held.amount_micro),
                 "created_s": held.created_s,
                 "by": held.by or None,
                 "ledger": place,
@@ -63,7 +64,7 @@ def as_json(
             for place, held in _holders(rows)
         ],
         "spent_usd": [
-            {"project": project or None, "months": {month: micro / 1e6 for month, micro in each.items()}}
+            {"project": project or None, "months": {month: as_usd(micro) for month, micro in each.items()}}
             for project, each in months.items()
         ],
         "unpriced": list(unpriced),
@@ -88,20 +89,19 @@ def as_lines(rows: Sequence[BudgetRow], columns: int | None = None) -> list[str]
 
 def _budget_json(row: BudgetRow) -> dict[str, Any]:
     standing, budget = row.standing, row.standing.budget
-    mean_micro = standing.mean_left_micro
     limited = row.is_limited
     return {
         "project": budget.project or None,
         "period": budget.period,
         "month": standing.month if budget.period == "month" else None,
         "ledger": row.place,
-        "limit_usd": budget.limit_micro / 1e6 if limited else None,
+        "limit_usd": as_usd(budget.limit_micro if limited else None),
         "overcommit": budget.overcommit_percent / 100 if limited else None,
-        "spent_usd": standing.spent_micro / 1e6,
-        "reserved_usd": standing.reserved_micro / 1e6,
-        "left_usd": standing.left_micro / 1e6 if limited else None,
-        "room_usd": standing.room_micro / 1e6 if limited else None,
-        "mean_left_usd": mean_micro / 1e6 if limited and mean_micro is not None else None,
+        "spent_usd": as_usd(standing.spent_micro),
+        "reserved_usd": as_usd(standing.reserved_micro),
+        "left_usd": as_usd(standing.left_micro if limited else None),
+        "room_usd": as_usd(standing.room_micro if limited else None),
+        "mean_left_usd": as_usd(standing.mean_left_micro if limited else None),
         "price_unknown": [held.job_id for held in standing.unknown],
     }
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.entrypoints.format import dollars
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.store import loss_bins
+from cloudtrain.launcher.text.money import as_usd
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Achieved", "CostPoint", "achieved", "as_json", "in_words", "last_words", "points"]
 
 _WINDOW = 0.2  # the last fifth of the money is compared with the fifth before
-_MILLION = 1e6
+_UNITS = {"epoch": 1.0, "samples": 1e6, "tokens": 1e6}
 
 
 @dataclass(frozen=True)
@@ -36,30 +37,26 @@ class CostPoint:
 class Achieved:
     """Prices in micro-dollars, not rounded, since they may be small; None if the job reports no such figure."""
 
-    epoch_micro: float | None
-    million_samples_micro: float | None
-    million_tokens_micro: float | None
-    loss_micro: float | None  # for a decrease of 1.0 in loss, from the first step to the last fifth of the money
-    last_micro: int | None  # the last fifth of the money ...
-    last_loss: float | None  # ... and the decrease in loss during that fifth; negative if the loss rose
+    epoch_micro: float | None = None
+    million_samples_micro: float | None = None
+    million_tokens_micro: float | None = None
+    loss_micro: float | None = None  # for a decrease of 1.0 in loss, from the first step to the last fifth of the money
+    last_micro: int | None = None  # the last fifth of the money ...
+    last_loss: float | None = None  # ... and the decrease in loss during that fifth; negative if the loss rose
 
 
 def achieved(attempts: Sequence[Attempt], now_s: float) -> Achieved:
     """Return the unit costs; all are None if the job costs no money or its price is unknown."""
     spent = meter.spent_micro(meter.legs_of(attempts), now_s)
     if not spent:
-        return Achieved(None, None, None, None, None, None)
-    samples, tokens = _latest(attempts, "samples"), _latest(attempts, "tokens")
+        return Achieved()
     found = points(attempts, now_s)
-    last_micro, last_loss = _last(found)
-    return Achieved(
-        _each(spent, _latest(attempts, "epoch")),
-        _each(spent, None if samples is None else samples / _MILLION),
-        _each(spent, None if tokens is None else tokens / _MILLION),
-        _each(spent, _gained(found)),
-        last_micro,
-        last_loss,
-    )
+    window = round(_WINDOW * (found[-1].spent_micro - found[0].spent_micro)) if found else 0
+    late, early = _mean(found, 0, max(1, window)), _mean(found, window, 2 * window)
+    epoch, samples, tokens = (_each(spent, _latest(attempts, key), unit) for key, unit in _UNITS.items())
+    loss = _each(spent, None if late is None else found[0].loss - late)
+    drop = None if late is None or early is None else early - late
+    return Achieved(epoch, samples, tokens, loss, None if drop is None else window, drop)
 
 
 def points(attempts: Sequence[Attempt], now_s: float) -> list[CostPoint]:
@@ -80,11 +77,11 @@ def points(attempts: Sequence[Attempt], now_s: float) -> list[CostPoint]:
 def as_json(paid: Achieved) -> dict[str, Any]:
     """Return the prices in dollars, with stable names."""
     return {
-        "epoch_usd": _dollars(paid.epoch_micro),
-        "million_samples_usd": _dollars(paid.million_samples_micro),
-        "million_tokens_usd": _dollars(paid.million_tokens_micro),
-        "loss_usd": _dollars(paid.loss_micro),
-        "last_usd": _dollars(paid.last_micro),
+        "epoch_usd": as_usd(paid.epoch_micro),
+        "million_samples_usd": as_usd(paid.million_samples_micro),
+        "million_tokens_usd": as_usd(paid.million_tokens_micro),
+        "loss_usd": as_usd(paid.loss_micro),
+        "last_usd": as_usd(paid.last_micro),
         "last_loss_drop": paid.last_loss,
     }
 
@@ -116,34 +113,13 @@ def _latest(attempts: Sequence[Attempt], key: str) -> float | None:
     return None
 
 
-def _each(spent_micro: int, units: float | None) -> float | None:
-    return spent_micro / units if units is not None and units > 0 else None
+def _each(spent_micro: int, count: float | None, unit: float = 1.0) -> float | None:
+    return spent_micro * unit / count if count is not None and count > 0 else None
 
 
-def _gained(found: Sequence[CostPoint]) -> float | None:
-    """Return the decrease in loss from the first step to the mean of the last fifth of the money."""
-    if len(found) < 2:
-        return None
-    begin, end = found[0].spent_micro, found[-1].spent_micro
-    now = _mean([each for each in found if each.spent_micro > end - _WINDOW * (end - begin)] or found[-1:])
-    return None if now is None else found[0].loss - now
-
-
-def _last(found: Sequence[CostPoint]) -> tuple[int | None, float | None]:
-    """Return the last fifth of the money, and the mean loss before it minus that in it; single steps are too noisy."""
-    if len(found) < 2:
-        return None, None
-    begin, end = found[0].spent_micro, found[-1].spent_micro
-    width = round(_WINDOW * (end - begin))
-    late = _mean([each for each in found if each.spent_micro > end - width])
-    early = _mean([each for each in found if end - 2 * width < each.spent_micro <= end - width])
-    return (None, None) if width == 0 or late is None or early is None else (width, early - late)
-
-
-def _mean(some: Sequence[CostPoint]) -> float | None:
+def _mean(found: Sequence[CostPoint], after: int, before: int) -> float | None:
+    """Return the mean loss from `before` to `after` micro-dollars before the end; single steps are too noisy."""
+    end = found[-1].spent_micro if found else 0
+    some = [each for each in found if end - before < each.spent_micro <= end - after]
     count = sum(each.count for each in some)
     return sum(each.loss * each.count for each in some) / count if count else None
-
-
-def _dollars(micro: float | None) -> float | None:
-    return None if micro is None else micro / _MILLION

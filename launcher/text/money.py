@@ -38,6 +38,6 @@ def moment(time_s: float | None) -> str:
     return "-" if time_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_s))
 
 
-def as_usd(micro: int | None) -> float | None:
+def as_usd(micro: float | None) -> float | None:
     """Return micro-dollars as a number of dollars, for JSON."""
     return None if micro is None else micro / _MICRO
