@@ -2,144 +2,62 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from wholejobs import (
+    Results,
+    as_script,
+    assert_equal,
+    config_of,
+    events,
+    line_numbers,
+    losses,
+    run_whole,
+    train_digits,
+    weights,
+    write_task,
+)
 
 from doubles.azure.handle import ACCOUNT, CONTAINER, GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
-WHERE = f"subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, region: {REGION}"
-TASK = """
-import time, torch
-def model(params): torch.manual_seed(0); return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
-class Data(torch.utils.data.Dataset):
-    def __len__(self): return 256
-    def __getitem__(self, i):
-        time.sleep(0.01)
-        g = torch.Generator().manual_seed(i)
-        x = torch.randn(8, generator=g)
-        return x, x.sum(0, keepdim=True)
-def dataset(params, split): return Data() if split == "train" else None
-def loss(model, batch): return ((model(batch[0]) - batch[1]) ** 2).mean()
-"""  # noqa: E501
-CONFIG = f"""\
-name: j
-backend: azureml
-task: task.py
-env: {{OMP_NUM_THREADS: "1"}}
-resources: {{instances: 2, instance_type: Standard_NC4as_T4_v3, spot: true}}
-distributed: {{nproc_per_node: 1}}
-training:
-  strategy: ddp
-  precision: fp32
-  global_batch_size: 16
-  max_steps: 100
-  optimizer: {{name: adamw, lr: 1e-2}}
-  log_every: 10
-  seed: 3
-checkpoint: {{every_steps: 10, keep: 3}}
-limits: {{max_duration: 1h}}
-retry: {{max_attempts: 3}}
-azureml: {{{WHERE}}}
-"""
-
-
-@dataclass(frozen=True)
-class Whole:
-    """The result of an undisturbed run."""
-
-    losses: dict[int, float]
-    weights: dict[str, torch.Tensor]
-
-
-_whole: list[Whole] = []
+CONFIG = config_of(
+    "azureml",
+    "Standard_NC4as_T4_v3",
+    f"subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, region: {REGION}",
+    "distributed: {nproc_per_node: 1}\nretry: {max_attempts: 3}\n",
+)
+_whole: list[Results] = []
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a project's folder."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "task.py").write_text(TASK)
-    (folder / "cloudtrain.yaml").write_text(CONFIG)
-    return folder
-
-
-def events(lines: str, name: str) -> list[dict[str, Any]]:
-    """Return the events of the given name among lines of `logs --json`."""
-    told = (json.loads(line).get("event") for line in lines.splitlines())
-    return [event for event in told if event and event["e"] == name]
-
-
-def losses(cli: Any, job: str, *attempts: int) -> dict[int, float]:
-    """Return the losses by step, from the job's log."""
-    found: dict[int, float] = {}
-    for attempt in attempts or (1,):
-        lines = cli("logs", job, "--json", "--raw", "--attempt", attempt).stdout
-        found |= {event["step"]: event["loss"] for event in events(lines, "step")}
-    return found
-
-
-def weights(cli: Any, job: str, folder: Path) -> dict[str, torch.Tensor]:
-    """Return the job's exported weights, fetched as a user would."""
-    fetched = cli("artifacts", job, "-o", folder / f"{job}-output", "--json")
-    assert fetched.code == 0, fetched.stderr
-    [file] = [path for path in fetched.json["files"] if path.endswith("model.pt")]
-    return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
-
-
-def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    """Assert that the weights are the same, bit for bit."""
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    return write_task(tmp_path / "project", CONFIG)
 
 
 @pytest.fixture
-def whole(cli: Any, azure_account: Azure, folder: Path) -> Whole:
+def whole(cli: Any, azure_account: Azure, folder: Path) -> Results:
     """Return the result of the same job without disturbance; run once for all tests."""
     if not _whole:
-        assert cli("submit", "--force", "-y", "--name", "whole", cwd=folder).code == 0
-        _whole.append(Whole(losses(cli, "whole"), weights(cli, "whole", folder)))
+        _whole.append(run_whole(cli, folder))
     return _whole[0]
-
-
-def as_script(folder: Path, text: str) -> None:
-    """Make the project's job a script."""
-    (folder / "train.py").write_text(text)
-    config = CONFIG.replace("task: task.py", "script: train.py\ndistributed: {allow_alone: true}", 1)
-    config = config.replace("distributed: {nproc_per_node: 1}\n", "")
-    (folder / "cloudtrain.yaml").write_text(config[: config.index("training:")] + config[config.index("limits:") :])
 
 
 @pytest.mark.soak  # the tutorial's test trains a whole task on Azure ML
 def test_digits_example_reaches_its_accuracy(cli: Any, azure_account: Azure, tmp_path: Path) -> None:
     """The README's example on two instances: 97 % of unseen samples, and the weights are fetched."""
-    shutil.copytree(ROOT / "examples/digits", tmp_path / "digits")
     where = ("subscription", SUBSCRIPTION), ("resource_group", GROUP), ("workspace", WORKSPACE)
-    more = ("resources.accelerators=null", "resources.spot=false", "budget=null", "env={OMP_NUM_THREADS: '1'}")
-    settings = [*more, *(f"azureml.{key}={value}" for key, value in where)]
-    given = [part for setting in settings for part in ("--set", setting)]
-    command = ("submit", "--force", "-y", "--name", "digits", "--backend", "azureml", "--instances", "2", *given)
-    done = cli(*command, "--instance-type", "Standard_D4s_v5", cwd=tmp_path / "digits", timeout_s=280)
-    assert done.code == 0, done.stdout + done.stderr
-    status = cli("status", "digits", "--json").json
-    assert status["metrics"]["accuracy"] >= 0.97
-    assert (status["step"], status["state"]) == (500, "succeeded")
-    assert weights(cli, "digits", tmp_path)
+    train_digits(cli, tmp_path, "azureml", "Standard_D4s_v5", *(f"azureml.{key}={value}" for key, value in where))
     assert azure_account.unserved() == []
 
 
 def test_preemption_that_restarts_changes_nothing(
-    cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: Whole
+    cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: Results
 ) -> None:
     """Preempted in mid-run, the run restarts on new machines with new log files: the weights are the same."""
     azure_account.settings(restart_logs="replace")
@@ -158,7 +76,7 @@ def test_preemption_that_restarts_changes_nothing(
 
 
 def test_preemption_that_fails_is_retried(
-    cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: Whole
+    cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: Results
 ) -> None:
     """A follower resends a run that ended in PreemptionError: one job, and the same weights."""
     process = cli.start("submit", "--force", "-y", "--name", "broken", cwd=folder)
@@ -180,7 +98,7 @@ def test_preemption_that_fails_is_retried(
 
 
 def test_without_a_mount_checkpoints_go_to_blob_storage(
-    cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: Whole
+    cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: Results
 ) -> None:
     """Each node has its own disk, which a preemption removes: the job resumes from the copy, bit for bit."""
     mirror = f"checkpoint.mirror=https://{ACCOUNT}.blob.core.windows.net/{CONTAINER}/mirror"
@@ -213,8 +131,7 @@ def test_following_twice_shows_every_line_once(cli: Any, azure_account: Azure, f
     azure_account.fault("run.details", "expired")
     done = cli("logs", "-f", "lines", timeout_s=200)
     for rank in (0, 1):
-        numbers = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith(f"[r{rank}] line")]
-        assert numbers == list(range(3000))
+        assert line_numbers(done.stdout, rank) == list(range(3000))
     assert done.code == 0
 
 

@@ -2,95 +2,52 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from wholejobs import (
+    TASK,
+    as_script,
+    assert_equal,
+    config_of,
+    events,
+    line_numbers,
+    losses,
+    run_whole,
+    train_digits,
+    weights,
+    write_task,
+)
 
 from doubles.aws.handle import ROLE, Aws
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
-TASK = """
-import time, torch
-def model(params): torch.manual_seed(0); return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
-class Data(torch.utils.data.Dataset):
-    def __len__(self): return 256
-    def __getitem__(self, i):
-        time.sleep(0.01)
-        g = torch.Generator().manual_seed(i)
-        x = torch.randn(8, generator=g)
-        return x, x.sum(0, keepdim=True)
-def dataset(params, split): return Data() if split == "train" else None
-def loss(model, batch): return ((model(batch[0]) - batch[1]) ** 2).mean()
-"""  # noqa: E501
-CONFIG = f"""\
-name: j
-backend: sagemaker
-task: task.py
-env: {{OMP_NUM_THREADS: "1"}}
-resources: {{instances: 2, instance_type: ml.g5.xlarge, spot: true}}
-distributed: {{nproc_per_node: 1}}
-training:
-  strategy: ddp
-  precision: fp32
-  global_batch_size: 16
-  max_steps: 100
-  optimizer: {{name: adamw, lr: 1e-2}}
-  log_every: 10
-  seed: 3
-checkpoint: {{every_steps: 10, keep: 3}}
-limits: {{max_duration: 1h}}
-sagemaker: {{role: "{ROLE}", bucket: cloudtrain-tests}}
-"""
+CONFIG = config_of(
+    "sagemaker",
+    "ml.g5.xlarge",
+    f'role: "{ROLE}", bucket: cloudtrain-tests',
+    "distributed: {nproc_per_node: 1}\n",
+)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a project's folder."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "task.py").write_text(TASK)
-    (folder / "cloudtrain.yaml").write_text(CONFIG)
-    return folder
-
-
-def events(lines: str, name: str) -> list[dict[str, Any]]:
-    """Return the events of the given name among lines of `logs --json`."""
-    told = (json.loads(line).get("event") for line in lines.splitlines())
-    return [event for event in told if event and event["e"] == name]
-
-
-def weights(cli: Any, job: str, folder: Path) -> dict[str, torch.Tensor]:
-    """Return the job's exported weights, fetched as a user would."""
-    fetched = cli("artifacts", job, "-o", folder / f"{job}-output", "--json")
-    assert fetched.code == 0, fetched.stderr
-    [file] = [path for path in fetched.json["files"] if path.endswith("model.pt")]
-    return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
+    return write_task(tmp_path / "project", CONFIG)
 
 
 @pytest.mark.soak  # the tutorial's test trains a whole task on SageMaker
 def test_digits_example_reaches_its_accuracy(cli: Any, account: Aws, tmp_path: Path) -> None:
     """The README's example on two instances: 97 % of unseen samples, and the weights are fetched."""
-    shutil.copytree(ROOT / "examples/digits", tmp_path / "digits")
-    more = ("resources.accelerators=null", "budget=null", "sagemaker.region=us-east-1", "env={OMP_NUM_THREADS: '1'}")
-    given = [part for setting in (*more, "sagemaker.bucket=cloudtrain-tests") for part in ("--set", setting)]
-    command = ("submit", "--force", "-y", "--name", "digits", "--backend", "sagemaker", "--instances", "2", *given)
-    done = cli(*command, "--instance-type", "ml.m5.xlarge", cwd=tmp_path / "digits", timeout_s=280)
-    assert done.code == 0, done.stdout + done.stderr
-    status = cli("status", "digits", "--json").json
-    assert status["metrics"]["accuracy"] >= 0.97
-    assert (status["step"], status["state"]) == (500, "succeeded")
-    assert weights(cli, "digits", tmp_path)
+    where = "sagemaker.region=us-east-1", "sagemaker.bucket=cloudtrain-tests"
+    train_digits(cli, tmp_path, "sagemaker", "ml.m5.xlarge", *where)
 
 
 def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path, wait_until: Any) -> None:
     """Interrupted in mid-run, new machines resume from S3: equal weights bit for bit, and every step once."""
-    assert cli("submit", "--force", "-y", "--name", "whole", cwd=folder).code == 0
+    whole = run_whole(cli, folder)
     assert cli("submit", "--force", "-d", "-y", "--name", "broken", cwd=folder).code == 0
     wait_until(lambda: "step 30/100" in cli("logs", "broken").stdout, 100, 0.3)
     account.interrupt("broken-1")
@@ -100,12 +57,9 @@ def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path,
     lines = cli("logs", "broken", "--json", "--raw").stdout
     [again] = events(lines, "restart")
     assert again["step"] >= 20
-    one, other = weights(cli, "whole", folder), weights(cli, "broken", folder)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    undisturbed = {e["step"]: e["loss"] for e in events(cli("logs", "whole", "--json", "--raw").stdout, "step")}
-    assert {e["step"]: e["loss"] for e in events(lines, "step")} == undisturbed
-    assert len({e["step"] for e in events(lines, "step")}) == 10
+    assert_equal(weights(cli, "broken", folder), whole.weights)
+    assert losses(cli, "broken") == whole.losses
+    assert len(whole.losses) == 10
 
 
 def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: Path) -> None:
@@ -114,17 +68,15 @@ def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: P
     account.fault("GetLogEvents", "throttle", every=5)
     account.fault("GetLogEvents", "empty", every=7)
     account.fault("DescribeLogStreams", "500", every=3)
-    (folder / "train.py").write_text(
+    as_script(
+        folder,
         "import os, time\nfor n in range(3000):\n    print('line', os.environ['RANK'], n, flush=True)\n"
-        "    time.sleep(0.001)\n"
+        "    time.sleep(0.001)\n",
     )
-    text = CONFIG.replace("task: task.py", "script: train.py").replace("nproc_per_node: 1", "allow_alone: true")
-    (folder / "cloudtrain.yaml").write_text(text[: text.index("training:")] + text[text.index("limits:") :])
     cli.watch("line 1 100", "submit", "--force", "-y", "--name", "lines", cwd=folder)
     done = cli("logs", "-f", "lines", timeout_s=200)
     for rank in (0, 1):
-        numbers = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith(f"[r{rank}] line")]
-        assert numbers == list(range(3000))
+        assert line_numbers(done.stdout, rank) == list(range(3000))
     assert done.code == 0
 
 

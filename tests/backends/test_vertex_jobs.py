@@ -2,139 +2,62 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from wholejobs import (
+    Results,
+    as_script,
+    assert_equal,
+    config_of,
+    events,
+    line_numbers,
+    losses,
+    run_whole,
+    train_digits,
+    weights,
+    write_task,
+)
 
 from doubles.google.handle import BUCKET, PROJECT, REGION, Google
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
-WHERE = f"project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}"
-TASK = """
-import time, torch
-def model(params): torch.manual_seed(0); return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
-class Data(torch.utils.data.Dataset):
-    def __len__(self): return 256
-    def __getitem__(self, i):
-        time.sleep(0.01)
-        g = torch.Generator().manual_seed(i)
-        x = torch.randn(8, generator=g)
-        return x, x.sum(0, keepdim=True)
-def dataset(params, split): return Data() if split == "train" else None
-def loss(model, batch): return ((model(batch[0]) - batch[1]) ** 2).mean()
-"""  # noqa: E501
-CONFIG = f"""\
-name: j
-backend: vertex
-task: task.py
-env: {{OMP_NUM_THREADS: "1"}}
-resources: {{instances: 2, instance_type: n1-standard-4, spot: true}}
-training:
-  strategy: ddp
-  precision: fp32
-  global_batch_size: 16
-  max_steps: 100
-  optimizer: {{name: adamw, lr: 1e-2}}
-  log_every: 10
-  seed: 3
-checkpoint: {{every_steps: 10, keep: 3}}
-limits: {{max_duration: 1h}}
-retry: {{max_attempts: 3}}
-vertex: {{{WHERE}}}
-"""
-
-
-@dataclass(frozen=True)
-class Whole:
-    """The result of an undisturbed run."""
-
-    losses: dict[int, float]
-    weights: dict[str, torch.Tensor]
-
-
-_whole: list[Whole] = []
+CONFIG = config_of(
+    "vertex",
+    "n1-standard-4",
+    f"project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}",
+    "retry: {max_attempts: 3}\n",
+)
+_whole: list[Results] = []
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a project's folder."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "task.py").write_text(TASK)
-    (folder / "cloudtrain.yaml").write_text(CONFIG)
-    return folder
-
-
-def events(lines: str, name: str) -> list[dict[str, Any]]:
-    """Return the events of the given name among lines of `logs --json`."""
-    told = (json.loads(line).get("event") for line in lines.splitlines())
-    return [event for event in told if event and event["e"] == name]
-
-
-def losses(cli: Any, job: str) -> dict[int, float]:
-    """Return the losses by step, from the job's log."""
-    lines = cli("logs", job, "--json", "--raw").stdout
-    return {event["step"]: event["loss"] for event in events(lines, "step")}
-
-
-def weights(cli: Any, job: str, folder: Path) -> dict[str, torch.Tensor]:
-    """Return the job's exported weights, fetched as a user would."""
-    fetched = cli("artifacts", job, "-o", folder / f"{job}-output", "--json")
-    assert fetched.code == 0, fetched.stderr
-    [file] = [path for path in fetched.json["files"] if path.endswith("model.pt")]
-    return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
-
-
-def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    """Assert that the weights are the same, bit for bit."""
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    return write_task(tmp_path / "project", CONFIG)
 
 
 @pytest.fixture
-def whole(cli: Any, google_project: Google, folder: Path) -> Whole:
+def whole(cli: Any, google_project: Google, folder: Path) -> Results:
     """Return the result of the same job without disturbance; run once for all tests."""
     if not _whole:
-        assert cli("submit", "--force", "-y", "--name", "whole", cwd=folder).code == 0
-        _whole.append(Whole(losses(cli, "whole"), weights(cli, "whole", folder)))
+        _whole.append(run_whole(cli, folder))
     return _whole[0]
-
-
-def as_script(folder: Path, text: str) -> None:
-    """Make the project's job a script."""
-    (folder / "train.py").write_text(text)
-    config = CONFIG.replace("task: task.py", "script: train.py\ndistributed: {allow_alone: true}", 1)
-    (folder / "cloudtrain.yaml").write_text(config[: config.index("training:")] + config[config.index("limits:") :])
 
 
 @pytest.mark.soak  # the tutorial's test trains a whole task on Vertex AI
 def test_digits_example_reaches_its_accuracy(cli: Any, google_project: Google, tmp_path: Path) -> None:
     """The README's example on two replicas: 97 % of unseen samples, and the weights are fetched."""
-    shutil.copytree(ROOT / "examples/digits", tmp_path / "digits")
     where = ("project", PROJECT), ("location", REGION), ("staging_bucket", BUCKET)
-    more = ("resources.accelerators=null", "resources.spot=false", "budget=null", "env={OMP_NUM_THREADS: '1'}")
-    settings = [*more, *(f"vertex.{key}={value}" for key, value in where)]
-    given = [part for setting in settings for part in ("--set", setting)]
-    command = ("submit", "--force", "-y", "--name", "digits", "--backend", "vertex", "--instances", "2", *given)
-    done = cli(*command, "--instance-type", "n1-standard-4", cwd=tmp_path / "digits", timeout_s=280)
-    assert done.code == 0, done.stdout + done.stderr
-    status = cli("status", "digits", "--json").json
-    assert status["metrics"]["accuracy"] >= 0.97
-    assert (status["step"], status["state"]) == (500, "succeeded")
-    assert weights(cli, "digits", tmp_path)
+    train_digits(cli, tmp_path, "vertex", "n1-standard-4", *(f"vertex.{key}={value}" for key, value in where))
     assert google_project.unserved() == []
 
 
 def test_killed_replica_changes_nothing(
-    cli: Any, google_project: Google, folder: Path, wait_until: Any, whole: Whole
+    cli: Any, google_project: Google, folder: Path, wait_until: Any, whole: Results
 ) -> None:
     """A machine is lost in mid-run and Vertex AI restarts all replicas, on empty disks: the weights are the same."""
     process = cli.start("submit", "--force", "-y", "--name", "broken", cwd=folder)
@@ -233,8 +156,7 @@ def test_following_twice_shows_every_line_once(cli: Any, google_project: Google,
     process.communicate()
     done = cli("logs", "-f", "lines", timeout_s=200)
     for rank in (0, 1):
-        numbers = [int(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith(f"[r{rank}] line")]
-        assert sorted(numbers) == list(range(1500))
+        assert sorted(line_numbers(done.stdout, rank)) == list(range(1500))
     assert done.code == 0, done.stderr
 
 

@@ -1,0 +1,127 @@
+"""A small training job, its variant as a script, and the results that a test compares."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["TASK", "Results", "as_script", "assert_equal", "config_of", "events", "line_numbers", "losses", "run_whole"]
+__all__ += ["train_digits", "weights", "write_task"]
+
+ROOT = Path(__file__).resolve().parents[1]
+TASK = """
+import time, torch
+def model(params): torch.manual_seed(0); return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 256
+    def __getitem__(self, i):
+        time.sleep(0.01)
+        g = torch.Generator().manual_seed(i)
+        x = torch.randn(8, generator=g)
+        return x, x.sum(0, keepdim=True)
+def dataset(params, split): return Data() if split == "train" else None
+def loss(model, batch): return ((model(batch[0]) - batch[1]) ** 2).mean()
+"""  # noqa: E501
+TRAINING = """\
+training:
+  strategy: ddp
+  precision: fp32
+  global_batch_size: 16
+  max_steps: 100
+  optimizer: {name: adamw, lr: 1e-2}
+  log_every: 10
+  seed: 3
+checkpoint: {every_steps: 10, keep: 3}
+"""
+LIMITS = "limits: {max_duration: 1h}\n"
+
+
+@dataclass(frozen=True)
+class Results:
+    """The result of a run."""
+
+    losses: dict[int, float]
+    weights: dict[str, torch.Tensor]
+
+
+def config_of(backend: str, machine: str, where: str, more: str = "") -> str:
+    """Return the config of the job on two spot machines; `where` is the backend's block."""
+    resources = f"resources: {{instances: 2, instance_type: {machine}, spot: true}}\n"
+    head = f'name: j\nbackend: {backend}\ntask: task.py\nenv: {{OMP_NUM_THREADS: "1"}}\n{resources}'
+    return f"{head}{more}{TRAINING}{LIMITS}{backend}: {{{where}}}\n"
+
+
+def write_task(folder: Path, config: str) -> Path:
+    """Make the folder a project with the job; return the folder."""
+    folder.mkdir()
+    (folder / "task.py").write_text(TASK)
+    (folder / "cloudtrain.yaml").write_text(config)
+    return folder
+
+
+def as_script(folder: Path, text: str) -> None:
+    """Make the project's job a script without a process group."""
+    (folder / "train.py").write_text(text)
+    config = (folder / "cloudtrain.yaml").read_text().replace(TRAINING, "")
+    config = config.replace("distributed: {nproc_per_node: 1}\n", "")
+    script = "script: train.py\ndistributed: {allow_alone: true}"
+    (folder / "cloudtrain.yaml").write_text(config.replace("task: task.py", script, 1))
+
+
+def events(lines: str, name: str) -> list[dict[str, Any]]:
+    """Return the events of the given name among lines of `logs --json`."""
+    told = (json.loads(line).get("event") for line in lines.splitlines())
+    return [event for event in told if event and event["e"] == name]
+
+
+def losses(cli: Any, job: str, *attempts: int) -> dict[int, float]:
+    """Return the losses by step, from the log of the given attempts, by default of the first."""
+    found: dict[int, float] = {}
+    for attempt in attempts or (1,):
+        lines = cli("logs", job, "--json", "--raw", "--attempt", attempt).stdout
+        found |= {event["step"]: event["loss"] for event in events(lines, "step")}
+    return found
+
+
+def weights(cli: Any, job: str, folder: Path) -> dict[str, torch.Tensor]:
+    """Return the job's exported weights, fetched as a user would."""
+    fetched = cli("artifacts", job, "-o", folder / f"{job}-output", "--json")
+    assert fetched.code == 0, fetched.stderr
+    [file] = [path for path in fetched.json["files"] if path.endswith("model.pt")]
+    return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """Assert that the weights are the same, bit for bit."""
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def run_whole(cli: Any, folder: Path) -> Results:
+    """Run the job without disturbance; return its result."""
+    assert cli("submit", "--force", "-y", "--name", "whole", cwd=folder).code == 0
+    return Results(losses(cli, "whole"), weights(cli, "whole", folder))
+
+
+def train_digits(cli: Any, folder: Path, backend: str, machine: str, *settings: str) -> None:
+    """Train the README's example on two machines: 97 % of unseen samples, and the weights are fetched."""
+    shutil.copytree(ROOT / "examples/digits", folder / "digits")
+    more = ("resources.accelerators=null", "resources.spot=false", "budget=null", "env={OMP_NUM_THREADS: '1'}")
+    given = [part for setting in (*more, *settings) for part in ("--set", setting)]
+    command = ("submit", "--force", "-y", "--name", "digits", "--backend", backend, "--instances", "2", *given)
+    done = cli(*command, "--instance-type", machine, cwd=folder / "digits", timeout_s=280)
+    assert done.code == 0, done.stdout + done.stderr
+    status = cli("status", "digits", "--json").json
+    assert status["metrics"]["accuracy"] >= 0.97
+    assert (status["step"], status["state"]) == (500, "succeeded")
+    assert weights(cli, "digits", folder)
+
+
+def line_numbers(shown: str, rank: int) -> list[int]:
+    """Return the numbers of the lines that a rank printed as `line RANK NUMBER`."""
+    return [int(line.split()[-1]) for line in shown.splitlines() if line.startswith(f"[r{rank}] line")]
