@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from concurrent import futures
 from dataclasses import replace
 from typing import Any
 
@@ -284,50 +283,3 @@ def test_late_page_of_many_entries_is_fast(logs: Logs) -> None:
     found = logs.words(f'resource.labels.job_id="7" AND timestamp>="{since}"')
     assert time.process_time() - before < 0.5
     assert found == lines[-900:]
-
-
-def test_real_client_reads_pages(logs: Logs) -> None:
-    """The unmodified google-cloud-logging works over gRPC."""
-    import grpc
-    from google.api_core.exceptions import ResourceExhausted
-    from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
-    from google.cloud.logging_v2.services.logging_service_v2.transports import LoggingServiceV2GrpcTransport
-
-    server, port = served(logs.store)
-    try:
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            client = LoggingServiceV2Client(transport=LoggingServiceV2GrpcTransport(channel=channel))
-            logs.store.write_lines("7", CHIEF, ["a", "b", '{"message": "c", "severity": "ERROR"}'])
-            request = {"resource_names": NAMES, "filter": 'resource.labels.job_id="7"', "page_size": 2}
-            found = list(client.list_log_entries(request=request))
-            assert [entry.json_payload["message"] for entry in found] == ["a", "b", "c"]
-            assert [int(entry.severity) for entry in found] == [200, 200, 500]
-            logs.set(log_reads_a_minute=0)
-            with pytest.raises(ResourceExhausted):
-                client.list_log_entries(request=request)
-    finally:
-        server.stop(0).wait()
-
-
-def served(store: LogStore) -> tuple[Any, int]:
-    """Return a server of the method, and its port."""
-    import grpc
-    from google.cloud.logging_v2.types import ListLogEntriesRequest, ListLogEntriesResponse
-
-    def list_entries(request: Any, context: Any) -> Any:
-        try:
-            return store.list_log_entries(request)
-        except GoogleError as error:
-            context.abort(grpc.StatusCode[error.code], error.message)
-
-    methods = {
-        "ListLogEntries": grpc.unary_unary_rpc_method_handler(
-            list_entries, ListLogEntriesRequest.deserialize, ListLogEntriesResponse.serialize
-        ),
-    }
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    handler = grpc.method_handlers_generic_handler("google.logging.v2.LoggingServiceV2", methods)
-    server.add_generic_rpc_handlers((handler,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    return server, port

@@ -1,4 +1,4 @@
-"""Unmodified clients work with Google's stand-in: Vertex AI by gRPC and REST, Cloud Logging, storage, the SDK."""
+"""Unmodified clients work with Google's stand-in: Vertex AI by gRPC and REST, storage, the SDK."""
 
 from __future__ import annotations
 
@@ -172,27 +172,6 @@ def test_direct_ports_serve_both_transports(google: Google, connect: Callable[..
     with grpc.insecure_channel(url.removeprefix("http://")) as channel:
         insecure = connect(transport=JobServiceGrpcTransport(channel=channel))
         assert list(insecure.list_custom_jobs(parent=LOCATION, metadata=token)) == []
-
-
-@pytest.fixture
-def logging_client(google: Google, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return Cloud Logging's low-level client."""
-    from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
-
-    google.apply(monkeypatch)
-    return LoggingServiceV2Client()
-
-
-@needs_namespaces
-def test_client_reads_a_jobs_log(google: Google, logging_client: Any) -> None:
-    """Pages have the severities of stdout and stderr."""
-    job = google.submit("job", "sh", "-c", "echo one; sleep 0.2; echo two >&2")
-    google.wait(job)
-    text = f'resource.type="ml_job" AND resource.labels.job_id="{job}" AND resource.labels.task_name="workerpool0-0"'
-    request = {"resource_names": [f"projects/{PROJECT}"], "filter": text, "order_by": "timestamp asc", "page_size": 1}
-    told = [(entry.severity, entry.json_payload["message"]) for entry in logging_client.list_log_entries(request)]
-    assert told == [(200, "one"), (500, "two")]
-    assert len(google.journal("logging.list")) >= 2
 
 
 @needs_namespaces

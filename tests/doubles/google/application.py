@@ -9,8 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from google.cloud.logging_v2.types import ListLogEntriesRequest, ListLogEntriesResponse
-
 from doubles.google import accounts, billing, logs, secretmanager
 from doubles.google.calls import UNSERVED, Call, passed
 from doubles.google.errors import GoogleError, error_answer
@@ -146,11 +144,4 @@ def _shown(request: Request, found: Found) -> Any:
 
 def methods(world: World) -> dict[str, Method]:
     """Return the methods of the gRPC server, by their full names."""
-    found = {one.grpc: Method("aiplatform", one.name, one.request, partial(one.function, world)) for one in OPERATIONS}
-
-    def list_entries(call: Call, request: Any) -> Any:
-        told = world.logs.list_log_entries(ListLogEntriesRequest.wrap(request))
-        return ListLogEntriesResponse.pb(told)
-
-    name = "/google.logging.v2.LoggingServiceV2/ListLogEntries"
-    return found | {name: Method("logging", "logging.list", ListLogEntriesRequest.pb(), list_entries)}
+    return {one.grpc: Method("aiplatform", one.name, one.request, partial(one.function, world)) for one in OPERATIONS}

@@ -121,15 +121,6 @@ class LogStore:
                 raise GoogleError("INVALID_ARGUMENT", f"Unsupported order_by: '{order}'")
             return self._page(body, size, _ORDERS[order])
 
-    def list_log_entries(self, request: Any) -> Any:
-        """Answer ListLogEntries; the messages are those of google.cloud.logging_v2.types. Raises GoogleError."""
-        from google.cloud.logging_v2.types import ListLogEntriesRequest, ListLogEntriesResponse
-        from google.protobuf import json_format
-
-        body = json_format.MessageToDict(ListLogEntriesRequest.pb(request))
-        told = json_format.ParseDict(self.list_entries(body), ListLogEntriesResponse.pb()())
-        return ListLogEntriesResponse.wrap(told)
-
     def write_entries(self, body: JSON) -> JSON:
         """Answer entries.write. Raises GoogleError."""
         names = [body.get("logName", ""), *(entry.get("logName", "") for entry in body.get("entries", []))]
