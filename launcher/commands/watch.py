@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import queue
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -15,12 +17,13 @@ from cloudtrain.launcher.job import exit_code
 from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.jobs.watch import Seen
-    from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.jobs.poller import Seen
 
 __all__ = ["command"]
 
 EVERY, LEAST_S = "60s", 1
+CHOOSE_S = 5.0  # for the list of jobs
 
 
 @click.command(
@@ -99,45 +102,53 @@ def _is_live() -> bool:
 
 def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool) -> int:
     from cloudtrain.launcher.jobs import watch as watching
-    from cloudtrain.launcher.jobs.log_fetcher import LogKeeper
-    from cloudtrain.launcher.notices.notifier import Notifier
+    from cloudtrain.launcher.jobs.poller import Pacing, Poller, Seen
+    from cloudtrain.launcher.jobs.watcher import LogKeeper
     from cloudtrain.launcher.store.registry import Registry
 
-    registry = Registry()
-    notifier, logs = Notifier(registry), LogKeeper(registry.folder)
+    registry, found = Registry(), queue.SimpleQueue[Seen]()
+    selection, logs = watching.Selection(registry, names), LogKeeper(registry.folder)
     if not once:
         from cloudtrain.launcher.text.units import format_duration
 
         what = ", ".join(names) or "all jobs"
         say(f"watching {what}, every {format_duration(int(every_s))}; Ctrl-C ends the watch, and no job")
-    over: dict[str, tuple[int, int]] = {}  # job id -> the ended attempt and the exit code
-    while True:
-        jobs = watching.chosen(registry, names, time.time())
-        faults = 0
-        for job in jobs:
-            if (
-                over.get(job.id, (0, 0))[0] == job.attempt.number
-                or (seen := watching.look(registry, notifier, job)) is None
-            ):
-                continue
-            if seen.fault:
-                faults += 1
-                say(f"{job.id}: {seen.fault}")
-                continue
-            if names or job.active or seen.job.active:  # print no line for a job ended earlier
-                _print(registry, seen, as_json=as_json)
-            if not seen.job.active:
-                over[job.id] = (seen.job.attempt.number, exit_code(seen.job.attempt.state))
-            logs.take(seen)
-        is_over = bool(names) and all(job.id in over for job in jobs)
-        if once or is_over:
-            notifier.close()
-            logs.close()
-            return int(faults > 0) if once else next((code for _, code in over.values() if code), 0)
-        time.sleep(every_s)
+    jobs: list[Job] = []
+    codes: dict[str, int] = {}  # of the ended jobs, in the order of their ends
+    faults = polls = 0
+    begin, pacing = watching.notifying(watching.look), Pacing(every_s=lambda: every_s)
+    with Poller(registry.folder, begin, found.put, pacing, once=once) as poller:
+        while True:
+            if not (once and polls) and (changed := selection.news(time.time())) is not None:
+                jobs = changed
+                poller.watch(jobs)
+            if polls == len(jobs) if once else names and len(codes) == len(jobs):
+                break
+            with suppress(queue.Empty):
+                seen = found.get(timeout=CHOOSE_S)
+                polls += 1
+                faults += _take(seen, codes, is_named=bool(names), as_json=as_json)
+                logs.take(seen)
+    logs.close()
+    return int(faults > 0) if once else next((code for code in codes.values() if code), 0)
 
 
-def _print(registry: Registry, seen: Seen, *, as_json: bool) -> None:
+def _take(seen: Seen, codes: dict[str, int], *, is_named: bool, as_json: bool) -> bool:
+    """Print the result of a poll, and store the exit code of an ended job; return whether the poll failed."""
+    job = seen.job
+    if seen.fault is not None:
+        say(f"{job.id}: {seen.fault}")
+        return True
+    if seen.is_mine:
+        if is_named or seen.was_active or job.active:  # print no line for a job ended earlier
+            _print(seen, as_json=as_json)
+        codes.pop(job.id, None)
+        if not job.active:
+            codes[job.id] = exit_code(job.attempt.state)
+    return False
+
+
+def _print(seen: Seen, *, as_json: bool) -> None:
     from cloudtrain.launcher.jobs import watch as watching
     from cloudtrain.launcher.jobs.describe import as_json as describe
 
@@ -145,8 +156,7 @@ def _print(registry: Registry, seen: Seen, *, as_json: bool) -> None:
         print_text([watching.line(seen)])
         return
     alerts = [notice.fields for notice in seen.notices]
-    attempts = registry.attempts(seen.job)
-    print_json({"time_s": round(time.time(), 3), **describe(seen.job, attempts), "alerts": alerts})
+    print_json({"time_s": round(time.time(), 3), **describe(seen.job, list(seen.attempts)), "alerts": alerts})
 
 
 def _install(every: str) -> int:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
+import queue
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
-from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Attempt, Job, exit_code
-from cloudtrain.launcher.jobs import retry
+from cloudtrain.launcher.jobs import retry, watch
 from cloudtrain.launcher.jobs.overview import as_lines
+from cloudtrain.launcher.jobs.poller import Pacing, Poller, Seen
 from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.logs.printer import Printer
 from cloudtrain.launcher.logs.stream import LogStream
@@ -140,51 +140,38 @@ def wait(
     A job that was seen active gets the retries of its config, which are waited for too. `retrying` is off if the user
     has stopped the jobs.
     """
-    notifier = Notifier(registry)
-    try:
-        code = _wait(registry, jobs, timeout_s, tell, notifier, quiet=quiet, retrying=retrying)
-    except BaseException:
-        notifier.close(0.0)
-        raise
-    notifier.close()
-    return code
-
-
-def _wait(
-    registry: Registry,
-    jobs: list[Job],
-    timeout_s: float | None,
-    tell: Callable[[Job], None],
-    notifier: Notifier,
-    *,
-    quiet: bool,
-    retrying: bool,
-) -> int:
-    end = None if timeout_s is None else time.monotonic() + timeout_s
-    codes = {}
-    waiting, seen_active = list(jobs), set()
-    due = dict.fromkeys((job.id for job in jobs), 0.0)
-    while waiting:
-        for job in [job for job in waiting if due[job.id] <= time.monotonic()]:
-            job = refresh(registry, job)
-            notifier.look(job)
-            due[job.id] = time.monotonic() + _pace(job).state_s
-            waiting = [job if other.id == job.id else other for other in waiting]
+    end_s = None if timeout_s is None else time.monotonic() + timeout_s
+    codes: dict[str, int] = {}
+    waiting, unseen, seen_active = {job.id: job for job in jobs}, {job.id for job in jobs}, set[str]()
+    found = queue.SimpleQueue[Seen]()
+    with Poller(registry.folder, watch.notifying(_refreshed), found.put, Pacing(least_s=0.0, rest=0.0)) as poller:
+        poller.take(*jobs)
+        while waiting:
+            left_s = None if end_s is None or unseen else end_s - time.monotonic()
+            try:
+                seen = found.get(timeout=None if left_s is None else max(0.0, left_s))
+            except queue.Empty:
+                if not quiet:
+                    say(f"still running: {', '.join(waiting)}")
+                return 124
+            if seen.fault is not None:
+                raise seen.fault
+            job = seen.job
+            unseen.discard(job.id)
             if job.active:
                 seen_active.add(job.id)
             elif retrying and job.id in seen_active and (again := retry.send_if_due(registry, job)) is not None:
-                waiting = [again if other.id == job.id else other for other in waiting]
-            else:
-                waiting.remove(job)
+                poller.take(again)
+            elif waiting.pop(job.id, None):
                 codes[job.id] = exit_code(job.attempt.state)
                 tell(job)
-        if waiting and end is not None and time.monotonic() >= end:
-            if not quiet:
-                say(f"still running: {', '.join(job.id for job in waiting)}")
-            return 124
-        if waiting:
-            time.sleep(max(0.0, min(min(due[job.id] for job in waiting), end or math.inf) - time.monotonic()))
     return next((code for code in (codes[job.id] for job in jobs) if code), 0)
+
+
+def _refreshed(registry: Registry, notifier: Notifier, job: Job) -> Seen:
+    job = refresh(registry, job)
+    notifier.look(job)
+    return Seen(job)
 
 
 def _follow(registry: Registry, job: Job, view: View, tail: int | None, notifier: Notifier) -> Job:
@@ -279,10 +266,6 @@ def _wanted(view: View) -> Callable[[LogLine], bool] | None:
     """Return a filter of the lines that a tail counts, None for all lines."""
     is_narrow = view.node is not None or view.since_s is not None or view.grep is not None
     return view.wants if is_narrow else None
-
-
-def _pace(job: Job) -> backends.Pace:
-    return backends.load(job.backend).pace(job.attempt.ref) if job.attempt.ref else backends.Pace()
 
 
 def view_of(job: Job, view: View) -> View:

@@ -1,22 +1,60 @@
-"""Polls the backends of many jobs in parallel, within a time limit; a silent backend does not delay the rest."""
+"""Polls jobs in the background: threads for each backend, so that a slow backend delays no job of a different backend.
+
+`list` and `status` ask once, within a time limit (`ask`). `wait`, `watch`, the live view and the page poll until the
+end of the jobs (`Poller`). Each thread has its own registry.
+"""
 
 from __future__ import annotations
 
+import math
 import queue
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
-from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.job import Attempt, Job
+from cloudtrain.launcher.jobs.lanes import Lanes
 from cloudtrain.launcher.jobs.refresh import refresh
+from cloudtrain.launcher.store.quiesce import QuiesceLock
 from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.text.remote import in_words
 
-__all__ = ["PATIENCE_S", "Answers", "ask"]
+if TYPE_CHECKING:
+    from cloudtrain.entrypoints.notices.message import Notice
+    from cloudtrain.launcher.money.forecast import Forecast
+
+__all__ = ["CLOSE_S", "PATIENCE_S", "Answers", "Begin", "Pacing", "Poller", "Seen", "as_fault", "ask", "refreshing"]
 
 PATIENCE_S = 10.0  # a working backend answers within 2 s, the import of the SDK included
-_AT_ONCE = 16  # threads for each backend
+CLOSE_S = 2.5  # for deliveries at the end of a command
+_REPORT_S = 0.3  # for a thread without deliveries to end, and to report alerts that were not delivered
+_AT_ONCE = 16  # threads for each backend, if each job is polled only once
+_FULL_PACE = 5  # up to so many jobs of a backend are polled at full pace; more jobs share the pace
+_SILENT_S, _MOST_SILENT_S = 5.0, 60.0  # seconds between two polls of a job whose backend does not answer
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The result of a poll. `fault`: the reason for a failed or partial poll.
+
+    `attempts` are all attempts of the job. `ended` is the attempt that has ended, even if the job continues with a
+    retry. `was_active`: whether the job was active before the poll. `is_mine`: no concurrent watcher handles the job.
+    """
+
+    job: Job
+    attempts: tuple[Attempt, ...] = ()
+    forecast: Forecast | None = None
+    notices: tuple[Notice, ...] = ()
+    is_again: bool = False
+    fault: CloudtrainError | None = None
+    ended: Attempt | None = None
+    was_active: bool = True
+    is_mine: bool = True
 
 
 @dataclass(frozen=True)
@@ -30,63 +68,179 @@ class Answers:
     faults: dict[str, CloudtrainError]
 
 
-def ask(registry: Registry, jobs: Sequence[Job], patience_s: float = PATIENCE_S) -> Answers:
-    """Return the jobs as their backends describe them now; each thread opens its own registry.
+@dataclass(frozen=True)
+class Pacing:
+    """How often a job is polled.
 
-    Each backend has separate threads, so a silent backend blocks no threads of the rest. A job is returned as last seen
-    if its backend fails, or does not answer within `patience_s` for all jobs together. The thread of a silent backend
-    is not stopped: the thread ends by itself, or with the process.
+    `least_s`: minimum seconds between two polls. `every_s` returns the seconds that the user has asked for, 0 for the
+    pace of the backend. `rest`: least pause after a poll, times the processor time of the poll; 12 is 8 % of a core,
+    for any number of jobs.
     """
-    done: queue.SimpleQueue[tuple[Job, CloudtrainError | None]] = queue.SimpleQueue()
-    asked: set[str] = set()
-    for backend in dict.fromkeys(job.backend for job in jobs if job.active):
-        todo: queue.SimpleQueue[Job] = queue.SimpleQueue()
+
+    least_s: float = 1.0  # figures change no faster
+    every_s: Callable[[], float] = lambda: 0.0
+    rest: float = 12.0
+
+    def pause_s(self, pace_s: float, jobs: int, silences: int) -> float:
+        """Return the seconds between two polls of a job, with `jobs` jobs on its backend.
+
+        `silences`: consecutive polls without an answer.
+        """
+        shared_s = pace_s * max(1.0, jobs / _FULL_PACE)
+        usual_s = max(self.least_s, max(every_s, pace_s) if (every_s := self.every_s()) else shared_s)
+        if silences:
+            return max(usual_s, min(_SILENT_S * 2.0 ** min(silences - 1, 8), _MOST_SILENT_S))
+        return usual_s
+
+
+Poll = Callable[[Job], Seen]
+# Returns the poll function of a thread. The second argument returns the seconds for deliveries at the end.
+Begin = Callable[[Registry, Callable[[], float]], AbstractContextManager[Poll]]
+
+
+def as_fault(error: Exception) -> CloudtrainError:
+    """Return the error as a fault of a poll; an unexpected exception is named as a failure of cloudtrain."""
+    if isinstance(error, CloudtrainError):
+        return error
+    fault = CloudtrainError(in_words(error))
+    fault.__cause__ = error
+    return fault
+
+
+@contextmanager
+def refreshing(registry: Registry, close_s: Callable[[], float]) -> Iterator[Poll]:
+    """Yield a poll function that only updates the registry."""
+    yield lambda job: Seen(refresh(registry, job))
+
+
+class Poller:
+    """Polls the jobs given to `take` until their ends were seen, with a thread for each backend.
+
+    Call `close` at the end; as a context manager the poller does so, and does not wait after an exception. `start` gets
+    each job before its poll, and `show` each result, in the thread of the backend. `once`: each job is polled a single
+    time. `polls` is closed before the process is suspended, because a process that is suspended while a poll holds a
+    lock blocks all processes.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        begin: Begin,
+        show: Callable[[Seen], object],
+        pacing: Pacing = Pacing(),
+        *,
+        start: Callable[[Job], object] = lambda job: None,
+        once: bool = False,
+        at_once: int = 1,
+    ) -> None:
+        self._folder, self._begin, self._show, self._pacing, self._start = folder, begin, show, pacing, start
+        self._once, self._close_s = once, 0.0
+        self._attempts: dict[str, int] = {}  # by job, the number of the attempt that is polled
+        self._silences: dict[str, int] = {}
+        self.polls = QuiesceLock()
+        self._lanes = Lanes(self._work, "polls", at_once)
+
+    def take(self, *jobs: Job) -> None:
+        """Poll the jobs from now on; an attempt that is or was polled already does not start again."""
         for job in jobs:
-            if job.active and job.backend == backend:
-                todo.put(job)
-        for _ in range(min(_AT_ONCE, todo.qsize())):
-            threading.Thread(target=_work, args=(registry, todo, asked, done), daemon=True).start()
+            if self._attempts.get(job.id) != job.attempt.number:
+                self._attempts[job.id] = job.attempt.number
+                self._lanes.put(job.backend, job.id, job)
+
+    def watch(self, jobs: Sequence[Job]) -> None:
+        """Poll these jobs from now on, and forget all other jobs."""
+        ids = {job.id for job in jobs}
+        for job_id in self._attempts.keys() - ids:
+            del self._attempts[job_id]
+        self._lanes.keep_only(ids)
+        self.take(*jobs)
+
+    def hurry(self) -> None:
+        """Poll all jobs now."""
+        self._lanes.hurry()
+
+    def __enter__(self) -> Poller:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(0.0 if kind else CLOSE_S)
+
+    def close(self, wait_s: float = CLOSE_S) -> None:
+        """End the threads, waiting at most `wait_s` for deliveries; a thread that waits for a backend is abandoned."""
+        self._close_s = wait_s
+        self._lanes.close(wait_s + _REPORT_S)
+
+    def _work(self, jobs: Iterator[Job]) -> None:
+        with ExitStack() as opened:
+            poll: Poll | None = None
+            for job in jobs:
+                used_s, is_first = time.thread_time(), poll is None
+                try:
+                    poll = poll or opened.enter_context(self._opened())
+                    self._start(job)
+                    with self.polls.passing():
+                        seen = poll(job)
+                    self._show(seen)
+                except Exception as error:  # for example a registry that may recover soon
+                    seen = Seen(job, fault=as_fault(error))
+                    self._show(seen)
+                if not self._once:
+                    self._plan(seen)
+                    if not is_first:  # the first poll imports modules
+                        self._lanes.is_closing.wait(self._pacing.rest * (time.thread_time() - used_s))
+
+    @contextmanager
+    def _opened(self) -> Iterator[Poll]:
+        with closing(Registry(self._folder)) as registry, self._begin(registry, lambda: self._close_s) as poll:
+            yield poll
+
+    def _plan(self, seen: Seen) -> None:
+        """Schedule the job's next poll; never again once its end was seen."""
+        job = seen.job
+        if self._attempts.get(job.id, math.inf) > job.attempt.number:  # forgotten, or a later attempt was taken
+            return
+        self._attempts[job.id] = job.attempt.number
+        if seen.is_mine and not seen.fault and not job.active:
+            return
+        is_silent = seen.fault is not None or job.attempt.unreachable_since_s is not None
+        silences = self._silences[job.id] = self._silences.get(job.id, 0) + 1 if is_silent else 0
+        pause_s = self._pacing.pause_s(_pace_s(job), self._lanes.count(job.backend) + 1, silences)
+        self._lanes.put(job.backend, job.id, job, pause_s)
+
+
+def ask(registry: Registry, jobs: Sequence[Job], patience_s: float = PATIENCE_S) -> Answers:
+    """Return the jobs as their backends describe them now.
+
+    A job is returned as last seen if its backend fails, or does not answer within `patience_s` for all jobs together.
+    The thread of a silent backend is not stopped: the thread ends by itself, or with the process.
+    """
+    found: queue.SimpleQueue[Seen] = queue.SimpleQueue()
+    asked: set[str] = set()
+    poller = Poller(
+        registry.folder, refreshing, found.put, start=lambda job: asked.add(job.id), once=True, at_once=_AT_ONCE
+    )
+    waiting = {job.id: job for job in jobs if job.active}
+    poller.take(*waiting.values())
     end_s = time.monotonic() + patience_s
-    seen = {job.id: job for job in jobs if not job.active}
+    answers = {job.id: job for job in jobs}
     faults: dict[str, CloudtrainError] = {}
-    while len(seen) < len({job.id for job in jobs}):
-        try:
-            job, fault = done.get(timeout=max(0.0, end_s - time.monotonic()))
-        except queue.Empty:
-            if time.monotonic() >= end_s:
-                break
-            continue
-        seen[job.id] = job
-        if fault is not None:
-            faults[job.id] = fault
-    for job in jobs:
-        if job.id not in seen:
-            is_asked = job.id in asked
-            why = "has not answered within" if is_asked else "was not asked for it, as its other jobs took all of"
-            faults[job.id] = UnreachableError(f"{job.backend} {why} {patience_s:.0f} s")
-    return Answers([seen.get(job.id, job) for job in jobs], faults)
+    while waiting and (left_s := end_s - time.monotonic()) > 0:
+        with suppress(queue.Empty):
+            seen = found.get(timeout=left_s)
+            last_seen = waiting.pop(seen.job.id)
+            answers[seen.job.id] = last_seen if seen.fault else seen.job
+            if seen.fault:
+                faults[seen.job.id] = seen.fault
+    for job in waiting.values():
+        was = "has not answered within" if job.id in asked else "was not asked for it, as its other jobs took all of"
+        faults[job.id] = UnreachableError(f"{job.backend} {was} {patience_s:.0f} s")
+    poller.close(0.0)
+    return Answers([answers[job.id] for job in jobs], faults)
 
 
-def _work(
-    registry: Registry,
-    todo: queue.SimpleQueue[Job],
-    asked: set[str],
-    done: queue.SimpleQueue[tuple[Job, CloudtrainError | None]],
-) -> None:
-    own: Registry | None = None
+def _pace_s(job: Job) -> float:
     try:
-        while True:
-            job = todo.get_nowait()
-            asked.add(job.id)
-            try:
-                own = own or Registry(registry.folder)
-                done.put((refresh(own, job), None))
-            except CloudtrainError as error:
-                done.put((job, error))
-            except Exception as error:
-                done.put((job, CloudtrainError(f"cloudtrain itself failed: {type(error).__name__}: {error}")))
-    except queue.Empty:
-        return
-    finally:
-        if own is not None:
-            own.close()
+        pace = backends.load(job.backend).pace(job.attempt.ref) if job.attempt.ref else backends.Pace()
+    except CloudtrainError:  # the backend is not installed
+        return _SILENT_S
+    return pace.state_s

@@ -7,26 +7,27 @@ import fcntl
 import struct
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cloudtrain.entrypoints.format import dollars, span
-from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.job import Attempt, Job
+from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.describe import outcome
+from cloudtrain.launcher.jobs.poller import Begin, Seen, as_fault
 from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.logs import cache_upkeep
-from cloudtrain.launcher.money.forecast import Forecast
+from cloudtrain.launcher.money.forecast import forecast
 from cloudtrain.launcher.notices import outbox
 from cloudtrain.launcher.notices.notifier import RECENT_S, Notifier
 from cloudtrain.launcher.store.progress import shown
 from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["Seen", "chosen", "keep", "line", "look"]
+__all__ = ["Selection", "chosen", "keep", "line", "look", "notifying"]
 
 RETRY_S = 3600.0  # no retry for a job that ended longer ago
 LOCK = "watch.lock"
@@ -34,19 +35,21 @@ MOST_JOBS = 500  # the newest; ended jobs among them are polled once
 KEEP_S = 30.0  # most time for fetching a log, at each poll
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The result of a poll. `fault`: the reason for a failed or partial poll.
+class Selection:
+    """The watched jobs: the named jobs, or, without names, the jobs of `chosen`."""
 
-    `ended` is the attempt that has ended, even if the job continues with a retry.
-    """
+    def __init__(self, registry: Registry, names: Sequence[str]) -> None:
+        self._registry, self._names = registry, names
+        self._known: object = None
 
-    job: Job
-    forecast: Forecast | None = None
-    notices: tuple[Notice, ...] = ()
-    is_again: bool = False
-    fault: str = ""
-    ended: Attempt | None = None
+    def news(self, now_s: float) -> list[Job] | None:
+        """Return the jobs again after a submit, after a resume, and each minute; else None."""
+        counts = self._registry.database.execute("SELECT (SELECT MAX(seq) FROM jobs), (SELECT COUNT(*) FROM attempts)")
+        known = (tuple(counts[0]), int(now_s // 60))
+        if known == self._known:
+            return None
+        self._known = known
+        return chosen(self._registry, self._names, now_s)
 
 
 def chosen(registry: Registry, names: Sequence[str], now_s: float) -> list[Job]:
@@ -58,18 +61,30 @@ def chosen(registry: Registry, names: Sequence[str], now_s: float) -> list[Job]:
     return [job for job in {job.id: job for job in jobs}.values() if _is_of_late(job, now_s) or job.id in waiting]
 
 
-def look(registry: Registry, notifier: Notifier, job: Job) -> Seen | None:
-    """Refresh the job, send due notifications and a due retry; None if a concurrent watcher handles the job.
+def notifying(poll: Callable[[Registry, Notifier, Job], Seen]) -> Begin:
+    """Return the function with a notifier for each thread of a poller."""
+
+    @contextmanager
+    def begin(registry: Registry, close_s: Callable[[], float]) -> Iterator[Callable[[Job], Seen]]:
+        notifier = Notifier(registry)
+        try:
+            yield lambda job: poll(registry, notifier, job)
+        finally:
+            notifier.close(close_s())
+
+    return begin
+
+
+def look(registry: Registry, notifier: Notifier, job: Job) -> Seen:
+    """Refresh the job, send due notifications and a due retry, unless a concurrent watcher handles the job.
 
     An error is returned as `fault`, so that the polls of further jobs continue.
     """
     try:
         with _alone(registry.folder, job.id) as is_mine:
-            return _look(registry, notifier, job) if is_mine else None
-    except (CloudtrainError, OSError) as error:
-        return Seen(job, fault=str(error))
+            return _look(registry, notifier, job) if is_mine else _seen(registry, registry.find(job.id), is_mine=False)
     except Exception as error:
-        return Seen(job, fault=f"cloudtrain itself failed: {type(error).__name__}: {error}")
+        return Seen(job, fault=as_fault(error))
 
 
 def keep(registry: Registry, seen: Seen, within_s: float = KEEP_S) -> None:
@@ -108,8 +123,13 @@ def _look(registry: Registry, notifier: Notifier, job: Job) -> Seen:
     notices, again = notifier.look(job), None
     if not job.active and (was_active or _is_of_late(job, time.time(), RETRY_S)):
         again = retry.send_if_due(registry, job)
-    money = notifier.forecast(again or job, time.time())
-    return Seen(again or job, money, tuple(notices), again is not None, ended=None if job.active else job.attempt)
+    seen = _seen(registry, again or job, notices=tuple(notices), is_again=again is not None, was_active=was_active)
+    return seen if job.active else replace(seen, ended=job.attempt)
+
+
+def _seen(registry: Registry, job: Job, **more: Any) -> Seen:
+    attempts = tuple(registry.attempts(job))
+    return Seen(job, attempts, forecast(job, attempts, time.time()), **more)
 
 
 def _is_of_late(job: Job, now_s: float, within_s: float = RECENT_S) -> bool:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cloudtrain.launcher.job import exit_code
 from cloudtrain.launcher.jobs.overview import as_lines
-from cloudtrain.launcher.jobs.watch import Seen
+from cloudtrain.launcher.jobs.poller import Seen
 from cloudtrain.launcher.jobs.watch import line as plain_line
 from cloudtrain.launcher.live import jobview, tableview
 from cloudtrain.launcher.live.feed import JobFeed
@@ -50,12 +50,12 @@ class FrameState:
     page: int = 10
 
 
-def show(names: Sequence[str], least_s: float = 0.0) -> int:
+def show(names: Sequence[str], every_s: float = 0.0) -> int:
     """Show the named jobs, or all jobs without names, until the user quits; return the exit code.
 
     The exit code is that of the ended jobs, or 130 if a named job still runs. Raises NoSuchJobError.
     """
-    feed = JobFeed(names, least_s)
+    feed = JobFeed(names, every_s)
     jobs = [watched.job.id for watched in feed.scene(time.time()).jobs]
     is_single = len(names) > 0 and len(jobs) == 1
     opened = jobs[0] if is_single else None
@@ -222,7 +222,7 @@ def _leave(feed: JobFeed, state: FrameState, stops: Sequence[str]) -> None:
         watched = scene.jobs[0]
         print_text(as_lines(watched.job, watched.attempts))
     else:
-        print_text([plain_line(Seen(watched.job, watched.forecast)) for watched in scene.jobs])
+        print_text([plain_line(Seen(watched.job, forecast=watched.forecast)) for watched in scene.jobs])
     asked = feed.asked()
     if any(watched.job.active and watched.job.id not in asked for watched in scene.jobs):
         say(f"no longer watching; the {'other ' if asked else ''}jobs continue")

@@ -106,7 +106,7 @@ class _Handlers:
         with self.site.pool.one() as registry:
             found = joblist.listed(registry, choice)
         is_live = any(job["exit_code"] is None for job in found.jobs)
-        html = self.site.pages.render("_jobs.html", choice=choice, listed=found, faults=self.site.refresher.faults())
+        html = self.site.pages.render("_jobs.html", choice=choice, listed=found, faults=self.site.faults)
         return Shown({"jobs": html}, is_live=is_live)
 
     async def compare(self, request: Request) -> Response:
@@ -141,7 +141,7 @@ class _Handlers:
 
         def show() -> Shown:
             with self.site.pool.one() as registry:
-                fault = self.site.refresher.faults().get(wanted.job, "")
+                fault = self.site.faults.get(wanted.job, "")
                 return jobpage.shown(self.site.pages, registry, wanted.job, fault)
 
         return stream(self.site, request, show, wanted)
@@ -229,7 +229,7 @@ class _Handlers:
     async def _done(self, request: Request, work: Callable[[], str]) -> Response:
         """Return the message: to our script as JSON, else as a redirect to the job."""
         words = await self.site.thread(work)
-        self.site.refresher.wake()
+        self.site.watcher.wake()
         if _wants_json(request):
             return JSONResponse({"said": words})
         return RedirectResponse(f"/jobs/{_name(request)}", 303)
@@ -288,7 +288,7 @@ class _Handlers:
         return HTMLResponse(_encoded(await self.site.thread(work)))
 
     def _fault(self, values: dict[str, Any]) -> str:
-        return self.site.refresher.faults().get(values["job"]["job"], "")
+        return self.site.faults.get(values["job"]["job"], "")
 
     def _wanted(self, request: Request) -> LogQuery:
         """Return the log lines that the address selects. Raises UsageError, NoSuchJobError."""

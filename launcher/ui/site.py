@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
+from cloudtrain.launcher.jobs.poller import Seen
+from cloudtrain.launcher.jobs.watcher import Watcher
 from cloudtrain.launcher.ui.changes import ChangeDetector
 from cloudtrain.launcher.ui.feeds import Feeds, LogFeed
 from cloudtrain.launcher.ui.guard import Keys
 from cloudtrain.launcher.ui.pool import Pool
-from cloudtrain.launcher.ui.refresher import Refresher
 from cloudtrain.launcher.ui.templates import Pages, assets
 
 __all__ = ["Site"]
@@ -38,7 +39,8 @@ class Site:
         self.assets = assets()
         self.pages = Pages(self.assets, csrf=keys.csrf, is_read_only=is_read_only)
         self.feeds = Feeds(self._lines_came, folder)
-        self.refresher = Refresher(self._is_seen, is_quiet=is_read_only, folder=folder)
+        self.faults: dict[str, str] = {}  # of the last poll, by job; the registry's own error has the key ""
+        self.watcher = Watcher(folder, (), self._polled, self._chosen, is_seen=self._is_seen, is_quiet=is_read_only)
         self._asked_s = -SEEN_S
         self._threads = CapacityLimiter(MOST_THREADS)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -53,7 +55,7 @@ class Site:
         was_seen = self._is_seen()
         self._asked_s = time.monotonic()
         if not was_seen:
-            self.refresher.wake()
+            self.watcher.wake()
 
     @contextlib.contextmanager
     def listening(self) -> Any:
@@ -73,7 +75,7 @@ class Site:
         """Run all background tasks."""
         self._loop = asyncio.get_running_loop()
         tasks = [asyncio.create_task(self.changes.run()), asyncio.create_task(self._spread())]
-        self.refresher.start()
+        self.watcher.start()
         try:
             yield
         finally:
@@ -81,7 +83,7 @@ class Site:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self.refresher.close()
+            self.watcher.close(0.0)
             self.pool.close()
             self.changes.release()
 
@@ -93,6 +95,12 @@ class Site:
 
     def _is_seen(self) -> bool:
         return self.changes.pages > 0 or time.monotonic() - self._asked_s < SEEN_S
+
+    def _polled(self, seen: Seen) -> None:
+        self.faults[seen.job.id] = str(seen.fault or "")
+
+    def _chosen(self, fault: str) -> None:
+        self.faults[""] = fault
 
     def _lines_came(self, _: LogFeed) -> None:
         """Wake the pages; called in a feed's thread."""

@@ -253,7 +253,10 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], boo
                 taken.append(found := super().get(block, timeout))
                 return found
 
-        clock = SimpleNamespace(monotonic=lambda: 1e9 if len(taken) >= count and holds() else 0.0)
+        def monotonic() -> float:
+            return 1e9 if len(taken) >= count and holds() else 0.0
+
+        clock = SimpleNamespace(monotonic=monotonic, thread_time=time.thread_time)
         monkeypatch.setattr(poller, "queue", SimpleNamespace(SimpleQueue=Counting, Empty=queue.Empty))
         monkeypatch.setattr(poller, "time", clock)
 

@@ -9,8 +9,8 @@ import pytest
 from rich.cells import cell_len
 
 from cloudtrain.launcher.backend import LogLine
+from cloudtrain.launcher.jobs.poller import Pacing
 from cloudtrain.launcher.live.curves import BINS, curves_of
-from cloudtrain.launcher.live.feed import pause_s
 from cloudtrain.launcher.live.keys import decode
 from cloudtrain.launcher.live.view_state import Action, ViewState, steer
 from cloudtrain.launcher.store.series import Point, Series
@@ -282,17 +282,19 @@ def test_memory_is_a_share_of_the_reported_total() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pace", "jobs", "silences", "least", "expected"),
+    ("pace", "jobs", "silences", "every", "expected"),
     [
         (0.2, 1, 0, 0.0, 1.0),  # figures do not change faster
         (4.0, 1, 0, 0.0, 4.0),
         (4.0, 20, 0, 0.0, 16.0),  # many jobs share the quota of a cloud
         (4.0, 1, 0, 60.0, 60.0),  # the requested pause
+        (0.2, 900, 0, 60.0, 60.0),  # also with many jobs
+        (4.0, 1, 0, 1.0, 4.0),
         (0.2, 1, 1, 0.0, 5.0),
         (0.2, 1, 3, 0.0, 20.0),
         (0.2, 1, 500, 0.0, 60.0),
     ],
 )
-def test_pause_limits_load_on_backends(pace: float, jobs: int, silences: int, least: float, expected: float) -> None:
+def test_pause_limits_load_on_backends(pace: float, jobs: int, silences: int, every: float, expected: float) -> None:
     """Many jobs share the pace, and a silent backend is polled more and more seldom."""
-    assert pause_s(pace, jobs, silences, least) == expected
+    assert Pacing(every_s=lambda: every).pause_s(pace, jobs, silences) == expected

@@ -14,7 +14,7 @@ import pytest
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.jobs import retry, stopping
+from cloudtrain.launcher.jobs import poller, retry, stopping, watcher
 from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.live import feed as feeds
 from cloudtrain.launcher.live import tail as tails
@@ -240,7 +240,7 @@ def test_busy_registry_stops_polls_only_for_a_moment(
 ) -> None:
     """Meanwhile each job shows the reason."""
     answers(lambda ref: runs())
-    seed("runs", runs())
+    job = seed("runs", runs())
     is_full = threading.Event()
     is_full.set()
 
@@ -249,18 +249,16 @@ def test_busy_registry_stops_polls_only_for_a_moment(
             raise ConfigError("the job registry cannot be used: too many open files")
         return Registry(folder)
 
-    monkeypatch.setattr(feeds, "Registry", opened)
-    monkeypatch.setattr(feeds, "_BACK_OFF_S", 0.05)
+    for module in (poller, watcher):
+        monkeypatch.setattr(module, "Registry", opened)
+    monkeypatch.setattr(watcher, "BACK_OFF_S", 0.05)
+    monkeypatch.setattr(poller, "_SILENT_S", 0.05)
     watched = feed("runs")
     assert "too many open files" in wait_until(lambda: watched.scene(0.0).notes)[0][1]
-    is_full.clear()
-    wait_until(lambda: watched_job(watched, "runs").seen_s)
-    is_full.set()
-    watched._lanes["other"] = lane = feeds._Lane(watched, 0.0)
-    lane.take(watched_job(watched, "runs").job)
+    watched.watcher.poller.take(job)
     assert "too many open files" in wait_until(lambda: watched_job(watched, "runs").fault)
     is_full.clear()
-    wait_until(lambda: not watched_job(watched, "runs").fault)
+    wait_until(lambda: watched_job(watched, "runs").seen_s and not watched_job(watched, "runs").fault)
 
 
 def test_suspension_waits_for_running_polls(

@@ -14,30 +14,27 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CapacityError, CredentialError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry
+from cloudtrain.launcher.jobs.watcher import Watcher
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import actions, feeds, joblist, spendpage
 from cloudtrain.launcher.ui.pool import Pool
-from cloudtrain.launcher.ui.refresher import Refresher
 
 RUNS = State("running", started_s=time.time() - 60)
 
 
 @pytest.fixture
-def refresher(home: Path) -> Iterator[Callable[..., Refresher]]:
-    """Return a function that starts a refresher, as an open page does; each refresher ends with the test."""
-    made: list[Refresher] = []
+def watcher(home: Path) -> Iterator[Callable[..., Watcher]]:
+    """Return a function that starts a watcher, as an open page does; each watcher ends with the test."""
+    made: list[Watcher] = []
 
-    def begin(*, is_quiet: bool = False) -> Refresher:
-        made.append(Refresher(lambda: True, is_quiet=is_quiet, folder=home))
+    def begin(*, is_quiet: bool = False) -> Watcher:
+        made.append(Watcher(home, (), lambda seen: None, lambda fault: None, is_quiet=is_quiet))
         made[-1].start()
         return made[-1]
 
     yield begin
     for each in made:
-        each.close()
-        for thread in threading.enumerate():
-            if thread.name.startswith("refresher"):
-                thread.join(10)
+        each.close(10.0)
 
 
 @pytest.fixture
@@ -63,25 +60,25 @@ def state_of(home: Path, name: str) -> str:
 def test_open_page_sends_an_earned_retry(
     home: Path,
     seed: Callable[..., Job],
-    refresher: Callable[..., Refresher],
+    watcher: Callable[..., Watcher],
     answers: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
 ) -> None:
-    """The refresher acts like `watch`; a job that ended just before the page was opened gets its retry too."""
+    """The watcher acts like `watch`; a job that ended just before the page was opened gets its retry too."""
     asked: list[str] = []
     monkeypatch.setattr(retry, "send_if_due", lambda registry, job: asked.append(job.id))
     answers(lambda ref: State("failed", "preempted", ended_s=time.time()))
     seed("runs", RUNS)
     seed("just-ended", State("failed", "preempted", ended_s=time.time() - 5))
-    refresher()
+    watcher()
     wait_until(lambda: set(asked) == {"runs", "just-ended"})
 
 
 def test_read_only_page_updates_the_registry_and_sends_nothing(
     home: Path,
     seed: Callable[..., Job],
-    refresher: Callable[..., Refresher],
+    watcher: Callable[..., Watcher],
     answers: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
@@ -90,14 +87,14 @@ def test_read_only_page_updates_the_registry_and_sends_nothing(
     monkeypatch.setattr(retry, "send_if_due", lambda registry, job: pytest.fail("an attempt was sent"))
     answers(lambda ref: State("failed", "preempted", ended_s=time.time()))
     seed("runs", RUNS)
-    refresher(is_quiet=True)
+    watcher(is_quiet=True)
     wait_until(lambda: state_of(home, "runs") == "failed")
 
 
 def test_backend_that_hangs_delays_only_its_own_jobs(
     home: Path,
     seed: Callable[..., Job],
-    refresher: Callable[..., Refresher],
+    watcher: Callable[..., Watcher],
     answers: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     wait_until: Callable[..., Any],
@@ -112,7 +109,7 @@ def test_backend_that_hangs_delays_only_its_own_jobs(
     registry = Registry(home)
     registry.database.execute("UPDATE jobs SET backend = 'ssh' WHERE id = 'far'")
     seed("near", RUNS)
-    refresher()
+    watcher()
     wait_until(lambda: state_of(home, "near") == "succeeded")
     assert [job["state"] for job in joblist.listed(registry, joblist.JobListQuery()).jobs] == ["succeeded", "running"]
     hangs.set()
@@ -122,7 +119,7 @@ def test_backend_that_hangs_delays_only_its_own_jobs(
 def test_unreachable_backend_is_polled_seldom(
     home: Path,
     seed: Callable[..., Job],
-    refresher: Callable[..., Refresher],
+    watcher: Callable[..., Watcher],
     answers: Callable[..., None],
     wait_until: Callable[..., Any],
 ) -> None:
@@ -135,7 +132,7 @@ def test_unreachable_backend_is_polled_seldom(
 
     answers(silent)
     seed("far", RUNS)
-    found = refresher()
+    found = watcher()
     wait_until(lambda: state_of(home, "far") == "unreachable")
     assert len(asked) == 1
     found.wake()  # as after a click on a button

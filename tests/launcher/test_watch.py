@@ -26,7 +26,8 @@ from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry, watch_service
 from cloudtrain.launcher.jobs import watch as watching
-from cloudtrain.launcher.jobs.log_fetcher import LogKeeper
+from cloudtrain.launcher.jobs.poller import Seen
+from cloudtrain.launcher.jobs.watcher import LogKeeper
 from cloudtrain.launcher.logs import cache
 from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store.registry import Registry
@@ -38,12 +39,12 @@ def runs() -> State:
 
 
 @pytest.fixture
-def look(home: Path) -> Callable[[Job], watching.Seen | None]:
+def look(home: Path) -> Callable[[Job], Seen]:
     """Return a function that polls a job as a watcher."""
     registry = Registry()
     notifier = Notifier(registry)
 
-    def seen(job: Job) -> watching.Seen | None:
+    def seen(job: Job) -> Seen:
         return watching.look(registry, notifier, job)
 
     return seen
@@ -87,11 +88,11 @@ def test_only_a_single_watcher_acts_on_a_job(
             os._exit(1)
     try:
         wait_until((tmp_path / "holds").exists)
-        assert look(job) is None
+        assert not look(job).is_mine
     finally:
         os.kill(other, signal.SIGKILL)
         os.waitpid(other, 0)
-    assert look(job) is not None
+    assert look(job).is_mine
 
 
 @pytest.mark.parametrize(("number", "is_seen"), [(errno.ENOLCK, False), (errno.EINVAL, True)])
@@ -107,7 +108,7 @@ def test_lock_that_cannot_be_taken_is_a_fault_of_the_job(
     states(monkeypatch, lambda ref: runs())
     monkeypatch.setattr(fcntl, "fcntl", refused)
     fault = look(job).fault
-    assert fault == "" if is_seen else os.strerror(number) in fault
+    assert fault is None if is_seen else os.strerror(number) in str(fault)
 
 
 def test_threads_of_a_watcher_exclude_each_other_per_job(
@@ -133,12 +134,12 @@ def test_threads_of_a_watcher_exclude_each_other_per_job(
     thread.start()
     assert looked.wait(30)
     try:
-        assert look(other) is not None
-        assert look(job) is None
+        assert look(other).is_mine
+        assert not look(job).is_mine
     finally:
         goes_on.set()
         thread.join()
-    assert look(job) is not None
+    assert look(job).is_mine
 
 
 def test_watch_stores_the_log_of_an_ended_job(cli: Callable[..., Any], seed: Callable[..., Job]) -> None:
@@ -156,7 +157,7 @@ def test_slow_log_storing_delays_no_poll(seed: Callable[..., Job], home: Path, m
     """Polls continue, and `close` waits for all logs or until its limit."""
     began, goes_on, done = threading.Event(), threading.Event(), list[str]()
 
-    def keep(registry: Registry, seen: watching.Seen) -> None:
+    def keep(registry: Registry, seen: Seen) -> None:
         began.set()
         assert goes_on.wait(60)
         done.append(seen.job.id)
@@ -167,8 +168,8 @@ def test_slow_log_storing_delays_no_poll(seed: Callable[..., Job], home: Path, m
     logs = LogKeeper(home)
     for name in ("a", "b"):
         job = seed(name, State("failed", "error", ended_s=time.time()))
-        logs.take(watching.Seen(job, ended=job.attempt))
-    logs.take(watching.Seen(seed("runs", runs())))
+        logs.take(Seen(job, ended=job.attempt))
+    logs.take(Seen(seed("runs", runs())))
     assert began.wait(60)
     closing = threading.Timer(0.2, goes_on.set)
     closing.start()
@@ -187,7 +188,7 @@ def test_unreachable_backend_does_not_change_the_job(
 
     states(monkeypatch, silent)
     seen = look(seed("far", runs()))
-    assert (seen.fault, seen.job.attempt.state.state) == ("", "running")
+    assert (seen.fault, seen.job.attempt.state.state) == (None, "running")
     assert "local does not answer" in watching.line(seen)
 
 
@@ -197,8 +198,8 @@ def test_fault_of_a_job_does_not_affect_a_second_job(
     """An internal error of cloudtrain also stays with its job."""
     broken, fine = seed("broken", runs()), seed("fine", runs())
     states(monkeypatch, lambda ref: {}["no such"] if "broken" in ref["folder"] else runs())
-    assert look(broken).fault == "cloudtrain itself failed: KeyError: 'no such'"
-    assert look(fine).fault == ""
+    assert str(look(broken).fault) == "cloudtrain itself failed: KeyError: 'no such'"
+    assert look(fine).fault is None
 
 
 @pytest.mark.parametrize(("ago_s", "is_sent"), [(60, True), (7200, False)])
