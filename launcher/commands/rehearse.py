@@ -12,15 +12,13 @@ import click
 
 from cloudtrain.launcher.commands.options import Overrides, WholeNumber, config_options, examples, json_option
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
+from cloudtrain.launcher.rehearsal.verdict import MOST_TOLERANCE, Verdict
 from cloudtrain.launcher.text.terminal import print_json, print_text, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.rehearsal.rehearsing import RehearsalOptions
-    from cloudtrain.launcher.rehearsal.verdict import Verdict
 
 __all__ = ["command"]
-
-MOST_TOLERANCE = 0.1  # a share of the loss; a larger tolerance would be no proof
 
 
 def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:

@@ -42,9 +42,12 @@ class StopResult:
         """How the job is stopped."""
         if self.kills:
             return "at once, without saving"
-        keeps = self.job.attempt.plan.keeps
-        saved = "the files of `keep` are saved" if keeps else "only files in CLOUDTRAIN_CHECKPOINT_DIR are saved"
-        lost = unkept(self.job.attempt.progress)
+        attempt = self.job.attempt
+        saved = "only files in CLOUDTRAIN_CHECKPOINT_DIR are saved"
+        if attempt.plan.keeps:
+            saved = "the files of `keep` are saved"
+            saved += "" if attempt.progress.get("checkpoint") else "; none was seen so far"
+        lost = unkept(attempt.progress)
         return "after saving" if self.job.saves else f"with SIGTERM ({saved}{'; ' * bool(lost)}{lost})"
 
     @property

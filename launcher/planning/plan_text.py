@@ -47,14 +47,16 @@ def _machines(plan: Plan) -> Iterator[str]:
 
 
 def _time(plan: Plan) -> str:
-    why = ", as long as the budget allows" if plan.cap_reason == "budget" else ""
+    most = f"at most {span(plan.cap_s)}" + ", as long as the budget allows" * (plan.cap_reason == "budget")
+    if plan.own_limit_s < plan.cap_s:
+        most += f", up to {span(plan.cap_s - plan.own_limit_s)} of it for image and data"
     if plan.deadline_s >= plan.own_limit_s:
-        return f"at most {span(plan.cap_s)}{why}; then the job ends without a save (on_limit: stop)"
+        return f"{most}; then the job ends without a save (on_limit: stop)"
     if plan.saves:
-        return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} it saves and stops"
+        return f"{most}; after {span(plan.deadline_s)} it saves and stops"
     folder = "only files in CLOUDTRAIN_CHECKPOINT_DIR are saved; `keep` names others"
     stays = "the files of `keep` are saved" if plan.keeps else folder
-    return f"at most {span(plan.cap_s)}{why}; after {span(plan.deadline_s)} the script gets SIGTERM, and {stays}"
+    return f"{most}; after {span(plan.deadline_s)} the script gets SIGTERM, and {stays}"
 
 
 def _money(plan: Plan, backend: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.entrypoints.job_files import has_checkpoint
 from cloudtrain.launcher.rehearsal.stage import Rehearsal
 from cloudtrain.launcher.rehearsal.starts import StartResult
-from cloudtrain.launcher.rehearsal.verdict import Verdict
+from cloudtrain.launcher.rehearsal.verdict import MOST_TOLERANCE, Verdict
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.rehearsal.rehearsing import RehearsalOptions
@@ -135,7 +135,10 @@ def compared(
         pair = f"{second.account.steps[step]:.7g} and not {whole.account.steps[step]:.7g}"
         gap = f" by {100 * worst:.3g} %, {limit}" if limit else ""
         verdict.hint = "is the optimizer's state, the schedule, the order of the samples or a random state not saved?"
-        verdict.hint += "" if limit else " A script whose runs differ a little needs --tolerance"
+        if worst > MOST_TOLERANCE:
+            verdict.hint += " If a resume repeats the seed, losses of small batches differ by more than any --tolerance"
+        elif not limit:
+            verdict.hint += " A script whose runs differ a little needs --tolerance"
         return _wrong(verdict, second, "losses", f"the losses differ after the resume{gap}: at step {step} {pair}")
     how = "equal bit for bit" if not allowed else f"equal to {max(after.values()):.1g} of {allowed:g}"
     words = f"losses of steps {min(after)} to {max(after)} {how}"

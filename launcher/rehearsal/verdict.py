@@ -7,7 +7,9 @@ from typing import Any
 
 from cloudtrain.launcher.text.visible import shown
 
-__all__ = ["Finding", "Verdict"]
+__all__ = ["MOST_TOLERANCE", "Finding", "Verdict"]
+
+MOST_TOLERANCE = 0.1  # a share of the loss; a larger tolerance would be no proof
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,8 @@ def test_plan_shows_the_parts_of_its_worst_case(planned: Callable[..., Plan]) ->
     text = plan_text.lines(
         planned("resources.instances=2", "training.global_batch_size=64", "budget.limit=21 USD", capacity=LISTED)
     )
-    assert text[2:3] == ["at most 4h 55m, as long as the budget allows; after 4h 48m it saves and stops"]
+    most = "at most 4h 55m, as long as the budget allows, up to 5m of it for image and data"
+    assert text[2] == f"{most}; after 4h 48m it saves and stops"
     assert text[3].startswith("4.00 USD an hour: 2 x 2.00 (a type, list price of 2026-08-20, ")
     assert text[3].endswith(" days old), at worst 21.00 USD")
     assert text[4] == "  includes prices up to 1.05 times the list price; 5m that are billed after the job ends"

@@ -222,6 +222,15 @@ def test_losses_beyond_the_tolerance_are_reported_once() -> None:
     assert told.count("is the optimizer's state") == 1
 
 
+def test_difference_above_every_tolerance_is_explained_by_the_seed() -> None:
+    """The option ends at 0.1, and noisy losses of small batches differ by more after a repeated seed."""
+    verdict = Verdict("local", is_asked_to_prove=True, interrupted_step=2, next_step=3)
+    runs = ended({1: 0.5, 2: 0.4}), ended({3: 0.48}), ended({1: 0.5, 2: 0.4, 3: 0.32})
+    assert not judging.compared(verdict, *runs, 0.0, is_exact=False, is_task=False)
+    assert "If a resume repeats the seed, losses of small batches differ by more than any --tolerance" in verdict.hint
+    assert "needs --tolerance" not in verdict.hint
+
+
 @pytest.mark.parametrize(
     ("message", "log"),
     [

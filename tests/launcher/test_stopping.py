@@ -52,7 +52,10 @@ def test_stop_of_a_script_promises_no_save(make_job: Callable[..., Job]) -> None
         f"stopping j with SIGTERM ({saves}; not kept: model.pt; to keep: `keep: [model.pt]` in the config)"
     )
     keeps = replace(made, attempt=replace(made.attempt, plan=replace(script.attempt.plan, keeps=True)))
-    assert stopping.StopResult(keeps, "asked").words == "stopping j with SIGTERM (the files of `keep` are saved)"
+    words = "stopping j with SIGTERM (the files of `keep` are saved"
+    assert stopping.StopResult(keeps, "asked").words == f"{words}; none was seen so far)"
+    kept = replace(keeps, attempt=replace(keeps.attempt, progress={"checkpoint": "model.pt"}))
+    assert stopping.StopResult(kept, "asked").words == f"{words})"
     assert stopping.StopResult(script, "asked", True, True).words == "stopping j at once, without saving"
 
 
