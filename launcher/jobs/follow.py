@@ -10,13 +10,13 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Attempt, Job, exit_code
 from cloudtrain.launcher.jobs import retry, watch
 from cloudtrain.launcher.jobs.overview import as_lines
 from cloudtrain.launcher.jobs.poller import Pacing, Poller, Seen
 from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.logs.printer import Printer
+from cloudtrain.launcher.logs.reader import BACK_OFF_S, read_on
 from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.logs.view import View
 from cloudtrain.launcher.notices.notifier import Notifier
@@ -25,7 +25,6 @@ from cloudtrain.launcher.text.terminal import aside, say
 
 __all__ = ["follow", "read", "show", "tails", "view_of", "wait"]
 
-BACK_OFF_S = 5.0
 SAY_S = 3.0  # before a wait is explained
 MANY = 200_000  # objects between two garbage collections
 REPLAY_S = 30.0  # most time for which alerts wait for earlier lines
@@ -205,47 +204,32 @@ def _read_on(
 ) -> Iterator[tuple[Job, list[LogLine]]]:
     """Yield the job and the attempt's lines, to the end; `tell` gets messages, `look` the job after refreshes."""
     begin_s, state_due = time.monotonic(), 0.0
-    shown_detail, outage = None, None
+    shown_detail, outage = None, ""
     is_through = has_said = False  # `is_through`: all lines from before the start are read
-    while True:
-        # Read the state before the lines: the last page then has all lines written before the end.
-        if time.monotonic() >= state_due:
-            job = refresh(registry, job)
-            stream.update(job.attempt)
-            state_due = time.monotonic() + (BACK_OFF_S if job.attempt.unreachable_since_s else stream.pace.state_s)
-            if job.active and job.attempt.state.detail != shown_detail:
-                shown_detail = job.attempt.state.detail
-                tell(f"{job.attempt.state.state}: {shown_detail}" if shown_detail else job.attempt.state.state)
-            if is_through or time.monotonic() - begin_s > REPLAY_S:  # new alerts come below earlier lines
-                look(job)
-        try:
-            if tail is not None:
-                lines, tail = stream.tail(tail, _wanted(view)), None
-            else:
-                lines = stream.read()
-        except UnreachableError as error:
-            if outage != error.message:
-                outage = error.message
-                hint = f" ({error.hint})" if error.hint else ""
-                tell(f"the log cannot be read for now, the job is unaffected: {outage}{hint}")
-            if stream.is_over:
-                yield job, []
-                return
-            time.sleep(BACK_OFF_S)
-            continue
-        if outage is not None:
-            outage = None
-            tell("the log can be read again")
-        yield job, lines
-        if stream.is_over:
-            return
-        if not has_said and stream.is_waiting_s > SAY_S:
+
+    def update() -> Attempt:
+        nonlocal job, state_due, shown_detail
+        if time.monotonic() < state_due:
+            return job.attempt
+        job = refresh(registry, job)
+        state_due = time.monotonic() + (BACK_OFF_S if job.attempt.unreachable_since_s else stream.pace.state_s)
+        if job.active and job.attempt.state.detail != shown_detail:
+            shown_detail = job.attempt.state.detail
+            tell(f"{job.attempt.state.state}: {shown_detail}" if shown_detail else job.attempt.state.state)
+        if is_through or time.monotonic() - begin_s > REPLAY_S:  # new alerts come below earlier lines
+            look(job)
+        return job.attempt
+
+    for news in read_on(stream, update, time.sleep, tail=tail, wants=_wanted(view)):
+        if news.outage != outage:
+            outage = news.outage
+            tell(outage or "the log can be read again")
+        yield job, news.lines
+        if not has_said and stream.is_waiting_s > SAY_S and not stream.is_over:
             has_said = True
             tell("the job is over; looking for its last lines")
-        if not stream.is_behind:
-            if not is_through:
-                is_through, state_due = True, min(state_due, time.monotonic() + stream.pace.lines_s)
-            time.sleep(stream.pace.lines_s)
+        if not (is_through or outage or stream.is_behind):
+            is_through, state_due = True, min(state_due, time.monotonic() + stream.pace.lines_s)
 
 
 def _stream_of(registry: Registry, job: Job, attempt: Attempt, view: View, *, now: bool = False) -> LogStream:

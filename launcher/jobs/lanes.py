@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,7 +42,8 @@ class Lanes(Generic[Task]):
             lane.tasks[key] = (time.monotonic() + in_s, task)
             if len(lane.threads) < min(self._at_once, len(lane.tasks) + lane.busy) and not self.is_closing.is_set():
                 title = f"{self._name} of {name}"
-                thread = threading.Thread(target=lambda: self._work(self._due(lane)), name=title, daemon=True)
+                run = contextvars.copy_context().run  # messages go where the caller's messages go
+                thread = threading.Thread(target=run, args=(self._work, self._due(lane)), name=title, daemon=True)
                 lane.threads.append(thread)
                 thread.start()
             self._changed.notify_all()

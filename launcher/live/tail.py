@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.errors import UnreachableError
+from cloudtrain.launcher.job import Attempt
 from cloudtrain.launcher.live.model import TailShot
+from cloudtrain.launcher.logs.reader import read_on
 from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.remote import in_words
@@ -66,44 +68,36 @@ class LogTail:
 
     def _follow(self) -> None:
         """Read the attempts in sequence, until the view is closed."""
-        registry = Registry(self._folder)
-        try:
+        with closing(Registry(self._folder)) as registry:
             while not self._is_closing.is_set():
                 job = registry.find(self.job_id)
                 with self._lock:
                     self._lines.clear()
                     self._running.clear()
                 self._tell(is_prefixed=job.attempt.plan.ranks > 1, is_read=False, is_over=False)
-                stream = LogStream(registry, job, job.attempt, ranks=self._ranks)
-                try:
-                    self._take(stream.tail(MOST // 4))
-                    self._tell(is_read=True)
-                    self._read(registry, stream, job.attempt.number)
-                finally:
-                    stream.close()
-        finally:
-            registry.close()
+                with closing(LogStream(registry, job, job.attempt, ranks=self._ranks)) as stream:
+                    self._read(registry, stream, job.attempt)
 
-    def _read(self, registry: Registry, stream: LogStream, number: int) -> None:
+    def _read(self, registry: Registry, stream: LogStream, attempt: Attempt) -> None:
         """Read until the next attempt exists."""
-        looked_s = 0.0
-        while not self._is_closing.is_set():
+        number, looked_s = attempt.number, 0.0
+
+        def update() -> Attempt | None:
+            nonlocal attempt, looked_s
             if time.monotonic() - looked_s >= _STATE_S:
                 looked_s = time.monotonic()
                 attempt = registry.find(self.job_id).attempt
-                if attempt.number != number:
-                    return
-                stream.update(attempt)
-            try:
-                lines = stream.read()
-            except UnreachableError as error:
-                self._tell(fault=error.message)
-                self._is_closing.wait(_BACK_OFF_S)
-                continue
-            self._take(lines)
-            self._tell(fault="", is_over=stream.is_over)
-            if len(lines) < _MANY:
-                self._is_closing.wait(_STATE_S if stream.is_over else max(_LEAST_PAUSE_S, stream.pace.lines_s))
+            return None if self._is_closing.is_set() or attempt.number != number else attempt
+
+        def pause(wait_s: float) -> None:
+            self._is_closing.wait(max(_LEAST_PAUSE_S, wait_s))
+
+        for news in read_on(stream, update, pause, tail=MOST // 4, many=_MANY):
+            self._take(news.lines)
+            fault = news.fault.message if news.fault is not None else ""
+            self._tell(fault=fault, is_read=self._shot.is_read or not fault, is_over=stream.is_over)
+        while update() is not None:
+            self._is_closing.wait(_STATE_S)
 
     def _take(self, lines: list[LogLine]) -> None:
         with self._lock:

@@ -12,16 +12,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.errors import CapacityError, CloudtrainError, NoSuchJobError, UsageError
+from cloudtrain.launcher.errors import CapacityError, CloudtrainError, UsageError
+from cloudtrain.launcher.logs.reader import read_on
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text import visible
+from cloudtrain.launcher.text.remote import in_words
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import LogLine
+    from cloudtrain.launcher.job import Attempt
     from cloudtrain.launcher.logs.stream import LogStream
 
 __all__ = ["KEPT_LINES", "LogFeed", "Feeds", "LogQuery"]
@@ -31,7 +35,6 @@ KEPT_CHARS = 4_000_000  # all lines of a feed together
 MOST_FEEDS = 12
 LINGER_S = 30.0  # how long a feed stays without a page: a reloaded page finds the feed
 WAIT_S = 0.1
-BACK_OFF_S = 5.0
 MOST_PATTERN = 200
 
 
@@ -105,27 +108,19 @@ class LogFeed:
         threading.Thread(target=self._run, name=f"log-{self.wanted.job}", daemon=True).start()
 
     def _run(self) -> None:
-        registry = Registry(self.folder)
         try:
-            self._read(registry)
-        except CloudtrainError as error:
-            self._fail(error.message)
-        except Exception as error:
-            self._fail(f"cloudtrain itself failed: {type(error).__name__}: {error}")
+            with closing(Registry(self.folder)) as registry:
+                self._read(registry)
+        except Exception as error:  # the next page with the same selection gets a new feed
+            self.trouble, self.is_closed = in_words(error), True
         finally:
             self.is_ready = True
-            registry.close()
             self.tell()
-
-    def _fail(self, words: str) -> None:
-        """Store the error; the next page with the same selection gets a new feed."""
-        self.trouble, self.is_closed = words, True
 
     def _read(self, registry: Registry) -> None:
         """Read the last existing lines, then new lines."""
         from cloudtrain.launcher.logs.stream import LogStream
 
-        wants = self.wanted.test()
         job = registry.find(self.wanted.job)
         attempt = registry.attempt(job, self.wanted.attempt)
         while attempt.ref is None and attempt.phase == "intent" and not self._is_left():
@@ -136,34 +131,29 @@ class LogFeed:
             self.is_over = True
             return
         stream = LogStream(registry, job, attempt, ranks=self.wanted.ranks, find=self.wanted.pattern())
-        try:
-            self._follow(registry, job.id, stream, wants)
-        finally:
-            stream.close()
+        with closing(stream):
+            self._follow(registry, stream, attempt)
 
-    def _follow(self, registry: Registry, job_id: str, stream: LogStream, wants: Callable[[LogLine], bool]) -> None:
-        wait_s = min(max(WAIT_S, stream.pace.lines_s), BACK_OFF_S)
-        while not self._is_left():
-            try:
-                if self.attempt_changed.is_set():
-                    stream.update(registry.attempt(registry.find(job_id), self.wanted.attempt))
-                    self.attempt_changed.clear()
-                lines = stream.read() if self.is_ready else stream.tail(KEPT_LINES, wants)
-                trouble = ""
-            except NoSuchJobError:
-                raise
-            except CloudtrainError as error:  # an unreachable backend, an expired login, a busy registry
-                hint = f"; {error.hint}" if error.hint else ""
-                lines, trouble = [], f"the log cannot be read for now, the job is unaffected: {error.message}{hint}"
-            self._add([line for line in lines if wants(line)])
-            if trouble != self.trouble or not (self.is_ready or trouble):
-                self.trouble, self.is_ready = trouble, self.is_ready or not trouble
+    def _follow(self, registry: Registry, stream: LogStream, attempt: Attempt) -> None:
+        wants = self.wanted.test()
+
+        def update() -> Attempt | None:
+            nonlocal attempt
+            if self.attempt_changed.is_set():
+                self.attempt_changed.clear()
+                attempt = registry.attempt(registry.find(attempt.job_id), attempt.number)
+            return None if self._is_left() else attempt
+
+        def pause(wait_s: float) -> None:
+            self.attempt_changed.wait(max(WAIT_S, wait_s))
+
+        # An expired login and a busy registry pass, too.
+        for news in read_on(stream, update, pause, tail=KEPT_LINES, wants=wants, survives=CloudtrainError):
+            self._add([line for line in news.lines if wants(line)])
+            if news.outage != self.trouble or not (self.is_ready or news.outage):
+                self.trouble, self.is_ready = news.outage, self.is_ready or not news.outage
                 self.tell()
-            if stream.is_over:
-                self.is_over = True
-                return
-            if not stream.is_behind:
-                self.attempt_changed.wait(BACK_OFF_S if trouble else wait_s)
+            self.is_over = stream.is_over
 
     def _add(self, lines: list[LogLine]) -> None:
         if not lines:

@@ -20,7 +20,7 @@ from cloudtrain.launcher.backend import LogLine, LogPage, load
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import follow
-from cloudtrain.launcher.logs import agent_pages
+from cloudtrain.launcher.logs import agent_pages, reader
 from cloudtrain.launcher.logs.printer import Printer
 from cloudtrain.launcher.logs.replay import is_of_blocks
 from cloudtrain.launcher.logs.view import View, parse_ranks
@@ -497,7 +497,7 @@ def test_followed_logs_report_an_outage_once(
         return real(*args, **named)
 
     monkeypatch.setattr(load("local"), "logs", shaky)
-    monkeypatch.setattr(follow, "BACK_OFF_S", 0.01)
+    monkeypatch.setattr(reader, "BACK_OFF_S", 0.01)
     registry = Registry()
     assert follow.follow(registry, job, View(prefix=False)) == 0
     registry.close()

@@ -15,6 +15,7 @@ from cloudtrain.launcher.errors import CapacityError, CredentialError, Unreachab
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry
 from cloudtrain.launcher.jobs.watcher import Watcher
+from cloudtrain.launcher.logs import reader
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import actions, feeds, joblist, spendpage
 from cloudtrain.launcher.ui.pool import Pool
@@ -172,12 +173,12 @@ def test_feed_continues_after_an_expired_login(
         return read(stream, *args)
 
     monkeypatch.setattr(LogStream, "tail", tail)
-    monkeypatch.setattr(feeds, "BACK_OFF_S", 0.02)
+    monkeypatch.setattr(reader, "BACK_OFF_S", 0.02)
     seed("job", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\nb\n", "1": ""})
     found = feeds.Feeds(lambda feed: None, home)
     feed = found.enter(feeds.LogQuery("job", 1))
     wait_until(lambda: feed.trouble)
-    assert feed.trouble.endswith("the job is unaffected: the login has expired; log in")
+    assert feed.trouble.endswith("the job is unaffected: the login has expired (log in)")
     assert not feed.is_ready
     expired.clear()
     wait_until(lambda: feed.is_over)
