@@ -6,7 +6,7 @@ import json
 import os
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode
 
 from starlette.applications import Starlette
@@ -26,6 +26,7 @@ from cloudtrain.launcher.ui.sse import Shown, stream
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cloudtrain.launcher.store.registry import Registry
     from cloudtrain.launcher.ui.site import Site
 
 __all__ = ["make"]
@@ -82,17 +83,14 @@ class _Handlers:
         """A page of the job list."""
         choice = joblist.JobListQuery.of(request.query_params)
 
-        def work() -> str:
-            with self.site.pool.one() as registry:
-                values = joblist.choices(registry)
-            table = self._table(choice).parts["jobs"]
+        def work(registry: Registry) -> str:
             return self.site.pages.render(
                 "jobs.html",
                 choice=choice,
-                table=table,
+                table=self._table(registry, choice).parts["jobs"],
                 states=joblist.STATES,
                 stream=f"/stream{choice.query()}",
-                **values,
+                **joblist.choices(registry),
             )
 
         return await self._page(work)
@@ -100,11 +98,10 @@ class _Handlers:
     async def jobs_stream(self, request: Request) -> Response:
         """Changes of the list."""
         choice = joblist.JobListQuery.of(request.query_params)
-        return stream(self.site, request, lambda: self._table(choice), None)
+        return stream(self.site, request, lambda registry: self._table(registry, choice), None)
 
-    def _table(self, choice: joblist.JobListQuery) -> Shown:
-        with self.site.pool.one() as registry:
-            found = joblist.listed(registry, choice)
+    def _table(self, registry: Registry, choice: joblist.JobListQuery) -> Shown:
+        found = joblist.listed(registry, choice)
         is_live = any(job["exit_code"] is None for job in found.jobs)
         html = self.site.pages.render("_jobs.html", choice=choice, listed=found, faults=self.site.faults)
         return Shown({"jobs": html}, is_live=is_live)
@@ -115,9 +112,8 @@ class _Handlers:
         if not 2 <= len(names) <= MOST_COMPARED:
             raise UsageError(f"choose 2 to {MOST_COMPARED} jobs to compare")
 
-        def work() -> str:
-            with self.site.pool.one() as registry:
-                found = [jobpage.facts(registry, name) for name in names]
+        def work(registry: Registry) -> str:
+            found = [jobpage.facts(registry, name) for name in names]
             return self.site.pages.render("compare.html", jobs=found)
 
         return await self._page(work)
@@ -127,71 +123,59 @@ class _Handlers:
     async def job(self, request: Request) -> Response:
         """A job's page."""
 
-        def work() -> str:
-            with self.site.pool.one() as registry:
-                values = jobpage.facts(registry, _name(request))
-                shown = jobpage.shown(self.site.pages, registry, values["job"]["job"], self._fault(values))
+        def work(registry: Registry) -> str:
+            values = jobpage.facts(registry, _name(request))
+            shown = self._job(registry, values["job"]["job"])
             return self.site.pages.render("job.html", parts=shown.parts, **values)
 
         return await self._page(work)
 
     async def job_stream(self, request: Request) -> Response:
         """Changes of the job's page, and new log lines."""
-        wanted = await self.site.thread(self._wanted, request)
+        wanted = await self.site.read(lambda registry: _wanted(registry, request))
+        return stream(self.site, request, lambda registry: self._job(registry, wanted.job), wanted)
 
-        def show() -> Shown:
-            with self.site.pool.one() as registry:
-                fault = self.site.faults.get(wanted.job, "")
-                return jobpage.shown(self.site.pages, registry, wanted.job, fault)
-
-        return stream(self.site, request, show, wanted)
+    def _job(self, registry: Registry, job_id: str) -> Shown:
+        return jobpage.shown(self.site.pages, registry, job_id, self.site.faults.get(job_id, ""))
 
     async def curves(self, request: Request) -> Response:
         """Data of the job's charts."""
         self.site.asked()
 
-        def work() -> str:
-            with self.site.pool.one() as registry:
-                return json.dumps(jobpage.curves(registry, _name(request)), allow_nan=False)
+        def work(registry: Registry) -> str:
+            return json.dumps(jobpage.curves(registry, _name(request)), allow_nan=False)
 
-        return Response(await self.site.thread(work), media_type="application/json")
+        return Response(await self.site.read(work), media_type="application/json")
 
     async def download(self, request: Request) -> Response:
         """All matching log lines, as a file."""
-        wanted = await self.site.thread(self._wanted, request)
+        wanted = await self.site.read(lambda registry: _wanted(registry, request))
         return Download(self.site, wanted)
 
     async def report(self, request: Request) -> Response:
         """The page that `cloudtrain report` writes."""
         from cloudtrain.launcher.report.page import report_html
 
-        def work() -> str:
-            with self.site.pool.one() as registry:
-                return report_html(registry, registry.find(_name(request)), time.time())
+        def work(registry: Registry) -> str:
+            return report_html(registry, registry.find(_name(request)), time.time())
 
-        text = await self.site.thread(work)
+        text = await self.site.read(work)
         return HTMLResponse(_encoded(text), headers={"content-security-policy": _REPORT_POLICY})
 
     # -- buttons ------------------------------------------------------------------------------------------------------
 
     async def stop(self, request: Request) -> Response:
         """Ask the job to save and stop."""
-        form = await self._form(request)
-
-        def work() -> str:
-            with self.site.pool.one() as registry:
-                return actions.stop(registry, _name(request), now=form.get("now") == "1")
-
-        return await self._done(request, work)
+        is_now = (await self._form(request)).get("now") == "1"
+        return await self._done(request, lambda registry: actions.stop(registry, _name(request), now=is_now))
 
     async def offer(self, request: Request) -> Response:
         """The attempt that a resume would send, with the button to send."""
         budget = request.query_params.get("budget", "").strip()
 
-        def work() -> str:
-            with self.site.pool.one() as registry:
-                values = jobpage.facts(registry, _name(request))
-                offered = actions.offer(registry, values["job"]["job"], budget)
+        def work(registry: Registry) -> str:
+            values = jobpage.facts(registry, _name(request))
+            offered = actions.offer(registry, values["job"]["job"], budget)
             return self.site.pages.render("resume.html", offer=offered, budget=budget, **values)
 
         return await self._page(work)
@@ -205,9 +189,8 @@ class _Handlers:
         worst_micro = int(numbers["worst_micro"]) if numbers["worst_micro"] else None
         attempt, budget = int(numbers["attempt"]), form.get("budget", "").strip()
 
-        def work() -> str:
-            with self.site.pool.one() as registry:
-                return actions.resume(registry, _name(request), attempt=attempt, worst_micro=worst_micro, budget=budget)
+        def work(registry: Registry) -> str:
+            return actions.resume(registry, _name(request), attempt=attempt, worst_micro=worst_micro, budget=budget)
 
         return await self._done(request, work)
 
@@ -226,9 +209,9 @@ class _Handlers:
             raise _ForgedError("this form is not from this page, or the server has started again since")
         return form
 
-    async def _done(self, request: Request, work: Callable[[], str]) -> Response:
+    async def _done(self, request: Request, work: Callable[[Registry], str]) -> Response:
         """Return the message: to our script as JSON, else as a redirect to the job."""
-        words = await self.site.thread(work)
+        words = await self.site.read(work)
         self.site.watcher.wake()
         if _wants_json(request):
             return JSONResponse({"said": words})
@@ -240,9 +223,8 @@ class _Handlers:
         """The costs of jobs."""
         month, by = request.query_params.get("month", ""), request.query_params.get("by", "")
 
-        def work() -> str:
-            with self.site.pool.one() as registry:
-                values = spendpage.spend(registry.database, month, by)
+        def work(registry: Registry) -> str:
+            values = spendpage.spend(registry.database, month, by)
             return self.site.pages.render("spend.html", urlencode=urlencode, **values)
 
         return await self._page(work)
@@ -283,35 +265,32 @@ class _Handlers:
             return JSONResponse({"error": words}, status)
         return HTMLResponse(_encoded(self.site.pages.render("error.html", words=words)), status)
 
-    async def _page(self, work: Callable[[], str]) -> Response:
+    async def _page(self, work: Callable[[Registry], str]) -> Response:
         self.site.asked()
-        return HTMLResponse(_encoded(await self.site.thread(work)))
-
-    def _fault(self, values: dict[str, Any]) -> str:
-        return self.site.faults.get(values["job"]["job"], "")
-
-    def _wanted(self, request: Request) -> LogQuery:
-        """Return the log lines that the address selects. Raises UsageError, NoSuchJobError."""
-        query = request.query_params
-        with self.site.pool.one() as registry:
-            job = registry.find(_name(request))
-        attempt, node = query.get("attempt", ""), query.get("node", "")
-        if any(word and not (word.isascii() and word.isdecimal() and len(word) < 8) for word in (attempt, node)):
-            raise UsageError("an attempt and a node are numbers")
-        if attempt and not 1 <= int(attempt) <= job.attempt.number:
-            raise NoSuchJobError(f"`{job.id}` has no attempt {attempt}")
-        ranks = query.get("ranks", "").strip()
-        return LogQuery(
-            job.id,
-            int(attempt) if attempt else job.attempt.number,
-            parse_ranks(ranks) if ranks else None,
-            int(node) if node else None,
-            query.get("grep", ""),
-        )
+        return HTMLResponse(_encoded(await self.site.read(work)))
 
 
 class _ForgedError(ConfigError):
     """A form that our own page has not made."""
+
+
+def _wanted(registry: Registry, request: Request) -> LogQuery:
+    """Return the log lines that the address selects. Raises UsageError, NoSuchJobError."""
+    query = request.query_params
+    job = registry.find(_name(request))
+    attempt, node = query.get("attempt", ""), query.get("node", "")
+    if any(word and not (word.isascii() and word.isdecimal() and len(word) < 8) for word in (attempt, node)):
+        raise UsageError("an attempt and a node are numbers")
+    if attempt and not 1 <= int(attempt) <= job.attempt.number:
+        raise NoSuchJobError(f"`{job.id}` has no attempt {attempt}")
+    ranks = query.get("ranks", "").strip()
+    return LogQuery(
+        job.id,
+        int(attempt) if attempt else job.attempt.number,
+        parse_ranks(ranks) if ranks else None,
+        int(node) if node else None,
+        query.get("grep", ""),
+    )
 
 
 def _name(request: Request) -> str:

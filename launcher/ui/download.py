@@ -34,7 +34,7 @@ class Download(StreamingResponse):
     """
 
     def __init__(self, site: Site, wanted: LogQuery) -> None:
-        wanted.test()
+        wanted.view()
         self._site, self._text = site, _text(site.pool, wanted)
         name = f"{wanted.job}-attempt-{wanted.attempt}.log"
         headers = {"content-disposition": f'attachment; filename="{name}"'}
@@ -61,18 +61,18 @@ class Download(StreamingResponse):
 def _text(pool: Pool, wanted: LogQuery) -> Generator[bytes, None, None]:
     from cloudtrain.launcher.logs.stream import LogStream
 
-    wants, find = wanted.test(), wanted.pattern()
+    view = wanted.view()
     with pool.one() as registry:
         job = registry.find(wanted.job)
         attempt = registry.attempt(job, wanted.attempt)
         is_alone = attempt.plan.ranks == 1
-        stream = LogStream(registry, job, attempt, ranks=wanted.ranks, now=True, find=find)
+        stream = LogStream(registry, job, attempt, ranks=wanted.ranks, now=True, find=view.grep)
         try:
             while True:
                 text = "".join(
                     _line(line, is_alone=is_alone)
-                    for line in stream.read()
-                    if wants(line) and not line.text.endswith("\r")
+                    for line in view.chosen(stream.read())
+                    if not line.text.endswith("\r")
                 ).encode("utf-8", "replace")
                 for start in range(0, len(text), PIECE_BYTES):
                     yield text[start : start + PIECE_BYTES]

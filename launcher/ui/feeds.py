@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, UsageError
 from cloudtrain.launcher.logs.reader import read_on
+from cloudtrain.launcher.logs.view import View
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text import visible
 from cloudtrain.launcher.text.remote import in_words
@@ -48,25 +49,14 @@ class LogQuery:
     node: int | None = None
     grep: str = ""
 
-    def pattern(self) -> re.Pattern[str] | None:
-        """Return the compiled pattern, if any. Raises UsageError for an invalid regular expression."""
+    def view(self) -> View:
+        """Return the filter of the lines. Raises UsageError for an invalid regular expression."""
         if len(self.grep) > MOST_PATTERN:
             raise UsageError(f"the pattern is longer than {MOST_PATTERN} characters")
         try:
-            return re.compile(self.grep) if self.grep else None
+            return View(node=self.node, grep=re.compile(self.grep) if self.grep else None)
         except (re.error, RecursionError, OverflowError) as error:
             raise UsageError(f"`{self.grep}` is not a valid regular expression: {error}") from None
-
-    def test(self) -> Callable[[LogLine], bool]:
-        """Return a predicate for wanted lines. Raises UsageError for an invalid regular expression."""
-        pattern = self.pattern()
-
-        def wants(line: LogLine) -> bool:
-            if self.node is not None and line.node != self.node:
-                return False
-            return pattern is None or bool(pattern.search(line.text))
-
-        return wants
 
 
 @dataclass
@@ -130,12 +120,12 @@ class LogFeed:
         if attempt.ref is None:
             self.is_over = True
             return
-        stream = LogStream(registry, job, attempt, ranks=self.wanted.ranks, find=self.wanted.pattern())
+        stream = LogStream(registry, job, attempt, ranks=self.wanted.ranks, find=self.wanted.view().grep)
         with closing(stream):
             self._follow(registry, stream, attempt)
 
     def _follow(self, registry: Registry, stream: LogStream, attempt: Attempt) -> None:
-        wants = self.wanted.test()
+        view = self.wanted.view()
 
         def update() -> Attempt | None:
             nonlocal attempt
@@ -148,8 +138,8 @@ class LogFeed:
             self.attempt_changed.wait(max(WAIT_S, wait_s))
 
         # An expired login and a busy registry pass, too.
-        for news in read_on(stream, update, pause, tail=KEPT_LINES, wants=wants, survives=CloudtrainError):
-            self._add([line for line in news.lines if wants(line)])
+        for news in read_on(stream, update, pause, tail=KEPT_LINES, wants=view.wants, survives=CloudtrainError):
+            self._add(view.chosen(news.lines))
             if news.outage != self.trouble or not (self.is_ready or news.outage):
                 self.trouble, self.is_ready = news.outage, self.is_ready or not news.outage
                 self.tell()
@@ -185,7 +175,7 @@ class Feeds:
 
     def enter(self, wanted: LogQuery) -> LogFeed:
         """Return the feed, started if necessary; each `enter` needs a `leave`. Raises UsageError, CapacityError."""
-        wanted.test()
+        wanted.view()
         with self._lock:
             feed = self._feeds.get(wanted)
             if feed is None or feed.is_closed or (feed.pages <= 0 and not feed.is_over and feed._is_left()):

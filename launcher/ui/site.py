@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
+from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.jobs.poller import Seen
 from cloudtrain.launcher.jobs.watcher import Watcher
-from cloudtrain.launcher.ui.changes import ChangeDetector
+from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui.feeds import Feeds, LogFeed
 from cloudtrain.launcher.ui.guard import Keys
 from cloudtrain.launcher.ui.pool import Pool
@@ -23,6 +24,7 @@ from cloudtrain.launcher.ui.templates import Pages, assets
 __all__ = ["Site"]
 
 T = TypeVar("T")
+EVERY_S = 0.25
 SEEN_S = 20.0  # after the last request of a page
 MOST_THREADS = 12  # each opens a registry: SQLite keeps a closed file's descriptor for the next connection
 
@@ -35,7 +37,9 @@ class Site:
         self.is_read_only = is_read_only
         self.downloads = 0  # in progress
         self.pool = Pool(folder)
-        self.changes = ChangeDetector(folder)
+        self.changes = 0  # of the registry, by any process
+        self.is_closing = False
+        self._registry = Registry(folder)
         self.assets = assets()
         self.pages = Pages(self.assets, csrf=keys.csrf, is_read_only=is_read_only)
         self.feeds = Feeds(self._lines_came, folder)
@@ -50,6 +54,15 @@ class Site:
         """Run blocking work in a thread and return its result, so that the event loop never blocks."""
         return await to_thread.run_sync(lambda: work(*args), abandon_on_cancel=True, limiter=self._threads)
 
+    async def read(self, work: Callable[[Registry], T]) -> T:
+        """Run blocking work with a registry in a thread, and return its result."""
+
+        def run() -> T:
+            with self.pool.one() as registry:
+                return work(registry)
+
+        return await self.thread(run)
+
     def asked(self) -> None:
         """Note a page request: from now on backends are polled at their own pace."""
         was_seen = self._is_seen()
@@ -63,38 +76,35 @@ class Site:
         news = asyncio.Event()
         self._news.add(news)
         self.asked()
-        self.changes.pages += 1
         try:
             yield news
         finally:
-            self.changes.pages -= 1
             self._news.discard(news)
 
     @asynccontextmanager
     async def running(self, _: object = None) -> AsyncIterator[None]:
         """Run all background tasks."""
         self._loop = asyncio.get_running_loop()
-        tasks = [asyncio.create_task(self.changes.run()), asyncio.create_task(self._spread())]
+        detector = asyncio.create_task(self._detect_changes())
         self.watcher.start()
         try:
             yield
         finally:
             self.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            detector.cancel()
+            await asyncio.gather(detector, return_exceptions=True)
             self.watcher.close(0.0)
             self.pool.close()
-            self.changes.release()
+            self._registry.close()
 
     def close(self) -> None:
         """Stop waiting pages."""
-        self.changes.close()
+        self.is_closing = True
         self.feeds.close()
         self._wake()
 
     def _is_seen(self) -> bool:
-        return self.changes.pages > 0 or time.monotonic() - self._asked_s < SEEN_S
+        return bool(self._news) or time.monotonic() - self._asked_s < SEEN_S
 
     def _polled(self, seen: Seen) -> None:
         self.faults[seen.job.id] = str(seen.fault or "")
@@ -112,11 +122,18 @@ class Site:
         for news in self._news:
             news.set()
 
-    async def _spread(self) -> None:
-        """Forward each change of the registry."""
-        while not self.changes.is_closing:
-            if self._news and await self.changes.changed(10.0):
-                self.feeds.attempts_changed()
-                self._wake()
-            elif not self._news:
-                await asyncio.sleep(0.25)
+    async def _detect_changes(self) -> None:
+        """Wake the pages at each change of the registry, while a page is open.
+
+        SQLite increments a number at every commit of a different connection; reading the number takes a few
+        microseconds.
+        """
+        seen: object = None
+        while not self.is_closing:
+            await asyncio.sleep(EVERY_S)
+            with contextlib.suppress(CloudtrainError):  # a busy registry is checked again
+                if self._news and (version := self._registry.database.execute("PRAGMA data_version")[0][0]) != seen:
+                    seen = version
+                    self.changes += 1
+                    self.feeds.attempts_changed()
+                    self._wake()

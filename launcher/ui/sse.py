@@ -6,6 +6,7 @@ Browsers open at most six connections to a host, over all tabs; so a page has on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,6 +19,7 @@ from cloudtrain.launcher.errors import CloudtrainError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from cloudtrain.launcher.store.registry import Registry
     from cloudtrain.launcher.ui.feeds import LogFeed, LogQuery
     from cloudtrain.launcher.ui.site import Site
 
@@ -39,7 +41,9 @@ class Shown:
         self.curves = curves
 
 
-def stream(site: Site, request: Request, show: Callable[[], Shown], wanted: LogQuery | None) -> StreamingResponse:
+def stream(
+    site: Site, request: Request, show: Callable[[Registry], Shown], wanted: LogQuery | None
+) -> StreamingResponse:
     """Return the answer, a stream until the page is closed. `show` runs in a thread and may raise CloudtrainError.
 
     Events: `page` {parts}, `curves` (changed), `log` {lines} with their number as event id, `begin` (lines start over),
@@ -54,7 +58,7 @@ def stream(site: Site, request: Request, show: Callable[[], Shown], wanted: LogQ
 
 
 async def _events(
-    site: Site, request: Request, show: Callable[[], Shown], wanted: LogQuery | None, after: str
+    site: Site, request: Request, show: Callable[[Registry], Shown], wanted: LogQuery | None, after: str
 ) -> AsyncIterator[str]:
     feed: LogFeed | None = None
     yield "retry: 1000\n\n"
@@ -67,7 +71,7 @@ async def _events(
         with site.listening() as news:
             page, log = _Page(site, show), _Log(feed, after)
             spoke_s = time.monotonic()
-            while not site.changes.is_closing:
+            while not site.is_closing:
                 news.clear()
                 said = [*await page.news(), *log.news()]
                 for each in said:
@@ -79,24 +83,18 @@ async def _events(
                     yield ": still here\n\n"
                 if await request.is_disconnected():
                     return
-                await _either(news, min(page.wait_s(), BEAT_S))
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(news.wait(), max(0.01, min(page.wait_s(), BEAT_S)))
                 await asyncio.sleep(GAP_S if len(said) < MANY else MANY_GAP_S)
     finally:
         if feed is not None:
             site.feeds.leave(feed)
 
 
-async def _either(news: asyncio.Event, timeout_s: float) -> None:
-    try:
-        await asyncio.wait_for(news.wait(), max(0.01, timeout_s))
-    except asyncio.TimeoutError:
-        return
-
-
 class _Page:
     """The parts that the page has received, and the time of the next rendering."""
 
-    def __init__(self, site: Site, show: Callable[[], Shown]) -> None:
+    def __init__(self, site: Site, show: Callable[[Registry], Shown]) -> None:
         self._site, self._show = site, show
         self._had: dict[str, str] = {}
         self._curves: Any = None
@@ -110,10 +108,10 @@ class _Page:
         """Return events for changed parts."""
         if self.wait_s() > 0:
             return []
-        self._count = self._site.changes.count
+        self._count = self._site.changes
         began_s = time.monotonic()
         try:
-            shown = await self._site.thread(self._show)
+            shown = await self._site.read(self._show)
         except CloudtrainError as error:
             self._looked_s = time.monotonic()
             previous, self._trouble = self._trouble, str(error)
@@ -133,7 +131,7 @@ class _Page:
         """Return the seconds until the next rendering: soon after a change, else every few seconds for live pages."""
         since_s = time.monotonic() - self._looked_s
         least_s = max(LEAST_S, 10 * self._took_s)
-        if self._count != self._site.changes.count:
+        if self._count != self._site.changes:
             return least_s - since_s
         return max(least_s, 2.0 if self._is_live else 60.0) - since_s
 
