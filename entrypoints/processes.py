@@ -1,4 +1,4 @@
-"""Process trees on Linux: find descendants, and leave no process behind.
+"""Process trees on Linux: find descendants, and leave no process behind; locks between processes.
 
 torchrun starts each worker in its own session, so a job is neither a process group nor a session, but a tree of
 parents and children. A subreaper keeps the tree whole when a process in the middle dies.
@@ -7,6 +7,7 @@ parents and children. A subreaper keeps the tree whole when a process in the mid
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import sys
@@ -27,8 +28,10 @@ __all__ = [
     "kill",
     "kill_descendants",
     "killed_for_memory",
+    "locked",
     "pid_inside",
     "stamp",
+    "try_lock",
     "waits_in_kernel",
     "with_environment",
 ]
@@ -174,6 +177,32 @@ def is_stopped(pid: int) -> bool:
     """Return whether the process was stopped by a signal (SIGSTOP)."""
     fields = _stat(pid)
     return fields is not None and fields[0] == "T"
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """Hold the file's lock alone, and yield its descriptor; the kernel frees the lock when the process dies."""
+    with path.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()
+
+
+def try_lock(path: Path, how: int = fcntl.LOCK_EX) -> int | None:
+    """Return a descriptor that holds the file's lock; None if another process holds the lock, or removes the file.
+
+    `how`: LOCK_EX, or LOCK_SH for a lock that may be shared. Raises OSError if the file system has no locks.
+    """
+    held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(held, how | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(held), path.stat()):
+                return held
+    except OSError:
+        os.close(held)
+        raise
+    os.close(held)
+    return None
 
 
 def _boot_id() -> str | None:

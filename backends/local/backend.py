@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -11,8 +10,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.local import check as rules
 from cloudtrain.backends.local import request as requests
 from cloudtrain.backends.local.records import LocalRef
-from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import node_folder, node_logs
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.entrypoints.job_files import NEVER_SENT, RECORD, START_LOCK, STATE
@@ -108,7 +105,7 @@ class LocalBackend:
         folder = home / "local" / job / f"attempt-{attempt}"
         if not folder.is_dir():
             return None
-        with _locked(folder / START_LOCK):
+        with processes.locked(folder / START_LOCK):
             if not (folder / NEVER_SENT).exists() and any(folder.glob(f"node-*/{STATE}")):
                 ref: JobRef = atomic_json.read_json(folder / "ref.json")
                 return ref
@@ -336,10 +333,3 @@ def _start_agents(folder: Path, specs: list[AgentSpec]) -> None:
         is_full = "no space is left" in answered["why"]
         hint = "free space there, or set CLOUDTRAIN_HOME to a folder on another disk" if is_full else ""
         raise ConfigError(f"the agents did not start: {answered['why']}", where=folder, hint=hint)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -22,7 +22,8 @@ from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.hosts_placement import Assignment, address_of, assign_hosts, path_on, require_answers
 from cloudtrain.backends.ssh.records import SshNode, SshRef
 from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.contract import AgentSpec, EnvironmentSpec, JobSpec, PreparedEnvironment
+from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
+from cloudtrain.entrypoints.environments.spec import EnvironmentSpec, PreparedEnvironment
 from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.store.home import identity, known_identity

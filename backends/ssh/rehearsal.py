@@ -16,7 +16,8 @@ from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.hosts_placement import Assignment
 from cloudtrain.backends.ssh.jobs_send import agent_spec
 from cloudtrain.backends.ssh.records import SshNode
-from cloudtrain.entrypoints.contract import AgentSpec, JobSpec, PreparedEnvironment
+from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
+from cloudtrain.entrypoints.environments.spec import PreparedEnvironment
 from cloudtrain.launcher.backend import Request, Shipment
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 

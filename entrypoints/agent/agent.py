@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.entrypoints import atomic_json, bundle_file, processes
 from cloudtrain.entrypoints.agent import gpulocks, gpumeter, log_times, transport
 from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED, is_done
+from cloudtrain.entrypoints.agent.boot_environment import boot_environment
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
 from cloudtrain.entrypoints.agent.membership import Fenced, Membership
 from cloudtrain.entrypoints.contract import AgentSpec, AgentState, ExitReport
 from cloudtrain.entrypoints.environments import dockerrun, venvs
 from cloudtrain.entrypoints.environments.job import Preparation
 from cloudtrain.entrypoints.job_files import EXIT, STATE, STATE_EVERY_S, STOP, has_checkpoint
-from cloudtrain.entrypoints.rank import heartbeat, variables
+from cloudtrain.entrypoints.rank import heartbeat
 from cloudtrain.entrypoints.replication import copies
 from cloudtrain.entrypoints.replication.replicas import Replicas
 from cloudtrain.entrypoints.replication.restore import Gathering
@@ -333,10 +334,7 @@ class Agent:
             return
         try:
             result.mkdir(parents=True, exist_ok=True)
-            argv, env = (
-                [self.spec.python, "-m", boot_module(self.root)],
-                self._environment(desired, result),
-            )
+            argv, env = [self.spec.python, "-m", boot_module(self.root)], self._environment(desired, result)
             if self.container is not None:
                 start = self._in_container()
                 dockerrun.note(self.container, start)
@@ -369,40 +367,9 @@ class Agent:
         return self.checkpoints / desired.resume
 
     def _environment(self, desired: Desired, result: Path) -> dict[str, str]:
-        """Return the environment of boot and the ranks; the job's `env` and secrets override machine variables."""
-        spec = self.spec
-        # Without time to save before the end, no deadline is passed on: `on_limit: stop` stops without a save.
-        saves = spec.deadline_s < spec.max_duration_s
-        # The wall clock may have changed since this agent's start, so the remaining time counts.
-        end_s = time.time() + spec.max_duration_s - self.line.now_s()
-        deadline = {"CLOUDTRAIN_DEADLINE": f"{end_s:.0f}"} if saves else {}
-        resume = self._resume_path(desired)
-        beside = {
-            **deadline,
-            **({"CLOUDTRAIN_RESUME_PATH": str(resume)} if resume is not None else {}),
-            "CLOUDTRAIN_JOB": spec.job.job,
-            "CLOUDTRAIN_ATTEMPT": str(spec.job.attempt),
-            "CLOUDTRAIN_NODE_RANK": str(desired.nodes.index(spec.node)),
-            "CLOUDTRAIN_NUM_NODES": str(len(desired.nodes)),
-            "CLOUDTRAIN_HEAD": f"{self.line.head_address}:{desired.port}",
-            "CLOUDTRAIN_ADDRESS": spec.address,
-            "CLOUDTRAIN_SPEC": str(self.root / "spec.json"),
-            "CLOUDTRAIN_RESTART": str(desired.generation - 1),
-            "CLOUDTRAIN_RESULT_DIR": str(result),
-            "CLOUDTRAIN_LOG_DIR": str(self.root / "log"),
-            "CLOUDTRAIN_CODE_DIR": str(self.root / "code"),
-            "CLOUDTRAIN_GRACE": f"{spec.grace_s:.0f}",
-        }
-        # The user's own PYTHONPATH stays, after the folder of boot and the trainer.
-        machine = os.environ if self.container is None else dockerrun.inherited(os.environ)
-        theirs = spec.environment.get("PYTHONPATH", machine.get("PYTHONPATH"))
-        path = os.pathsep.join(filter(None, [str(self.root / "runtime"), theirs]))
-        # torchrun limits ranks to one thread only on nodes with several ranks; several nodes on a machine need a limit.
-        threads = max(1, processes.cores() // (spec.colocated * spec.job.nproc_per_node))
-        defaults = {"OMP_NUM_THREADS": str(threads)}
-        known = {**spec.environment, **beside}
-        own = {name: variables.expanded(value, known) for name, value in spec.environment.items()}
-        return {**defaults, **machine, **own, **spec.secrets, **beside, "PYTHONPATH": path}
+        """Return the environment of boot and the ranks."""
+        line, resume = self.line, self._resume_path(desired)
+        return boot_environment(self.spec, desired, result, resume, line.head_address, line.now_s())
 
     def _boot_code(self) -> int | None:
         """Reap every ended child of the subreaper; return boot's exit code once it has one."""

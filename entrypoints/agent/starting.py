@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import signal
@@ -46,8 +45,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     """
     umask = os.umask(0o077)
     folder, specs = Path(request["folder"]), [AgentSpec.load(node) for node in request["nodes"]]
-    with (folder / START_LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with processes.locked(folder / START_LOCK) as lock:
         if (folder / NEVER_SENT).exists():
             return {"started": False, "why": "given up before it started"}
         if any((Path(spec.root) / STATE).exists() for spec in specs):
@@ -65,7 +63,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         try:
             for spec in specs:
                 known = replace(spec, head_listens=True, head=head or spec.head)
-                pids.append(_fork_agent(known, server, umask, lock.fileno(), taken))
+                pids.append(_fork_agent(known, server, umask, lock, taken))
         except (OSError, RuntimeError) as error:
             for pid in pids:  # the agents wait for the missing agent, and have started no ranks
                 processes.kill(pid, signal.SIGKILL)

@@ -57,24 +57,13 @@ def lock(path: Path, limit_s: float, doing: str, done: Callable[[], bool]) -> It
 
 
 def try_lock(path: Path, how: int) -> int | None:
-    """Return a descriptor with the lock (`LOCK_EX` or `LOCK_SH`), None if another lock forbids it.
-
-    Raises Refused if the file system has no locks.
-    """
-    held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Return the lock as processes.try_lock does. Raises Refused if the file system has no locks."""
     try:
-        fcntl.flock(held, how | fcntl.LOCK_NB)
-        if os.fstat(held).st_ino == path.stat().st_ino:  # otherwise prune held the lock, and has removed the file
-            return held
-    except (BlockingIOError, FileNotFoundError):
-        pass
+        return processes.try_lock(path, how)
     except OSError as error:
-        os.close(held)
         raise Refused(
             f"{path} cannot be locked: {error.strerror}; set `workdir` to a local disk, or a share with locks"
         ) from error
-    os.close(held)
-    return None
 
 
 def run(

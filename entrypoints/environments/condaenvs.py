@@ -11,8 +11,8 @@ import subprocess
 from pathlib import Path
 
 from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.contract import PreparedEnvironment
 from cloudtrain.entrypoints.environments import interpreter
+from cloudtrain.entrypoints.environments.spec import PreparedEnvironment
 from cloudtrain.entrypoints.errors import Refused
 
 __all__ = ["find", "known"]

@@ -12,9 +12,9 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from cloudtrain.entrypoints.contract import EnvironmentSpec, PreparedEnvironment
 from cloudtrain.entrypoints.environments import builds, dockerrun, interpreter
 from cloudtrain.entrypoints.environments.dockerrun import Container
+from cloudtrain.entrypoints.environments.spec import EnvironmentSpec, PreparedEnvironment
 from cloudtrain.entrypoints.errors import Refused
 
 __all__ = ["digest_fault", "explain", "ready"]

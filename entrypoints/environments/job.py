@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import atomic_json, processes
-from cloudtrain.entrypoints.contract import AgentSpec, EnvironmentSpec, JobSpec, PreparedEnvironment, SetupSpec
+from cloudtrain.entrypoints.contract import AgentSpec, JobSpec, SetupSpec
 from cloudtrain.entrypoints.environments import builds, interpreter, requirements, venvs
+from cloudtrain.entrypoints.environments.spec import EnvironmentSpec, PreparedEnvironment
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.rank import rehearsal
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from cloudtrain.entrypoints.contract import EnvironmentSpec, PreparedEnvironment
 from cloudtrain.entrypoints.environments import interpreter
+from cloudtrain.entrypoints.environments.spec import EnvironmentSpec, PreparedEnvironment
 from cloudtrain.entrypoints.errors import Refused
 
 __all__ = ["KINDS", "prepare"]

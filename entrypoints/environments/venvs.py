@@ -18,9 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.contract import EnvironmentSpec, PreparedEnvironment
 from cloudtrain.entrypoints.environments import builds, interpreter, stored
 from cloudtrain.entrypoints.environments.interpreter import Interpreter
+from cloudtrain.entrypoints.environments.spec import EnvironmentSpec, PreparedEnvironment
 from cloudtrain.entrypoints.errors import Refused
 
 __all__ = ["CURES", "build", "check", "hold", "key", "prune", "show", "variables"]

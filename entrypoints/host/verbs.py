@@ -7,7 +7,6 @@ this host.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -17,13 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints import atomic_json, bundle_file, processes
 from cloudtrain.entrypoints.agent import node_folder, node_logs
+from cloudtrain.entrypoints.agent.boot_environment import node_variables
 from cloudtrain.entrypoints.contract import AgentSpec
 from cloudtrain.entrypoints.environments import dockerrun
 from cloudtrain.entrypoints.errors import Refused
@@ -155,7 +154,9 @@ def start(here: Here, *, request: dict[str, Any]) -> dict[str, Any]:
     `request` is the request of starting.start. Only the request holds secrets; a pipe carries the request to the agent.
     """
     for spec in map(AgentSpec.load, request["nodes"]):
-        atomic_json.write_json(Path(spec.root) / VARIABLES, _variables(spec))
+        # For later shells, without the machine's own variables and the secrets.
+        variables = {**spec.environment, **node_variables(spec, spec.node, spec.job.nodes)}
+        atomic_json.write_json(Path(spec.root) / VARIABLES, variables)
     starter = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _START.format(here.runtime)],
         cwd=request["folder"],
@@ -212,7 +213,7 @@ def close_admission(*, root: str) -> dict[str, Any]:
     node = Path(root)
     if not node.is_dir():
         node.mkdir(parents=True)
-    with _locked(node / START_LOCK):
+    with processes.locked(node / START_LOCK):
         started = not (node / NEVER_SENT).exists() and (node / STATE).exists()
         if not started:
             (node / NEVER_SENT).touch()
@@ -224,7 +225,7 @@ def give_up(*, root: str, for_ever: bool) -> dict[str, Any]:
     node = Path(root)
     if not node.is_dir():
         return {}
-    with _locked(node / START_LOCK):
+    with processes.locked(node / START_LOCK):
         if for_ever:
             (node / NEVER_SENT).touch()
         if pid := node_folder.agent_pid(node):
@@ -261,23 +262,3 @@ def script(*, root: str, argv: list[str]) -> dict[str, Any]:
     with os.fdopen(kept, "wb") as file:
         file.write(os.fsencode("\n".join([*lines, ""])))
     return {"path": path}
-
-
-def _variables(spec: AgentSpec) -> dict[str, str]:
-    """Return the variables of the node's ranks without the machine's own and the secrets, for later shells."""
-    return {
-        **spec.environment,
-        "CLOUDTRAIN_JOB": spec.job.job,
-        "CLOUDTRAIN_ATTEMPT": str(spec.job.attempt),
-        "CLOUDTRAIN_NODE_RANK": str(spec.node),
-        "CLOUDTRAIN_NUM_NODES": str(spec.job.nodes),
-        "CLOUDTRAIN_ADDRESS": spec.address,
-        "CLOUDTRAIN_CODE_DIR": f"{spec.root}/code",
-    }
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

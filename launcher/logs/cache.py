@@ -9,7 +9,6 @@ call never commits incomplete data.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.logs import blocks
@@ -223,7 +223,7 @@ def keeper(database: Database, job_id: str, attempt: int, *, rewrite: bool = Fal
     """
     folder = folder_of(database, job_id, attempt)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = _locked(folder)
+    lock = processes.try_lock(folder / "lock")
     if lock is None:
         return None
     try:
@@ -240,7 +240,7 @@ def keeper(database: Database, job_id: str, attempt: int, *, rewrite: bool = Fal
 def discard(database: Database, job_id: str, attempt: int) -> bool:
     """Drop the attempt's cached log and record the drop; return False if a process is writing the log."""
     folder = folder_of(database, job_id, attempt)
-    lock = _locked(folder) if folder.is_dir() else -1
+    lock = processes.try_lock(folder / "lock") if folder.is_dir() else -1
     if lock is None:
         return False
     sql = "UPDATE kept_logs SET cursor = NULL, bytes = 0, lines = 0, is_complete = 0 WHERE job_id = ? AND attempt = ?"
@@ -251,20 +251,6 @@ def discard(database: Database, job_id: str, attempt: int) -> bool:
     if lock >= 0:
         os.close(lock)
     return True
-
-
-def _locked(folder: Path) -> int | None:
-    """Return the folder's lock, held; None if another process holds the lock or has just removed the folder."""
-    path = folder / "lock"
-    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(lock).st_ino == path.stat().st_ino:
-            return lock
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(lock)
-    return None
 
 
 def _cut(path: Path, size: int) -> int:

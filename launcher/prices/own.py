@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import datetime
-import fcntl
 import functools
 import io
 import math
@@ -17,6 +16,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.errors import ConfigError, Fault, Place
 from cloudtrain.launcher.metering import rate as rating
 from cloudtrain.launcher.metering.rate import KINDS, Key, Kind, Quote, Rate
@@ -71,8 +71,7 @@ def add(quotes: Iterable[Quote]) -> Path | None:
     """
     path = home.home() / FILE
     try:
-        with (path.parent / "prices.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with processes.locked(path.parent / "prices.lock"):
             data = path.read_bytes() if path.exists() else b""
             known, faults = _parsed(data) if data else ({}, [])
             kept = path.with_name(f"{FILE}.damaged") if faults else None

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.rank.rehearsal import VARIABLE
 from cloudtrain.launcher.backend_table import DEFAULT, traits
 from cloudtrain.launcher.errors import ConfigError, UsageError
@@ -259,8 +260,7 @@ def place(home: Path, *, keeps: bool) -> Iterator[Path]:
     above.mkdir(mode=0o700, parents=True, exist_ok=True)
     _sweep(above)
     folder = Path(tempfile.mkdtemp(dir=above))
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with processes.locked(folder / "lock"):
         if keeps:
             (folder / KEPT).touch()
         try:

@@ -6,7 +6,6 @@ tables, which the migrations below create. A single file allows a transaction ov
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import sqlite3
@@ -17,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.store.home import home
 from cloudtrain.launcher.store.quiesce import QuiesceLock
@@ -267,8 +267,7 @@ class Database:
 
     def _migrate(self) -> None:
         # SQLite's busy handler does not cover the switch to WAL, so the first of many processes switches alone.
-        with (self.folder / "registry.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with processes.locked(self.folder / "registry.lock"):
             version = self._version()
             if version == 0:
                 self._db.execute("PRAGMA journal_mode = WAL")

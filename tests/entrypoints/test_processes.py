@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +100,32 @@ def test_kill_of_a_dead_process_is_no_error(signum: int) -> None:
     child.kill()
     child.wait()
     processes.kill(child.pid, signum)
+
+
+def test_lock_of_another_process_is_not_taken(tmp_path: Path) -> None:
+    """The lock is free again once the holder's descriptor is closed."""
+    path = tmp_path / "lock"
+    with processes.locked(path):
+        assert processes.try_lock(path) is None
+    held = processes.try_lock(path)
+    assert held is not None
+    assert processes.try_lock(path) is None
+    os.close(held)
+
+
+def test_shared_locks_exclude_only_a_sole_holder(tmp_path: Path) -> None:
+    """Two readers hold the lock at the same time."""
+    path = tmp_path / "lock"
+    readers = [processes.try_lock(path, fcntl.LOCK_SH) for _ in range(2)]
+    assert None not in readers
+    assert processes.try_lock(path) is None
+    for reader in readers:
+        assert reader is not None
+        os.close(reader)
+
+
+def test_lock_of_a_removed_file_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder has removed the file between the open and the lock: a later process would lock a new file."""
+    path = tmp_path / "lock"
+    monkeypatch.setattr(fcntl, "flock", lambda *_: path.unlink())
+    assert processes.try_lock(path) is None
