@@ -5,7 +5,7 @@ A sum has cents, and at least two significant digits: 12.30, 0.17, 0.0041. A spa
 
 from __future__ import annotations
 
-__all__ = ["amount", "dollars", "down", "quantity", "span", "up", "usd"]
+__all__ = ["amount", "counted", "dollars", "down", "quantity", "span", "up", "usd"]
 
 _MICRO = 1_000_000
 _SPANS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
@@ -19,6 +19,11 @@ def amount(micro: float) -> str:
     digits = f"{value:.2g}"
     plain = f"{float(digits):.12f}".rstrip("0") if "e" in digits else digits
     return plain if len(plain.lstrip("-")) >= 4 else f"{value:.2f}"
+
+
+def counted(count: int, what: str) -> str:
+    """Return the number with its noun: `1 node`, `2 nodes`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def dollars(micro: float | None) -> str:

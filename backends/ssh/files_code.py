@@ -15,6 +15,7 @@ from cloudtrain.backends.ssh import channel_master
 from cloudtrain.backends.ssh.channel_calls import Call, Fleet, HostAnswer
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.hosts_placement import Assignment
+from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
 from cloudtrain.launcher.text.terminal import say
@@ -45,7 +46,7 @@ def ship(
     if not missing:
         return paths
     if bundle.bytes > EXPLAIN_BYTES:
-        say(f"sending {bundle.bytes / 1e6:.0f} MB of code to {len(missing)} host{'s' * (len(missing) > 1)}")
+        say(f"sending {bundle.bytes / 1e6:.0f} MB of code to {counted(len(missing), 'host')}")
     with_it = [seat for seat in assignments if reply[seat.host]["kept"]]
     seconds = FETCH_S if bundle.bytes > EXPLAIN_BYTES else 0.0
     if not with_it:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TypeAlias
 
-from cloudtrain.entrypoints.format import dollars, span
+from cloudtrain.entrypoints.format import counted, dollars, span
 from cloudtrain.entrypoints.notices.facts import JobFacts
 from cloudtrain.entrypoints.notices.message import Notice, at_deadline, compose
 
@@ -63,7 +63,7 @@ def _life(facts: JobFacts, now_s: float) -> Iterator[_Due]:
         again = f"attempt {number} runs" if number > 1 else "it runs"
         yield f"started:{number}", "started", again, ("restarted",) if number > 1 else ()
     if restarts:
-        headline = f"its ranks were started again ({restarts} time{'s' if restarts > 1 else ''})"
+        headline = f"its ranks were started again ({counted(restarts, 'time')})"
         yield f"restarted:{number}:{restarts}", "restarted", headline, ()
     if since_s is not None and now_s - since_s >= UNREACHABLE_S:
         headline = f"{facts.backend} has not answered for {span(now_s - since_s)}; the job is unaffected"

@@ -13,6 +13,7 @@ from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
+from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher.backend import BUILT_IN, Check, traits
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.store.home import where
@@ -86,7 +87,7 @@ def _registry(path: Path) -> Check:
         return Check("registry", "fail", f"{path}: {error}", unlike)
     if answer != "ok":
         return Check("registry", "fail", f"{path}: {answer.splitlines()[0]}", unlike)
-    found = f"{jobs} job{'s' * (jobs != 1)}, {size / 1e6:.1f} MB"
+    found = f"{counted(jobs, 'job')}, {size / 1e6:.1f} MB"
     if not os.access(path, os.W_OK):
         return Check("registry", "fail", f"{path} cannot be written", f"sudo chown {os.getuid()} {path}*")
     return Check("registry", "ok", found)

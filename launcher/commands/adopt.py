@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.commands.options import DEFAULT_FILE, completes, examples, file_option, json_option, yes_option
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, NoSuchJobError
@@ -51,7 +52,7 @@ def command(wanted: tuple[str, ...], backend: str | None, file: Path | None, yes
             if wanted:
                 raise
             say(error.message)
-    count = f"{len(rows)} job{'' if len(rows) == 1 else 's'}"
+    count = counted(len(rows), "job")
     if not rows:
         say("no running job of this home is missing in the registry")
     elif not wanted and not confirm(f"Adopt {count}?", yes=yes):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher.commands.options import job_argument, json_option
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, CredentialError, UnreachableError, UsageError
 from cloudtrain.launcher.text.terminal import print_json, print_lines, say
@@ -50,7 +51,7 @@ def command(job: str, output: Path | None, as_json: bool) -> int:
         return 0
     print_lines([str(path) for path in files])
     if files:
-        say(f"{len(files)} file{'s' * (len(files) != 1)} in {folder}")
+        say(f"{counted(len(files), 'file')} in {folder}")
     else:
         say(f"{found.id} has no output files{' yet' if found.active else ''}")
     if not files and not found.asked.task:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend import ALL, Check
 from cloudtrain.launcher.commands.options import DEFAULT_FILE, completes, examples, file_option, json_option
@@ -120,7 +121,7 @@ def _sum_up(groups: dict[str, list[Check]], path: Path | None, backend: str | No
     verdicts = [check.verdict for checks in groups.values() for check in checks]
     failed, warned = verdicts.count("fail"), verdicts.count("warn")
     words = [f"{failed} failed"] if failed else []
-    words += [f"{warned} warning{'s' * (warned != 1)}"] if warned else []
-    say(f"{len(verdicts)} check{'s' * (len(verdicts) != 1)}: {', '.join(words) or 'all is well'}")
+    words += [counted(warned, "warning")] if warned else []
+    say(f"{counted(len(verdicts), 'check')}: {', '.join(words) or 'all is well'}")
     if backend is None and path is None:
         say(f"no {DEFAULT_FILE} here: `cloudtrain doctor ssh` checks another backend, `cloudtrain doctor all` all")

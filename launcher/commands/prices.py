@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher.commands.options import DEFAULT_FILE, completes, file_option, json_option
 from cloudtrain.launcher.text.tables import csv_text, table, width
 from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
@@ -77,9 +78,9 @@ def command(
         columns, cut, head = width(), {"TYPE": 20}, HEAD if wide else PLAIN
         rows = [_row(line) if wide else _plain(line) for line in found]
         print_lines(table(head, rows, drop=DROPPED, shorten=cut, columns=columns))
-        counted, others = "COUNTED" if wide else "AT MOST", "" if file is None else "; other machines: --all"
-        notes = f"budgets count with {counted}; sources: --json, --csv{others}; newer: cloudtrain prices refresh"
-        say(f"{len(found)} price{'s' * (len(found) != 1)}; {notes}")
+        column, others = "COUNTED" if wide else "AT MOST", "" if file is None else "; other machines: --all"
+        notes = f"budgets count with {column}; sources: --json, --csv{others}; newer: cloudtrain prices refresh"
+        say(f"{counted(len(found), 'price')}; {notes}")
     if not found and file is None:
         say(why_none(wanted))
 
@@ -158,8 +159,8 @@ def _row(line: PriceLine) -> list[str]:
 
 
 def _plain(line: PriceLine) -> list[str]:
-    counted, _, name, has, region, how, listed, age, *_ = _row(line)
-    return [line.key.backend, name, has, region, how, listed, counted, age]
+    usd, _, name, has, region, how, listed, age, *_ = _row(line)
+    return [line.key.backend, name, has, region, how, listed, usd, age]
 
 
 def _usd(value: float | None) -> str:

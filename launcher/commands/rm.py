@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher.commands.options import completes, examples, json_option, yes_option
 from cloudtrain.launcher.text.terminal import confirm, print_json, say
 
@@ -48,7 +49,7 @@ def removed(registry: Registry, jobs: list[Job], *, yes: bool, as_json: bool) ->
     freed = sum(sizes.values()) + (code := sum(remove.unused_bundles(registry, jobs).values()))
     if code:
         say(f"code that no other job uses  {size(code)}")
-    total = f"{len(jobs)} job{'' if len(jobs) == 1 else 's'}, {size(freed)}"
+    total = f"{counted(len(jobs), 'job')}, {size(freed)}"
     if jobs and not confirm(f"Remove {total}?", yes=yes):
         return 1
     for job in jobs:

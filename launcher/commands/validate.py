@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher.commands.options import Overrides, config_options, json_option
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.planning import clear_values
@@ -51,7 +52,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
         return 0
     instances = job.resources.instances
     on = f"backend{'s' * (len(names) > 1)} {', '.join(names)}"
-    click.echo(f"{file}: ok ({on}, {instances} instance{'s' * (instances != 1)})")
+    click.echo(f"{file}: ok ({on}, {counted(instances, 'instance')})")
     return 0
 
 

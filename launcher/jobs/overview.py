@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.format import amount, dollars, span
+from cloudtrain.entrypoints.format import amount, counted, dollars, span
 from cloudtrain.entrypoints.notices.message import at_deadline
 from cloudtrain.entrypoints.rank import tracebacks
 from cloudtrain.launcher.backend_table import traits
@@ -120,8 +120,8 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
 
 def _head(job: Job, now_s: float) -> list[str]:
     attempt, state, plan = job.attempt, job.attempt.state, job.attempt.plan
-    ranks = f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks} rank{'s' if plan.ranks != 1 else ''}"
-    again = f", {state.restarts} restart{'s' if state.restarts != 1 else ''}" if state.restarts else ""
+    ranks = f"{plan.instances} x {plan.nproc_per_node} = {counted(plan.ranks, 'rank')}"
+    again = f", {counted(state.restarts, 'restart')}" if state.restarts else ""
     lines = [
         f"{job.id}  {outcome(job)}",
         f"  backend     {job.backend}, {ranks}, attempt {attempt.number}{again}",
@@ -247,7 +247,7 @@ def _checkpoint(job: Job, money: Forecast, now_s: float) -> list[str]:
         return ["  checkpoint  no checkpoint yet", *hint] if is_running else []
     risk = ""
     if isinstance(at, int) and at > step:
-        steps = f"{at - step} step{'s' if at - step != 1 else ''}"
+        steps = counted(at - step, "step")
         seen_s = now_s if job.active else (state.ended_s or now_s)
         took = f" ({span(seen_s - saved_s)})" if saved_s is not None and not is_earlier and seen_s > saved_s else ""
         risk = f"; {steps} since{took} {'not yet' if job.active else 'were not'} saved"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from cloudtrain.entrypoints.format import dollars, span
+from cloudtrain.entrypoints.format import counted, dollars, span
 from cloudtrain.entrypoints.notices.message import at_deadline
 from cloudtrain.launcher.jobs.describe import limit_words, next_step, outcome
 from cloudtrain.launcher.live.model import Curves, Track, WatchedJob
@@ -98,9 +98,9 @@ def trouble(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list
 def place(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
     """Return the backend, the ranks and the attempt."""
     attempt, plan = watched.job.attempt, watched.job.attempt.plan
-    ranks = f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks} rank{'s' if plan.ranks != 1 else ''}"
+    ranks = f"{plan.instances} x {plan.nproc_per_node} = {counted(plan.ranks, 'rank')}"
     again = attempt.state.restarts
-    more = f", {again} restart{'s' if again != 1 else ''}" if again else ""
+    more = f", {counted(again, 'restart')}" if again else ""
     return [labelled(width, signs, "backend", f"{watched.job.backend}, {ranks}, attempt {attempt.number}{more}")]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from cloudtrain.entrypoints.format import amount, dollars, span
+from cloudtrain.entrypoints.format import amount, counted, dollars, span
 from cloudtrain.launcher.live import figures, footer
 from cloudtrain.launcher.live.model import Scene, WatchedJob
 from cloudtrain.launcher.live.rows import QUIET, STATE_STYLES, WARNS, Part, filled, row, sides
@@ -174,7 +174,7 @@ def _totals(jobs: Sequence[WatchedJob], width: int, signs: Signs) -> Text:
     burn = sum((watched.forecast.burn_micro_h or 0) for watched in jobs if watched.forecast is not None)
     spent = sum((watched.forecast.spent_micro or 0) for watched in jobs if watched.forecast is not None)
     unknown = sum(watched.forecast is not None and watched.forecast.spent_micro is None for watched in jobs)
-    count = f"{len(jobs)} job{'s' if len(jobs) != 1 else ''}"
+    count = counted(len(jobs), "job")
     words = f"{count}, {active} active: {dollars(burn)}/h, {dollars(spent)} spent"
     words += f", and {unknown} at an unknown price" if unknown else ""
     silent = sum(watched.job.attempt.unreachable_since_s is not None for watched in jobs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.format import amount, dollars, span, up
+from cloudtrain.entrypoints.format import amount, counted, dollars, span, up
 from cloudtrain.launcher.money import unit_cost
 from cloudtrain.launcher.money.bill import Bill, BillLine
 from cloudtrain.launcher.money.period import Group, Spent, total
@@ -82,7 +82,7 @@ def spent_rows(spent: Sequence[Spent]) -> list[list[str]]:
         [job.job_id, job.backend, job.state, _hours(job.node_s), "unknown" if job.unknown else _amount(job.spent_micro)]
         for job in spent
     ]
-    return [*rows, [f"total of {_jobs(total(spent).jobs)}", "", "", *_sum_cells(total(spent))]]
+    return [*rows, [f"total of {counted(total(spent).jobs, 'job')}", "", "", *_sum_cells(total(spent))]]
 
 
 def group_rows(groups: Sequence[Group], whole: Group) -> list[list[str]]:
@@ -144,12 +144,8 @@ def _until(line: BillLine) -> str:
 
 
 def _sum_cells(group: Group) -> list[str]:
-    least = f"at least {_amount(group.spent_micro)}: {_jobs(group.unknown)} without a price"
+    least = f"at least {_amount(group.spent_micro)}: {counted(group.unknown, 'job')} without a price"
     return [_hours(group.node_s), least if group.unknown else _amount(group.spent_micro)]
-
-
-def _jobs(count: int) -> str:
-    return f"{count} job{'' if count == 1 else 's'}"
 
 
 def _hours(seconds: float) -> str:

@@ -25,6 +25,7 @@ from importlib.resources import files
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
+from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.planning import secret_files
@@ -54,7 +55,7 @@ def summary(bundle: Bundle) -> str:
     """Return one line: size and number of the user's files, their commit, the archive's size."""
     commit = f", commit {bundle.git['commit'][:10]}" if bundle.git.get("commit") else ""
     dirty = " with uncommitted changes" if bundle.git.get("dirty") else ""
-    files = f"{bundle.files} file{'s' * (bundle.files != 1)}, {size_words(bundle.code_bytes)}{commit}{dirty}"
+    files = f"{counted(bundle.files, 'file')}, {size_words(bundle.code_bytes)}{commit}{dirty}"
     return f"{files}; {size_words(bundle.bytes)} packed, with cloudtrain's own files"
 
 

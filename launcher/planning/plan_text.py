@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import date
 from typing import TYPE_CHECKING
 
-from cloudtrain.entrypoints.format import dollars, span, up
+from cloudtrain.entrypoints.format import counted, dollars, span, up
 from cloudtrain.launcher.text.units import format_money
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def provenance(plan: Plan) -> str:
 
 def _machines(plan: Plan) -> Iterator[str]:
     device = "GPU" if plan.gpus_per_instance else "CPU"
-    ranks = f"{plan.ranks} rank{'s' if plan.ranks != 1 else ''}"
+    ranks = counted(plan.ranks, "rank")
     yield f"{_instances(plan)} x {plan.nproc_per_node} = {ranks} ({device})"
     if plan.batch is not None:
         b = plan.batch
@@ -143,4 +143,4 @@ def _alerts(plan: Plan, ends_micro: int) -> str:
 
 
 def _instances(plan: Plan) -> str:
-    return f"{plan.instances} instance{'s' if plan.instances != 1 else ''}"
+    return counted(plan.instances, "instance")

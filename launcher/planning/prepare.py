@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import BudgetError, ConfigError, require_all
 from cloudtrain.launcher.planning import bundle as bundles
@@ -151,7 +152,7 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
         stays = "torch stays as it is there"
         yield f"{config.requirements}: installed on each node before the ranks start; {stays}"
     if config.setup:
-        yield f"setup: {len(config.setup)} command{'s' * (len(config.setup) > 1)} on each node before the ranks start"
+        yield f"setup: {counted(len(config.setup), 'command')} on each node before the ranks start"
     if config.notify:
         from cloudtrain.launcher.store.channels import doubts
 
@@ -159,7 +160,7 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
     wanted = config.resources.accelerators if runs_here else None
     if wanted and int(wanted.rpartition(":")[2]) != plan.gpus_per_instance:
         there = plan.gpus_per_instance
-        gpus = f"{there} GPU{'s' * (there > 1)}" if there else "no GPU"
+        gpus = counted(there, "GPU") if there else "no GPU"
         ignored = f"ignored on {config.backend}: resources.accelerators ({wanted})"
         yield f"{ignored}; this machine has {gpus} for each instance"
     if config.resources.accelerators:

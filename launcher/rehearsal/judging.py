@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from cloudtrain.entrypoints.format import counted
 from cloudtrain.entrypoints.job_files import has_checkpoint
 from cloudtrain.launcher.rehearsal.stage import Rehearsal
 from cloudtrain.launcher.rehearsal.starts import StartResult
@@ -25,9 +26,7 @@ def ran(verdict: Verdict, laid_out: Rehearsal, ended: StartResult, ranks: int, *
     if not _started(verdict, laid_out, ended, ranks) or not _stepped(verdict, ended, is_task=is_task):
         return False
     last = ended.account.last_step
-    verdict.words = (
-        f"{_reported(ended.account.steps)} on {_counted(ranks, 'rank')}" if last else _counted(ranks, "rank")
-    )
+    verdict.words = f"{_reported(ended.account.steps)} on {counted(ranks, 'rank')}" if last else counted(ranks, "rank")
     is_cut = ended.is_late or ended.left_s is not None
     is_saved = any(report.unkept for report in ended.exits) or has_checkpoint(laid_out.checkpoints)
     if is_cut and not is_task and not is_saved:
@@ -180,7 +179,7 @@ def _started(verdict: Verdict, laid_out: Rehearsal, ended: StartResult, ranks: i
         late = "in time " if ended.is_late else ""
         few = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {missing[0]} to {missing[-1]}"
         return _wrong(verdict, ended, "started", f"{few} of {ranks} did not start {late}by the rendered command")
-    shape = f"{_counted(nodes, 'node')} x {_counted(ranks // nodes, 'rank')}"
+    shape = f"{counted(nodes, 'node')} x {counted(ranks // nodes, 'rank')}"
     words = f"bundle unpacked, {shape} started by the rendered command{', and met' if ranks > 1 else ''}"
     return verdict.found("started", words)
 
@@ -263,9 +262,4 @@ def _wrong(verdict: Verdict, ended: StartResult, name: str, words: str) -> bool:
 def _reported(steps: Collection[int]) -> str:
     """Return `1 reported step (20)`, `2 reported steps (0 and 10)` or `5 reported steps (1 to 5)`."""
     ends = (min(steps), max(steps)) if len(steps) > 1 else steps
-    return f"{_counted(len(steps), 'reported step')} ({(' and ' if len(steps) == 2 else ' to ').join(map(str, ends))})"
-
-
-def _counted(count: int, what: str) -> str:
-    """Return `1 node`, `2 nodes`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    return f"{counted(len(steps), 'reported step')} ({(' and ' if len(steps) == 2 else ' to ').join(map(str, ends))})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -309,7 +308,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 def stamp(time_s: float) -> str:
     """Return the time of the report, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
+    return f"{moment(time_s)} UTC"
 
 
 def attempt_rows(data: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:

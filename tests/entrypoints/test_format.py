@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from cloudtrain.entrypoints.format import amount, dollars, down, span, up, usd
+from cloudtrain.entrypoints.format import amount, counted, dollars, down, span, up, usd
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,8 @@ def test_sum_is_rounded_to_the_safe_side() -> None:
 def test_span_has_two_units_at_most(seconds: float, text: str) -> None:
     """A span shows at most its two largest units."""
     assert span(seconds) == text
+
+
+def test_counted_noun_has_a_plural() -> None:
+    """A single thing has the noun alone; zero and more have an s."""
+    assert [counted(number, "node") for number in (0, 1, 2)] == ["0 nodes", "1 node", "2 nodes"]
