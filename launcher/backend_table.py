@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 __all__ = [
+    "ALL",
     "BUILT_IN",
+    "CHEAPEST",
     "DEFAULT",
     "GROUP",
     "BackendTraits",
@@ -38,6 +40,7 @@ BUILT_IN = {
     "vertex": "cloudtrain.backends.vertex.backend:VertexBackend",
 }
 DEFAULT = next(iter(BUILT_IN))
+ALL, CHEAPEST = "all", "cheapest"  # instead of the name of a backend
 
 
 @dataclass(frozen=True)

@@ -18,18 +18,16 @@ from cloudtrain.backends.local import check as rules
 from cloudtrain.backends.local import request as requests
 from cloudtrain.backends.local.records import LocalRef
 from cloudtrain.entrypoints import atomic_json, processes
-from cloudtrain.entrypoints.agent import node_folder, node_logs
+from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.entrypoints.job_files import NEVER_SENT, RECORD, START_LOCK, STATE
 from cloudtrain.launcher.backend import Capacity, Check, FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, Terms
 from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
-from cloudtrain.launcher.job import State
-from cloudtrain.launcher.jobs import agent_state
-from cloudtrain.launcher.logs import agent_pages
 from cloudtrain.launcher.text.extras import install
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.job import State
     from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
 
@@ -89,13 +87,11 @@ class LocalBackend:
             raise ConfigError(f"the job's folder cannot be made: {error.strerror}", where=error.filename) from error
         shipment.sending.creates()
         try:
-            _start_agents(
-                folder, [agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]]
-            )
+            specs = [agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]]
+            _start_agents(folder, specs)
         except ConfigError:
-            if (
-                self.find(request, shipment.home) is None
-            ):  # the agents may live, though their starter died before its answer
+            # The agents may live, though their starter died before its answer.
+            if self.find(request, shipment.home) is None:
                 raise
         return ref
 
@@ -125,6 +121,8 @@ class LocalBackend:
 
     def state(self, ref: JobRef) -> State:
         """Return the combined state of the nodes."""
+        from cloudtrain.launcher.jobs import agent_state
+
         handle = LocalRef.load(ref)
         checkpoints = Path(handle.checkpoint_dir)
         looks = {node: node_folder.look(root, checkpoints) for node, root in enumerate(handle.roots)}
@@ -136,6 +134,9 @@ class LocalBackend:
         self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
     ) -> LogPage:
         """Return the lines after the cursor; all existing lines are available at once, so no line is held back."""
+        from cloudtrain.entrypoints.agent import node_logs
+        from cloudtrain.launcher.logs import agent_pages
+
         handle = LocalRef.load(ref)
         roots, page_bytes = handle.roots, PAGE_BYTES // handle.nodes
         found = {
@@ -148,6 +149,8 @@ class LocalBackend:
         self, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
     ) -> dict[str, Any] | None:
         """Return a cursor before each file's last lines, or before the lines written since the time."""
+        from cloudtrain.entrypoints.agent import node_logs
+
         return {
             f"{node}/{name}": offset
             for node, root in enumerate(LocalRef.load(ref).roots)
@@ -167,9 +170,8 @@ class LocalBackend:
         except OSError as error:  # a full disk: agents that have ended need no request, and neither does a kill
             if not now and any(map(node_folder.agent_pid, roots)):
                 what = f"the agents cannot be asked to stop: {error.strerror}"
-                raise ConfigError(
-                    what, where=error.filename or roots[0], hint="free some room, or stop --now"
-                ) from error
+                where, hint = error.filename or roots[0], "free some room, or stop --now"
+                raise ConfigError(what, where=where, hint=hint) from error
         if now or not any(map(node_folder.agent_pid, roots)):
             node_folder.end(roots)
 
@@ -199,17 +201,11 @@ class LocalBackend:
         except PackageNotFoundError:  # a checkout on the path
             torch_text = ""
         free_gb = shutil.disk_usage(Path.home()).free / 1e9
+        is_roomy = free_gb > 5
         return [
             Check("system", "ok" if linux else "fail", sys.platform, "" if linux else "the local backend needs Linux"),
-            Check(
-                "torch",
-                "ok" if torch else "fail",
-                f"{torch_text}{sys.executable}",
-                "" if torch else install("local"),
-            ),
-            Check(
-                "disk", "ok" if free_gb > 5 else "warn", f"{free_gb:.0f} GB free", "" if free_gb > 5 else "free some"
-            ),
+            Check("torch", "ok" if torch else "fail", torch_text + sys.executable, "" if torch else install("local")),
+            Check("disk", "ok" if is_roomy else "warn", f"{free_gb:.0f} GB free", "" if is_roomy else "free some"),
         ]
 
 

@@ -54,9 +54,7 @@ from cloudtrain.launcher.backend_table import (
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 __all__ = [
-    "ALL",
     "BUILT_IN",
-    "CHEAPEST",
     "DEFAULT",
     "GROUP",
     "Backend",
@@ -92,8 +90,6 @@ __all__ = [
     "traits",
     "unasked",
 ]
-
-ALL, CHEAPEST = "all", "cheapest"  # instead of the name of a backend
 
 _making = threading.Lock()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.launcher.backend import names
+from cloudtrain.launcher.backend_table import names
 from cloudtrain.launcher.commands.options import json_option
 from cloudtrain.launcher.text.terminal import print_json, print_lines
 

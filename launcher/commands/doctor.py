@@ -12,7 +12,8 @@ import click
 
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.backend import ALL, Check
+from cloudtrain.launcher.backend import Check
+from cloudtrain.launcher.backend_table import ALL
 from cloudtrain.launcher.commands.options import DEFAULT_FILE, completes, examples, file_option, json_option
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.text.terminal import print_json, print_text, say

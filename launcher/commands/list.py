@@ -148,7 +148,7 @@ def _print_notes(registry: Registry, jobs: list[Job], now_s: float) -> None:
 
 def _see_that_they_exist(registry: Registry, backends: frozenset[str]) -> None:
     """Raise UsageError for an unknown backend: neither installed nor the backend of any job in the registry."""
-    from cloudtrain.launcher.backend import names
+    from cloudtrain.launcher.backend_table import names
 
     known = {*names(), *(job.backend for job in registry.jobs())}
     if unknown := sorted(backends - known):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.backend import ALL
+from cloudtrain.launcher.backend_table import ALL
 from cloudtrain.launcher.commands.options import WholeNumber, completes, examples, job_argument, json_option
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.text.terminal import say

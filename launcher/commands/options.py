@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cloudtrain.launcher.backend import ALL, CHEAPEST
+from cloudtrain.launcher.backend_table import ALL, CHEAPEST
 from cloudtrain.launcher.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cloudtrain.launcher.backend import ALL, CHEAPEST
+from cloudtrain.launcher.backend_table import ALL, CHEAPEST
 from cloudtrain.launcher.commands.options import Overrides, config_options, examples, json_option, yes_option
 from cloudtrain.launcher.errors import NOTHING, ConfigError, UsageError
 from cloudtrain.launcher.job import require_name

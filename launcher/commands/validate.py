@@ -13,7 +13,6 @@ from cloudtrain.launcher.commands.options import Overrides, config_options, json
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.planning import clear_values
 from cloudtrain.launcher.planning.prepare import require_a_plan
-from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.text.terminal import say
 
 if TYPE_CHECKING:
@@ -43,8 +42,11 @@ def command(overrides: Overrides, as_json: bool) -> int:
         return exc.exit_code
     job = jobs[-1]
     warnings = list(clear_values.notes_of(job, file))
-    if job.resources.accelerators and not catalog.rows(job.backend):  # a backend with a table has checked the type
-        warnings += filter(None, [catalog.unknown(job.resources.accelerators)])
+    if job.resources.accelerators:
+        from cloudtrain.launcher.prices import catalog
+
+        if not catalog.rows(job.backend):  # a backend with a table has checked the type
+            warnings += filter(None, [catalog.unknown(job.resources.accelerators)])
     for line in warnings:
         say(f"warning: {line}")
     if as_json:

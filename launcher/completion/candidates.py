@@ -84,14 +84,14 @@ def projects(ctx: click.Context, param: click.Parameter, incomplete: str) -> Ite
 
 def backends(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     """Return the backends of this installation, plug-ins included."""
-    from cloudtrain.launcher.backend import names
+    from cloudtrain.launcher.backend_table import names
 
     return [CompletionItem(name) for name in names() if _fits(name, incomplete)]
 
 
 def backends_and_all(ctx: click.Context, param: click.Parameter, incomplete: str) -> Items:
     """Return the backends after the typed names and commas; without a comma also `all` and `cheapest`."""
-    from cloudtrain.launcher.backend import ALL, CHEAPEST
+    from cloudtrain.launcher.backend_table import ALL, CHEAPEST
 
     before, comma, begun = incomplete.rpartition(",")
     given = before.split(",") if before else []

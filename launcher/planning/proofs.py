@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.launcher.backend import BUILT_IN
+from cloudtrain.launcher.backend_table import BUILT_IN
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ import functools
 import io
 import math
 import os
-import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -180,7 +179,7 @@ def _fields(key: Key, rate: Rate) -> list[str]:
 
 
 def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f"{FILE}.{os.getpid()}.{secrets.token_hex(4)}")
+    partial = path.with_name(f"{FILE}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
         with partial.open("w", encoding="utf-8") as file:
             file.write(text)

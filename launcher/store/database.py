@@ -7,7 +7,6 @@ tables, which the migrations below create. A single file allows a transaction ov
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import threading
 import weakref
@@ -189,6 +188,8 @@ class Database:
         try:
             self._open()
         except (sqlite3.Error, OSError) as error:
+            import shutil  # the import takes 2 ms
+
             # SQLite writes files even for a read: on a full disk, only the reserve's room lets users see and stop jobs.
             if shutil.disk_usage(self.folder).free > RESERVE_BYTES or not _give_back(self.folder):
                 raise self._unusable(error) from error

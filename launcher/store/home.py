@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shlex
 import sys
 from pathlib import Path
@@ -51,8 +50,8 @@ def identity(folder: Path) -> str:
     path = folder / "identity"
     try:
         if not path.exists():
-            partial = path.with_name(f"identity.{os.getpid()}.{secrets.token_hex(4)}")
-            partial.write_text(secrets.token_hex(16))
+            partial = path.with_name(f"identity.{os.getpid()}.{os.urandom(4).hex()}")
+            partial.write_text(os.urandom(16).hex())
             with contextlib.suppress(FileExistsError):  # a concurrent process was first
                 os.link(partial, path)
             partial.unlink()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import platform
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -321,7 +321,7 @@ def _ambiguous(key: str, jobs: Sequence[Job]) -> NoSuchJobError:
 
 def this_process() -> dict[str, Any]:
     """Return the identity of this process for a later process, on this or a different machine."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "stamp": processes.stamp(os.getpid())}
+    return {"host": platform.node(), "pid": os.getpid(), "stamp": processes.stamp(os.getpid())}
 
 
 def submitter_lives(attempt: Attempt) -> bool:
@@ -330,7 +330,7 @@ def submitter_lives(attempt: Attempt) -> bool:
     A process on a different machine (a home folder on a network) counts as alive for ten minutes.
     """
     who = attempt.submitter
-    if who.get("host") != socket.gethostname():
+    if who.get("host") != platform.node():
         return time.time() - attempt.created_s < 600
     return processes.alive(who["pid"], who["stamp"])
 
