@@ -226,7 +226,7 @@ def _validated(root: YamlNode) -> tuple[JobConfig | None, list[Fault]]:
 
 
 def _model_of(root: YamlNode) -> type[JobConfig]:
-    return schema.model(root.value if isinstance(root.value, dict) else ())
+    return schema.model_of(root.value if isinstance(root.value, dict) else ())
 
 
 def _sound(root: YamlNode, faults: Sequence[Fault]) -> JobConfig | None:

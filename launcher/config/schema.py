@@ -423,6 +423,11 @@ def model(keys: Iterable[str | int] = ()) -> type[JobConfig]:
     return _model(tuple(dict.fromkeys([*BUILT_IN, *blocks_of(keys)])))
 
 
+def model_of(keys: Iterable[str | int]) -> type[JobConfig]:
+    """Return the model of a config with exactly these keys: further blocks are None, and not imported."""
+    return _model(tuple(blocks_of(keys)))
+
+
 def blocks_of(keys: Iterable[str | int]) -> list[str]:
     """Return the keys that are blocks of backends. Plug-ins are searched only for a key that is unknown otherwise."""
     others = [str(key) for key in keys if key not in JobConfig.model_fields]
@@ -433,7 +438,7 @@ def blocks_of(keys: Iterable[str | int]) -> list[str]:
 @functools.cache
 def _model(backends: tuple[str, ...]) -> type[JobConfig]:
     found = {name: (block, traits(name)) for name in backends if (block := block_of(name)) is not None}
-    blocks: dict[str, Any] = {
+    blocks: dict[str, Any] = dict.fromkeys(BUILT_IN, (None, None)) | {
         name: (block | None, Field(None, description=its.help, examples=[its.example]))
         for name, (block, its) in found.items()
     }

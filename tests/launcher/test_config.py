@@ -132,7 +132,7 @@ def test_load_reads_every_key(load: Load) -> None:
 def test_config_survives_json(load: Load, text: str) -> None:
     """A config written as JSON and read back is equal."""
     job = load(text)
-    assert model().model_validate(json.loads(json.dumps(job.model_dump(mode="json")))) == job
+    assert dict(model().model_validate(json.loads(json.dumps(job.model_dump(mode="json"))))) == dict(job)
 
 
 def test_defaults_are_filled_in(load: Load) -> None:
@@ -745,7 +745,7 @@ def test_any_value_of_any_key_gives_a_config_or_a_config_error(load: Load, key: 
     except ConfigError as exc:
         said = str(exc)
     else:
-        said = "ok" * (model().model_validate(job.model_dump(mode="json")) == job)
+        said = "ok" * (dict(model().model_validate(job.model_dump(mode="json"))) == dict(job))
     assert said
 
 
