@@ -76,8 +76,9 @@ paper = types.ModuleType("paper")
 paper.find, paper.state = find, state
 paper.pace = lambda ref: backends.Pace(0.01, 0.01)
 paper.logs = lambda ref, cursor, ranks=None, now=False: backends.LogPage([], {"at": 1})
+paper.Paper = lambda: paper
 sys.modules["paper"] = paper
-backends.BUILT_IN["paper"] = "paper"
+backends.BUILT_IN["paper"] = "paper:Paper"
 
 # -- a submit
 
