@@ -132,10 +132,8 @@ def argv(value: Any) -> Any:
 
 
 def _matching(name: str, wanted: str, pattern: str) -> Kind:
-    compiled = re.compile(pattern)
-
     def read(value: object) -> str:
-        if not isinstance(value, str) or not compiled.fullmatch(value):
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
             raise ValueError(wanted)
         return value
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["as_json", "as_yaml", "at", "changed", "overlaid", "render_json", "render_yaml"]
 
 # Characters that YAML accepts only escaped, or reads as an end of a line (YAML 1.1, "c-printable" and "b-char").
-_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+_UNPRINTABLE = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
 YAML_WIDTH = 120
 _TEXT = "tag:yaml.org,2002:str"
 
@@ -136,4 +136,4 @@ def _json(value: Any) -> str:
 
 def _yaml(value: Any) -> str:
     """Return the value as JSON with YAML's unprintable characters escaped, which is valid YAML."""
-    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", _json(value))
+    return re.sub(_UNPRINTABLE, lambda found: f"\\u{ord(found[0]):04x}", _json(value))

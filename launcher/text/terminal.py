@@ -38,8 +38,8 @@ __all__ = [
 _MARK = "cloudtrain: "
 _WARNING = "warning:"
 # Control characters of a terminal, line separators, direction marks and lone surrogates; all but tab and newline.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-_LINE_END = re.compile("[\r\u2028\u2029]")
+_CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+_LINE_END = "[\r\u2028\u2029]"
 RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 
 
@@ -78,7 +78,7 @@ def escaped(text: str) -> str:
 
     Newlines and tabs stay: messages have lines. Every message is printed through this function.
     """
-    return text if text.isprintable() else _CONTROL.sub(_escape, text)
+    return text if text.isprintable() else re.sub(_CONTROL, _escape, text)
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -133,7 +133,7 @@ def _tame(lines: Sequence[str]) -> Sequence[str]:
         return lines
     from cloudtrain.launcher.text.visible import tame
 
-    return [_LINE_END.sub(_escape, "\n".join(map(tame, line.split("\n")))) for line in lines]
+    return [re.sub(_LINE_END, _escape, "\n".join(map(tame, line.split("\n")))) for line in lines]
 
 
 class ReaderGoneError(Exception):
