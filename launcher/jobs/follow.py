@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import queue
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import replace
 
 from cloudtrain.launcher.backend import LogLine
@@ -29,6 +29,10 @@ SAY_S = 3.0  # before a wait is explained
 MANY = 200_000  # objects between two garbage collections
 REPLAY_S = 30.0  # most time for which alerts wait for earlier lines
 
+Tell = Callable[[str], None]
+Look = Callable[[Job], object]
+Followed = Generator[tuple[Job, list[LogLine] | None], None, None]
+
 
 def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None) -> int:
     """Print the job's lines until the end, then its state on standard error; return the exit code.
@@ -36,14 +40,24 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
     A retry that the config asks for is sent, and followed too. Notifications are sent meanwhile. Ctrl-C leaves the job
     running, prints the commands that follow and stop the job, and returns 130.
     """
-    notifier = Notifier(registry)
+    notifier, printer = Notifier(registry), Printer(view, is_live=True)
+
+    def look(job: Job) -> None:
+        printer.clear()
+        notifier.look(job)
+
     try:
-        seen_active = job.active  # for a job that had already ended, no retry is sent
-        job = _follow(registry, job, view, tail, notifier)
-        while seen_active and (again := retry.send_if_due(registry, job)) is not None:
-            job = again
-            job = _follow(registry, job, replace(view, attempt=job.attempt.number), None, notifier)
+        with closing(_followed(registry, job, view, tail, printer.say, look)) as pages:
+            for job, lines in pages:
+                if lines is None:
+                    printer.finish()
+                    notifier.look(job)
+                    continue
+                if job.attempt.number > printer.view.attempt:
+                    printer.view = replace(view, attempt=job.attempt.number)
+                printer.print(lines)
     except KeyboardInterrupt:
+        printer.clear()
         notifier.close(0.0)
         if not job.active:
             say(f"\ninterrupted: `cloudtrain status {job.id}` shows whether a retry was sent")
@@ -51,6 +65,8 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
         say(f"\nleft running: {job.id}")
         say(f"  come back   cloudtrain logs -f {job.id}\n  stop it     cloudtrain stop {job.id}")
         return 130
+    finally:
+        printer.clear()
     for line in as_lines(job, registry.attempts(job)):
         say(line)
     notifier.close()
@@ -62,18 +78,14 @@ def show(registry: Registry, job: Job, attempt: Attempt, view: View, *, tail: in
 
     For a running job, stop at the present moment: new lines may come faster than the reader. Raises UnreachableError.
     """
-    stream, printer = _stream_of(registry, job, attempt, view, now=True), Printer(view, is_live=False)
+    printer = Printer(view, is_live=False)
     gc.set_threshold(MANY)  # lines form no cycles, and the search for cycles takes a fifth of the time
-    try:
-        if tail is not None:
-            printer.print(stream.tail(tail, _wanted(view)))
-        for lines in stream.backlog():
+    with closing(_stream_of(registry, job, attempt, view, now=True)) as stream:
+        for lines in _existing(stream, view, tail):
             printer.print(lines)
         printer.finish()
         if not stream.is_clean and not stream.came:
             aside("some lines could not be read: the backend refuses them for now")
-    finally:
-        stream.close()
 
 
 def read(
@@ -83,29 +95,18 @@ def read(
 
     Following sends retries and notifications, as `follow` does. Raises UnreachableError, unless following.
     """
-    printer, notifier, job_was_active = Printer(view, is_live=False), Notifier(registry), job.active
-
-    def chosen(lines: list[LogLine]) -> tuple[int, list[LogLine]]:
-        return job.attempt.number, view.chosen(printer.ended(lines))
-
+    printer, notifier, number = Printer(view, is_live=False), Notifier(registry), job.attempt.number
     try:
-        while True:
-            stream = _stream_of(registry, job, job.attempt, view, now=not following)
-            with contextlib.closing(stream):
-                if following:
-                    reader = _read_on(registry, job, stream, view, tail, aside, notifier.look)
-                    for job_now, lines in reader:
-                        job = job_now
-                        yield chosen(lines)
-                else:
-                    yield chosen(stream.tail(tail, _wanted(view)) if tail is not None else [])
-                    for lines in stream.backlog():
-                        yield chosen(lines)
-            yield job.attempt.number, view.chosen(printer.bars())
-            again = retry.send_if_due(registry, job) if following and job_was_active else None
-            if again is None:
-                break
-            job, tail = again, None
+        if following:
+            with closing(_followed(registry, job, view, tail, aside, notifier.look)) as pages:
+                for job_now, lines in pages:
+                    found = printer.bars() if lines is None else printer.ended(lines)
+                    yield job_now.attempt.number, view.chosen(found)
+        else:
+            with closing(_stream_of(registry, job, job.attempt, view, now=True)) as stream:
+                for lines in _existing(stream, view, tail):
+                    yield number, view.chosen(printer.ended(lines))
+            yield number, view.chosen(printer.bars())
     except BaseException:  # GeneratorExit too: the caller reads no further
         notifier.close(0.0)
         raise
@@ -116,11 +117,8 @@ def tails(registry: Registry, job: Job, attempts: list[Attempt], view: View, cou
     """Return by attempt number how many of the last `count` lines of all attempts are in each attempt."""
     found = {}
     for attempt in reversed(attempts):
-        stream = _stream_of(registry, job, attempt, view, now=True)
-        try:
+        with closing(_stream_of(registry, job, attempt, view, now=True)) as stream:
             found[attempt.number] = len(stream.tail(count, _wanted(view))) if count else 0
-        finally:
-            stream.close()
         count -= found[attempt.number]
     return found
 
@@ -173,36 +171,31 @@ def _refreshed(registry: Registry, notifier: Notifier, job: Job) -> Seen:
     return Seen(job)
 
 
-def _follow(registry: Registry, job: Job, view: View, tail: int | None, notifier: Notifier) -> Job:
-    """Print an attempt's lines to the end; return the job in its final state."""
-    stream, printer = _stream_of(registry, job, job.attempt, view), Printer(view, is_live=True)
+def _existing(stream: LogStream, view: View, tail: int | None) -> Iterator[list[LogLine]]:
+    if tail is not None:
+        yield stream.tail(tail, _wanted(view))
+    yield from stream.backlog()
 
-    def look(job: Job) -> None:
-        printer.clear()
-        notifier.look(job)
 
-    try:
-        for job_now, lines in _read_on(registry, job, stream, view, tail, printer.say, look):
-            job = job_now
-            printer.print(lines)
-        printer.finish()
-        notifier.look(job)
-        return job
-    finally:
-        printer.clear()
-        stream.close()
+def _followed(registry: Registry, job: Job, view: View, tail: int | None, tell: Tell, look: Look) -> Followed:
+    """Yield the job and its lines to the end, with its retries; None in place of lines at the end of each attempt."""
+    was_active = job.active  # for a job that had already ended, no retry is sent
+    while True:
+        with closing(_stream_of(registry, job, job.attempt, view)) as stream:
+            pages = _read_on(registry, job, stream, view, tail, tell, look)
+            for job, lines in pages:
+                yield job, lines
+            yield job, None
+        again = retry.send_if_due(registry, job) if was_active else None
+        if again is None:
+            return
+        job, tail = again, None
 
 
 def _read_on(
-    registry: Registry,
-    job: Job,
-    stream: LogStream,
-    view: View,
-    tail: int | None,
-    tell: Callable[[str], None],
-    look: Callable[[Job], object],
-) -> Iterator[tuple[Job, list[LogLine]]]:
-    """Yield the job and the attempt's lines, to the end; `tell` gets messages, `look` the job after refreshes."""
+    registry: Registry, job: Job, stream: LogStream, view: View, tail: int | None, tell: Tell, look: Look
+) -> Followed:
+    """Yield the job and the attempt's lines; `tell` gets messages, `look` the job after refreshes."""
     begin_s, state_due = time.monotonic(), 0.0
     shown_detail, outage = None, ""
     is_through = has_said = False  # `is_through`: all lines from before the start are read
