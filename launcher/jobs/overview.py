@@ -39,7 +39,7 @@ from cloudtrain.launcher.text.visible import shown
 if TYPE_CHECKING:
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["as_lines", "lines_before"]
+__all__ = ["as_lines", "limit_times", "lines_before", "metrics", "share_done", "spent", "where"]
 
 _BAR, _SPARK = 20, 12  # columns
 _ATTEMPTS = 5  # the newest attempts in the table
@@ -118,14 +118,47 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
     return found if len(found) > len(lines) else lines
 
 
-def _head(job: Job, now_s: float) -> list[str]:
-    attempt, state, plan = job.attempt, job.attempt.state, job.attempt.plan
+def where(job: Job) -> str:
+    """Return the backend, the ranks and the attempt in words: `ssh, 2 x 4 = 8 ranks, attempt 1, 2 restarts`."""
+    plan, restarts = job.attempt.plan, job.attempt.state.restarts
     ranks = f"{plan.instances} x {plan.nproc_per_node} = {counted(plan.ranks, 'rank')}"
-    again = f", {counted(state.restarts, 'restart')}" if state.restarts else ""
-    lines = [
-        f"{job.id}  {outcome(job)}",
-        f"  backend     {job.backend}, {ranks}, attempt {attempt.number}{again}",
-    ]
+    again = f", {counted(restarts, 'restart')}" if restarts else ""
+    return f"{job.backend}, {ranks}, attempt {job.attempt.number}{again}"
+
+
+def share_done(progress: dict[str, Any]) -> float | None:
+    """Return the share of steps done, 0 to 1; None if unknown."""
+    step, most = progress.get("step"), progress.get("max_steps")
+    if not isinstance(step, int) or not isinstance(most, int) or most <= 0:
+        return None
+    return min(1.0, max(0.0, step / most))
+
+
+def metrics(progress: dict[str, Any]) -> str:
+    """Return the metrics of the last evaluation in words."""
+    values = progress.get("metrics") or {}
+    return ", ".join(f"{key} {quantity(value) if isinstance(value, float) else value}" for key, value in values.items())
+
+
+def spent(job: Job, money: Forecast) -> str:
+    """Return the cost in words; for an active job also the cost per hour."""
+    burn = f"; {dollars(money.burn_micro_h)}/h" if job.active and money.burn_micro_h else ""
+    return f"{of_limit(money.spent_micro, money.limit_micro)}{burn}"
+
+
+def limit_times(job: Job, money: Forecast, now_s: float) -> str:
+    """Return when the job leaves, and when the platform ends the job, by the user's clock; empty without a limit."""
+    if money.cap_at_s is None:
+        return ""
+    ended = f"is ended at {clock(money.cap_at_s, now_s)}"
+    if money.deadline_at_s is None:
+        return ended
+    return f"{at_deadline(saves=job.saves)} at {clock(money.deadline_at_s, now_s)}, {ended}"
+
+
+def _head(job: Job, now_s: float) -> list[str]:
+    attempt, state = job.attempt, job.attempt.state
+    lines = [f"{job.id}  {outcome(job)}", f"  backend     {where(job)}"]
     if attempt.unreachable_since_s is not None:
         since = when(attempt.unreachable_since_s, now_s)
         lines.append(f"{_HANG}does not answer, first {since}; this is what it said last")
@@ -165,8 +198,8 @@ def _progress_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
         lines.append(f"{_HANG}warning: {warning}")
     if trend:
         lines.append(f"  loss        {trend}")
-    if metrics := progress.get("metrics"):
-        lines.append("  metrics     " + ", ".join(f"{key} {_number(value)}" for key, value in metrics.items()))
+    if words := metrics(progress):
+        lines.append(f"  metrics     {words}")
     return lines
 
 
@@ -176,11 +209,8 @@ def _script_hint(job: Job, words: str) -> list[str]:
 
 def _done(progress: dict[str, Any]) -> str:
     """Return a bar and the percentage of the steps that are done; empty if the number of steps is unknown."""
-    step, most = progress.get("step"), progress.get("max_steps")
-    if not isinstance(step, int) or not isinstance(most, int) or most <= 0:
-        return ""
-    share = min(1.0, max(0.0, step / most))
-    return f"{charts.bar(share, _BAR, signs_of())} {percent(share)}  "
+    share = share_done(progress)
+    return "" if share is None else f"{charts.bar(share, _BAR, signs_of())} {percent(share)}  "
 
 
 def _left(job: Job, money: Forecast, now_s: float) -> str:
@@ -257,7 +287,6 @@ def _checkpoint(job: Job, money: Forecast, now_s: float) -> list[str]:
 def _money_lines(job: Job, attempts: Sequence[Attempt], money: Forecast, now_s: float) -> list[str]:
     """Return time and money: the used amounts and the expected amounts; after the end, the cost of the results."""
     attempt, state = job.attempt, job.attempt.state
-    spent = of_limit(money.spent_micro, money.limit_micro)
     lines = []
     if state.started_s:
         took_s = (state.ended_s or now_s) - state.started_s
@@ -265,25 +294,18 @@ def _money_lines(job: Job, attempts: Sequence[Attempt], money: Forecast, now_s: 
         which = f" in attempt {attempt.number}," if attempt.number > 1 else ""
         lines.append(f"  time        {span(took_s)}{which} of at most {span(attempt.plan.cap_s)}{ended}")
     if job.active:
-        burn = f"; {dollars(money.burn_micro_h)}/h" if money.burn_micro_h else ""
-        lines.append(f"  spend       {spent}{burn}")
-        lines += _limit_lines(job, money, now_s) + _outlook_lines(job, money, now_s)
+        lines.append(f"  spend       {spent(job, money)}")
+        if money.deadline_at_s is not None and (limit := limit_times(job, money, now_s)):
+            lines.append(f"  limit       {limit}")
+        lines += _outlook_lines(job, money, now_s)
     else:
         from cloudtrain.launcher.money.unit_cost import achieved, in_words
 
         bought = in_words(achieved([*attempts[:-1], attempt], now_s))
-        lines.append(f"  cost        {spent}{f' ({bought})' if bought else ''}")
+        lines.append(f"  cost        {spent(job, money)}{f' ({bought})' if bought else ''}")
     if attempt.idle_usd:
         lines.append(f"  idle        up to {attempt.idle_usd:.2f} USD more while its machines idle after it")
     return lines
-
-
-def _limit_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
-    """Return when the job leaves, and when the platform ends the job, by the user's clock."""
-    if money.cap_at_s is None or money.deadline_at_s is None:
-        return []
-    leaves, ended = clock(money.deadline_at_s, now_s), clock(money.cap_at_s, now_s)
-    return [f"  limit       {at_deadline(saves=job.saves)} at {leaves}, is ended at {ended}"]
 
 
 def _outlook_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
@@ -376,7 +398,3 @@ def _next_lines(job: Job, attempts: Sequence[Attempt]) -> list[str]:
     lines = [f"{_HANG if place else '  next        '}{line}" for place, line in enumerate(found)]
     resume = None if job.active else resume_advice_of(job, attempts)
     return [*lines, *([f"{_HANG}({resume.words})"] if resume and resume.words else [])]
-
-
-def _number(value: Any) -> str:
-    return quantity(value) if isinstance(value, float) else str(value)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from cloudtrain.entrypoints.format import counted, dollars, span
-from cloudtrain.entrypoints.notices.message import at_deadline
+from cloudtrain.entrypoints.format import dollars, span
+from cloudtrain.launcher.jobs import overview
 from cloudtrain.launcher.jobs.describe import limit_words, next_step, outcome
 from cloudtrain.launcher.live.model import Curves, Track, WatchedJob
 from cloudtrain.launcher.live.rows import (
@@ -24,11 +24,10 @@ from cloudtrain.launcher.live.rows import (
     row,
     sides,
 )
-from cloudtrain.launcher.money.forecast import Forecast
 from cloudtrain.launcher.store import gpu_figures
 from cloudtrain.launcher.text import charts
 from cloudtrain.launcher.text.charts import Signs
-from cloudtrain.launcher.text.money import clock, of_limit
+from cloudtrain.launcher.text.money import clock
 from cloudtrain.launcher.text.units import percent, quantity, size, step_time
 from cloudtrain.launcher.text.visible import cleaned
 
@@ -45,7 +44,6 @@ __all__ = [
     "metrics",
     "place",
     "progress",
-    "share_done",
     "spend",
     "split",
     "track",
@@ -97,11 +95,7 @@ def trouble(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list
 
 def place(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
     """Return the backend, the ranks and the attempt."""
-    attempt, plan = watched.job.attempt, watched.job.attempt.plan
-    ranks = f"{plan.instances} x {plan.nproc_per_node} = {counted(plan.ranks, 'rank')}"
-    again = attempt.state.restarts
-    more = f", {counted(again, 'restart')}" if again else ""
-    return [labelled(width, signs, "backend", f"{watched.job.backend}, {ranks}, attempt {attempt.number}{more}")]
+    return [labelled(width, signs, "backend", overview.where(watched.job))]
 
 
 def progress(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list[Text]:
@@ -113,7 +107,7 @@ def progress(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> lis
             return [labelled(width, signs, "progress", detail or "no step reported")]
         words = {"pending": "waiting to begin"}.get(job.attempt.state.state, "no step reported yet")
         return [labelled(width, signs, "progress", f"{words}: {detail}" if detail else words)]
-    share = share_done(watched)
+    share = overview.share_done(fields)
     if share is None:
         return [labelled(width, signs, "progress", f"step {fields['step']}")]
     left = f"step {fields['step']}/{fields['max_steps']} "
@@ -177,9 +171,8 @@ def _by_decades(curve: Track) -> tuple[Sequence[float | None], str]:
 
 def metrics(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
     """Return the metrics of the last evaluation."""
-    values = watched.job.attempt.progress.get("metrics") or {}
-    words = [f"{name} {quantity(value) if isinstance(value, float | int) else value}" for name, value in values.items()]
-    return [labelled(width, signs, "metrics", cleaned(", ".join(words)))] if words else []
+    words = overview.metrics(watched.job.attempt.progress)
+    return [labelled(width, signs, "metrics", cleaned(words))] if words else []
 
 
 def split(curves: Curves, width: int, signs: Signs) -> list[Text]:
@@ -232,9 +225,7 @@ def spend(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
     found = watched.forecast
     if found is None:
         return []
-    words = of_limit(found.spent_micro, found.limit_micro)
-    if watched.job.active and found.burn_micro_h:
-        words += f"; {dollars(found.burn_micro_h)}/h"
+    words = overview.spent(watched.job, found)
     if watched.job.active and found.total_micro:
         words += f"; {dollars(found.total_micro)} when done"
     if not found.limit_micro or found.spent_micro is None:
@@ -249,13 +240,10 @@ def spend(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
 
 def limit(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list[Text]:
     """Return when the job leaves and when it is ended, and the limit that comes before its finish."""
-    found: Forecast | None = watched.forecast
+    found = watched.forecast
     if found is None or found.cap_at_s is None or not watched.job.active:
         return []
-    ended = f"is ended at {clock(found.cap_at_s, now_s)}"
-    does = at_deadline(saves=watched.job.saves)
-    leaves = "" if found.deadline_at_s is None else f"{does} at {clock(found.deadline_at_s, now_s)}, "
-    parts: list[Part] = [f"{leaves}{ended}"]
+    parts: list[Part] = [overview.limit_times(watched.job, found, now_s)]
     if found.hits_limit:
         parts.append((f"; ! {limit_words(watched.job, found)}", WARNS))
     return [labelled(width, signs, "limit", *parts)]
@@ -298,12 +286,3 @@ def attempts(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> lis
             took = f" after {span(state.ended_s - state.started_s)}"
         words.append(f"{each.number} {state.state}{reason}{took}")
     return [labelled(width, signs, "before", f"attempt {'; '.join(words)}")] if words else []
-
-
-def share_done(watched: WatchedJob) -> float | None:
-    """Return the share of steps done, 0 to 1; None if unknown."""
-    fields = watched.job.attempt.progress
-    step, most = fields.get("step"), fields.get("max_steps")
-    if not isinstance(step, int) or not isinstance(most, int) or most <= 0:
-        return None
-    return min(1.0, max(0.0, step / most))

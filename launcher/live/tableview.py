@@ -10,7 +10,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from cloudtrain.entrypoints.format import amount, counted, dollars, span
-from cloudtrain.launcher.live import figures, footer
+from cloudtrain.launcher.jobs.overview import share_done
+from cloudtrain.launcher.live import footer
 from cloudtrain.launcher.live.model import Scene, WatchedJob
 from cloudtrain.launcher.live.rows import QUIET, STATE_STYLES, WARNS, Part, filled, row, sides
 from cloudtrain.launcher.live.view_state import ViewState
@@ -90,7 +91,7 @@ def _values(watched: WatchedJob) -> list[float | None]:
 def _texts(watched: WatchedJob, now_s: float) -> dict[str, str]:
     """Return the text of each column."""
     job, state, fields = watched.job, watched.job.attempt.state, watched.job.attempt.progress
-    share = figures.share_done(watched)
+    share = share_done(fields)
     loss = fields.get("loss")
     finish_s = watched.forecast.finish_at_s if watched.forecast is not None and job.active else None
     is_silent = job.attempt.unreachable_since_s is not None
