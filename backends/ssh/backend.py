@@ -5,15 +5,18 @@ A dry run imports only the modules that plan and render. A command imports the m
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend import Capacity, Terms
+from cloudtrain.backends.ssh.records import SshRef
+from cloudtrain.launcher.backend import Capacity, Pace, Terms
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.launcher.backend import Check, FoundAttempt, HostUse, JobRef, LogPage, Pace, Request, Shipment
+    from cloudtrain.backends.ssh.channel_calls import Fleet
+    from cloudtrain.launcher.backend import Check, FoundAttempt, HostUse, JobRef, LogPage, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
@@ -23,10 +26,26 @@ if TYPE_CHECKING:
 # The agent of node 0 ends the job at the cap by its own clock. The remaining agents end at its message, or after 15 s
 # of silence (entrypoints/agent/transport.py); killing the processes takes some seconds more.
 TERMS = Terms(tail_s=20)
+LINES_S, STATE_S = 0.3, 1.0
+HOLD_BACK_S = 0.5  # hosts answer one after the other, and their clock differences are known to a quarter second
+LATE_S = 15.0  # after node 0's verdict, for the end of another node's log
 
 
 class SshBackend:
-    """The backend of the name `ssh`."""
+    """The backend of the name `ssh`; holds the channels to all hosts."""
+
+    def __init__(self) -> None:
+        self._fleet: Fleet | None = None
+        self._opening = threading.Lock()
+
+    @property
+    def fleet(self) -> Fleet:
+        """The channels, the same object in every thread."""
+        from cloudtrain.backends.ssh.channel_calls import open_fleet
+
+        with self._opening:
+            self._fleet = self._fleet or open_fleet()
+            return self._fleet
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the GPUs of a host as the config states them: only a submit asks the hosts."""
@@ -54,31 +73,31 @@ class SshBackend:
         """Open the channels that `send` uses. Raises an error if fewer hosts answer than the job needs."""
         from cloudtrain.backends.ssh import jobs_send
 
-        jobs_send.ready(request, shipment)
+        jobs_send.ready(self.fleet, request)
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
         """Start one detached agent on each host, or no agent at all."""
         from cloudtrain.backends.ssh import jobs_send
 
-        return jobs_send.send(request, shipment)
+        return jobs_send.send(self.fleet, request, shipment)
 
     def find(self, request: Request, home: Path) -> JobRef | None:
         """Return the job if all its agents were started; otherwise close admission, so that None is final."""
         from cloudtrain.backends.ssh import jobs_send
 
-        return jobs_send.find(request, home)
+        return jobs_send.find(self.fleet, request, home)
 
     def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
         """Return the attempts with a running agent on the config's hosts, else on the hosts of this home's jobs."""
         from cloudtrain.backends.ssh import jobs_send
 
-        return jobs_send.jobs(config, home)
+        return jobs_send.jobs(self.fleet, config, home)
 
     def state(self, ref: JobRef) -> State:
         """Return the job's state, from node 0's answer, else from all nodes' answers. Raises UnreachableError."""
         from cloudtrain.backends.ssh import jobs
 
-        return jobs.state(ref)
+        return jobs.state(self.fleet, ref)
 
     def logs(
         self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
@@ -86,7 +105,7 @@ class SshBackend:
         """Return the lines after the cursor from all reachable hosts; the lines of unreachable hosts come later."""
         from cloudtrain.backends.ssh import jobs
 
-        return jobs.logs(ref, cursor, ranks, now=now)
+        return jobs.logs(self.fleet, ref, cursor, ranks, now=now)
 
     def logs_from(
         self, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
@@ -94,49 +113,47 @@ class SshBackend:
         """Return a cursor before each file's last lines, or before the lines written since the time."""
         from cloudtrain.backends.ssh import jobs
 
-        return jobs.logs_from(ref, ranks, lines=lines, since_s=since_s)
+        return jobs.logs_from(self.fleet, ref, ranks, lines=lines, since_s=since_s)
 
     def pace(self, ref: JobRef) -> Pace:
         """Return the polling intervals: a poll is one message each way on an open connection."""
-        from cloudtrain.backends.ssh import jobs
-
-        return jobs.pace(ref)
+        return Pace(lines_s=LINES_S, state_s=STATE_S, late_s=LATE_S, hold_back_s=HOLD_BACK_S)
 
     def stop(self, ref: JobRef, *, now: bool) -> None:
         """Send each agent the stop request; with `now`, kill the agents that do not obey. Raises UnreachableError."""
         from cloudtrain.backends.ssh import jobs
 
-        jobs.stop(ref, now=now)
+        jobs.stop(self.fleet, ref, now=now)
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
         """Copy the nodes' output folders below `folder`; return the files there. Raises UnreachableError."""
-        from cloudtrain.backends.ssh import jobs
+        from cloudtrain.backends.ssh.jobs import brought
 
-        return jobs.artifacts(ref, folder)
+        return brought(self.fleet, [(node.host, node.output) for node in SshRef.load(ref).nodes], folder)
 
     def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
         """Copy the nodes' checkpoint folders below `folder`; return the files. Raises UnreachableError."""
-        from cloudtrain.backends.ssh import jobs
+        from cloudtrain.backends.ssh.jobs import brought
 
-        return jobs.checkpoints(ref, folder)
+        return brought(self.fleet, [(node.host, node.checkpoints) for node in SshRef.load(ref).nodes], folder)
 
     def shell(self, ref: JobRef, node: int, argv: list[str]) -> list[str]:
         """Return the ssh command that runs `argv`, or a shell, in the node's code folder with its ranks' variables."""
         from cloudtrain.backends.ssh import jobs
 
-        return jobs.shell(ref, node, argv)
+        return jobs.shell(self.fleet, ref, node, argv)
 
     def hosts(self, config: JobConfig) -> list[HostUse]:
         """Return the use of each GPU of the config's hosts, in the config's order."""
         from cloudtrain.backends.ssh import doctor
 
-        return doctor.hosts(config)
+        return doctor.hosts(self.fleet, config)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
         """Return the checks of the config's hosts."""
         from cloudtrain.backends.ssh.doctor import checks
 
-        return checks(config)
+        return checks(self.fleet, config)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         """Prepare the hosts. Their disks stay from start to start; a shared checkpoint folder is shared here too."""

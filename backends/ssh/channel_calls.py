@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import functools
 import random
 import threading
 import time
@@ -23,7 +22,7 @@ from cloudtrain.backends.ssh.channel_master import Masters
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 
-__all__ = ["HostAnswer", "Call", "Fleet", "fleet"]
+__all__ = ["HostAnswer", "Call", "Fleet", "open_fleet"]
 
 CLOSE_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
@@ -55,10 +54,11 @@ class _Pause:
 
 @dataclass
 class Fleet:
-    """The event loop, and the channels by host."""
+    """The event loop, and the channels by host. `late`: calls that are still under way, by host and verb."""
 
     loop: asyncio.AbstractEventLoop
     masters: Masters
+    late: dict[tuple[Host, str], tuple[Call, Future[HostAnswer]]] = field(default_factory=dict)
     _channels: dict[Host, HostChannel] = field(default_factory=dict)
     _pauses: dict[Host, _Pause] = field(default_factory=dict)
 
@@ -93,7 +93,9 @@ class Fleet:
         return self._channels.setdefault(host, HostChannel(host, self.masters))
 
     def close(self) -> None:
-        """End all channels; masters stay for the next command."""
+        """End all calls under way and all channels; masters stay for the next command."""
+        for _, future in self.late.values():
+            future.cancel()
         if self.loop.is_running():
             with contextlib.suppress(Exception):
                 self.run(asyncio.wait_for(self._close(), CLOSE_S))
@@ -122,17 +124,8 @@ class Fleet:
         await asyncio.gather(*(channel.close() for channel in self._channels.values()), return_exceptions=True)
 
 
-_making = threading.Lock()
-
-
-def fleet() -> Fleet:
-    """Return this process's fleet, the same object in every thread."""
-    with _making:
-        return _fleet()
-
-
-@functools.lru_cache(maxsize=1)
-def _fleet() -> Fleet:
+def open_fleet() -> Fleet:
+    """Return a fleet with a running event loop, which ends with the process."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="ssh", daemon=True).start()
 

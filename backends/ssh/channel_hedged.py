@@ -6,13 +6,12 @@ same verb.
 
 from __future__ import annotations
 
-import atexit
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future
+from concurrent.futures import FIRST_COMPLETED
 from concurrent.futures import wait as wait_for
 
-from cloudtrain.backends.ssh.channel_calls import Call, HostAnswer, fleet
+from cloudtrain.backends.ssh.channel_calls import Call, Fleet, HostAnswer
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.launcher.errors import UnreachableError
 
@@ -20,13 +19,13 @@ __all__ = ["PATIENCE_S", "ask"]
 
 PATIENCE_S = 2.0  # from the first answer on: long for a login, short for a follower
 
-_under_way: dict[tuple[Host, str], tuple[Call, Future[HostAnswer]]] = {}  # by host and verb
 
-
-def ask(calls: Mapping[Host, Call], is_enough: Callable[[Mapping[Host, HostAnswer]], bool]) -> dict[Host, HostAnswer]:
+def ask(
+    fleet: Fleet, calls: Mapping[Host, Call], is_enough: Callable[[Mapping[Host, HostAnswer]], bool]
+) -> dict[Host, HostAnswer]:
     """Return every host's answer. A host late by PATIENCE_S gets an error, if the fast hosts' answers are enough."""
-    fresh = {host for host, call in calls.items() if _begin(host, call)}
-    asked = {host: _under_way[host, call.verb] for host, call in calls.items()}
+    fresh = {host for host, call in calls.items() if _begin(fleet, host, call)}
+    asked = {host: fleet.late[host, call.verb] for host, call in calls.items()}
     mine = {host: future for host, (call, future) in asked.items() if call == calls[host]}
     until_s, has_answer = time.monotonic() + PATIENCE_S, False
     while True:
@@ -39,26 +38,17 @@ def ask(calls: Mapping[Host, Call], is_enough: Callable[[Mapping[Host, HostAnswe
             break
         wait_for(left, until_s - time.monotonic() if is_soon else None, FIRST_COMPLETED)
     for host in answers:
-        del _under_way[host, calls[host].verb]
+        del fleet.late[host, calls[host].verb]
     return {host: answers.get(host) or _late(host) for host in calls}
 
 
-def _begin(host: Host, call: Call) -> bool:
+def _begin(fleet: Fleet, host: Host, call: Call) -> bool:
     """Call the host unless an earlier call is under way; return whether a call has begun now."""
-    earlier = _under_way.get((host, call.verb))
+    earlier = fleet.late.get((host, call.verb))
     if earlier is not None and (earlier[0] == call or not earlier[1].done()):
         return False
-    lines = fleet()
-    if not _under_way:
-        atexit.unregister(_give_up)
-        atexit.register(_give_up)  # registered last, so it runs before the fleet's close, which waits for calls
-    _under_way[host, call.verb] = call, lines.begin(host, call)
+    fleet.late[host, call.verb] = call, fleet.begin(host, call)
     return True
-
-
-def _give_up() -> None:
-    for _, future in _under_way.values():
-        future.cancel()
 
 
 def _late(host: Host) -> HostAnswer:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.ssh import hosts as config_hosts
 from cloudtrain.backends.ssh.block import Ssh
-from cloudtrain.backends.ssh.channel_calls import Call, fleet
+from cloudtrain.backends.ssh.channel_calls import Call, Fleet
 from cloudtrain.backends.ssh.hosts_placement import examine
 from cloudtrain.launcher.backend import Check, HostUse
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
@@ -21,7 +21,7 @@ __all__ = ["checks", "hosts"]
 NAME = "dddddddd"  # the suffix of a job name that no job has, for rendering a request
 
 
-def checks(config: JobConfig | None) -> list[Check]:
+def checks(fleet: Fleet, config: JobConfig | None) -> list[Check]:
     """Return the checks of the config's hosts."""
     own = _own_ssh()
     if own.verdict == "fail" or config is None or not config.block(Ssh).hosts:
@@ -34,14 +34,14 @@ def checks(config: JobConfig | None) -> list[Check]:
     faults = [fault for fault in check.faults(body) if not fault.is_warning]
     if faults:
         return [own, *(Check(fault.key, "fail", fault.message, fault.hint) for fault in faults)]
-    return [own, *examine(body, fleet())]
+    return [own, *examine(body, fleet)]
 
 
-def hosts(config: JobConfig) -> list[HostUse]:
+def hosts(fleet: Fleet, config: JobConfig) -> list[HostUse]:
     """Return the use of each GPU of the config's hosts, in the config's order."""
     found = config_hosts.of_config(config)
     locks = {"lock_folder": config.block(Ssh).gpu_locks}
-    answers = fleet().ask({host: Call("holders", locks) for host in found}, is_urgent=True)
+    answers = fleet.ask({host: Call("holders", locks) for host in found}, is_urgent=True)
     return [
         use
         for host, answer in answers.items()

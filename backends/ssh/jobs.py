@@ -8,40 +8,37 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.ssh import channel_hedged, channel_master
-from cloudtrain.backends.ssh.channel_calls import Call, HostAnswer, fleet
+from cloudtrain.backends.ssh.channel_calls import Call, Fleet, HostAnswer
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.records import SshRef
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.agent.node_logs import Chunk
 from cloudtrain.entrypoints.contract import NodeStatus
-from cloudtrain.launcher.backend import JobRef, LogPage, Pace
+from cloudtrain.launcher.backend import JobRef, LogPage
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs import agent_state
 from cloudtrain.launcher.logs import agent_pages
 from cloudtrain.launcher.text.terminal import say
 
-__all__ = ["artifacts", "checkpoints", "logs", "logs_from", "pace", "shell", "state", "stop"]
+__all__ = ["brought", "logs", "logs_from", "shell", "state", "stop"]
 
-LINES_S, STATE_S = 0.3, 1.0
-HOLD_BACK_S = 0.5  # hosts answer one after the other, and their clock differences are known to a quarter second
-LATE_S = 15.0  # after node 0's verdict, for the end of another node's log
 STOP_S = 40.0
 BLOCK = 4 << 20
 SUMS_S = 600.0  # for the sums of files that another host has with the same name and size
 CLOCKS_S = 0.25  # clock differences up to this are not corrected: the round trip allows no better measurement
 
 
-def state(ref: JobRef) -> State:
+def state(fleet: Fleet, ref: JobRef) -> State:
     """Return the job's state, from node 0's answer, else from all nodes' answers. Raises UnreachableError."""
     handle = SshRef.load(ref)
-    first = _look(handle, [0], lambda answers: True)[0]
+    first = _look(fleet, handle, [0], lambda answers: True)[0]
     if first.error is None:
         status = NodeStatus.load(first.reply)
         found = _fold(handle, {0: first}) if status.alive or status.exit else None
         if found is not None:
             return found
-    answers = _look(handle, range(len(handle.nodes)), lambda answers: _fold(handle, answers) is not None)
+    answers = _look(fleet, handle, range(len(handle.nodes)), lambda answers: _fold(handle, answers) is not None)
     found = _fold(handle, answers)
     if found is None:
         raise next(answer.error for answer in answers.values() if answer.error is not None)
@@ -49,7 +46,7 @@ def state(ref: JobRef) -> State:
 
 
 def logs(
-    ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
+    fleet: Fleet, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
 ) -> LogPage:
     """Return the lines after the cursor from all reachable hosts; unreachable hosts' lines come later, without loss."""
     handle = SshRef.load(ref)
@@ -61,12 +58,12 @@ def logs(
             "page_bytes": node_logs.PAGE_BYTES // len(wanted),
         }
         calls[handle.nodes[node].host] = Call("read", {**asked, "ranks": None if ranks is None else sorted(ranks)})
-    answers = fleet().ask(calls) if now else channel_hedged.ask(calls, _has_one)
+    answers = fleet.ask(calls) if now else channel_hedged.ask(fleet, calls, _has_one)
     found, ahead_s = {}, {}
     for node, answer in zip(wanted, answers.values(), strict=True):
         if answer.error is None:
             found[node] = _chunks(answer)
-            ahead_s[node] = _ahead_s(handle.nodes[node].host)
+            ahead_s[node] = _ahead_s(fleet, handle.nodes[node].host)
     if not found and answers:
         raise next(answer.error for answer in answers.values() if answer.error is not None)
     page = agent_pages.page(cursor, found, ahead_s)
@@ -79,7 +76,7 @@ def logs(
 
 
 def logs_from(
-    ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
+    fleet: Fleet, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
 ) -> dict[str, Any] | None:
     """Return a cursor before each file's last lines, or before the lines written since the time.
 
@@ -88,31 +85,26 @@ def logs_from(
     handle = SshRef.load(ref)
     wanted, calls = _nodes_of(handle, ranks), {}
     for node in wanted:
-        host, ahead_s = handle.nodes[node].host, _ahead_s(handle.nodes[node].host)
+        host, ahead_s = handle.nodes[node].host, _ahead_s(fleet, handle.nodes[node].host)
         asked = {"lines": lines, "since_s": None if since_s is None else since_s + ahead_s}
         named = {"root": handle.nodes[node].root, "ranks": None if ranks is None else sorted(ranks)}
         calls[host] = Call("near_end", {**named, **asked})
     cursor = {}
-    for node, answer in zip(wanted, fleet().ask(calls).values(), strict=True):
+    for node, answer in zip(wanted, fleet.ask(calls).values(), strict=True):
         if answer.error is not None:
             raise answer.error
         cursor.update({f"{node}/{name}": offset for name, offset in answer.reply["offsets"].items()})
     return cursor
 
 
-def pace(ref: JobRef) -> Pace:
-    """Return the polling intervals: a poll is one message each way on an open connection."""
-    return Pace(lines_s=LINES_S, state_s=STATE_S, late_s=LATE_S, hold_back_s=HOLD_BACK_S)
-
-
-def stop(ref: JobRef, *, now: bool) -> None:
+def stop(fleet: Fleet, ref: JobRef, *, now: bool) -> None:
     """Send each agent the stop request; with `now`, kill all that do not obey. Raises UnreachableError if all are away.
 
     A single agent with the request is enough: then all agents save and stop.
     """
     asked = {"reason": "now" if now else "user", "by_force": now}
     calls = {node.host: Call("stop", {**asked, "root": node.root}) for node in SshRef.load(ref).nodes}
-    answers = fleet().ask(calls, STOP_S, is_urgent=True)
+    answers = fleet.ask(calls, STOP_S, is_urgent=True)
     unreached = [(host.name, answer.error) for host, answer in answers.items() if answer.error is not None]
     if len(unreached) == len(calls):
         error = unreached[0][1]
@@ -122,19 +114,7 @@ def stop(ref: JobRef, *, now: bool) -> None:
         say(f"{name} did not get the stop request; the other agents pass it on: {error.message if error else ''}")
 
 
-def artifacts(ref: JobRef, folder: Path) -> list[Path]:
-    """Copy the nodes' output folders below `folder`; return the files there. Raises UnreachableError as `_brought`."""
-    nodes = SshRef.load(ref).nodes
-    return _brought([(node.host, node.output) for node in nodes], folder)
-
-
-def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
-    """Copy the nodes' checkpoint folders below `folder`; return the files. Raises UnreachableError as `_brought`."""
-    nodes = SshRef.load(ref).nodes
-    return _brought([(node.host, node.checkpoints) for node in nodes], folder)
-
-
-def _brought(places: Sequence[tuple[Host, str]], folder: Path) -> list[Path]:
+def brought(fleet: Fleet, places: Sequence[tuple[Host, str]], folder: Path) -> list[Path]:
     """Copy a folder of each node below `folder`; return the files there.
 
     If files of equal names differ between hosts, the later hosts' files go to `node-N/`. Raises UnreachableError if a
@@ -144,20 +124,20 @@ def _brought(places: Sequence[tuple[Host, str]], folder: Path) -> list[Path]:
     missing = []
     for number, (host, place) in enumerate(places):
         try:
-            reply = fleet().call(host, "tree", {"folder": place})
+            reply = fleet.call(host, "tree", {"folder": place})
         except UnreachableError:
             missing.append(host.name)
             continue
         here = {name: files.get(_inside(folder, name)) for name, _ in reply["files"]}
         like = [name for name, size in reply["files"] if here[name] == size]
-        sums = fleet().call(host, "tree", {"folder": place, "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
+        sums = fleet.call(host, "tree", {"folder": place, "sums": like}, limit_s=SUMS_S)["sums"] if like else {}
         for name, size in reply["files"]:
             path = _inside(folder, name)
             if name in sums and sums[name] == _sha256(path):
                 continue  # from a disk that the hosts share, or equal on each host
             if here[name] is not None:
                 path = _inside(folder / f"node-{number}", name)
-            _download(host, f"{place}/{name}", size, path)
+            _download(fleet, host, f"{place}/{name}", size, path)
             files[path] = size
     if missing:
         what = f"{', '.join(missing)} cannot be reached: what only it has is missing"
@@ -165,26 +145,26 @@ def _brought(places: Sequence[tuple[Host, str]], folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def shell(ref: JobRef, node: int, argv: list[str]) -> list[str]:
+def shell(fleet: Fleet, ref: JobRef, node: int, argv: list[str]) -> list[str]:
     """Return the ssh command that runs `argv`, or a shell, in the node's code folder with its ranks' variables."""
     nodes = SshRef.load(ref).nodes
     if not 0 <= node < len(nodes):
         raise UsageError(f"there is no node {node}", hint=f"the job has nodes 0 to {len(nodes) - 1}")
-    host, lines = nodes[node].host, fleet()
-    path = lines.call(host, "script", {"root": nodes[node].root, "argv": argv})["path"]
-    command = channel_master.argv(host, lines.masters.socket(host), is_terminal=not argv)
+    host = nodes[node].host
+    path = fleet.call(host, "script", {"root": nodes[node].root, "argv": argv})["path"]
+    command = channel_master.argv(host, fleet.masters.socket(host), is_terminal=not argv)
     return [*command, *host.target, f"exec sh '{path}'"]
 
 
 def _look(
-    handle: SshRef, nodes: Sequence[int], is_enough: Callable[[Mapping[int, HostAnswer]], bool]
+    fleet: Fleet, handle: SshRef, nodes: Sequence[int], is_enough: Callable[[Mapping[int, HostAnswer]], bool]
 ) -> dict[int, HostAnswer]:
     calls, numbers = {}, {}
     for node in nodes:
         place = handle.nodes[node]
         numbers[place.host] = node
         calls[place.host] = Call("look", {"root": place.root, "checkpoints": place.checkpoints})
-    answers = channel_hedged.ask(calls, lambda found: is_enough({numbers[host]: found[host] for host in found}))
+    answers = channel_hedged.ask(fleet, calls, lambda found: is_enough({numbers[host]: found[host] for host in found}))
     return {numbers[host]: answer for host, answer in answers.items()}
 
 
@@ -221,8 +201,8 @@ def _chunks(answer: HostAnswer) -> list[Chunk]:
     return chunks
 
 
-def _ahead_s(host: Host) -> float:
-    found = fleet().channel(host).ahead_s
+def _ahead_s(fleet: Fleet, host: Host) -> float:
+    found = fleet.channel(host).ahead_s
     return found if abs(found) > CLOCKS_S else 0.0
 
 
@@ -241,7 +221,7 @@ def _sha256(path: Path) -> str:
     return found.hexdigest()
 
 
-def _download(host: Host, source: str, size: int, path: Path) -> None:
+def _download(fleet: Fleet, host: Host, source: str, size: int, path: Path) -> None:
     """Copy one file. Raises ConfigError if the file cannot be written here."""
     partial = path.with_name(f".{path.name}.part")
     try:
@@ -249,7 +229,7 @@ def _download(host: Host, source: str, size: int, path: Path) -> None:
         with partial.open("wb") as file:
             while file.tell() < size:
                 call = Call("get", {"path": source, "offset": file.tell(), "bytes": BLOCK})
-                answer = fleet().ask({host: call}, 600.0, is_urgent=True)[host]
+                answer = fleet.ask({host: call}, 600.0, is_urgent=True)[host]
                 if answer.error is not None:
                     raise answer.error
                 if not answer.data:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.ssh import files_code, hosts
-from cloudtrain.backends.ssh.channel_calls import Call, Fleet, HostAnswer, fleet
+from cloudtrain.backends.ssh.channel_calls import Call, Fleet, HostAnswer
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.hosts_placement import Assignment, address_of, assign_hosts, path_on, require_answers
 from cloudtrain.backends.ssh.records import SshNode, SshRef
@@ -44,32 +44,32 @@ WAIT_S = (0.5, 2.0)
 KEEP_S, AGAIN_S = 10.0, 0.3  # the competing submits need a round trip each to give up
 
 
-def ready(request: Request, shipment: Shipment) -> None:
+def ready(fleet: Fleet, request: Request) -> None:
     """Open the channels that `send` uses. Raises an error if fewer hosts answer than the job needs."""
-    require_answers(request.body, fleet())
+    require_answers(request.body, fleet)
 
 
-def send(request: Request, shipment: Shipment) -> JobRef:
+def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     """Start one detached agent on each host, or no agent at all.
 
     Raises ConfigError, CredentialError or UnreachableError for faults of the hosts, CapacityError if their GPUs are
     held.
     """
-    body, lines = request.body, fleet()
+    body = request.body
     job = JobSpec.load(body["spec"])
     shipment.sending.prepares()
-    assignments = assign_hosts(body, lines)
-    assignments = _holder_first(lines, body, assignments)
-    nodes = [_node(lines, number, seat, body) for number, seat in enumerate(assignments)]
+    assignments = assign_hosts(body, fleet)
+    assignments = _holder_first(fleet, body, assignments)
+    nodes = [_node(fleet, number, seat, body) for number, seat in enumerate(assignments)]
     job = JobSpec.load(body["spec"])
     can_shrink = (job.min_nodes or job.nodes) < len(assignments)
     ref = SshRef(nodes, job.nproc_per_node, can_shrink, job.job, job.attempt).dump()
     owner = identity(shipment.home)
     made_of = {"owner": owner, "record": {"record": dict(shipment.record), "ref": ref}}
     pairs = zip(assignments, nodes, strict=True)
-    _all(lines, {seat.host: Call("make", _folders(node) | made_of) for seat, node in pairs})
-    paths = files_code.ship(lines, shipment.bundle, assignments, body["ports"])
-    made = _environments(lines, body, assignments, nodes, paths, shipment.bundle.path)
+    _all(fleet, {seat.host: Call("make", _folders(node) | made_of) for seat, node in pairs})
+    paths = files_code.ship(fleet, shipment.bundle, assignments, body["ports"])
+    made = _environments(fleet, body, assignments, nodes, paths, shipment.bundle.path)
     path = _noted(shipment.home, body["job"], body["attempt"])
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -81,11 +81,11 @@ def send(request: Request, shipment: Shipment) -> JobRef:
         for number, seat in enumerate(assignments)
     ]
     shipment.sending.creates()
-    _start(lines, assignments, specs, body)
+    _start(fleet, assignments, specs, body)
     return ref
 
 
-def find(request: Request, home: Path) -> JobRef | None:
+def find(fleet: Fleet, request: Request, home: Path) -> JobRef | None:
     """Return the job if all its agents were started; otherwise close admission, so that None is final."""
     job, _, attempt = request.name.rpartition("-")
     noted = _noted(home, job, int(attempt))
@@ -94,19 +94,19 @@ def find(request: Request, home: Path) -> JobRef | None:
         if noted.exists():  # the job may have been started
             raise UnreachableError(f"where {request.name} was started cannot be read", hint=f"look at {noted}")
         return None
-    lines, roots = fleet(), {node.host: node.root for node in SshRef.load(ref).nodes}
-    answers = lines.ask({host: Call("close_admission", {"root": root}) for host, root in roots.items()}, is_urgent=True)
+    roots = {node.host: node.root for node in SshRef.load(ref).nodes}
+    answers = fleet.ask({host: Call("close_admission", {"root": root}) for host, root in roots.items()}, is_urgent=True)
     errors = [answer.error for answer in answers.values() if answer.error is not None]
     if all(answer.reply.get("started") for answer in answers.values() if answer.error is None):
         if errors:
             raise UnreachableError(f"whether {request.name} was started is not known: {errors[0]}")
         return ref
     # The agent of one host never joins, so no agent begins to work.
-    lines.ask({host: Call("give_up", {"root": root, "for_ever": True}) for host, root in roots.items()}, is_urgent=True)
+    fleet.ask({host: Call("give_up", {"root": root, "for_ever": True}) for host, root in roots.items()}, is_urgent=True)
     return None
 
 
-def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
+def jobs(fleet: Fleet, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the attempts with a running agent on the config's hosts, else on the hosts of this home folder's jobs.
 
     A host that cannot be asked is named, and hides no further host. Raises UnreachableError if no host can be asked.
@@ -116,7 +116,7 @@ def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
         notes = filter(None, map(atomic_json.read_json, (home / "ssh").glob("*/attempt-*.json")))
         asked = list(dict.fromkeys(node.host for note in notes for node in SshRef.load(note).nodes))
     found: dict[tuple[str, int], FoundAttempt] = {}
-    answers = fleet().ask({host: Call("jobs", {}) for host in asked}, is_urgent=True)
+    answers = fleet.ask({host: Call("jobs", {}) for host in asked}, is_urgent=True)
     for host, answer in answers.items():
         if answer.error is not None:
             if all(each.error is not None for each in answers.values()):
@@ -143,28 +143,28 @@ def _kept(kept: Any, asked: Sequence[Host]) -> tuple[JobRef, dict[str, Any] | No
         return {}, None
 
 
-def _node(lines: Fleet, number: int, seat: Assignment, body: Mapping[str, Any]) -> SshNode:
+def _node(fleet: Fleet, number: int, seat: Assignment, body: Mapping[str, Any]) -> SshNode:
     """Return the node's folders as absolute paths on its host."""
     job = f"{seat.workdir}/jobs/{body['job']}"
 
     def there(places: Mapping[str, str]) -> dict[str, str]:
-        return {name: path_on(lines, seat.host, path) for name, path in places.items()}
+        return {name: path_on(fleet, seat.host, path) for name, path in places.items()}
 
     return SshNode(
         host=seat.host,
         address=seat.address,
         job=job,
         root=f"{job}/attempt-{body['attempt']}/node-{number}",
-        checkpoints=_checkpoints(lines, seat.host, body),
+        checkpoints=_checkpoints(fleet, seat.host, body),
         output=f"{job}/output",
         inputs=there(body["inputs"]),
         outputs=there(body["outputs"]),
     )
 
 
-def _checkpoints(lines: Fleet, host: Host, body: Mapping[str, Any]) -> str:
-    own = f"{lines.channel(host).about['workdir']}/jobs/{body['job']}/checkpoints"
-    return path_on(lines, host, body["checkpoint_dir"]) if body["checkpoint_dir"] else own
+def _checkpoints(fleet: Fleet, host: Host, body: Mapping[str, Any]) -> str:
+    own = f"{fleet.channel(host).about['workdir']}/jobs/{body['job']}/checkpoints"
+    return path_on(fleet, host, body["checkpoint_dir"]) if body["checkpoint_dir"] else own
 
 
 def _folders(node: SshNode) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _folders(node: SshNode) -> dict[str, Any]:
     return {"job": node.job, "root": node.root, "folders": folders, "links": links}
 
 
-def _holder_first(lines: Fleet, body: Mapping[str, Any], assignments: list[Assignment]) -> list[Assignment]:
+def _holder_first(fleet: Fleet, body: Mapping[str, Any], assignments: list[Assignment]) -> list[Assignment]:
     """Return the hosts, first the host with the newest checkpoint: without a shared disk only that host has the files.
 
     If that host takes no part in this attempt, the first host fetches the checkpoint.
@@ -181,8 +181,8 @@ def _holder_first(lines: Fleet, body: Mapping[str, Any], assignments: list[Assig
     if body["attempt"] == 1 and not body["checkpoint_dir"]:
         return assignments
     hosts = [Host(**each) for each in body["hosts"]]
-    there = {host: _checkpoints(lines, host, body) for host in hosts if lines.channel(host).about}
-    answers = lines.ask({host: Call("newest", {"folder": folder}) for host, folder in there.items()})
+    there = {host: _checkpoints(fleet, host, body) for host in hosts if fleet.channel(host).about}
+    answers = fleet.ask({host: Call("newest", {"folder": folder}) for host, folder in there.items()})
     newest = {host: answer.reply for host, answer in answers.items() if answer.reply}
     if not newest:
         return assignments
@@ -191,20 +191,20 @@ def _holder_first(lines: Fleet, body: Mapping[str, Any], assignments: list[Assig
     if same:
         return [same[0], *(seat for seat in assignments if seat is not same[0])]
     say(f"{assignments[0].host.name} fetches what was saved on {best.name}, which takes no part this time")
-    offer = {"folder": there[best], "address": address_of(lines, best), "ports": body["ports"]}
+    offer = {"folder": there[best], "address": address_of(fleet, best), "ports": body["ports"]}
     name = newest[best]["name"] if JobSpec.load(body["spec"]).run.kind == "task" else None
     fetch = {
-        **lines.call(best, "offer", offer),
+        **fleet.call(best, "offer", offer),
         "name": name,
         "into": there[assignments[0].host],
         "note": _fetched_note(assignments[0], body),
     }
-    lines.call(assignments[0].host, "fetch", fetch, limit_s=FETCH_S)
+    fleet.call(assignments[0].host, "fetch", fetch, limit_s=FETCH_S)
     return assignments
 
 
 def _environments(
-    lines: Fleet,
+    fleet: Fleet,
     body: Mapping[str, Any],
     assignments: Sequence[Assignment],
     nodes: Sequence[SshNode],
@@ -220,7 +220,7 @@ def _environments(
             seat.host: Call("unpack", {"path": paths[seat.host.name], "sha256": body["bundle"], "root": node.root})
             for seat, node in zip(assignments, nodes, strict=True)
         }
-        _all(lines, calls)
+        _all(fleet, calls)
         runs_in = {**runs_in, "requirements": _shipped_text(bundle, runs_in["requirements"])}
     asked = {}
     for seat, node in zip(assignments, nodes, strict=True):
@@ -232,7 +232,7 @@ def _environments(
             gpus=tuple(seat.takes) if body["gpus"] else (),
         )
         asked[seat.host] = Call("environment", {"spec": spec.dump()})
-    answers = _all(lines, asked, BUILD_S)
+    answers = _all(fleet, asked, BUILD_S)
     return [PreparedEnvironment.load(answers[seat.host].reply) for seat in assignments]
 
 
@@ -296,7 +296,7 @@ def _mounts(node: SshNode) -> tuple[tuple[str, bool], ...]:
 
 
 def _start(
-    lines: Fleet, assignments: Sequence[Assignment], specs: Sequence[AgentSpec], body: Mapping[str, Any]
+    fleet: Fleet, assignments: Sequence[Assignment], specs: Sequence[AgentSpec], body: Mapping[str, Any]
 ) -> None:
     """Start node 0's agent, then the rest; if a start fails, stop all. Raises CapacityError, and the agents' errors.
 
@@ -307,21 +307,21 @@ def _start(
     for number in range(TRIES):
         busy: str | None = None
         try:
-            busy = _start_all(lines, assignments, specs, body, keep_until_s)
+            busy = _start_all(fleet, assignments, specs, body, keep_until_s)
         except BaseException:
-            _give_up(lines, assignments, specs, for_ever=True)
+            _give_up(fleet, assignments, specs, for_ever=True)
             raise
         if busy is None:
             return
         is_last = number == TRIES - 1
-        _give_up(lines, assignments, specs, for_ever=is_last)
+        _give_up(fleet, assignments, specs, for_ever=is_last)
         if is_last:
             raise CapacityError(busy, hint="`cloudtrain hosts` shows who holds what; try again, or name other hosts")
         time.sleep(random.uniform(*WAIT_S))
 
 
 def _start_all(
-    lines: Fleet,
+    fleet: Fleet,
     assignments: Sequence[Assignment],
     specs: Sequence[AgentSpec],
     body: Mapping[str, Any],
@@ -338,23 +338,23 @@ def _start_all(
     waiting = list(range(len(assignments)))
     while waiting:
         now = waiting[:1] if waiting[0] == 0 else waiting  # node 0's answer has the address for the remaining agents
-        answers = _all(lines, {assignments[number].host: call(number) for number in now}, START_S)
+        answers = _all(fleet, {assignments[number].host: call(number) for number in now}, START_S)
         replies = {number: answers[assignments[number].host].reply for number in now}
         head = replies.get(0, {}).get("head") or head
         refused = [number for number in now if not replies[number]["started"]]
         why = "; ".join(_why(assignments[number], replies[number]) for number in refused)
         waiting = [number for number in waiting if number in refused or number not in now]
         if refused:
-            if time.monotonic() > keep_until_s or not _comes_first(lines, [assignments[n] for n in refused], body):
+            if time.monotonic() > keep_until_s or not _comes_first(fleet, [assignments[n] for n in refused], body):
                 return why
             time.sleep(AGAIN_S)
     return None
 
 
-def _comes_first(lines: Fleet, assignments: Sequence[Assignment], body: Mapping[str, Any]) -> bool:
+def _comes_first(fleet: Fleet, assignments: Sequence[Assignment], body: Mapping[str, Any]) -> bool:
     """Return whether the job's name sorts before the names of all jobs that hold these hosts."""
     asked = Call("holders", {"lock_folder": body["gpu_locks"]})
-    answers = lines.ask({seat.host: asked for seat in assignments}, is_urgent=True)
+    answers = fleet.ask({seat.host: asked for seat in assignments}, is_urgent=True)
     taken = {seat.host: seat.takes for seat in assignments}
     holders = [
         holder
@@ -371,17 +371,17 @@ def _why(seat: Assignment, reply: Mapping[str, Any]) -> str:
     return f"{seat.host.name}: {reply['why']}"
 
 
-def _give_up(lines: Fleet, assignments: Sequence[Assignment], specs: Sequence[AgentSpec], *, for_ever: bool) -> None:
+def _give_up(fleet: Fleet, assignments: Sequence[Assignment], specs: Sequence[AgentSpec], *, for_ever: bool) -> None:
     calls = {
         seat.host: Call("give_up", {"root": spec.root, "for_ever": for_ever})
         for seat, spec in zip(assignments, specs, strict=True)
     }
-    lines.ask(calls, is_urgent=True)
+    fleet.ask(calls, is_urgent=True)
 
 
-def _all(lines: Fleet, calls: Mapping[Host, Call], limit_s: float = START_S) -> dict[Host, HostAnswer]:
+def _all(fleet: Fleet, calls: Mapping[Host, Call], limit_s: float = START_S) -> dict[Host, HostAnswer]:
     """Return every host's answer; raises the first error, with the number of further failures."""
-    answers = lines.ask(calls, limit_s, is_urgent=True)
+    answers = fleet.ask(calls, limit_s, is_urgent=True)
     errors = [answer.error for answer in answers.values() if answer.error is not None]
     if errors:
         first: CloudtrainError = errors[0]

@@ -188,13 +188,13 @@ with open(f"{root}/exit.json", "w") as file:
 # Reads from the noted cursor on, and notes each page's lines with its cursor in one step.
 READER = """
 import json, os, sys
-from cloudtrain.backends.ssh import jobs
+from cloudtrain.launcher.backend import load
 from cloudtrain.launcher.errors import UnreachableError
 state, ref = sys.argv[1], json.loads(sys.argv[2])
 told = json.load(open(state)) if os.path.exists(state) else {"cursor": None, "pages": 0, "done": False}
 while not told["done"]:
     try:
-        page = jobs.logs(ref, told["cursor"])
+        page = load("ssh").logs(ref, told["cursor"])
     except UnreachableError:
         continue
     lines = [line.text for line in page.lines]

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.ssh import channel_hedged
-from cloudtrain.backends.ssh.channel_calls import Call, HostAnswer, _fleet, fleet
+from cloudtrain.backends.ssh.channel_calls import Call, HostAnswer
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import processes
 from doubles.sshhosts.cluster import Cluster
+from doubles.sshhosts.fleet import fleet, forget
 
 CLOCK = Call("clock", {})
 
@@ -24,16 +25,14 @@ CLOCK = Call("clock", {})
 def hosts(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Host, Host]]:
     """Return two hosts with open channels; masters and pending calls end with the test."""
     ssh_pair.apply(monkeypatch)
-    _fleet.cache_clear()
+    forget()
     monkeypatch.setattr(channel_hedged, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(channel_hedged, "_under_way", {})
     first, second = (Host(name, ssh_config=str(ssh_pair.ssh_config), python=sys.executable) for name in ("h0", "h1"))
     assert all(answer.error is None for answer in fleet().ask({first: CLOCK, second: CLOCK}).values())
     yield first, second
     ssh_pair.hosts[1].join()
-    channel_hedged._give_up()
     fleet().close()
-    _fleet.cache_clear()
+    forget()
     for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):
         processes.kill(pid, signal.SIGKILL)
 
@@ -49,17 +48,17 @@ def test_slow_host_delays_no_call(hosts: tuple[Host, Host], ssh_pair: Cluster, w
     ssh_pair.hosts[1].blackhole()
     begin_s = time.monotonic()
     for _ in range(3):
-        answers = channel_hedged.ask({first: CLOCK, second: CLOCK}, has_one)
+        answers = channel_hedged.ask(fleet(), {first: CLOCK, second: CLOCK}, has_one)
         assert (answers[first].error, "does not answer" in str(answers[second].error)) == (None, True)
     assert time.monotonic() - begin_s < 4
     ssh_pair.hosts[1].join()
-    wait_until(lambda: channel_hedged.ask({second: CLOCK}, has_one)[second].error is None)
-    assert channel_hedged.ask({second: CLOCK}, has_one)[second].error is None
+    wait_until(lambda: channel_hedged.ask(fleet(), {second: CLOCK}, has_one)[second].error is None)
+    assert channel_hedged.ask(fleet(), {second: CLOCK}, has_one)[second].error is None
 
 
 def test_insufficient_answers_are_awaited(hosts: tuple[Host, Host], ssh_pair: Cluster) -> None:
     """If the caller needs both hosts, the slow answer is awaited."""
     first, second = hosts
     ssh_pair.hosts[1].slow(delay_ms=500)
-    answers = channel_hedged.ask({first: CLOCK, second: CLOCK}, lambda found: len(found) == 2)
+    answers = channel_hedged.ask(fleet(), {first: CLOCK, second: CLOCK}, lambda found: len(found) == 2)
     assert [answer.error for answer in answers.values()] == [None, None]

@@ -21,11 +21,12 @@ import pytest
 import yaml
 
 from cloudtrain.backends.ssh import check, jobs
-from cloudtrain.backends.ssh.channel_calls import _fleet, fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import processes
+from cloudtrain.launcher.backend import load
 from cloudtrain.launcher.errors import CloudtrainError
 from doubles.sshhosts.cluster import Cluster
+from doubles.sshhosts.fleet import fleet, forget
 
 CANARY = f"pwned-{os.getpid()}"
 TOUCH = f"touch /tmp/{CANARY}"
@@ -75,10 +76,10 @@ def nothing_is_executed(tmp_path: Path) -> Iterator[None]:
 def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Return two hosts that this process reaches; check at the end that no string ran as a command on the hosts."""
     ssh_pair.apply(monkeypatch)
-    _fleet.cache_clear()
+    forget()
     yield ssh_pair
     fleet().run(fleet()._close())
-    _fleet.cache_clear()
+    forget()
     for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):  # masters
         processes.kill(pid, 9)
     for host in ssh_pair.hosts:
@@ -133,7 +134,7 @@ def test_exec_passes_every_string_for_any_login_shell(login: Callable[[str], Hos
     words = [*STRINGS, *(os.fsdecode(raw) for raw in (b"\xff", b"\xc3\x28", b"a\x80b'"))]
     fleet().call(target, "clock", {})
     command = jobs.shell(
-        reference(target, fleet().channel(target).about["workdir"]), 0, [sys.executable, "-c", ECHO, *words]
+        fleet(), reference(target, fleet().channel(target).about["workdir"]), 0, [sys.executable, "-c", ECHO, *words]
     )
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -147,7 +148,7 @@ def test_exec_ends_with_the_commands_code(pair: Cluster) -> None:
     root = reference(host(pair), "/tmp")
     for argv, code, said in (["sh", "-c", "exit 7"], 7, ""), (["no such; thing"], 127, "no such; thing: No such file"):
         done = subprocess.run(
-            jobs.shell(root, 0, argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+            jobs.shell(fleet(), root, 0, argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
         )
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr
 
@@ -222,7 +223,7 @@ def test_artifacts_of_a_hostile_job_stay_in_their_folder(pair: Cluster, tmp_path
         (folder / name).write_bytes(f"{number}".encode())
     (output / "link").symlink_to("/etc/hostname")
     (output / "dead").symlink_to("/nowhere")
-    found = jobs.artifacts(reference(host(pair), "/home/root/job"), tmp_path / "got")
+    found = load("ssh").artifacts(reference(host(pair), "/home/root/job"), tmp_path / "got")
     mine = {os.fsencode(path.relative_to(output)): path.read_bytes() for path in output.rglob("*") if path.is_file()}
     got = {os.fsencode(path.relative_to(tmp_path / "got")): path.read_bytes() for path in found}
     assert got == {**mine, b"link": b"h0\n"}

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.ssh import channel_master, files_code
-from cloudtrain.backends.ssh.channel_calls import Fleet, _fleet, fleet
+from cloudtrain.backends.ssh.channel_calls import Fleet
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.backends.ssh.hosts_placement import Assignment
 from cloudtrain.entrypoints import processes
@@ -26,6 +26,7 @@ from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.planning.bundle import pack
 from doubles.sshhosts.cluster import Cluster
+from doubles.sshhosts.fleet import fleet, forget
 
 DAY_S = 86_400
 
@@ -34,10 +35,10 @@ DAY_S = 86_400
 def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Return two hosts that this process reaches; its masters end with the test."""
     ssh_pair.apply(monkeypatch)
-    _fleet.cache_clear()
+    forget()
     yield ssh_pair
     fleet().close()
-    _fleet.cache_clear()
+    forget()
     for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):
         processes.kill(pid, signal.SIGKILL)
 

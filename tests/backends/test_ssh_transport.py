@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.ssh import channel, channel_master
-from cloudtrain.backends.ssh.channel_calls import Call, HostAnswer, _fleet, fleet
+from cloudtrain.backends.ssh.channel_calls import Call, HostAnswer
 from cloudtrain.backends.ssh.hosts import Host
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.errors import CloudtrainError
 from doubles.sshhosts import host as sshhost
 from doubles.sshhosts.cluster import Cluster
+from doubles.sshhosts.fleet import fleet
+from doubles.sshhosts.fleet import forget as new_fleet
 
 CONFIG, LOGIN, UNREACHABLE = 3, 4, 7
 
@@ -31,7 +33,7 @@ CONFIG, LOGIN, UNREACHABLE = 3, 4, 7
 def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Return two hosts that this process reaches; its masters end with the test."""
     ssh_pair.apply(monkeypatch)
-    _fleet.cache_clear()
+    new_fleet()
     yield ssh_pair
     forget(home)
 
@@ -39,7 +41,7 @@ def pair(ssh_pair: Cluster, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 def forget(home: Path) -> None:
     """End this process's channels and masters: the next call acts as a new command."""
     fleet().run(fleet()._close())
-    _fleet.cache_clear()
+    new_fleet()
     for pid in processes.with_environment(CLOUDTRAIN_HOME=str(home)):
         processes.kill(pid, signal.SIGKILL)
 
@@ -363,7 +365,7 @@ def test_sixteen_hosts_through_a_bastion(
     folder.mkdir()
     config = folder / "config"
     config.write_text(many.jump_config().read_text())
-    _fleet.cache_clear()
+    new_fleet()
     targets = [Host(host.name, ssh_config=str(config), python=sys.executable) for host in many.hosts]
     answers = fleet().ask({target: Call("clock", {}) for target in targets}, is_urgent=True)
     errors = {target.name: str(answer.error) for target, answer in answers.items() if answer.error is not None}

@@ -1,0 +1,21 @@
+"""The channels of this process's ssh backend."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from cloudtrain.backends.ssh.backend import SshBackend
+from cloudtrain.backends.ssh.channel_calls import Fleet
+from cloudtrain.launcher import backend as backends
+
+__all__ = ["fleet", "forget"]
+
+
+def fleet() -> Fleet:
+    """Return the channels, opened on the first call."""
+    return cast(SshBackend, backends.load("ssh")).fleet
+
+
+def forget() -> None:
+    """Let the next call open new channels, as in a new process."""
+    backends._made.cache_clear()
