@@ -5,17 +5,24 @@ A dry run imports only the modules that plan and render. A command imports the m
 
 from __future__ import annotations
 
+import time
+from functools import cached_property
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.azureml.records import AzureMLSending
-from cloudtrain.launcher.backend import Capacity, Terms
+from cloudtrain.backends.azureml import api
+from cloudtrain.backends.azureml.api import Azure, AzureAccess
+from cloudtrain.backends.azureml.records import AzureMLRef, AzureMLSending
+from cloudtrain.launcher.backend import Capacity, Pace, Terms, nodes_of
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Pace, Request, Shipment
+    from cloudtrain.backends.azureml.status_history import Details, RunHistory
+    from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
@@ -26,11 +33,26 @@ if TYPE_CHECKING:
 CANCEL_S = 60  # from the end of limits.timeout until the containers have gone; an assumption: Azure documents no figure
 LEAD_S = 300  # for image and mounts before our clock begins, if limits.timeout counts them: Azure documents no rule
 LEAST_S = 60  # the service turns less into 60 days: azure-ai-ml 1.35, entities/_job/job_limits.py, bug 1335978
+STATE_S = 4.0
+LATE_S = 15.0  # from a run's end to the last line in its files, if a container could not report its end of log
+RUN_PAUSE_S, WAIT_PAUSE_S = 4.0, 10.0  # the longest pause between two polls for lines
+BUSY_S = 10.0  # seconds of silence for each second of pause
 MINIMUM_BILL_S = 60  # a virtual machine's first minute, as a bound: bills go by the second
 
 
 class AzureMLBackend:
-    """The backend of the name `azureml`."""
+    """The backend of the name `azureml`; holds the connections to Azure and the runs' newest answers."""
+
+    def __init__(self) -> None:
+        self.azure = Azure()
+        self._last_line_s: dict[str, float] = {}  # by job
+
+    @cached_property
+    def history(self) -> RunHistory:
+        """The runs' newest answers."""
+        from cloudtrain.backends.azureml.status_history import RunHistory
+
+        return RunHistory(self.azure)
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the machine type's capacity, at its on-demand price: our table has no prices of spot machines."""
@@ -72,21 +94,23 @@ class AzureMLBackend:
 
     def ready(self, request: Request, shipment: Shipment) -> None:
         """Raise ConfigError without the SDK, CredentialError without credentials, UnreachableError without a login."""
-        from cloudtrain.backends.azureml import jobs
-
-        jobs.ready(request, shipment)
+        if find_spec("azure") is None or find_spec("azure.ai") is None or find_spec("azure.ai.ml") is None:
+            raise api.not_installed(ImportError("No module named 'azure.ai.ml'"))
+        access = AzureAccess(AzureMLSending.load(request.sending).workspace, self.azure)
+        with api.answers("start the job"):
+            self.azure.token(access.workspace.cloud, access.control_plane)
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
         """Check the compute and the datastore, send the job, and return its handle."""
         from cloudtrain.backends.azureml import jobs
 
-        return jobs.send(request, shipment)
+        return jobs.send(self.azure, request, shipment)
 
     def find(self, request: Request, home: Path) -> JobRef | None:
         """Return the job that the request has started, or None if no such job belongs to this home folder."""
         from cloudtrain.backends.azureml import jobs
 
-        return jobs.find(request, home)
+        return jobs.find(self.azure, request, home)
 
     def where_to_look(self, request: Request) -> str:
         """Return the az command that shows the job."""
@@ -97,51 +121,87 @@ class AzureMLBackend:
         """Return the running jobs of the workspace with our tag."""
         from cloudtrain.backends.azureml.jobs import jobs
 
-        return jobs(config, home)
+        return jobs(self.azure, config, home)
 
     def state(self, ref: JobRef) -> State:
         """Return the job's state at Azure."""
         from cloudtrain.backends.azureml import jobs
 
-        return jobs.state(ref)
+        return jobs.state(self.azure, self.history, ref)
 
     def logs(
         self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
     ) -> LogPage:
         """Return the lines after the cursor."""
-        from cloudtrain.backends.azureml import jobs
+        from cloudtrain.backends.azureml.jobs import root_of
+        from cloudtrain.backends.azureml.logs import page
 
-        return jobs.logs(ref, cursor, ranks, now=now)
+        handle = AzureMLRef.load(ref)
+        root = root_of(AzureAccess(handle.workspace, self.azure), ref, handle)
+
+        def ask(fresh_s: float) -> Details:
+            return self.history.details(handle.workspace, root, handle.name, fresh_s=fresh_s)
+
+        found = page(self.azure, ask, handle.nodes, cursor, nodes_of(ranks, handle.nproc_per_node))
+        if found.lines:
+            self._last_line_s[handle.name] = time.monotonic()
+        return found if ranks is None else found.only(ranks)
 
     def pace(self, ref: JobRef) -> Pace:
-        """Return the polling intervals: for lines 1 s while lines arrive, then longer and longer pauses."""
-        from cloudtrain.backends.azureml import jobs
+        """Return the polling intervals: for lines 1 s while lines arrive, then longer and longer pauses.
 
-        return jobs.pace(ref)
+        The pause stays short for a run that may fail at any moment; a run that waits for machines gets a longer pause.
+        """
+        from cloudtrain.backends.azureml.logs import HOLD_BACK_S
+        from cloudtrain.backends.azureml.status_history import WAITING
+
+        name, now_s = AzureMLRef.load(ref).name, time.monotonic()
+        answer, quiet_s = self.history.known(name), now_s - self._last_line_s.setdefault(name, now_s)
+        is_waiting = answer is not None and answer.status in (*WAITING, "Preparing")
+        lines_s = min(WAIT_PAUSE_S if is_waiting else RUN_PAUSE_S, max(1.0, quiet_s / BUSY_S))
+        return Pace(lines_s=lines_s, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=HOLD_BACK_S)
 
     def stop(self, ref: JobRef, *, now: bool) -> None:
-        """Ask Azure to cancel the job; Azure signals the containers, which save, and kills them later."""
-        from cloudtrain.backends.azureml import jobs
+        """Ask Azure to cancel the job; Azure signals the containers, which save, and kills them later.
 
-        jobs.stop(ref, now=now)
+        `now` makes no difference there.
+        """
+        from cloudtrain.backends.azureml.jobs import JOB_VERSION, describe
+        from cloudtrain.backends.azureml.status_history import OVER
+
+        handle = AzureMLRef.load(ref)
+        access = AzureAccess(handle.workspace, self.azure)
+        with api.answers(f"stop {handle.name}"):
+            try:
+                api.arm(access, "POST", f"/jobs/{handle.name}/cancel", version=JOB_VERSION)
+            except api.AzureError as error:
+                there = describe(access, handle.name) if error.status in (400, 409) else None
+                if there is None or there["properties"].get("status") not in OVER:
+                    raise
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's output folder, also while the job runs; return the files."""
-        from cloudtrain.backends.azureml import jobs
+        from cloudtrain.backends.azureml import files
 
-        return jobs.artifacts(ref, folder)
+        handle = AzureMLRef.load(ref)
+        return files.download(AzureAccess(handle.workspace, self.azure), handle.output_uri, folder)
 
     def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's checkpoint folder, also while the job runs; return the files."""
-        from cloudtrain.backends.azureml import jobs
+        from cloudtrain.backends.azureml import files
 
-        return jobs.checkpoints(ref, folder)
+        handle = AzureMLRef.load(ref)
+        if handle.checkpoint_uri is None:
+            raise ConfigError(
+                "the job has no checkpoint folder in the datastore", hint="`cloudtrain artifacts` has its files"
+            )
+        return files.download(AzureAccess(handle.workspace, self.azure), handle.checkpoint_uri, folder)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
         """Return the checks; with a config, also the checks of its job."""
         from cloudtrain.backends.azureml.doctor import checks
 
-        return checks(config)
+        return checks(self.azure, config)
 
     def price_region(self, config: JobConfig | None) -> str | None:
         """Return the config's region, the default for prices."""
@@ -153,7 +213,7 @@ class AzureMLBackend:
         """Return the prices of the types in the region; without `types`, of the table's types and the job's own."""
         from cloudtrain.backends.azureml import prices
 
-        return prices.quotes(config, region, types)
+        return prices.quotes(self.azure, config, region, types)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         """Prepare the nodes. Raises ConfigError if `raw` has added an unknown reference to the command."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.azureml import api, files, machine_cluster, prices
 from cloudtrain.backends.azureml import secrets as job_secrets
+from cloudtrain.backends.azureml.api import Azure, AzureAccess
 from cloudtrain.backends.azureml.block import AzureML
 from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
-from cloudtrain.backends.azureml.records import Workspace, plain_region
+from cloudtrain.backends.azureml.records import plain_region
 from cloudtrain.launcher.backend import Check, unasked
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from cloudtrain.launcher.prices.refreshing import compared
@@ -22,26 +23,26 @@ if TYPE_CHECKING:
 __all__ = ["checks"]
 
 
-def checks(config: JobConfig | None) -> list[Check]:
+def checks(azure: Azure, config: JobConfig | None) -> list[Check]:
     """Return the checks; with a config, also the checks of its job."""
     block = AzureML() if config is None else block_of(config)
-    found = [_tried("credentials", _signed_in, block.cloud)]
+    found = [_tried("credentials", _signed_in, azure, block.cloud)]
     if found[0].verdict == "fail":  # without credentials, every later check would fail
         names = "workspace, compute, datastore, key vault, price"
         return [*found, *unasked(names, config, lambda config: workspace_of(block_of(config)), choose)]
     try:
-        workspace = workspace_of(block)
+        access = AzureAccess(workspace_of(block), azure)
     except CloudtrainError as error:
         cure = "set azureml.subscription, resource_group and workspace in the config"
         cure += ", and name it: doctor azureml -f FILE" if config is None else ""
         return [*found, Check("workspace", "fail", error.message, cure)]
-    found.append(_tried("workspace", _workspace, workspace, block.region))
+    found.append(_tried("workspace", _workspace, access, block.region))
     if found[-1].verdict == "fail" or config is None:
         return found
-    return [*found, *_of_job(config, workspace)]
+    return [*found, *_of_job(config, access)]
 
 
-def _of_job(config: JobConfig, workspace: Workspace) -> Iterator[Check]:
+def _of_job(config: JobConfig, access: AzureAccess) -> Iterator[Check]:
     block = block_of(config)
     try:
         machine = choose(config)
@@ -49,12 +50,12 @@ def _of_job(config: JobConfig, workspace: Workspace) -> Iterator[Check]:
         yield Check("config", "fail", error.message, error.hint)
         return
     if block.compute is not None:
-        yield _tried("compute", _compute, workspace, block.compute, machine, config.resources.instances)
-    yield _tried("datastore", _datastore, workspace, block.datastore)
+        yield _tried("compute", _compute, access, block.compute, machine, config.resources.instances)
+    yield _tried("datastore", _datastore, access, block.datastore)
     if config.secrets:
-        yield _tried("key vault", _vault, workspace)
+        yield _tried("key vault", _vault, access)
     if machine.instance_type and block.region:
-        yield _tried("price", _price, machine, block.region, is_spot=config.resources.spot)
+        yield _tried("price", _price, access.azure, machine, block.region, is_spot=config.resources.spot)
 
 
 def _tried(name: str, ask: Callable[..., Check], *args: Any, **more: Any) -> Check:
@@ -67,49 +68,53 @@ def _tried(name: str, ask: Callable[..., Check], *args: Any, **more: Any) -> Che
         return Check(name, "fail", error.message, error.hint)
 
 
-def _signed_in(cloud: str) -> Check:
+def _signed_in(azure: Azure, cloud: str) -> Check:
     """Ask for a token; the next checks show its permissions."""
-    api.token(cloud, f"https://{api.hosts(cloud)[0]}")
+    azure.token(cloud, f"https://{api.hosts(cloud)[0]}")
     return Check("credentials", "ok", "Azure has given a token")
 
 
-def _workspace(workspace: Workspace, region: str | None) -> Check:
+def _workspace(access: AzureAccess, region: str | None) -> Check:
     try:
-        answer = api.get_json(workspace, "")
+        answer = api.get_json(access, "")
     except api.AzureError as error:
         if not api.is_absent(error):
             raise
         cure = "`az ml workspace list` shows yours"
-        return Check("workspace", "fail", f"there is no {workspace.name} in {workspace.resource_group}", cure)
+        return Check(
+            "workspace", "fail", f"there is no {access.workspace.name} in {access.workspace.resource_group}", cure
+        )
     there = str(answer.get("location") or "an unknown region")
     if region is not None and plain_region(region) != plain_region(there):
         cure = f"write azureml.region: {there}; the price hangs on it"
-        return Check("workspace", "warn", f"{workspace.name} is in {there}, not in {region}", cure)
-    return Check("workspace", "ok", f"{workspace.name} in {there}")
+        return Check("workspace", "warn", f"{access.workspace.name} is in {there}, not in {region}", cure)
+    return Check("workspace", "ok", f"{access.workspace.name} in {there}")
 
 
-def _compute(workspace: Workspace, name: str, machine: Machine, instances: int) -> Check:
-    found = machine_cluster.fitting(workspace, name, machine.instance_type, instances)
+def _compute(access: AzureAccess, name: str, machine: Machine, instances: int) -> Check:
+    found = machine_cluster.fitting(access, name, machine.instance_type, instances)
     if found.state != "Succeeded":
         return Check("compute", "warn", f"{name} is {found.state}", "look at it in the studio")
     return Check("compute", "ok", f"{name}: up to {found.most} x {found.size or '?'}, {found.priority}")
 
 
-def _datastore(workspace: Workspace, name: str) -> Check:
-    url, container = files.datastore_of(workspace, name)
+def _datastore(access: AzureAccess, name: str) -> Check:
+    url, container = files.datastore_of(access, name)
     return Check("datastore", "ok", f"{name}: {url}/{container}")
 
 
-def _vault(workspace: Workspace) -> Check:
+def _vault(access: AzureAccess) -> Check:
     """Store an entry and remove it: only a write proves the permission to write."""
-    url = job_secrets.url_of(workspace, f"doctor-{secrets.token_hex(4)}")  # a vault keeps removed names
+    url = job_secrets.url_of(access, f"doctor-{secrets.token_hex(4)}")  # a vault keeps removed names
     with api.answers("store secrets in the key vault", needs=job_secrets.ROLE):
-        job_secrets.put(workspace, url, {})
-        job_secrets.remove(workspace, url)
+        job_secrets.put(access, url, {})
+        job_secrets.remove(access, url)
     place = url.partition("/secrets/")[0]
     return Check("key vault", "ok", f"{place}; the job's identity needs the role Key Vault Secrets User there")
 
 
-def _price(machine: Machine, region: str, *, is_spot: bool) -> Check:
+def _price(azure: Azure, machine: Machine, region: str, *, is_spot: bool) -> Check:
     """Compare our price table with Azure's list of today."""
-    return compared(lambda: prices.quotes(None, region, (machine.instance_type,))[-1 if is_spot else 0], machine.rates)
+    return compared(
+        lambda: prices.quotes(azure, None, region, (machine.instance_type,))[-1 if is_spot else 0], machine.rates
+    )

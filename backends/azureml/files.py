@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from cloudtrain.backends.azureml import api
-from cloudtrain.backends.azureml.records import Workspace
+from cloudtrain.backends.azureml.api import AzureAccess
 from cloudtrain.entrypoints import job_files
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError
 from cloudtrain.launcher.text.remote import one_line
@@ -28,17 +28,17 @@ _HADOOP = re.compile(r"(?:abfs|wasb)s?://([^@/]+)@([^./]+)\.(?:dfs|blob)\.([^/]+
 _T = TypeVar("_T")
 
 
-def has_checkpoint(workspace: Workspace, uri: str) -> bool:
+def has_checkpoint(access: AzureAccess, uri: str) -> bool:
     """Return whether the folder has a complete checkpoint, by the rule of entrypoints/job_files.py."""
 
     def look(container: Any, prefix: str) -> bool:
         names = (name.removeprefix(prefix) for name in container.list_blob_names(name_starts_with=prefix))
         return any(job_files.is_whole(name.partition("/")[0]) for name in names if name)
 
-    return _with_container(workspace, uri, look)
+    return _with_container(access, uri, look)
 
 
-def download(workspace: Workspace, uri: str, folder: Path) -> list[Path]:
+def download(access: AzureAccess, uri: str, folder: Path) -> list[Path]:
     """Copy all files below the URI to the folder, WORKERS at a time; return the files.
 
     Raises CloudtrainError if no output exists yet, ConfigError if the folder cannot be written.
@@ -66,17 +66,17 @@ def download(workspace: Workspace, uri: str, folder: Path) -> list[Path]:
             return sorted(pool.map(one, names))
 
     try:
-        return _with_container(workspace, uri, fetch)
+        return _with_container(access, uri, fetch)
     except OSError as error:
         if error.errno is None:  # the connection broke in the middle of a file
             raise UnreachableError(f"cannot download {uri}: {one_line(str(error))}") from error
         raise ConfigError(f"cannot write there: {error.strerror}", where=str(folder)) from error
 
 
-def datastore_of(workspace: Workspace, name: str) -> tuple[str, str]:
+def datastore_of(access: AzureAccess, name: str) -> tuple[str, str]:
     """Return the address of a datastore's account and its container. Raises AzureError, ConfigError."""
     try:
-        properties = api.get_json(workspace, f"/datastores/{name}").get("properties") or {}
+        properties = api.get_json(access, f"/datastores/{name}").get("properties") or {}
     except api.AzureError as error:
         if not api.is_absent(error):
             raise
@@ -102,7 +102,7 @@ def _is_folder(item: Any) -> bool:
     return (item.metadata or {}).get("hdi_isfolder") == "true"
 
 
-def _with_container(workspace: Workspace, uri: str, use: Callable[[Any, str], _T]) -> _T:
+def _with_container(access: AzureAccess, uri: str, use: Callable[[Any, str], _T]) -> _T:
     """Return the result of `use(container, prefix)`, with the caller's own permission, else with the datastore's key.
 
     Raises CredentialError, UnreachableError, ConfigError.
@@ -114,8 +114,8 @@ def _with_container(workspace: Workspace, uri: str, use: Callable[[Any, str], _T
         raise api.not_installed(error) from error
     doing = f"look into {uri}"
     with api.answers(doing, needs=READER):
-        url, container, prefix, datastore = _place(workspace, uri)
-        own = api.credential(workspace.cloud)
+        url, container, prefix, datastore = _place(access, uri)
+        own = access.azure.credential(access.workspace.cloud)
         limits: dict[str, Any] = {"connection_timeout": CONNECT_S, "read_timeout": READ_S}
         try:
             try:
@@ -123,7 +123,7 @@ def _with_container(workspace: Workspace, uri: str, use: Callable[[Any, str], _T
             except core.HttpResponseError as error:
                 if datastore is None or error.status_code not in (401, 403):
                     raise
-                secret = _secret(workspace, datastore)
+                secret = _secret(access, datastore)
                 return use(ContainerClient(url, container, credential=secret, **limits), prefix)
         except core.HttpResponseError as error:
             code = str(getattr(error, "error_code", "") or "")
@@ -133,10 +133,10 @@ def _with_container(workspace: Workspace, uri: str, use: Callable[[Any, str], _T
             raise api.AzureError(0, "", one_line(str(error), 300)) from error
 
 
-def _place(workspace: Workspace, uri: str) -> tuple[str, str, str, str | None]:
+def _place(access: AzureAccess, uri: str) -> tuple[str, str, str, str | None]:
     """Return account URL, container, prefix with a trailing slash, and the datastore that the URI names."""
     if found := _DATASTORE.fullmatch(uri):
-        url, container = datastore_of(workspace, found[1])
+        url, container = datastore_of(access, found[1])
         return url, container, _prefix(found[2]), found[1]
     if found := _HADOOP.fullmatch(uri):
         return f"https://{found[2]}.blob.{found[3]}", found[1], _prefix(found[4]), None
@@ -149,7 +149,7 @@ def _prefix(path: str) -> str:
     return f"{path.strip('/')}/".lstrip("/")
 
 
-def _secret(workspace: Workspace, datastore: str) -> str:
+def _secret(access: AzureAccess, datastore: str) -> str:
     """Return the datastore's own key or SAS. Raises AzureError."""
-    properties = api.object_in(api.arm(workspace, "POST", f"/datastores/{datastore}/listSecrets"))
+    properties = api.object_in(api.arm(access, "POST", f"/datastores/{datastore}/listSecrets"))
     return str(properties.get("sasToken") or properties.get("key") or "")

@@ -11,16 +11,17 @@ import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.azureml import api, files, machine_cluster, status, status_history
 from cloudtrain.backends.azureml import logs as streams
 from cloudtrain.backends.azureml import secrets as job_secrets
+from cloudtrain.backends.azureml.api import Azure, AzureAccess
 from cloudtrain.backends.azureml.machine import block_of, workspace_of
-from cloudtrain.backends.azureml.records import AzureMLRef, AzureMLSending, Unpriced, Workspace
-from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, nodes_of
+from cloudtrain.backends.azureml.records import AzureMLRef, AzureMLSending, Unpriced
+from cloudtrain.backends.azureml.status_history import RunHistory
+from cloudtrain.launcher.backend import FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.store.home import identity, known_identity
@@ -30,10 +31,8 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
 
-__all__ = ["artifacts", "checkpoints", "find", "jobs", "logs", "pace", "ready", "send", "state", "stop"]
+__all__ = ["JOB_VERSION", "describe", "find", "jobs", "root_of", "send", "state"]
 
-STATE_S = 4.0
-LATE_S = 15.0  # from a run's end to the last line in its files, if a container could not report its end of log
 OWNER, RECORD = "cloudtrain.owner", "CLOUDTRAIN_RECORD"
 RECORD_BYTES = 65_536  # of a variable; a job with a larger record can be listed, but not adopted
 JOB_VERSION = "2024-01-01-preview"  # for GET and cancel; the SDK's PUT has a version of its own
@@ -41,22 +40,9 @@ TRIES, AGAIN_S = 3, 30.0  # retries of a send; no retry after AGAIN_S
 WORKERS = 8
 LONG_OVER_S = 600.0  # since a run's end: then an unreadable log no longer delays the result
 SETTLE_S = 5.0  # until a request whose sender has died becomes visible
-RUN_PAUSE_S, WAIT_PAUSE_S = 4.0, 10.0  # the longest pause between two polls for lines
-BUSY_S = 10.0  # seconds of silence for each second of pause
-
-_last_line_s: dict[str, float] = {}
 
 
-def ready(request: Request, shipment: Shipment) -> None:
-    """Raise ConfigError without the SDK, CredentialError without credentials, UnreachableError without the login."""
-    if find_spec("azure") is None or find_spec("azure.ai") is None or find_spec("azure.ai.ml") is None:
-        raise api.not_installed(ImportError("No module named 'azure.ai.ml'"))
-    cloud = AzureMLSending.load(request.sending).workspace.cloud
-    with api.answers("start the job"):
-        api.token(cloud, f"https://{api.hosts(cloud)[0]}")
-
-
-def send(request: Request, shipment: Shipment) -> JobRef:
+def send(azure: Azure, request: Request, shipment: Shipment) -> JobRef:
     """Check the compute and the datastore, send the job, and return its handle.
 
     Raises CredentialError, CapacityError, ConfigError or UsageError; raises UnreachableError if the start is uncertain,
@@ -65,21 +51,21 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     from cloudtrain.backends.azureml.request import SENT, encoded  # few users of this module need the functions
 
     plan, owner = AzureMLSending.load(request.sending), identity(shipment.home)
-    workspace = plan.workspace
+    access = AzureAccess(plan.workspace, azure)
     shipment.sending.prepares()
     with api.answers("start the job"):
-        there = _described(workspace, request.name)
+        there = describe(access, request.name)
         if there is not None:  # an earlier try's job, whose answer was lost
-            return _found(request, _services_of_ours(request, there, owner)).dump()
-        idle_s = machine_cluster.require(plan)
-        files.datastore_of(workspace, plan.datastore)
+            return _found(access, request, _services_of_ours(request, there, owner)).dump()
+        idle_s = machine_cluster.require(access, plan)
+        files.datastore_of(access, plan.datastore)
         sent: dict[str, Any] = {"token": secrets.token_hex(16), "sent_s": time.time()}
         if shipment.secrets:
-            sent["vault"] = job_secrets.url_of(workspace, request.name)
+            sent["vault"] = job_secrets.url_of(access, request.name)
     try:
         if shipment.secrets:
             with api.answers("store the job's secrets in the key vault", needs=job_secrets.ROLE):
-                job_secrets.put(workspace, sent["vault"], shipment.secrets)
+                job_secrets.put(access, sent["vault"], shipment.secrets)
         job = {
             **request.body,
             "tags": {**request.body.get("tags", {}), OWNER: owner},
@@ -89,50 +75,49 @@ def send(request: Request, shipment: Shipment) -> JobRef:
                 **_kept(shipment.record),
             },
         }
-        services = _create(request, shipment, job, owner)
+        services = _create(access, request, shipment, job, owner)
     except BaseException as error:
         if shipment.sending.is_nothing_sent(error):  # leave no secret behind
-            _remove_secrets(workspace, sent.get("vault"))
+            _remove_secrets(access, sent.get("vault"))
         raise
     return _ref(request, services, idle_s, sent.get("vault")).dump()
 
 
-def find(request: Request, home: Path) -> JobRef | None:
+def find(azure: Azure, request: Request, home: Path) -> JobRef | None:
     """Return the job that the request has started, or None if no such job belongs to this home folder.
 
     Azure cannot be told to refuse a name, so a request under way gets SETTLE_S to arrive.
     """
     plan, owner = AzureMLSending.load(request.sending), identity(home)
-    workspace = plan.workspace
+    access = AzureAccess(plan.workspace, azure)
     with api.polls(f"ask for {request.name}"):
-        there = _described(workspace, request.name)
+        there = describe(access, request.name)
         if there is None:
             time.sleep(SETTLE_S)
-            there = _described(workspace, request.name)
+            there = describe(access, request.name)
         if there is None and plan.secrets:
-            job_secrets.remove(workspace, job_secrets.url_of(workspace, request.name))
+            job_secrets.remove(access, job_secrets.url_of(access, request.name))
         if there is None or not _is_ours(there, owner):
             return None
-        return _found(request, _services(there)).dump()
+        return _found(access, request, _services(there)).dump()
 
 
-def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
+def jobs(azure: Azure, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the running jobs of the workspace with our tag."""
     from cloudtrain.backends.azureml.block import AzureML
 
-    workspace, found = workspace_of(AzureML() if config is None else block_of(config)), []
+    access, found = AzureAccess(workspace_of(AzureML() if config is None else block_of(config)), azure), []
     with api.answers("list the jobs"):
-        page = api.get_json(workspace, "/jobs", version=JOB_VERSION, tag="cloudtrain.job")
+        page = api.get_json(access, "/jobs", version=JOB_VERSION, tag="cloudtrain.job")
         while True:
             there = (job for job in page["value"] if job["properties"].get("status") not in status_history.OVER)
-            found += [_as_found(workspace, job, home) for job in there]
+            found += [_as_found(access, job, home) for job in there]
             if not page.get("nextLink"):
                 return [each for each in found if each is not None]
-            host = f"https://{api.hosts(workspace.cloud)[0]}"
-            page = api.object_in(api.call("GET", page["nextLink"], cloud=workspace.cloud, audience=host))
+            page = api.object_in(access.call("GET", page["nextLink"]))
 
 
-def _as_found(workspace: Workspace, job: dict[str, Any], home: Path) -> FoundAttempt | None:
+def _as_found(access: AzureAccess, job: dict[str, Any], home: Path) -> FoundAttempt | None:
     """Return the running job, with its record from a variable, or None if its name names no attempt."""
     properties, record, name = job["properties"], None, str(job["name"])
     if not name.rpartition("-")[2].isdigit():
@@ -143,11 +128,11 @@ def _as_found(workspace: Workspace, job: dict[str, Any], home: Path) -> FoundAtt
     is_own = owner is not None and owner == known_identity(home)
 
     def ref_of(request: Request) -> JobRef:  # only the sender removes the job's secrets
-        handle = _found(request, _services(job))
+        handle = _found(access, request, _services(job))
         return (handle if is_own else replace(handle, vault=None)).dump()
 
     with contextlib.suppress(api.AzureError):  # about the machines; the job can be listed without them
-        return FoundAttempt.of(name, record, {"workspace": workspace.dump()}, ref_of, is_own=is_own)
+        return FoundAttempt.of(name, record, {"workspace": access.workspace.dump()}, ref_of, is_own=is_own)
     return FoundAttempt.of(name, None, {}, ref_of, is_own=is_own)
 
 
@@ -158,21 +143,21 @@ def _kept(record: Mapping[str, Any]) -> dict[str, str]:
     return {RECORD: value} if data and len(value) <= RECORD_BYTES else {}
 
 
-def state(ref: JobRef) -> State:
+def state(azure: Azure, history: RunHistory, ref: JobRef) -> State:
     """Return the job's state at Azure."""
     handle = AzureMLRef.load(ref)
-    workspace = handle.workspace
-    answer = status_history.details(workspace, _root(ref, handle), handle.name)
+    access = AzureAccess(handle.workspace, azure)
+    answer = history.details(handle.workspace, root_of(access, ref, handle), handle.name)
     account, has_checkpoint = None, None
     if answer.is_over and answer.status != "Completed":
-        account = _account(answer)
+        account = _account(azure, answer)
         if account is None and status.may_report_more(answer):
             return status.awaiting(answer, handle.studio)
         if handle.checkpoint_uri is not None:
             with contextlib.suppress(Exception):  # a failed extra request must not hide the end
-                has_checkpoint = files.has_checkpoint(workspace, handle.checkpoint_uri)
+                has_checkpoint = files.has_checkpoint(access, handle.checkpoint_uri)
     if answer.is_over:
-        _remove_secrets(workspace, handle.vault)
+        _remove_secrets(access, handle.vault)
     found = status.state_of(
         answer,
         account,
@@ -184,70 +169,11 @@ def state(ref: JobRef) -> State:
     return replace(found, url=handle.studio, hourly_usd=_hourly_usd(answer, handle))
 
 
-def logs(
-    ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
-) -> LogPage:
-    """Return the lines after the cursor."""
-    handle = AzureMLRef.load(ref)
-    only, root = nodes_of(ranks, handle.nproc_per_node), _root(ref, handle)
-
-    def ask(fresh_s: float) -> status_history.Details:
-        return status_history.details(handle.workspace, root, handle.name, fresh_s=fresh_s)
-
-    page = streams.page(ask, handle.nodes, cursor, only)
-    if page.lines:
-        _last_line_s[handle.name] = time.monotonic()
-    return page if ranks is None else page.only(ranks)
-
-
-def pace(ref: JobRef) -> Pace:
-    """Return the polling intervals: for lines 1 s while lines arrive, then longer and longer pauses.
-
-    The pause stays short for a run that may fail at any moment, and may be longer for a run that waits for machines.
-    """
-    name, now_s = AzureMLRef.load(ref).name, time.monotonic()
-    answer, quiet_s = status_history.known(name), now_s - _last_line_s.setdefault(name, now_s)
-    is_waiting = answer is not None and answer.status in (*status_history.WAITING, "Preparing")
-    lines_s = min(WAIT_PAUSE_S if is_waiting else RUN_PAUSE_S, max(1.0, quiet_s / BUSY_S))
-    return Pace(lines_s=lines_s, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=streams.HOLD_BACK_S)
-
-
-def stop(ref: JobRef, *, now: bool) -> None:
-    """Ask Azure to cancel the job; Azure signals the containers, which save, and kills them later.
-
-    `now` makes no difference there.
-    """
-    handle = AzureMLRef.load(ref)
-    with api.answers(f"stop {handle.name}"):
-        try:
-            api.arm(handle.workspace, "POST", f"/jobs/{handle.name}/cancel", version=JOB_VERSION)
-        except api.AzureError as error:
-            there = _described(handle.workspace, handle.name) if error.status in (400, 409) else None
-            if there is None or there["properties"].get("status") not in status_history.OVER:
-                raise
-
-
-def artifacts(ref: JobRef, folder: Path) -> list[Path]:
-    """Download the job's output folder, also while the job runs; return the files."""
-    handle = AzureMLRef.load(ref)
-    return files.download(handle.workspace, handle.output_uri, folder)
-
-
-def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
-    """Download the job's checkpoint folder, also while the job runs; return the files."""
-    handle = AzureMLRef.load(ref)
-    if handle.checkpoint_uri is None:
-        raise ConfigError(
-            "the job has no checkpoint folder in the datastore", hint="`cloudtrain artifacts` has its files"
-        )
-    return files.download(handle.workspace, handle.checkpoint_uri, folder)
-
-
-def _found(request: Request, services: dict[str, Any]) -> AzureMLRef:
+def _found(access: AzureAccess, request: Request, services: dict[str, Any]) -> AzureMLRef:
     """Return the handle of a job that was sent before. Raises AzureError."""
     plan = AzureMLSending.load(request.sending)
-    url = job_secrets.url_of(plan.workspace, request.name) if plan.secrets else None
-    return _ref(request, services, machine_cluster.idle_s(plan), url)
+    url = job_secrets.url_of(access, request.name) if plan.secrets else None
+    return _ref(request, services, machine_cluster.idle_s(access, plan), url)
 
 
 def _ref(request: Request, services: dict[str, Any], idle_s: float, vault_url: str | None) -> AzureMLRef:
@@ -270,7 +196,9 @@ def _ref(request: Request, services: dict[str, Any], idle_s: float, vault_url: s
     )
 
 
-def _create(request: Request, shipment: Shipment, job: dict[str, Any], owner: str) -> dict[str, Any]:
+def _create(
+    access: AzureAccess, request: Request, shipment: Shipment, job: dict[str, Any], owner: str
+) -> dict[str, Any]:
     """Send the job; retry if the request was lost and no job exists; return the job's services.
 
     After any error the job may exist: the SDK retries by itself, and the refusal of a retry says nothing of the first
@@ -279,15 +207,15 @@ def _create(request: Request, shipment: Shipment, job: dict[str, Any], owner: st
     from cloudtrain.backends.azureml import sdk
 
     plan, begin_s = AzureMLSending.load(request.sending), time.monotonic()
-    workspace, folder = plan.workspace, (shipment.base / plan.code_dir).absolute()
+    folder = (shipment.base / plan.code_dir).absolute()
     for number in range(1, TRIES + 1):
         try:
             with api.answers("start the job"):
-                return sdk.create(workspace, job, shipment.bundle.path, folder, shipment.sending.creates)
+                return sdk.create(access, job, shipment.bundle.path, folder, shipment.sending.creates)
         except CloudtrainError as error:
             if shipment.sending.may_exist:
                 with api.polls(f"look whether {request.name} has started after: {error.message}"):
-                    there = _described(workspace, request.name)
+                    there = describe(access, request.name)
                 if there is not None:
                     return _services_of_ours(request, there, owner)
             # If the answer to an upload is lost, the SDK's own retry reports that the blob exists.
@@ -305,26 +233,27 @@ def _services_of_ours(request: Request, there: dict[str, Any], owner: str) -> di
     return _services(there)
 
 
-def _remove_secrets(workspace: Workspace, url: str | None) -> None:
+def _remove_secrets(access: AzureAccess, url: str | None) -> None:
     """Remove the job's entry in the vault; print the command to remove it by hand if the removal fails."""
     if url is None:
         return
     try:
         with api.answers("remove the job's secrets from the key vault", needs=job_secrets.ROLE):
-            job_secrets.remove(workspace, url)
+            job_secrets.remove(access, url)
     except CloudtrainError as error:
         say(f"{error.message}; remove them by hand: az keyvault secret delete --id {url}")
 
 
-def _described(workspace: Workspace, name: str) -> dict[str, Any] | None:
+def describe(access: AzureAccess, name: str) -> dict[str, Any] | None:
     """Return the job from the control plane, or None if no such job exists. Raises AzureError."""
     try:
-        return api.get_json(workspace, f"/jobs/{name}", version=JOB_VERSION)
+        return api.get_json(access, f"/jobs/{name}", version=JOB_VERSION)
     except api.AzureError as error:
         if not api.is_absent(error):
             raise
         if "workspace" in error.words.lower() and "job" not in error.words.lower():
-            message = f"there is no workspace {workspace.name} in the resource group {workspace.resource_group}"
+            there = access.workspace
+            message = f"there is no workspace {there.name} in the resource group {there.resource_group}"
             raise ConfigError(
                 [Fault(message, key="azureml.workspace", hint="`az ml workspace list` shows yours")]
             ) from error
@@ -339,12 +268,12 @@ def _services(there: dict[str, Any]) -> dict[str, Any]:
     return there["properties"].get("services") or {}
 
 
-def _root(ref: JobRef, handle: AzureMLRef) -> str:
+def root_of(access: AzureAccess, ref: JobRef, handle: AzureMLRef) -> str:
     """Return the URL of the run history; the handle of a job that `find` returned may lack the URL at first."""
     if handle.history is not None:
         return handle.history
     with api.polls(f"ask for {handle.name}"):
-        there = _described(handle.workspace, handle.name)
+        there = describe(access, handle.name)
     root = status_history.root_of(handle.workspace, _services(there)) if there else None
     if root is None:
         raise UnreachableError(f"Azure ML does not say yet where the run {handle.name} is to be followed")
@@ -352,7 +281,7 @@ def _root(ref: JobRef, handle: AzureMLRef) -> str:
     return root
 
 
-def _account(answer: status_history.Details) -> dict[str, Any] | None:
+def _account(azure: Azure, answer: status_history.Details) -> dict[str, Any] | None:
     """Return a container's exit report: the report of the lowest node that has written one.
 
     Raises UnreachableError if a log that may hold the report cannot be read, unless the run ended long ago.
@@ -365,7 +294,7 @@ def _account(answer: status_history.Details) -> dict[str, Any] | None:
     ]
 
     def ask(url: str) -> dict[str, Any] | None:
-        return streams.last_event(url, "ended")
+        return streams.last_event(azure, url, "ended")
 
     with ThreadPoolExecutor(WORKERS) as pool:
         try:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudtrain.backends.azureml import api
+from cloudtrain.backends.azureml.api import Azure
 from cloudtrain.backends.azureml.status_history import Details
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
@@ -78,6 +79,7 @@ def node_of(name: str) -> int | None:
 
 
 def page(
+    azure: Azure,
     ask: Callable[[float], Details],
     nodes: int,
     cursor: dict[str, Any] | None,
@@ -94,12 +96,12 @@ def page(
     if len(_urls(answer, wanted)) < len(wanted) and not answer.is_over:
         answer = ask(SOON_S)
     urls = _urls(answer, wanted)
-    pieces = _read_all(urls, places, answer)
+    pieces = _read_all(azure, urls, places, answer)
     if any(piece.failure is not None and piece.failure.status in (401, 403) for piece in pieces.values()):
         answer = ask(0.0)
         refused = {name for name, piece in pieces.items() if piece.failure is not None}
         pieces |= _read_all(
-            {name: url for name, url in _urls(answer, wanted).items() if name in refused}, places, answer
+            azure, {name: url for name, url in _urls(answer, wanted).items() if name in refused}, places, answer
         )
     failures = [piece.failure for piece in pieces.values() if piece.failure is not None]
     if failures and len(failures) == len(pieces):
@@ -122,16 +124,16 @@ def page(
     )
 
 
-def last_event(url: str, kind: str) -> dict[str, Any] | None:
+def last_event(azure: Azure, url: str, kind: str) -> dict[str, Any] | None:
     """Return the event of a kind from the end of a container's log file, or None.
 
     Raises AzureError.
     """
-    size = int(api.call("HEAD", url).headers.get("Content-Length", 0))
+    size = int(azure.call("HEAD", url).headers.get("Content-Length", 0))
     if not size:
         return None
     # Blob storage supports no ranges that count from the end.
-    text = api.call("GET", url, headers={"Range": f"bytes={max(0, size - TAIL_BYTES)}-"}).content.decode(
+    text = azure.call("GET", url, headers={"Range": f"bytes={max(0, size - TAIL_BYTES)}-"}).content.decode(
         errors="replace"
     )
     return container_lines.last_word(text.splitlines(), kind, stamped=True)
@@ -141,12 +143,14 @@ def _urls(answer: Details, wanted: frozenset[int]) -> dict[str, str]:
     return {name: url for name, url in sorted(answer.log_files.items()) if node_of(name) in wanted}
 
 
-def _read_all(urls: Mapping[str, str], places: Mapping[str, _FileCursor], answer: Details) -> dict[str, _Piece]:
+def _read_all(
+    azure: Azure, urls: Mapping[str, str], places: Mapping[str, _FileCursor], answer: Details
+) -> dict[str, _Piece]:
     limit = max(FEWEST_BYTES, PAGE_BYTES // max(1, len(urls)))
 
     def read(item: tuple[str, str]) -> tuple[str, _Piece]:
         name, url = item
-        return name, _read(url, places.get(name, _FileCursor()), limit, is_over=answer.is_over)
+        return name, _read(azure, url, places.get(name, _FileCursor()), limit, is_over=answer.is_over)
 
     if len(urls) < 2:
         return dict(map(read, urls.items()))
@@ -154,18 +158,18 @@ def _read_all(urls: Mapping[str, str], places: Mapping[str, _FileCursor], answer
         return dict(pool.map(read, urls.items()))
 
 
-def _read(url: str, place: _FileCursor, limit: int, *, is_over: bool) -> _Piece:
+def _read(azure: Azure, url: str, place: _FileCursor, limit: int, *, is_over: bool) -> _Piece:
     try:
-        answer = api.call("GET", url, headers={"Range": f"bytes={place.at}-{place.at + limit - 1}"})
+        answer = azure.call("GET", url, headers={"Range": f"bytes={place.at}-{place.at + limit - 1}"})
     except api.AzureError as error:
         if error.status == 416:
-            return _at_the_end(url, place, limit, error, is_over=is_over)
+            return _at_the_end(azure, url, place, limit, error, is_over=is_over)
         if error.status == 404:  # Azure lists a file before it is written
             return _Piece(replace(place, at_end=True), [])
         return _Piece(replace(place, at_end=False), [], error)
     born = answer.headers.get("x-ms-creation-time", "")
     if place.born and born != place.born:  # the platform has restarted the node, with a new file
-        return _read(url, _FileCursor(born=born, last_s=place.last_s), limit, is_over=is_over)
+        return _read(azure, url, _FileCursor(born=born, last_s=place.last_s), limit, is_over=is_over)
     if answer.status_code != 206:  # a proxy's page, or a server without ranges: no lines
         failure = api.AzureError(0, "", "the log's storage gives something else than was asked for")
         return _Piece(replace(place, at_end=False), [], failure)
@@ -182,16 +186,18 @@ def _read(url: str, place: _FileCursor, limit: int, *, is_over: bool) -> _Piece:
     return _Piece(after, lines, has_more=is_full, begin=place.at)
 
 
-def _at_the_end(url: str, place: _FileCursor, limit: int, error: api.AzureError, *, is_over: bool) -> _Piece:
+def _at_the_end(
+    azure: Azure, url: str, place: _FileCursor, limit: int, error: api.AzureError, *, is_over: bool
+) -> _Piece:
     """Return no lines, unless a shorter file has replaced the old file."""
     size = error.headers.get("Content-Range", "").rpartition("/")[2]
     try:
         if not size.isdigit():
-            size = api.call("HEAD", url).headers.get("Content-Length", "0")
+            size = azure.call("HEAD", url).headers.get("Content-Length", "0")
     except api.AzureError as failure:
         return _Piece(replace(place, at_end=False), [], failure)
     if int(size) < place.at:
-        return _read(url, _FileCursor(last_s=place.last_s), limit, is_over=is_over)
+        return _read(azure, url, _FileCursor(last_s=place.last_s), limit, is_over=is_over)
     return _Piece(replace(place, pending=0, at_end=True), [])
 
 

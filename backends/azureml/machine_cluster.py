@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.backends.azureml import api
+from cloudtrain.backends.azureml.api import AzureAccess
 from cloudtrain.backends.azureml.machine import CLUSTER_IDLE_S
-from cloudtrain.backends.azureml.records import AzureMLSending, Workspace, plain_region
+from cloudtrain.backends.azureml.records import AzureMLSending, plain_region
 from cloudtrain.entrypoints.format import span
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.text.times import duration_s
@@ -29,14 +30,14 @@ class Cluster:
     region: str
 
 
-def fitting(workspace: Workspace, name: str, instance_type: str | None, instances: int) -> Cluster:
+def fitting(access: AzureAccess, name: str, instance_type: str | None, instances: int) -> Cluster:
     """Return the cluster of that name. Raises ConfigError if the cluster is missing, or the job does not fit."""
     try:
-        there = api.get_json(workspace, f"/computes/{name}")["properties"]
+        there = api.get_json(access, f"/computes/{name}")["properties"]
     except api.AzureError as error:
         if not api.is_absent(error):
             raise
-        found = api.get_json(workspace, "/computes").get("value") or []
+        found = api.get_json(access, "/computes").get("value") or []
         names = ", ".join(sorted(str(each.get("name")) for each in found)) or "none"
         hint = f"there are: {names}; without `compute` it runs serverless"
         message = f"there is no compute `{name}` in the workspace"
@@ -54,16 +55,16 @@ def fitting(workspace: Workspace, name: str, instance_type: str | None, instance
     return Cluster(size, most, priority, state, _idle_of(own, instances), str(there.get("computeLocation") or ""))
 
 
-def require(plan: AzureMLSending) -> float:
+def require(access: AzureAccess, plan: AzureMLSending) -> float:
     """Return the seconds that the cluster's machines idle after a job, 0 without a cluster; check that the job fits.
 
     Raises ConfigError for a wrong name (Azure reports it after the upload), region, or idle time above the plan's.
     """
     if plan.compute is None:
-        _require_region(plan.workspace, plan.priced_region, "")
+        _require_region(access, plan.priced_region, "")
         return 0.0
-    found = fitting(plan.workspace, plan.compute, plan.instance_type, plan.nodes)
-    _require_region(plan.workspace, plan.priced_region, found.region)
+    found = fitting(access, plan.compute, plan.instance_type, plan.nodes)
+    _require_region(access, plan.priced_region, found.region)
     counted_s = plan.counted_idle_s
     if counted_s is not None and found.idle_s > counted_s:
         idle, counted = span(found.idle_s), span(counted_s)
@@ -73,24 +74,24 @@ def require(plan: AzureMLSending) -> float:
     return found.idle_s
 
 
-def idle_s(plan: AzureMLSending) -> float:
+def idle_s(access: AzureAccess, plan: AzureMLSending) -> float:
     """Return the seconds that the cluster's machines idle; CLUSTER_IDLE_S if Azure cannot be asked."""
     if plan.compute is None:
         return 0.0
     with contextlib.suppress(api.AzureError, KeyError):
-        found = api.get_json(plan.workspace, f"/computes/{plan.compute}")
+        found = api.get_json(access, f"/computes/{plan.compute}")
         return _idle_of(found["properties"].get("properties") or {}, plan.nodes)
     return CLUSTER_IDLE_S
 
 
-def _require_region(workspace: Workspace, priced: str | None, cluster_region: str) -> None:
+def _require_region(access: AzureAccess, priced: str | None, cluster_region: str) -> None:
     """Raise ConfigError if the plan's price is for a region other than the machines'.
 
     A cluster reports its region, which may differ from the workspace's; without one the workspace's region counts.
     """
     if priced is None:
         return
-    there = cluster_region or str(api.get_json(workspace, "").get("location") or "")
+    there = cluster_region or str(api.get_json(access, "").get("location") or "")
     if there and plain_region(there) != plain_region(priced):
         message = f"the machines are in {plain_region(there)}, and the price that is counted with is {priced}'s"
         raise ConfigError([Fault(message, key="azureml.region", hint=f"write `region: {plain_region(there)}`")])

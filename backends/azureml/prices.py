@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.azureml import api
+from cloudtrain.backends.azureml.api import Azure
 from cloudtrain.backends.azureml.machine import block_of, choose, region_of
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.metering import rate as rating
@@ -39,7 +40,7 @@ def region(config: JobConfig | None) -> str | None:
     return None if config is None else region_of(block_of(config))
 
 
-def quotes(config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+def quotes(azure: Azure, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
     """Return the prices of the types in the region; without `types`, of the table's types and the job's own.
 
     Raises UnreachableError if Azure's list cannot be read.
@@ -48,9 +49,9 @@ def quotes(config: JobConfig | None, region: str, types: tuple[str, ...]) -> lis
     with api.answers(
         "read Azure's price list", needs="no role, because the list is public; ask the operator of the proxy"
     ):
-        first = of_machine(named[0], region)  # alone: if the service does not answer, one wait is enough
+        first = of_machine(azure, named[0], region)  # alone: if the service does not answer, one wait is enough
         with ThreadPoolExecutor(WORKERS) as pool:
-            asked = [pool.submit(of_machine, size, region) for size in named[1:]]
+            asked = [pool.submit(of_machine, azure, size, region) for size in named[1:]]
             try:
                 return [*first, *(quote for one in asked for quote in one.result())]
             except BaseException:
@@ -67,7 +68,7 @@ def _own(config: JobConfig | None) -> list[str]:
     return []
 
 
-def of_machine(size: str, region: str) -> list[Quote]:
+def of_machine(azure: Azure, size: str, region: str) -> list[Quote]:
     """Return a machine size's on-demand price, or the reason for a missing price, and its spot price if any.
 
     Raises AzureError.
@@ -82,7 +83,7 @@ def of_machine(size: str, region: str) -> list[Quote]:
     }
     terms = (f"{key} eq '{value.replace(chr(39), chr(39) * 2)}'" for key, value in wanted.items())
     try:
-        meters = [meter for meter in _meters(" and ".join(terms)) if _is_of_a_job(meter)]
+        meters = [meter for meter in _meters(azure, " and ".join(terms)) if _is_of_a_job(meter)]
         dedicated = [meter for meter in meters if not _is(meter, "spot") and not _is(meter, "low priority")]
         on_demand = _quote(Key("azureml", size, where, "on_demand"), dedicated)
         spot = _quote(Key("azureml", size, where, "spot"), [meter for meter in meters if _is(meter, "low priority")])
@@ -93,11 +94,11 @@ def of_machine(size: str, region: str) -> list[Quote]:
     return [on_demand, spot] if spot.rate is not None and has_spot else [on_demand]
 
 
-def _meters(terms: str) -> Iterator[Meter]:
+def _meters(azure: Azure, terms: str) -> Iterator[Meter]:
     """Yield all meters, over all pages."""
     url, params = URL, {"api-version": VERSION, "currencyCode": "USD", "$filter": terms}
     for _ in range(MOST_PAGES):
-        answer = api.object_in(api.call("GET", url, params=params))
+        answer = api.object_in(azure.call("GET", url, params=params))
         yield from answer["Items"]
         if not answer.get("NextPageLink"):
             return

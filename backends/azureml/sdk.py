@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.azureml import api
-from cloudtrain.backends.azureml.records import Workspace
+from cloudtrain.backends.azureml.api import AzureAccess
 from cloudtrain.backends.azureml.request import BUNDLE
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.text.remote import one_line
@@ -25,7 +25,7 @@ RETRIES = 4
 
 
 def create(
-    workspace: Workspace, job: dict[str, Any], bundle: Path, folder: Path, begins: Callable[[], None]
+    access: AzureAccess, job: dict[str, Any], bundle: Path, folder: Path, begins: Callable[[], None]
 ) -> dict[str, Any]:
     """Upload the code unless Azure has a copy, and start the job; return its services, with Azure's names.
 
@@ -38,12 +38,12 @@ def create(
             code.mkdir()
             shutil.copyfile(bundle, code / BUNDLE)
             with _quiet(), _inside(folder if folder.is_dir() else code):
-                return _create(workspace, {**job, "code": str(code)}, Path(scratch), begins)
+                return _create(access, {**job, "code": str(code)}, Path(scratch), begins)
     except OSError as error:
         raise ConfigError(f"the code cannot be sent: {error.strerror or error}", where=error.filename or "") from error
 
 
-def _create(workspace: Workspace, job: dict[str, Any], scratch: Path, begins: Callable[[], None]) -> dict[str, Any]:
+def _create(access: AzureAccess, job: dict[str, Any], scratch: Path, begins: Callable[[], None]) -> dict[str, Any]:
     try:
         from azure.ai.ml import MLClient, load_job
         from azure.ai.ml.exceptions import MlException
@@ -60,11 +60,11 @@ def _create(workspace: Workspace, job: dict[str, Any], scratch: Path, begins: Ca
         if request.http_request.method not in ("GET", "HEAD") and "/jobs/" in request.http_request.url:
             begins()
 
-    path = scratch / "job.yml"
+    path, workspace = scratch / "job.yml", access.workspace
     path.write_text(as_yaml(job), encoding="utf-8")
     try:
         client = MLClient(
-            api.credential(workspace.cloud),
+            access.azure.credential(workspace.cloud),
             workspace.subscription,
             workspace.resource_group,
             workspace.name,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain.backends.azureml import api
-from cloudtrain.backends.azureml.records import Workspace
+from cloudtrain.backends.azureml.api import AzureAccess
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 __all__ = ["ROLE", "put", "remove", "url_of"]
@@ -18,35 +18,37 @@ ROLE = "Key Vault Secrets Officer on the workspace's key vault"
 MAX_BYTES = 25_000  # of one entry
 
 
-def url_of(workspace: Workspace, job: str) -> str:
+def url_of(access: AzureAccess, job: str) -> str:
     """Return the entry's address, unique for the workspace and job. Raises AzureError, ConfigError."""
-    properties = api.get_json(workspace, "").get("properties") or {}
+    properties = api.get_json(access, "").get("properties") or {}
     vault = str(properties.get("keyVault") or "").rpartition("/")[2]
     if not vault:
-        raise ConfigError(f"the workspace {workspace.name} has no key vault for secrets", hint="leave `secrets` out")
-    name = hashlib.sha256(f"{workspace.arm_id}/{job}".lower().encode()).hexdigest()[:32]
-    return f"https://{vault}.{api.hosts(workspace.cloud)[2]}/secrets/cloudtrain-{name}"
+        raise ConfigError(
+            f"the workspace {access.workspace.name} has no key vault for secrets", hint="leave `secrets` out"
+        )
+    name = hashlib.sha256(f"{access.workspace.arm_id}/{job}".lower().encode()).hexdigest()[:32]
+    return f"https://{vault}.{api.hosts(access.workspace.cloud)[2]}/secrets/cloudtrain-{name}"
 
 
-def put(workspace: Workspace, url: str, secrets: Mapping[str, str]) -> None:
+def put(access: AzureAccess, url: str, secrets: Mapping[str, str]) -> None:
     """Store the values. Raises AzureError, or ConfigError if the values are too long together."""
     text = json.dumps(dict(secrets))
     if len(text.encode()) > MAX_BYTES:
         message = f"the secrets have more than the {MAX_BYTES} bytes that a key vault takes together"
         raise ConfigError([Fault(message, key="secrets", hint="put long ones into a file of your own in blob storage")])
-    _call(workspace, "PUT", url, {"value": text})
+    _call(access, "PUT", url, {"value": text})
 
 
-def remove(workspace: Workspace, url: str) -> None:
+def remove(access: AzureAccess, url: str) -> None:
     """Remove the entry if it exists. Raises AzureError."""
     try:
-        _call(workspace, "DELETE", url)
+        _call(access, "DELETE", url)
     except api.AzureError as error:
         if not api.is_absent(error):
             raise
 
 
-def _call(workspace: Workspace, method: str, url: str, body: Any = None) -> None:
-    audience = f"https://{api.hosts(workspace.cloud)[2]}"
+def _call(access: AzureAccess, method: str, url: str, body: Any = None) -> None:
+    audience = f"https://{api.hosts(access.workspace.cloud)[2]}"
     params = {"api-version": VERSION}
-    api.call(method, url, cloud=workspace.cloud, audience=audience, params=params, body=body)
+    access.call(method, url, audience, params=params, body=body)

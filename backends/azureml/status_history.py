@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.backends.azureml import api
+from cloudtrain.backends.azureml.api import Azure, AzureAccess
 from cloudtrain.backends.azureml.records import Workspace
 from cloudtrain.launcher.errors import UnreachableError
 
-__all__ = ["OVER", "WAITING", "Details", "details", "known", "root_of"]
+__all__ = ["OVER", "WAITING", "Details", "RunHistory", "root_of"]
 
 OVER = ("Completed", "Failed", "Canceled")
 # Until machines have the image. A status outside both lists is a status of a running run.
@@ -36,9 +37,6 @@ class Details:
         return self.status in OVER
 
 
-_known: dict[str, Details] = {}
-
-
 def root_of(workspace: Workspace, services: Mapping[str, Any]) -> str | None:
     """Return the URL of the workspace's run history, from the services in the job's own answer."""
     endpoint = ((services or {}).get("Tracking") or {}).get("endpoint") or ""
@@ -46,29 +44,34 @@ def root_of(workspace: Workspace, services: Mapping[str, Any]) -> str | None:
     return f"https://{host}/history/v1.0{workspace.arm_id}" if host else None
 
 
-def details(workspace: Workspace, root: str, name: str, *, fresh_s: float = 0.0) -> Details:
-    """Return the run history's answer, at most `fresh_s` seconds old. Raises UnreachableError."""
-    held = _known.get(name)
-    if held is not None and time.monotonic() - held.answered_s < fresh_s:
-        return held
-    with api.polls(f"ask for {name}"):
+class RunHistory:
+    """The run history's newest answers in this process, by job."""
+
+    def __init__(self, azure: Azure) -> None:
+        self._azure = azure
+        self._known: dict[str, Details] = {}
+
+    def details(self, workspace: Workspace, root: str, name: str, *, fresh_s: float = 0.0) -> Details:
+        """Return the run history's answer, at most `fresh_s` seconds old. Raises UnreachableError."""
+        held = self._known.get(name)
+        if held is not None and time.monotonic() - held.answered_s < fresh_s:
+            return held
+        with api.polls(f"ask for {name}"):
+            try:
+                answer = AzureAccess(workspace, self._azure).call("GET", f"{root}/runs/{name}/details")
+            except api.AzureError as error:
+                if not api.is_absent(error):
+                    raise
+                message = f"Azure ML does not know {name} in the workspace {workspace.name}"
+                raise UnreachableError(message, hint="was it deleted, or is this another account?") from error
+            data = api.object_in(answer)
         try:
-            audience = f"https://{api.hosts(workspace.cloud)[0]}"
-            answer = api.call("GET", f"{root}/runs/{name}/details", cloud=workspace.cloud, audience=audience)
-        except api.AzureError as error:
-            if not api.is_absent(error):
-                raise
-            message = f"Azure ML does not know {name} in the workspace {workspace.name}"
-            raise UnreachableError(message, hint="was it deleted, or is this another account?") from error
-        data = api.object_in(answer)
-    try:
-        found = Details(str(data["status"]), data, dict(data.get("logFiles") or {}), time.monotonic())
-    except (ValueError, KeyError, TypeError) as error:
-        raise UnreachableError(f"cannot ask for {name}: the run history's answer cannot be parsed") from error
-    _known[name] = found
-    return found
+            found = Details(str(data["status"]), data, dict(data.get("logFiles") or {}), time.monotonic())
+        except (ValueError, KeyError, TypeError) as error:
+            raise UnreachableError(f"cannot ask for {name}: the run history's answer cannot be parsed") from error
+        self._known[name] = found
+        return found
 
-
-def known(name: str) -> Details | None:
-    """Return the newest answer in this process, or None."""
-    return _known.get(name)
+    def known(self, name: str) -> Details | None:
+        """Return the newest answer in this process, or None."""
+        return self._known.get(name)

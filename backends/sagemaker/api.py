@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends import edge
+from cloudtrain.backends.edge import RemoteFault
 from cloudtrain.launcher.errors import (
     CapacityError,
-    CloudtrainError,
     ConfigError,
     CredentialError,
     UnreachableError,
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AwsAccess",
+    "AwsClients",
     "answers",
     "client",
     "code_of",
     "is_expired",
     "is_refusal",
     "polls",
-    "renew",
     "require_credentials",
 ]
 
@@ -48,11 +48,6 @@ _BUSY = (
     *("ServiceUnavailable", "ServiceUnavailableException", "500", "502", "503", "504"),
 )
 
-_renewed_s = -math.inf
-_loaders: list[Any] = []  # botocore's loader, shared by all sessions: it caches the services' descriptions
-_clients: dict[tuple[AwsAccess, str, bool], Any] = {}
-_making = threading.Lock()
-
 
 @dataclass(frozen=True)
 class AwsAccess:
@@ -61,11 +56,57 @@ class AwsAccess:
     region: str
     profile: str | None
     endpoints: tuple[tuple[str, str], ...] = ()
+    clients: AwsClients = field(default_factory=lambda: AwsClients(), compare=False, repr=False)
 
     @classmethod
-    def of(cls, data: SageMakerRef | SageMakerSending) -> AwsAccess:
-        """Return the access for a job's handle or sending plan."""
-        return cls(data.region, data.profile, tuple(sorted(data.endpoints.items())))
+    def of(cls, data: SageMakerRef | SageMakerSending, clients: AwsClients) -> AwsAccess:
+        """Return the access for a job's handle or sending plan, with the process's clients."""
+        return cls(data.region, data.profile, tuple(sorted(data.endpoints.items())), clients)
+
+
+class AwsClients:
+    """The process's clients of AWS's services, each made once."""
+
+    def __init__(self) -> None:
+        self._renewed_s = -math.inf
+        self._loader: Any = None  # botocore's loader, shared by all sessions: it caches the services' descriptions
+        self._made: dict[tuple[AwsAccess, str, bool], Any] = {}
+        self._making = threading.Lock()
+
+    def get(self, access: AwsAccess, service: str, *, patient: bool) -> Any:
+        """Return the service's client. Raises as `client`."""
+        key = (access, service, patient)
+        with self._making:  # the first of several threads makes the client, which takes a second
+            if (known := self._made.get(key)) is None:
+                known = self._made[key] = self._new(access, service, patient=patient)
+        return known
+
+    def renew(self) -> None:
+        """Drop all clients, so that new clients read the credentials again; once in RENEW_S: it costs a second."""
+        if time.monotonic() - self._renewed_s < RENEW_S:
+            return
+        self._renewed_s = time.monotonic()
+        self._made.clear()
+        gc.collect()  # the clients' parts form reference cycles
+
+    def _new(self, access: AwsAccess, service: str, *, patient: bool) -> Any:
+        boto3, botocore = _sdk()
+        # Adaptive: AWS throttles CreateTrainingJob hard, and many submits must share the rate.
+        mode, attempts = ("adaptive", 8) if patient else ("standard", 4)
+        config = botocore.config.Config(
+            retries={"mode": mode, "total_max_attempts": attempts},
+            connect_timeout=CONNECT_S,
+            read_timeout=READ_S,
+            user_agent_extra="cloudtrain",
+        )
+        try:
+            core = botocore.session.get_session()
+            self._loader = self._loader or core.get_component("data_loader")
+            core.register_component("data_loader", self._loader)
+            session = boto3.Session(botocore_session=core, profile_name=access.profile, region_name=access.region)
+            return session.client(service, endpoint_url=dict(access.endpoints).get(service), config=config)
+        except (botocore.exceptions.BotoCoreError, ValueError) as error:
+            raise edge.translated(_classified(error), f"reach {service}") from error
 
 
 def client(access: AwsAccess, service: str, *, patient: bool = False) -> Any:
@@ -73,11 +114,7 @@ def client(access: AwsAccess, service: str, *, patient: bool = False) -> Any:
 
     Raises ConfigError without the SDK, CredentialError without the profile.
     """
-    key = (access, service, patient)
-    with _making:  # the first of several threads makes the client, which takes a second
-        if (known := _clients.get(key)) is None:
-            known = _clients[key] = _new_client(access, service, patient=patient)
-    return known
+    return access.clients.get(access, service, patient=patient)
 
 
 def require_credentials(access: AwsAccess) -> None:
@@ -86,37 +123,6 @@ def require_credentials(access: AwsAccess) -> None:
     with answers("start the training job"):
         if boto3.Session(profile_name=access.profile).get_credentials() is None:
             raise botocore.exceptions.NoCredentialsError
-
-
-def renew() -> None:
-    """Drop all clients, so that new clients read the credentials again; at most once in RENEW_S: it costs a second."""
-    global _renewed_s
-    if time.monotonic() - _renewed_s < RENEW_S:
-        return
-    _renewed_s = time.monotonic()
-    _clients.clear()
-    gc.collect()  # the clients' parts form reference cycles
-
-
-def _new_client(access: AwsAccess, service: str, *, patient: bool) -> Any:
-    boto3, botocore = _sdk()
-    # Adaptive: AWS throttles CreateTrainingJob hard, and many submits must share the rate.
-    mode, attempts = ("adaptive", 8) if patient else ("standard", 4)
-    config = botocore.config.Config(
-        retries={"mode": mode, "total_max_attempts": attempts},
-        connect_timeout=CONNECT_S,
-        read_timeout=READ_S,
-        user_agent_extra="cloudtrain",
-    )
-    try:
-        core = botocore.session.get_session()
-        if not _loaders:
-            _loaders.append(core.get_component("data_loader"))
-        core.register_component("data_loader", _loaders[0])
-        session = boto3.Session(botocore_session=core, profile_name=access.profile, region_name=access.region)
-        return session.client(service, endpoint_url=dict(access.endpoints).get(service), config=config)
-    except (botocore.exceptions.BotoCoreError, ValueError) as error:
-        raise _translated(error, f"reach {service}") from error
 
 
 def _sdk() -> tuple[Any, Any]:
@@ -132,27 +138,16 @@ def _sdk() -> tuple[Any, Any]:
     return boto3, botocore
 
 
-@contextlib.contextmanager
-def answers(doing: str) -> Iterator[None]:
-    """Raise an AWS error of `doing` as one of our errors, in one sentence with a hint."""
-    exceptions, parsers = _sdk()[1].exceptions, _sdk()[1].parsers
-    try:
-        yield
-    except (exceptions.BotoCoreError, exceptions.ClientError, parsers.ResponseParserError) as error:
-        raise _translated(error, doing) from error
+def answers(doing: str) -> AbstractContextManager[None]:
+    """Raise an AWS error of `doing` as one of our errors. Raises ConfigError without the SDK."""
+    _sdk()
+    return edge.answers(doing, _fault)
 
 
-@contextlib.contextmanager
-def polls(doing: str) -> Iterator[None]:
+def polls(access: AwsAccess, doing: str) -> AbstractContextManager[None]:
     """As `answers`, but raise every error as UnreachableError, because a failed poll tells nothing about the job."""
-    try:
-        with answers(doing):
-            yield
-    except UnreachableError:
-        raise
-    except CloudtrainError as error:
-        renew()  # the user or a tool may have renewed the credentials
-        raise UnreachableError(error.message, where=error.where, hint=error.hint) from error
+    _sdk()
+    return edge.polls(doing, _fault, access.clients.renew)
 
 
 def code_of(error: Exception) -> str:
@@ -171,37 +166,42 @@ def is_expired(error: Exception) -> bool:
     return code_of(error) in _EXPIRED
 
 
-def _translated(error: Exception, doing: str) -> CloudtrainError:
+def _fault(error: Exception) -> RemoteFault | None:
+    _, botocore = _sdk()
+    kinds = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, botocore.parsers.ResponseParserError)
+    return _classified(error) if isinstance(error, kinds) else None
+
+
+def _classified(error: Exception) -> RemoteFault:
     code, words = code_of(error), _words(error)
     if code in _EXPIRED or type(error).__name__ in ("TokenRetrievalError", "SSOTokenLoadError", "LoginRefreshRequired"):
-        return CredentialError(f"cannot {doing}: the AWS credentials have expired", hint="aws sso login, or renew them")
+        return RemoteFault(CredentialError, "the AWS credentials have expired", "aws sso login, or renew them")
     if "UnauthorizedSSOToken" in type(error).__name__:
-        return CredentialError(f"cannot {doing}: the AWS sign-in has expired", hint="aws sso login")
+        return RemoteFault(CredentialError, "the AWS sign-in has expired", "aws sso login")
     if code in _UNKNOWN_KEY:
-        return CredentialError(f"cannot {doing}: AWS does not know these credentials ({words})", hint="aws configure")
+        return RemoteFault(CredentialError, f"AWS does not know these credentials ({words})", "aws configure")
     if code in _DENIED:
-        return CredentialError(f"cannot {doing}: not allowed: {words}", hint="ask for that permission, or another role")
+        return RemoteFault(CredentialError, f"not allowed: {words}", "ask for that permission, or another role")
     if code in _NO_CAPACITY:
         hint = "ask for more at Service Quotas (service sagemaker), or take fewer or other instances"
-        return CapacityError(f"cannot {doing}: {words}", hint=hint)
+        return RemoteFault(CapacityError, words, hint)
     if code in _BUSY or code.startswith("5"):
-        return UnreachableError(f"cannot {doing}: AWS gave an unexpected answer: {words}")
-    if code:
-        return ConfigError(f"cannot {doing}: {words}", where=code)
-    return _of_the_client(error, doing, words)
+        return RemoteFault(UnreachableError, f"AWS gave an unexpected answer: {words}")
+    return RemoteFault(ConfigError, words, where=code) if code else _of_the_client(error, words)
 
 
-def _of_the_client(error: Exception, doing: str, words: str) -> CloudtrainError:
-    """Return our error for a client error, without an answer of AWS."""
-    found = _sdk()[1].exceptions
+def _of_the_client(error: Exception, words: str) -> RemoteFault:
+    """Return the meaning of a client error, without an answer of AWS."""
+    _, botocore = _sdk()
+    found = botocore.exceptions
     if isinstance(error, found.ProfileNotFound):
-        return CredentialError(f"cannot {doing}: {words}", hint="aws configure list-profiles shows those there are")
+        return RemoteFault(CredentialError, words, "aws configure list-profiles shows those there are")
     if isinstance(error, (found.NoCredentialsError, found.PartialCredentialsError, found.CredentialRetrievalError)):
         hint = "aws configure, aws sso login, or export AWS_PROFILE: see docs/tutorials/sagemaker.md"
-        return CredentialError(f"cannot {doing}: no AWS credentials: {words}", hint=hint)
-    if isinstance(error, (found.ConnectionError, found.HTTPClientError, _sdk()[1].parsers.ResponseParserError)):
-        return UnreachableError(f"cannot {doing}: AWS does not answer: {words}")
-    return ConfigError(f"cannot {doing}: {words}")
+        return RemoteFault(CredentialError, f"no AWS credentials: {words}", hint)
+    if isinstance(error, (found.ConnectionError, found.HTTPClientError, botocore.parsers.ResponseParserError)):
+        return RemoteFault(UnreachableError, f"AWS does not answer: {words}")
+    return RemoteFault(ConfigError, words)
 
 
 def _words(error: Exception) -> str:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cloudtrain.backends.sagemaker import api
 from cloudtrain.backends.sagemaker import check as rules
+from cloudtrain.backends.sagemaker.api import AwsAccess, AwsClients
 from cloudtrain.backends.sagemaker.machine import block_of, choose, disk_gb, disk_usd, region_of, unknown_region
-from cloudtrain.backends.sagemaker.records import SageMakerSending
-from cloudtrain.launcher.backend import Capacity, Terms
+from cloudtrain.backends.sagemaker.records import SageMakerRef, SageMakerSending
+from cloudtrain.launcher.backend import Capacity, Pace, Terms, nodes_of
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.text.units import format_duration
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.launcher.backend import Check, FoundAttempt, Invoice, JobRef, LogPage, Pace, Request, Shipment
+    from cloudtrain.launcher.backend import Check, FoundAttempt, Invoice, JobRef, LogPage, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
@@ -32,10 +34,16 @@ if TYPE_CHECKING:
 GRACE_S = 120  # between the signal at the limit and the kill, by the same source
 UPLOAD_S = 180  # of the output folder after the kill, billed: 18 GB at 100 MB/s; an assumption, not a measurement
 LEAD_S = 300  # image and data before our clock begins: 12 GB and 20 GB at 100 MB/s; an assumption, too
+CALLS_PER_S = 5.0  # for reading logs: all followers share the account's quota, 25 in most regions
+STATE_S = 5.0
+LATE_S = 15.0  # from a job's end to its last line in CloudWatch, if a container could not report its end of log
 
 
 class SageMakerBackend:
-    """The backend of the name `sagemaker`."""
+    """The backend of the name `sagemaker`; holds the clients of AWS's services."""
+
+    def __init__(self) -> None:
+        self.clients = AwsClients()
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the machine type's capacity, at its on-demand price: spot bills fewer seconds at the same rate."""
@@ -73,21 +81,19 @@ class SageMakerBackend:
 
     def ready(self, request: Request, shipment: Shipment) -> None:
         """Raise ConfigError without the SDK, CredentialError if the SDK finds no credentials."""
-        from cloudtrain.backends.sagemaker import jobs
-
-        jobs.ready(request, shipment)
+        api.require_credentials(AwsAccess.of(SageMakerSending.load(request.sending), self.clients))
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
         """Upload missing files, claim the job's name, and start the job."""
         from cloudtrain.backends.sagemaker import jobs
 
-        return jobs.send(request, shipment)
+        return jobs.send(self.clients, request, shipment)
 
     def find(self, request: Request, home: Path) -> JobRef | None:
         """Return the job that the request has started; else retract the order, so that a start under way fails."""
         from cloudtrain.backends.sagemaker import jobs
 
-        return jobs.find(request, home)
+        return jobs.find(self.clients, request, home)
 
     def where_to_look(self, request: Request) -> str:
         """Return the aws command that shows the job."""
@@ -98,51 +104,68 @@ class SageMakerBackend:
         """Return the training jobs of the account and region that read a container order of cloudtrain."""
         from cloudtrain.backends.sagemaker.jobs import jobs
 
-        return jobs(config, home)
+        return jobs(self.clients, config, home)
 
     def state(self, ref: JobRef) -> State:
         """Return the job's state at SageMaker; once the job is over, remove its secrets."""
         from cloudtrain.backends.sagemaker import jobs
 
-        return jobs.state(ref)
+        return jobs.state(self.clients, ref)
 
     def logs(
         self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
     ) -> LogPage:
         """Return the lines after the cursor."""
-        from cloudtrain.backends.sagemaker import jobs
+        from cloudtrain.backends.sagemaker.logs import page
 
-        return jobs.logs(ref, cursor, ranks, now=now)
+        handle = SageMakerRef.load(ref)
+        access, only = AwsAccess.of(handle, self.clients), nodes_of(ranks, handle.nproc_per_node)
+        found = page(access, handle.name, handle.nodes, cursor, only)
+        return found if ranks is None else found.only(ranks)
 
     def pace(self, ref: JobRef) -> Pace:
         """Return the polling intervals: each poll costs one call for each host."""
-        from cloudtrain.backends.sagemaker import jobs
+        from cloudtrain.backends.sagemaker.logs import HOLD_S
 
-        return jobs.pace(ref)
+        lines_s = max(1.0, SageMakerRef.load(ref).nodes / CALLS_PER_S)
+        return Pace(lines_s, STATE_S, LATE_S, can_kill=False, retries=True, hold_back_s=HOLD_S)
 
     def stop(self, ref: JobRef, *, now: bool) -> None:
-        """Ask SageMaker to stop the job; SageMaker signals the containers, which save, and kills them after 120 s."""
-        from cloudtrain.backends.sagemaker import jobs
+        """Ask SageMaker to stop the job; SageMaker signals the containers, which save, and kills them after 120 s.
 
-        jobs.stop(ref, now=now)
+        `now` makes no difference there.
+        """
+        from cloudtrain.backends.sagemaker.jobs import describe
+
+        handle = SageMakerRef.load(ref)
+        access = AwsAccess.of(handle, self.clients)
+        with api.answers(f"stop {handle.name}"):
+            try:
+                api.client(access, "sagemaker").stop_training_job(TrainingJobName=handle.name)
+            except Exception as error:
+                described = describe(access, handle.name) if api.code_of(error) == "ValidationException" else None
+                if described is None or described["TrainingJobStatus"] == "InProgress":
+                    raise
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the archives of the job's output folder; return the files."""
-        from cloudtrain.backends.sagemaker import jobs
+        from cloudtrain.backends.sagemaker import outputs
 
-        return jobs.artifacts(ref, folder)
+        handle = SageMakerRef.load(ref)
+        return outputs.download(AwsAccess.of(handle, self.clients), handle.output_uri, handle.name, folder)
 
     def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's checkpoint folder, also while the job runs; return the files."""
-        from cloudtrain.backends.sagemaker import jobs
+        from cloudtrain.backends.sagemaker import files
 
-        return jobs.checkpoints(ref, folder)
+        handle = SageMakerRef.load(ref)
+        return files.fetch_all(AwsAccess.of(handle, self.clients), handle.checkpoint_uri, folder)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
         """Return the checks; with a config, also the checks of its job."""
         from cloudtrain.backends.sagemaker.doctor import checks
 
-        return checks(config)
+        return checks(self.clients, config)
 
     def price_region(self, config: JobConfig | None) -> str | None:
         """Return the config's region, the default for prices. Raises ConfigError if AWS's config cannot be read."""
@@ -154,13 +177,13 @@ class SageMakerBackend:
         """Return the prices of the types in the region; without `types`, of all types with SageMaker training there."""
         from cloudtrain.backends.sagemaker import prices
 
-        return prices.quotes(config, region, types)
+        return prices.quotes(self.clients, config, region, types)
 
     def invoice(self, ref: JobRef, job_id: str, from_s: float, to_s: float) -> Invoice:
         """Return the bill for the days from `from_s` to `to_s`. Raises CredentialError, UnreachableError."""
         from cloudtrain.backends.sagemaker import prices_invoice
 
-        return prices_invoice.invoice(ref, job_id, from_s, to_s)
+        return prices_invoice.invoice(self.clients, ref, job_id, from_s, to_s)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         """Prepare the instances. Raises ConfigError if the image's own toolkit would run the job."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from cloudtrain.backends.sagemaker import api, prices, request_images
-from cloudtrain.backends.sagemaker.api import AwsAccess
+from cloudtrain.backends.sagemaker.api import AwsAccess, AwsClients
 from cloudtrain.backends.sagemaker.block import SageMaker
 from cloudtrain.backends.sagemaker.machine import block_of, choose, place_of, region_of
 from cloudtrain.launcher.backend import Check, unasked
@@ -25,7 +25,7 @@ SERVICE = "sagemaker.amazonaws.com"
 MAX_ROLES = 5  # the most suitable roles that a check lists
 
 
-def checks(config: JobConfig | None) -> list[Check]:
+def checks(clients: AwsClients, config: JobConfig | None) -> list[Check]:
     """Return the checks; with a config, also the checks of its job."""
     block = SageMaker() if config is None else block_of(config)
     try:
@@ -34,7 +34,7 @@ def checks(config: JobConfig | None) -> list[Check]:
         return [_failed("region", error)]
     if region is None:
         return [Check("region", "fail", "none", "export AWS_REGION, or set sagemaker.region")]
-    access = AwsAccess(region, block.profile, tuple(sorted(block.endpoints.items())))
+    access = AwsAccess(region, block.profile, tuple(sorted(block.endpoints.items())), clients)
     found = [Check("region", "ok", region), _tried("credentials", _identity, access)]
     if found[-1].verdict == "fail":  # without credentials, every later check would fail
         return [*found, *unasked("role, bucket, quota, price", config, place_of, choose)]
@@ -141,7 +141,9 @@ def _quota(access: AwsAccess, name: str, needed: int) -> Check:
 
 def _price(access: AwsAccess, config: JobConfig, machine: Machine) -> Check:
     """Compare our price table with AWS's list of today."""
-    return compared(lambda: prices.quotes(config, access.region, (machine.instance_type,))[0], machine.rates)
+    return compared(
+        lambda: prices.quotes(access.clients, config, access.region, (machine.instance_type,))[0], machine.rates
+    )
 
 
 def _image(config: JobConfig, region: str, machine: Machine) -> Check:

@@ -6,18 +6,17 @@ import contextlib
 import re
 import secrets
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.sagemaker import api, files, outputs, status
-from cloudtrain.backends.sagemaker import logs as streams
+from cloudtrain.backends.sagemaker import api, files, status
 from cloudtrain.backends.sagemaker import request as requests
 from cloudtrain.backends.sagemaker import secrets as job_secrets
+from cloudtrain.backends.sagemaker.api import AwsAccess, AwsClients
 from cloudtrain.backends.sagemaker.machine import block_of, region_of
 from cloudtrain.backends.sagemaker.records import SageMakerRef, SageMakerSending
 from cloudtrain.entrypoints.contract import ParameterSecrets
-from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, nodes_of
+from cloudtrain.launcher.backend import FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.store.home import identity, known_identity
@@ -26,27 +25,19 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
 
-__all__ = ["artifacts", "checkpoints", "find", "jobs", "logs", "pace", "ready", "send", "state", "stop"]
+__all__ = ["describe", "find", "jobs", "send", "state"]
 
 _JOB_URI = re.compile(r"(?P<folder>s3://.+/jobs/(?P<job>[^/]+))/attempt-(?P<number>\d+)/")
-CALLS_PER_S = 5.0  # for reading logs: all followers share the account's quota, 25 in most regions
-STATE_S = 5.0
-LATE_S = 15.0  # from a job's end to its last line in CloudWatch, if a container could not report its end of log
 
 
-def ready(request: Request, shipment: Shipment) -> None:
-    """Raise ConfigError without the SDK, CredentialError if the SDK finds no credentials."""
-    api.require_credentials(api.AwsAccess.of(SageMakerSending.load(request.sending)))
-
-
-def send(request: Request, shipment: Shipment) -> JobRef:
+def send(clients: AwsClients, request: Request, shipment: Shipment) -> JobRef:
     """Upload missing files, claim the job's name, and start the job.
 
     Raises CredentialError, CapacityError, ConfigError or UsageError; raises UnreachableError if the start is uncertain,
     and `find` can later tell whether the job exists.
     """
     plan, owner = SageMakerSending.load(request.sending), identity(shipment.home)
-    access, handle = api.AwsAccess.of(plan), _ref(request, owner)
+    access, handle = AwsAccess.of(plan, clients), _ref(request, owner)
     shipment.sending.prepares()
     files.put_bundle(access, shipment.bundle, plan.code_uri + requests.BUNDLE, default_of=plan.default_of)
     files.claim(access, plan.owner_uri, owner)
@@ -65,32 +56,32 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     return handle.dump()
 
 
-def find(request: Request, home: Path) -> JobRef | None:
+def find(clients: AwsClients, request: Request, home: Path) -> JobRef | None:
     """Return the job that the request has started; else retract the order, so that a start under way fails.
 
     If another home folder, or no home folder, has claimed the name, no job was sent: return None and change nothing.
     """
     plan, owner = SageMakerSending.load(request.sending), identity(home)
-    access, handle = api.AwsAccess.of(plan), _ref(request, owner)
-    with api.polls(f"ask for {request.name}"):
+    access, handle = AwsAccess.of(plan, clients), _ref(request, owner)
+    with api.polls(access, f"ask for {request.name}"):
         if files.owner(access, plan.owner_uri) != owner:
             return None
-        if not _is_ours(_described(access, request.name), request):
+        if not _is_ours(describe(access, request.name), request):
             files.retract(access, plan.job_uri + requests.SPEC)
-            if not _is_ours(_described(access, request.name), request):
+            if not _is_ours(describe(access, request.name), request):
                 job_secrets.remove(access, handle.secrets_prefix, handle.secrets)
                 return None
     return handle.dump()
 
 
-def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
+def jobs(clients: AwsClients, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the training jobs of the account and region that read a container order of cloudtrain."""
     from cloudtrain.backends.sagemaker.block import SageMaker
 
     block = SageMaker() if config is None else block_of(config)
     if (region := region_of(block)) is None:
         raise ConfigError("no region to look for jobs in", hint="export AWS_REGION, or set sagemaker.region")
-    access = api.AwsAccess(region, block.profile, tuple(sorted(block.endpoints.items())))
+    access = AwsAccess(region, block.profile, tuple(sorted(block.endpoints.items())), clients)
     found = []
     with api.answers("list the training jobs"):
         lists = api.client(access, "sagemaker").get_paginator("list_training_jobs")
@@ -100,9 +91,9 @@ def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     return [each for each in found if each is not None]
 
 
-def _as_found(access: api.AwsAccess, name: str, home: Path) -> FoundAttempt | None:
+def _as_found(access: AwsAccess, name: str, home: Path) -> FoundAttempt | None:
     """Return the running job, or None for a foreign job: cloudtrain's orders are in jobs/NAME/attempt-NUMBER/."""
-    described = _described(access, name) or {}
+    described = describe(access, name) or {}
     channels = {each["ChannelName"]: each["DataSource"] for each in described.get("InputDataConfig", ())}
     uri = channels.get(requests.JOB, {}).get("S3DataSource", {}).get("S3Uri", "")
     match = _JOB_URI.fullmatch(uri)
@@ -122,12 +113,12 @@ def _as_found(access: api.AwsAccess, name: str, home: Path) -> FoundAttempt | No
     return FoundAttempt.of(name, record, asked, ref_of, is_own=is_own)
 
 
-def state(ref: JobRef) -> State:
+def state(clients: AwsClients, ref: JobRef) -> State:
     """Return the job's state at SageMaker; once the job is over, remove its secrets."""
     handle = SageMakerRef.load(ref)
-    access = api.AwsAccess.of(handle)
-    with api.polls(f"ask for {handle.name}"):
-        described = _described(access, handle.name)
+    access = AwsAccess.of(handle, clients)
+    with api.polls(access, f"ask for {handle.name}"):
+        described = describe(access, handle.name)
         if described is None or "TrainingJobStatus" not in described:
             raise UnreachableError(f"SageMaker does not know {handle.name} in {access.region}", hint="another account?")
     has_checkpoint = False
@@ -138,59 +129,6 @@ def state(ref: JobRef) -> State:
         with contextlib.suppress(CloudtrainError):
             job_secrets.remove(access, handle.secrets_prefix, handle.secrets)
     return status.state_of(described, handle.limit_reason, has_checkpoint=has_checkpoint)
-
-
-def logs(
-    ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
-) -> LogPage:
-    """Return the lines after the cursor."""
-    handle = SageMakerRef.load(ref)
-    only = nodes_of(ranks, handle.nproc_per_node)
-    connect = partial(api.client, api.AwsAccess.of(handle), "logs")
-    page = streams.page(connect, handle.name, handle.nodes, cursor, only)
-    if ranks is None:
-        return page
-    return page.only(ranks)
-
-
-def pace(ref: JobRef) -> Pace:
-    """Return the polling intervals: each poll costs one call for each host."""
-    return Pace(
-        lines_s=max(1.0, SageMakerRef.load(ref).nodes / CALLS_PER_S),
-        state_s=STATE_S,
-        late_s=LATE_S,
-        can_kill=False,
-        retries=True,
-        hold_back_s=streams.HOLD_S,
-    )
-
-
-def stop(ref: JobRef, *, now: bool) -> None:
-    """Ask SageMaker to stop the job; SageMaker signals the containers, which save, and kills them after 120 s.
-
-    `now` makes no difference there.
-    """
-    handle = SageMakerRef.load(ref)
-    access = api.AwsAccess.of(handle)
-    with api.answers(f"stop {handle.name}"):
-        try:
-            api.client(access, "sagemaker").stop_training_job(TrainingJobName=handle.name)
-        except Exception as error:
-            described = _described(access, handle.name) if api.code_of(error) == "ValidationException" else None
-            if described is None or described["TrainingJobStatus"] == "InProgress":
-                raise
-
-
-def artifacts(ref: JobRef, folder: Path) -> list[Path]:
-    """Download the archives of the job's output folder; return the files."""
-    handle = SageMakerRef.load(ref)
-    return outputs.download(api.AwsAccess.of(handle), handle.output_uri, handle.name, folder)
-
-
-def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
-    """Download the job's checkpoint folder, also while the job runs; return the files."""
-    handle = SageMakerRef.load(ref)
-    return files.fetch_all(api.AwsAccess.of(handle), handle.checkpoint_uri, folder)
 
 
 def _ref(request: Request, owner: str) -> SageMakerRef:
@@ -220,7 +158,7 @@ def _order(plan: SageMakerSending, handle: SageMakerRef) -> dict[str, Any]:
     return replace(order, token=secrets.token_hex(16)).dump()
 
 
-def _create(access: api.AwsAccess, request: Request) -> None:
+def _create(access: AwsAccess, request: Request) -> None:
     """Send the request. If an answer is missing, even to the SDK's first try only, look whether the job exists."""
     with api.answers("start the training job"):
         try:
@@ -229,7 +167,7 @@ def _create(access: api.AwsAccess, request: Request) -> None:
             code = api.code_of(error)
             if code != "ResourceInUse" and api.is_refusal(error):
                 raise
-            found = _described(access, request.name)
+            found = describe(access, request.name)
             if found is not None and not _is_ours(found, request):
                 message = f"there is a training job {request.name} of another user or machine in this account"
                 raise UsageError(message, hint="choose another --name") from error
@@ -245,7 +183,7 @@ def _is_ours(described: dict[str, Any] | None, request: Request) -> bool:
     return SageMakerSending.load(request.sending).job_uri in theirs
 
 
-def _described(access: api.AwsAccess, name: str) -> dict[str, Any] | None:
+def describe(access: AwsAccess, name: str) -> dict[str, Any] | None:
     """Return DescribeTrainingJob's answer, or None if no such job exists."""
     try:
         found: dict[str, Any] = api.client(access, "sagemaker").describe_training_job(TrainingJobName=name)

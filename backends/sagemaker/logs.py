@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.backends.sagemaker import api
+from cloudtrain.backends.sagemaker.api import AwsAccess
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.logs import container_lines
@@ -75,7 +76,7 @@ class _Tail:
 
 
 def page(
-    connect: Callable[[], Any],
+    access: AwsAccess,
     job: str,
     nodes: int,
     cursor: dict[str, Any] | None,
@@ -84,14 +85,14 @@ def page(
 ) -> LogPage:
     """Return the lines after the cursor, of all nodes or `only` of some, as far as their order is known.
 
-    `connect` returns a CloudWatch client, with fresh credentials after the old ones have expired. Raises
+    Credentials that have expired are read again. Raises
     UnreachableError if no stream could be read; if only some streams could not be read, the page is not clean.
     """
     tail = _Tail.load(cursor)
     wanted = frozenset(range(nodes)) if only is None else only & frozenset(range(nodes))
     for _ in range(EMPTY_PAGES):
         now_s = clock()
-        failed = _read_round(connect, job, tail, wanted, now_s)
+        failed = _read_round(access, job, tail, wanted, now_s)
         lines = list(_release(tail, failed))
         open_streams = [s for s in tail.streams.values() if not s.is_closed]
         if lines or failed or all(s.caught_up for s in open_streams):
@@ -101,14 +102,14 @@ def page(
     newest = {s.node: s for s in sorted(tail.streams.values(), key=lambda s: s.epoch)}
     is_complete = is_clean and all(node in newest and _is_over(newest[node], now_s) for node in wanted)
     if is_complete and tail.listed_s < now_s:  # a restarted container's streams may not be listed yet
-        is_complete = not _list(connect, job, tail, wanted)
+        is_complete = not _list(access, job, tail, wanted)
     if is_clean:
         for stream in open_streams:
             stream.at_end = False
     return LogPage(lines, tail.dump(), is_clean=is_clean, is_complete=is_complete)
 
 
-def _read_round(connect: Callable[[], Any], job: str, tail: _Tail, wanted: frozenset[int], now_s: float) -> set[str]:
+def _read_round(access: AwsAccess, job: str, tail: _Tail, wanted: frozenset[int], now_s: float) -> set[str]:
     """Read one page of every stream that is due; return the names of unreadable streams, "" for the list of streams.
 
     Raises UnreachableError if every call failed.
@@ -118,7 +119,7 @@ def _read_round(connect: Callable[[], Any], job: str, tail: _Tail, wanted: froze
     if not 0 <= now_s - tail.listed_s < LIST_S or {stream.node for stream in tail.streams.values()} != wanted:
         calls += 1
         try:
-            _list(connect, job, tail, wanted)
+            _list(access, job, tail, wanted)
             tail.listed_s = now_s
         except UnreachableError as error:
             failed[""] = error
@@ -130,7 +131,7 @@ def _read_round(connect: Callable[[], Any], job: str, tail: _Tail, wanted: froze
             continue
         calls += 1
         try:
-            _read(connect, name, stream, tail, limit, now_s)
+            _read(access, name, stream, tail, limit, now_s)
         except UnreachableError as error:
             failed[name] = error
     if failed and len(failed) == calls:
@@ -144,13 +145,13 @@ def _is_over(stream: _Stream, now_s: float) -> bool:
     return stream.ended_s is not None and (stream.is_final or now_s - stream.ended_s >= SUCCESSOR_S)
 
 
-def _list(connect: Callable[[], Any], job: str, tail: _Tail, wanted: frozenset[int]) -> bool:
+def _list(access: AwsAccess, job: str, tail: _Tail, wanted: frozenset[int]) -> bool:
     """Add the job's new streams; return whether any is new. Raises UnreachableError."""
     before = len(tail.streams)
     token: dict[str, str] = {}
     while True:
         query = {"logGroupName": GROUP, "logStreamNamePrefix": f"{job}/", **token}
-        answer = _call(connect, "describe_log_streams", query, "list the log streams") or {}
+        answer = _call(access, "describe_log_streams", query, "list the log streams") or {}
         for found in answer.get("logStreams", ()):
             name = found["logStreamName"]
             match = _STREAM.fullmatch(name)
@@ -162,13 +163,13 @@ def _list(connect: Callable[[], Any], job: str, tail: _Tail, wanted: frozenset[i
         token = {"nextToken": answer["nextToken"]}
 
 
-def _read(connect: Callable[[], Any], name: str, stream: _Stream, tail: _Tail, limit: int, now_s: float) -> None:
+def _read(access: AwsAccess, name: str, stream: _Stream, tail: _Tail, limit: int, now_s: float) -> None:
     query: dict[str, Any] = {"logGroupName": GROUP, "logStreamName": name, "startFromHead": True}
     if stream.token is not None:
         query["nextToken"] = stream.token
     elif stream.stamp_ms:
         query["startTime"] = stream.stamp_ms
-    answer = _call(connect, "get_log_events", {**query, "limit": limit}, "read the log")
+    answer = _call(access, "get_log_events", {**query, "limit": limit}, "read the log")
     if answer is None:  # a token expires after a day; continue from the last event's time
         stream.token, stream.skip, stream.at_end, stream.caught_up = None, stream.same, False, False
         return
@@ -221,20 +222,20 @@ def _release(tail: _Tail, failed: set[str]) -> Iterator[LogLine]:
     del tail.held[:ready]
 
 
-def _call(connect: Callable[[], Any], operation: str, query: dict[str, Any], doing: str) -> dict[str, Any] | None:
+def _call(access: AwsAccess, operation: str, query: dict[str, Any], doing: str) -> dict[str, Any] | None:
     """Return the answer, {} if the log does not exist yet, or None if the token has expired.
 
     Raises UnreachableError.
     """
-    with api.polls(doing):
+    with api.polls(access, doing):
         try:
             try:
-                answer: dict[str, Any] = getattr(connect(), operation)(**query)
+                answer: dict[str, Any] = getattr(api.client(access, "logs"), operation)(**query)
             except Exception as error:
                 if not api.is_expired(error):
                     raise
-                api.renew()
-                answer = getattr(connect(), operation)(**query)
+                access.clients.renew()
+                answer = getattr(api.client(access, "logs"), operation)(**query)
         except Exception as error:
             if api.code_of(error) == "InvalidParameterException" and "nextToken" in query:
                 return None

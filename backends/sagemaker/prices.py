@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.backends.sagemaker import api
-from cloudtrain.backends.sagemaker.api import AwsAccess
+from cloudtrain.backends.sagemaker.api import AwsAccess, AwsClients
 from cloudtrain.backends.sagemaker.block import SageMaker
 from cloudtrain.backends.sagemaker.machine import block_of, choose, region_of
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
@@ -56,13 +56,13 @@ def region(config: JobConfig | None) -> str | None:
     return region_of(SageMaker() if config is None else block_of(config))
 
 
-def quotes(config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+def quotes(clients: AwsClients, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
     """Return the prices of the types in the region; without `types`, of all types with SageMaker training there.
 
     Raises UnreachableError if AWS's list cannot be read, ConfigError if the region has no prices.
     """
     block = SageMaker() if config is None else block_of(config)
-    access = AwsAccess(HOME, block.profile, tuple(sorted(block.endpoints.items())))
+    access = AwsAccess(HOME, block.profile, tuple(sorted(block.endpoints.items())), clients)
     items, way = _items(access, region)
     found: dict[str, list[PriceRow]] = {}
     for item in items:

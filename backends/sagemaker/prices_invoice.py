@@ -30,9 +30,9 @@ _ABSENT = (
 )
 
 
-def invoice(ref: JobRef, job_id: str, from_s: float, to_s: float) -> Invoice:
+def invoice(clients: api.AwsClients, ref: JobRef, job_id: str, from_s: float, to_s: float) -> Invoice:
     """Return the bill for the days from `from_s` to `to_s`. Raises CredentialError, UnreachableError."""
-    access = replace(api.AwsAccess.of(SageMakerRef.load(ref)), region=HOME)
+    access = replace(api.AwsAccess.of(SageMakerRef.load(ref), clients), region=HOME)
     first, after = _day(from_s), _day(max(to_s, from_s) + _DAY_S)  # `End` is exclusive
     asked: dict[str, Any] = {
         "TimePeriod": {"Start": first, "End": after},

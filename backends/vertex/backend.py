@@ -5,10 +5,15 @@ A dry run imports only the modules that plan and render. A command imports the m
 
 from __future__ import annotations
 
+from functools import cached_property
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.vertex.records import VertexSending
-from cloudtrain.launcher.backend import Capacity, Terms
+from cloudtrain.backends.vertex import api
+from cloudtrain.backends.vertex.api import Google, VertexAccess
+from cloudtrain.backends.vertex.records import VertexRef, VertexSending
+from cloudtrain.launcher.backend import Capacity, Pace, Terms, nodes_of
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
@@ -16,7 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Pace, Request, Shipment
+    from cloudtrain.backends.vertex.logs import LogReader
+    from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.job import State
@@ -31,10 +37,23 @@ UNIT_S = 30  # training is billed in steps of 30 s: cloud.google.com/vertex-ai/p
 # Vertex AI may restart a job up to three times; Google does not document whether the timeout spans the restarts. With
 # an enforced budget the request switches restarts off (request.py); otherwise each start counts like the first.
 STARTS = 4
+STATE_S = 4.0
+LATE_S = 30.0  # from a job's end until Cloud Logging has its last lines, if a container did not report its end of log
 
 
 class VertexBackend:
-    """The backend of the name `vertex`."""
+    """The backend of the name `vertex`; holds the connections to Google and the feeds of lines."""
+
+    def __init__(self) -> None:
+        self.google = Google()
+        self._over: set[str] = set()  # jobs whose end this process has seen
+
+    @cached_property
+    def log_reader(self) -> LogReader:
+        """The readers' common feeds."""
+        from cloudtrain.backends.vertex.logs import LogReader
+
+        return LogReader()
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the machine's capacity and the price of its provisioning: standard, spot, flex start, reserved."""
@@ -81,21 +100,22 @@ class VertexBackend:
 
     def ready(self, request: Request, shipment: Shipment) -> None:
         """Raise ConfigError if Google's libraries are missing, CredentialError if the libraries find no credentials."""
-        from cloudtrain.backends.vertex import jobs
-
-        jobs.ready(request, shipment)
+        with api.answers("start the job"):
+            self.google.login(VertexSending.load(request.sending).project).credentials()
+        if find_spec("google.cloud") is None or find_spec("google.cloud.aiplatform_v1") is None:
+            raise api.not_installed(ImportError("No module named 'google.cloud.aiplatform_v1'"))
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
         """Upload missing files, claim the job's name, and start the job."""
         from cloudtrain.backends.vertex import jobs
 
-        return jobs.send(request, shipment)
+        return jobs.send(self.google, request, shipment)
 
     def find(self, request: Request, home: Path) -> JobRef | None:
         """Return the job that the request has started; else retract the order, so that a late job ends at once."""
         from cloudtrain.backends.vertex import jobs
 
-        return jobs.find(request, home)
+        return jobs.find(self.google, request, home)
 
     def where_to_look(self, request: Request) -> str:
         """Return the gcloud command that shows the job."""
@@ -107,51 +127,76 @@ class VertexBackend:
         """Return the running jobs of the project and location with our label."""
         from cloudtrain.backends.vertex.jobs import jobs
 
-        return jobs(config, home)
+        return jobs(self.google, config, home)
 
     def state(self, ref: JobRef) -> State:
         """Return the job's state at Vertex AI; once the job is over, remove its secrets."""
         from cloudtrain.backends.vertex import jobs
 
-        return jobs.state(ref)
+        handle = VertexRef.load(ref)
+        found, is_over = jobs.state(self.google, handle)
+        if is_over:
+            self._over.add(handle.name)
+        return found
 
     def logs(
         self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
     ) -> LogPage:
         """Return the lines after the cursor."""
-        from cloudtrain.backends.vertex import jobs
+        from cloudtrain.launcher.store.home import home
 
-        return jobs.logs(ref, cursor, ranks, now=now)
+        handle = VertexRef.load(ref)
+        found = self.log_reader.page(
+            VertexAccess.of(handle, self.google),
+            handle.job,
+            handle.nodes,
+            cursor,
+            nodes_of(ranks, handle.nproc_per_node),
+            home(),
+            is_passing=now,
+            is_over=handle.name in self._over,
+        )
+        return found if ranks is None else found.only(ranks)
 
     def pace(self, ref: JobRef) -> Pace:
-        """Return the polling intervals: lines from the tail need no call."""
-        from cloudtrain.backends.vertex import jobs
+        """Return the polling intervals: most polls for lines make no call."""
+        from cloudtrain.backends.vertex.logs import HOLD_BACK_S, PACE_S
 
-        return jobs.pace(ref)
+        return Pace(lines_s=PACE_S, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=HOLD_BACK_S)
 
     def stop(self, ref: JobRef, *, now: bool) -> None:
         """Ask Vertex AI to cancel the job; Vertex AI signals the containers, which save. `now` makes no difference."""
-        from cloudtrain.backends.vertex import jobs
+        from cloudtrain.backends.vertex.jobs import cancel
 
-        jobs.stop(ref, now=now)
+        handle = VertexRef.load(ref)
+        with api.answers(f"stop {handle.label}"):
+            cancel(VertexAccess.of(handle, self.google), handle.name)
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's output folder, also while the job runs; return the files."""
-        from cloudtrain.backends.vertex import jobs
+        from cloudtrain.backends.vertex import files, outputs
 
-        return jobs.artifacts(ref, folder)
+        handle = VertexRef.load(ref)
+        with api.answers("download the outputs", needs=files.ROLE):
+            return outputs.download(VertexAccess.of(handle, self.google), handle.output_uri, folder)
 
     def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's checkpoint folder, also while the job runs; return the files."""
-        from cloudtrain.backends.vertex import jobs
+        from cloudtrain.backends.vertex import files, outputs
 
-        return jobs.checkpoints(ref, folder)
+        handle = VertexRef.load(ref)
+        if handle.checkpoint_uri is None:
+            raise ConfigError(
+                "the job's checkpoints are not in Cloud Storage", hint="copy them with their store's own tools"
+            )
+        with api.answers("download the checkpoints", needs=files.ROLE):
+            return outputs.download(VertexAccess.of(handle, self.google), handle.checkpoint_uri, folder)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
         """Return the checks; with a config, also the checks of its job."""
         from cloudtrain.backends.vertex.doctor import checks
 
-        return checks(config)
+        return checks(self.google, config)
 
     def price_region(self, config: JobConfig | None) -> str | None:
         """Return the config's region, the default for prices."""
@@ -163,7 +208,7 @@ class VertexBackend:
         """Return the prices of the types in the region; without `types`, of the table's types and the job's own."""
         from cloudtrain.backends.vertex import prices_quotes
 
-        return prices_quotes.quotes(config, region, types)
+        return prices_quotes.quotes(self.google, config, region, types)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         """Prepare the replicas. Raises ConfigError if `raw` has added pools, whose replicas do not train."""

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from cloudtrain.backends.vertex import api, files, logs_feed, prices_quotes
 from cloudtrain.backends.vertex import secrets as job_secrets
-from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
+from cloudtrain.backends.vertex.api import Google, GoogleError, VertexAccess
 from cloudtrain.backends.vertex.block import Vertex
 from cloudtrain.backends.vertex.machine import block_of, choose, kind_of, location_of, place_of, project_of
 from cloudtrain.launcher.backend import Check, unasked
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["checks"]
 
 
-def checks(config: JobConfig | None) -> list[Check]:
+def checks(google: Google, config: JobConfig | None) -> list[Check]:
     """Return the checks; with a config, also the checks of its job."""
     block = Vertex() if config is None else block_of(config)
     project, location = project_of(block), location_of(block)
@@ -31,7 +31,7 @@ def checks(config: JobConfig | None) -> list[Check]:
         missing = "project" if project is None else "location"
         cure = "set vertex.project and vertex.location in the config, and name it: doctor vertex -f FILE"
         return [Check("project", "fail", f"no {missing} is known", cure)]
-    access = VertexAccess(project, location, tuple(sorted(block.endpoints.items())))
+    access = VertexAccess(project, location, tuple(sorted(block.endpoints.items())), google)
     found = [_tried("credentials", _signed_in, access)]
     if found[0].verdict == "fail":  # without credentials, every later check would fail
         return [*found, *unasked("Vertex AI, Cloud Logging, bucket, secrets, price", config, place_of, choose)]
@@ -73,7 +73,8 @@ def _failed(name: str, error: CloudtrainError) -> Check:
 
 
 def _signed_in(access: VertexAccess) -> Check:
-    return Check("credentials", "ok", f"{api.sign_in(access.project)}, for the project {access.project}")
+    account = access.google.login(access.project).account()
+    return Check("credentials", "ok", f"{account}, for the project {access.project}")
 
 
 def _jobs(access: VertexAccess) -> Check:

@@ -12,20 +12,17 @@ import contextlib
 import secrets
 import time
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.backends.vertex import api, files, outputs, status
+from cloudtrain.backends.vertex import api, files, status
 from cloudtrain.backends.vertex import secrets as job_secrets
-from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
-from cloudtrain.backends.vertex.logs import HOLD_BACK_S, PACE_S, page
+from cloudtrain.backends.vertex.api import Google, GoogleError, VertexAccess
 from cloudtrain.backends.vertex.machine import block_of, location_of, project_of
 from cloudtrain.backends.vertex.records import VertexRef, VertexSending
 from cloudtrain.entrypoints.contract import SecretManagerSecrets
-from cloudtrain.launcher.backend import FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, nodes_of
+from cloudtrain.launcher.backend import FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
-from cloudtrain.launcher.store.home import home as state_home
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
@@ -33,29 +30,16 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
 
-__all__ = ["artifacts", "checkpoints", "find", "jobs", "logs", "pace", "ready", "send", "state", "stop"]
+__all__ = ["cancel", "find", "jobs", "send", "state"]
 
 TRIES, PAUSE_S, AGAIN_S = 3, 1.0, 90.0  # retries of a send; no retry after AGAIN_S
-STATE_S = 4.0
 OWNER_LABEL = "cloudtrain_owner"
-LATE_S = 30.0  # from a job's end until Cloud Logging has its last lines, if a container did not report its end of log
 SETTLE_TRIES = 4  # polls, one pause apart, for a job whose request was lost on the way
 NEW_S = 120.0  # since a send: until then, Vertex AI may not list a new job yet
 DUPLICATES_S = 900.0  # how long after a doubtful send to search for a second job
 
-_over: set[str] = set()  # jobs whose end this process has seen
 
-
-def ready(request: Request, shipment: Shipment) -> None:
-    """Raise ConfigError if Google's libraries are missing, CredentialError if the libraries find no credentials."""
-    access = VertexAccess.of(VertexSending.load(request.sending))
-    with api.answers("start the job"):
-        api.credentials(access.project)
-    if find_spec("google.cloud") is None or find_spec("google.cloud.aiplatform_v1") is None:
-        raise api.not_installed(ImportError("No module named 'google.cloud.aiplatform_v1'"))
-
-
-def send(request: Request, shipment: Shipment) -> JobRef:
+def send(google: Google, request: Request, shipment: Shipment) -> JobRef:
     """Upload missing files, claim the job's name, and start the job.
 
     Raises CredentialError, CapacityError, ConfigError or UsageError; raises UnreachableError if the start is uncertain,
@@ -64,7 +48,7 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     from cloudtrain.backends.vertex import sdk
 
     plan, owner = VertexSending.load(request.sending), identity(shipment.home)
-    access = VertexAccess.of(plan)
+    access = VertexAccess.of(plan, google)
     shipment.sending.prepares()
     files.require_bucket(access, plan.code_uri)
     with api.answers("write to the bucket", needs=files.ROLE):
@@ -89,13 +73,13 @@ def send(request: Request, shipment: Shipment) -> JobRef:
     return _ref(request, name, owner, is_doubtful=is_doubtful).dump()
 
 
-def find(request: Request, home: Path) -> JobRef | None:
+def find(google: Google, request: Request, home: Path) -> JobRef | None:
     """Return the job that the request has started; else retract the order, so that a late job ends at once.
 
     If another home folder has claimed the name, this home folder has sent no job: return None and change nothing.
     """
     plan, owner = VertexSending.load(request.sending), identity(home)
-    access = VertexAccess.of(plan)
+    access = VertexAccess.of(plan, google)
     with api.polls(f"ask for {request.name}"):
         if files.owner(access, plan.owner_uri) not in (owner, None):  # None: the claim was deleted
             return None
@@ -109,7 +93,7 @@ def find(request: Request, home: Path) -> JobRef | None:
         return _ref(request, _settle(access, request, owner, found), owner, is_doubtful=True).dump()
 
 
-def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
+def jobs(google: Google, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     """Return the running jobs of the project and location with our label."""
     from cloudtrain.backends.vertex.block import Vertex
 
@@ -118,7 +102,7 @@ def jobs(config: JobConfig | None, home: Path) -> list[FoundAttempt]:
     if project is None or location is None:
         missing = "project" if project is None else "location"
         raise ConfigError(f"no {missing} to look for jobs in", hint=f"set vertex.{missing} in the config")
-    access = VertexAccess(project, location, tuple(sorted(block.endpoints.items())))
+    access = VertexAccess(project, location, tuple(sorted(block.endpoints.items())), google)
     with api.answers("list the jobs"):
         there = _listed(access, "labels.cloudtrain_job:*")
     found = (_as_found(access, job, home) for job in there if not status.is_over(job))
@@ -143,10 +127,9 @@ def _as_found(access: VertexAccess, job: dict[str, Any], home: Path) -> FoundAtt
     return FoundAttempt.of(name, record, asked, ref_of, is_own=is_own)
 
 
-def state(ref: JobRef) -> State:
-    """Return the job's state at Vertex AI; once the job is over, remove its secrets."""
-    handle = VertexRef.load(ref)
-    access = VertexAccess.of(handle)
+def state(google: Google, handle: VertexRef) -> tuple[State, bool]:
+    """Return the job's state at Vertex AI, and whether the job is over: then its secrets are removed."""
+    access = VertexAccess.of(handle, google)
     with api.polls(f"ask for {handle.label}"):
         described = _described(access, handle)
     if handle.doubtful_until_s > time.time():
@@ -157,12 +140,12 @@ def state(ref: JobRef) -> State:
         with api.polls("read how it has ended"):
             account = files.account(access, handle.ended_uri, handle.nodes)
         if account is None and status.may_report_more(described, time.time()):
-            return replace(status.awaiting(described), url=handle.url)
+            return replace(status.awaiting(described), url=handle.url), False
         if handle.checkpoint_uri is not None:
             with contextlib.suppress(GoogleError, CloudtrainError):  # a failed extra request must not hide the end
                 has_checkpoint = files.has_checkpoint(access, handle.checkpoint_uri)
-    if status.is_over(described):
-        _over.add(handle.name)
+    is_over = status.is_over(described)
+    if is_over:
         _remove_secret(access, handle.secret)
     found = status.state_of(
         described,
@@ -172,56 +155,7 @@ def state(ref: JobRef) -> State:
         is_spot=handle.kind in ("spot", "flex_start"),
         has_checkpoint=has_checkpoint,
     )
-    return replace(found, url=handle.url)
-
-
-def logs(
-    ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
-) -> LogPage:
-    """Return the lines after the cursor."""
-    handle = VertexRef.load(ref)
-    only = nodes_of(ranks, handle.nproc_per_node)
-    found = page(
-        VertexAccess.of(handle),
-        handle.job,
-        handle.nodes,
-        cursor,
-        only,
-        state_home(),
-        is_passing=now,
-        is_over=handle.name in _over,
-    )
-    return found if ranks is None else found.only(ranks)
-
-
-def pace(ref: JobRef) -> Pace:
-    """Return the polling intervals: lines from the tail need no call."""
-    return Pace(lines_s=PACE_S, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=HOLD_BACK_S)
-
-
-def stop(ref: JobRef, *, now: bool) -> None:
-    """Ask Vertex AI to cancel the job; Vertex AI signals the containers, which save. `now` makes no difference."""
-    handle = VertexRef.load(ref)
-    with api.answers(f"stop {handle.label}"):
-        _cancel(VertexAccess.of(handle), handle.name)
-
-
-def artifacts(ref: JobRef, folder: Path) -> list[Path]:
-    """Download the job's output folder, also while the job runs; return the files."""
-    handle = VertexRef.load(ref)
-    with api.answers("download the outputs", needs=files.ROLE):
-        return outputs.download(VertexAccess.of(handle), handle.output_uri, folder)
-
-
-def checkpoints(ref: JobRef, folder: Path) -> list[Path]:
-    """Download the job's checkpoint folder, also while the job runs; return the files."""
-    handle = VertexRef.load(ref)
-    if handle.checkpoint_uri is None:
-        raise ConfigError(
-            "the job's checkpoints are not in Cloud Storage", hint="copy them with their store's own tools"
-        )
-    with api.answers("download the checkpoints", needs=files.ROLE):
-        return outputs.download(VertexAccess.of(handle), handle.checkpoint_uri, folder)
+    return replace(found, url=handle.url), is_over
 
 
 def _ref(request: Request, name: str, owner: str, *, is_doubtful: bool) -> VertexRef:
@@ -368,7 +302,7 @@ def _settle(access: VertexAccess, request: Request, owner: str, found: list[dict
     taken = (own or [job for job in found if not status.is_over(job)] or found)[0]
     for job in found:
         if job["name"] != taken["name"] and not status.is_over(job):
-            _cancel(access, str(job["name"]))
+            cancel(access, str(job["name"]))
     if not own:
         kept = {"record": order.get("record")}
         files.put_order(access, plan.order_uri, _order(plan, owner, _mark_of(taken)) | kept)
@@ -402,10 +336,10 @@ def _cancel_others(access: VertexAccess, label: str, owner: str, name: str) -> N
     """Cancel all running jobs with the attempt's label except the job itself. Raises GoogleError."""
     for job in _there(access, label, owner):
         if job["name"].rpartition("/")[2] != name.rpartition("/")[2] and not status.is_over(job):
-            _cancel(access, str(job["name"]))
+            cancel(access, str(job["name"]))
 
 
-def _cancel(access: VertexAccess, name: str) -> None:
+def cancel(access: VertexAccess, name: str) -> None:
     """Cancel a job unless the job has ended or is about to end. Raises GoogleError."""
     try:
         api.object_in(api.call(access, "POST", f"{access.url('aiplatform')}/v1/{name}:cancel", body={}))

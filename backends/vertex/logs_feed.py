@@ -12,13 +12,13 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.vertex import api, logs_quota
+from cloudtrain.backends.vertex import api
 from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
 from cloudtrain.backends.vertex.logs_entries import LogEntry, joined, of_json, task_of
 from cloudtrain.backends.vertex.logs_order import Gap
+from cloudtrain.backends.vertex.logs_quota import LogQuota
 
 __all__ = ["PAGE", "EntryFeed", "lists", "query_of", "since"]
 
@@ -41,13 +41,13 @@ class EntryFeed:
     """The feed of one job, or of some of its nodes."""
 
     def __init__(
-        self, access: VertexAccess, job: str, nodes: frozenset[int] | None, since_s: float, home: Path
+        self, access: VertexAccess, job: str, nodes: frozenset[int] | None, since_s: float, quota: LogQuota
     ) -> None:
         self.number = f"{time.time_ns():x}-{next(_numbers)}"
         self.nodes = nodes
         self.since_s = since_s  # the feed has all entries from this time on
         self.rounds = 0  # lists that were read to their end
-        self._access, self._job, self._home = access, job, home
+        self._access, self._job, self._quota = access, job, quota
         self._entries: deque[LogEntry] = deque(maxlen=KEPT)
         self._count = 0  # entries received since the start
         self._high_s = since_s
@@ -89,7 +89,7 @@ class EntryFeed:
 
     def _list(self, query: str, token: str) -> None:
         for _ in range(PAGES):
-            if not logs_quota.may_ask(self._home, self._access.project):
+            if not self._quota.may_ask():
                 self._page = (query, token)
                 return
             try:
@@ -98,9 +98,9 @@ class EntryFeed:
                 self._page = None
                 if error.status != 429:
                     raise
-                logs_quota.refused(self._access.project)
+                self._quota.refused()
                 return
-            logs_quota.answered(self._access.project)
+            self._quota.answered()
             self._add(entries)
             if not token:
                 break

@@ -11,54 +11,51 @@ import re
 import time
 from pathlib import Path
 
-__all__ = ["FOLLOWING", "PASSING", "answered", "forget", "may_ask", "refused"]
+__all__ = ["FOLLOWING", "PASSING", "LogQuota"]
 
 MINUTE_S = 60.0
 FOLLOWING, PASSING = 30, 50  # calls a minute: for a follower, and for a command that reads the present lines and exits
 BUSY_S, LONGEST_BUSY_S = 5.0, 60.0  # the pause after the first refusal, and the longest pause after repeated refusals
 
-_pauses: dict[str, tuple[float, float]] = {}  # project -> monotonic time before which no call is sent, and the pause
 
+class LogQuota:
+    """The share of a project's calls: the count of all processes of the home folder, and this process's pause."""
 
-def refused(project: str) -> None:
-    """Note that Cloud Logging has refused a call: this process pauses, twice as long after each refusal."""
-    pause_s = min(2 * _pauses[project][1], LONGEST_BUSY_S) if project in _pauses else BUSY_S
-    _pauses[project] = (time.monotonic() + pause_s, pause_s)
+    def __init__(self, home: Path, project: str) -> None:
+        self._path = home / f"vertex-log-calls-{re.sub(r'[^a-z0-9-]', '_', project)}.json"
+        self._not_before_s = self._pause_s = 0.0
 
+    def refused(self) -> None:
+        """Note that Cloud Logging has refused a call: this process pauses, twice as long after each refusal."""
+        self._pause_s = min(2 * self._pause_s, LONGEST_BUSY_S) or BUSY_S
+        self._not_before_s = time.monotonic() + self._pause_s
 
-def answered(project: str) -> None:
-    """Note that Cloud Logging has answered."""
-    _pauses.pop(project, None)
+    def answered(self) -> None:
+        """Note that Cloud Logging has answered."""
+        self._not_before_s = self._pause_s = 0.0
 
+    def may_ask(self, most: int = FOLLOWING) -> bool:
+        """Count one more call and return True; return False after `most` calls in a minute, or during a pause.
 
-def forget() -> None:
-    """Forget all refusals."""
-    _pauses.clear()
-
-
-def may_ask(home: Path, project: str, most: int = FOLLOWING) -> bool:
-    """Count one more call and return True; return False after `most` calls in a minute, or during a pause.
-
-    After half of a follower's share, calls are spaced evenly: several followers take turns.
-    """
-    if time.monotonic() < _pauses.get(project, (0.0, 0.0))[0]:
-        return False
-    path = home / f"vertex-log-calls-{re.sub(r'[^a-z0-9-]', '_', project)}.json"
-    try:
-        with path.open("a+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            now_s = time.time()
-            made = [when for when in _read(file.read()) if 0 <= now_s - when < MINUTE_S]
-            is_soon = len(made) >= FOLLOWING / 2 and now_s - made[-1] < MINUTE_S / FOLLOWING
-            if len(made) >= most or (most == FOLLOWING and is_soon):
-                return False
-            file.seek(0)
-            file.truncate()
-            json.dump([*made, now_s], file)
-    except OSError:  # a full disk: reading the log matters more than the count
-        pass
-    return True
+        After half of a follower's share, calls are spaced evenly: several followers take turns.
+        """
+        if time.monotonic() < self._not_before_s:
+            return False
+        try:
+            with self._path.open("a+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.seek(0)
+                now_s = time.time()
+                made = [when for when in _read(file.read()) if 0 <= now_s - when < MINUTE_S]
+                is_soon = len(made) >= FOLLOWING / 2 and now_s - made[-1] < MINUTE_S / FOLLOWING
+                if len(made) >= most or (most == FOLLOWING and is_soon):
+                    return False
+                file.seek(0)
+                file.truncate()
+                json.dump([*made, now_s], file)
+        except OSError:  # a full disk: reading the log matters more than the count
+            pass
+        return True
 
 
 def _read(text: str) -> list[float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.backends.vertex import api, prices, prices_list
-from cloudtrain.backends.vertex.api import VertexAccess
+from cloudtrain.backends.vertex.api import Google, VertexAccess
 from cloudtrain.backends.vertex.block import Vertex
 from cloudtrain.backends.vertex.machine import block_of, choose, label_of, location_of, project_of
 from cloudtrain.launcher.errors import ConfigError, Fault
@@ -40,7 +40,7 @@ def region(config: JobConfig | None) -> str | None:
     return location_of(Vertex() if config is None else block_of(config))
 
 
-def quotes(config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+def quotes(google: Google, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
     """Return the prices of the types in the region; without `types`, of the table's types and the job's own.
 
     A type with attached accelerators has its name in plans: `n1-standard-8 + 2 x NVIDIA_TESLA_T4`. Raises
@@ -51,7 +51,7 @@ def quotes(config: JobConfig | None, region: str, types: tuple[str, ...]) -> lis
     if project is None:
         hint = "export GOOGLE_CLOUD_PROJECT, or set vertex.project: a login is asked for on its account"
         raise ConfigError([Fault("no Google Cloud project", key="vertex.project", hint=hint)])
-    found = listed(VertexAccess(project, region, tuple(sorted(block.endpoints.items()))))
+    found = listed(VertexAccess(project, region, tuple(sorted(block.endpoints.items())), google))
     return [quote for wanted in _wanted(config, types) for quote in _of(found, wanted)]
 
 

@@ -41,9 +41,7 @@ def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None
         raise ConfigError(f"Google's client knows no such job: {one_line(str(error))}", hint=hint) from error
     options, transport = _target(access, "aiplatform")
     with _errors(exceptions):
-        client = JobServiceClient(
-            credentials=api.credentials(access.project), client_options=options, transport=transport
-        )
+        client = JobServiceClient(credentials=api.credentials(access), client_options=options, transport=transport)
         with client:
             begins()
             made = client.create_custom_job(
@@ -62,7 +60,7 @@ def put(access: VertexAccess, path: Path, uri: str) -> None:
     bucket, name = api.split_uri(uri)
     options, _ = _target(access, "storage")
     with _errors(exceptions):
-        client = Client(project=access.project, credentials=api.credentials(access.project), client_options=options)
+        client = Client(project=access.project, credentials=api.credentials(access), client_options=options)
         try:
             client.bucket(bucket).blob(name).upload_from_filename(
                 str(path), content_type="application/octet-stream", if_generation_match=0, timeout=UPLOAD_S

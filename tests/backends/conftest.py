@@ -13,7 +13,9 @@ from types import SimpleNamespace
 import pytest
 from conftest import Result
 
-from cloudtrain.backends.vertex import api, jobs, logs
+from cloudtrain.backends import http
+from cloudtrain.backends.vertex import jobs
+from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import cli as command_line
 from doubles.aws.handle import Aws
 from doubles.azure.handle import Azure
@@ -64,15 +66,13 @@ def vertex(
 ) -> Iterator[Callable[..., Result]]:
     """Return the command, run in this process: Google's libraries are imported only once.
 
-    For tests without a separate process. Earlier sessions and credentials are cleared; pauses are short.
+    For tests without a separate process. Each run has connections and credentials of its own; pauses are short.
     """
-    monkeypatch.setattr(api, "PAUSE_S", 0.01)
+    monkeypatch.setattr(http, "PAUSE_S", 0.01)
     monkeypatch.setattr(jobs, "PAUSE_S", 0.01)
-    logs.forget()
 
     def run(*args: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> Result:
-        api._sessions.clear()
-        api._credentials.clear()
+        backends._made.cache_clear()  # as in a new process
         capsys.readouterr()
         with monkeypatch.context() as patch:
             if cwd is not None:
@@ -86,6 +86,4 @@ def vertex(
         return Result(code, *capsys.readouterr())
 
     yield run
-    logs.forget()
-    api._sessions.clear()
-    api._credentials.clear()
+    backends._made.cache_clear()

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from cloudtrain.backends.azureml import api, backend, files, machine
+from cloudtrain.backends.azureml.api import AzureAccess
 from cloudtrain.backends.azureml.backend import AzureMLBackend
 from cloudtrain.backends.azureml.block import AzureML
 from cloudtrain.backends.azureml.records import Workspace
@@ -279,10 +280,10 @@ def test_datastores_of_all_kinds(
     """Blob storage and Data Lake Gen2 name their container differently; different kinds are refused."""
     monkeypatch.setattr(api, "get_json", lambda *args, **more: {"properties": told})
     if place is not None:
-        assert files.datastore_of(Workspace("s", "g", "w"), "d") == place
+        assert files.datastore_of(AzureAccess(Workspace("s", "g", "w")), "d") == place
         return
     with pytest.raises(ConfigError, match="is AzureFile, not blob storage"):
-        files.datastore_of(Workspace("s", "g", "w"), "d")
+        files.datastore_of(AzureAccess(Workspace("s", "g", "w")), "d")
 
 
 @pytest.mark.parametrize(

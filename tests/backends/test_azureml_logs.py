@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.backends import http
 from cloudtrain.backends.azureml import api, logs, status_history
 from cloudtrain.backends.azureml.records import Workspace
 from cloudtrain.entrypoints import events
@@ -25,7 +26,8 @@ class Reader:
     """Reads from its cursor on, and passes the cursor through JSON every time."""
 
     def __init__(self, azure: Azure, nodes: int) -> None:
-        self.azure, self.nodes = azure, nodes
+        self.azure, self.nodes, self.client = azure, nodes, api.Azure()
+        self.history = status_history.RunHistory(self.client)
         self.cursor: dict[str, Any] | None = None
         azure.compute("cpu-cluster", maxNodeCount=100)
         azure.submit("j", "true", {"x": b"x"}, nodes=nodes)
@@ -34,7 +36,11 @@ class Reader:
     def read(self, only: frozenset[int] | None = None) -> LogPage:
         """Return a page."""
         found = logs.page(
-            lambda fresh_s: status_history.details(HOME, ROOT, "j", fresh_s=fresh_s), self.nodes, self.cursor, only
+            self.client,
+            lambda fresh_s: self.history.details(HOME, ROOT, "j", fresh_s=fresh_s),
+            self.nodes,
+            self.cursor,
+            only,
         )
         self.cursor = json.loads(json.dumps(found.cursor))
         return found
@@ -60,12 +66,8 @@ class Reader:
 @pytest.fixture
 def reader(azure_account: Azure, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Reader]:
     """Return a function that makes a reader of a job with the given number of nodes, which is not executed."""
-    for module, name, empty in ((api, "_sessions", []), (api, "_credentials", {}), (api, "_tokens", {})):
-        monkeypatch.setattr(module, name, empty)
-    monkeypatch.setattr(api, "_not_before_s", {})
-    monkeypatch.setattr(status_history, "_known", {})
     monkeypatch.setattr(logs, "SOON_S", 0.0)
-    monkeypatch.setattr(api, "PAUSE_S", 0.001)
+    monkeypatch.setattr(http, "PAUSE_S", 0.001)
     azure_account.settings(execute=False)
     return lambda nodes: Reader(azure_account, nodes)
 
@@ -119,7 +121,7 @@ def test_half_a_line_waits_for_its_other_half(reader: Callable[[int], Reader], a
     assert one.texts() == ["grün"]
     azure.write_log("j", file, b"ished")
     azure.end("j")
-    status_history._known.clear()
+    one.history._known.clear()
     assert one.texts() == ["unfinished"]
     assert one.texts() == []
 
@@ -199,7 +201,7 @@ def test_faults_lose_no_line(
     for number in range(10):
         for node in range(4):
             azure.write_logs("j", node, *(f"[{node}] {number * 5 + n}" for n in range(5)))
-        status_history._known.clear()
+        one.history._known.clear()
         if number == 5 and "expired" in kind:
             azure.fault(operation, kind, **more)
         came += one.all()
@@ -288,14 +290,14 @@ def test_exit_report_is_from_the_last_container(reader: Callable[[int], Reader],
     told = events.format_line("ended", "so it ended", {"state": "failed"})
     one = reader(1)
     azure.write_logs("j", 0, "[0] a", told, END)
-    url = status_history.details(HOME, ROOT, "j").log_files["user_logs/std_log.txt"]
-    found = logs.last_event(url, "ended")
+    url = one.history.details(HOME, ROOT, "j").log_files["user_logs/std_log.txt"]
+    found = logs.last_event(one.client, url, "ended")
     assert found is not None
     assert found["state"] == "failed"
     azure.write_logs("j", 0, "[0] begun anew")
-    assert logs.last_event(url, "ended") is None
+    assert logs.last_event(one.client, url, "ended") is None
     azure.write_logs("j", 0, f"[0] {told}", END)
-    assert logs.last_event(url, "ended") is None
+    assert logs.last_event(one.client, url, "ended") is None
     assert one.texts()
 
 
@@ -303,7 +305,7 @@ def test_proxys_page_is_no_log(reader: Callable[[int], Reader], azure: Azure, mo
     """A proxy's page with status 200 moves no cursor: its lines are dropped, and the job's lines arrive later."""
     one = reader(1)
     azure.write_logs("j", 0, "[0] a")
-    real = api.call
+    real = one.client.call
 
     def through_a_portal(method: str, url: str, **more: Any) -> Any:
         answer = real(method, url, **more)
@@ -311,8 +313,8 @@ def test_proxys_page_is_no_log(reader: Callable[[int], Reader], azure: Azure, mo
             answer.status_code, answer._content = 200, b"<html>\nsign in\n</html>\n"
         return answer
 
-    monkeypatch.setattr(api, "call", through_a_portal)
+    monkeypatch.setattr(one.client, "call", through_a_portal)
     with pytest.raises(UnreachableError, match="something else than was asked for"):
         one.read()
-    monkeypatch.setattr(api, "call", real)
+    monkeypatch.setattr(one.client, "call", real)
     assert one.texts() == ["a"]

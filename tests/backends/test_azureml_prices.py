@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.backends import http
 from cloudtrain.backends.azureml import api, prices
 from cloudtrain.launcher.config.schema import model
 from cloudtrain.launcher.errors import UnreachableError
@@ -14,16 +15,14 @@ from doubles.azure.handle import Azure
 
 
 @pytest.fixture(autouse=True)
-def fresh_session(azure_account: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a new connection for this test, without pauses, despite the requests of earlier tests."""
-    monkeypatch.setattr(api, "_sessions", [])
-    monkeypatch.setattr(api, "_not_before_s", {})
-    monkeypatch.setattr(api, "PAUSE_S", 0.0)
+def no_pauses(azure_account: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry without pauses."""
+    monkeypatch.setattr(http, "PAUSE_S", 0.0)
 
 
 def asked(size: str, region: str = "eastus") -> dict[str, Any]:
     """Return the size's prices by kind: dollars, or the reason for no price."""
-    found = prices.quotes(None, region, (size,))
+    found = prices.quotes(api.Azure(), None, region, (size,))
     return {quote.key.kind: quote.rate.usd if quote.rate else quote.reason for quote in found}
 
 
@@ -31,7 +30,7 @@ def test_linux_meter_is_the_price(azure_account: Azure) -> None:
     """Windows and Spot meters do not count, Low Priority counts apart; all pages, and regions by display name."""
     azure_account.settings(price_page_size=1)
     assert asked("Standard_NC6s_v3") == {"on_demand": 3.0, "spot": 0.6}
-    (found, _) = prices.of_machine("Standard_NC6s_v3", "West Europe")
+    (found, _) = prices.of_machine(api.Azure(), "Standard_NC6s_v3", "West Europe")
     assert found.key.region == "westeurope"
     assert found.rate is not None
     assert (found.rate.usd, found.rate.source) == (3.75, "Azure Retail Prices, Linux, since 2026-01-01")
@@ -66,7 +65,7 @@ def test_spot_price_without_a_saving_is_ignored() -> None:
 
 def test_announced_price_counts_as_uncertainty() -> None:
     """The present price counts; an announced rise becomes the factor of uncertainty."""
-    (found,) = prices.of_machine("Standard_D8s_v5", "eastus")
+    (found,) = prices.of_machine(api.Azure(), "Standard_D8s_v5", "eastus")
     assert found.rate is not None
     assert (found.rate.usd, found.rate.factor) == (0.384, 1.25)
 
@@ -99,7 +98,7 @@ def test_unavailable_service_is_reported(azure_account: Azure, fault: dict[str, 
 
 def test_without_names_the_tables_types_are_priced() -> None:
     """All types are priced in parallel; a type that the stand-in does not list has a reason."""
-    found = prices.quotes(None, "eastus", ())
+    found = prices.quotes(api.Azure(), None, "eastus", ())
     assert {quote.key.instance_type for quote in found} == set(catalog.types("azureml"))
     assert {quote.key.instance_type for quote in found if quote.rate is not None} >= {"Standard_NC6s_v3"}
     assert all(quote.reason for quote in found if quote.rate is None)
@@ -122,6 +121,6 @@ def test_type_is_priced_despite_the_jobs_accelerator() -> None:
             "azureml": block,
         }
     )
-    (found, _) = prices.quotes(config, "eastus", ("Standard_NC6s_v3",))
+    (found, _) = prices.quotes(api.Azure(), config, "eastus", ("Standard_NC6s_v3",))
     assert found.rate is not None
-    assert len(prices.quotes(config, "eastus", ())) >= len(catalog.types("azureml"))
+    assert len(prices.quotes(api.Azure(), config, "eastus", ())) >= len(catalog.types("azureml"))

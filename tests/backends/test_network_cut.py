@@ -15,12 +15,10 @@ from conftest import Result
 from google.cloud.storage.retry import DEFAULT_RETRY
 from urllib3.exceptions import NewConnectionError
 
-from cloudtrain.backends.azureml import api as azure_rest
 from cloudtrain.backends.azureml import jobs as azure_jobs
-from cloudtrain.backends.sagemaker import api as aws_clients
-from cloudtrain.backends.vertex import api as vertex_rest
 from cloudtrain.backends.vertex import jobs as vertex_jobs
 from cloudtrain.backends.vertex import logs
+from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import cli as command_line
 from cloudtrain.launcher.backend import LogPage
 from cloudtrain.launcher.jobs import refresh
@@ -92,7 +90,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
     monkeypatch.setattr(azure_jobs, "SETTLE_S", 0.0)
     monkeypatch.setattr(vertex_jobs, "PAUSE_S", 0.0)
     monkeypatch.setattr(refresh, "MOST_LATE_S", 0.0)
-    monkeypatch.setattr(logs, "page", lambda *_, **__: LogPage([], {}))  # no job has run or printed
+    monkeypatch.setattr(logs.LogReader, "page", lambda *_, **__: LogPage([], {}))  # no job has run or printed
     return made
 
 
@@ -152,21 +150,14 @@ def run(cloud: Cloud, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setenv("TOKEN", "sesame-open")
     monkeypatch.chdir(cloud.folder)
 
-    def forget() -> None:
-        aws_clients._clients.clear()
-        for kept in (azure_rest._sessions, azure_rest._credentials, azure_rest._tokens, azure_rest._not_before_s):
-            kept.clear()  # type: ignore[attr-defined]
-        vertex_rest._sessions.clear()
-        vertex_rest._credentials.clear()
-
     def call(*args: str) -> Result:
-        forget()
+        backends._made.cache_clear()
         capsys.readouterr()
         code = command_line._run(list(args), debug=False, as_json="--json" in args)
         return Result(code, *capsys.readouterr())
 
     yield call
-    forget()
+    backends._made.cache_clear()
 
 
 def held(home: Path) -> list[str]:

@@ -23,8 +23,7 @@ class Reader:
     """Reads from its cursor on, and passes the cursor through JSON every time, by its own clock."""
 
     def __init__(self, aws: Aws, nodes: int) -> None:
-        access = clients.AwsAccess(REGION, None, (("logs", aws.url),))
-        self.connect: Callable[[], Any] = lambda: clients.client(access, "logs")
+        self.access = clients.AwsAccess(REGION, None, (("logs", aws.url),))
         self.nodes = nodes
         self.cursor: dict[str, Any] | None = None
         self.now_s = time.time()
@@ -32,7 +31,7 @@ class Reader:
     def read(self, after_s: float = 0.0, **more: Any) -> LogPage:
         """Return a page after the given number of seconds."""
         self.now_s += after_s
-        found = page(self.connect, "j-1", self.nodes, self.cursor, clock=lambda: self.now_s, **more)
+        found = page(self.access, "j-1", self.nodes, self.cursor, clock=lambda: self.now_s, **more)
         self.cursor = json.loads(json.dumps(found.cursor))
         return found
 
@@ -55,7 +54,6 @@ def reader(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Reader]
     """Return a function that makes a reader of a job with the given number of nodes."""
     for key, value in aws.environ.items():
         monkeypatch.setenv(key, value)
-    monkeypatch.setattr(clients, "_clients", {})
     monkeypatch.setattr(clients, "RENEW_S", 0.0)
     return lambda nodes: Reader(aws, nodes)
 
@@ -234,7 +232,7 @@ def test_unreadable_host_does_not_hide_the_rest(reader: Any, aws: Aws, monkeypat
     for host in (1, 2):
         write(aws, host, [f"host {host}"], at_s=1000)
     tail = reader(2)
-    real = tail.connect()
+    real = clients.client(tail.access, "logs")
 
     class OneBroken:
         def describe_log_streams(self, **query: Any) -> Any:
@@ -243,10 +241,10 @@ def test_unreadable_host_does_not_hide_the_rest(reader: Any, aws: Aws, monkeypat
         def get_log_events(self, **query: Any) -> Any:
             return real.get_log_events(**{**query, "limit": 0 if "algo-1" in query["logStreamName"] else 10})
 
-    tail.connect = OneBroken  # AWS refuses a limit of 0
-    found = tail.read(3.0)
+    with monkeypatch.context() as patch:  # AWS refuses a limit of 0
+        patch.setattr(tail.access.clients, "get", lambda *_, **__: OneBroken())
+        found = tail.read(3.0)
     assert (texts(found.lines), found.is_clean) == (["host 2"], False)
-    tail.connect = lambda: real
     assert texts(tail.all()) == ["host 1"]
     aws.fault(["GetLogEvents", "DescribeLogStreams"], "error", code="AccessDeniedException", message="no logs for you")
     with pytest.raises(UnreachableError, match="no logs for you"):

@@ -15,7 +15,6 @@ from doubles.aws.handle import REGION, Aws
 @pytest.fixture(autouse=True)
 def fresh_clients(account: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     """Query without a pause, by clients of this test's own."""
-    monkeypatch.setattr(clients, "_clients", {})
     monkeypatch.setattr(prices, "PAUSE_S", 0.0)
 
 
@@ -37,7 +36,7 @@ def by_type(found: list[Quote]) -> dict[str, Quote]:
 def test_all_training_types_are_read(way: str, account: Aws) -> None:
     """The Training price counts, with or without GPUs: not hosting, spot, clusters, outposts or paid plans."""
     account.settings(price_page_size=7)
-    found = by_type(prices.quotes(None, "eu-west-1", ()))
+    found = by_type(prices.quotes(clients.AwsClients(), None, "eu-west-1", ()))
     read = {name: quote.rate.usd for name, quote in found.items() if quote.rate is not None}
     assert read == pytest.approx({name: usd * 1.115 for name, usd in pricelist.TRAINING.items()})
     rate = found["ml.m5.large"].rate
@@ -58,7 +57,7 @@ def test_all_training_types_are_read(way: str, account: Aws) -> None:
 )
 def test_missing_price_gives_a_reason(way: str, name: str, why: str) -> None:
     """An unclear price is never 0, and never an arbitrary choice."""
-    (quote,) = prices.quotes(None, REGION, (name,))
+    (quote,) = prices.quotes(clients.AwsClients(), None, REGION, (name,))
     assert quote.rate is None
     assert why in quote.reason
 
@@ -66,7 +65,7 @@ def test_missing_price_gives_a_reason(way: str, name: str, why: str) -> None:
 def test_foreign_currency_is_no_price(way: str, account: Aws) -> None:
     """AWS's China partition has prices in CNY."""
     account.settings(price_damage="currency")
-    (quote,) = prices.quotes(None, REGION, ("ml.m5.large",))
+    (quote,) = prices.quotes(clients.AwsClients(), None, REGION, ("ml.m5.large",))
     assert (quote.rate, quote.reason) == (None, "AWS lists it in CNY, not in USD")
 
 
@@ -77,13 +76,13 @@ def test_damaged_answer_is_no_price(way: str, account: Aws, damage: str, said: s
     """A truncated row, or a row in an unknown form, raises an error."""
     account.settings(price_damage=damage)
     with pytest.raises(UnreachableError, match=said):
-        prices.quotes(None, REGION, ())
+        prices.quotes(clients.AwsClients(), None, REGION, ())
 
 
 def test_region_without_prices_is_named(way: str) -> None:
     """A misspelt region is named in the error."""
     with pytest.raises(ConfigError, match="AWS lists no training machine in us-east-9"):
-        prices.quotes(None, "us-east-9", ())
+        prices.quotes(clients.AwsClients(), None, "us-east-9", ())
 
 
 @pytest.mark.parametrize("kind", ["expired", "denied"])
@@ -91,7 +90,7 @@ def test_invalid_credentials_are_not_needed(account: Aws, kind: str) -> None:
     """The public file has the same price."""
     more = {"code": "AccessDeniedException", "message": "not authorized"} if kind == "denied" else {}
     account.fault("pricing:GetProducts", "error" if more else "expired", **more)
-    (quote,) = prices.quotes(None, REGION, ("ml.g5.2xlarge",))
+    (quote,) = prices.quotes(clients.AwsClients(), None, REGION, ("ml.g5.2xlarge",))
     assert quote.rate is not None
     assert (quote.rate.usd, "public file" in quote.rate.source) == (1.515, True)
 
@@ -99,7 +98,7 @@ def test_invalid_credentials_are_not_needed(account: Aws, kind: str) -> None:
 def test_without_credentials_or_sdk_the_file_is_read(account: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the SDK, GetProducts is not called."""
     monkeypatch.setattr(prices, "find_spec", lambda name: None)
-    (quote,) = prices.quotes(None, REGION, ("ml.m5.xlarge",))
+    (quote,) = prices.quotes(clients.AwsClients(), None, REGION, ("ml.m5.xlarge",))
     assert (quote.rate and quote.rate.usd) == 0.23
     assert account.journal("GetProducts") == []
 
@@ -109,25 +108,25 @@ def test_busy_service_is_retried(account: Aws, fault: dict[str, object]) -> None
     """After two refusals the answer arrives; permanent refusals raise an error."""
     account.fault("pricing:GetProducts", "expired")
     account.fault("pricing:GetFile", count=2, **fault)  # type: ignore[arg-type]
-    (quote,) = prices.quotes(None, REGION, ("ml.m5.xlarge",))
+    (quote,) = prices.quotes(clients.AwsClients(), None, REGION, ("ml.m5.xlarge",))
     assert quote.rate is not None
     account.fault("pricing:GetFile", **fault)  # type: ignore[arg-type]
     with pytest.raises(UnreachableError, match="price file cannot be read: HTTP 503"):
-        prices.quotes(None, REGION, ())
+        prices.quotes(clients.AwsClients(), None, REGION, ())
 
 
 def test_unavailable_service_is_reported(account: Aws) -> None:
     """The message is a sentence for both ways."""
     account.fault("pricing:GetProducts", "500", count=1)
-    assert prices.quotes(None, REGION, ("ml.m5.xlarge",))[0].rate is not None
+    assert prices.quotes(clients.AwsClients(), None, REGION, ("ml.m5.xlarge",))[0].rate is not None
     account.fault(["pricing:GetProducts", "pricing:GetFile"], "error", code="BadThing", message="no", status=400)
     with pytest.raises(CloudtrainError, match="cannot read AWS's price list: no"):
-        prices.quotes(None, REGION, ())
+        prices.quotes(clients.AwsClients(), None, REGION, ())
 
 
 def test_request_conforms_to_botocores_model(account: Aws) -> None:
     """The stand-in checks the request with botocore's model; the filters select only training, in one region."""
-    prices.quotes(None, REGION, ("ml.m5.large",))
+    prices.quotes(clients.AwsClients(), None, REGION, ("ml.m5.large",))
     asked = account.journal("GetProducts")[0]
     assert asked["region"] == "us-east-1"
     fields = {one["Field"]: one["Value"] for one in asked["params"]["Filters"]}

@@ -263,11 +263,8 @@ PAGE = b"<!DOCTYPE html><html><title>Sign in to the guest network</title></html>
 
 @pytest.mark.parametrize("status", [200, 302, 403, 404, 407])
 @pytest.mark.parametrize("service", ["aiplatform", "storage", "secretmanager"])
-def test_foreign_page_is_no_answer(
-    vertex: Any, folder: Path, google: Google, service: str, status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_page_is_no_answer(vertex: Any, folder: Path, google: Google, service: str, status: int) -> None:
     """A page of a proxy or a guest network is no answer of Google's, with any status."""
-    monkeypatch.setattr(rest, "TRIES", 2)
     with served(lambda request: Answer(status, {"Content-Type": "text/html", "Location": "http://x/"}, PAGE)) as url:
         configured(folder, endpoints={**google.endpoints, service: url})
         done = vertex(*SUBMIT, cwd=folder)

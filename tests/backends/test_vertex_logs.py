@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,8 +18,6 @@ from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine, LogPage
 from cloudtrain.launcher.errors import UnreachableError
 from doubles.google.handle import PROJECT, REGION, Google
-
-ACCESS = VertexAccess(PROJECT, REGION)
 
 
 @dataclass
@@ -60,10 +58,18 @@ class Reader:
     only: frozenset[int] | None = None
     cursor: dict[str, Any] | None = None
     lines: list[LogLine] = field(default_factory=list)
+    access: ClassVar[VertexAccess]
+    process: ClassVar[logs.LogReader]
+
+    @classmethod
+    def restart(cls) -> None:
+        """Forget the connections and the feeds, as the end of the process does."""
+        cls.access, cls.process = VertexAccess(PROJECT, REGION), logs.LogReader()
 
     def page(self, *, is_passing: bool = False) -> LogPage:
         """Read a page."""
-        found = logs.page(ACCESS, self.job, self.nodes, self.cursor, self.only, self.home, is_passing=is_passing)
+        where = (self.job, self.nodes, self.cursor, self.only, self.home)
+        found = self.process.page(self.access, *where, is_passing=is_passing)
         self.cursor = json.loads(json.dumps(found.cursor))
         self.lines += found.lines
         return found
@@ -85,9 +91,9 @@ class Reader:
 def job(google_project: Google) -> Iterator[str]:
     """Return the number of a job without containers; pollers of earlier tests are gone."""
     google_project.settings(execute=False)
-    logs.forget()
+    Reader.restart()
     yield google_project.submit("j", "true", workers=1)
-    logs.forget()
+    Reader.restart()
 
 
 @pytest.fixture
@@ -154,7 +160,7 @@ def test_cursor_works_in_a_new_process(writer: Writer, reader: Reader, pieces: i
         writer.write(0, *(f"{piece}-{number}" for number in range(pieces)))
         before = len(reader.lines)
         reader.until(lambda page, before=before: len(reader.lines) - before >= pieces)
-        logs.forget()
+        Reader.restart()
     writer.end(0)
     writer.end(1)
     reader.until(complete)
@@ -229,7 +235,7 @@ def test_one_pass_with_a_cursor_of_an_earlier_process_asks_once(writer: Writer, 
     """A line written after a follower's last poll is read at once, not 10 s later."""
     writer.write(0, "early")
     reader.until(lambda page: bool(reader.lines) and page.is_clean)
-    logs.forget()
+    Reader.restart()
     writer.write(0, "late")
     while not reader.page(is_passing=True).is_clean:
         time.sleep(0.1)
@@ -284,8 +290,9 @@ def test_several_readers_share_the_calls(google_project: Google, writer: Writer,
 
 def test_calls_stay_below_the_limit(google_project: Google, writer: Writer, reader: Reader) -> None:
     """Calls of all processes of the home folder count, in any number."""
+    quota = logs_quota.LogQuota(reader.home, PROJECT)
     for _ in range(logs_quota.FOLLOWING):
-        assert logs_quota.may_ask(reader.home, PROJECT, logs_quota.PASSING)
+        assert quota.may_ask(logs_quota.PASSING)
     reader.cursor = {"order": None, "backlog": None, "listed_s": 0.0}
     writer.write(0, "unseen")
     page = reader.page()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cloudtrain.backends.vertex import logs_entries, logs_order, logs_quota
 from cloudtrain.backends.vertex.logs_entries import LogEntry
 from cloudtrain.backends.vertex.logs_order import HOLD_S, MOST_HELD, Order
+from cloudtrain.backends.vertex.logs_quota import LogQuota
 
 BOTH = frozenset({0, 1})
 
@@ -158,23 +159,23 @@ def test_split_entries_are_one_line() -> None:
 
 def test_calls_are_counted_over_processes(tmp_path: Any) -> None:
     """All processes together make the given number of calls a minute; a second project counts apart."""
-    assert [logs_quota.may_ask(tmp_path, "p", 3) for _ in range(5)] == [True, True, True, False, False]
-    assert logs_quota.may_ask(tmp_path, "q", 3)
+    assert [LogQuota(tmp_path, "p").may_ask(3) for _ in range(5)] == [True, True, True, False, False]
+    assert LogQuota(tmp_path, "q").may_ask(3)
     [file, _] = sorted(tmp_path.iterdir())
     file.write_text("[broken")
-    assert logs_quota.may_ask(tmp_path, "p", 3)
+    assert LogQuota(tmp_path, "p").may_ask(3)
 
 
 def test_followers_take_turns_after_half_of_the_share(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first 15 calls of followers come at any time, later calls two seconds apart; a single pass does not wait."""
     now_s = 1000.0
     monkeypatch.setattr(logs_quota.time, "time", lambda: now_s)
-    assert [logs_quota.may_ask(tmp_path, "p") for _ in range(17)] == [*[True] * 15, False, False]
-    assert logs_quota.may_ask(tmp_path, "p", logs_quota.PASSING)
+    assert [LogQuota(tmp_path, "p").may_ask() for _ in range(17)] == [*[True] * 15, False, False]
+    assert LogQuota(tmp_path, "p").may_ask(logs_quota.PASSING)
     now_s += 1.9
-    assert not logs_quota.may_ask(tmp_path, "p")
+    assert not LogQuota(tmp_path, "p").may_ask()
     now_s += 0.2
-    assert [logs_quota.may_ask(tmp_path, "p") for _ in range(2)] == [True, False]
+    assert [LogQuota(tmp_path, "p").may_ask() for _ in range(2)] == [True, False]
 
 
 def test_nodes_map_to_replicas() -> None:

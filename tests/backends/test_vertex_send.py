@@ -285,7 +285,7 @@ def test_whole_submit_works_with_custom_endpoints(
     told["vertex"]["endpoints"] = google.endpoints
     (folder / "cloudtrain.yaml").write_text(yaml.safe_dump(told))
     token = Credentials(google.client.token())  # else Google's own host would be called
-    monkeypatch.setattr(api, "credentials", lambda project: token)
+    monkeypatch.setattr(api.GoogleLogin, "credentials", lambda self: token)
     for name in ("HTTPS_PROXY", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     done = vertex(*SUBMIT, *SECRET, "--name", "one", cwd=folder, env=TOKEN)

@@ -53,6 +53,7 @@ DUTIES = {
     "logs",
     "machine",
 }
+SHARED = {"edge", "http"}  # the translation of remote errors, and the HTTP client, for all platforms
 DUTIES |= {"outputs", "preflight", "prices", "records", "rehearsal", "request", "sdk", "secrets", "status"}
 SDKS = {"azure", "boto3", "botocore", "google"}  # third-party modules that entrypoints may use, imported on first use
 
@@ -209,13 +210,28 @@ def test_entrypoints_import_an_sdk_on_first_use() -> None:
 
 
 def test_backends_do_not_know_each_other() -> None:
-    """Code for two backends belongs to the launcher; each folder can be removed without the rest."""
+    """Code for two backends belongs to the launcher, or to SHARED; each folder can be removed without the rest."""
     crossing = [
         (file, name)
         for file, name in imports("backends")
-        if name.startswith("cloudtrain.backends.") and name.split(".")[2] != file.split("/")[1]
+        if name.startswith("cloudtrain.backends.") and name.split(".")[2] not in {file.split("/")[1], *SHARED}
     ]
     assert crossing == []
+    assert {path.stem for path in (ROOT / "backends").glob("*.py")} == {"__init__", *SHARED}
+
+
+EMPTY = re.compile(r"(\[\]|\{\}|(\w+\.)?(dict|list|set|deque|defaultdict|OrderedDict|WeakValueDictionary)\(.*\))")
+
+
+def test_backends_keep_no_state_in_modules() -> None:
+    """Connections and caches belong to a backend's object: no module has an empty container or a rebound global."""
+    found = []
+    for path in sorted((ROOT / "backends").rglob("*.py")):
+        tree = ast.parse(path.read_bytes(), str(path))
+        values = [node.value for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value]
+        found += [(path.name, node.lineno) for node in values if EMPTY.fullmatch(ast.unparse(node))]
+        found += [(path.name, node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Global)]
+    assert found == []
 
 
 @pytest.mark.parametrize("name", ["launcher", "backends", "templates", "entrypoints"])

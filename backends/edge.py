@@ -1,0 +1,66 @@
+"""The edge of a platform: its errors become cloudtrain's errors, in one sentence with a hint.
+
+A platform's `classify` says what an error means; `answers` and `polls` do the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError
+
+__all__ = ["Classify", "RemoteFault", "answers", "polls", "translated"]
+
+
+@dataclass(frozen=True)
+class RemoteFault:
+    """The meaning of a platform's error: the class of our error, the words after "cannot DO: ", and the hint.
+
+    `where`: the platform's code, if the words alone do not explain the error. `key`: the config's key at fault.
+    """
+
+    kind: type[CloudtrainError]
+    words: str
+    hint: str = ""
+    where: str = ""
+    key: str = ""
+
+
+Classify = Callable[[Exception], RemoteFault | None]  # None for an error that is not the platform's
+
+
+def translated(fault: RemoteFault, doing: str) -> CloudtrainError:
+    """Return our error for the fault of `doing`."""
+    message = f"cannot {doing}: {fault.words}"
+    if fault.key:
+        return ConfigError([Fault(message, key=fault.key, hint=fault.hint)])
+    return fault.kind(message, where=fault.where, hint=fault.hint)
+
+
+@contextmanager
+def answers(doing: str, classify: Classify) -> Iterator[None]:
+    """Raise a platform's error of `doing` as one of our errors."""
+    try:
+        yield
+    except Exception as error:
+        if (fault := classify(error)) is None:
+            raise
+        raise translated(fault, doing) from error
+
+
+@contextmanager
+def polls(doing: str, classify: Classify, renew: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """As `answers`, but raise every error as UnreachableError, because a failed poll tells nothing about the job.
+
+    `renew` drops the credentials after an answer that new credentials may change.
+    """
+    try:
+        with answers(doing, classify):
+            yield
+    except UnreachableError:
+        raise
+    except CloudtrainError as error:
+        renew()
+        raise UnreachableError(error.message, where=error.where, hint=error.hint) from error
