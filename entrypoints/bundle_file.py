@@ -7,7 +7,7 @@ import tarfile
 import zlib
 from pathlib import Path, PurePosixPath
 
-__all__ = ["BundleError", "extract", "unpack"]
+__all__ = ["BundleError", "extract", "sha256_of", "unpack"]
 
 
 class BundleError(Exception):
@@ -20,7 +20,7 @@ def unpack(archive: Path, sha256: str, folder: Path) -> None:
     Raises BundleError if the hash differs, or a member is absolute, leaves the folder, or is neither a file, a folder
     nor a link within the folder. (Python 3.11.2 and older lack tarfile's data filter.)
     """
-    found = hashlib.sha256(archive.read_bytes()).hexdigest()
+    found = sha256_of(archive)
     if found != sha256:
         raise BundleError(f"{archive.name} arrived damaged: its sha256 is {found[:12]}, not {sha256[:12]}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -28,6 +28,15 @@ def unpack(archive: Path, sha256: str, folder: Path) -> None:
         extract(archive, folder)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise BundleError(f"{archive.name} cannot be unpacked: {error}") from error
+
+
+def sha256_of(path: Path) -> str:
+    """Return the hash of the file's content. Raises OSError."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
 
 
 def extract(archive: Path, folder: Path, left_out: list[str] | None = None) -> list[Path]:

@@ -122,25 +122,21 @@ def killed_for_memory() -> int:
     return 0
 
 
-def environments(name: str) -> Iterator[dict[str, str]]:
-    """Yield the environments with the variable, of processes of this user (Linux)."""
+def environments(name: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield pid and environment of this user's other processes with the variable (Linux)."""
     for pid in _pids():
         with contextlib.suppress(OSError):
-            pairs = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes()).split("\0")
-            found = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-            if name in found:
-                yield found
+            text = Path(f"/proc/{pid}/environ").read_bytes()
+            if f"{name}=".encode() in text and pid != os.getpid():
+                pairs = os.fsdecode(text).split("\0")
+                found = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+                if name in found:
+                    yield pid, found
 
 
 def with_environment(**variables: str) -> list[int]:
     """Return the pids of this user's processes with all the variables; used to find a dead agent's processes."""
-    wanted = {f"{key}={value}".encode() for key, value in variables.items()}
-    found = []
-    for pid in _pids():
-        with contextlib.suppress(OSError):
-            if wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")) and pid != os.getpid():
-                found.append(pid)
-    return found
+    return [pid for pid, found in environments(next(iter(variables))) if variables.items() <= found.items()]
 
 
 def pid_inside(pid: int) -> int:

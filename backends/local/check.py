@@ -48,7 +48,7 @@ def _crowding(body: dict[str, Any], cores: int) -> Iterator[Fault]:
         return
     held: dict[str, int] = {}  # by log folder, one for each node
     jobs = set()
-    for environ in processes.environments("CLOUDTRAIN_SPEC"):
+    for _, environ in processes.environments("CLOUDTRAIN_SPEC"):
         folder = environ.get("CLOUDTRAIN_LOG_DIR", "")
         if Path(folder).is_relative_to(home / "local"):
             ranks = (atomic_json.read_json(Path(environ["CLOUDTRAIN_SPEC"])) or {}).get("nproc_per_node", 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,16 +55,8 @@ def before(log: Path, since_s: float) -> int:
     """Return how many of the log's bytes existed before `since_s` according to the notes; never too many."""
     try:
         with log.with_suffix(SUFFIX).open("rb") as index:
-            size, low, high = 0, 0, index.seek(0, os.SEEK_END)
-            while high - low > BLOCK:
-                middle = (low + high) // 2
-                index.seek(middle)
-                index.readline()
-                note = _note(index.readline())
-                low, high = (middle, high) if note and note[1] < since_s else (low, middle)
-            index.seek(low)
-            if low:
-                index.readline()
+            size = 0
+            _seek(index, lambda _, time_s: time_s < since_s)
             for line in index:
                 note = _note(line)
                 if note is None or note[1] >= since_s:
@@ -75,17 +67,22 @@ def before(log: Path, since_s: float) -> int:
         return 0
 
 
-def _notes(index: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, float]]:
+def _seek(index: BinaryIO, is_before: Callable[[int, float], bool]) -> None:
+    """Go to the beginning of a note, at most BLOCK bytes before the first note that is not before the wanted part."""
     low, high = 0, index.seek(0, os.SEEK_END)
     while high - low > BLOCK:
         middle = (low + high) // 2
         index.seek(middle)
         index.readline()
         note = _note(index.readline())
-        low, high = (middle, high) if note and note[0] <= begin else (low, middle)
+        low, high = (middle, high) if note and is_before(*note) else (low, middle)
     index.seek(low)
     if low:
         index.readline()
+
+
+def _notes(index: BinaryIO, begin: int, end: int) -> Iterator[tuple[int, float]]:
+    _seek(index, lambda size, _: size <= begin)
     rest = b""
     while block := index.read(PIECE):
         whole, newline, rest = (rest + block).rpartition(b"\n")

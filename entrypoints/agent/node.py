@@ -14,7 +14,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HEAD_PORT", "MISLEADING", "Node", "address_of", "identify", "interface_of", "resolve"]
+__all__ = [
+    "HEAD_PORT",
+    "MISLEADING",
+    "Node",
+    "address_of",
+    "ask_interface",
+    "identify",
+    "interface_of",
+    "resolve",
+    "towards",
+]
 
 # Variables set by platforms and outer launchers, with wrong values for torchrun (PET_*) and its workers: on Vertex and
 # Azure ML, RANK and WORLD_SIZE count nodes, not processes.
@@ -89,12 +99,24 @@ def interface_of(address: str) -> str | None:
 
 def address_of(interface: str) -> str | None:
     """Return the interface's IPv4 address, None without an address (Linux)."""
+    answer = ask_interface(interface, _SIOCGIFADDR)
+    return None if answer is None else socket.inet_ntoa(answer[4:8])
+
+
+def ask_interface(interface: str, question: int) -> bytes | None:
+    """Return the kernel's answer for the interface in this network namespace; /sys may show another namespace."""
     import fcntl
 
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        return socket.inet_ntoa(answer[20:24])
+        return fcntl.ioctl(probe.fileno(), question, struct.pack("256s", interface.encode()[:15]))[16:]
     return None
+
+
+def towards(address: str) -> str:
+    """Return this machine's own address on the route to the address or name; sends no packet. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        return str(probe.getsockname()[0])
 
 
 def _from_agent(environ: Mapping[str, str]) -> Node | None:
@@ -141,8 +163,8 @@ def _from_azureml(environ: Mapping[str, str]) -> Node | None:
         raise ValueError(f"MASTER_ADDR {head} must be a host name or an IPv4 address")
     found = resolve(head, OWN_NAME_S)
     if rank == 0 and count > 1 and found.startswith("127.0."):  # a name that only this machine resolves
-        found = _towards(ELSEWHERE)
-    address = found if rank == 0 else _towards(found)
+        found = towards(ELSEWHERE)
+    address = found if rank == 0 else towards(found)
     return Node("Azure ML", rank, count, head, HEAD_PORT, address, f"NODE_RANK {rank}, MASTER_ADDR {head}")
 
 
@@ -177,14 +199,7 @@ def _own_address(name: str) -> str:
         found = resolve(name, OWN_NAME_S)
         if not found.startswith("127.0."):  # 127.0.*: a name that only this machine resolves
             return found
-    return _towards(ELSEWHERE)
-
-
-def _towards(address: str) -> str:
-    """Return this machine's own address on the route to `address`, without sending a packet."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))
-        return str(probe.getsockname()[0])
+    return towards(ELSEWHERE)
 
 
 _PLATFORMS: tuple[Callable[[Mapping[str, str]], Node | None], ...] = (

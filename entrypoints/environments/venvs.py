@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints import atomic_json, bundle_file
 from cloudtrain.entrypoints.environments import builds, interpreter, stored
 from cloudtrain.entrypoints.environments.interpreter import Interpreter
 from cloudtrain.entrypoints.environments.spec import EnvironmentSpec, PreparedEnvironment
@@ -282,8 +282,4 @@ def _note(path: Path, line: str, files: dict[str, str] | None) -> None:
         return
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file() and "__pycache__" not in file.parts:
-            digest = hashlib.sha256()
-            with file.open("rb") as stream:
-                while piece := stream.read(1 << 20):
-                    digest.update(piece)
-            files[f"{line} {file.relative_to(path)}"] = digest.hexdigest()
+            files[f"{line} {file.relative_to(path)}"] = bundle_file.sha256_of(file)

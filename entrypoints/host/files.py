@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from cloudtrain.entrypoints import bundle_file
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.job_files import EXIT, STATE
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["basis", "get", "has", "keep", "prune", "put", "tree"]
 
-BLOCK = 1 << 20
 MARGIN_BYTES = 8 << 20  # free after an archive, for logs and for the exit report of the job
 DAY_S = 86_400.0
 UNUSED_S = 30 * DAY_S
@@ -183,14 +182,9 @@ def _is_whole(path: Path, sha256: str) -> bool:
 
 def _sha256(path: Path) -> str | None:
     """Return the file's hash, None if the file is absent."""
-    found = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while block := file.read(BLOCK):
-                found.update(block)
-    except FileNotFoundError:
-        return None
-    return found.hexdigest()
+    with contextlib.suppress(FileNotFoundError):
+        return bundle_file.sha256_of(path)
+    return None
 
 
 def _lock(partial: Path) -> bool:

@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +117,8 @@ def leftovers(workdir: Path) -> list[dict[str, Any]]:
     root = os.path.realpath(workdir) + os.sep
     agents: dict[str, bool] = {}
     found = []
-    for pid, variables in _environments():
-        log = variables.get("CLOUDTRAIN_LOG_DIR", "")
+    for pid, variables in processes.environments("CLOUDTRAIN_LOG_DIR"):
+        log = variables["CLOUDTRAIN_LOG_DIR"]
         if not log or not (os.path.realpath(log) + os.sep).startswith(root):
             continue
         if log not in agents:
@@ -184,25 +183,8 @@ def user() -> str:
 
 
 def _asked(interface: str, question: int, form: str) -> int | None:
-    """Return the kernel's answer for the interface in this network namespace; /sys may show another namespace."""
-    import fcntl
-
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        answer = fcntl.ioctl(probe.fileno(), question, struct.pack("256s", interface.encode()[:15]))
-        return int(struct.unpack_from(form, answer, 16)[0])
-    return None
-
-
-def _environments() -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the processes of jobs whose environment is readable."""
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        with contextlib.suppress(OSError):
-            text = Path(f"/proc/{name}/environ").read_bytes()
-            if b"CLOUDTRAIN_LOG_DIR=" in text:
-                pairs = (variable.partition("=") for variable in text.decode(errors="replace").split("\0"))
-                yield int(name), {key: value for key, _, value in pairs}
+    answer = node.ask_interface(interface, question)
+    return None if answer is None else int(struct.unpack_from(form, answer)[0])
 
 
 def _command(pid: int) -> str:

@@ -108,9 +108,7 @@ def address(*, interface: str | None = None, towards: str | None = None) -> dict
         return {"address": found, "interface": interface}
     towards = towards or node.ELSEWHERE
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((towards, 9))
-            found = str(probe.getsockname()[0])
+        found = node.towards(towards)
     except OSError as error:
         words = error.strerror or str(error)
         raise Refused(f"this host cannot reach {towards}: {words}; set the host's `address`") from error
