@@ -131,3 +131,15 @@ def test_quick_command_imports_no_unneeded_module(line: str, project: Callable[.
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stderr.splitlines()[-1])
     assert not [name for name in found if any(f"{name}.".startswith(f"{each}.") for each in UNNEEDED[line])]
+
+
+def test_command_searches_for_no_garbage(project: Callable[..., Path], home: Path) -> None:
+    """A dry run ends before the first search for garbage, and the end of the process searches nothing."""
+    found = "{'searches': gc.get_stats()[0]['collections'] - before, 'frozen': gc.get_freeze_count()}"
+    program = f"import atexit, gc, json, sys\natexit.register(lambda: print(json.dumps({found}), file=sys.stderr))\n"
+    program += "from cloudtrain.launcher import cli\nbefore = gc.get_stats()[0]['collections']\ncli.main()"
+    command = [sys.executable, "-c", program, "submit", "--dry-run"]
+    done = subprocess.run(command, cwd=project(), capture_output=True, text=True, check=True)
+    counts = json.loads(done.stderr.splitlines()[-1])
+    assert counts["searches"] == 0
+    assert counts["frozen"] > 10_000
