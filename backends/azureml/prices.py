@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.azureml import api
 from cloudtrain.backends.azureml.api import Azure
 from cloudtrain.backends.azureml.machine import block_of, choose, region_of
-from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.metering import rate as rating
 from cloudtrain.launcher.metering.rate import Key, Kind, Quote, Rate
 from cloudtrain.launcher.prices import catalog
@@ -45,7 +43,7 @@ def quotes(azure: Azure, config: JobConfig | None, region: str, types: tuple[str
 
     Raises UnreachableError if Azure's list cannot be read.
     """
-    named = types or tuple(dict.fromkeys([*catalog.types("azureml"), *_own(config)]))
+    named = types or tuple(dict.fromkeys([*catalog.types("azureml"), *catalog.own_type("azureml", config, choose)]))
     with api.answers(
         "read Azure's price list", needs="no role, because the list is public; ask the operator of the proxy"
     ):
@@ -57,15 +55,6 @@ def quotes(azure: Azure, config: JobConfig | None, region: str, types: tuple[str
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-
-
-def _own(config: JobConfig | None) -> list[str]:
-    """Return the job's own type, or an empty list if the config has no valid machine: the plan reports the fault."""
-    if config is None or config.backend != "azureml":
-        return []
-    with suppress(ConfigError):
-        return [choose(config).instance_type]
-    return []
 
 
 def of_machine(azure: Azure, size: str, region: str) -> list[Quote]:

@@ -15,7 +15,6 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +25,7 @@ from cloudtrain.backends.sagemaker.machine import block_of, choose, region_of
 from cloudtrain.launcher.errors import ConfigError, CredentialError, UnreachableError
 from cloudtrain.launcher.metering import rate as rating
 from cloudtrain.launcher.metering.rate import Key, Quote, Rate
+from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -71,17 +71,8 @@ def quotes(clients: AwsClients, config: JobConfig | None, region: str, types: tu
     if not found:
         hint = "a region as in us-east-1, of AWS's own partition"
         raise ConfigError(f"AWS lists no training machine in {region}", where=way, hint=hint)
-    named = types or tuple(sorted({*found, *_own(config)}))
+    named = types or tuple(sorted({*found, *catalog.own_type("sagemaker", config, choose)}))
     return [_quote(name, region, found.get(name, []), way) for name in named]
-
-
-def _own(config: JobConfig | None) -> list[str]:
-    """Return the job's own type, which `quotes` reports even if AWS does not list the type; [] without a machine."""
-    if config is None or config.backend != "sagemaker":
-        return []
-    with suppress(ConfigError):
-        return [choose(config).instance_type]
-    return []
 
 
 def _quote(name: str, region: str, rows: list[PriceRow], way: str) -> Quote:

@@ -200,15 +200,15 @@ class VertexBackend:
 
     def price_region(self, config: JobConfig | None) -> str | None:
         """Return the config's region, the default for prices."""
-        from cloudtrain.backends.vertex import prices_quotes
+        from cloudtrain.backends.vertex import prices_list
 
-        return prices_quotes.region(config)
+        return prices_list.region(config)
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
         """Return the prices of the types in the region; without `types`, of the table's types and the job's own."""
-        from cloudtrain.backends.vertex import prices_quotes
+        from cloudtrain.backends.vertex import prices_list
 
-        return prices_quotes.quotes(self.google, config, region, types)
+        return prices_list.quotes(self.google, config, region, types)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
         """Prepare the replicas. Raises ConfigError if `raw` has added pools, whose replicas do not train."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from cloudtrain.backends.vertex import api, files, logs_feed, prices_quotes
+from cloudtrain.backends.vertex import api, files, logs_feed, prices_list
 from cloudtrain.backends.vertex import secrets as job_secrets
 from cloudtrain.backends.vertex.api import Google, GoogleError, VertexAccess
 from cloudtrain.backends.vertex.block import Vertex
@@ -137,6 +137,6 @@ def _price(access: VertexAccess, choice: MachineChoice, kind: Kind) -> Check:
     """Compare our price table with Google's catalogue of today."""
     attached = (choice.accelerator, choice.count) if choice.label != choice.machine_type else (None, 0)
     return compared(
-        lambda: prices_quotes.of_machine(prices_quotes.listed(access), choice.machine_type, kind, *attached),
+        lambda: prices_list.of_machine(prices_list.listed(access), choice.machine_type, *attached, kind),
         choice.machine.rates,
     )

@@ -5,23 +5,105 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cloudtrain.backends.vertex import api, prices
+from cloudtrain.backends.vertex.api import Google, VertexAccess
+from cloudtrain.backends.vertex.block import Vertex
+from cloudtrain.backends.vertex.machine import block_of, choose, label_of, location_of, project_of
 from cloudtrain.backends.vertex.prices import FEE
 from cloudtrain.backends.vertex.prices_skus import Catalogue, Mode, device
 from cloudtrain.backends.vertex.prices_skus import read as catalogue
+from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.metering import rate as rating
+from cloudtrain.launcher.metering.rate import Key, Quote, Rate
+from cloudtrain.launcher.prices import catalog
 
 if TYPE_CHECKING:
     from cloudtrain.backends.vertex.machine import Kind
+    from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["Catalogue", "NotListed", "Part", "Price", "assemble", "catalogue"]
+__all__ = [
+    "Catalogue",
+    "NotListed",
+    "Part",
+    "Price",
+    "assemble",
+    "catalogue",
+    "listed",
+    "of_machine",
+    "quotes",
+    "region",
+]
 
-
+WAYS: tuple[Kind, ...] = ("standard", "spot", "flex_start", "reservation")
+SHOWN = 0.001  # differences between both rules below this share are not shown
 SHARE = "fee, of Compute Engine's"
+_ATTACHED = re.compile(r"(\S+) \+ (\d+) x (\w+)")
 
 
 class NotListed(LookupError):
     """Google lists no price for a part of the machine, or cloudtrain does not know the machine's parts."""
+
+
+def region(config: JobConfig | None) -> str | None:
+    """Return the config's region, the default for prices."""
+    return location_of(Vertex() if config is None else block_of(config))
+
+
+def quotes(google: Google, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
+    """Return the prices of the types in the region; without `types`, of the table's types and the job's own.
+
+    A type with attached accelerators has its name in plans: `n1-standard-8 + 2 x NVIDIA_TESLA_T4`. The spot, flex-start
+    and reserved kinds without a price are left out. Raises CredentialError, UnreachableError if Google's list cannot be
+    read, or ConfigError without a project.
+    """
+    block = Vertex() if config is None else block_of(config)
+    project = project_of(block)
+    if project is None:
+        hint = "export GOOGLE_CLOUD_PROJECT, or set vertex.project: a login is asked for on its account"
+        raise ConfigError([Fault("no Google Cloud project", key="vertex.project", hint=hint)])
+    found = listed(VertexAccess(project, region, tuple(sorted(block.endpoints.items())), google))
+    own = catalog.own_type("vertex", config, lambda config: choose(config).machine)
+    named = types or tuple(dict.fromkeys([*own, *catalog.types("vertex")]))
+    asked = [(kind, of_machine(found, *_machine(name), kind)) for name in named for kind in WAYS]
+    return [quote for kind, quote in asked if quote.rate is not None or kind == "standard"]
+
+
+def listed(access: VertexAccess) -> Catalogue:
+    """Return Google's list for the region. Raises CredentialError, UnreachableError, ConfigError."""
+
+    def ask(path: str, query: dict[str, str]) -> dict[str, Any]:
+        return api.get_json(access, "cloudbilling", path, query)
+
+    with api.answers("read Google's price list", needs="a login; the Cloud Billing API must be enabled"):
+        try:
+            return catalogue(ask, access.location)
+        except ValueError as error:
+            raise api.GoogleError(0, "", str(error)) from error
+
+
+def of_machine(found: Catalogue, machine_type: str, accelerator: str | None, count: int, kind: Kind) -> Quote:
+    """Return a machine's price for one kind of provisioning, or the reason for a missing price.
+
+    The price is the sum by the more reliable rule; if the other rule gives more, the difference is the uncertainty.
+    """
+    key = Key("vertex", label_of(machine_type, accelerator, count), found.region, prices.rate_kind(kind))
+    try:
+        price = assemble(found, machine_type, kind, accelerator, count)
+    except NotListed as error:
+        return Quote(key, None, f"Google's list has no price of {key.instance_type}: {error}")
+    other = f"; by {price.other_rule} {price.difference:+.1%}" if abs(price.difference) >= SHOWN else ""
+    source = f"Cloud Billing Catalog, {price.rule}, since {price.effective_time[:10]}{other}"
+    factor, is_derived = round(max(1.0, price.at_most_usd / price.total_usd), 4), price.is_by_share
+    rate = Rate(price.total_usd, rating.today().isoformat(), source, is_derived, is_own=True, factor=factor)
+    return Quote(key, rate)
+
+
+def _machine(name: str) -> tuple[str, str | None, int]:
+    """Return the machine type, the attached accelerator and its count, for a name in plans."""
+    attached = _ATTACHED.fullmatch(name)
+    return (attached[1], attached[3], int(attached[2])) if attached else (name, None, 0)
 
 
 @dataclass(frozen=True)

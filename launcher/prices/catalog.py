@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import csv
 import functools
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.backend_table import names, package_of, traits
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.metering.rate import Kind, Machine, Rate
 from cloudtrain.launcher.store import home
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = [
     "advice",
@@ -23,6 +30,7 @@ __all__ = [
     "by_accelerators",
     "by_type",
     "is_named",
+    "own_type",
     "plain",
     "rates",
     "rows",
@@ -91,6 +99,14 @@ def types(backend: str, accelerator: str | None = None, count: int | None = None
         and (count is None or row["count"] == str(count))
     }
     return list(found)
+
+
+def own_type(backend: str, config: JobConfig | None, choose: Callable[[JobConfig], Machine]) -> list[str]:
+    """Return the job's own type; an empty list if the config has no valid machine: the plan reports the fault."""
+    if config is not None and config.backend == backend:
+        with suppress(ConfigError):
+            return [choose(config).instance_type]
+    return []
 
 
 def unknown(wanted: str) -> str:
