@@ -44,8 +44,8 @@ class Lanes(Generic[Task]):
                 title = f"{self._name} of {name}"
                 run = contextvars.copy_context().run  # messages go where the caller's messages go
                 thread = threading.Thread(target=run, args=(self._work, self._due(lane)), name=title, daemon=True)
-                lane.threads.append(thread)
                 thread.start()
+                lane.threads.append(thread)  # only now: Ctrl-C may come in between, and `close` joins started threads
             self._changed.notify_all()
 
     def count(self, name: str) -> int:
