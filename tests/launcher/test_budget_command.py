@@ -231,7 +231,7 @@ main()
 KILLED = {
     "before the team's hold": ("cloudtrain.launcher.money.shared_ledger_sync:hold", "before", False),
     "between the team's hold and its note": ("cloudtrain.launcher.store.ledger:mark_held", "before", False),
-    "after the send": ("cloudtrain.backends.local.backend:send", "after", True),
+    "after the send": ("cloudtrain.backends.local.backend:LocalBackend.send", "after", True),
 }
 
 
