@@ -19,7 +19,7 @@ import pytest
 
 from browser import browser, open_page, page_seen  # noqa: F401 - fixtures
 from cloudtrain.entrypoints import processes
-from doubles import warmpython
+from doubles import warmnodes, warmpython
 from doubles.fixtures import (  # noqa: F401 - fixtures
     aws,
     aws_server,
@@ -236,12 +236,20 @@ def wait_until() -> Callable[..., Any]:
     return wait
 
 
+@pytest.fixture(scope="session")
+def warm_nodes() -> Iterator[None]:
+    """Have torchrun and ranks on all nodes start with torch imported."""
+    with warmnodes.server():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Check after every slow test that no process of its private home folder is left; kill the processes left."""
     if request.node.get_closest_marker("slow") is None:
         yield
         return
+    request.getfixturevalue("warm_nodes")
     home = str(request.getfixturevalue("home"))
     yield
     end = time.monotonic() + 10.0

@@ -148,11 +148,12 @@ def test_submit_runs_all_ranks_and_ends_with_the_jobs_code(cli: Any, job: Any, h
     """Two instances are two nodes; arguments and variables arrive unchanged with any content.
 
     `PYTHONPATH` finds the user's modules and hides none of ours; a secret's value is in no file, log or registry.
+    torchrun and the ranks are real interpreters, not forks of a warm process.
     """
     hostile = "a b;touch $HOME/x `id` \"q\" 'q' é \\n $(id) --max *"
     secret = "s3cr3t-value-of-the-token"
     filled = "$CLOUDTRAIN_ATTEMPT $$CLOUDTRAIN_JOB ${CLOUDTRAIN_NUM_NODES}$$"
-    variables = f"{{GREETING: {json.dumps(hostile)}, PYTHONPATH: lib, FILLED: {json.dumps(filled)}}}"
+    variables = f"{{GREETING: {json.dumps(hostile)}, PYTHONPATH: lib, FILLED: {json.dumps(filled)}, COLD_PYTHON: '1'}}"
     folder = job(f"args: [{json.dumps(hostile)}, '', {json.dumps(filled)}]\nenv: {variables}\nsecrets: [API_TOKEN]\n")
     (folder / "lib").mkdir()
     (folder / "lib" / "mine.py").write_text("word = 'found it'")

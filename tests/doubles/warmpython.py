@@ -29,7 +29,7 @@ from typing import Any
 
 from cloudtrain.entrypoints import processes
 
-__all__ = ["TRAINER", "Popen", "run"]
+__all__ = ["TRAINER", "Popen", "become", "run"]
 
 # Every optimizer imports `torch._dynamo` on its first use, and fsdp imports the last module.
 TRAINER = ("torch.distributed.run", "cloudtrain.entrypoints.trainer.train", "torch._dynamo", "torch.distributed.fsdp")
@@ -172,11 +172,13 @@ def _tell_ends(running: dict[int, socket.socket]) -> None:
                 connection.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
-def _be(request: dict[str, Any], folders: list[str]) -> None:
+def become(request: dict[str, Any], folders: list[str]) -> None:
     """Become the requested process, as `python ARGS` would be."""
     if request["session"]:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in request.get("ignored", ()):
+        signal.signal(signum, signal.SIG_IGN)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -218,7 +220,7 @@ def _main() -> None:
     listener.bind(path)
     listener.listen(64)
     print("ready", flush=True)
-    _be(_serve(listener), folders)
+    become(_serve(listener), folders)
 
 
 if __name__ == "__main__":

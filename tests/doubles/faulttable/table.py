@@ -52,13 +52,14 @@ class Fault:
     workdir: str = ""
 
     def config(self) -> str:
-        """Return the job's settings."""
+        """Return the job's settings; the processes are real interpreters, no forks of a warm process."""
         fewest = "" if self.fewest is None else f", min_instances: {self.fewest}"
         workdir = f", workdir: {self.workdir}" if self.workdir else ""
         names = ", ".join(f"h{number}" for number in range(self.hosts))
         reached = 'ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}"'
         resources = f"resources: {{instances: {self.hosts}{fewest}}}\n"
-        return f"{resources}ssh: {{hosts: [{names}], {reached}{workdir}}}\n{self.more}"
+        env = "" if "env:" in self.more else "env: {COLD_PYTHON: '1'}\n"
+        return f"{resources}{env}ssh: {{hosts: [{names}], {reached}{workdir}}}\n{self.more}"
 
     def told_settings(self) -> str:
         """Return the settings in the form of the table."""
@@ -217,7 +218,8 @@ FAULTS = (
     Fault("power off node 0, fewer", _power_off, node=0, after=_booted_again, **_THREE),
     Fault("sshd killed on all hosts", _kill_sshd, Ending.UNHURT, ends_by_itself=True),
     Fault("disk full at a checkpoint", _own_disk_full, Ending.BREAKS, after=_has_good_checkpoint,
-          more="checkpoint: {uri: /data/ckpt}\nenv: {SAVE_MB: '25'}\n", settings="64 MiB, saves of 25 MB"),
+          more="checkpoint: {uri: /data/ckpt}\nenv: {SAVE_MB: '25', COLD_PYTHON: '1'}\n",
+          settings="64 MiB, saves of 25 MB"),
     Fault("disk full of the workdir", _fill_workdir, Ending.BREAKS, node=None, workdir="/data/ct"),
     Fault("laptop's line cut 25 s", _laptop_cut, Ending.UNHURT, after=_followed_all, settings="logs -f"),
     Fault("delay 20 ms, loss 1 %", _slow(delay_ms=20, loss=0.01), Ending.UNHURT),
