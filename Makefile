@@ -7,7 +7,10 @@ SDK_VENV ?= .venv-sdk
 DOCS_VENV ?= .venv-docs
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint docs parity bench bench-trainer soak clean
+# Without compiled files each of some thousand processes compiles its modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test session lint docs parity bench bench-trainer soak clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,12 +25,11 @@ demo: $(READY)  ## Train the digits example on two local instances, then show it
 # seen in the output: a fault of the code fails again.
 ALONE := --last-failed --last-failed-no-failures none
 
-test: $(READY) lint  ## Everything: lint, types, unit tests in parallel, then the real distributed runs.
-	$(BIN)/pytest -n 3 --dist worksteal -m "not slow and not soak" || $(BIN)/pytest $(ALONE) -m "not slow and not soak"
-	$(BIN)/pytest -n 3 --dist worksteal -m "slow and not soak" --ignore=tests/entrypoints || \
-	    $(BIN)/pytest $(ALONE) -m "slow and not soak" --ignore=tests/entrypoints
-	$(BIN)/pytest -n 2 --dist loadfile -m "slow and not soak" tests/entrypoints || \
-	    $(BIN)/pytest $(ALONE) -m "slow and not soak" tests/entrypoints
+test: $(READY)  ## Everything: lint and types beside all tests.
+	$(MAKE) --no-print-directory -j 2 lint session
+
+session: $(READY)  ## All tests in one session, slow tests first; prints the ten slowest.
+	$(BIN)/pytest -n 3 --dist worksteal --durations 10 -m "not soak" || $(BIN)/pytest $(ALONE) -m "not soak"
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import order
 from browser import browser, open_page, page_seen  # noqa: F401 - fixtures
 from cloudtrain.entrypoints import processes
 from doubles import warmnodes, warmpython
@@ -70,6 +71,13 @@ cap.least_useful_s = lambda terms: max(terms.least_s, 20)
 from cloudtrain.launcher.cli import main
 main()
 """
+
+
+@pytest.hookimpl(trylast=True)  # after the choice by `-m`
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the tests for several workers."""
+    if (workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) > 1:
+        items[:] = order.in_shares(items, workers)
 
 
 @dataclass(frozen=True)
