@@ -36,13 +36,20 @@ from doubles.fixtures import (  # noqa: F401 - fixtures
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = Path(sys.executable).with_name("cloudtrain")
 
-# The imports of most commands: third-party modules first, then the launcher's.
+# The imports of commands, third-party modules first: of most commands, and of commands that use a cloud's SDK.
 PRELOADED = (
-    *("pydantic", "jinja2", "yaml", "pathspec", "rich.console", "click"),
-    *("cloudtrain.launcher.cli", "cloudtrain.launcher.commands.submit", "cloudtrain.launcher.commands.status"),
-    *("cloudtrain.launcher.config", "cloudtrain.launcher.planning.prepare", "cloudtrain.launcher.jobs.submit"),
-    *("cloudtrain.launcher.jobs.follow", "cloudtrain.launcher.jobs.overview", "cloudtrain.launcher.money.job_facts"),
-    *("cloudtrain.backends.local.backend", "cloudtrain.launcher.jobs.poller", "cloudtrain.launcher.logs.stream"),
+    *("pydantic", "jinja2", "yaml", "pathspec", "rich.console", "rich.live", "rich.table", "click"),
+    *("cloudtrain.launcher.*", "cloudtrain.backends.local.*", "cloudtrain.backends.ssh.*"),
+)
+CLOUDS = (
+    *("azure.ai.ml", "azure.identity", "requests", "boto3", "botocore.session", "s3transfer.manager"),
+    *(
+        "google.cloud.aiplatform_v1",
+        "google.cloud.storage",
+        "google.cloud.logging",
+        "cloudtrain.backends.*",
+        *PRELOADED,
+    ),
 )
 
 # Runs for a minute in small steps, with only light imports: for jobs that a test stops.
@@ -174,9 +181,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def cli(home: Path, tmp_path: Path) -> Cli:
+def cli(home: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Cli:
     """Return the installed command, run in `tmp_path` by default."""
-    return Cli(home, tmp_path)
+    return Cli(home, tmp_path, preloaded=CLOUDS if request.path.parent.name == "backends" else PRELOADED)
 
 
 @pytest.fixture

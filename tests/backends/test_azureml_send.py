@@ -28,20 +28,10 @@ azureml: {{{WHERE}, identity: managed}}
 """
 
 
-# A submit's imports take three seconds of processor time: made once, except for commands that test the import itself.
-SDK = ("azure.ai.ml", "azure.identity", "requests", "pydantic", "jinja2", "yaml", "pathspec")
-
-
 @pytest.fixture
 def cold_cli(cli: Any) -> Any:
     """Return the command as it starts for users."""
     return replace(cli, preloaded=())
-
-
-@pytest.fixture
-def cli(cli: Any) -> Any:
-    """Return the command with the SDK imported already."""
-    return replace(cli, preloaded=SDK)
 
 
 @pytest.fixture(autouse=True)

@@ -25,20 +25,10 @@ sagemaker: {{role: "{ROLE}", bucket: cloudtrain-tests}}
 """
 
 
-# Imports of most commands here: made once, except for commands that test the import itself.
-SDK = ("boto3", "botocore.session", "s3transfer.manager", "pydantic", "jinja2", "yaml", "pathspec")
-
-
 @pytest.fixture
 def cold_cli(cli: Any) -> Any:
     """Return the command as it starts for users."""
     return replace(cli, preloaded=())
-
-
-@pytest.fixture
-def cli(cli: Any) -> Any:
-    """Return the command with the SDK imported already."""
-    return replace(cli, preloaded=SDK)
 
 
 @pytest.fixture(autouse=True)

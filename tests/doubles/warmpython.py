@@ -12,9 +12,12 @@ import atexit
 import contextlib
 import functools
 import gc
+import importlib
+import inspect
 import io
 import json
 import os
+import pkgutil
 import random
 import runpy
 import select
@@ -23,9 +26,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cloudtrain.entrypoints import processes
 
@@ -33,6 +38,7 @@ __all__ = ["TRAINER", "Popen", "become", "run"]
 
 # Every optimizer imports `torch._dynamo` on its first use, and fsdp imports the last module.
 TRAINER = ("torch.distributed.run", "cloudtrain.entrypoints.trainer.train", "torch._dynamo", "torch.distributed.fsdp")
+TORCHRUN = ("torch.distributed.run", "cloudtrain.entrypoints.agent.elastic", "cloudtrain.entrypoints.elastic")
 POLL_S = 0.01
 LEFT_S = 10.0  # for the processes started by a run to end after the run
 MESSAGE_BYTES = 200_000
@@ -192,15 +198,44 @@ def become(request: dict[str, Any], folders: list[str]) -> None:
             setattr(sys, name, io.TextIOWrapper(io.FileIO(number, "w", closefd=False), write_through=True))
     if args[0] != "-m":
         sys.argv, sys.path[:] = args, [str(Path(args[0]).resolve().parent), *folders]
-        runpy.run_path(args[0], run_name="__main__")
-        return
+        _run_and_leave(functools.partial(runpy.run_path, args[0], run_name="__main__"))
     name, sys.path[:] = args[1], [str(Path.cwd()), *folders]
     sys.argv = [name, *args[2:]]
     if name == "torch.distributed.run":
         handler = sys.modules["torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"]
         handler.Popen = Popen
     sys.modules.pop(name, None)  # `run_module` loads the module again, under the name __main__
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    program = functools.partial(runpy.run_module, name, run_name="__main__", alter_sys=True)
+    _run_and_leave(program) if name in TORCHRUN else program()
+
+
+def _run_and_leave(program: Callable[[], Any]) -> NoReturn:
+    """Run the program to its end, without the interpreter's teardown: it frees, and first copies, all modules."""
+    code: Any = 0
+    try:
+        program()
+    except SystemExit as leaving:
+        code = leaving.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code & 0xFF)
+
+
+def _import(name: str) -> None:
+    """Import a module; `package.*` is a package with all modules below."""
+    package = importlib.import_module(name.removesuffix(".*"))
+    if name.endswith(".*"):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(found.name)
 
 
 def _main() -> None:
@@ -213,7 +248,8 @@ def _main() -> None:
     folders = sys.path[1:]
     sys.path[:] = folders  # this file's folder has a module `azure`, too
     for name in preloaded:
-        __import__(name)
+        _import(name)
+    inspect.stack()  # some SDKs ask for the stack: the first time costs 0.3 s
     gc.collect()
     gc.freeze()  # objects that are never collected are never copied
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
