@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from cloudtrain.entrypoints.notices.facts import JobFacts, PriceTerms, StepFacts
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.entrypoints.notices.sending import Channel, DeliveryError, back_off_s, send, try_all
 
-__all__ = ["EXIT_S", "NodeNotifier", "due", "of_agent"]
+__all__ = ["EXIT_S", "NodeNotifier", "of_agent"]
 
 EXIT_S = 2.5  # the longest wait of a job's end for its notifications
 EVERY_S = 5.0
@@ -34,56 +33,21 @@ _TERMS = ("uncertainty", "tail_s", "lead_s", "unit_s", "least_bill_s", "least_s"
 _FROM_STEP = ("step", "max_steps", "eta_s")
 
 
-@dataclass(frozen=True)
-class Run:
-    """The agent's facts about the job. Times in unix seconds; `used_s`: the time used on earlier machines."""
-
-    job: str
-    attempt: int
-    settings: NoticeSettings
-    began_s: float
-    limit_s: float
-    deadline_s: float
-    limit_reason: str
-    used_s: float = 0.0
-    saves: bool = True
-
-
 def of_agent(spec: AgentSpec, began_s: float) -> NodeNotifier | None:
     """Return the notifier of the job in this agent's spec; None if the job wants no notifications, or off node 0."""
-    job, settings = spec.job, spec.job.notices
-    if settings is None or spec.node != 0:
-        return None
-    saves = job.run.kind == "task" or job.run.on_stop == "save"
-    limits = spec.max_duration_s, spec.deadline_s, spec.limit_reason
-    run = Run(job.job, job.attempt, settings, began_s, *limits, spec.used_s, saves)
-    folder = Path(spec.environment["CLOUDTRAIN_CHECKPOINT_DIR"])
-    return NodeNotifier(run, _channels(settings, spec.secrets), Path(spec.root) / "log" / "rank-0.log", folder)
-
-
-def due(
-    run: Run,
-    progress: Mapping[str, Any],
-    now_s: float,
-    verdict: ExitReport | None = None,
-    *,
-    is_resumable: bool = False,
-) -> list[Notice]:
-    """Return the notifications that are due while the job runs, or after its end with the `verdict`."""
-    facts = _facts(run, progress, now_s, verdict, is_resumable=is_resumable)
-    return [notice for notice in rules.standing(facts, now_s, "job") if notice.event in rules.JOB_EVENTS]
+    return None if spec.job.notices is None or spec.node != 0 else NodeNotifier(spec, spec.job.notices, began_s)
 
 
 class NodeNotifier:
-    """The thread that notifies. `folder` is the checkpoints' folder, `log` is rank 0's."""
+    """The thread that notifies. `began_s`: the agent's start, in unix seconds."""
 
-    def __init__(
-        self, run: Run, channels: Mapping[str, tuple[Channel, tuple[str, ...]]], log: Path, folder: Path
-    ) -> None:
-        self._run = run
-        self._channels = channels
-        self._log = log
-        self._folder = folder
+    def __init__(self, spec: AgentSpec, settings: NoticeSettings, began_s: float) -> None:
+        self._spec = spec
+        self._settings = settings
+        self._began_s = began_s
+        self._channels = _channels(settings, spec.secrets)
+        self._log = Path(spec.root) / "log" / "rank-0.log"
+        self._folder = Path(spec.environment["CLOUDTRAIN_CHECKPOINT_DIR"])
         self._sent = self._remembered()
         self._tries: dict[tuple[str, str], tuple[int, float]] = {}
         self._marking = threading.Lock()
@@ -107,27 +71,29 @@ class NodeNotifier:
         """Return after the last notification, at most EXIT_S after `end`."""
         self._thread.join(max(0.0, self._end_s - time.monotonic()))
 
+    def due(self, progress: Mapping[str, Any], now_s: float) -> list[Notice]:
+        """Return the notifications that are due while the job runs, or after its end, also those already sent."""
+        facts = self._facts(progress, now_s)
+        return [notice for notice in rules.standing(facts, now_s, "job") if notice.event in rules.JOB_EVENTS]
+
     def _follow(self) -> None:
-        every_s = max(0.2, min(EVERY_S, self._run.limit_s / 100))
+        every_s = max(0.2, min(EVERY_S, self._spec.max_duration_s / 100))
         again_s: float | None = None
         while not self._is_over.wait(min(every_s, again_s or every_s)):
-            again_s = self._tell(partial(due, self._run))
+            again_s = self._tell()
         while True:
-            wait_s = self._tell(self._ending)
+            wait_s = self._tell()
             if wait_s is None or time.monotonic() + wait_s > self._end_s:
                 return
             time.sleep(wait_s)
 
-    def _ending(self, progress: Mapping[str, Any], now_s: float) -> list[Notice]:
-        return due(self._run, progress, now_s, self._verdict, is_resumable=has_checkpoint(self._folder))
-
-    def _tell(self, what: Callable[[Mapping[str, Any], float], list[Notice]]) -> float | None:
+    def _tell(self) -> float | None:
         """Send the due notifications; return the seconds until the next retry, None without a retry."""
         now_s = self._now_s()
-        due = self._due(what({}, now_s), now_s)
+        due = self._unsent(self.due({}, now_s), now_s)
         if due:  # the log is read only if a notification is due
             saved = {"checkpoint_step": None} if has_checkpoint(self._folder) else {}
-            due = self._due(what(saved | _progress(self._log), now_s), now_s)
+            due = self._unsent(self.due(saved | _progress(self._log), now_s), now_s)
         faults = try_all([partial(self._send, name, notice) for name, notice in due])
         for (name, notice), fault in zip(due, faults, strict=True):
             if fault is not None and (name, notice.key) not in self._sent:
@@ -137,10 +103,51 @@ class NodeNotifier:
         waits = [next_s for key, (_, next_s) in self._tries.items() if key not in self._sent]
         return max(0.05, min(waits) - self._now_s()) if waits else None
 
+    def _facts(self, progress: Mapping[str, Any], now_s: float) -> JobFacts:
+        """Return the facts by this machine's clock; the costs of earlier attempts and machines count."""
+        spec, settings, began_s, verdict = self._spec, self._settings, self._began_s, self._verdict
+        job, steps, is_running = spec.job, StepFacts.load(progress), verdict is None
+        rate, spent, worst = settings.rate_micro_h, None, None
+        if rate is not None:
+            cost = rate * (now_s - began_s + spec.used_s) / 3600
+            spent, worst = round(settings.spent_micro + cost), round(settings.spent_micro + cost * settings.uncertainty)
+        finish_at_s = total = None
+        if is_running and steps.eta_s is not None:
+            finish_at_s = now_s + steps.eta_s
+            total = None if spent is None else spent + round((rate or 0) * steps.eta_s / 3600)
+        leaves_at_s = began_s + spec.deadline_s
+        return JobFacts(
+            job=job.job,
+            backend=settings.backend,
+            attempt=job.attempt,
+            state="running" if verdict is None else verdict.state,
+            reason=None if verdict is None else verdict.reason,
+            error=(verdict.error if verdict else None) or {},
+            progress=steps,
+            spent_micro=spent,
+            spent_worst_micro=worst,
+            limit_micro=settings.limit_micro,
+            burn_micro_h=rate if is_running else 0,
+            total_micro=total,
+            terms=PriceTerms(rate or 0.0, **{name: getattr(settings, name) for name in _TERMS}),
+            alert_at=settings.alert_at,
+            on_limit=settings.on_limit,
+            limit_reason=spec.limit_reason,
+            began_s=began_s,
+            cap_at_s=began_s + spec.max_duration_s,
+            deadline_at_s=leaves_at_s,
+            finish_at_s=finish_at_s,
+            hits_limit=is_limit_first(finish_at_s, leaves_at_s, total, settings.limit_micro),
+            is_hard=spec.deadline_s >= spec.max_duration_s,
+            saves=job.run.kind == "task" or job.run.on_stop == "save",
+            is_saved="checkpoint_step" in progress,
+            is_resumable=verdict is not None and verdict.state != "succeeded" and has_checkpoint(self._folder),
+        )
+
     def _now_s(self) -> float:
         return self._wall_s + time.monotonic()
 
-    def _due(self, notices: list[Notice], now_s: float) -> list[tuple[str, Notice]]:
+    def _unsent(self, notices: list[Notice], now_s: float) -> list[tuple[str, Notice]]:
         found, sent = [], set(self._sent)  # a copy: the threads of late sends add to the set
         self._tries = {key: value for key, value in self._tries.items() if key[1] in {each.key for each in notices}}
         for name, (_, on) in self._channels.items():
@@ -166,13 +173,13 @@ class NodeNotifier:
             finally:
                 os.close(log)
             kept = sorted([each, key] for each, key in self._sent if key.startswith(("budget:", "deadline:")))
-            atomic_json.write_json(self._folder / MEMORY, {"job": self._run.job, "told": kept})
+            atomic_json.write_json(self._folder / MEMORY, {"job": self._spec.job.job, "told": kept})
         except OSError as error:  # a full disk: at worst a notification is sent twice
             print(f"agent: the list of delivered alerts cannot be saved: {error}", flush=True)
 
     def _remembered(self) -> set[tuple[str, str]]:
         known = atomic_json.read_json(self._folder / MEMORY)
-        if not isinstance(known, dict) or known.get("job") != self._run.job:
+        if not isinstance(known, dict) or known.get("job") != self._spec.job.job:
             return set()
         return {(str(name), str(key)) for name, key in known.get("told", ())}
 
@@ -194,49 +201,6 @@ def _channels(settings: NoticeSettings, secrets: Mapping[str, str]) -> dict[str,
         channel = Channel(each.kind, each.to if is_mail else value, value if is_mail else "", each.sender)
         found[each.id] = (channel, each.on)
     return found
-
-
-def _facts(
-    run: Run, progress: Mapping[str, Any], now_s: float, verdict: ExitReport | None, *, is_resumable: bool
-) -> JobFacts:
-    """Return the facts by this machine's clock; the costs of earlier attempts and machines count."""
-    settings, steps, is_running = run.settings, StepFacts.load(progress), verdict is None
-    rate, spent, worst = settings.rate_micro_h, None, None
-    if rate is not None:
-        cost = rate * (now_s - run.began_s + run.used_s) / 3600
-        spent, worst = round(settings.spent_micro + cost), round(settings.spent_micro + cost * settings.uncertainty)
-    finish_at_s = total = None
-    if is_running and steps.eta_s is not None:
-        finish_at_s = now_s + steps.eta_s
-        total = None if spent is None else spent + round((rate or 0) * steps.eta_s / 3600)
-    leaves_at_s = run.began_s + run.deadline_s
-    return JobFacts(
-        job=run.job,
-        backend=settings.backend,
-        attempt=run.attempt,
-        state="running" if verdict is None else verdict.state,
-        reason=None if verdict is None else verdict.reason,
-        error=(verdict.error if verdict else None) or {},
-        progress=steps,
-        spent_micro=spent,
-        spent_worst_micro=worst,
-        limit_micro=settings.limit_micro,
-        burn_micro_h=rate if is_running else 0,
-        total_micro=total,
-        terms=PriceTerms(rate or 0.0, **{name: getattr(settings, name) for name in _TERMS}),
-        alert_at=settings.alert_at,
-        on_limit=settings.on_limit,
-        limit_reason=run.limit_reason,
-        began_s=run.began_s,
-        cap_at_s=run.began_s + run.limit_s,
-        deadline_at_s=leaves_at_s,
-        finish_at_s=finish_at_s,
-        hits_limit=is_limit_first(finish_at_s, leaves_at_s, total, settings.limit_micro),
-        is_hard=run.deadline_s >= run.limit_s,
-        saves=run.saves,
-        is_saved="checkpoint_step" in progress,
-        is_resumable=is_resumable and verdict is not None and verdict.state != "succeeded",
-    )
 
 
 def _progress(log: Path) -> dict[str, Any]:

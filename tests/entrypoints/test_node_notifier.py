@@ -13,7 +13,7 @@ import pytest
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.contract import AgentSpec, ExitReport
 from cloudtrain.entrypoints.notices import node_notifier
-from cloudtrain.entrypoints.notices.node_notifier import NodeNotifier, due, of_agent
+from cloudtrain.entrypoints.notices.node_notifier import NodeNotifier, of_agent
 from doubles import receivers
 
 ORDER = {
@@ -55,7 +55,7 @@ def run(tmp_path: Path, age_s: float, **more: Any) -> tuple[NodeNotifier, list[s
     """Return the notifier of a job of the given age, and the keys of the notices due now."""
     found = of_agent(agent_spec(tmp_path, "http://127.0.0.1:1/", **more), time.time() - age_s)
     assert found is not None
-    return found, [each.key for each in due(found._run, {}, time.time())]
+    return found, [each.key for each in found.due({}, time.time())]
 
 
 def logged(root: Path) -> list[str]:
@@ -84,7 +84,7 @@ def test_time_on_earlier_machines_counts(tmp_path: Path) -> None:
     spec = agent_spec(tmp_path, "http://127.0.0.1:1/", max_duration_s=700, used_s=300)
     found = of_agent(spec, time.time() - 1)
     assert found is not None
-    assert [each.key for each in due(found._run, {}, time.time())] == ["budget:50@1000000"]
+    assert [each.key for each in found.due({}, time.time())] == ["budget:50@1000000"]
 
 
 def test_unknown_price_is_no_threshold(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_unknown_price_is_no_threshold(tmp_path: Path) -> None:
     spec = agent_spec(tmp_path, "http://127.0.0.1:1/", settings={"rate_micro_h": None})
     found = of_agent(spec, time.time() - 850)
     assert found is not None
-    told = due(found._run, {}, time.time())
+    told = found.due({}, time.time())
     assert [each.key for each in told] == ["deadline:1"]
     assert "unknown" in told[0].text
 
@@ -100,7 +100,7 @@ def test_unknown_price_is_no_threshold(tmp_path: Path) -> None:
 def test_job_that_ends_before_its_deadline_has_no_deadline_notice(tmp_path: Path) -> None:
     """The remaining time is the job's own last figure."""
     found, _ = run(tmp_path, 850)
-    assert [each.event for each in due(found._run, {"eta_s": 5.0}, time.time())] == ["budget"]
+    assert [each.event for each in found.due({"eta_s": 5.0}, time.time())] == ["budget"]
 
 
 def test_deadline_of_the_budget_states_the_reserve(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_deadline_of_the_budget_states_the_reserve(tmp_path: Path) -> None:
     spec = agent_spec(tmp_path, "http://127.0.0.1:1/", settings={"spent_micro": 0})
     found = of_agent(spec, 0.0)
     assert found is not None
-    notice = due(found._run, {"step": 9, "max_steps": 10, "eta_s": 100.0}, 850.0)[-1]
+    notice = found.due({"step": 9, "max_steps": 10, "eta_s": 100.0}, 850.0)[-1]
     assert "because of its budget of 1.00 USD, of which 0.10 USD is the reserve for the save" in notice.title
     assert "for 0.95 USD in all" in notice.text
 
@@ -125,7 +125,7 @@ def test_clock_that_is_set_makes_no_notice_due(tmp_path: Path, monkeypatch: pyte
     found = of_agent(agent_spec(tmp_path, "http://127.0.0.1:1/"), wall_s)
     assert found is not None
     monkeypatch.setattr(time, "time", lambda: wall_s + 86_400)
-    assert due(found._run, {}, found._now_s()) == []
+    assert found.due({}, found._now_s()) == []
 
 
 def test_threshold_and_end_are_sent_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints.contract import NoticeSettings
-from cloudtrain.entrypoints.notices import node_notifier, rules
+from cloudtrain.entrypoints.contract import AgentSpec, JobSpec, NoticeSettings
+from cloudtrain.entrypoints.notices import rules
 from cloudtrain.entrypoints.notices.message import Notice
-from cloudtrain.entrypoints.notices.node_notifier import Run
+from cloudtrain.entrypoints.notices.node_notifier import NodeNotifier
 from cloudtrain.entrypoints.notices.rules import unsent, wanted
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs.describe import next_step
@@ -362,7 +363,7 @@ def test_budget_event_includes_near_limits() -> None:
     assert [name for name, each in found.items() if wanted(each, ["projected"])] == ["projected"]
 
 
-def test_job_and_launcher_send_the_same_alert() -> None:
+def test_job_and_launcher_send_the_same_alert(tmp_path: Path) -> None:
     """Both decide by the same rules: the same key and the same title, for the threshold and for the deadline."""
     asked = {"budget": {"limit": "10 USD", "alert_at": ["50%", "80%"], "on_limit": "checkpoint-and-stop"}}
     plan = {"cap_s": 1_000, "deadline_s": 900, "own_limit_s": 1_000, "cap_reason": "budget", "price_micro": 36_000_000}
@@ -370,7 +371,17 @@ def test_job_and_launcher_send_the_same_alert() -> None:
     seen.attempt.progress.clear()
     ours = [each for each in standing(seen, forecast(seen, [seen.attempt], NOW), NOW) if each.event in rules.JOB_EVENTS]
     settings = NoticeSettings((), "local", 10_000_000, (50, 80), "checkpoint-and-stop", 36_000_000)
-    theirs = node_notifier.due(Run("j-x1", 1, settings, NOW - 850, 1_000, 900, "budget"), {}, NOW)
+    spec = AgentSpec(
+        **dict.fromkeys(("address", "root", "bundle", "sha256", "python", "workdir"), ""),
+        node=0,
+        max_duration_s=1_000,
+        deadline_s=900,
+        limit_reason="budget",
+        grace_s=10,
+        environment={"CLOUDTRAIN_CHECKPOINT_DIR": str(tmp_path)},
+        job=JobSpec("j-x1", notices=settings),
+    )
+    theirs = NodeNotifier(spec, settings, NOW - 850).due({}, NOW)
     assert [each.key for each in ours] == ["budget:80@10000000", "deadline:1"]
     assert [(each.id, each.key, each.title, each.lines) for each in ours] == [
         (each.id, each.key, each.title, each.lines) for each in theirs
