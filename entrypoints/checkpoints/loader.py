@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import layout, shards
-from cloudtrain.entrypoints.checkpoints.sharding import local_part
 from cloudtrain.entrypoints.rank import exchange
+from cloudtrain.entrypoints.rank.exchange import local_part
 
 __all__ = ["CheckpointReader", "check", "open_reader", "overlap"]
 

@@ -1,4 +1,7 @@
-"""Small values passed between ranks, as JSON in tensors: torch's own object collectives need numpy and unpickle."""
+"""The values of ranks: a rank's part of a tensor, and small values passed between ranks.
+
+Small values travel as JSON in tensors: torch's own object collectives need numpy and unpickle.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
-__all__ = ["gather", "share"]
+__all__ = ["gather", "local_part", "share"]
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's values of the tensor, sharing its memory: all of a plain tensor, a shard of a DTensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:

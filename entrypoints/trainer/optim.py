@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from cloudtrain.entrypoints.checkpoints.sharding import local_part
 from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.rank.exchange import local_part
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ScheduleSettings, suggest
 
 __all__ = [

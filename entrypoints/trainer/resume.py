@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import loader, published
-from cloudtrain.entrypoints.checkpoints.sharding import local_part
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.events import emit
 from cloudtrain.entrypoints.rank import exchange
+from cloudtrain.entrypoints.rank.exchange import local_part
 from cloudtrain.entrypoints.trainer import saving
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cloudtrain.entrypoints.checkpoints.sharding import local_part
+from cloudtrain.entrypoints.rank.exchange import local_part
 
 __all__ = ["LOW", "Blocks", "State", "Strategy", "autocaster", "clip", "clip_whole", "finite", "finite_gradients"]
 __all__ += ["no_state", "skip_state", "share_weights"]
