@@ -41,24 +41,12 @@ from cloudtrain.launcher.backend.values import (
     nodes_of,
     unasked,
 )
-from cloudtrain.launcher.backend_table import (
-    BUILT_IN,
-    DEFAULT,
-    GROUP,
-    BackendTraits,
-    class_of,
-    names,
-    similar,
-    traits,
-)
+from cloudtrain.launcher.backend_table import BUILT_IN, class_of, names, similar
 from cloudtrain.launcher.errors import ConfigError, Fault
 
 __all__ = [
     "BUILT_IN",
-    "DEFAULT",
-    "GROUP",
     "Backend",
-    "BackendTraits",
     "Bundle",
     "Capacity",
     "Check",
@@ -87,7 +75,6 @@ __all__ = [
     "names",
     "nodes_of",
     "similar",
-    "traits",
     "unasked",
 ]
 

@@ -14,7 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from cloudtrain.entrypoints.format import counted
-from cloudtrain.launcher.backend import BUILT_IN, Check, traits
+from cloudtrain.launcher.backend import BUILT_IN, Check
+from cloudtrain.launcher.backend_table import traits
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.store.home import where
 

@@ -13,7 +13,7 @@ import click
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend import Check
-from cloudtrain.launcher.backend_table import ALL
+from cloudtrain.launcher.backend_table import ALL, DEFAULT
 from cloudtrain.launcher.commands.options import DEFAULT_FILE, completes, examples, file_option, json_option
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.text.terminal import print_json, print_text, say
@@ -82,13 +82,13 @@ def _of_all(path: Path | None, with_others: bool) -> dict[str, Ask]:
     """
     others = {name: _of_one(name, None) for name in backends.names()} if with_others else {}
     if path is None:
-        return others or {backends.DEFAULT: _of_one(backends.DEFAULT, None)}
+        return others or {DEFAULT: _of_one(DEFAULT, None)}
     from cloudtrain.launcher import config
 
     names = config.backends_configured(path)
     asked = config.backends_asked(path)
     asks: dict[str, Ask] = {}
-    for name in dict.fromkeys([backends.DEFAULT, *asked, *names]):
+    for name in dict.fromkeys([DEFAULT, *asked, *names]):
         try:
             asks[name] = _of_one(name, path)
         except ConfigError as error:

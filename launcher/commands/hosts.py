@@ -33,9 +33,10 @@ def command(file: Path, as_json: bool) -> int:
     """
     from cloudtrain.launcher import backend as backends
     from cloudtrain.launcher import config
+    from cloudtrain.launcher.backend_table import traits
 
     able = (*config.backends_configured(file), *backends.BUILT_IN)
-    name, example = next((each, text) for each in able if (text := backends.traits(each).own_machines))
+    name, example = next((each, text) for each in able if (text := traits(each).own_machines))
     job = config.load(file, backend=name)
     found = cast("backends.Machines", backends.load(name)).hosts(job)
     if not found:

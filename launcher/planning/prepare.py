@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.backend_table import traits
 from cloudtrain.launcher.errors import BudgetError, ConfigError, require_all
 from cloudtrain.launcher.planning import bundle as bundles
 from cloudtrain.launcher.planning import plan_text
@@ -133,7 +134,7 @@ def _old_code(names: list[str]) -> tuple[str, ...]:
 
 def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Iterator[str]:
     """Yield the config keys that the backend ignores, and further facts to know before a submit."""
-    runs_here = backends.traits(config.backend).runs_here
+    runs_here = traits(config.backend).runs_here
     asked = {
         "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),
         "limits.max_wait": config.limits.max_wait is not None,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.backend_table import GROUP
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.store.registry import Registry
 
@@ -39,7 +40,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     site = tmp_path / "site"
     (site / "vendor-1.0.dist-info").mkdir(parents=True)
     (site / "vendor-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor\nVersion: 1.0\n")
-    points = f"[{backends.GROUP}]\nvendor = vendor_backend:Vendor\nlocal = vendor_backend:Vendor\n"
+    points = f"[{GROUP}]\nvendor = vendor_backend:Vendor\nlocal = vendor_backend:Vendor\n"
     (site / "vendor-1.0.dist-info" / "entry_points.txt").write_text(points)
     (site / "vendor_backend.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(str(site))
