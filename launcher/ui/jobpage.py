@@ -10,10 +10,8 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.jobs.describe import as_json, limit_words, next_step
 from cloudtrain.launcher.jobs.overview import lines_before
-from cloudtrain.launcher.metering.meter import legs_of, spent_micro
 from cloudtrain.launcher.money import unit_cost
 from cloudtrain.launcher.money.forecast import forecast
-from cloudtrain.launcher.text.money import as_usd
 from cloudtrain.launcher.ui.sse import Shown
 
 if TYPE_CHECKING:
@@ -42,10 +40,10 @@ def facts(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
     job = registry.find(job_id)
     attempts = registry.attempts(job)
     money = forecast(job, attempts, now_s)
-    state, plan = job.attempt.state, job.attempt.plan
+    found, state, plan = as_json(job, attempts), job.attempt.state, job.attempt.plan
     began_s = state.started_s
     return {
-        "job": as_json(job, attempts),
+        "job": found,
         "tags": job.asked.tags,
         "config_file": job.config_file,
         "is_active": job.active,
@@ -58,7 +56,7 @@ def facts(registry: Registry, job_id: str, fault: str = "") -> dict[str, Any]:
         "limit_words": limit_words(job, money) if job.active and money.hits_limit else "",
         "bought": "" if job.active else unit_cost.in_words(unit_cost.achieved(attempts, now_s)),
         "next_steps": next_step(job, attempts),
-        "attempts": [_attempt(attempt, now_s) for attempt in reversed(attempts)],
+        "attempts": [_attempt(*each, now_s) for each in zip(found["attempts"][::-1], attempts[::-1], strict=True)],
         "trace": _trace(state.error),
         "before": [] if job.active else lines_before(registry, job),
         "fault": fault,
@@ -75,23 +73,18 @@ def curves(registry: Registry, job_id: str) -> dict[str, Any]:
     return chart_data(job, attempts, series.drawable(series.read(registry.database, job.id)), time.time())
 
 
-def _attempt(attempt: Attempt, now_s: float) -> dict[str, Any]:
+def _attempt(described: dict[str, Any], attempt: Attempt, now_s: float) -> dict[str, Any]:
+    """Return the attempt as in the description of the job, with the further values of the page."""
     state = attempt.state
-    return {
-        "number": attempt.number,
-        "state": state.state,
-        "phase": attempt.phase,
-        "reason": state.reason,
+    more = {
         "detail": state.detail,
         "restarts": state.restarts,
         "began_s": state.started_s or attempt.created_s,
-        "ended_s": state.ended_s,
         "took_s": None if state.started_s is None else (state.ended_s or now_s) - state.started_s,
-        "step": attempt.progress.get("step"),
-        "spend_usd": as_usd(spent_micro(legs_of([attempt]), now_s)) if attempt.phase == "sent" else 0.0,
         "ranks": attempt.plan.ranks,
         "url": state.url,
     }
+    return {**described, **more, **({} if attempt.phase == "sent" else {"spend_usd": 0.0})}
 
 
 def _can_kill(job: Job) -> bool:
