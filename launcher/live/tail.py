@@ -20,7 +20,7 @@ from cloudtrain.launcher.text.remote import in_words
 __all__ = ["MOST", "LogTail"]
 
 MOST = 2000  # lines that the user can scroll back
-_LEAST_PAUSE_S = 0.2  # minimum seconds between two reads
+_LEAST_PAUSE_S = 0.25  # minimum seconds between two reads: no picture comes more often
 _MANY = 500  # a page with so many lines: read on immediately
 _STATE_S = 1.0  # seconds between two reads of the registry, where the polling thread stores the job's state
 _BACK_OFF_S = 5.0
