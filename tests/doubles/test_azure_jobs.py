@@ -187,11 +187,11 @@ def test_run_history_has_machines_and_times(azure: Azure) -> None:
     """Run history has machines and times, from which the price follows."""
     azure.submit("job", "sleep 0.3", compute="low-cluster", nodes=2)
     azure.wait("job")
-    run = history(azure, "job", "")
+    run = history(azure, "job")
     machines = {"vmSize": "Standard_DS3_v2", "instanceCount": 2, "gpuCount": 0, "priority": "LowPriority"}
     assert {**run["compute"], **machines, "region": REGION} == run["compute"]
     assert "00:00:00.3" <= run["computeDuration"] < "00:01"
-    assert run["createdUtc"] <= run["startTimeUtc"] <= run["endTimeUtc"]
+    assert run["createdTimeUtc"] <= run["startTimeUtc"] <= run["endTimeUtc"]
 
 
 def test_job_waits_for_capacity(azure: Azure) -> None:

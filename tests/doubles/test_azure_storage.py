@@ -80,17 +80,6 @@ def test_big_blob_is_sent_in_blocks_and_read_in_ranges(azure: Azure, container: 
     assert container.download_blob("big").readall() == data == azure.blob("big")
 
 
-def test_append_blob_grows(container: ContainerClient) -> None:
-    """An append blob keeps its creation time."""
-    blob = container.get_blob_client("log")
-    blob.create_append_blob()
-    created = blob.get_blob_properties().creation_time
-    blob.append_block(b"one\n")
-    assert blob.append_block(b"two\n")["blob_append_offset"] == "4"
-    assert blob.download_blob().readall() == b"one\ntwo\n"
-    assert blob.get_blob_properties().creation_time == created
-
-
 def test_only_a_token_of_the_storage_audience_reads(azure: Azure) -> None:
     """A token of the storage audience reads; the challenge for a wrong token names the audience."""
     azure.put_blob("a", b"1")

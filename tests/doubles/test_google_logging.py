@@ -261,18 +261,6 @@ def test_reads_are_limited_per_minute(logs: Logs) -> None:
         logs.list()
 
 
-def test_api_writes_entries(logs: Logs) -> None:
-    """The API writes entries, and refuses too long entries."""
-    entry = {"jsonPayload": {"message": "m"}, "severity": "ERROR", "insertId": "x", "timestamp": "2026-11-22T00:00:00Z"}
-    body = {"logName": f"projects/{PROJECT}/logs/mine", "entries": [entry]}
-    assert logs.store.write_entries(body) == {}
-    (found,) = logs.list("severity=ERROR")
-    assert (found["insertId"], found["timestamp"], found["resource"]["type"]) == ("x", "2026-11-22T00:00:00Z", "global")
-    logs.set(log_entry_bytes=10)
-    with pytest.raises(GoogleError, match="exceeds maximum size"):
-        logs.store.write_entries(body)
-
-
 def test_late_page_of_many_entries_is_fast(logs: Logs) -> None:
     """A page near the end of 100,000 entries takes as long as the first page."""
     lines = [f"line {number}" for number in range(50_000)]

@@ -27,10 +27,8 @@ Params = dict[str, Any]
 def sagemaker(world: World, call: Call) -> Params:
     """Return the answer of a call to SageMaker. Raises AwsError."""
     actions: dict[str, Callable[[World, Call], Params]] = {
-        "AddTags": _add_tags,
         "CreateTrainingJob": _create,
         "DescribeTrainingJob": lambda world, call: described(_job(world, call)),
-        "ListTags": _list_tags,
         "ListTrainingJobs": _list,
         "StopTrainingJob": _stop,
     }
@@ -39,7 +37,7 @@ def sagemaker(world: World, call: Call) -> Params:
 
 def quotas(world: World, call: Call) -> Params:
     """Return the answer of a call to Service Quotas. Raises AwsError."""
-    return _execute({"GetServiceQuota": _get_quota, "ListServiceQuotas": _list_quotas}, world, call)
+    return _execute({"ListServiceQuotas": _list_quotas}, world, call)
 
 
 def _execute(actions: dict[str, Callable[[World, Call], Params]], world: World, call: Call) -> Params:
@@ -146,29 +144,6 @@ def _wanted(job: Job, asked: Params) -> bool:
     )
 
 
-def _by_arn(world: World, call: Call) -> Job:
-    with world.lock:
-        found = next((job for job in world.jobs.values() if job.arn == call.params["ResourceArn"]), None)
-    if found is None:
-        raise AwsError("ValidationException", _NOT_FOUND)
-    return found
-
-
-def _add_tags(world: World, call: Call) -> Params:
-    job = _by_arn(world, call)
-    with job.changed:
-        job.tags.update({tag["Key"]: tag["Value"] for tag in call.params["Tags"]})
-        return {"Tags": _as_list(job.tags)}
-
-
-def _list_tags(world: World, call: Call) -> Params:
-    return _page("Tags", _as_list(_by_arn(world, call).tags), call.params, 50)
-
-
-def _as_list(tags: dict[str, str]) -> list[Params]:
-    return [{"Key": key, "Value": value} for key, value in tags.items()]
-
-
 def _page(key: str, found: list[Params], asked: Params, size: int) -> Params:
     start = int(asked.get("NextToken", 0))
     end = start + asked.get("MaxResults", size)
@@ -177,15 +152,6 @@ def _page(key: str, found: list[Params], asked: Params, size: int) -> Params:
 
 def _list_quotas(world: World, call: Call) -> Params:
     return _page("Quotas", _all_quotas(world) if call.params["ServiceCode"] == "sagemaker" else [], call.params, 100)
-
-
-def _get_quota(world: World, call: Call) -> Params:
-    found = {quota["QuotaCode"]: quota for quota in _all_quotas(world)}
-    if call.params["ServiceCode"] != "sagemaker" or call.params["QuotaCode"] not in found:
-        raise AwsError(
-            "NoSuchResourceException", "The request failed because the specified service quota doesn't exist."
-        )
-    return {"Quota": found[call.params["QuotaCode"]]}
 
 
 def _all_quotas(world: World) -> list[Params]:

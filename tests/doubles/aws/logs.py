@@ -57,15 +57,8 @@ class Logs:
     def execute(self, operation: str, params: Params, is_empty_page: bool = False) -> Params:
         """Return the answer of the operation. Raises AwsError."""
         actions: dict[str, Callable[[Params], Params]] = {
-            "CreateLogGroup": self._create_group,
-            "CreateLogStream": self._create_stream,
-            "DeleteLogGroup": self._delete_group,
-            "DeleteLogStream": self._delete_stream,
-            "DescribeLogGroups": self._describe_groups,
             "DescribeLogStreams": self._describe_streams,
-            "FilterLogEvents": self._filter,
             "GetLogEvents": lambda params: self._get(params, is_empty_page),
-            "PutLogEvents": self._put,
         }
         if operation not in actions:
             raise AwsError("UnknownOperationException", f"the stand-in has no {operation}")
@@ -74,20 +67,16 @@ class Logs:
 
     def append(self, group: str, stream: str, messages: Iterable[str], stamp_ms: int | None = None) -> None:
         """Append lines that arrive now; a missing group or stream is created."""
-        now_ms = int(time.time() * 1000)
+        now_ms, lines = int(time.time() * 1000), list(messages)
         with self._lock:
             found = self._groups.setdefault(group, Group(group, now_ms))
             to = found.streams.setdefault(stream, Stream(stream, now_ms))
-            self._extend(to, [(now_ms if stamp_ms is None else stamp_ms, message) for message in messages], now_ms)
-
-    def _extend(self, stream: Stream, events: list[tuple[int, str]], now_ms: int) -> None:
-        # Never visible before an earlier event, even after a change of the lag: a token counts events.
-        visible_at = max(time.time() + self._lag_s(), stream.visible_at[-1] if stream.visible_at else 0.0)
-        for stamp_ms, message in events:
-            stream.stamps_ms.append(stamp_ms)
-            stream.messages.append(message)
-        stream.arrived_ms.extend([now_ms] * len(events))
-        stream.visible_at.extend([visible_at] * len(events))
+            # Never visible before an earlier event, even after a change of the lag: a token counts events.
+            visible_at = max(time.time() + self._lag_s(), to.visible_at[-1] if to.visible_at else 0.0)
+            to.messages.extend(lines)
+            to.stamps_ms.extend([now_ms if stamp_ms is None else stamp_ms] * len(lines))
+            to.arrived_ms.extend([now_ms] * len(lines))
+            to.visible_at.extend([visible_at] * len(lines))
 
     def _group(self, params: Params) -> Group:
         name = params.get("logGroupName") or str(params.get("logGroupIdentifier", "")).split(":log-group:")[-1]
@@ -101,37 +90,6 @@ class Logs:
             raise AwsError("ResourceNotFoundException", "The specified log stream does not exist.")
         return streams[params["logStreamName"]]
 
-    def _create_group(self, params: Params) -> Params:
-        name = params["logGroupName"]
-        if name in self._groups:
-            raise AwsError("ResourceAlreadyExistsException", "The specified log group already exists")
-        self._groups[name] = Group(name, int(time.time() * 1000))
-        return {}
-
-    def _create_stream(self, params: Params) -> Params:
-        group, name = self._group(params), params["logStreamName"]
-        if name in group.streams:
-            raise AwsError("ResourceAlreadyExistsException", "The specified log stream already exists")
-        group.streams[name] = Stream(name, int(time.time() * 1000))
-        return {}
-
-    def _delete_group(self, params: Params) -> Params:
-        del self._groups[self._group(params).name]
-        return {}
-
-    def _delete_stream(self, params: Params) -> Params:
-        del self._group(params).streams[self._stream(params).name]
-        return {}
-
-    def _describe_groups(self, params: Params) -> Params:
-        prefix = params.get("logGroupNamePrefix", "")
-        found = [
-            {"logGroupName": group.name, "creationTime": group.created_ms, "metricFilterCount": 0, "storedBytes": 0}
-            for name, group in sorted(self._groups.items())
-            if name.startswith(prefix)
-        ]
-        return _paged("logGroups", found, params)
-
     def _describe_streams(self, params: Params) -> Params:
         group, prefix = self._group(params), params.get("logStreamNamePrefix", "")
         by_time = params.get("orderBy") == "LastEventTime"
@@ -143,18 +101,6 @@ class Logs:
             key=lambda stream: (_last(stream) if by_time else 0, stream.name), reverse=params.get("descending", False)
         )
         return _paged("logStreams", [_described(stream, group.name) for stream in streams], params)
-
-    def _put(self, params: Params) -> Params:
-        events, now_ms = params["logEvents"], int(time.time() * 1000)
-        stream = self._stream(params)
-        if sum(len(event["message"].encode()) + EVENT_BYTES for event in events) > PAGE_BYTES:
-            raise AwsError("InvalidParameterException", "Upload too large: more than 1048576 bytes")
-        stamps = [event["timestamp"] for event in events]
-        if stamps != sorted(stamps):
-            message = "Log events in a single PutLogEvents request must be in chronological order."
-            raise AwsError("InvalidParameterException", message)
-        self._extend(stream, [(event["timestamp"], event["message"]) for event in events], now_ms)
-        return {"nextSequenceToken": f"{len(stream.messages):056d}"}
 
     def _get(self, params: Params, is_empty_page: bool) -> Params:
         stream = self._stream(params)
@@ -183,27 +129,6 @@ class Logs:
             events.reverse()
         # At the end the same token comes back.
         return {"events": events, **_tokens(start, end, turn if start == end else 0)}
-
-    def _filter(self, params: Params) -> Params:
-        group = self._group(params)
-        names, prefix = params.get("logStreamNames"), params.get("logStreamNamePrefix", "")
-        since, until, terms = params.get("startTime", 0), params.get("endTime", 1 << 62), _terms(params)
-        found = [
-            {**_event(stream, index), "logStreamName": stream.name, "eventId": f"{stream.created_ms}{index:040d}"}
-            for stream in group.streams.values()
-            if stream.name.startswith(prefix) and (names is None or stream.name in names)
-            for index in range(stream.visible())
-            if since <= stream.stamps_ms[index] < until and all(term in stream.messages[index] for term in terms)
-        ]
-        found.sort(key=lambda event: event["timestamp"])
-        start, end, size = int(params.get("nextToken", 0)), int(params.get("nextToken", 0)), 0
-        while end < len(found) and end - start < params.get("limit", PAGE_EVENTS):
-            size += len(found[end]["message"].encode()) + EVENT_BYTES
-            if size > PAGE_BYTES and end > start:
-                break
-            end += 1
-        more = {"nextToken": str(end)} if end < len(found) else {}
-        return {"events": found[start:end], "searchedLogStreams": [], **more}
 
 
 def _read_token(token: str) -> tuple[str, int, int]:
@@ -244,8 +169,3 @@ def _paged(key: str, found: list[Params], params: Params) -> Params:
     start = int(params.get("nextToken", 0))
     end = start + params.get("limit", STREAMS_A_PAGE)
     return {key: found[start:end], **({"nextToken": str(end)} if end < len(found) else {})}
-
-
-def _terms(params: Params) -> list[str]:
-    """Return the words that a message must all contain: the plainest of CloudWatch's patterns."""
-    return [quoted or word for quoted, word in re.findall(r'"([^"]*)"|(\S+)', params.get("filterPattern", ""))]

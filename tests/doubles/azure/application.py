@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 from xml.sax.saxutils import escape
 
-from doubles.azure import blobs, containers
+from doubles.azure import blobs
 from doubles.azure.arm import check_workspace
 from doubles.azure.errors import AzureError
 from doubles.azure.faults import Called, Fault
@@ -33,7 +33,7 @@ SERVICES = {
     "prices.azure.com": "prices",
 }
 UNSERVED = "unserved"
-OPEN = ("openid", "instance", "keys", "token", "prices", "discovery", UNSERVED)  # without authorization
+OPEN = ("openid", "instance", "keys", "token", "prices", UNSERVED)  # without authorization
 VAULT_CHALLENGE = (
     f'Bearer authorization="https://login.microsoftonline.com/{TENANT}", resource="https://vault.azure.net"'
 )
@@ -149,9 +149,7 @@ class Application:
             return None
         container, _, blob = request.path.lstrip("/").partition("/")
         function = BLOBS[name]
-        if name == "container.list":
-            return Found("blob", name, lambda: containers.list_all(self._world, request))
-        arguments = (container,) if name.startswith("container.") or name == "blob.list" else (container, blob)
+        arguments = (container,) if name == "blob.list" else (container, blob)
         return Found("blob", name, lambda: function(self._world, request, *arguments))
 
 

@@ -1,4 +1,4 @@
-"""management.azure.com: the workspace, its clusters, datastores and usages."""
+"""management.azure.com: the workspace, its clusters and datastores."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from doubles.azure.world import World
 from doubles.wire import Answer, Request, json_answer
 
 __all__ = [
-    *("check_workspace", "get_compute", "get_datastore", "get_workspace", "list_computes", "list_datastores"),
-    *("list_secrets", "list_subscriptions", "list_usages", "resource"),
+    *("check_workspace", "get_compute", "get_datastore", "get_workspace", "list_computes", "list_secrets", "resource"),
 ]
 
 DATASTORES = {"workspaceblobstore": CONTAINER, "workspaceartifactstore": ARTIFACTS}
@@ -53,12 +52,6 @@ def resource(kind: str, path: str, properties: Any, **more: Any) -> dict[str, An
     name = path.rpartition("/")[2]
     full = f"Microsoft.MachineLearningServices/workspaces/{kind}"
     return {"id": f"{workspace_id()}/{path}", "name": name, "type": full, "properties": properties, **more}
-
-
-def list_subscriptions(world: World, request: Request) -> Answer:
-    """Return the subscriptions visible to the caller."""
-    one = {"id": f"/subscriptions/{SUBSCRIPTION}", "subscriptionId": SUBSCRIPTION, "displayName": "Tests"}
-    return json_answer({"value": [{**one, "state": "Enabled", "tenantId": TENANT}]})
 
 
 def get_workspace(world: World, request: Request) -> Answer:
@@ -121,13 +114,6 @@ def get_datastore(world: World, request: Request, name: str) -> Answer:
     return json_answer(_datastore(world, name))
 
 
-def list_datastores(world: World, request: Request) -> Answer:
-    """Return all datastores, or only the default datastore."""
-    is_default = request.query.get("isDefault", "").lower() == "true"
-    names = [name for name in DATASTORES if not is_default or name == "workspaceblobstore"]
-    return json_answer({"value": [_datastore(world, name) for name in names]})
-
-
 def list_secrets(world: World, request: Request, name: str) -> Answer:
     """Return the datastore's key or a SAS of its container."""
     _check_datastore(name)
@@ -139,24 +125,6 @@ def list_secrets(world: World, request: Request, name: str) -> Answer:
         told["sasToken"] = world.sas_uri(DATASTORES[name.lower()], None, "racwdl").partition("?")[2]
         assert parse_qs(told["sasToken"])
     return json_answer(told)
-
-
-def list_usages(world: World, request: Request) -> Answer:
-    """Return used cores and limits."""
-    prefix = f"/subscriptions/{SUBSCRIPTION}/providers/Microsoft.MachineLearningServices/locations/{REGION}"
-    values = [
-        {
-            "id": f"{prefix}/usages/{family}",
-            "amlWorkspaceLocation": REGION,
-            "type": "Microsoft.MachineLearningServices/vmFamily/usages",
-            "unit": "Count",
-            "currentValue": told["used"],
-            "limit": told["limit"],
-            "name": {"value": family, "localizedValue": family},
-        }
-        for family, told in world.usages.items()
-    ]
-    return json_answer({"value": values})
 
 
 def _compute(world: World, name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from doubles.azure.names import ACCOUNT, iso_time, provider_id
 from doubles.azure.world import World
 from doubles.wire import Answer, Request, json_answer
 
-__all__ = ["get_code", "get_environment", "list_codes", "list_environments", "put_code", "put_environment"]
+__all__ = ["get_code", "list_codes", "put_code", "put_environment"]
 __all__ += ["start_upload"]
 
 CHANGED_PATH = "The asset's path is immutable: it cannot be changed once it is set."
@@ -71,19 +71,6 @@ def put_environment(world: World, request: Request, name: str, version: str) -> 
     is_new = (name, version) not in world.environments
     world.environments[name, version] = {**body, "created": time.time()}
     return json_answer(_environment(world, name, version), 201 if is_new else 200)
-
-
-def get_environment(world: World, request: Request, name: str, version: str) -> Answer:
-    """Return an environment."""
-    if (name, version) not in world.environments:
-        raise AzureError(404, "UserError", f"Not found environment {name}:{version}.")
-    return json_answer(_environment(world, name, version))
-
-
-def list_environments(world: World, request: Request, name: str) -> Answer:
-    """Return the versions of an environment, the newest first."""
-    found = [version for environment, version in world.environments if environment == name]
-    return json_answer({"value": [_environment(world, name, version) for version in reversed(found)]})
 
 
 def _code(world: World, name: str, version: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from doubles.wire import Answer, Request
 
 __all__ = [
     *("append", "authorize", "commit", "delete", "get", "head", "operation", "put", "set_metadata", "stage"),
-    "list_blocks",
 ]
 
 LOGIN = f"https://login.microsoftonline.com/{TENANT}/oauth2/authorize"
@@ -31,16 +30,10 @@ def operation(request: Request) -> str | None:
     query, method = request.query, request.method
     is_blob = "/" in request.path.strip("/")
     if query.get("restype") == "container" or not is_blob:
-        if query.get("comp") == "list":
-            return "blob.list" if "restype" in query else "container.list"
-        names = {"GET": "container.get", "HEAD": "container.get", "PUT": "container.put", "DELETE": "container.delete"}
-        return names.get(method)
-    parts = {"block": "blob.put_block", "blocklist": "blob.put_blocklist", "appendblock": "blob.append"}
-    parts |= {"metadata": "blob.metadata"}
+        return "blob.list" if query.get("comp") == "list" and "restype" in query else None
+    parts = {"block": "blob.put_block", "blocklist": "blob.put_blocklist", "metadata": "blob.metadata"}
     if method == "PUT":
         return parts.get(query["comp"]) if "comp" in query else "blob.put"
-    if method == "GET" and query.get("comp") == "blocklist":
-        return "blob.get_blocklist"
     return {"GET": "blob.get", "HEAD": "blob.head", "DELETE": "blob.delete"}.get(method)
 
 
@@ -117,21 +110,6 @@ def put(world: World, request: Request, container: str, name: str) -> Answer:
         return _written(world.blobs.put(container, name, request.body, blob))
 
 
-def append(world: World, request: Request, container: str, name: str) -> Answer:
-    """Add a block to an append blob."""
-    with world.blobs.lock:
-        blob = _found(world, request, container, name)
-        if blob.kind != "AppendBlob":
-            raise AzureError(409, "InvalidBlobType", "The blob type is invalid for this operation.")
-        position = request.headers.get("x-ms-blob-condition-appendpos")
-        if position is not None and int(position) != blob.size:
-            raise AzureError(412, "AppendPositionConditionNotMet", "The append position condition was not met.")
-        before = blob.size
-        answer = _written(world.blobs.append(container, name, request.body))
-    answer.headers |= {"x-ms-blob-append-offset": str(before), "x-ms-blob-committed-block-count": "1"}
-    return answer
-
-
 def stage(world: World, request: Request, container: str, name: str) -> Answer:
     """Keep a block."""
     _check_md5(request)
@@ -154,24 +132,6 @@ def commit(world: World, request: Request, container: str, name: str) -> Answer:
         written = world.blobs.commit(container, name, blocks, blob)
         written.md5 = request.headers.get("x-ms-blob-content-md5")  # by default a blob of blocks has no MD5
         return _written(written)
-
-
-def list_blocks(world: World, request: Request, container: str, name: str) -> Answer:
-    """Return the blocks of a blob, committed and not."""
-    blob = world.blobs.find(container, name)
-    staged = world.blobs.staged(container, name)
-    if blob is None and not staged:
-        raise AzureError(404, "BlobNotFound", "The specified blob does not exist.")
-    root = ElementTree.Element("BlockList")
-    committed = ElementTree.SubElement(root, "CommittedBlocks")
-    others = ElementTree.SubElement(root, "UncommittedBlocks")
-    told = [(committed, *block) for block in (blob.blocks if blob else [])]
-    told += [(others, block, len(data)) for block, data in staged.items()]
-    for parent, block, size in told:
-        element = ElementTree.SubElement(parent, "Block")
-        ElementTree.SubElement(element, "Name").text = block
-        ElementTree.SubElement(element, "Size").text = str(size)
-    return Answer(200, {"Content-Type": "application/xml"}, ElementTree.tostring(root, "utf-8", xml_declaration=True))
 
 
 def set_metadata(world: World, request: Request, container: str, name: str) -> Answer:

@@ -67,17 +67,6 @@ class Blobs:
         """Return whether the container exists."""
         return (self._folder / container).is_dir()
 
-    def containers(self) -> list[str]:
-        """Return the names of all containers."""
-        return sorted(os.listdir(self._folder)) if self._folder.is_dir() else []
-
-    def drop(self, container: str) -> None:
-        """Remove a container with all its blobs."""
-        with self.lock:
-            shutil.rmtree(self._folder / container, ignore_errors=True)
-            for key in [key for key in self._known if key[0] == container]:
-                del self._known[key]
-
     def path(self, container: str, name: str) -> Path:
         """Return the blob's file, existing or not. Raises AzureError for a name that is not valid for a file."""
         parts = name.split("/")
@@ -145,11 +134,6 @@ class Blobs:
         """Store a block until its commit."""
         with self.lock:
             self._blocks.setdefault((container, name), {})[block] = data
-
-    def staged(self, container: str, name: str) -> dict[str, bytes]:
-        """Return the uncommitted blocks."""
-        with self.lock:
-            return dict(self._blocks.get((container, name), {}))
 
     def commit(self, container: str, name: str, blocks: list[tuple[str, str]], blob: Blob) -> Blob:
         """Make the blob from blocks (Latest, Committed or Uncommitted; id). Raises AzureError for an unknown block."""

@@ -1,4 +1,4 @@
-"""Containers of blobs: create, remove, and list in pages."""
+"""Lists of a container's blobs, in pages."""
 
 from __future__ import annotations
 
@@ -13,45 +13,9 @@ from doubles.azure.names import ACCOUNT
 from doubles.azure.world import World
 from doubles.wire import Answer, Request
 
-__all__ = ["create", "delete", "get", "list_all", "list_blobs"]
+__all__ = ["list_blobs"]
 
 PAGE = 5000
-
-
-def create(world: World, request: Request, container: str) -> Answer:
-    """Make a container."""
-    if world.blobs.has(container):
-        raise AzureError(409, "ContainerAlreadyExists", "The specified container already exists.")
-    world.blobs.make(container)
-    return Answer(201, {"ETag": '"0x8D0"'})
-
-
-def get(world: World, request: Request, container: str) -> Answer:
-    """Return the container's properties."""
-    _check(world, container)
-    headers = {"ETag": '"0x8D0"', "Last-Modified": formatdate(0, usegmt=True), "x-ms-lease-state": "available"}
-    return Answer(200, headers)
-
-
-def delete(world: World, request: Request, container: str) -> Answer:
-    """Remove the container with its blobs."""
-    _check(world, container)
-    world.blobs.drop(container)
-    return Answer(202)
-
-
-def list_all(world: World, request: Request) -> Answer:
-    """Return the containers' names."""
-    root = ElementTree.Element("EnumerationResults", ServiceEndpoint=f"https://{ACCOUNT}.blob.core.windows.net/")
-    parent = ElementTree.SubElement(root, "Containers")
-    for name in world.blobs.containers():
-        element = ElementTree.SubElement(parent, "Container")
-        ElementTree.SubElement(element, "Name").text = name
-        properties = ElementTree.SubElement(element, "Properties")
-        ElementTree.SubElement(properties, "Last-Modified").text = formatdate(0, usegmt=True)
-        ElementTree.SubElement(properties, "Etag").text = '"0x8D0"'
-    ElementTree.SubElement(root, "NextMarker")
-    return _xml(root)
 
 
 def list_blobs(world: World, request: Request, container: str) -> Answer:

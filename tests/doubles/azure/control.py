@@ -40,7 +40,6 @@ class Plain(control.Control[World]):
         world = self._world
         return {
             ("POST", "computes"): lambda: world.set_compute(told["name"], told["properties"]),
-            ("POST", "usages"): lambda: world.usages.update(told),
             ("POST", "blob"): lambda: _put(world, **told),
             ("POST", "read"): lambda: _read(world, **told),
             ("POST", "blobs"): lambda: list(world.blobs.names(told["container"], told["prefix"])),

@@ -81,10 +81,6 @@ class Azure(handle.Handle):
         """Remove a cluster."""
         self.control("computes", {"name": name, "properties": None})
 
-    def usage(self, family: str, limit: int, used: int = 0) -> None:
-        """Set the listed usage of a family's cores, as of standardDSv2Family; the list limits no job."""
-        self.control("usages", {family: {"limit": limit, "used": used}})
-
     def secret(self, name: str) -> str | None:
         """Return a secret's value, or None."""
         value: str | None = self.control("secrets", method="GET").get(name)

@@ -16,7 +16,7 @@ from doubles.azure.names import REGION, SUBSCRIPTION, iso_time, workspace_id
 from doubles.azure.world import World
 from doubles.wire import Answer, Request, json_answer
 
-__all__ = ["cancel", "delete", "get", "list_all", "operation", "put"]
+__all__ = ["cancel", "get", "list_all", "put"]
 
 # Properties of an existing job that a PUT may change.
 _CHANGEABLE = ("tags", "displayName", "description", "isArchived", "properties")
@@ -83,30 +83,7 @@ def cancel(world: World, request: Request, name: str) -> Answer:
             )
         job.order("cancel")
         job.enter("CancelRequested")
-    return _accepted(world, f"jc:{name}:{uuid.uuid4()}", f"cancel {name}")
-
-
-def delete(world: World, request: Request, name: str) -> Answer:
-    """Remove a job that has ended."""
-    job = world.jobs.get(name)
-    if job is None:
-        return Answer(204)
-    if not job.has_ended:
-        raise AzureError(409, "UserError", f"Job {name} is {job.status}: only a job that has ended can be deleted.")
-    with world.lock:
-        del world.jobs[name]
-    return _accepted(world, f"jd:{name}:{uuid.uuid4()}", f"delete {name}")
-
-
-def operation(world: World, request: Request, operation: str) -> Answer:
-    """Return 202 while the operation runs, then 200."""
-    if operation not in world.operations:
-        raise AzureError(404, "ResourceNotFound", f"There is no operation {operation}.")
-    what, _, name = world.operations[operation].partition(" ")
-    job = world.jobs.get(name)
-    if what == "cancel" and job is not None and not job.has_ended:
-        return _accepted(world, operation, world.operations[operation])
-    return Answer(200)
+    return _accepted(world, f"jc:{name}:{uuid.uuid4()}")
 
 
 def _found(world: World, name: str) -> Job:
@@ -132,8 +109,7 @@ def _put_again(job: Job, body: dict[str, Any]) -> Answer:
     return json_answer(_described(job))
 
 
-def _accepted(world: World, operation: str, what: str) -> Answer:
-    world.operations[operation] = what
+def _accepted(world: World, operation: str) -> Answer:
     location = (
         f"https://management.azure.com/subscriptions/{SUBSCRIPTION}/providers/Microsoft.MachineLearningServices"
         f"/locations/{REGION}/mfeOperationResults/{operation}?api-version=2023-04-01-preview"

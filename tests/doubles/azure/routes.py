@@ -23,45 +23,23 @@ class Route(NamedTuple):
 _ROOT = "/subscriptions/(?P<subscription>[^/]+)"
 _OURS = "providers/Microsoft.MachineLearningServices"
 _WORKSPACE = f"{_ROOT}/resourceGroups/(?P<group>[^/]+)/{_OURS}/workspaces/(?P<workspace>[^/]+)"
-_SERVICES = f"{_ROOT}/{_OURS}/locations/[^/]+"
 _VERSION = "(?P<name>[^/]+)/versions/(?P<version>[^/]+)"
-_HISTORY = f"/history/v1.0{_WORKSPACE}"
-_RUN = f"{_HISTORY}(?:/experiment(?:s|ids)/(?P<experiment>[^/]+))?/runs/(?P<run>[^/]+)"
 
 _ARM = [
-    Route("GET", "/subscriptions", "subscriptions.list", arm.list_subscriptions),
     Route("GET", _WORKSPACE, "workspace.get", arm.get_workspace),
     Route("GET", f"{_WORKSPACE}/computes", "computes.list", arm.list_computes),
     Route("GET", f"{_WORKSPACE}/computes/(?P<name>[^/]+)", "computes.get", arm.get_compute),
-    Route("GET", f"{_WORKSPACE}/datastores", "datastores.list", arm.list_datastores),
     Route("GET", f"{_WORKSPACE}/datastores/(?P<name>[^/]+)", "datastores.get", arm.get_datastore),
     Route("POST", f"{_WORKSPACE}/datastores/(?P<name>[^/]+)/listSecrets", "datastores.secrets", arm.list_secrets),
     Route("GET", f"{_WORKSPACE}/codes/(?P<name>[^/]+)/versions", "codes.list", assets.list_codes),
     Route("GET", f"{_WORKSPACE}/codes/{_VERSION}", "codes.get", assets.get_code),
     Route("PUT", f"{_WORKSPACE}/codes/{_VERSION}", "codes.put", assets.put_code),
     Route("POST", f"{_WORKSPACE}/codes/{_VERSION}/startPendingUpload", "codes.upload", assets.start_upload),
-    Route("GET", f"{_WORKSPACE}/environments/(?P<name>[^/]+)/versions", "environments.list", assets.list_environments),
-    Route("GET", f"{_WORKSPACE}/environments/{_VERSION}", "environments.get", assets.get_environment),
     Route("PUT", f"{_WORKSPACE}/environments/{_VERSION}", "environments.put", assets.put_environment),
     Route("GET", f"{_WORKSPACE}/jobs", "jobs.list", jobroutes.list_all),
     Route("GET", f"{_WORKSPACE}/jobs/(?P<name>[^/]+)", "jobs.get", jobroutes.get),
     Route("PUT", f"{_WORKSPACE}/jobs/(?P<name>[^/]+)", "jobs.put", jobroutes.put),
-    Route("DELETE", f"{_WORKSPACE}/jobs/(?P<name>[^/]+)", "jobs.delete", jobroutes.delete),
     Route("POST", f"{_WORKSPACE}/jobs/(?P<name>[^/]+)/cancel", "jobs.cancel", jobroutes.cancel),
-    Route("GET", f"{_SERVICES}/mfeOperationResults/(?P<operation>[^/]+)", "operation", jobroutes.operation),
-    Route("GET", f"{_SERVICES}/(?:usages|quotas)", "usages.list", arm.list_usages),
-]
-
-_DATA = [
-    Route("GET", "/discovery(?:/.*)?", "discovery", history.discover),
-    Route("GET", f"{_RUN}/details", "run.details", history.details),
-    Route("GET", _RUN, "run.get", history.get),
-    Route("PATCH", _RUN, "run.patch", history.patch),
-    Route("POST", f"{_HISTORY}/rundata", "run.data", history.run_data),
-    Route("GET", f"{_RUN}/serviceinstances/(?P<node>[^/]+)", "run.services", history.service_instances),
-    Route("GET", f"{_RUN}/artifacts", "run.artifacts", history.list_artifacts),
-    Route("GET", f"{_RUN}/artifacts/(?:contentinfo|artifacturi)", "run.artifact", history.locate_artifact),
-    Route("POST", f"/data/v1.0{_WORKSPACE}/dataversion/batchGetResolvedUris", "data.resolve", history.resolve),
 ]
 
 ROUTES: dict[str, list[Route]] = {
@@ -72,31 +50,22 @@ ROUTES: dict[str, list[Route]] = {
         Route("POST", "/(?P<tenant>[^/]+)/oauth2/v2.0/token", "token", login.give_token),
     ],
     "arm": _ARM,
-    "data": _DATA,
+    "data": [Route("GET", f"/history/v1.0{_WORKSPACE}/runs/(?P<run>[^/]+)/details", "run.details", history.details)],
     "vault": [
         Route("PUT", "/secrets/(?P<name>[^/]+)", "vault.put", vault.put),
         Route("GET", "/secrets/(?P<name>[^/]+)(?:/(?P<version>[^/]*))?", "vault.get", vault.get),
         Route("DELETE", "/secrets/(?P<name>[^/]+)", "vault.delete", vault.delete),
-        Route("GET", "/deletedsecrets/(?P<name>[^/]+)", "vault.get_deleted", vault.get_deleted),
-        Route("DELETE", "/deletedsecrets/(?P<name>[^/]+)", "vault.purge", vault.purge),
-        Route("POST", "/deletedsecrets/(?P<name>[^/]+)/recover", "vault.recover", vault.recover),
     ],
     "prices": [Route("GET", "/api/retail/prices", "prices", prices.get)],
 }
 
 BLOBS: dict[str, Callable[..., Answer]] = {
-    "container.list": containers.list_all,
-    "container.get": containers.get,
-    "container.put": containers.create,
-    "container.delete": containers.delete,
     "blob.list": containers.list_blobs,
     "blob.get": blobs.get,
     "blob.head": blobs.head,
     "blob.put": blobs.put,
     "blob.put_block": blobs.stage,
     "blob.put_blocklist": blobs.commit,
-    "blob.get_blocklist": blobs.list_blocks,
-    "blob.append": blobs.append,
     "blob.metadata": blobs.set_metadata,
     "blob.delete": blobs.delete,
 }

@@ -11,7 +11,7 @@ from doubles.azure.names import JOB_CLIENT, VAULT
 from doubles.azure.world import World
 from doubles.wire import Answer, Request, json_answer
 
-__all__ = ["delete", "get", "get_deleted", "purge", "put", "recover"]
+__all__ = ["delete", "get", "put"]
 
 MAX_BYTES = 25 * 1024  # of a value; Azure's documented limit
 
@@ -54,34 +54,6 @@ def delete(world: World, request: Request, name: str) -> Answer:
     if world.settings.vault_soft_delete:
         world.deleted_secrets[name.lower()] = versions
     return json_answer(_deleted(name, versions[-1]))
-
-
-def get_deleted(world: World, request: Request, name: str) -> Answer:
-    """Return the rest of a removed secret."""
-    _check(world, request, "getSecret", name)
-    if name.lower() not in world.deleted_secrets:
-        raise _missing(name)
-    return json_answer(_deleted(name, world.deleted_secrets[name.lower()][-1]))
-
-
-def purge(world: World, request: Request, name: str) -> Answer:
-    """Remove a removed secret permanently."""
-    _check(world, request, "purge", name)
-    if world.deleted_secrets.pop(name.lower(), None) is None:
-        raise _missing(name)
-    return Answer(204)
-
-
-def recover(world: World, request: Request, name: str) -> Answer:
-    """Bring a removed secret back."""
-    _check(world, request, "recover", name)
-    versions = world.deleted_secrets.pop(name.lower(), None)
-    if versions is None:
-        raise _missing(name)
-    world.secrets[name.lower()] = versions
-    told = _bundle(name, versions[-1])
-    del told["value"]
-    return json_answer(told)
 
 
 def _check(world: World, request: Request, action: str, name: str) -> None:

@@ -44,8 +44,6 @@ class World(world.World[Settings, Fault, Job]):
         self.computes = {name: compute_properties(**told) for name, told in COMPUTES.items()}
         self.secrets: dict[str, list[dict[str, Any]]] = {}
         self.deleted_secrets: dict[str, list[dict[str, Any]]] = {}
-        self.usages: dict[str, dict[str, Any]] = {}
-        self.operations: dict[str, str] = {}  # id of a long-running operation -> the awaited change
         self.blobs.clear()
         self.blobs.make(CONTAINER)
         self.blobs.make(ARTIFACTS)

@@ -235,14 +235,6 @@ def _page(world: Any, request: Request, found: list[JSON], name: str) -> Answer:
     return json_answer({name: found[start:end], "nextPageToken": token})
 
 
-def _services(world: Any, request: Request) -> Answer:
-    found = [
-        {"name": f"services/{one}", "serviceId": one, "displayName": name, "businessEntityName": "businessEntities/GCP"}
-        for one, name in SERVICES.items()
-    ]
-    return _page(world, request, found, "services")
-
-
 def _list_skus(world: Any, request: Request, service: str) -> Answer:
     if service not in SERVICES:
         raise GoogleError("NOT_FOUND", f"Service services/{service} not found.")
@@ -258,6 +250,5 @@ def _list_skus(world: Any, request: Request, service: str) -> Answer:
 
 
 ROUTES = [
-    Route("GET", "/v1/services", "billing.services", _services),
     Route("GET", "/v1/services/(?P<service>[^/]+)/skus", "billing.skus", _list_skus),
 ]

@@ -20,7 +20,7 @@ from doubles.google.names import NUMBER, PROJECT
 if TYPE_CHECKING:
     from doubles.google.world import World
 
-__all__ = ["cancel", "create", "delete", "get", "get_operation", "get_resource", "list_all", "list_resources"]
+__all__ = ["cancel", "create", "delete", "get", "get_resource", "list_all"]
 
 MAX_PAGE = 100
 _HOST = re.compile(r"(?:([a-z]+-[a-z]+\d+)-)?aiplatform\.googleapis\.com")
@@ -95,16 +95,7 @@ def delete(world: World, call: Call, request: Any) -> Any:
     metadata = types.DeleteOperationMetadata.pb()()
     metadata.generic_metadata.create_time.FromNanoseconds(int(time.time() * 1e9))
     done.metadata.Pack(metadata)
-    world.operations[done.name.replace(NUMBER, PROJECT)] = world.operations[done.name] = done
     return done
-
-
-def get_operation(world: World, call: Call, request: Any) -> Any:
-    """Return a long-running operation."""
-    found = world.operations.get(request.name)
-    if found is None:
-        raise GoogleError("NOT_FOUND", f"Operation {request.name} is not found.")
-    return found
 
 
 def get_resource(world: World, call: Call, request: Any) -> Any:
@@ -114,14 +105,6 @@ def get_resource(world: World, call: Call, request: Any) -> Any:
     if name not in world.persistent:
         raise GoogleError("NOT_FOUND", f"The PersistentResource {name} does not exist.")
     return world.persistent[name]
-
-
-def list_resources(world: World, call: Call, request: Any) -> Any:
-    """Return all persistent resources."""
-    _place(call, request.parent)
-    answer = types.ListPersistentResourcesResponse.pb()()
-    answer.persistent_resources.extend(world.persistent.values())
-    return answer
 
 
 def _check_quota(world: World, asked: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from doubles.google.errors import GoogleError
 from doubles.google.logentries import Entry, LogSettings, Maker
-from doubles.google.logfilter import Filter, ns_of, parse
+from doubles.google.logfilter import Filter, parse
 from doubles.google.names import NUMBER, PROJECT
 from doubles.google.routing import Route
 from doubles.wire import Answer, Request, json_answer
@@ -27,7 +27,6 @@ PAGE_ENTRIES, MAX_PAGE_ENTRIES = 50, 1000
 MINUTE_S = 60.0
 _LIST_KEYS = {"resourceNames", "projectIds", "filter", "orderBy", "pageSize", "pageToken"}
 _ORDERS = {"": False, "timestamp asc": False, "timestamp desc": True}
-_WRITE_KEYS = {"entries", "logName", "resource", "labels", "partialSuccess", "dryRun"}
 
 JSON = dict[str, Any]
 Key = tuple[int, str, int]
@@ -121,35 +120,8 @@ class LogStore:
                 raise GoogleError("INVALID_ARGUMENT", f"Unsupported order_by: '{order}'")
             return self._page(body, size, _ORDERS[order])
 
-    def write_entries(self, body: JSON) -> JSON:
-        """Answer entries.write. Raises GoogleError."""
-        names = [body.get("logName", ""), *(entry.get("logName", "") for entry in body.get("entries", []))]
-        projects = [name.partition("/logs/")[0] for name in names if name]
-        check_request(body, _WRITE_KEYS, projects or [f"projects/{PROJECT}"])
-        with self._lock:
-            for entry in body.get("entries", []):
-                whole = {"resource": {"type": "global", "labels": {"project_id": PROJECT}}}
-                whole |= {name: body[name] for name in ("logName", "resource") if name in body}
-                whole |= {**entry, "labels": {**body.get("labels", {}), **entry.get("labels", {})}}
-                if "logName" not in whole:
-                    raise GoogleError("INVALID_ARGUMENT", "log_name is required")
-                self._write_entry(whole, bool(body.get("dryRun")))
-        return {}
-
     def _all(self) -> Iterator[Entry]:
         return heapq.merge(*(one.entries for one in self._jobs.values()), key=lambda entry: entry.key)
-
-    def _write_entry(self, entry: JSON, is_dry: bool) -> None:
-        limit = self._settings().log_entry_bytes
-        size = len(json.dumps(entry))
-        if size > limit:
-            message = f"Log entry with size {size / 1024:.1f}K exceeds maximum size of {limit / 1024:.1f}K"
-            raise GoogleError("INVALID_ARGUMENT", message)
-        stamp, name = entry.pop("timestamp", None), entry.pop("insertId", None)
-        if not is_dry:
-            job = entry["resource"].get("labels", {}).get("job_id", "")
-            stamp_ns = self._maker.stamp() if stamp is None else ns_of(stamp)
-            self._add(self._maker.entries(job, entry, stamp_ns, name))
 
     def _add(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
@@ -240,11 +212,4 @@ def _list(world: Any, request: Request) -> Answer:
     return json_answer(world.logs.list_entries(request.json()))
 
 
-def _write(world: Any, request: Request) -> Answer:
-    return json_answer(world.logs.write_entries(request.json()))
-
-
-ROUTES = [
-    Route("POST", "/v2/entries:list", "logging.list", _list),
-    Route("POST", "/v2/entries:write", "logging.write", _write),
-]
+ROUTES = [Route("POST", "/v2/entries:list", "logging.list", _list)]

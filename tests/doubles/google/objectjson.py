@@ -33,7 +33,7 @@ def etag_of(found: Object) -> str:
 
 def media_headers(found: Object) -> dict[str, str]:
     """Return the headers of a download; the checksums are the whole object's, also for a range."""
-    told, sums = found.told, [f"crc32c={found.crc32c}", *([f"md5={found.md5}"] if found.md5 else [])]
+    told, sums = found.told, [f"crc32c={found.crc32c}", f"md5={found.md5}"]
     encoding = told.get("contentEncoding")
     return {
         "Content-Type": told.get("contentType", "application/octet-stream"),
@@ -68,10 +68,9 @@ def resource(found: Object) -> dict[str, Any]:
         "storageClass": "STANDARD",
         **found.told,
         "size": str(found.size),
-        **({"md5Hash": found.md5} if found.md5 else {}),
+        "md5Hash": found.md5,
         "crc32c": found.crc32c,
         "etag": etag_of(found),
-        **({"componentCount": found.parts} if found.parts else {}),
         **times,
     }
 

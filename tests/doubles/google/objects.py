@@ -47,11 +47,10 @@ class Object:
     file: Path
     size: int
     crc32c: str
-    md5: str | None  # None for a composed object
+    md5: str
     created: float
     told: dict[str, Any] = field(default_factory=dict)  # contentType, metadata...
     metageneration: int = 1
-    parts: int | None = None  # of a composed object
 
 
 Check = Callable[["Object | None"], None]  # raises GoogleError if a precondition does not hold for the existing object
@@ -166,7 +165,6 @@ class Objects:
         spool: Spool,
         told: Mapping[str, Any],
         check: Check,
-        parts: int | None = None,
     ) -> Object:
         """Make the spool's file the object. Raises GoogleError for a bad name, checksum or precondition."""
         for kind, real in (("crc32c", spool.crc32c), ("md5Hash", spool.md5)):
@@ -184,10 +182,8 @@ class Objects:
                 raise
             self._generation = max(self._generation + 1, time.time_ns() // 1000)
             file = spool.path.replace(self._folder / str(self._generation))
-            md5 = spool.md5 if parts is None else None
             kept = {key: value for key, value in told.items() if key not in ("crc32c", "md5Hash", "name", "bucket")}
-            made = Object(bucket, name, self._generation, file, spool.size, spool.crc32c, md5, time.time(), kept)
-            made.parts = parts
+            made = Object(bucket, name, self._generation, file, spool.size, spool.crc32c, spool.md5, time.time(), kept)
             self._objects[bucket][name] = made
             if old is not None:
                 old.file.unlink()
@@ -202,26 +198,6 @@ class Objects:
                 raise missing(bucket, name)
             del self._objects[bucket][name]
             old.file.unlink()
-
-    def compose(
-        self, bucket: str, name: str, sources: list[tuple[str, Check]], told: Mapping[str, Any], check: Check
-    ) -> Object:
-        """Make one object from several objects of the bucket, in the given order. Raises GoogleError."""
-        with self.lock:
-            spool, parts = self.spool(), 0
-            try:
-                for source, condition in sources:
-                    found = self.find(bucket, source)
-                    condition(found)
-                    if found is None:
-                        raise missing(bucket, source)
-                    parts += found.parts or 1
-                    for piece in Contents(found.file, 0, found.size):
-                        spool.append(piece)
-            except GoogleError:
-                spool.path.unlink()
-                raise
-            return self.commit(bucket, name, spool, told, check, parts)
 
 
 def check_name(name: str) -> None:

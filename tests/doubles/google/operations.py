@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.cloud.aiplatform_v1 import types
-from google.longrunning import operations_pb2
 from google.protobuf import json_format
 
 from doubles.google import jobservice
@@ -41,7 +40,6 @@ class Operation(NamedTuple):
 _V1 = "google.cloud.aiplatform.v1"
 _JOB = rf"/v1/(?P<name>{_PLACE}/customJobs/[^/:]+)"
 _JOBS = rf"/v1/(?P<parent>{_PLACE})/customJobs"
-_RESOURCES = rf"/v1/(?P<parent>{_PLACE})/persistentResources"
 
 OPERATIONS = [
     Operation(
@@ -87,22 +85,6 @@ OPERATIONS = [
         "GET",
         rf"/v1/(?P<name>{_PLACE}/persistentResources/[^/:]+)",
         jobservice.get_resource,
-    ),
-    Operation(
-        "resources.list",
-        f"/{_V1}.PersistentResourceService/ListPersistentResources",
-        types.ListPersistentResourcesRequest.pb(),
-        "GET",
-        _RESOURCES,
-        jobservice.list_resources,
-    ),
-    Operation(
-        "operations.get",
-        "/google.longrunning.Operations/GetOperation",
-        operations_pb2.GetOperationRequest,
-        "GET",
-        rf"/(?:ui|v1)/(?P<name>{_PLACE}/(?:[^/]+/[^/]+/)?operations/[^/]+)",
-        jobservice.get_operation,
     ),
 ]
 

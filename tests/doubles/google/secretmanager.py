@@ -22,7 +22,7 @@ from doubles.wire import Answer, BadJson, Request, json_answer
 __all__ = ["ROUTES", "Secrets"]
 
 MAX_BYTES = 64 * 1024  # SecretPayload.data, discovery document
-PAGE_SECRETS, MAX_LABELS = 25_000, 64
+MAX_LABELS = 64
 _FIELDS = {"labels", "replication", "ttl", "expireTime", "annotations", "topics", "rotation", "versionAliases", "name"}
 _FIELDS |= {"etag", "createTime", "tags", "versionDestroyTtl", "secretType", "customerManagedEncryption"}
 _LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -32,16 +32,10 @@ JSON = dict[str, Any]
 
 @dataclass
 class Version:
-    """A version; `data` is None after its destruction."""
+    """A version of a secret."""
 
-    data: bytes | None
+    data: bytes
     created: float
-    is_enabled: bool = True
-
-    @property
-    def state(self) -> str:
-        """Return the version's state in the API's words."""
-        return "DESTROYED" if self.data is None else "ENABLED" if self.is_enabled else "DISABLED"
 
 
 @dataclass
@@ -70,8 +64,7 @@ class Secrets:
     def value(self, name: str) -> str | None:
         """Return the last version's data, or None."""
         found = self._secrets.get(name)
-        data = found.versions[-1].data if found is not None and found.versions else None
-        return None if data is None else data.decode(errors="replace")
+        return found.versions[-1].data.decode(errors="replace") if found is not None and found.versions else None
 
     def values(self) -> dict[str, str | None]:
         """Return every secret's value."""
@@ -106,24 +99,12 @@ class Secrets:
             self._secrets[name] = Secret(name, self._clock(), kept, expires)
             return _secret(self._secrets[name])
 
-    def get(self, name: str) -> JSON:
-        """Return a secret's description."""
-        return _secret(self._found(name))
-
     def delete(self, name: str) -> JSON:
         """Remove a secret with all its versions permanently."""
         with self._lock:
             self._found(name)
             del self._secrets[name]
         return {}
-
-    def page(self, size: int, token: str) -> JSON:
-        """Return secrets, the newest first."""
-        found = sorted(self._living().values(), key=lambda secret: (-secret.created, secret.name))
-        start = int(token) if token.isdigit() else 0
-        page = found[start : start + min(size or PAGE_SECRETS, PAGE_SECRETS)]
-        more = {"nextPageToken": str(start + len(page))} if start + len(page) < len(found) else {}
-        return {"secrets": [_secret(secret) for secret in page], **more, "totalSize": len(found)} if page else {}
 
     def add(self, name: str, body: JSON) -> JSON:
         """Add a version."""
@@ -146,33 +127,12 @@ class Secrets:
             told = _version(secret, len(secret.versions))
         return {**told, **({"clientSpecifiedPayloadChecksum": True} if checksum is not None else {})}
 
-    def version(self, name: str, version: str) -> JSON:
-        """Return a version's description."""
-        secret, number = self._found_version(name, version)
-        return _version(secret, number)
-
     def access(self, name: str, version: str) -> JSON:
         """Return a version's data."""
         secret, number = self._found_version(name, version)
         found = secret.versions[number - 1]
-        if found.data is None or found.state != "ENABLED":
-            message = f"Secret Version [{_version_name(name, number)}] is in {found.state} state."
-            raise GoogleError("FAILED_PRECONDITION", message)
         payload = {"data": base64.b64encode(found.data).decode(), "dataCrc32c": str(google_crc32c.value(found.data))}
         return {"name": _version_name(name, number), "payload": payload}
-
-    def change(self, name: str, version: str, verb: str) -> JSON:
-        """Enable, disable or destroy a version."""
-        with self._lock:
-            secret, number = self._found_version(name, version)
-            found = secret.versions[number - 1]
-            if found.data is None:
-                raise GoogleError(
-                    "FAILED_PRECONDITION", f"Secret Version [{_version_name(name, number)}] is DESTROYED."
-                )
-            found.is_enabled = verb == "enable"
-            found.data = None if verb == "destroy" else found.data
-            return _version(secret, number)
 
     def _living(self) -> dict[str, Secret]:
         """Return the secrets that have not expired, and forget the expired secrets."""
@@ -235,7 +195,7 @@ def _version_name(secret: str, number: int) -> str:
 
 def _version(secret: Secret, number: int) -> JSON:
     version = secret.versions[number - 1]
-    told = {"name": _version_name(secret.name, number), "createTime": rfc3339(version.created), "state": version.state}
+    told = {"name": _version_name(secret.name, number), "createTime": rfc3339(version.created), "state": "ENABLED"}
     return {**told, "replicationStatus": {"automatic": {}}, "etag": '"16214f"'}
 
 
@@ -255,19 +215,6 @@ def _create(world: Any, request: Request, project: str) -> Answer:
     return _answer(request, project, lambda body: world.secrets.create(name, body))
 
 
-def _list(world: Any, request: Request, project: str) -> Answer:
-    size, token = request.query.get("pageSize", "0"), request.query.get("pageToken", "")
-    if not size.isdigit():
-        raise GoogleError("INVALID_ARGUMENT", f"Invalid value at 'page_size' (TYPE_INT32), \"{size}\"")
-    if request.query.get("filter"):
-        raise GoogleError("INVALID_ARGUMENT", "the stand-in's list knows no filter")
-    return _answer(request, project, lambda body: world.secrets.page(int(size), token))
-
-
-def _get(world: Any, request: Request, project: str, secret: str) -> Answer:
-    return _answer(request, project, lambda body: world.secrets.get(secret))
-
-
 def _delete(world: Any, request: Request, project: str, secret: str) -> Answer:
     return _answer(request, project, lambda body: world.secrets.delete(secret))
 
@@ -276,16 +223,8 @@ def _add(world: Any, request: Request, project: str, secret: str) -> Answer:
     return _answer(request, project, lambda body: world.secrets.add(secret, body))
 
 
-def _version_get(world: Any, request: Request, project: str, secret: str, version: str) -> Answer:
-    return _answer(request, project, lambda body: world.secrets.version(secret, version))
-
-
 def _access(world: Any, request: Request, project: str, secret: str, version: str) -> Answer:
     return _answer(request, project, lambda body: world.secrets.access(secret, version))
-
-
-def _change(world: Any, request: Request, project: str, secret: str, version: str, verb: str) -> Answer:
-    return _answer(request, project, lambda body: world.secrets.change(secret, version, verb))
 
 
 _ALL = "/v1/projects/(?P<project>[^/]+)/secrets"
@@ -294,11 +233,7 @@ _VERSION = f"{_ONE}/versions/(?P<version>[^/:]+)"
 
 ROUTES = [
     Route("POST", _ALL, "secrets.create", _create),
-    Route("GET", _ALL, "secrets.list", _list),
-    Route("GET", _ONE, "secrets.get", _get),
     Route("DELETE", _ONE, "secrets.delete", _delete),
     Route("POST", f"{_ONE}:addVersion", "secrets.add", _add),
-    Route("GET", _VERSION, "secrets.version", _version_get),
     Route("GET", f"{_VERSION}:access", "secrets.access", _access),
-    Route("POST", f"{_VERSION}:(?P<verb>enable|disable|destroy)", "secrets.change", _change),
 ]

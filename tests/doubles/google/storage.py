@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from doubles.google.errors import GoogleError, error_answer
-from doubles.google.names import NUMBER, PROJECT
+from doubles.google.names import PROJECT
 from doubles.google.objectjson import bucket_resource, etag_of, media_headers, resource, writable
 from doubles.google.objects import Bucket, Check, Contents, Object, Objects, missing
 from doubles.google.uploads import Sessions, multipart
@@ -28,15 +28,11 @@ _OBJECT = r"/storage/v1/b/(?P<bucket>[^/]+)/o/(?P<name>[^/]+)"
 _UPLOAD = r"(?:/resumable)?/upload/storage/v1/b/(?P<bucket>[^/]+)/o"
 
 OPERATIONS = [  # name, method, pattern of the path as received, still quoted
-    ("storage.buckets", "GET", r"/storage/v1/b"),
-    ("storage.bucket_insert", "POST", r"/storage/v1/b"),
     ("storage.bucket", "GET", r"/storage/v1/b/(?P<bucket>[^/]+)"),
     ("storage.list", "GET", r"/storage/v1/b/(?P<bucket>[^/]+)/o"),
     ("storage.get", "GET", _OBJECT),  # "storage.download" with alt=media
     ("storage.download", "GET", f"/download{_OBJECT}"),
     ("storage.delete", "DELETE", _OBJECT),
-    ("storage.patch", "PATCH", _OBJECT),
-    ("storage.compose", "POST", f"{_OBJECT}/compose"),
     ("storage.insert", "POST", _UPLOAD),
     ("storage.chunk", "PUT", _UPLOAD),  # of a resumable upload, and the query of its status
     ("storage.cancel", "DELETE", _UPLOAD),
@@ -137,36 +133,6 @@ class Storage:
             return error_answer(error, "storage")
         return answer
 
-    def _buckets(self, request: Request) -> Answer:
-        self._check_project(request, "list")
-        found = sorted(self.objects.buckets(), key=lambda bucket: bucket.name)
-        prefix = request.query.get("prefix", "")
-        items = [bucket_resource(bucket) for bucket in found if bucket.name.startswith(prefix)]
-        return json_answer({"kind": "storage#buckets", "items": items})
-
-    def _bucket_insert(self, request: Request) -> Answer:
-        self._check_project(request, "create")
-        told = request.json()
-        name = told.get("name", "")
-        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]", name):
-            raise GoogleError("INVALID_ARGUMENT", f"Invalid bucket name: '{name}'")
-        made = Bucket(name, PROJECT, told.get("location", "US").upper(), told.get("storageClass", "STANDARD"))
-        made.told = {key: value for key, value in told.items() if key in ("labels", "lifecycle", "iamConfiguration")}
-        self.objects.add_bucket(made)
-        return json_answer(bucket_resource(made))
-
-    def _check_project(self, request: Request, verb: str) -> None:
-        project = request.query.get("project")
-        if project is None:
-            raise GoogleError("INVALID_ARGUMENT", "Required parameter: project")
-        if project not in (PROJECT, NUMBER):
-            permission = f"storage.buckets.{verb}"
-            message = (
-                f"The caller does not have {permission} access to the Google Cloud project. "
-                f"Permission '{permission}' denied on resource (or it may not exist)."
-            )
-            raise GoogleError("PERMISSION_DENIED", message)
-
     def _bucket(self, request: Request, bucket: str) -> Answer:
         return json_answer(bucket_resource(self.objects.bucket(bucket)))
 
@@ -255,32 +221,6 @@ class Storage:
                 self._found(request, bucket, name)
             self.objects.remove(bucket, name, _check(request))
         return Answer(204)
-
-    def _patch(self, request: Request, bucket: str, name: str) -> Answer:
-        told = writable(request.json())
-        with self.objects.lock:
-            found = self.objects.find(bucket, name)
-            if found is None:
-                raise missing(bucket, name)
-            _check(request)(found)
-            if isinstance(told.get("metadata"), dict):
-                told["metadata"] = {**found.told.get("metadata", {}), **told["metadata"]}
-                told["metadata"] = {key: value for key, value in told["metadata"].items() if value is not None}
-            found.told = {key: value for key, value in {**found.told, **told}.items() if value is not None}
-            found.metageneration += 1
-            return json_answer(resource(found))
-
-    def _compose(self, request: Request, bucket: str, name: str) -> Answer:
-        told = request.json()
-        sources = []
-        for one in told.get("sourceObjects", []):
-            wanted = one.get("objectPreconditions", {}).get("ifGenerationMatch", one.get("generation"))
-            sources.append((one["name"], _holds("generation", True, None if wanted is None else str(wanted))))
-        if not 0 < len(sources) <= 32:
-            raise GoogleError("INVALID_ARGUMENT", "The number of source components must be between 1 and 32.")
-        written = writable(told.get("destination", {}))
-        made = self.objects.compose(bucket, name, sources, written, self._replacing(request))
-        return json_answer(resource(made))
 
     def _insert(self, request: Request, bucket: str) -> Answer:
         kind, query, body = request.query.get("uploadType"), request.query, request.body

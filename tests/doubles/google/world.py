@@ -50,7 +50,6 @@ class World(world.World[Settings, Fault, Job]):
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        self.operations: dict[str, Any] = {}  # long-running, by name
         self.persistent: dict[str, Any] = {}  # resources, by id
         self._numbers = itertools.count(1)
         for service in (self.logs, self.storage, self.secrets):
