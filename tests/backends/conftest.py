@@ -17,6 +17,9 @@ from cloudtrain.backends import http
 from cloudtrain.backends.vertex import jobs
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import cli as command_line
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.backend import Request
+from cloudtrain.launcher.planning import planner as plans
 from doubles.aws.handle import Aws
 from doubles.azure.handle import Azure
 from doubles.google.handle import Google
@@ -87,3 +90,32 @@ def vertex(
 
     yield run
     backends._made.cache_clear()
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return a project's folder with a script and the CONFIG of the test's module."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "loop.py").write_text("print('x')\n")
+    (folder / "cloudtrain.yaml").write_text(request.module.CONFIG)
+    return folder
+
+
+@pytest.fixture
+def render(tmp_path: Path) -> Callable[..., Request]:
+    """Return a function that renders a config's text into its backend's request, with settings as `key=value`."""
+    task = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
+    (tmp_path / "task.py").write_text(task)
+    (tmp_path / "train.py").write_text("")
+
+    def make(text: str, *overrides: str) -> Request:
+        (tmp_path / "cloudtrain.yaml").write_text(text)
+        config = configs.load(tmp_path / "cloudtrain.yaml", overrides=overrides, environ={})
+        backend = backends.load(config.backend)
+        found: Request = backend.request(
+            plans.make(config, backend.capacity(config)), config, "digits-abcde", 1, "f" * 64
+        )
+        return found
+
+    return make

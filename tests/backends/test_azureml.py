@@ -20,7 +20,6 @@ from cloudtrain.backends.azureml.records import Workspace
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.planning import planner as plans
 from doubles.azure.names import SUBSCRIPTION
 
 HERE = Path(__file__).parent
@@ -69,21 +68,6 @@ project: vision
 """
 
 Render = Callable[..., Request]
-
-
-@pytest.fixture
-def render(tmp_path: Path) -> Render:
-    """Return a function that renders a config's text, with settings as `key=value`."""
-    (tmp_path / "task.py").write_text(TASK)
-    (tmp_path / "train.py").write_text("")
-
-    def make(text: str, *overrides: str) -> Request:
-        (tmp_path / "cloudtrain.yaml").write_text(text)
-        config = configs.load(tmp_path / "cloudtrain.yaml", overrides=overrides, environ={})
-        plan = plans.make(config, AzureMLBackend().capacity(config))
-        return AzureMLBackend().request(plan, config, "digits-abcde", 1, "f" * 64)
-
-    return make
 
 
 def order(request: Request) -> dict[str, Any]:

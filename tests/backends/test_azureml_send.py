@@ -40,16 +40,6 @@ def jobs_never_end(azure_account: Azure) -> None:
     azure_account.settings(execute=False)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return a project's folder."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "loop.py").write_text("print('x')\n")
-    (folder / "cloudtrain.yaml").write_text(CONFIG)
-    return folder
-
-
 def sent(azure: Azure, name: str) -> dict[str, Any]:
     """Return the body of the PUT."""
     body: dict[str, Any] = azure.job(name)["body"]["properties"]

@@ -21,7 +21,6 @@ from cloudtrain.backends.sagemaker.machine import region_of
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.planning import planner as plans
 from cloudtrain.launcher.prices import catalog
 from doubles.aws.handle import Aws
 
@@ -83,21 +82,6 @@ sagemaker: {{region: us-west-2, role: "{ROLE}", distribution: pytorchddp}}
 """
 
 Render = Callable[..., Request]
-
-
-@pytest.fixture
-def render(tmp_path: Path) -> Render:
-    """Return a function that renders a config's text, with settings as `key=value`."""
-    (tmp_path / "task.py").write_text(TASK)
-    (tmp_path / "train.py").write_text("")
-
-    def make(text: str, *overrides: str) -> Request:
-        (tmp_path / "cloudtrain.yaml").write_text(text)
-        config = configs.load(tmp_path / "cloudtrain.yaml", overrides=overrides, environ={})
-        plan = plans.make(config, SageMakerBackend().capacity(config))
-        return SageMakerBackend().request(plan, config, "digits-abcde", 1, "f" * 64)
-
-    return make
 
 
 @pytest.mark.parametrize(("name", "text"), [("plain", PLAIN), ("everything", EVERYTHING), ("toolkit", TOOLKIT)])

@@ -37,16 +37,6 @@ def jobs_never_end(account: Aws) -> None:
     account.settings(execute=False)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return a project's folder."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "loop.py").write_text("print('x')\n")
-    (folder / "cloudtrain.yaml").write_text(CONFIG)
-    return folder
-
-
 def jobs(aws: Aws) -> list[str]:
     """Return the names of all training jobs of the account."""
     pages = aws.client("sagemaker").get_paginator("list_training_jobs").paginate()

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.ssh.backend import SshBackend
-from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Request
-from cloudtrain.launcher.planning import planner as plans
 
 HERE = Path(__file__).parent
 PLAIN = """\
@@ -50,21 +48,6 @@ ssh:
   allow_busy: true
   accept_new_host_keys: true
 """
-
-
-@pytest.fixture
-def render(tmp_path: Path) -> Callable[..., Request]:
-    """Return a function that renders a config's text."""
-    (tmp_path / "train.py").write_text("")
-
-    def make(text: str) -> Request:
-        (tmp_path / "cloudtrain.yaml").write_text(text)
-        config = configs.load(tmp_path / "cloudtrain.yaml", environ={})
-        plan = plans.make(config, SshBackend().capacity(config))
-        found: Request = SshBackend().request(plan, config, "digits-abcde", 1, "f" * 64)
-        return found
-
-    return make
 
 
 @pytest.mark.parametrize(("name", "text"), [("plain", PLAIN), ("everything", EVERYTHING)])

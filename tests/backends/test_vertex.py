@@ -23,7 +23,6 @@ from cloudtrain.backends.vertex.block import Vertex
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.planning import planner as plans
 
 HERE = Path(__file__).parent
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
@@ -75,22 +74,6 @@ project: vision
 DISK = 100 * 0.1955 / 730  # the default disk, an hour
 
 Render = Callable[..., Request]
-
-
-@pytest.fixture
-def render(tmp_path: Path) -> Render:
-    """Return a function that renders a config's text, with settings as `key=value`."""
-    (tmp_path / "task.py").write_text(TASK)
-    (tmp_path / "train.py").write_text("")
-
-    def make(text: str, *overrides: str) -> Request:
-        (tmp_path / "cloudtrain.yaml").write_text(text)
-        config = configs.load(tmp_path / "cloudtrain.yaml", overrides=overrides, environ={})
-        plan = plans.make(config, VertexBackend().capacity(config))
-        found: Request = VertexBackend().request(plan, config, "digits-abcde", 1, "f" * 64)
-        return found
-
-    return make
 
 
 def without_boot(body: dict[str, Any]) -> dict[str, Any]:

@@ -365,32 +365,35 @@ def _parse(job: dict[str, Any]) -> None:
     json_format.ParseDict(job, CustomJob.pb(CustomJob()))
 
 
+def checked_table(*description: Path) -> subprocess.CompletedProcess[str]:
+    """Return the result of the table's check against a description, by default the installed client's."""
+    command = [sys.executable, ROOT / "tools" / "vertex_table.py", "--check", *description]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def contract() -> Path:
+    """Return the shortened copy of the description."""
+    if not CONTRACT.exists():
+        pytest.skip(f"{CONTRACT} is not here: the description comes with the workplace, not with the code")
+    return CONTRACT
+
+
 def test_table_equals_googles_description() -> None:
     """rules.json equals the installed client's description of the API, word for word."""
     pytest.importorskip("googleapiclient")
-    script = ROOT / "tools" / "vertex_table.py"
-    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    done = checked_table()
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
-def test_table_equals_the_contract() -> None:
-    """The shortened copy of the same description gives the same table."""
-    if not CONTRACT.exists():
-        pytest.skip(f"{CONTRACT} is not here: the description comes with the workplace, not with the code")
-    script = ROOT / "tools" / "vertex_table.py"
-    done = subprocess.run([sys.executable, script, "--check", CONTRACT], capture_output=True, text=True, check=False)
+def test_table_equals_the_contract(contract: Path, tmp_path: Path) -> None:
+    """The shortened copy of the same description gives the same table; a new word gives a difference."""
+    done = checked_table(contract)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
-
-
-def test_table_check_finds_a_difference(tmp_path: Path) -> None:
-    """A description with a new word gives a difference."""
-    if not CONTRACT.exists():
-        pytest.skip(f"{CONTRACT} is not here: the description comes with the workplace, not with the code")
     newer = tmp_path / "newer.json"
-    newer.write_text(CONTRACT.read_text().replace('"NVIDIA_GB200",', '"NVIDIA_GB200",\n"NVIDIA_GB300",'))
+    newer.write_text(contract.read_text().replace('"NVIDIA_GB200",', '"NVIDIA_GB200",\n"NVIDIA_GB300",'))
     newer.write_text(newer.read_text().replace('"enumDeprecated"', '"x"'))
-    script = ROOT / "tools" / "vertex_table.py"
-    done = subprocess.run([sys.executable, script, "--check", newer], capture_output=True, text=True, check=False)
+    done = checked_table(newer)
     assert (done.returncode, "is not what this description says" in done.stdout) == (1, True), done.stderr
 
 

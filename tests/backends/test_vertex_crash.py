@@ -64,13 +64,10 @@ STEPS = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path, google_project: Google) -> Path:
+def folder(folder: Path, google_project: Google) -> Path:
     """Return a project's folder; its jobs run no containers."""
     google_project.settings(execute=False)
-    folder = tmp_path / "project"
-    folder.mkdir()
     (folder / "loop.py").write_text(SCRIPT)
-    (folder / "cloudtrain.yaml").write_text(CONFIG)
     return folder
 
 

@@ -37,14 +37,10 @@ BAD_IMAGE = "List of found errors: 1.Field: job_spec.worker_pool_specs[0].contai
 
 
 @pytest.fixture
-def folder(tmp_path: Path, google_project: Google, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(folder: Path, google_project: Google, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a project's folder; its jobs run no containers."""
     google_project.settings(execute=False)
     monkeypatch.setenv("TOKEN", "sesame")
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "loop.py").write_text("print('x')\n")
-    (folder / "cloudtrain.yaml").write_text(CONFIG)
     return folder
 
 

@@ -37,16 +37,6 @@ def jobs_never_end(google_project: Google) -> None:
     google_project.settings(execute=False)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Return a project's folder."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "loop.py").write_text("print('x')\n")
-    (folder / "cloudtrain.yaml").write_text(CONFIG)
-    return folder
-
-
 def active(google: Google) -> list[str]:
     """Return the names of the jobs that have neither ended nor begun to end."""
     over = ("SUCCEEDED", "FAILED", "CANCELLED", "CANCELLING")

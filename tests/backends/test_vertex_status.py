@@ -169,13 +169,9 @@ SUBMIT = ("submit", "-d", "-y", "--force", "--name", "one")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, google_project: Google) -> Path:
+def folder(folder: Path, google_project: Google) -> Path:
     """Return a project's folder; its jobs run no containers."""
     google_project.settings(execute=False)
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "loop.py").write_text("print('x')\n")
-    (folder / "cloudtrain.yaml").write_text(CONFIG)
     return folder
 
 

@@ -49,6 +49,12 @@ class Job:
         self.now_s += after_s
         return self.coordinator.decide(self.reports, set(lost), self.now_s, lambda: 20001)
 
+    def verdict(self, after_s: float = 0.1, lost: frozenset[int] = frozenset()) -> ExitReport:
+        """Let time pass, and return the job's end."""
+        desired = self.decide(after_s, lost)
+        assert desired.verdict is not None
+        return desired.verdict
+
 
 @pytest.fixture
 def job() -> Job:
@@ -71,8 +77,7 @@ def test_start_names_the_node_that_never_joined() -> None:
     """A job with a missing node fails, and the message names the node."""
     job = Job()
     del job.reports[1]
-    verdict = job.decide(after_s=61).verdict
-    assert verdict is not None
+    verdict = job.verdict(after_s=61)
     assert (verdict.state, verdict.reason) == ("failed", "node_failure")
     assert "node 1 did not join" in (verdict.error or {})["message"]
 
@@ -83,8 +88,7 @@ def test_start_ends_at_a_deadline_before_the_join_timeout(reason: str) -> None:
     job = Job(replace(RULES, soft_deadline_s=45, limit_reason=reason))
     del job.reports[1]
     assert job.decide(after_s=44).want == "wait"
-    verdict = job.decide(after_s=1).verdict
-    assert verdict is not None
+    verdict = job.verdict(after_s=1)
     assert (verdict.state, verdict.reason, verdict.error) == ("stopped", reason, None)
 
 
@@ -98,27 +102,26 @@ def test_start_waits_for_nodes_that_prepare() -> None:
     for changes, after_s, reason in (({"stop": "user"}, 1, "user"), ({}, 901, "time_limit")):
         job = Job()
         job.say(0, phase="preparing", **changes)
-        verdict = job.decide(after_s=after_s).verdict
-        assert verdict is not None
+        verdict = job.verdict(after_s=after_s)
         assert (verdict.state, verdict.reason) == ("stopped", reason)
 
 
-def test_start_ends_when_a_node_cannot_be_prepared() -> None:
-    """The first node with a fault gives the job's error, without a wait for the remaining nodes."""
+@pytest.mark.parametrize(("phase", "message"), [("preparing", "pip"), ("idle", "arrived damaged")])
+def test_start_ends_when_a_node_cannot_be_prepared(phase: str, message: str) -> None:
+    """The first node with a fault gives the job's error before any rank starts, without a wait for other nodes."""
     job = Job()
-    job.say(0, phase="preparing")
-    job.say(1, phase="exited", code=64, failures=({"rank": None, "kind": "config", "message": "pip"},))
-    verdict = job.decide().verdict
-    assert verdict is not None
-    assert (verdict.state, (verdict.error or {})["kind"]) == ("failed", "config")
+    job.say(0, phase=phase)
+    job.say(1, phase="exited", code=64, failures=({"rank": None, "kind": "config", "message": message},))
+    verdict = job.verdict()
+    error = verdict.error or {}
+    assert (verdict.state, error["kind"], error["message"]) == ("failed", "config", message)
 
 
 def test_start_names_a_node_lost_during_preparation() -> None:
     """The node had joined, so the message calls its agent silent."""
     job = Job()
     job.say(0, phase="preparing")
-    verdict = job.decide(after_s=61, lost=frozenset({1})).verdict
-    assert verdict is not None
+    verdict = job.verdict(after_s=61, lost=frozenset({1}))
     assert "node 1 was lost" in (verdict.error or {})["message"]
 
 
@@ -158,8 +161,7 @@ def test_exception_of_the_users_code_is_not_restarted(job: Job) -> None:
     assert job.decide().want == "run", "a lost connection waits for the account of who broke it"
     job.say(1, phase="exited", code=70, failures=(RAISED,))
     job.decide()
-    verdict = job.decide().verdict
-    assert verdict is not None
+    verdict = job.verdict()
     assert (verdict.state, verdict.reason, (verdict.error or {})["message"]) == ("failed", "error", "boom")
 
 
@@ -178,15 +180,6 @@ def test_same_echoes_twice_end_the_job() -> None:
     assert (desired.verdict.state, desired.verdict.restarts) == ("failed", 1)
 
 
-def test_node_that_cannot_unpack_ends_the_job_with_the_reason() -> None:
-    """A damaged bundle is reported before any rank starts."""
-    job = Job()
-    job.say(1, phase="exited", code=64, failures=({"rank": None, "kind": "config", "message": "arrived damaged"},))
-    verdict = job.decide().verdict
-    assert verdict is not None
-    assert (verdict.state, (verdict.error or {})["message"]) == ("failed", "arrived damaged")
-
-
 def test_stop_waits_for_the_save_then_ends(job: Job) -> None:
     """A stop is passed to all nodes, and is over when all have saved."""
     job.say(1, stop="user")
@@ -194,8 +187,7 @@ def test_stop_waits_for_the_save_then_ends(job: Job) -> None:
     job.say(0, phase="exited", code=75)
     assert job.decide().want == "stop"
     job.say(1, phase="exited", code=143)
-    verdict = job.decide().verdict
-    assert verdict is not None
+    verdict = job.verdict()
     assert (verdict.state, verdict.reason) == ("stopped", "user")
 
 
@@ -211,8 +203,7 @@ def test_stop_now_does_not_wait(job: Job) -> None:
     job.say(0, stop="user")
     assert job.decide().want == "stop"
     job.say(0, stop="now")
-    verdict = job.decide().verdict
-    assert verdict is not None
+    verdict = job.verdict()
     assert verdict.reason == "user"
 
 
@@ -226,8 +217,7 @@ def test_own_deadline_of_the_trainer_is_a_time_limit(job: Job) -> None:
     """If all ranks saved because of their deadline, the job is stopped, neither failed nor restarted."""
     for node in job.reports:
         job.say(node, phase="exited", code=75, saved={"reason": "deadline"})
-    verdict = job.decide().verdict
-    assert verdict is not None
+    verdict = job.verdict()
     assert (verdict.state, verdict.reason) == ("stopped", "time_limit")
 
 
@@ -235,8 +225,7 @@ def test_lost_node_ends_the_others(job: Job) -> None:
     """A silent node ends the remaining nodes, so no machine hangs and costs money."""
     assert job.decide(lost=frozenset({1})).want == "kill"
     job.say(0, phase="exited", code=70, failures=(COLLATERAL,))
-    verdict = job.decide(lost=frozenset({1})).verdict
-    assert verdict is not None
+    verdict = job.verdict(lost=frozenset({1}))
     assert (verdict.error or {})["message"] == "node 1 was lost: its agent is silent"
 
 
@@ -246,8 +235,7 @@ def test_node_lost_while_all_are_killed_hides_no_cause(job: Job, mine: dict[str,
     job.say(0, phase="exited", code=70, failures=(mine,))
     job.decide()
     assert job.decide(after_s=6).want == "kill"
-    verdict = job.decide(lost=frozenset({1})).verdict
-    assert verdict is not None
+    verdict = job.verdict(lost=frozenset({1}))
     assert cause in (verdict.error or {})["message"]
 
 
@@ -326,8 +314,7 @@ def test_shrunken_job_ends_with_its_own_nodes() -> None:
     for node in (0, 2):
         job.say(node, phase="exited", generation=2, code=0, failures=())
     job.say(1, generation=1, phase="exited", code=70, failures=(RAISED,))
-    verdict = job.decide().verdict
-    assert verdict is not None
+    verdict = job.verdict()
     assert (verdict.state, verdict.restarts) == ("succeeded", 1)
 
 
@@ -374,8 +361,7 @@ def test_exception_of_a_rank_is_not_retried_with_fewer_nodes() -> None:
     for node in (0, 1):
         job.say(node, phase="exited", code=70, failures=(RAISED,))
     job.decide(lost=lost)
-    verdict = job.decide(after_s=6, lost=lost).verdict
-    assert verdict is not None
+    verdict = job.verdict(after_s=6, lost=lost)
     assert (verdict.reason, (verdict.error or {})["message"]) == ("error", "boom")
 
 
@@ -409,8 +395,7 @@ def test_node_still_at_work_at_the_deadline_is_no_success(job: Job) -> None:
     """The job is stopped if the ranks of only some nodes have ended with success."""
     job.say(0, done=True)
     assert job.decide(after_s=900).want == "stop"
-    verdict = job.decide(after_s=101).verdict
-    assert verdict is not None
+    verdict = job.verdict(after_s=101)
     assert (verdict.state, verdict.reason) == ("stopped", "time_limit")
 
 
@@ -430,8 +415,7 @@ def test_exit_code_of_boot_overrides_the_ranks_success(job: Job) -> None:
     """Boot may find a fault after the ranks' end, so a node that has exited is judged by the exit code."""
     job.say(0, done=True)
     job.say(1, done=True, phase="exited", code=143, stop="now")
-    verdict = job.decide().verdict
-    assert verdict is not None
+    verdict = job.verdict()
     assert verdict.state == "stopped"
 
 

@@ -319,20 +319,14 @@ def test_query_makes_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "locks").exists()
 
 
-def test_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    """A foreign link would decide where cloudtrain writes."""
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "locks").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(gpulocks.Unusable, match=r"is a link of .*sudo rm"):
-        gpulocks.folder(str(tmp_path / "locks"))
-
-
-def test_folder_that_is_open_but_not_sticky_is_refused(tmp_path: Path) -> None:
-    """In a folder without the sticky bit, any user could remove a lock and create a new one."""
-    (tmp_path / "locks").mkdir()
-    (tmp_path / "locks").chmod(0o777)
-    with pytest.raises(gpulocks.Unusable, match=r"any user can remove .*chmod 1777"):
-        gpulocks.folder(str(tmp_path / "locks"))
+def test_folder_that_another_user_may_change_is_refused(tmp_path: Path) -> None:
+    """A foreign link decides where cloudtrain writes; without the sticky bit any user could replace a lock."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name, words in (("link", r"is a link of .*sudo rm"), ("open", r"any user can remove .*chmod 1777")):
+        with pytest.raises(gpulocks.Unusable, match=words):
+            gpulocks.folder(str(tmp_path / name))
 
 
 def test_this_machine_has_a_folder() -> None:

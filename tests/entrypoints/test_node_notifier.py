@@ -51,10 +51,16 @@ def agent_spec(root: Path, url: str, *, attempt: int = 1, settings: Any = None, 
     return AgentSpec.load(spec)
 
 
+def notifier(spec: AgentSpec, started_s: float) -> NodeNotifier:
+    """Return the notifier of an agent that sends notices."""
+    found = of_agent(spec, started_s)
+    assert found is not None
+    return found
+
+
 def run(tmp_path: Path, age_s: float, **more: Any) -> tuple[NodeNotifier, list[str]]:
     """Return the notifier of a job of the given age, and the keys of the notices due now."""
-    found = of_agent(agent_spec(tmp_path, "http://127.0.0.1:1/", **more), time.time() - age_s)
-    assert found is not None
+    found = notifier(agent_spec(tmp_path, "http://127.0.0.1:1/", **more), time.time() - age_s)
     return found, [each.key for each in found.due({}, time.time())]
 
 
@@ -82,16 +88,14 @@ def test_due_notices_follow_from_the_held_time(tmp_path: Path, age_s: float, key
 def test_time_on_earlier_machines_counts(tmp_path: Path) -> None:
     """After a start by the platform, the limit is the rest of the job's limit."""
     spec = agent_spec(tmp_path, "http://127.0.0.1:1/", max_duration_s=700, used_s=300)
-    found = of_agent(spec, time.time() - 1)
-    assert found is not None
+    found = notifier(spec, time.time() - 1)
     assert [each.key for each in found.due({}, time.time())] == ["budget:50@1000000"]
 
 
 def test_unknown_price_is_no_threshold(tmp_path: Path) -> None:
     """Without a price, only the deadline and the end give notices."""
     spec = agent_spec(tmp_path, "http://127.0.0.1:1/", settings={"rate_micro_h": None})
-    found = of_agent(spec, time.time() - 850)
-    assert found is not None
+    found = notifier(spec, time.time() - 850)
     told = found.due({}, time.time())
     assert [each.key for each in told] == ["deadline:1"]
     assert "unknown" in told[0].text
@@ -106,8 +110,7 @@ def test_job_that_ends_before_its_deadline_has_no_deadline_notice(tmp_path: Path
 def test_deadline_of_the_budget_states_the_reserve(tmp_path: Path) -> None:
     """The job stops at 900 s, after 0.90 USD of 1.00 USD."""
     spec = agent_spec(tmp_path, "http://127.0.0.1:1/", settings={"spent_micro": 0})
-    found = of_agent(spec, 0.0)
-    assert found is not None
+    found = notifier(spec, 0.0)
     notice = found.due({"step": 9, "max_steps": 10, "eta_s": 100.0}, 850.0)[-1]
     assert "because of its budget of 1.00 USD, of which 0.10 USD is the reserve for the save" in notice.title
     assert "for 0.95 USD in all" in notice.text
@@ -122,8 +125,7 @@ def test_other_nodes_and_jobs_without_notices_send_nothing(tmp_path: Path) -> No
 def test_clock_that_is_set_makes_no_notice_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A jump of the wall clock by a day uses up neither money nor time of the job."""
     wall_s = time.time()
-    found = of_agent(agent_spec(tmp_path, "http://127.0.0.1:1/"), wall_s)
-    assert found is not None
+    found = notifier(agent_spec(tmp_path, "http://127.0.0.1:1/"), wall_s)
     monkeypatch.setattr(time, "time", lambda: wall_s + 86_400)
     assert found.due({}, found._now_s()) == []
 
@@ -132,8 +134,7 @@ def test_threshold_and_end_are_sent_and_logged(tmp_path: Path, monkeypatch: pyte
     """A notice has the last step and checkpoint, survives two failures, and is recorded in rank 0's log."""
     monkeypatch.setattr(node_notifier, "EVERY_S", 0.05)
     with receivers.hooks([503]) as told:
-        found = of_agent(agent_spec(tmp_path, told.url), time.time() - 310)
-        assert found is not None
+        found = notifier(agent_spec(tmp_path, told.url), time.time() - 310)
         with (tmp_path / "log" / "rank-0.log").open("w") as log:
             log.write(events.format_line("checkpoint", "saved", {"step": 80, "path": "x"}) + "\n")
             log.write(events.format_line("step", "s", {"step": 90, "max_steps": 200, "eta_s": 900.0}) + "\n")
@@ -154,8 +155,7 @@ def test_threshold_and_end_are_sent_and_logged(tmp_path: Path, monkeypatch: pyte
 def test_stop_after_the_last_step_names_no_resume(tmp_path: Path) -> None:
     """A resume would pay for no step."""
     with receivers.hooks([]) as told:
-        found = of_agent(agent_spec(tmp_path, told.url), time.time() - 900)
-        assert found is not None
+        found = notifier(agent_spec(tmp_path, told.url), time.time() - 900)
         (tmp_path / "checkpoints" / "ckpt.pt").write_text("weights")
         line = events.format_line("step", "s", {"step": 200, "max_steps": 200, "eta_s": 0.0})
         (tmp_path / "log" / "rank-0.log").write_text(f"{line}\n")
@@ -169,8 +169,7 @@ def test_stop_after_the_last_step_names_no_resume(tmp_path: Path) -> None:
 def test_kept_file_of_an_earlier_attempt_is_a_known_checkpoint(tmp_path: Path) -> None:
     """The log of this attempt reports no save, but the folder of checkpoints has a file of `keep`."""
     with receivers.hooks([]) as told:
-        found = of_agent(agent_spec(tmp_path, told.url), time.time())
-        assert found is not None
+        found = notifier(agent_spec(tmp_path, told.url), time.time())
         (tmp_path / "checkpoints" / "ckpt.pt").write_text("weights")
         found.start()
         found.end(ExitReport("failed", "error"))
@@ -182,8 +181,7 @@ def test_end_waits_only_for_its_limit(tmp_path: Path, monkeypatch: pytest.Monkey
     """A receiver that hangs costs no machine time."""
     monkeypatch.setattr(node_notifier, "EXIT_S", 0.4)
     with receivers.hooks([receivers.HANG] * 9) as stuck:
-        found = of_agent(agent_spec(tmp_path, stuck.url), time.time())
-        assert found is not None
+        found = notifier(agent_spec(tmp_path, stuck.url), time.time())
         found.start()
         begin_s = time.monotonic()
         found.end(ExitReport("succeeded", None))
@@ -196,8 +194,7 @@ def test_next_machines_do_not_repeat_notices(tmp_path: Path) -> None:
     """Sent notices are recorded next to the checkpoints; every attempt has its own end."""
     with receivers.hooks() as told:
         for attempt in (1, 2):
-            found = of_agent(agent_spec(tmp_path, told.url, attempt=attempt), time.time() - 310)
-            assert found is not None
+            found = notifier(agent_spec(tmp_path, told.url, attempt=attempt), time.time() - 310)
             found.start()
             found.end(ExitReport("failed", "error", {"message": "boom"}))
             found.finish()
@@ -207,8 +204,7 @@ def test_next_machines_do_not_repeat_notices(tmp_path: Path) -> None:
 def test_fault_is_reported_without_the_address(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The agent's own log reports the fault once."""
     with receivers.hooks([404, 404]) as told:
-        found = of_agent(agent_spec(tmp_path, told.url), time.time())
-        assert found is not None
+        found = notifier(agent_spec(tmp_path, told.url), time.time())
         found.start()
         found.end(ExitReport("succeeded", None))
         found.finish()

@@ -269,22 +269,21 @@ def test_deadline_saves_and_the_resumed_end_is_the_same(whole: Callable[[str], R
 
 
 @pytest.mark.slow
-def test_ddp_checkpoint_resumes_under_fsdp(whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """Weights and optimizer state of ddp load into shards, and the losses continue as without the change."""
-    resume_from(whole("ddp"), tmp_path, 10)
-    again = run(tmp_path, strategy="fsdp")
-    assert any("the strategy was ddp, now fsdp" in text for text in again.only("restart")["changed"])
-    expected = whole("ddp").values("step", "loss")
-    assert again.values("step", "loss") == pytest.approx({s: expected[s] for s in range(11, 17)}, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_fsdp_checkpoint_resumes_on_one_rank_under_ddp(whole: Callable[[str], Run], tmp_path: Path) -> None:
-    """Half the ranks and the other strategy: samples and random numbers are equal, so losses agree to rounding."""
-    resume_from(whole("fsdp"), tmp_path, 10)
-    again = run(tmp_path, ranks=1)
-    assert any("the ranks were 2, now 1" in text for text in again.only("restart")["changed"])
-    expected = whole("fsdp").values("step", "loss")
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        ("ddp", {"strategy": "fsdp"}, "the strategy was ddp, now fsdp"),
+        ("fsdp", {"ranks": 1}, "the ranks were 2, now 1"),
+    ],
+)
+def test_checkpoint_resumes_under_the_other_strategy(
+    whole: Callable[[str], Run], tmp_path: Path, before: str, after: dict[str, Any], change: str
+) -> None:
+    """Weights and optimizer state load into shards and back, also on half the ranks: losses agree to rounding."""
+    resume_from(whole(before), tmp_path, 10)
+    again = run(tmp_path, **after)
+    assert any(change in text for text in again.only("restart")["changed"])
+    expected = whole(before).values("step", "loss")
     assert again.values("step", "loss") == pytest.approx({s: expected[s] for s in range(11, 17)}, abs=1e-5)
 
 

@@ -105,21 +105,29 @@ def test_cause_is_recorded_despite_the_scripts_stdout(tmp_path: Path, stream: st
     assert "ValueError: boom" in ended.stderr
 
 
-def test_exit_code_of_the_script_is_kept(tmp_path: Path) -> None:
-    """`sys.exit(5)` is the script's own code, not an exception."""
+def test_exit_of_the_script_is_kept(tmp_path: Path) -> None:
+    """`sys.exit(5)` is the script's own code, no exception; `sys.exit("no data")` gives the cause and exits 1."""
     (tmp_path / "train.py").write_text("import sys\nsys.exit(5)\n")
     assert run(tmp_path, "script", "train.py").returncode == 5
     assert not (tmp_path / "rank-3.json").exists()
+    (tmp_path / "train.py").write_text("import sys\nsys.exit('no data')\n")
+    ended = run(tmp_path, "script", "train.py")
+    assert (ended.returncode, ended.stderr, failure(tmp_path)["message"]) == (1, "no data\n", "no data")
 
 
 @pytest.mark.parametrize(
-    "message", ["[gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:2", "NCCL communicator was aborted on rank 1"]
+    ("before", "message", "is_echo"),
+    [
+        (MEET, "[gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:2", True),
+        (MEET, "NCCL communicator was aborted on rank 1", True),
+        ("", "Distributed package does not have NCCL built in", False),
+    ],
 )
-def test_lost_peer_is_marked(tmp_path: Path, message: str) -> None:
-    """An error of a rank after a peer's death is marked as an echo."""
-    (tmp_path / "train.py").write_text(f"{MEET}raise RuntimeError({message!r})")
+def test_lost_peer_is_marked_once_the_ranks_have_met(tmp_path: Path, before: str, message: str, is_echo: bool) -> None:
+    """An error after a peer's death is an echo; the same words of a script's own connection are a real cause."""
+    (tmp_path / "train.py").write_text(f"{before}raise RuntimeError({message!r})")
     run(tmp_path, "script", "train.py")
-    assert failure(tmp_path)["peer_lost"] is True
+    assert failure(tmp_path)["peer_lost"] is is_echo
 
 
 def test_lost_peer_is_marked_after_the_group_is_destroyed(tmp_path: Path) -> None:
@@ -129,20 +137,6 @@ def test_lost_peer_is_marked_after_the_group_is_destroyed(tmp_path: Path) -> Non
         (tmp_path / "train.py").write_text(script.format(message))
         run(tmp_path, "script", "train.py")
         assert failure(tmp_path)["peer_lost"] is is_echo
-
-
-def test_no_peer_is_lost_before_the_ranks_have_met(tmp_path: Path) -> None:
-    """The same words from a script's own connection, or for a missing backend, are a real cause."""
-    (tmp_path / "train.py").write_text("raise RuntimeError('Distributed package does not have NCCL built in')")
-    run(tmp_path, "script", "train.py")
-    assert failure(tmp_path)["peer_lost"] is False
-
-
-def test_exit_message_of_a_script_is_the_cause(tmp_path: Path) -> None:
-    """`sys.exit("no data")` gives the cause, and exits 1, as under python itself."""
-    (tmp_path / "train.py").write_text("import sys\nsys.exit('no data')\n")
-    ended = run(tmp_path, "script", "train.py")
-    assert (ended.returncode, ended.stderr, failure(tmp_path)["message"]) == (1, "no data\n", "no data")
 
 
 def test_log_goes_to_the_ranks_own_file(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from cloudtrain.entrypoints.contract import NodeStatus
+from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs.agent_state import STRAGGLER_S, fold
 
 LOST = {"rank": None, "kind": "lost", "message": "lost contact with node 0 for 10 s"}
@@ -36,6 +37,13 @@ def gone(**more: Any) -> NodeStatus:
     return look(alive=False, **{"last_s": 150.0, **more})
 
 
+def folded(looks: dict[int, NodeStatus], nodes: int) -> State:
+    """Return the job's state, which must be known."""
+    found = fold(looks, nodes)
+    assert found is not None
+    return found
+
+
 def state_of(looks: dict[int, NodeStatus], nodes: int = 2, **more: Any) -> tuple[str, str | None] | None:
     """Return the job's state and reason."""
     found = fold(looks, nodes, **more)
@@ -52,8 +60,7 @@ def test_node_0_decides_while_its_agent_is_alive() -> None:
 def test_verdict_of_node_0_is_final() -> None:
     """A straggler delays the verdict only for a while; the billed time is the time of all nodes."""
     ended = look(alive=False, ended=verdict())
-    found = fold({0: ended}, 2)
-    assert found is not None
+    found = folded({0: ended}, 2)
     assert (found.state, found.started_s, found.ended_s, found.billed_s) == ("succeeded", 100.0, 160.0, 61.5)
     assert state_of({0: ended, 1: look()}) == ("running", None)
     late = look(alive=False, ended=verdict(), ago_s=STRAGGLER_S + 1)
@@ -64,32 +71,26 @@ def test_nodes_are_billed_until_they_are_given_up() -> None:
     """The newest generation decides while the job runs and at its end; the billed time is the mean of all nodes."""
     behind = look(held_s=90.0, state={"generation": 1})
     newest = look(held_s=80.0, state={"generation": 2, "gone_s": {"2": 20.0}})
-    found = fold({0: behind, 1: newest}, 3)
-    assert found is not None
+    found = folded({0: behind, 1: newest}, 3)
     assert (found.state, found.billed_s, found.gone_s) == ("running", 60.0, {"2": 20.0})
-    waits = fold({0: look(held_s=9.0, state={"generation": 0})}, 1)
-    assert waits is not None
+    waits = folded({0: look(held_s=9.0, state={"generation": 0})}, 1)
     assert (waits.state, waits.started_s, waits.billed_s) == ("pending", 100.0, 9.0)
     ended = look(alive=False, ended=verdict(gone_s={"2": 20.0}))
-    over = fold({0: ended}, 3)
-    assert over is not None
+    over = folded({0: ended}, 3)
     assert (over.billed_s, over.gone_s, over.billed_by) == (61.5, {"2": 20.0}, "the nodes' clocks")
-    lost = fold({0: gone(held_s=55.0)}, 1)
-    assert lost is not None
+    lost = folded({0: gone(held_s=55.0)}, 1)
     assert (lost.state, lost.billed_s, lost.gone_s) == ("failed", 55.0, None)
 
 
 def test_agents_of_an_earlier_version_are_understood() -> None:
     """Earlier agents report no clock while they run, and only the mean at the end."""
-    found = fold({0: look()}, 1)
-    assert found is not None
+    found = folded({0: look()}, 1)
     assert (found.billed_s, found.gone_s) == (None, None)
 
 
 def test_restarts_and_detail_come_from_the_newest_generation() -> None:
     """A lost node knows less than the remaining nodes."""
-    found = fold({0: gone(), 1: look(state={"generation": 3, "detail": "node 0 was lost"})}, 3)
-    assert found is not None
+    found = folded({0: gone(), 1: look(state={"generation": 3, "detail": "node 0 was lost"})}, 3)
     assert (found.state, found.restarts, found.detail) == ("running", 2, "node 0 was lost")
 
 
@@ -116,18 +117,15 @@ def test_job_is_lost_only_if_all_nodes_were_seen() -> None:
 def test_checkpoint_of_any_node_makes_a_job_resumable() -> None:
     """A lost node may be the node with the checkpoint; a job that succeeded is not resumable."""
     fenced = look(alive=False, ended=verdict("failed", "node_failure", error=LOST, fenced=True))
-    found = fold({0: gone(saved=True), 1: fenced}, 2)
-    assert found is not None
+    found = folded({0: gone(saved=True), 1: fenced}, 2)
     assert (found.state, found.resumable) == ("failed", True)
-    done = fold({0: look(alive=False, ended=verdict()), 1: gone(saved=True)}, 2)
-    assert done is not None
+    done = folded({0: look(alive=False, ended=verdict()), 1: gone(saved=True)}, 2)
     assert not done.resumable
 
 
 def test_lost_job_reports_the_known_facts() -> None:
     """The state has the time of the last line, whether a checkpoint exists, and whether the machine was restarted."""
-    found = fold({0: gone(), 1: gone(saved=True, last_s=170.0, rebooted=True)}, 2)
-    assert found is not None
+    found = folded({0: gone(), 1: gone(saved=True, last_s=170.0, rebooted=True)}, 2)
     assert (found.resumable, found.ended_s) == (True, 170.0)
     assert found.error is not None
     assert "machine was restarted" in found.error["message"]

@@ -633,20 +633,14 @@ def test_module_outside_the_code_is_not_searched(load: Load, module: str) -> Non
     assert load(f"name: x\nmodule: {module}").module == module
 
 
-def test_syntax_of_a_module_is_checked(load: Load) -> None:
-    """The fault names the file of the module, with the line."""
-    fault = only_fault(load, "name: x\nmodule: pkg.broken")
-    assert fault.place is not None
-    assert (Path(fault.place.file).name, fault.place.line) == ("broken.py", 2)
-
-
-def test_syntax_errors_point_into_the_script(load: Load, tmp_path: Path) -> None:
-    """A script with a syntax error is reported with its own file and line, and with the config's line."""
+def test_syntax_errors_point_into_the_code(load: Load, tmp_path: Path) -> None:
+    """A syntax error is reported with file and line of the script or module, and with the config's line."""
     (tmp_path / "train.py").write_text("x = 1\nif x\n")
-    fault = only_fault(load, script(""))
-    assert fault.place is not None
-    assert (Path(fault.place.file).name, fault.place.line) == ("train.py", 2)
-    assert fault.also[0].line == 2
+    for text, name in ((script(""), "train.py"), ("name: x\nmodule: pkg.broken", "broken.py")):
+        fault = only_fault(load, text)
+        assert fault.place is not None
+        assert (Path(fault.place.file).name, fault.place.line) == (name, 2)
+        assert fault.also[0].line == 2
 
 
 def test_code_is_never_run(load: Load, tmp_path: Path) -> None:

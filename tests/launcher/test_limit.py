@@ -81,18 +81,15 @@ def test_cap_counts_the_platform_bill(terms: Terms, limit_usd: float, cap_s: int
     )
 
 
-def test_earlier_attempts_reduce_the_budget() -> None:
-    """Half of the money is spent, so half of the time is left."""
-    found = caps.choose(2_000_000, 1_000_000, CostRate(1, 2_000_000), Terms(), 86_400)
+@pytest.mark.parametrize(
+    ("spent_micro", "rate", "cap_s"),
+    [(1_000_000, CostRate(1, 2_000_000), 1800), (0, CostRate(1, 2_000_000, 1.25), 2880)],
+)
+def test_spent_money_and_uncertain_prices_buy_less(spent_micro: int, rate: CostRate, cap_s: int) -> None:
+    """After half of the money half of the time is left; of an uncertain price the worst counts."""
+    found = caps.choose(2_000_000, spent_micro, rate, Terms(), 86_400)
     assert isinstance(found, Cap)
-    assert found.cap_s == 1800
-
-
-def test_uncertain_price_buys_less() -> None:
-    """The worst price counts."""
-    found = caps.choose(2_000_000, 0, CostRate(1, 2_000_000, 1.25), Terms(), 86_400)
-    assert isinstance(found, Cap)
-    assert (found.cap_s, found.worst_case_micro) == (2880, 2_000_000)
+    assert (found.cap_s, found.worst_case_micro) == (cap_s, 2_000_000 - spent_micro)
 
 
 def test_too_short_run_is_refused_with_a_sufficient_sum() -> None:

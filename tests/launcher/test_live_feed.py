@@ -329,33 +329,29 @@ def test_log_tail_reads_the_chosen_ranks(seed: Callable[..., Job], home: Path, w
         tail.close()
 
 
+@pytest.mark.parametrize(
+    ("error", "words"), [(UnreachableError("no route to host"), "no route to host"), (OSError(), "OSError")]
+)
 def test_unreadable_log_reports_the_reason(
-    seed: Callable[..., Job], home: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+    seed: Callable[..., Job],
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: Callable[..., Any],
+    error: Exception,
+    words: str,
 ) -> None:
-    """The reader tries again."""
-
-    def silent(*args: Any, **kwargs: Any) -> backends.LogPage:
-        raise UnreachableError("no route to host")
-
-    monkeypatch.setattr(backends.load("local"), "logs", silent)
-    seed("far", runs())
-    tail = LogTail(home, "far")
-    assert "no route to host" in wait_until(lambda: tail.shot().fault)
-    tail.close()
-
-
-def test_log_fault_without_a_message_is_reported_by_its_type(
-    seed: Callable[..., Job], home: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
-) -> None:
-    """The fault does not end the reader silently."""
+    """A fault without a message is reported by its type; no fault ends the reader silently."""
 
     def broken(*args: Any, **kwargs: Any) -> Any:
-        raise OSError
+        raise error
 
-    monkeypatch.setattr(tails, "LogStream", broken)
-    seed("odd", runs())
-    tail = LogTail(home, "odd")
-    assert wait_until(lambda: tail.shot().fault) == "OSError"
+    if isinstance(error, OSError):
+        monkeypatch.setattr(tails, "LogStream", broken)
+    else:
+        monkeypatch.setattr(backends.load("local"), "logs", broken)
+    seed("far", runs())
+    tail = LogTail(home, "far")
+    assert words in wait_until(lambda: tail.shot().fault)
     tail.close(10.0)
 
 

@@ -79,21 +79,15 @@ def test_processes_with_the_same_key_get_a_single_job(home: Path, tmp_path: Path
     assert len(Registry().jobs()) == 1
 
 
-def test_registry_refuses_a_chosen_name_that_is_taken(registry: Registry, make_job: Callable[..., Job]) -> None:
-    """A name that the user chose is an id: the id is given once, and the error has a hint."""
-    registry.add("digits", make_job, exclusive=True, key=None)
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_registry_refuses_a_chosen_name_that_is_taken(
+    registry: Registry, make_job: Callable[..., Job], exclusive: bool
+) -> None:
+    """A chosen name is an id and is given once; as the config's name of a job, `status digits` would be ambiguous."""
+    registry.add("digits", make_job, exclusive=exclusive, key=None)
     with pytest.raises(UsageError, match="exists already") as caught:
         registry.add("digits", make_job, exclusive=True, key=None)
     assert "--name" in caught.value.hint
-
-
-def test_registry_refuses_a_chosen_name_that_is_the_config_name_of_a_job(
-    registry: Registry, make_job: Callable[..., Job]
-) -> None:
-    """`--name digits` after a plain submit of `digits` would make `status digits` ambiguous."""
-    registry.add("digits", make_job, exclusive=False, key=None)
-    with pytest.raises(UsageError, match="exists already"):
-        registry.add("digits", make_job, exclusive=True, key=None)
 
 
 def test_failed_creation_of_a_job_leaves_no_row(registry: Registry) -> None:
@@ -125,22 +119,24 @@ def test_registry_names_the_candidates_of_an_ambiguous_prefix(registry: Registry
     assert all(job_id in caught.value.message for job_id in ids)
 
 
-@pytest.mark.parametrize(("key", "meant"), [("lats", "last"), ("digist", "digits"), ("qqq", "")])
-def test_misspelt_job_has_a_suggestion(registry: Registry, make_job: Callable[..., Job], key: str, meant: str) -> None:
-    """The hint is `last`, or a similar name."""
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("lats", "last"), ("digist", "digits"), *((key, "") for key in ("qqq", "nope", "", "%", "_"))],
+)
+def test_unknown_job_has_a_suggestion(registry: Registry, make_job: Callable[..., Job], key: str, meant: str) -> None:
+    """The hint is `last`, or a similar name; SQL's wildcards are unknown names too, and the exit code is 8."""
     registry.add("digits", make_job, exclusive=True, key=None)
     with pytest.raises(NoSuchJobError) as caught:
         registry.find(key)
+    assert caught.value.exit_code == 8
     assert caught.value.hint.startswith(f"did you mean `{meant}`? " if meant else "cloudtrain list")
 
 
-@pytest.mark.parametrize("key", ["nope", "", "%", "_", "digits-%"])
-def test_unknown_job_is_exit_code_8(registry: Registry, make_job: Callable[..., Job], key: str) -> None:
-    """SQL's wildcards are unknown names too."""
+def test_wildcard_matches_no_job(registry: Registry, make_job: Callable[..., Job]) -> None:
+    """`digits-%` names no job, although SQL would match one."""
     registry.add("digits", make_job, exclusive=False, key=None)
-    with pytest.raises(NoSuchJobError) as caught:
-        registry.find(key)
-    assert caught.value.exit_code == 8
+    with pytest.raises(NoSuchJobError):
+        registry.find("digits-%")
 
 
 def test_registry_returns_the_stored_values(registry: Registry, make_job: Callable[..., Job]) -> None:

@@ -360,15 +360,29 @@ def test_output_of_the_job_has_no_escape_sequences(tmp_path: Path) -> None:
     assert not {"\x1b", "\x07", "\x9b"} & {*shown}
 
 
-def test_wrong_exit_code_after_an_interruption_fails() -> None:
-    """A platform that reads exit codes would report a failure."""
+@pytest.mark.parametrize(
+    ("codes", "started", "is_task", "words"),
+    [
+        (
+            {"interrupted": 143},
+            {"codes": [75], "exits": [ExitReport("stopped")], "left_s": 1.0},
+            True,
+            "where the platform needs 143",
+        ),
+        ({}, {"left_s": 31.0, "is_late": True}, False, "had not left after 30 s"),
+    ],
+)
+def test_wrong_exit_after_an_interruption_fails(
+    codes: dict[str, int], started: dict[str, Any], is_task: bool, words: str
+) -> None:
+    """A platform that reads exit codes would report a failure, and a save after the platform's grace is lost."""
     node = NodeRun("n", ("true",), {}, (Path("x"),))
-    laid_out = Rehearsal((node,), "SIGTERM", 30.0, Path("nowhere"), codes={"interrupted": 143})
-    start = ended({1: 0.5}, codes=[75], exits=[ExitReport("stopped")], left_s=1.0)
+    laid_out = Rehearsal((node,), "SIGTERM", 30.0, Path("nowhere"), codes=codes)
+    start = ended({1: 0.5}, **started)
     start.account.ranks = {0}
-    verdict = Verdict("vertex", is_asked_to_prove=True)
-    assert not judging.interrupted(verdict, laid_out, start, 1, rehearsing.RehearsalOptions(preempt_at=1), is_task=True)
-    assert "where the platform needs 143" in verdict.headline()
+    verdict, options = Verdict("vertex", is_asked_to_prove=True), rehearsing.RehearsalOptions(preempt_at=1)
+    assert not judging.interrupted(verdict, laid_out, start, 1, options, is_task=is_task)
+    assert words in verdict.headline()
 
 
 def test_interruption_waits_for_the_last_rank(tmp_path: Path) -> None:
@@ -402,19 +416,6 @@ def test_interruption_waits_for_the_last_rank(tmp_path: Path) -> None:
         hidden=tmp_path / "code",
     )
     assert (found.account.ranks, looks) == ({0, 1}, [{0, 1}])
-
-
-def test_late_exit_after_an_interruption_fails() -> None:
-    """A save after the platform's grace is lost."""
-    node = NodeRun("n", ("true",), {}, (Path("x"),))
-    start = ended({1: 0.5}, left_s=31.0, is_late=True)
-    start.account.ranks = {0}
-    verdict = Verdict("vertex", is_asked_to_prove=True)
-    laid_out = Rehearsal((node,), "SIGTERM", 30.0, Path("nowhere"))
-    assert not judging.interrupted(
-        verdict, laid_out, start, 1, rehearsing.RehearsalOptions(preempt_at=1), is_task=False
-    )
-    assert "had not left after 30 s" in verdict.headline()
 
 
 SPOT = """\

@@ -265,22 +265,19 @@ def test_hold_back_keeps_the_order_of_each_stream() -> None:
     assert texts(found) == ["x", "1", "2"]
 
 
-def test_hold_back_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above the limit the oldest lines pass on."""
-    monkeypatch.setattr("cloudtrain.launcher.logs.holdback.MOST_HELD", 10)
+@pytest.mark.parametrize(
+    ("limit", "most", "length", "count", "passed"), [("MOST_HELD", 10, 1, 25, 15), ("MOST_CHARACTERS", 100, 40, 4, 2)]
+)
+def test_hold_back_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, limit: str, most: int, length: int, count: int, passed: int
+) -> None:
+    """Above the limit the oldest lines pass on; a few long lines count as much as many short lines."""
+    monkeypatch.setattr(f"cloudtrain.launcher.logs.holdback.{limit}", most)
     monkeypatch.setattr("time.time", lambda: 100.0)
     hold_back = HoldBack(60.0)
-    found = hold_back.pass_on([held_line(str(number), 0, 100.0) for number in range(25)])
-    assert (texts(found), len(hold_back.held)) == ([str(number) for number in range(15)], 10)
-
-
-def test_hold_back_is_bounded_in_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few long lines count as much as many short lines."""
-    monkeypatch.setattr("cloudtrain.launcher.logs.holdback.MOST_CHARACTERS", 100)
-    monkeypatch.setattr("time.time", lambda: 100.0)
-    hold_back = HoldBack(60.0)
-    found = hold_back.pass_on([held_line(name * 40, 0, 100.0) for name in "abcd"])
-    assert ([line.text[0] for line in found], len(hold_back.held)) == (["a", "b"], 2)
+    lines = [chr(ord("a") + number) * length for number in range(count)]
+    found = hold_back.pass_on([held_line(text, 0, 100.0) for text in lines])
+    assert (texts(found), len(hold_back.held)) == (lines[:passed], count - passed)
 
 
 def test_hold_back_time_comes_from_the_backend_or_the_user(
