@@ -70,11 +70,12 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         stream: bool = False,
         tries: int = TRIES,
+        also: tuple[int, ...] = (),
     ) -> Any:
         """Return the answer (requests.Response); `signer` is None for an open address.
 
         Pauses and retries if the host is busy or a connection breaks; the host may request a longer pause. Renews the
-        credentials if the host refuses the token. Raises RemoteError.
+        credentials if the host refuses the token. Statuses in `also` are no errors. Raises RemoteError.
         """
         host, number, is_renewed = urlsplit(url).netloc, 1, False
         if self._not_before_s.get(host, 0.0) > time.monotonic():
@@ -89,7 +90,7 @@ class HttpClient:
                     raise
                 failure = error
             else:
-                if answer.status_code < 300:
+                if answer.status_code < 300 or answer.status_code in also:
                     return answer
                 failure = self._read(answer)
                 if answer.status_code in (401, 403) and signer is not None:

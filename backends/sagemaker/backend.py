@@ -159,7 +159,8 @@ class SageMakerBackend:
         from cloudtrain.backends.sagemaker import files
 
         handle = SageMakerRef.load(ref)
-        return files.fetch_all(AwsAccess.of(handle, self.clients), handle.checkpoint_uri, folder)
+        found = files.of(AwsAccess.of(handle, self.clients))
+        return found.download(handle.checkpoint_uri, folder, may_be_empty=True)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
         """Return the checks; with a config, also the checks of its job."""

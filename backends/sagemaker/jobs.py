@@ -40,8 +40,8 @@ def send(clients: AwsClients, request: Request, shipment: Shipment) -> JobRef:
     access, handle = AwsAccess.of(plan, clients), _ref(request, owner)
     shipment.sending.prepares()
     files.put_bundle(access, shipment.bundle, plan.code_uri + requests.BUNDLE, default_of=plan.default_of)
-    files.claim(access, plan.owner_uri, owner)
-    files.put_order(access, plan.job_uri + requests.SPEC, _order(plan, handle) | {"record": dict(shipment.record)})
+    files.of(access).claim(plan.owner_uri, owner)
+    files.of(access).put_order(plan.job_uri + requests.SPEC, _order(plan, handle) | {"record": dict(shipment.record)})
     try:
         if shipment.secrets:
             job_secrets.put(access, handle.secrets_prefix, shipment.secrets)
@@ -50,7 +50,7 @@ def send(clients: AwsClients, request: Request, shipment: Shipment) -> JobRef:
     except BaseException as error:
         if shipment.sending.is_nothing_sent(error):  # leave no part of the job behind
             with contextlib.suppress(CloudtrainError):
-                files.retract(access, plan.job_uri + requests.SPEC)
+                files.of(access).retract(plan.job_uri + requests.SPEC)
                 job_secrets.remove(access, handle.secrets_prefix, handle.secrets)
         raise
     return handle.dump()
@@ -64,10 +64,10 @@ def find(clients: AwsClients, request: Request, home: Path) -> JobRef | None:
     plan, owner = SageMakerSending.load(request.sending), identity(home)
     access, handle = AwsAccess.of(plan, clients), _ref(request, owner)
     with api.polls(access, f"ask for {request.name}"):
-        if files.owner(access, plan.owner_uri) != owner:
+        if files.of(access).owner(plan.owner_uri) != owner:
             return None
         if not _is_ours(describe(access, request.name), request):
-            files.retract(access, plan.job_uri + requests.SPEC)
+            files.of(access).retract(plan.job_uri + requests.SPEC)
             if not _is_ours(describe(access, request.name), request):
                 job_secrets.remove(access, handle.secrets_prefix, handle.secrets)
                 return None
@@ -101,8 +101,8 @@ def _as_found(access: AwsAccess, name: str, home: Path) -> FoundAttempt | None:
         return None
     record, owner = None, ""
     with contextlib.suppress(CloudtrainError):  # an unreadable bucket of another user must not hide the remaining jobs
-        record = files.read_order(access, uri + requests.SPEC).get("record")
-        owner = files.owner(access, match["folder"] + "/owner") or ""
+        record = files.of(access).read_order(uri + requests.SPEC).get("record")
+        owner = files.of(access).owner(match["folder"] + "/owner") or ""
     is_own = owner == known_identity(home)
     asked = {"region": access.region, "profile": access.profile, "endpoints": dict(access.endpoints)}
 
@@ -125,7 +125,7 @@ def state(clients: AwsClients, ref: JobRef) -> State:
     if status.is_over(described):  # failures of the extra requests must not hide the end
         if described["TrainingJobStatus"] != "Completed":
             with contextlib.suppress(CloudtrainError):
-                has_checkpoint = files.has_checkpoint(access, handle.checkpoint_uri)
+                has_checkpoint = files.of(access).has_checkpoint(handle.checkpoint_uri)
         with contextlib.suppress(CloudtrainError):
             job_secrets.remove(access, handle.secrets_prefix, handle.secrets)
     return status.state_of(described, handle.limit_reason, has_checkpoint=has_checkpoint)

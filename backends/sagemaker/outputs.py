@@ -25,7 +25,7 @@ def download(access: AwsAccess, uri: str, job: str, folder: Path) -> list[Path]:
     with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
         for name in ("model.tar.gz", "output.tar.gz"):
             archive = Path(scratch) / name
-            if not files.fetch(access, f"{uri.rstrip('/')}/{job}/output/{name}", archive):
+            if not files.of(access).get(f"{uri.rstrip('/')}/{job}/output/{name}", archive):
                 continue
             try:
                 found += bundle_file.extract(archive, folder, left_out)

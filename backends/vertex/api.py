@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from cloudtrain.backends import edge
 from cloudtrain.backends.edge import RemoteFault
@@ -39,7 +39,6 @@ __all__ = [
     "no_token",
     "not_installed",
     "object_in",
-    "object_url",
     "polls",
     "split_uri",
     "translated",
@@ -185,15 +184,6 @@ def split_uri(uri: str) -> tuple[str, str]:
     """Return bucket and name of `gs://BUCKET/NAME`."""
     bucket, _, name = uri.removeprefix("gs://").partition("/")
     return bucket, name
-
-
-def object_url(access: VertexAccess, uri: str, *, upload: bool = False) -> str:
-    """Return the address of an object, or the address for its upload."""
-    bucket, name = split_uri(uri)
-    base = access.url("storage")
-    if upload:
-        return f"{base}/upload/storage/v1/b/{quote(bucket, safe='')}/o"
-    return f"{base}/storage/v1/b/{quote(bucket, safe='')}/o/{quote(name, safe='')}"
 
 
 def answers(doing: str, needs: str = "Vertex AI User (roles/aiplatform.user)") -> AbstractContextManager[None]:

@@ -174,15 +174,15 @@ class VertexBackend:
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's output folder, also while the job runs; return the files."""
-        from cloudtrain.backends.vertex import files, outputs
+        from cloudtrain.backends.vertex import files
 
         handle = VertexRef.load(ref)
         with api.answers("download the outputs", needs=files.ROLE):
-            return outputs.download(VertexAccess.of(handle, self.google), handle.output_uri, folder)
+            return files.of(VertexAccess.of(handle, self.google)).download(handle.output_uri, folder)
 
     def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's checkpoint folder, also while the job runs; return the files."""
-        from cloudtrain.backends.vertex import files, outputs
+        from cloudtrain.backends.vertex import files
 
         handle = VertexRef.load(ref)
         if handle.checkpoint_uri is None:
@@ -190,7 +190,7 @@ class VertexBackend:
                 "the job's checkpoints are not in Cloud Storage", hint="copy them with their store's own tools"
             )
         with api.answers("download the checkpoints", needs=files.ROLE):
-            return outputs.download(VertexAccess.of(handle, self.google), handle.checkpoint_uri, folder)
+            return files.of(VertexAccess.of(handle, self.google)).download(handle.checkpoint_uri, folder)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
         """Return the checks; with a config, also the checks of its job."""

@@ -93,8 +93,8 @@ def _bucket(access: VertexAccess, root: str) -> Check:
     bucket, uri = api.split_uri(root)[0], f"{root}/doctor-{secrets.token_hex(4)}"
     with api.answers(f"write to the bucket {bucket}", needs=files.ROLE):
         files.require_bucket(access, root)
-        files.put_order(access, uri, {})
-        files.retract(access, uri)
+        files.of(access).put_order(uri, {})
+        files.of(access).retract(uri)
     try:
         answer = api.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}", {"fields": "location"})
     except GoogleError:  # a role may allow writing objects and forbid reading the bucket's metadata

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from http.client import HTTPMessage
 from typing import Any
 from urllib.parse import quote
 
+from cloudtrain.backends.http import TRIES
+from cloudtrain.backends.job_folder import JobFolder
 from cloudtrain.backends.vertex import api
 from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
-from cloudtrain.entrypoints import job_files
-from cloudtrain.launcher.errors import ConfigError, Fault, UsageError
+from cloudtrain.entrypoints.stores.gcs import PIECE_BYTES, GcsStore
+from cloudtrain.entrypoints.stores.google_http import Lost, Reply, Service, ServiceError
+from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.text.remote import cause
 
-__all__ = [
-    "ROLE",
-    "account",
-    "claim",
-    "exists",
-    "has_checkpoint",
-    "names",
-    "owner",
-    "put_order",
-    "read_order",
-    "require_bucket",
-    "retract",
-]
+__all__ = ["ROLE", "exists", "of", "require_bucket"]
 
 ROLE = "Storage Object User (roles/storage.objectUser) on the bucket"
+
+
+def of(access: VertexAccess) -> JobFolder:
+    """Return the files of jobs by their URIs. The calls raise GoogleError."""
+    service = _Session(access)
+
+    def open_at(uri: str) -> GcsStore:
+        bucket, prefix = api.split_uri(uri)
+        return _GoogleJobStore(bucket, prefix, service)
+
+    return JobFolder(open_at)
 
 
 def require_bucket(access: VertexAccess, uri: str) -> None:
@@ -46,103 +51,77 @@ def require_bucket(access: VertexAccess, uri: str) -> None:
 
 def exists(access: VertexAccess, uri: str, size: int) -> bool:
     """Return whether the object exists with this size in bytes. Raises GoogleError."""
+    bucket, name = api.split_uri(uri)
     try:
-        answer = api.object_in(api.call(access, "GET", api.object_url(access, uri), params={"fields": "size"}))
+        return _GoogleJobStore(bucket, "", _Session(access)).stat(name).size == size
+    except FileNotFoundError:
+        return False
     except GoogleError as error:
-        if error.status in (403, 404):  # a role may allow writing and forbid reading
+        if error.status == 403:  # a role may allow writing and forbid reading
             return False
         raise
-    return int(answer.get("size", -1)) == size
 
 
-def claim(access: VertexAccess, uri: str, owner_id: str) -> None:
-    """Claim the job's folder for this owner. Raises UsageError if another owner has the name, or GoogleError.
+class _GoogleJobStore(GcsStore):
+    """A store of the launcher: the errors are GoogleErrors, for the sentences of api.answers."""
 
-    The first owner keeps the folder for all attempts; else two machines' jobs of one name would share checkpoints.
-    """
-    try:
-        _put(access, uri, owner_id.encode(), {"ifGenerationMatch": "0"})
-    except GoogleError as error:
-        if error.status != 412:
-            raise
-        if owner(access, uri) != owner_id:
-            message = f"another machine, or another user, has a job of this name: {uri.rpartition('/')[0]}"
-            raise UsageError(message, hint="choose another --name") from error
+    def _failure(self, error: Exception, name: str) -> Exception:
+        found = error.__cause__
+        if not isinstance(found, GoogleError):
+            return GoogleError(0, "", f"{self._uri(name)}: {error}")
+        return FileNotFoundError(name) if name and found.status == 404 else found
 
 
-def owner(access: VertexAccess, uri: str) -> str | None:
-    """Return the folder's owner, or None if no owner has claimed the folder. Raises GoogleError."""
-    found = _get(access, uri)
-    return None if found is None else found.decode(errors="replace")
+class _Session(Service):
+    """Requests to Cloud Storage with the credentials, the proxies and the errors of api.py."""
+
+    def __init__(self, access: VertexAccess) -> None:
+        super().__init__(access.url("storage"), None, TRIES)
+        self._access = access
+
+    @contextlib.contextmanager
+    def once(
+        self,
+        method: str,
+        target: str,
+        headers: dict[str, str] | None = None,
+        body: bytes | Iterable[bytes] = b"",
+        also: tuple[int, ...] = (),
+    ) -> Iterator[Reply]:
+        """Yield the answer to one request."""
+        data = body if isinstance(body, bytes) else b"".join(body)
+        try:
+            url = f"{self.endpoint}{target}"
+            answer = api.call(
+                self._access, method, url, data=data or None, headers=headers, stream=True, tries=1, also=also
+            )
+        except GoogleError as error:
+            if error.status == 0 and not error.code:
+                raise Lost(error.words) from error
+            words = {"error": {"status": error.code, "message": error.words}}
+            raise ServiceError(error.status, json.dumps(words).encode()) from error
+        try:
+            yield _Answer(answer)
+        finally:
+            answer.close()
 
 
-def put_order(access: VertexAccess, uri: str, order: dict[str, Any]) -> None:
-    """Write the container order. Raises GoogleError."""
-    _put(access, uri, json.dumps(order, sort_keys=True).encode(), {})
+class _Answer(Reply):
+    """The answer of requests. A compressed object arrives decompressed, without a known length."""
 
+    def __init__(self, answer: Any) -> None:
+        self._answer, self._pieces = answer, answer.iter_content(PIECE_BYTES)
+        self.status, self.headers = answer.status_code, HTTPMessage()
+        for name, value in answer.headers.items():
+            if name.lower() != "content-length" or "Content-Encoding" not in answer.headers:
+                self.headers[name] = value
 
-def read_order(access: VertexAccess, uri: str) -> dict[str, Any] | None:
-    """Return the container order, or None if the order was retracted. Raises GoogleError."""
-    return _object_in(_get(access, uri))
+    def read(self, size: int | None = None) -> bytes:
+        """Return a piece of the body, b"" at its end; without a size, the whole body. Raises Lost."""
+        from requests.exceptions import RequestException
 
-
-def retract(access: VertexAccess, uri: str) -> None:
-    """Remove the job's container order: replicas of a late request find no order, and end. Raises GoogleError."""
-    try:
-        api.call(access, "DELETE", api.object_url(access, uri))
-    except GoogleError as error:
-        if error.status != 404:
-            raise
-
-
-def account(access: VertexAccess, uri: str, nodes: int) -> dict[str, Any] | None:
-    """Return a container's exit report: the report of the lowest node that has written one. Raises GoogleError."""
-    there = set(names(access, uri))
-    for name in (f"{uri}-{node}.json" for node in range(nodes)):
-        if api.split_uri(name)[1] in there and (found := _object_in(_get(access, name))) is not None:
-            return found
-    return None
-
-
-def has_checkpoint(access: VertexAccess, uri: str) -> bool:
-    """Return whether the folder has a complete checkpoint, by the same rule as the node's. Raises GoogleError."""
-    prefix = api.split_uri(uri)[1].rstrip("/") + "/"
-    tops = (name.removeprefix(prefix).partition("/")[0] for name in names(access, uri.rstrip("/") + "/"))
-    return any(job_files.is_whole(name) for name in tops)
-
-
-def names(access: VertexAccess, uri: str) -> Iterator[str]:
-    """Yield the object names that begin with the URI's prefix, over all pages. Raises GoogleError."""
-    bucket, prefix = api.split_uri(uri)
-    asked = {"prefix": prefix, "fields": "items(name),nextPageToken"}
-    while True:
-        page = api.get_json(access, "storage", f"/storage/v1/b/{quote(bucket, safe='')}/o", asked)
-        yield from (item["name"] for item in page.get("items", ()))
-        if not page.get("nextPageToken"):
-            return
-        asked["pageToken"] = page["nextPageToken"]
-
-
-def _object_in(data: bytes | None) -> dict[str, Any] | None:
-    """Return the JSON object in the data, or None if the data holds no JSON object."""
-    try:
-        found = json.loads(data or b"")
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _put(access: VertexAccess, uri: str, data: bytes, conditions: dict[str, str]) -> None:
-    name = api.split_uri(uri)[1]
-    params = {"uploadType": "media", "name": name, **conditions}
-    api.object_in(api.call(access, "POST", api.object_url(access, uri, upload=True), params=params, data=data))
-
-
-def _get(access: VertexAccess, uri: str) -> bytes | None:
-    try:
-        found: bytes = api.call(access, "GET", api.object_url(access, uri), params={"alt": "media"}).content
-    except GoogleError as error:
-        if error.status != 404:
-            raise
-        return None
-    return found
+        try:
+            found: bytes = self._answer.content if size is None else next(self._pieces, b"")
+        except RequestException as error:
+            raise Lost(cause(error)) from error
+        return found

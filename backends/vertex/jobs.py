@@ -56,7 +56,7 @@ def send(google: Google, request: Request, shipment: Shipment) -> JobRef:
             sdk.put(access, shipment.bundle.path, plan.code_uri)
         if plan.wheel_uri is not None:
             _put_wheel(access, plan.wheel_uri, shipment.home)
-        files.claim(access, plan.owner_uri, owner)
+        files.of(access).claim(plan.owner_uri, owner)
     _require_new(access, request, owner)
     secret = _secret(plan, owner)
     try:
@@ -67,7 +67,7 @@ def send(google: Google, request: Request, shipment: Shipment) -> JobRef:
     except BaseException as error:
         if shipment.sending.is_nothing_sent(error):  # leave no part of the job behind
             with contextlib.suppress(GoogleError):
-                files.retract(access, plan.order_uri)
+                files.of(access).retract(plan.order_uri)
             _remove_secret(access, secret)
         raise
     return _ref(request, name, owner, is_doubtful=is_doubtful).dump()
@@ -81,11 +81,11 @@ def find(google: Google, request: Request, home: Path) -> JobRef | None:
     plan, owner = VertexSending.load(request.sending), identity(home)
     access = VertexAccess.of(plan, google)
     with api.polls(f"ask for {request.name}"):
-        if files.owner(access, plan.owner_uri) not in (owner, None):  # None: the claim was deleted
+        if files.of(access).owner(plan.owner_uri) not in (owner, None):  # None: the claim was deleted
             return None
         found = _there(access, request.name, owner)
         if not found:
-            files.retract(access, plan.order_uri)
+            files.of(access).retract(plan.order_uri)
             found = _there(access, request.name, owner)
         if not found:
             _remove_secret(access, _secret(plan, owner))
@@ -116,7 +116,7 @@ def _as_found(access: VertexAccess, job: dict[str, Any], home: Path) -> FoundAtt
     if not (name.rpartition("-")[2].isdigit() and order_uri.startswith("gs://")):
         return None
     with contextlib.suppress(GoogleError):  # an unreadable bucket of another user must not hide the remaining jobs
-        record = (files.read_order(access, order_uri) or {}).get("record")
+        record = files.of(access).read_order(order_uri).get("record")
     is_own = owner == known_identity(home)
     asked = {"project": access.project, "location": access.location, "endpoints": dict(access.endpoints)}
 
@@ -138,12 +138,12 @@ def state(google: Google, handle: VertexRef) -> tuple[State, bool]:
     account, has_checkpoint = None, None
     if status.is_over(described) and described.get("state") != "JOB_STATE_SUCCEEDED":
         with api.polls("read how it has ended"):
-            account = files.account(access, handle.ended_uri, handle.nodes)
+            account = files.of(access).report(handle.ended_uri, handle.nodes)
         if account is None and status.may_report_more(described, time.time()):
             return replace(status.awaiting(described), url=handle.url), False
         if handle.checkpoint_uri is not None:
             with contextlib.suppress(GoogleError, CloudtrainError):  # a failed extra request must not hide the end
-                has_checkpoint = files.has_checkpoint(access, handle.checkpoint_uri)
+                has_checkpoint = files.of(access).has_checkpoint(handle.checkpoint_uri)
     is_over = status.is_over(described)
     if is_over:
         _remove_secret(access, handle.secret)
@@ -206,7 +206,7 @@ def _create(access: VertexAccess, request: Request, owner: str, shipment: Shipme
         try:
             with api.answers("start the job"):
                 order = _order(plan, owner, fence, time.time()) | {"record": record}
-                files.put_order(access, plan.order_uri, order)
+                files.of(access).put_order(plan.order_uri, order)
                 made = sdk.create(access, _with_marks(request, owner, fence), sending.creates)
             if number > 1:
                 with contextlib.suppress(GoogleError):
@@ -297,7 +297,7 @@ def _settle(access: VertexAccess, request: Request, owner: str, found: list[dict
     If the order was retracted, or its send was lost, renew the order for the first running job, else the first job.
     """
     plan = VertexSending.load(request.sending)
-    order = files.read_order(access, plan.order_uri) or {}
+    order = files.of(access).read_order(plan.order_uri)
     own = [job for job in found if order.get("fence") == _mark_of(job)]
     taken = (own or [job for job in found if not status.is_over(job)] or found)[0]
     for job in found:
@@ -305,7 +305,7 @@ def _settle(access: VertexAccess, request: Request, owner: str, found: list[dict
             cancel(access, str(job["name"]))
     if not own:
         kept = {"record": order.get("record")}
-        files.put_order(access, plan.order_uri, _order(plan, owner, _mark_of(taken)) | kept)
+        files.of(access).put_order(plan.order_uri, _order(plan, owner, _mark_of(taken)) | kept)
     return str(taken["name"])
 
 

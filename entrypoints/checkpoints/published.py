@@ -21,26 +21,22 @@ def of_job(uri: str | None, job: str) -> str | None:
 
 
 def open_mirror(uri: str | None) -> Store | None:
-    """Return the mirror's store, None without a uri. Raises TaskError: see open_store."""
+    """Return the store of the mirror's address; None without an address. Raises TaskError for a faulty address."""
     try:
         return None if uri is None else open_store(uri)
     except StoreError as error:
         raise TaskError(f"checkpoint.mirror {error}") from error
 
 
-def latest(source: Store, folder: Path) -> int | None:
-    """Return the published step, or None. `folder` is for a temporary file. Raises OSError."""
-    notice = folder / f".{LATEST}"
+def latest(source: Store) -> int | None:
+    """Return the step that the mirror has published, None without a published step. Raises OSError."""
     try:
-        source.get(LATEST, notice)
-    except FileNotFoundError:
+        data, _ = source.read(LATEST)
+        return None if data is None else int(json.loads(data)["step"])
+    except FileNotFoundError:  # the folder is made by the first upload
         return None
-    try:
-        return int(json.loads(notice.read_text())["step"])
     except (ValueError, KeyError, TypeError) as error:
         raise OSError(f"the mirror's {LATEST} is damaged: {error!r}") from error
-    finally:
-        notice.unlink()
 
 
 def fetch(source: Store, folder: Path, *, replace: bool = False) -> Path | None:
@@ -48,7 +44,7 @@ def fetch(source: Store, folder: Path, *, replace: bool = False) -> Path | None:
 
     `replace`: a present checkpoint is damaged, and is set aside once the copy is complete. Raises OSError.
     """
-    found = latest(source, folder)
+    found = latest(source)
     if found is None:
         return None
     name = folders.step_name(found)

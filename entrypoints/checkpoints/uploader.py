@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -158,9 +157,4 @@ def _retain(to: Store, keep: int, published: int, best: int | None) -> None:
 
 
 def _publish(to: Store, path: Path) -> None:
-    notice = path.parent / f".{LATEST}.{os.getpid()}"
-    notice.write_text(json.dumps({"path": path.name, "step": int(path.name[5:])}))
-    try:
-        to.put(notice, LATEST)
-    finally:
-        notice.unlink(missing_ok=True)
+    to.put(json.dumps({"path": path.name, "step": int(path.name[5:])}).encode(), LATEST)

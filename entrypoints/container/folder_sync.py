@@ -13,13 +13,12 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
 
 from cloudtrain.entrypoints.stores.gcs import Changed, Item, open_at
+from cloudtrain.entrypoints.stores.store import in_threads
 
 __all__ = ["Carrier", "bring"]
 
@@ -32,7 +31,6 @@ SMALL_BYTES = 1 << 20  # small files go last, because they may refer to large fi
 NAME_BYTES = 1024  # of an object's name
 
 _BY, _WRITTEN = "cloudtrain-by", "cloudtrain-written-ns"  # metadata keys of an object
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def bring(uri: str, folder: Path) -> int:
         if need > free:
             sizes = f"{need / 1e9:.1f} GB are in {uri}, and the disk here has {free / 1e9:.1f} GB left"
             raise OSError(f"{sizes}: use a larger disk, or delete files in {uri}")
-        _each(fetch, wanted)
+        in_threads(fetch, wanted, THREADS)
     finally:
         store.close()
     return len(found)
@@ -170,7 +168,7 @@ class Carrier:
             except OSError as error:
                 failures.append(str(error))
 
-        _each(put, sorted(looks, key=lambda name: looks[name].written_ns))
+        in_threads(put, sorted(looks, key=lambda name: looks[name].written_ns), THREADS)
 
     def _sweep(self, here: dict[str, _Look], *, is_last: bool, is_waiting: bool) -> None:
         """Delete the uploads of deleted files, but only after all new files are in the bucket.
@@ -272,32 +270,3 @@ def _open_for_writing(folder: Path) -> set[str]:
                 if flags & os.O_ACCMODE != os.O_RDONLY:
                     found.add(path.removeprefix(top))
     return found
-
-
-def _each(work: Callable[[_T], None], items: Iterable[_T]) -> None:
-    """Call `work` with each item, in THREADS threads; after an exception, start no further call, and re-raise.
-
-    Unlike a pool's threads, these threads do not delay the end of the process.
-    """
-    todo: Iterator[_T] = iter(list(items))
-    lock = threading.Lock()
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        while not failures:
-            with lock:
-                item = next(todo, None)
-            if item is None:
-                return
-            try:
-                work(item)
-            except BaseException as error:
-                failures.append(error)
-
-    threads = [threading.Thread(target=run, name="carrier part", daemon=True) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]

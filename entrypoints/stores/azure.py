@@ -16,13 +16,12 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from cloudtrain.entrypoints.stores import azure_access
-from cloudtrain.entrypoints.stores.store import ABSENT, StoreError, whole_file
+from cloudtrain.entrypoints.stores.store import ABSENT, StoreError, in_threads, whole_file
 
 __all__ = ["AzureStore", "open_at"]
 
@@ -177,7 +176,7 @@ def _upload(source: Path | bytes, blob: Any) -> None:
             file.seek(index * length)
             blob.stage_block(ids[index], file.read(length), validate_content="md5")
 
-    _each(stage, len(ids))
+    in_threads(stage, range(len(ids)), _THREADS)
     blob.commit_block_list([BlobBlock(one) for one in ids], validate_content="md5")
 
 
@@ -201,7 +200,7 @@ def _download(blob: Any, path: Path) -> None:
             file.seek(begin)
             file.write(found.readall())
 
-    _each(fetch, -(-first.size // length) - 1)
+    in_threads(fetch, range(-(-first.size // length) - 1), _THREADS)
 
 
 def _read(ask: Callable[[], Any]) -> Any:
@@ -219,21 +218,3 @@ def _read(ask: Callable[[], Any]) -> Any:
             if is_final or not (isinstance(error, AzureError) or azure_access.is_broken_off(error)):
                 raise
     return ask()
-
-
-def _each(work: Callable[[int], None], count: int) -> None:
-    """Call `work` with each number below `count`, in a few threads; raise a thread's error, and start no more calls."""
-    todo = iter(range(count))
-
-    def run() -> None:
-        try:
-            for index in todo:
-                work(index)
-        except BaseException:
-            for _ in todo:  # leaves no work for the other threads
-                pass
-            raise
-
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for thread in [pool.submit(run) for _ in range(min(_THREADS, count))]:
-            thread.result()

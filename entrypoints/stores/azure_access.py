@@ -12,9 +12,9 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.entrypoints.stores.store import StoreError
+from cloudtrain.entrypoints.stores.store import StoreError, plain
 
-__all__ = ["RANGE_BYTES", "BlobLocation", "connect", "failure", "is_broken_off"]
+__all__ = ["RANGE_BYTES", "BlobLocation", "client", "connect", "failure", "is_broken_off"]
 
 # A server that accepts connections and never answers is given up after ATTEMPTS * READ_S plus the pauses (357 s
 # measured for a list, 375 s for a put of blocks). The pauses double from PAUSE_S to LONGEST_PAUSE_S, drawn from the
@@ -80,22 +80,15 @@ def connect(place: BlobLocation, attempts: int | None = None) -> tuple[Any, str]
     from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
     from azure.storage.blob import ContainerClient
 
-    settings: Any = {
-        "connection_timeout": CONNECT_S,
-        "read_timeout": READ_S,
-        "retry_policy": _retries(attempts or ATTEMPTS),
-        "raw_response_hook": _refuse_haste,
-        "max_chunk_get_size": RANGE_BYTES,
-    }
     name = "AZURE_STORAGE_CONNECTION_STRING"
     if text := os.environ.get(name):
         try:
-            client = ContainerClient.from_connection_string(text, place.container, **settings)
+            made = ContainerClient.from_connection_string(text, place.container, **_settings(attempts))
         except ValueError as error:
             raise PermissionError(f"{name} is no connection string of a storage account ({error})") from error
-        if client.account_name not in (None, place.account):
-            raise PermissionError(f"{name} is of the account {client.account_name}, and {place.uri} of another one")
-        return client, name
+        if made.account_name not in (None, place.account):
+            raise PermissionError(f"{name} is of the account {made.account_name}, and {place.uri} of another one")
+        return made, name
     credential: Any = None
     if key := os.environ.get(name := "AZURE_STORAGE_KEY"):
         credential = AzureNamedKeyCredential(place.account, key)
@@ -103,7 +96,14 @@ def connect(place: BlobLocation, attempts: int | None = None) -> tuple[Any, str]
         credential = AzureSasCredential(signature.lstrip("?"))
     else:
         credential, name = _Identity(place), "the job's identity"
-    return ContainerClient(f"https://{place.host}", place.container, credential=credential, **settings), name
+    return client(place, credential, attempts), name
+
+
+def client(place: BlobLocation, credential: Any, attempts: int | None = None) -> Any:
+    """Return a client of the container with the credential. `attempts` overrides the retry count."""
+    from azure.storage.blob import ContainerClient
+
+    return ContainerClient(f"https://{place.host}", place.container, credential=credential, **_settings(attempts))
 
 
 def failure(error: Exception, place: BlobLocation, who: str, name: str) -> OSError:
@@ -126,6 +126,16 @@ def failure(error: Exception, place: BlobLocation, who: str, name: str) -> OSErr
 def is_broken_off(error: Exception) -> bool:
     """Return whether the error comes from requests or urllib3; the SDK passes such errors on while reading a body."""
     return type(error).__module__.partition(".")[0] in ("requests", "urllib3")
+
+
+def _settings(attempts: int | None) -> dict[str, Any]:
+    return {
+        "connection_timeout": CONNECT_S,
+        "read_timeout": READ_S,
+        "retry_policy": _retries(attempts or ATTEMPTS),
+        "raw_response_hook": _refuse_haste,
+        "max_chunk_get_size": RANGE_BYTES,
+    }
 
 
 def _retries(attempts: int) -> Any:
@@ -210,5 +220,4 @@ def _refusal(error: Any, place: BlobLocation, who: str, name: str) -> OSError:
 
 def _plain(error: object) -> str:
     """Return the error's text in one line, without a SAS's signature, cut to 400 characters."""
-    text = re.sub(r"(?i)(\bsig=)[^&\s'\")]*", r"\1...", " ".join(str(error).split()))
-    return text if len(text) <= 400 else f"{text[:400]}..."
+    return plain(re.sub(r"(?i)(\bsig=)[^&\s'\")]*", r"\1...", str(error)))

@@ -102,7 +102,7 @@ class GcsStore:
         Raises Changed, and leaves the object as is, if the file changes during the upload, or has changed since `seen`.
         """
         resource = {"name": self.key(name), **({"metadata": about} if about else {})}
-        with self._asking(name):
+        with self._asking():
             for _ in range(BODY_ATTEMPTS):
                 try:
                     item, md5 = self._upload(source, resource, seen)

@@ -21,6 +21,8 @@ import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
+from cloudtrain.entrypoints.stores.store import plain
+
 __all__ = ["Identity", "anonymous", "missing_package", "of_environment"]
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -150,7 +152,7 @@ class _Metadata:
                     failure: Exception = error
                 self._was_there = True
                 if error.code in (403, 404):
-                    raise PermissionError(_NOBODY.format(reason=_plain(error))) from error
+                    raise PermissionError(_NOBODY.format(reason=plain(error))) from error
             except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
                 failure = error
             else:
@@ -160,8 +162,8 @@ class _Metadata:
                         self.who = f"the job's service account {_about_account('email').strip()}"
                 return found
         if self._was_there:
-            raise ConnectionError(f"the metadata server gives no token ({_plain(failure)})") from failure
-        raise PermissionError(_NOBODY.format(reason=f"no metadata server: {_plain(failure)}")) from failure
+            raise ConnectionError(f"the metadata server gives no token ({plain(failure)})") from failure
+        raise PermissionError(_NOBODY.format(reason=f"no metadata server: {plain(failure)}")) from failure
 
 
 class _CredentialsFile:
@@ -193,7 +195,7 @@ class _CredentialsFile:
         return str(self._credentials.token), _lasts_s(self._credentials.expiry)
 
     def _failure(self, error: Exception, *, is_lost: bool) -> OSError:
-        reason = _plain(error)
+        reason = plain(error)
         if is_lost or getattr(error, "retryable", False):
             return ConnectionError(f"Google's login does not answer ({reason})")
         if "short-lived token" in reason or "reasonable timeframe" in reason:
@@ -216,8 +218,3 @@ def _lasts_s(expiry: datetime.datetime | None) -> float:
         return 3600.0
     now = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
     return max(1.0, (expiry.replace(tzinfo=None) - now).total_seconds())
-
-
-def _plain(error: object) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:300]}..."

@@ -1,4 +1,7 @@
-"""HTTP requests to Google's services with the standard library: kept connections, proxies, tokens, retries."""
+"""HTTP requests to Google's services with the standard library: kept connections, proxies, tokens, retries.
+
+The reasons against urllib3 are in docs/architecture.md, "Libraries and their reasons".
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from cloudtrain.entrypoints.stores.google_access import Identity
+from cloudtrain.entrypoints.stores.store import plain
 
 __all__ = ["HttpResponse", "Lost", "Patience", "ServiceError", "Reply", "Service", "Untrusted"]
 
@@ -77,7 +81,7 @@ class Reply:
         try:
             return self._response.read() if size is None else self._response.read(size)
         except (OSError, http.client.HTTPException) as error:
-            raise Lost(_plain(error)) from error
+            raise Lost(plain(error)) from error
 
 
 class Service:
@@ -174,11 +178,11 @@ class Service:
                 connection.request(method, target, body=pieces if body else None, headers=headers)
             return Reply(connection.getresponse())
         except ssl.SSLCertVerificationError as error:
-            raise Untrusted(_plain(error)) from error
+            raise Untrusted(plain(error)) from error
         except (OSError, http.client.HTTPException) as error:
             if pieces.failure is not None:  # an error of this machine's disk
                 raise pieces.failure from None
-            raise Lost(_plain(error)) from error
+            raise Lost(plain(error)) from error
 
     def _take(self) -> http.client.HTTPConnection:
         while True:
@@ -290,11 +294,6 @@ def _reason_and_message(body: bytes) -> tuple[str, str]:
         reasons = [str(each.get("reason", "")) for each in error.get("errors", ()) if isinstance(each, dict)]
         reasons += [str(each.get("reason", "")) for each in error.get("details", ()) if isinstance(each, dict)]
         found = next(filter(None, reasons), "") or str(error.get("status", ""))
-        return found, _plain(error.get("message", ""))
+        return found, plain(error.get("message", ""))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return "", _plain(body[:1000].decode(errors="replace"))
-
-
-def _plain(error: object) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 400 else f"{text[:400]}..."
+        return "", plain(body[:1000].decode(errors="replace"))

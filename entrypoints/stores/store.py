@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import secrets
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
-__all__ = ["ABSENT", "MODULES", "Store", "StoreError", "open_store", "whole_file"]
+__all__ = ["ABSENT", "MODULES", "Store", "StoreError", "in_threads", "open_store", "plain", "whole_file"]
 
+_T = TypeVar("_T")
 ABSENT = ""  # the version of a missing object
 _FOLDER = "cloudtrain.entrypoints.stores.folder"
 # Scheme of a uri -> module with a function `open_at(uri, attempts) -> Store`. A new store needs a line in this table
@@ -77,6 +79,12 @@ def open_store(uri: str, attempts: int | None = None) -> Store:
     return open_at(uri, attempts)
 
 
+def plain(error: object) -> str:
+    """Return the error's text in one line, cut to 400 characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 400 else f"{text[:400]}..."
+
+
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder; rename the file to `path` at the end, remove the file on an error."""
@@ -87,3 +95,33 @@ def whole_file(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def in_threads(work: Callable[[_T], None], items: Iterable[_T], count: int) -> None:
+    """Call `work` with each item, in `count` threads; after an exception, start no further call, and re-raise.
+
+    Unlike a pool's threads, these threads do not delay the end of the process.
+    """
+    all_items = list(items)
+    todo = iter(all_items)
+    lock = threading.Lock()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        while not failures:
+            with lock:
+                item = next(todo, None)
+            if item is None:
+                return
+            try:
+                work(item)
+            except BaseException as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=run, name="store part", daemon=True) for _ in range(min(count, len(all_items)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]

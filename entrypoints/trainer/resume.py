@@ -131,7 +131,7 @@ def _note_missing(job: TrainingJob, found: folders.FoundCheckpoint) -> None:
     lacks = False
     if job.place.is_head:
         with contextlib.suppress(OSError):
-            newest = published.latest(job.mirror, job.folder)
+            newest = published.latest(job.mirror)
             lacks = newest != found.step
     if exchange.share(lacks):
         job.uploader.note_missing(found.path, list(found.files) if job.place.is_head else [])
@@ -257,7 +257,7 @@ def _fetch_newer(job: TrainingJob) -> None:
         return
     own = folders.list_steps(job.folder)
     try:
-        newest = published.latest(job.mirror, job.folder)
+        newest = published.latest(job.mirror)
         if newest is not None and (not own or newest > own[0][0]):
             published.fetch(job.mirror, job.folder)
     except OSError as error:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cloudtrain.backends import job_folder
 from cloudtrain.backends.azureml import api, backend, files, machine
 from cloudtrain.backends.azureml.api import AzureAccess
 from cloudtrain.backends.azureml.backend import AzureMLBackend
@@ -247,7 +248,7 @@ def test_dry_run_is_input_for_az(cli: Any, project: Callable[..., Path]) -> None
 )
 def test_blob_names_stay_below_the_folder(name: str, is_safe: bool) -> None:
     """Blob names may be anything, but a download must not leave its target folder."""
-    assert files._is_inside(name) is is_safe
+    assert job_folder._is_inside(name) is is_safe
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ DUTIES = {
     "logs",
     "machine",
 }
-SHARED = {"edge", "http"}  # the translation of remote errors, and the HTTP client, for all platforms
+SHARED = {"edge", "http", "job_folder"}  # remote errors, the HTTP client, jobs' files in a store: for all platforms
 DUTIES |= {"outputs", "preflight", "prices", "records", "rehearsal", "request", "sdk", "secrets", "status"}
 SDKS = {"azure", "boto3", "botocore", "google"}  # third-party modules that entrypoints may use, imported on first use
 
