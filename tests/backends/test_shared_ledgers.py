@@ -82,19 +82,6 @@ def hold(cell: ConditionalObject, key: str, amount_micro: int = 10) -> None:
     shared_ledger.change(cell, lambda book: shared_ledger.hold(book, key, held, 1.0))
 
 
-def test_object_is_written_only_over_the_version_read(store: Store) -> None:
-    """Of two writers with the same version the second is refused, and so is a writer that expects no object."""
-    cell = opened(store)
-    assert cell.read() == (None, "")
-    assert cell.write(b'{"a": 1}', "")
-    assert not cell.write(b'{"b": 1}', "")
-    data, version = cell.read()
-    assert data == b'{"a": 1}'
-    assert cell.write(b'{"a": 2}', version)
-    assert not cell.write(b'{"a": 3}', version)
-    assert opened(store).read()[0] == b'{"a": 2}'
-
-
 def test_ledger_of_many_writers_at_once_is_never_exceeded(store: Store, home: Path) -> None:
     """Eight writers want 20 of 100 each at the same time: five succeed, three are refused, and all five are stored."""
     home.mkdir()
