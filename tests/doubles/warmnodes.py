@@ -51,6 +51,7 @@ MODULES = {f"cloudtrain.entrypoints.{name}" for name in ("agent.elastic", "agent
 HOOK_TEXT = f"import sys; {MODULES}.isdisjoint(sys.orig_argv[2:4]) or __import__('warmproxy').main()\n"
 POLL_S = 0.05
 MOST_FILES = 256
+PATH_BYTES = 107  # of a socket, unix(7)
 PR_SET_DUMPABLE = 4
 ENVIRON = slice(47, 49)  # the fields env_start and env_end of /proc/PID/stat, counted from the state on
 ENVIRON_BYTES = 100_000
@@ -60,7 +61,8 @@ NAMESPACES = {"mnt": CLONE_NEWNS, "uts": CLONE_NEWUTS, "ipc": CLONE_NEWIPC, "net
 @contextlib.contextmanager
 def server() -> Iterator[None]:
     """Have warm nodes in this environment; the first process of several starts the server, the last ends it."""
-    if os.geteuid() != 0:  # only root may join namespaces and take over users
+    # Only root may join namespaces and take over users. A socket's path has a limit.
+    if os.geteuid() != 0 or len(os.fsencode(SOCKET)) > PATH_BYTES:
         yield
         return
     with _alone():
