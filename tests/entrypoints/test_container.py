@@ -214,7 +214,8 @@ def containers(tmp_path: Path, request: pytest.FixtureRequest) -> Containers:
         member = tarfile.TarInfo("code/train.py")
         member.size = len(SCRIPT.encode())
         tar.addfile(member, io.BytesIO(SCRIPT.encode()))
-    hosts = ["127.0.0.2", "127.0.0.3"]
+    # The head's port is fixed, so each process of the tests has addresses of its own.
+    hosts = [f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.{number}" for number in (2, 3)]
 
     def start(*args: str, **changes: Any) -> list[subprocess.Popen[bytes]]:
         spec = {**_spec(hashlib.sha256(data.getvalue()).hexdigest(), list(args)), **changes}
