@@ -1,4 +1,4 @@
-"""Azure's HTTP interfaces: tokens, retries, and Azure's errors as cloudtrain's errors.
+"""Azure's HTTP interfaces: credentials, tokens, and the meaning of Azure's errors.
 
 This module does all calls except a job's creation. It does without the SDK, whose import alone takes a second of
 processor time. The libraries are imported on first use.
@@ -82,7 +82,8 @@ class Azure(HttpClient):
 
     def credential(self, cloud: str) -> Any:
         """Return azure-identity's default credential, made once. Raises ConfigError without the library."""
-        if cloud not in self._credentials:
+        found = self._credentials.get(cloud)  # another thread may drop the credentials meanwhile
+        if found is None:
             try:
                 from azure.identity import DefaultAzureCredential
             except ImportError as error:
@@ -92,8 +93,8 @@ class Azure(HttpClient):
             logging.getLogger("msal").setLevel(logging.CRITICAL)
             # requests, which all of Azure's libraries use, would replace the token by a line of ~/.netrc.
             os.environ["NETRC"] = os.devnull
-            self._credentials[cloud] = DefaultAzureCredential(authority=hosts(cloud)[1])
-        return self._credentials[cloud]
+            found = self._credentials[cloud] = DefaultAzureCredential(authority=hosts(cloud)[1])
+        return found
 
     def token(self, cloud: str, audience: str) -> str:
         """Return a token for the service. Raises AzureError if no credentials are found."""

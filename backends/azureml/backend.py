@@ -10,8 +10,6 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.azureml import api
-from cloudtrain.backends.azureml.api import Azure, AzureAccess
 from cloudtrain.backends.azureml.records import AzureMLRef, AzureMLSending
 from cloudtrain.launcher.backend import Capacity, Pace, Terms, nodes_of
 from cloudtrain.launcher.errors import ConfigError
@@ -21,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from cloudtrain.backends.azureml.api import Azure, AzureAccess
+    from cloudtrain.backends.azureml.records import Workspace
     from cloudtrain.backends.azureml.status_history import Details, RunHistory
     from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
@@ -44,8 +44,14 @@ class AzureMLBackend:
     """The backend of the name `azureml`; holds the connections to Azure and the runs' newest answers."""
 
     def __init__(self) -> None:
-        self.azure = Azure()
         self._last_line_s: dict[str, float] = {}  # by job
+
+    @cached_property
+    def azure(self) -> Azure:
+        """The connections."""
+        from cloudtrain.backends.azureml.api import Azure
+
+        return Azure()
 
     @cached_property
     def history(self) -> RunHistory:
@@ -81,7 +87,6 @@ class AzureMLBackend:
         )
 
     def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-        """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
         from cloudtrain.backends.azureml.request import build
 
         return build(plan, config, job_id, attempt, bundle_sha256)
@@ -94,20 +99,20 @@ class AzureMLBackend:
 
     def ready(self, request: Request, shipment: Shipment) -> None:
         """Raise ConfigError without the SDK, CredentialError without credentials, UnreachableError without a login."""
+        from cloudtrain.backends.azureml import api
+
         if find_spec("azure") is None or find_spec("azure.ai") is None or find_spec("azure.ai.ml") is None:
             raise api.not_installed(ImportError("No module named 'azure.ai.ml'"))
-        access = AzureAccess(AzureMLSending.load(request.sending).workspace, self.azure)
+        access = self._access(AzureMLSending.load(request.sending).workspace)
         with api.answers("start the job"):
             self.azure.token(access.workspace.cloud, access.control_plane)
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
-        """Check the compute and the datastore, send the job, and return its handle."""
         from cloudtrain.backends.azureml import jobs
 
         return jobs.send(self.azure, request, shipment)
 
     def find(self, request: Request, home: Path) -> JobRef | None:
-        """Return the job that the request has started, or None if no such job belongs to this home folder."""
         from cloudtrain.backends.azureml import jobs
 
         return jobs.find(self.azure, request, home)
@@ -118,13 +123,11 @@ class AzureMLBackend:
         return f"az ml job show -n {request.name} -w {place.name} -g {place.resource_group}"
 
     def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
-        """Return the running jobs of the workspace with our tag."""
         from cloudtrain.backends.azureml.jobs import jobs
 
         return jobs(self.azure, config, home)
 
     def state(self, ref: JobRef) -> State:
-        """Return the job's state at Azure."""
         from cloudtrain.backends.azureml import jobs
 
         return jobs.state(self.azure, self.history, ref)
@@ -137,7 +140,7 @@ class AzureMLBackend:
         from cloudtrain.backends.azureml.logs import page
 
         handle = AzureMLRef.load(ref)
-        root = root_of(AzureAccess(handle.workspace, self.azure), ref, handle)
+        root = root_of(self._access(handle.workspace), ref, handle)
 
         def ask(fresh_s: float) -> Details:
             return self.history.details(handle.workspace, root, handle.name, fresh_s=fresh_s)
@@ -166,11 +169,12 @@ class AzureMLBackend:
 
         `now` makes no difference there.
         """
+        from cloudtrain.backends.azureml import api
         from cloudtrain.backends.azureml.jobs import JOB_VERSION, describe
         from cloudtrain.backends.azureml.status_history import OVER
 
         handle = AzureMLRef.load(ref)
-        access = AzureAccess(handle.workspace, self.azure)
+        access = self._access(handle.workspace)
         with api.answers(f"stop {handle.name}"):
             try:
                 api.arm(access, "POST", f"/jobs/{handle.name}/cancel", version=JOB_VERSION)
@@ -184,7 +188,7 @@ class AzureMLBackend:
         from cloudtrain.backends.azureml import files
 
         handle = AzureMLRef.load(ref)
-        return files.download(AzureAccess(handle.workspace, self.azure), handle.output_uri, folder)
+        return files.download(self._access(handle.workspace), handle.output_uri, folder)
 
     def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's checkpoint folder, also while the job runs; return the files."""
@@ -195,28 +199,29 @@ class AzureMLBackend:
             raise ConfigError(
                 "the job has no checkpoint folder in the datastore", hint="`cloudtrain artifacts` has its files"
             )
-        return files.download(AzureAccess(handle.workspace, self.azure), handle.checkpoint_uri, folder)
+        return files.download(self._access(handle.workspace), handle.checkpoint_uri, folder)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
-        """Return the checks; with a config, also the checks of its job."""
         from cloudtrain.backends.azureml.doctor import checks
 
         return checks(self.azure, config)
 
     def price_region(self, config: JobConfig | None) -> str | None:
-        """Return the config's region, the default for prices."""
         from cloudtrain.backends.azureml import prices
 
         return prices.region(config)
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
-        """Return the prices of the types in the region; without `types`, of the table's types and the job's own."""
         from cloudtrain.backends.azureml import prices
 
         return prices.quotes(self.azure, config, region, types)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
-        """Prepare the nodes. Raises ConfigError if `raw` has added an unknown reference to the command."""
         from cloudtrain.backends.azureml.rehearsal import rehearsal
 
         return rehearsal(request, stage)
+
+    def _access(self, workspace: Workspace) -> AzureAccess:
+        from cloudtrain.backends.azureml.api import AzureAccess
+
+        return AzureAccess(workspace, self.azure)

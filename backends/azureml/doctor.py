@@ -13,7 +13,7 @@ from cloudtrain.backends.azureml.block import AzureML
 from cloudtrain.backends.azureml.machine import block_of, choose, workspace_of
 from cloudtrain.backends.azureml.records import plain_region
 from cloudtrain.launcher.backend import Check, unasked
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError
+from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.prices.refreshing import compared
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _of_job(config: JobConfig, access: AzureAccess) -> Iterator[Check]:
     try:
         machine = choose(config)
     except CloudtrainError as error:
-        yield Check("config", "fail", error.message, error.hint)
+        yield Check.failed("config", error)
         return
     if block.compute is not None:
         yield _tried("compute", _compute, access, block.compute, machine, config.resources.instances)
@@ -62,10 +62,8 @@ def _tried(name: str, ask: Callable[..., Check], *args: Any, **more: Any) -> Che
     try:
         with api.answers(f"look at the {name}"):
             return ask(*args, **more)
-    except ConfigError as error:
-        return Check(name, "fail", error.message, error.hint or error.faults[0].hint)
     except CloudtrainError as error:
-        return Check(name, "fail", error.message, error.hint)
+        return Check.failed(name, error)
 
 
 def _signed_in(azure: Azure, cloud: str) -> Check:

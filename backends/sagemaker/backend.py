@@ -5,11 +5,10 @@ A dry run imports only the modules that plan and render. jobs.py, which calls AW
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.sagemaker import api
 from cloudtrain.backends.sagemaker import check as rules
-from cloudtrain.backends.sagemaker.api import AwsAccess, AwsClients
 from cloudtrain.backends.sagemaker.machine import block_of, choose, disk_gb, disk_usd, region_of, unknown_region
 from cloudtrain.backends.sagemaker.records import SageMakerRef, SageMakerSending
 from cloudtrain.launcher.backend import Capacity, Pace, Terms, nodes_of
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from cloudtrain.backends.sagemaker.api import AwsAccess, AwsClients
     from cloudtrain.launcher.backend import Check, FoundAttempt, Invoice, JobRef, LogPage, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
@@ -42,8 +42,12 @@ LATE_S = 15.0  # from a job's end to its last line in CloudWatch, if a container
 class SageMakerBackend:
     """The backend of the name `sagemaker`; holds the clients of AWS's services."""
 
-    def __init__(self) -> None:
-        self.clients = AwsClients()
+    @cached_property
+    def clients(self) -> AwsClients:
+        """The clients, each made on first use."""
+        from cloudtrain.backends.sagemaker.api import AwsClients
+
+        return AwsClients()
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the machine type's capacity, at its on-demand price: spot bills fewer seconds at the same rate."""
@@ -70,7 +74,6 @@ class SageMakerBackend:
         return Capacity(machine.count, usd, source, terms, *known, machine=name)
 
     def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-        """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
         from cloudtrain.backends.sagemaker.request import build
 
         return build(plan, config, job_id, attempt, bundle_sha256)
@@ -81,16 +84,16 @@ class SageMakerBackend:
 
     def ready(self, request: Request, shipment: Shipment) -> None:
         """Raise ConfigError without the SDK, CredentialError if the SDK finds no credentials."""
-        api.require_credentials(AwsAccess.of(SageMakerSending.load(request.sending), self.clients))
+        from cloudtrain.backends.sagemaker.api import require_credentials
+
+        require_credentials(self._access(SageMakerSending.load(request.sending)))
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
-        """Upload missing files, claim the job's name, and start the job."""
         from cloudtrain.backends.sagemaker import jobs
 
         return jobs.send(self.clients, request, shipment)
 
     def find(self, request: Request, home: Path) -> JobRef | None:
-        """Return the job that the request has started; else retract the order, so that a start under way fails."""
         from cloudtrain.backends.sagemaker import jobs
 
         return jobs.find(self.clients, request, home)
@@ -101,13 +104,11 @@ class SageMakerBackend:
         return f"aws sagemaker describe-training-job --region {region} --training-job-name {request.name}"
 
     def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
-        """Return the training jobs of the account and region that read a container order of cloudtrain."""
         from cloudtrain.backends.sagemaker.jobs import jobs
 
         return jobs(self.clients, config, home)
 
     def state(self, ref: JobRef) -> State:
-        """Return the job's state at SageMaker; once the job is over, remove its secrets."""
         from cloudtrain.backends.sagemaker import jobs
 
         return jobs.state(self.clients, ref)
@@ -119,7 +120,7 @@ class SageMakerBackend:
         from cloudtrain.backends.sagemaker.logs import page
 
         handle = SageMakerRef.load(ref)
-        access, only = AwsAccess.of(handle, self.clients), nodes_of(ranks, handle.nproc_per_node)
+        access, only = self._access(handle), nodes_of(ranks, handle.nproc_per_node)
         found = page(access, handle.name, handle.nodes, cursor, only)
         return found if ranks is None else found.only(ranks)
 
@@ -135,10 +136,11 @@ class SageMakerBackend:
 
         `now` makes no difference there.
         """
+        from cloudtrain.backends.sagemaker import api
         from cloudtrain.backends.sagemaker.jobs import describe
 
         handle = SageMakerRef.load(ref)
-        access = AwsAccess.of(handle, self.clients)
+        access = self._access(handle)
         with api.answers(f"stop {handle.name}"):
             try:
                 api.client(access, "sagemaker").stop_training_job(TrainingJobName=handle.name)
@@ -152,42 +154,42 @@ class SageMakerBackend:
         from cloudtrain.backends.sagemaker import outputs
 
         handle = SageMakerRef.load(ref)
-        return outputs.download(AwsAccess.of(handle, self.clients), handle.output_uri, handle.name, folder)
+        return outputs.download(self._access(handle), handle.output_uri, handle.name, folder)
 
     def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's checkpoint folder, also while the job runs; return the files."""
         from cloudtrain.backends.sagemaker import files
 
         handle = SageMakerRef.load(ref)
-        found = files.of(AwsAccess.of(handle, self.clients))
+        found = files.of(self._access(handle))
         return found.download(handle.checkpoint_uri, folder, may_be_empty=True)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
-        """Return the checks; with a config, also the checks of its job."""
         from cloudtrain.backends.sagemaker.doctor import checks
 
         return checks(self.clients, config)
 
     def price_region(self, config: JobConfig | None) -> str | None:
-        """Return the config's region, the default for prices. Raises ConfigError if AWS's config cannot be read."""
         from cloudtrain.backends.sagemaker import prices
 
         return prices.region(config)
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
-        """Return the prices of the types in the region; without `types`, of all types with SageMaker training there."""
         from cloudtrain.backends.sagemaker import prices
 
         return prices.quotes(self.clients, config, region, types)
 
     def invoice(self, ref: JobRef, job_id: str, from_s: float, to_s: float) -> Invoice:
-        """Return the bill for the days from `from_s` to `to_s`. Raises CredentialError, UnreachableError."""
         from cloudtrain.backends.sagemaker import prices_invoice
 
         return prices_invoice.invoice(self.clients, ref, job_id, from_s, to_s)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
-        """Prepare the instances. Raises ConfigError if the image's own toolkit would run the job."""
         from cloudtrain.backends.sagemaker.rehearsal import rehearsal
 
         return rehearsal(request, stage)
+
+    def _access(self, data: SageMakerRef | SageMakerSending) -> AwsAccess:
+        from cloudtrain.backends.sagemaker.api import AwsAccess
+
+        return AwsAccess.of(data, self.clients)

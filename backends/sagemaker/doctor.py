@@ -31,7 +31,7 @@ def checks(clients: AwsClients, config: JobConfig | None) -> list[Check]:
     try:
         region = region_of(block)
     except CloudtrainError as error:
-        return [_failed("region", error)]
+        return [Check.failed("region", error)]
     if region is None:
         return [Check("region", "fail", "none", "export AWS_REGION, or set sagemaker.region")]
     access = AwsAccess(region, block.profile, tuple(sorted(block.endpoints.items())), clients)
@@ -47,7 +47,7 @@ def _of_job(config: JobConfig, access: AwsAccess) -> Iterator[Check]:
     try:
         place, machine = place_of(config), choose(config)
     except CloudtrainError as error:
-        yield _failed("config", error)
+        yield Check.failed("config", error)
         return
     yield _tried("role", _role, access, place.role)
     yield _tried("bucket", _bucket, access, place.bucket, is_default=block_of(config).bucket is None)
@@ -62,11 +62,7 @@ def _tried(name: str, ask: Callable[..., Check], access: AwsAccess, *args: Any, 
         with api.answers(f"look at the {name}"):
             return ask(access, *args, **more)
     except CloudtrainError as error:
-        return _failed(name, error)
-
-
-def _failed(name: str, error: CloudtrainError) -> Check:
-    return Check(name, "fail", error.message, error.hint)
+        return Check.failed(name, error)
 
 
 def _identity(access: AwsAccess) -> Check:

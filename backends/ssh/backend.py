@@ -58,7 +58,6 @@ class SshBackend:
         return Capacity(gpus, price / 1e6, "ssh.price_per_hour", TERMS, is_own=price == 0, machine="your hosts")
 
     def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-        """Return the request. Hosts may outnumber the instances: a send takes the first hosts that are fit and free."""
         from cloudtrain.backends.ssh.request import build
 
         return build(plan, config, job_id, attempt, bundle_sha256)
@@ -70,31 +69,26 @@ class SshBackend:
         return list(rules.faults(request.body))
 
     def ready(self, request: Request, shipment: Shipment) -> None:
-        """Open the channels that `send` uses. Raises an error if fewer hosts answer than the job needs."""
         from cloudtrain.backends.ssh import jobs_send
 
         jobs_send.ready(self.fleet, request)
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
-        """Start one detached agent on each host, or no agent at all."""
         from cloudtrain.backends.ssh import jobs_send
 
         return jobs_send.send(self.fleet, request, shipment)
 
     def find(self, request: Request, home: Path) -> JobRef | None:
-        """Return the job if all its agents were started; otherwise close admission, so that None is final."""
         from cloudtrain.backends.ssh import jobs_send
 
         return jobs_send.find(self.fleet, request, home)
 
     def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
-        """Return the attempts with a running agent on the config's hosts, else on the hosts of this home's jobs."""
         from cloudtrain.backends.ssh import jobs_send
 
         return jobs_send.jobs(self.fleet, config, home)
 
     def state(self, ref: JobRef) -> State:
-        """Return the job's state, from node 0's answer, else from all nodes' answers. Raises UnreachableError."""
         from cloudtrain.backends.ssh import jobs
 
         return jobs.state(self.fleet, ref)
@@ -102,7 +96,6 @@ class SshBackend:
     def logs(
         self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
     ) -> LogPage:
-        """Return the lines after the cursor from all reachable hosts; the lines of unreachable hosts come later."""
         from cloudtrain.backends.ssh import jobs
 
         return jobs.logs(self.fleet, ref, cursor, ranks, now=now)
@@ -110,7 +103,6 @@ class SshBackend:
     def logs_from(
         self, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
     ) -> dict[str, Any] | None:
-        """Return a cursor before each file's last lines, or before the lines written since the time."""
         from cloudtrain.backends.ssh import jobs
 
         return jobs.logs_from(self.fleet, ref, ranks, lines=lines, since_s=since_s)
@@ -120,7 +112,6 @@ class SshBackend:
         return Pace(lines_s=LINES_S, state_s=STATE_S, late_s=LATE_S, hold_back_s=HOLD_BACK_S)
 
     def stop(self, ref: JobRef, *, now: bool) -> None:
-        """Send each agent the stop request; with `now`, kill the agents that do not obey. Raises UnreachableError."""
         from cloudtrain.backends.ssh import jobs
 
         jobs.stop(self.fleet, ref, now=now)
@@ -138,25 +129,21 @@ class SshBackend:
         return brought(self.fleet, [(node.host, node.checkpoints) for node in SshRef.load(ref).nodes], folder)
 
     def shell(self, ref: JobRef, node: int, argv: list[str]) -> list[str]:
-        """Return the ssh command that runs `argv`, or a shell, in the node's code folder with its ranks' variables."""
         from cloudtrain.backends.ssh import jobs
 
         return jobs.shell(self.fleet, ref, node, argv)
 
     def hosts(self, config: JobConfig) -> list[HostUse]:
-        """Return the use of each GPU of the config's hosts, in the config's order."""
         from cloudtrain.backends.ssh import doctor
 
         return doctor.hosts(self.fleet, config)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
-        """Return the checks of the config's hosts."""
         from cloudtrain.backends.ssh.doctor import checks
 
         return checks(self.fleet, config)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
-        """Prepare the hosts. Their disks stay from start to start; a shared checkpoint folder is shared here too."""
         from cloudtrain.backends.ssh.rehearsal import rehearsal
 
         return rehearsal(request, stage)

@@ -1,7 +1,7 @@
-"""Google's HTTP interfaces: credentials, retries, and Google's errors as cloudtrain's errors.
+"""Google's HTTP interfaces: credentials, addresses, and the meaning of Google's errors.
 
-All calls are here except a job's creation, the upload of its code and the tail of its log. The module does without the
-SDK, whose import alone takes most of a second of processor time, and imports google-auth and requests on first use.
+All calls are here except a job's creation and the upload of its code. The module does without the SDK, whose import
+alone takes most of a second of processor time, and imports google-auth and requests on first use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ __all__ = [
     "call",
     "credentials",
     "get_json",
-    "no_quota",
     "no_token",
     "not_installed",
     "object_in",
@@ -108,7 +107,8 @@ class GoogleLogin:
 
     def credentials(self) -> Any:
         """Return the credentials, found once. Raises ConfigError without the library, GoogleError."""
-        if self._found is None:
+        found = self._found  # another thread may drop the credentials meanwhile
+        if found is None:
             try:
                 import google.auth
                 from google.auth import exceptions
@@ -128,7 +128,7 @@ class GoogleLogin:
             if isinstance(found, Credentials) and not found.quota_project_id:
                 found = found.with_quota_project(self._project)
             self._found = found
-        return self._found
+        return found
 
     def sign(self, method: str, url: str, headers: dict[str, str]) -> None:
         """Add the token, a new token if necessary. Raises ConfigError without the library, GoogleError."""
@@ -217,11 +217,6 @@ def _fault(error: Exception, needs: str) -> RemoteFault | None:
     if status == _CANCELLED:
         return RemoteFault(UnreachableError, f"Google gave an unexpected answer: {words}")
     return _GOOGLE.fault(error, needs)
-
-
-def no_quota(words: str) -> CapacityError:
-    """Return the error for a lack of quota or machines."""
-    return CapacityError(words, hint=NO_MACHINES)
 
 
 def not_installed(error: ImportError) -> ConfigError:

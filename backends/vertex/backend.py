@@ -9,8 +9,6 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.vertex import api
-from cloudtrain.backends.vertex.api import Google, VertexAccess
 from cloudtrain.backends.vertex.records import VertexRef, VertexSending
 from cloudtrain.launcher.backend import Capacity, Pace, Terms, nodes_of
 from cloudtrain.launcher.errors import ConfigError
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from cloudtrain.backends.vertex.api import Google, VertexAccess
     from cloudtrain.backends.vertex.logs import LogReader
     from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
@@ -45,8 +44,14 @@ class VertexBackend:
     """The backend of the name `vertex`; holds the connections to Google and the feeds of lines."""
 
     def __init__(self) -> None:
-        self.google = Google()
         self._over: set[str] = set()  # jobs whose end this process has seen
+
+    @cached_property
+    def google(self) -> Google:
+        """The connections."""
+        from cloudtrain.backends.vertex.api import Google
+
+        return Google()
 
     @cached_property
     def log_reader(self) -> LogReader:
@@ -87,7 +92,6 @@ class VertexBackend:
         return Capacity(choice.count, usd, source, terms, *known, machine=choice.label, is_spot_price=is_spot)
 
     def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-        """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
         from cloudtrain.backends.vertex.request import build
 
         return build(plan, config, job_id, attempt, bundle_sha256)
@@ -100,19 +104,19 @@ class VertexBackend:
 
     def ready(self, request: Request, shipment: Shipment) -> None:
         """Raise ConfigError if Google's libraries are missing, CredentialError if the libraries find no credentials."""
+        from cloudtrain.backends.vertex import api
+
         with api.answers("start the job"):
             self.google.login(VertexSending.load(request.sending).project).credentials()
         if find_spec("google.cloud") is None or find_spec("google.cloud.aiplatform_v1") is None:
             raise api.not_installed(ImportError("No module named 'google.cloud.aiplatform_v1'"))
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
-        """Upload missing files, claim the job's name, and start the job."""
         from cloudtrain.backends.vertex import jobs
 
         return jobs.send(self.google, request, shipment)
 
     def find(self, request: Request, home: Path) -> JobRef | None:
-        """Return the job that the request has started; else retract the order, so that a late job ends at once."""
         from cloudtrain.backends.vertex import jobs
 
         return jobs.find(self.google, request, home)
@@ -124,7 +128,6 @@ class VertexBackend:
         return f"gcloud ai custom-jobs list {place} --filter labels.cloudtrain_run={request.name}"
 
     def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
-        """Return the running jobs of the project and location with our label."""
         from cloudtrain.backends.vertex.jobs import jobs
 
         return jobs(self.google, config, home)
@@ -147,7 +150,7 @@ class VertexBackend:
 
         handle = VertexRef.load(ref)
         found = self.log_reader.page(
-            VertexAccess.of(handle, self.google),
+            self._access(handle),
             handle.job,
             handle.nodes,
             cursor,
@@ -166,23 +169,23 @@ class VertexBackend:
 
     def stop(self, ref: JobRef, *, now: bool) -> None:
         """Ask Vertex AI to cancel the job; Vertex AI signals the containers, which save. `now` makes no difference."""
-        from cloudtrain.backends.vertex.jobs import cancel
+        from cloudtrain.backends.vertex import api, jobs
 
         handle = VertexRef.load(ref)
         with api.answers(f"stop {handle.label}"):
-            cancel(VertexAccess.of(handle, self.google), handle.name)
+            jobs.cancel(self._access(handle), handle.name)
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's output folder, also while the job runs; return the files."""
-        from cloudtrain.backends.vertex import files
+        from cloudtrain.backends.vertex import api, files
 
         handle = VertexRef.load(ref)
         with api.answers("download the outputs", needs=files.ROLE):
-            return files.of(VertexAccess.of(handle, self.google)).download(handle.output_uri, folder)
+            return files.of(self._access(handle)).download(handle.output_uri, folder)
 
     def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's checkpoint folder, also while the job runs; return the files."""
-        from cloudtrain.backends.vertex import files
+        from cloudtrain.backends.vertex import api, files
 
         handle = VertexRef.load(ref)
         if handle.checkpoint_uri is None:
@@ -190,34 +193,34 @@ class VertexBackend:
                 "the job's checkpoints are not in Cloud Storage", hint="copy them with their store's own tools"
             )
         with api.answers("download the checkpoints", needs=files.ROLE):
-            return files.of(VertexAccess.of(handle, self.google)).download(handle.checkpoint_uri, folder)
+            return files.of(self._access(handle)).download(handle.checkpoint_uri, folder)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
-        """Return the checks; with a config, also the checks of its job."""
         from cloudtrain.backends.vertex.doctor import checks
 
         return checks(self.google, config)
 
     def price_region(self, config: JobConfig | None) -> str | None:
-        """Return the config's region, the default for prices."""
         from cloudtrain.backends.vertex import prices_list
 
         return prices_list.region(config)
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
-        """Return the prices of the types in the region; without `types`, of the table's types and the job's own."""
         from cloudtrain.backends.vertex import prices_list
 
         return prices_list.quotes(self.google, config, region, types)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
-        """Prepare the replicas. Raises ConfigError if `raw` has added pools, whose replicas do not train."""
         from cloudtrain.backends.vertex.rehearsal import rehearsal
 
         return rehearsal(request, stage)
 
     def rehearsal_service(self, kept: Path) -> AbstractContextManager[str]:
-        """Serve the kept folder as buckets until the context ends; yield the address."""
         from cloudtrain.backends.vertex import rehearsal_store
 
         return rehearsal_store.serving(kept)
+
+    def _access(self, handle: VertexRef) -> VertexAccess:
+        from cloudtrain.backends.vertex.api import VertexAccess
+
+        return VertexAccess.of(handle, self.google)

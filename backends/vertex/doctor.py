@@ -13,7 +13,7 @@ from cloudtrain.backends.vertex.api import Google, GoogleError, VertexAccess
 from cloudtrain.backends.vertex.block import Vertex
 from cloudtrain.backends.vertex.machine import block_of, choose, kind_of, location_of, place_of, project_of
 from cloudtrain.launcher.backend import Check, unasked
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
+from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 from cloudtrain.launcher.prices.refreshing import compared
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _of_job(config: JobConfig, access: VertexAccess) -> Iterator[Check]:
     try:
         place, choice, kind = place_of(config), choose(config), kind_of(config)
     except CloudtrainError as error:
-        yield _failed("config", error)
+        yield Check.failed("config", error)
         return
     yield _tried("bucket", _bucket, access, place.root)
     if block.persistent_resource is not None:
@@ -63,13 +63,7 @@ def _tried(name: str, ask: Callable[..., Check], *args: Any) -> Check:
     except UnreachableError as error:
         return Check(name, "warn", error.message, "try again")
     except CloudtrainError as error:
-        return _failed(name, error)
-
-
-def _failed(name: str, error: CloudtrainError) -> Check:
-    faults = error.faults if isinstance(error, ConfigError) else ()
-    message = "; ".join(fault.message for fault in faults) or error.message
-    return Check(name, "fail", message, "; ".join(fault.hint for fault in faults if fault.hint) or error.hint)
+        return Check.failed(name, error)
 
 
 def _signed_in(access: VertexAccess) -> Check:

@@ -58,9 +58,7 @@ class LogReader:
             if at.get("backlog") is not None:
                 return self._backlog(access, job, at, order, wanted, narrowed, home, is_passing)
             is_own = at["listed_s"] == self._listed_s.get((job, narrowed))
-            if (
-                is_passing and is_own and 0 <= time.time() - at["listed_s"] < PASSED_S
-            ):  # the reader has just read all lines
+            if is_passing and is_own and 0 <= time.time() - at["listed_s"] < PASSED_S:  # all lines were just read
                 return LogPage([], at, is_clean=True, is_complete=order.is_complete(wanted))
             return self._live(access, job, at, order, wanted, narrowed, home)
         except GoogleError as error:

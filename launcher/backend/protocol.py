@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.backend.values import (
+    from cloudtrain.launcher.backend import (
         Capacity,
         Check,
         FoundAttempt,
