@@ -25,6 +25,7 @@ from report import Report
 from sandbox import COMMAND, Sandbox, sandbox
 
 from cloudtrain.launcher.job import Attempt, Job, State
+from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.store.registry import Registry, this_process
 
 RANKS, LINES = 64, 100_000
@@ -68,7 +69,7 @@ def seeded(box: Sandbox, name: str, ranks: int, lines: int) -> None:
 
     def make(job_id: str, number: int) -> Job:
         plan = {**PLAN, "nproc_per_node": ranks, "ranks": ranks}
-        attempt = Attempt(job_id, number, "intent", plan, {"body": 1}, time.time(), this_process())
+        attempt = Attempt(job_id, number, "intent", Plan.load(plan), {"body": 1}, time.time(), this_process())
         return Job(job_id, job_id, "local", time.time(), {}, "/x/cloudtrain.yaml", {}, attempt)
 
     job, _ = registry.add(name, make, exclusive=True, key=None)
