@@ -9,7 +9,7 @@ import pytest
 
 __all__ = ["SLOWEST", "in_shares"]
 
-SLOWEST = Path(__file__).with_name("slowest.txt")  # lines `SECONDS PATH::TEST`, processor time of the longest case
+SLOWEST = Path(__file__).with_name("slowest.txt")  # lines `SECONDS PATH::TEST` of the longest case, as measured
 SLOW_S = 2.0  # for a slow test without a line
 
 
