@@ -46,7 +46,6 @@ CLOUDS = (
     *(
         "google.cloud.aiplatform_v1",
         "google.cloud.storage",
-        "google.cloud.logging",
         "cloudtrain.backends.*",
         *PRELOADED,
     ),

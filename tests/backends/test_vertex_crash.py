@@ -52,11 +52,12 @@ from cloudtrain.launcher.cli import main
 main()
 """
 VERTEX = "cloudtrain.backends.vertex"
+FOLDER = "cloudtrain.backends.job_folder:JobFolder"
 STEPS = {
-    "s1": (f"{VERTEX}.files:claim", "before", "never sent"),
-    "s2": (f"{VERTEX}.files:claim", "after", "never sent"),
+    "s1": (f"{FOLDER}.claim", "before", "never sent"),
+    "s2": (f"{FOLDER}.claim", "after", "never sent"),
     "s3": (f"{VERTEX}.secrets:put", "after", "never sent"),
-    "s4": (f"{VERTEX}.files:put_order", "after", "never sent"),
+    "s4": (f"{FOLDER}.put_order", "after", "never sent"),
     "s5": (f"{VERTEX}.sdk:create", "after", "runs"),
     "s6": (f"{VERTEX}.jobs:send", "after", "runs"),
     "s7": ("cloudtrain.launcher.store.registry:Registry.mark_sent", "before", "runs"),
