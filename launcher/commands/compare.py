@@ -28,7 +28,9 @@ _TYPED = (
 @click.command("compare", epilog=examples(*_TYPED))
 @click.argument("jobs", nargs=-1, metavar="JOB JOB...", shell_complete=completes("jobs"))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a page with all curves to this file.")
-@click.option("--loss", type=float, help="The loss at which to compare costs.  [default: the lowest that all reached]")
+@click.option(
+    "--loss", type=float, help="The smoothed loss at which to compare costs.  [default: the lowest that all reached]"
+)
 @click.option("--open", "opens", is_flag=True, help="Show the page in the browser; needs -o.")
 @click.option("--force", is_flag=True, help="Replace a file that is not a cloudtrain report without asking.")
 @json_option

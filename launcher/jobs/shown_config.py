@@ -30,12 +30,13 @@ _LOGIN = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*(?=@)")
 _QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#]*\?)[^\s#]+", re.IGNORECASE)
 
 
-def shown(job: Job) -> dict[str, Any]:
+def shown(job: Job, *, set_only: bool = False) -> dict[str, Any]:
     """Return the config without empty values, blocks of unused backends, and possible secrets.
 
     A report may be sent to many people. So texts under names that look like a secret's are hidden at any depth, as are
     a login or a query in an address, and the addresses of `notify`, which grant access. `env:NAME` and the names under
-    `secrets` are shown, since both are only names. A script does not use the defaults of the shared trainer's blocks.
+    `secrets` are shown, since both are only names. A script does not use the defaults of the shared trainer's blocks;
+    `set_only` leaves these defaults out for a task as well.
     """
     others = {*names(), "notify"} - {job.backend}
     config = {
@@ -45,7 +46,7 @@ def shown(job: Job) -> dict[str, Any]:
     }
     if job.asked.notify:
         config["notify"] = [_without_address(each) for each in job.asked.notify]
-    if not job.config.get("task"):
+    if set_only or not job.config.get("task"):
         config = {key: _set(value, job.config[key], key) for key, value in config.items()}
     found = _filled(config)
     return found if isinstance(found, dict) else {}

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf, isclose
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import amount, dollars, span
@@ -39,6 +40,7 @@ _WINDOW = 1 / 60  # of a job's steps, on either side: single losses are noisy, s
 _MOST_DRAWN = 6000  # points of all jobs together
 _FEW = 24  # with fewer rows each row is shown unsmoothed
 _GRID = 200  # number of places at which two curves are compared
+_EQUAL = 1e-3  # two losses with a smaller relative gap have no rank
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,13 @@ def compared(registry: Registry, jobs: Sequence[Job], now_s: float, target: floa
     results = [facts.results(job, attempts, found, now_s) for job, attempts, found in runs]
     share = _MOST_DRAWN // len(runs)
     target = common_loss(datas) if target is None else target
+    has_script = not all(job.config.get("task") for job in jobs)
     return Comparison(
         jobs=tuple(jobs),
         datas=tuple(datas),
         drawn=tuple(chart_data(job, attempts, serieses.drawable(found, share), now_s) for job, attempts, found in runs),
         results=tuple(results),
-        config=shown_config.differing([shown_config.shown(job) for job in jobs]),
+        config=shown_config.differing([shown_config.shown(job, set_only=has_script) for job in jobs]),
         target=target,
         reached=tuple(None if target is None else reached(data, target, now_s) for data in datas),
     )
@@ -88,11 +91,13 @@ def compared(registry: Registry, jobs: Sequence[Job], now_s: float, target: floa
 def smoothed(data: dict[str, Any]) -> list[tuple[int, float]]:
     """Return the index of each row of steps with a loss, and the mean loss of the steps around the row.
 
-    As in the charts: equally many steps on both sides, fewer near the start; near the end fewer later steps.
+    As in the charts: equally many steps on both sides, fewer near the start; near the end fewer later steps. Steps that
+    were lost and repeated count with the later values.
     """
     losses = data["steps"].get("loss", ())
     weights = data["steps"].get("weight") or [1] * len(losses)
-    rows = [(i, loss) for i, loss in enumerate(losses) if isinstance(loss, float | int) and weights[i]]
+    numbers = [(i, loss) for i, loss in enumerate(losses) if isinstance(loss, float | int) and weights[i]]
+    rows = _not_repeated(numbers, data["steps"].get("step", ()))
     places = list(accumulate((weights[i] for i, _ in rows), initial=0))
     sums = list(accumulate((loss * weights[i] for i, loss in rows), initial=0.0))
     most = 0.5 + (0 if len(rows) < _FEW else max(2, round(_WINDOW * places[-1])))
@@ -148,7 +153,8 @@ def ran_s(data: dict[str, Any], time_s: float, now_s: float) -> float | None:
 def crossing(one: dict[str, Any], other: dict[str, Any], axis: str) -> tuple[float, int] | None:
     """Return the place along `usd` or `step` from which a job has the lower loss, and the job's index: 0 or 1.
 
-    None if the same job is lower all the way, or if the curves have no common stretch.
+    None if the same job is lower all the way, if the losses are equal at the end, or if the curves have no common
+    stretch.
     """
     curves = [_curve(each, axis) for each in (one, other)]
     if not all(len(curve) > 1 for curve in curves):
@@ -157,9 +163,13 @@ def crossing(one: dict[str, Any], other: dict[str, Any], axis: str) -> tuple[flo
     if high <= low:
         return None
     places = [low + (high - low) * i / _GRID for i in range(_GRID + 1)]
-    gaps = [_value(curves[0], x) - _value(curves[1], x) for x in places]
-    turn = next((i for i in range(_GRID, 0, -1) if (gaps[i] > 0) != (gaps[i - 1] > 0)), None)
-    return None if turn is None else (places[turn], 1 if gaps[-1] > 0 else 0)
+    pairs = [(x, _value(curves[0], x), _value(curves[1], x)) for x in places]
+    gaps = [(x, a > b) for x, a, b in pairs if not isclose(a, b, rel_tol=_EQUAL)]
+    if not gaps or gaps[-1][0] != places[-1]:
+        return None
+    lower = int(gaps[-1][1])
+    turn = next((i for i in range(len(gaps) - 1, 0, -1) if gaps[i][1] != gaps[i - 1][1]), None)
+    return None if turn is None else (gaps[turn][0], lower)
 
 
 def rows(found: Comparison) -> list[tuple[str, list[str]]]:
@@ -176,7 +186,7 @@ def rows(found: Comparison) -> list[tuple[str, list[str]]]:
     for words, field, name in _REACHED:
         values = [None if each is None else getattr(each, field) for each in found.reached]
         if any(value is not None for value in values):
-            at = f"{words} loss {facts.figure(found.target)}{', USD' if field == 'usd' else ''}"
+            at = f"{words} smoothed loss {facts.figure(found.target)}{', USD' if field == 'usd' else ''}"
             words_of = ["-" if value is None else _text(name, value) for value in values]
             table.append((at, [text if each else "never" for text, each in zip(words_of, found.reached, strict=True)]))
     return table
@@ -239,7 +249,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _curve(data: dict[str, Any], axis: str) -> list[tuple[float, float]]:
-    """Return the smoothed loss over an increasing axis; repeated steps count with the later values."""
+    """Return the smoothed loss over an increasing axis."""
     found: list[tuple[float, float]] = []
     for i, loss in smoothed(data):
         x = data["steps"][axis][i]
@@ -249,6 +259,17 @@ def _curve(data: dict[str, Any], axis: str) -> list[tuple[float, float]]:
             found.pop()
         found.append((x, loss))
     return found
+
+
+def _not_repeated(rows: Sequence[tuple[int, float]], steps: Sequence[int | None]) -> list[tuple[int, float]]:
+    """Return the rows (index, loss) without those whose step a later row repeats or precedes."""
+    kept, least = [], inf
+    for i, loss in reversed(rows):
+        step = steps[i]
+        if step is None or step < least:
+            kept.append((i, loss))
+            least = least if step is None else step
+    return kept[::-1]
 
 
 def _value(curve: Sequence[tuple[float, float]], x: float) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from browser import contrast
+from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import shown_config
 from cloudtrain.launcher.report import comparing
@@ -102,6 +103,43 @@ def test_crossing_gives_the_point_and_the_job_that_leads_from_then() -> None:
     where, who = comparing.crossing(steady, late, "usd") or (0.0, 0)
     assert (4 < where < 7, who) == (True, 1)
     assert comparing.crossing(steady, losses([20.0] * 10), "usd") is None
+
+
+def test_repeated_steps_count_with_the_later_losses() -> None:
+    """A job starts again after step 24, a further job goes on from step 20: both curves equal the undisturbed curve."""
+    draw = random.Random(3)
+    loss = {step: 3 * 0.97**step + draw.gauss(0, 0.05) for step in range(1, 101)}
+    jobs = []
+    for again in (1, 20, 25):
+        steps = [*range(1, 25), *range(again, 101)]
+        jobs.append(losses([loss[step] for step in steps]))
+        jobs[-1]["steps"] |= {"step": steps}
+    curves = [[(job["steps"]["step"][i], mean) for i, mean in comparing.smoothed(job)] for job in jobs]
+    assert curves[0] == curves[1] == curves[2]
+    assert [step for step, _ in curves[0]] == list(range(1, 101))
+    assert comparing.crossing(jobs[0], jobs[1], "step") is None
+
+
+def test_crossing_does_not_rank_equal_losses() -> None:
+    """Losses that become equal up to rounding, after a higher loss, are no crossing."""
+    one = losses([3.0, 2.0, 1.0, 0.5, 0.5])
+    assert comparing.crossing(one, losses([2.0, 2.0, 1.0, 0.5, 0.50001]), "step") is None
+    assert comparing.crossing(losses([2.0, 2.5, 1.0, 0.5, 0.50001]), one, "step") is None
+
+
+def test_compare_names_the_smoothed_loss(pair: Registry, cli: Any) -> None:
+    """The rows of the common loss state that the loss is a mean, unlike the lowest loss of a single step."""
+    found = {line.split("  ")[0] for line in cli("compare", "one", "two", "--loss", "1").stdout.splitlines()}
+    assert {"step at smoothed loss 1", "lowest loss"} <= found
+
+
+def test_compare_of_a_task_and_a_script_leaves_out_defaults(home: Path, make_job: Callable[..., Job], cli: Any) -> None:
+    """Only the keys of the trainer that the task's config sets are listed, since a script uses none of them."""
+    for name, kind in (("task", {"task": "t.py", "training": {"precision": "bf16"}}), ("script", {"script": "t.py"})):
+        config = JobConfig.model_validate({"name": name, "backend": "local", **kind}).model_dump(mode="json")
+        Registry().add(name, lambda *_: make_job(name, config=config), exclusive=True, key=None)  # noqa: B023
+    found = cli("compare", "task", "script", "--json").json["config"]
+    assert {key for key in found if key.startswith(("training", "checkpoint"))} == {"training.precision"}
 
 
 def test_compare_prints_results_and_differences(pair: Registry, cli: Any) -> None:
