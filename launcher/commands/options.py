@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -192,6 +193,11 @@ class Overrides:
         listed = _known(config.backends_asked(self.file, self.settings))
         is_all = self.backend == ALL or (self.backend == CHEAPEST and len(listed) == 1)
         return config.backends_configured(self.file, self.settings) if is_all else listed
+
+    def words(self, backend: str) -> str:
+        """Return the options of a command for the same job on the backend, quoted for a shell."""
+        file = [] if str(self.file) == DEFAULT_FILE else ["-f", str(self.file)]
+        return shlex.join([*file, "--backend", backend, *(word for each in self.settings for word in ("--set", each))])
 
     def placing(self) -> AbstractContextManager[None]:
         """Add the place in the file to the errors of the block."""

@@ -68,7 +68,7 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
         print_lines(
             [*compare.lines(found, columns), *wrapped([*compare.unlike(found), *compare.refused(found)], columns)]
         )
-        say(_below(first, found))
+        say(_below(first, found, overrides))
     is_planned = bool(_capable(found)) or all(offer.prepared for offer in found)
     return 0 if is_planned else ConfigError.exit_code
 
@@ -82,18 +82,18 @@ def _require_known(found: list[BackendOffer]) -> None:
         raise ConfigError([Fault(message, key="resources.accelerators", hint="`cloudtrain prices` lists machines")])
 
 
-def _below(first: BackendOffer | None, found: list[BackendOffer]) -> str:
+def _below(first: BackendOffer | None, found: list[BackendOffer], overrides: Overrides) -> str:
     """Return the line below the table: how to choose a backend, or the reason that no choice is possible."""
     if len(found) == 1 and found[0].prepared:
         return f"only `{found[0].backend}` is configured: add another backend's block to compare"
     if first is not None:
-        return f"cheapest by the hour, of the known prices: cloudtrain submit --backend {first.backend}"
+        return f"cheapest by the hour, of the known prices: cloudtrain submit {overrides.words(first.backend)}"
     if names := _capable(found):
-        setting = f"set {names[0]}.price_per_hour, or choose by `cloudtrain submit --backend {names[0]}`"
+        setting = f"set {names[0]}.price_per_hour, or choose by `cloudtrain submit {overrides.words(names[0])}`"
         return f"no price is known of {', '.join(names)}: {setting}"
     lacking = [offer.prepared.config.resources.accelerators for offer in found if offer.prepared]
     wanted = f" with `accelerators: {lacking[0]}`" if lacking else ""
-    return f"no backend can be planned{wanted}: `cloudtrain plan --backend NAME` shows all problems"
+    return f"no backend can be planned{wanted}: `cloudtrain plan {overrides.words('NAME')}` shows all problems"
 
 
 def _capable(found: list[BackendOffer]) -> list[str]:

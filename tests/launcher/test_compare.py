@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,26 @@ def test_fault_of_the_file_is_refused_for_all_backends(asked: Callable[..., Over
     with pytest.raises(ConfigError, match="unknown key `role_arn`") as caught:
         offers(asked(text=TEXT.replace("region: us-east-1, role: ", "role_arn: ")))
     assert caught.value.faults[0].place is not None
+
+
+def test_command_of_the_cheapest_backend_repeats_the_options(cli: Any, asked: Callable[..., Overrides]) -> None:
+    """The suggested submit sends the compared job: the same file, keys, machines and budget, quoted for a shell."""
+    file = asked().file.rename(asked().file.with_name("cloud 8.yaml"))
+    given = ("--set", "resources.accelerators=A100:8", "--instances", "3", "--spot", "--budget", "90")
+    done = cli("plan", "-f", "cloud 8.yaml", "--backend", "sagemaker,vertex", *given, cwd=file.parent)
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("cheapest by the hour, of the known prices: cloudtrain submit -f 'cloud 8.yaml' --backend ")
+    words = shlex.split(line.partition("cloudtrain submit ")[2])
+    again = cli("plan", *words, "--json", cwd=file.parent).json
+    told = cli("plan", "-f", "cloud 8.yaml", "--backend", words[3], *given, "--json", cwd=file.parent).json
+    assert again == told
+
+
+def test_table_explains_a_worst_case_of_several_starts(asked: Callable[..., Overrides]) -> None:
+    """Vertex AI may start a job four times, unless a budget disables the restarts."""
+    note = "worst case of vertex: 4 starts by the platform, a budget allows one"
+    assert [line for line in compare.lines(offers(asked())) if "starts by" in line] == [note]
+    assert not any("starts by" in line for line in compare.lines(offers(asked(more=BUDGET))))
 
 
 def test_submit_with_several_backends_requires_a_choice(cli: Any, asked: Callable[..., Overrides]) -> None:
