@@ -152,6 +152,7 @@ def _rehearse(overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: i
         chosen = scale.choose(config, whole.plan, nodes, nproc, scale.gpus_here())
         shown = replace(overrides, settings=(*overrides.settings, *chosen.settings))
         prepared = prepare(shown.load(), overrides.file, own / "bundles", dry=False, shipped=whole.bundle)
+        shipped = proofs.files_of(whole)
         unset = [name for name in config.secrets if name not in os.environ]
         secrets = {name: os.environ[name] for name in config.secrets if name in os.environ}
         verdict = rehearsing.rehearse(prepared, chosen, wish, secrets, say, own)
@@ -161,5 +162,5 @@ def _rehearse(overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: i
     if verdict.is_proven:
         from cloudtrain.launcher.store.database import Database
 
-        proofs.store(Database(folder), whole.bundle.code_sha256, config, verdict.words)
+        proofs.store(Database(folder), whole.bundle.code_sha256, config, verdict.words, shipped)
     return verdict

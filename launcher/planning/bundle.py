@@ -33,7 +33,18 @@ from cloudtrain.launcher.planning import secret_files
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-__all__ = ["GENERATOR", "IGNORE_FILES", "changed", "check", "collect", "is_report", "pack", "size_words", "summary"]
+__all__ = [
+    "GENERATOR",
+    "IGNORE_FILES",
+    "changed",
+    "check",
+    "collect",
+    "digests",
+    "is_report",
+    "pack",
+    "size_words",
+    "summary",
+]
 
 IGNORE_FILES = (".gitignore", ".cloudtrainignore")
 # Never code, often large: left out before any ignore file is read. Names, then endings.
@@ -120,6 +131,18 @@ def changed(bundle: Bundle, folder: Path, exclude: Iterable[str], config_file: P
                 now.add(name)
         found = now
     return sorted(name for name in found if folder / name != own)
+
+
+def digests(folder: Path, exclude: Iterable[str], config_file: Path) -> dict[str, str]:
+    """Return a short hash of each file that a job ships, without the config file and unreadable files."""
+    folder, own, found = folder.resolve(), config_file.parent.resolve() / config_file.name, dict[str, str]()
+    for path in (folder / name for name in collect(folder, exclude)):
+        with contextlib.suppress(OSError):
+            target = os.path.relpath(path.resolve(), path.parent) if path.is_symlink() else None
+            data = path.read_bytes() if target is None else os.fsencode(target)
+            mode = "x" if path.lstat().st_mode & stat.S_IXUSR else ""
+            found[path.relative_to(folder).as_posix()] = hashlib.sha256(data).hexdigest()[:16] + mode
+    return {name: value for name, value in found.items() if folder / name != own}
 
 
 def _is_same(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bool:

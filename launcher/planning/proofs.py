@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.backend_table import BUILT_IN
 from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.planning import bundle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,27 +23,43 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.planning.prepare import Prepared
     from cloudtrain.launcher.store.database import Database
 
-__all__ = ["Proof", "find", "notes", "require", "store"]
+__all__ = ["Proof", "files_of", "find", "notes", "require", "store"]
 
 _APART = {"name", "backend", "code", "resources", "limits", "budget", "project", "notify", "retry", "tags", *BUILT_IN}
 _APART_IN = {"distributed": ("nproc_per_node",), "checkpoint": ("uri", "export")}
 _NAMES_OF = ("inputs", "outputs")  # names only, not addresses
+_NOT_REPEATED = {"name", "resources.spot", "budget.limit"}  # in the suggested command
 DEFAULT_FILE = "cloudtrain.yaml"
 PREEMPT_AT = 3  # in the suggested command: early, so that the proof is quick
+MOST_NAMES = 5  # of changed files in a message
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The time of the proof, the verdict in a sentence, and the hash of each key of the config."""
+    """The time of the proof, the verdict in a sentence, and the hashes of the config's keys and of the code's files.
+
+    A proof of an older version has no hashes of files.
+    """
 
     ended_s: float
     words: str
     settings: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
-def store(database: Database, code_sha256: str, config: JobConfig, words: str) -> None:
+def files_of(prepared: Prepared) -> dict[str, str]:
+    """Return a hash of each file of the code folder, for `store`."""
+    folder = prepared.config_file.parent / prepared.config.code.dir
+    return bundle.digests(folder, prepared.config.code.exclude, prepared.config_file)
+
+
+def store(database: Database, code_sha256: str, config: JobConfig, words: str, files: Mapping[str, str]) -> None:
     """Store the proof for the config's backend; replace an earlier proof of the same code and config."""
-    verdict = {"words": words, "settings": {name: _hash(value) for name, value in _settings(config).items()}}
+    verdict = {
+        "words": words,
+        "settings": {name: _hash(value) for name, value in _settings(config).items()},
+        "files": dict(files),
+    }
     values = (_key(code_sha256, config), time.time(), json.dumps(verdict))
     with database.transaction():
         database.execute("INSERT OR REPLACE INTO rehearsals (key, ended_s, verdict) VALUES (?, ?, ?)", values)
@@ -58,7 +75,7 @@ def require(database: Database, prepared: Prepared) -> None:
     why = _missing(database, prepared)
     if why is None:
         return
-    hint = f"`{_command(prepared)}` proves it here, in seconds and for nothing; --force sends it as it is"
+    hint = f"{_advice(prepared)} proves it here, in seconds and for nothing; --force sends it as it is"
     raise ConfigError([Fault(f"spot machines, and {why}", key="resources.spot", hint=hint)])
 
 
@@ -69,7 +86,7 @@ def notes(prepared: Prepared) -> Iterator[str]:
     database = _there()
     why = _missing(database, prepared)
     if why is not None:
-        yield f"resources.spot: {why}; submit wants `{_command(prepared)}` before, or --force"
+        yield f"resources.spot: {why}; submit wants {_advice(prepared)} before, or --force"
         return
     assert database is not None
     proof = find(database, prepared.bundle.code_sha256, prepared.config)
@@ -102,25 +119,42 @@ def _missing(database: Database | None, prepared: Prepared) -> str | None:
         return None
     older = _newest(database, f"{config.backend}:{_config_hash(config)}:%")
     if older is not None:
-        return f"the code, or cloudtrain's own on the nodes, has changed since its resume was proven ({_day(older)})"
+        return _changed_code(older, prepared)
     older = _newest(database, f"{config.backend}:%:{sha256}")
     if older is not None:
         return f"other settings than today's were proven ({_day(older)}): {_apart(older, config)} has changed since"
     return never
 
 
+def _changed_code(proof: Proof, prepared: Prepared) -> str:
+    """Return the files that have changed since the proof, or that cloudtrain's own have changed."""
+    since, now = f"since its resume was proven ({_day(proof)})", files_of(prepared)
+    if not proof.files:
+        return f"the code, or cloudtrain's own on the nodes, has changed {since}"
+    names = sorted(name for name in {*now, *proof.files} if now.get(name) != proof.files.get(name))
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    if names:
+        return f"the code has changed {since}: {', '.join(names[:MOST_NAMES])}{more}"
+    return f"cloudtrain's own code on the nodes has changed {since}"
+
+
 def _is_spot(prepared: Prepared) -> bool:
     return prepared.config.resources.spot and "resources.spot" in prepared.request.carried
 
 
-def _command(prepared: Prepared) -> str:
-    from shlex import quote
+def _advice(prepared: Prepared) -> str:
+    """Return the command of a rehearsal, with the options given. The user knows when a script saves."""
+    from shlex import join
 
     config, file = prepared.config, str(prepared.config_file)
-    most = config.training.max_steps if config.task is not None else None
-    at = PREEMPT_AT if most is None else max(1, min(PREEMPT_AT, most - 2))
-    named = "" if file == DEFAULT_FILE else f" -f {quote(file)}"
-    return f"cloudtrain rehearse{named} --backend {config.backend} --preempt-at {at}"
+    most = config.training.max_steps
+    early = PREEMPT_AT if most is None else max(1, min(PREEMPT_AT, most - 2))
+    at, more = (str(early), "") if config.task is not None else ("STEP", ", with a step after the script's first save,")
+    named = [] if file == DEFAULT_FILE else ["-f", file]
+    kept = [each for each in prepared.settings if each.partition("=")[0].strip() not in _NOT_REPEATED]
+    given = [word for each in kept for word in ("--set", each)]
+    words = ["cloudtrain", "rehearse", *named, "--backend", config.backend, *given, "--preempt-at", at]
+    return f"`{join(words)}`{more}"
 
 
 def _key(code_sha256: str, config: JobConfig) -> str:
@@ -161,4 +195,6 @@ def _newest(database: Database, pattern: str) -> Proof | None:
     if not rows:
         return None
     verdict = json.loads(rows[0]["verdict"])
-    return Proof(rows[0]["ended_s"], str(verdict.get("words", "")), verdict.get("settings", {}))
+    return Proof(
+        rows[0]["ended_s"], str(verdict.get("words", "")), verdict.get("settings", {}), verdict.get("files", {})
+    )

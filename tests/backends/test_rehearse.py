@@ -149,7 +149,10 @@ def test_spot_is_refused_until_its_resume_is_proven(cli: Any, tmp_path: Path) ->
     refused = cli("submit", "-d", "-y", "--spot", cwd=folder)
     assert refused.code == 3
     assert "no rehearsal has proven that this job resumes" in refused.stderr
-    assert "cloudtrain rehearse --backend sagemaker --preempt-at 3" in refused.stderr
+    assert (
+        "cloudtrain rehearse --backend sagemaker --preempt-at STEP`, with a step after the script's first save"
+        in refused.stderr
+    )
     assert "no rehearsal has proven that this job resumes" in cli("plan", "--spot", cwd=folder).stdout
 
 

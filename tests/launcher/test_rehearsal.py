@@ -6,6 +6,7 @@ import json
 import math
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -440,7 +441,7 @@ def missing(folder: Path, text: str, code: str = "x = 1\n") -> str | None:
         (code_folder / "task.py").write_text(source)
         prepared = prepare(config, code_folder / "cloudtrain.yaml", home / "bundles", dry=True)
         if source == "x = 1\n" and not database.execute("SELECT * FROM rehearsals"):
-            proofs.store(database, prepared.bundle.code_sha256, config, "saved")
+            proofs.store(database, prepared.bundle.code_sha256, config, "saved", proofs.files_of(prepared))
     return proofs._missing(database, prepared)
 
 
@@ -479,8 +480,43 @@ def test_changed_setting_needs_a_new_proof(tmp_path: Path, old: str, new: str, n
 
 
 def test_changed_code_needs_a_new_proof(tmp_path: Path) -> None:
-    """A single changed byte ends the proof."""
-    assert "the code, or cloudtrain's own on the nodes, has changed" in (missing(tmp_path, SPOT, "x = 2\n") or "")
+    """A single changed byte ends the proof, and the message names the file."""
+    said = missing(tmp_path, SPOT, "x = 2\n") or ""
+    assert said.startswith("the code has changed since its resume was proven (")
+    assert said.endswith("): task.py")
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "the code, or cloudtrain's own on the nodes, has changed"),
+        (None, "cloudtrain's own code on the nodes has changed"),
+        ({"other.yaml": "0"}, "other.yaml, task.py"),
+    ],
+)
+def test_message_separates_own_code_from_the_users(tmp_path: Path, files: dict[str, str] | None, said: str) -> None:
+    """The files of the proof decide; a proof of an older version has no files, and removed files count."""
+    for own in (folder := tmp_path / "code", tmp_path / "home"):
+        own.mkdir()
+    (folder / "task.py").write_text("x = 1\n")
+    config = load(folder, SPOT)
+    prepared = prepare(config, folder / "cloudtrain.yaml", tmp_path / "bundles", dry=True)
+    database = Database(tmp_path / "home")
+    proofs.store(database, "0" * 64, config, "saved", proofs.files_of(prepared) if files is None else files)
+    assert said in (proofs._missing(database, prepared) or "")
+
+
+def test_suggested_rehearsal_repeats_the_settings(tmp_path: Path) -> None:
+    """A script chooses its saves, so the step is a placeholder; the request for spot machines is not needed."""
+    (tmp_path / "task.py").write_text("x = 1\n")
+    config = load(tmp_path, SPOT)
+    prepared = prepare(config, tmp_path / "cloud 8.yaml", tmp_path / "bundles", dry=True)
+    prepared = replace(prepared, settings=("resources.spot=true", "env.LEVEL=a b"))
+    told = proofs._advice(prepared)
+    assert told.startswith(
+        f"`cloudtrain rehearse -f '{tmp_path}/cloud 8.yaml' --backend sagemaker --set 'env.LEVEL=a b'"
+    )
+    assert told.endswith(" --preempt-at STEP`, with a step after the script's first save,")
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-0.1", "5"])
