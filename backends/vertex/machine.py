@@ -146,7 +146,7 @@ def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Mac
 def _with(machine_type: str, kind: str, count: int, location: str | None) -> MachineChoice:
     """Return the machine with built-in or attached accelerators; attached ones are part of the label and the price."""
     fixed, key = machine_types.fixed(machine_type), "vertex.machine_type"
-    if fixed == (kind, count):
+    if fixed == (kind, count) or not machine_types.is_known(machine_type):
         return _named(machine_type, key, location)
     if fixed is not None:
         message = f"{machine_type} has {fixed[1]} x {fixed[0]}, not {count} x {kind}"
@@ -213,7 +213,7 @@ def place_of(config: JobConfig, environ: Mapping[str, str] = os.environ) -> Vert
 
 
 def _meant(key: str, value: str, pattern: re.Pattern[str], example: str) -> str:
-    """Return how to fix the value: a zone instead of a region, or a folder after the bucket."""
+    """Return how to fix the value: a zone or a spelling like AWS's as the region, or a folder after the bucket."""
     folder = value.partition("/")[2]
     if key == "staging_bucket" and "://" in value:
         return f"a bucket of Cloud Storage, as in {example}"
@@ -221,6 +221,7 @@ def _meant(key: str, value: str, pattern: re.Pattern[str], example: str) -> str:
         return f"only the bucket; the folder as `prefix: {folder}`"
     plain = value.lower()
     plain = plain[:-2] if re.search(r"\d-[a-z]$", plain) else plain
+    plain = re.sub(r"-(\d+)$", r"\1", plain) if key == "location" else plain
     return f"did you mean `{plain}`?" if plain != value and pattern.fullmatch(plain) else f"as in {example}"
 
 

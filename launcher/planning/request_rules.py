@@ -90,7 +90,8 @@ def unknown_region(key: str, region: str | None, known: Collection[str], as_of: 
     turned = [name for name in sorted(known) if _sorted_letters(name) == letters]
     near = turned or get_close_matches(region, sorted(known), 3, 0.6)
     hint = f"did you mean {' or '.join(f'`{each}`' for each in near)}?" if near else "look for a typing error"
-    message = f"no region `{region}` was known in {as_of}, so the platform may refuse it"
+    when = f"{'on' if '-' in as_of else 'in'} {as_of}"  # a day, or a year
+    message = f"no region `{region}` was known {when}, so the platform may refuse it"
     return Fault(message, key=key, hint=hint, is_warning=True)
 
 

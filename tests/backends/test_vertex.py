@@ -110,6 +110,7 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Render) ->
     [
         (["vertex.project=null"], "vertex.project", "no Google Cloud project"),
         (["vertex.location=us-central1-a"], "vertex.location", "is not a region"),
+        (["vertex.location=us-central-1"], "vertex.location", "did you mean `us-central1`?"),
         (["vertex.staging_bucket=null"], "vertex.staging_bucket", "no bucket"),
         (["vertex.staging_bucket=s3://x"], "vertex.staging_bucket", "is not a bucket name"),
         (["vertex.staging_bucket=Gs://X"], "vertex.staging_bucket", "is not a bucket name"),
@@ -118,6 +119,11 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Render) ->
         (["resources.accelerators=H100:3"], "resources.accelerators", "no machine of Google's"),
         (["resources.accelerators=T4:2", "vertex.machine_type=a2-highgpu-1g"], "vertex.machine_type", "has 1 x"),
         (["resources.accelerators=T4:3", "vertex.machine_type=n1-standard-8"], "vertex.machine_type", "takes"),
+        (
+            ["resources.accelerators=T4:1", "vertex.machine_type=n1-standrd-4"],
+            "vertex.machine_type",
+            "did you mean `n1-standard-4`?",
+        ),
         (
             ["resources.accelerators=null", "resources.instance_type=p4d"],
             "resources.instance_type",

@@ -130,6 +130,9 @@ def test_unknown_region_has_a_warning_with_similar_names() -> None:
         assert (found.key, found.is_warning) == (key, True)
         assert found.message == f"no region `{region}` was known in 2026, so the platform may refuse it"
         assert hint in found.hint
+    daily = unknown_region("sagemaker.region", "x", AWS, "2026-08-21")
+    assert daily is not None
+    assert daily.message == "no region `x` was known on 2026-08-21, so the platform may refuse it"
 
 
 def test_every_region_with_a_price_is_known() -> None:
