@@ -273,15 +273,16 @@ def resume(
 
     Code and config are the submitted ones, but for `overrides`, keywords (`resources={"instances": 4}`) and `budget`
     ("+50USD" or "200USD"); `update_code` packs the code folder again, `update_config` reads the config file. If all
-    checkpoints are damaged, the job trains from step 0 with `start_over`, else UsageError is raised. Raises what
-    `submit` raises.
+    checkpoints are damaged, the job trains from step 0 with `start_over`, else UsageError is raised. A done job goes
+    on only with such a change, for example more steps. Raises what `submit` raises.
     """
     from cloudtrain.launcher.jobs import retry
     from cloudtrain.launcher.jobs import submit as sending
 
     with _opened() as registry:
         found = refresh(registry, registry.find(_id(job)))
-        retry.require_ended(registry, found)
+        is_changed = bool(overrides or keys or update_code or update_config)
+        retry.require_ended(registry, found, is_changed=is_changed)
         if (all_damaged := found.attempt.state.all_damaged) and not start_over:
             raise UsageError(retry.ALL_DAMAGED, hint="add start_over=True")
         settings = [*_settings(keys), *overrides, *([retry.budget_setting(found, budget)] if budget else [])]

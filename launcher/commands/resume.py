@@ -66,7 +66,7 @@ def command(
     from cloudtrain.launcher.jobs.describe import unattended
     from cloudtrain.launcher.jobs.follow import follow, view_of
     from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.jobs.retry import budget_setting, require_ended
+    from cloudtrain.launcher.jobs.retry import budget_setting, has_saved, require_ended
     from cloudtrain.launcher.logs.view import View
     from cloudtrain.launcher.store.registry import Registry
 
@@ -74,9 +74,9 @@ def command(
         require_one_budget(settings)
     registry = Registry()
     found = refresh(registry, registry.find(job))
-    require_ended(registry, found)
+    require_ended(registry, found, is_changed=bool(settings or update_code or update_config))
     typed = [f"resources.instances={instances}"] if instances is not None else []
-    if not found.attempt.state.resumable and not found.attempt.state.all_damaged:
+    if not has_saved(registry, found) and not found.attempt.state.all_damaged:
         say("no checkpoint of this job yet: starting from the beginning")
     typed += [budget_setting(found, budget)] if budget is not None else []
     typed += [price_setting(found.backend, price_micro)] if price_micro is not None else []

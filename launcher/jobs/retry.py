@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.planning.prepare import Prepared
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["ALL_DAMAGED", "budget_setting", "is_due", "prepare_next", "require_ended", "send_if_due"]
+__all__ = ["ALL_DAMAGED", "budget_setting", "has_saved", "is_due", "prepare_next", "require_ended", "send_if_due"]
 
 ALL_DAMAGED = "all checkpoints were damaged at the last start: without an intact one, the job trains from step 0 again"
 OTHERS_S = 10.0  # most delay of a concurrent follower with the same poll interval
@@ -90,16 +90,30 @@ def _old_config(job: Job, config: JobConfig, settings: Sequence[str]) -> list[st
     return [f"warning: {file.name} changed since the submit ({changes}); {use}"] if changes else []
 
 
-def require_ended(registry: Registry, job: Job) -> None:
-    """Raise UsageError if the job runs, is done or was never sent, ConfigError if the job's folder is gone."""
+def require_ended(registry: Registry, job: Job, *, is_changed: bool = False) -> None:
+    """Raise UsageError if the job runs, is done or was never sent, ConfigError if the job's folder is gone.
+
+    A done job that has saved can go on with a changed config or code (`is_changed`).
+    """
     if job.active:
         raise UsageError(f"{job.id} has not ended", hint=f"cloudtrain logs -f {job.id}")
-    if job.attempt.state.state == "succeeded":
-        raise UsageError(f"{job.id} is done", hint="submit a new job, with more steps")
+    if job.attempt.state.state == "succeeded" and not has_saved(registry, job):
+        raise UsageError(f"{job.id} is done, and has no checkpoint", hint="submit a new job, with more steps")
+    if job.attempt.state.state == "succeeded" and not is_changed:
+        hint = "to train further: raise the steps and resume it with --update-config"
+        raise UsageError(f"{job.id} is done", hint=hint)
     if not Path(job.config_file).parent.is_dir():
         raise ConfigError("the job's folder is gone", where=Path(job.config_file).parent, hint="submit it again")
     if registry.never_ran(job):
         raise UsageError(f"{job.id} was never sent", hint="submit it again")
+
+
+def has_saved(registry: Registry, job: Job) -> bool:
+    """Return whether a resume finds a checkpoint or kept files; a done job may have saved in any attempt."""
+    is_done = job.attempt.state.state == "succeeded"
+    return job.attempt.state.resumable or (
+        is_done and any(attempt.progress.get("checkpoint") for attempt in registry.attempts(job))
+    )
 
 
 def budget_setting(job: Job, text: str) -> str:

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cloudtrain.launcher import api
+from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.job import State
+from cloudtrain.launcher.store.registry import Registry
+
 CONFIG = "local: {{python: {python}}}\nargs: {args}\nlimits: {{max_duration: {most}}}\n"
+COUNTS = """\
+import pathlib, sys
+file = pathlib.Path("out/ckpt.json")
+file.parent.mkdir(exist_ok=True)
+begin = int(file.read_text()) if "--resume" in sys.argv else 0
+last = int(sys.argv[sys.argv.index("--steps") + 1])
+print("begin at", begin, flush=True)
+for step in range(begin + 1, last + 1):
+    print(f"step {step}/{last} loss {1 / step:.3f}", flush=True)
+    file.write_text(str(step))
+"""
 
 
 @pytest.fixture
@@ -110,3 +128,47 @@ def test_secret_values_are_not_printed(cli: Any, folder: Path) -> None:
     change(folder, "{lr: 0.1}", "{lr: 0.1, api_key: sesame}")
     shown = cli("resume", "--dry-run", "one").stderr
     assert ("sesame" in shown, "args: --lr 0.1 -> --lr 0.1 --api_key (not shown)" in shown) == (False, True), shown
+
+
+def succeeded(progress: dict[str, Any]) -> None:
+    """Store that the last attempt of `one` has succeeded, with this progress."""
+    with closing(Registry()) as registry:
+        registry.set_state(registry.find("one").attempt, State("succeeded", ended_s=time.time()), progress)
+
+
+@pytest.mark.parametrize("option", ["--update-config", "--update-code", "--set=args={steps: 9}"])
+def test_done_job_trains_further_with_a_change(cli: Any, folder: Path, option: str) -> None:
+    """The checkpoint may be an earlier attempt's; without a change the refusal names the option."""
+    assert cli("submit", "-d", "--name", "one", cwd=folder).code == 0
+    cli("stop", "--now", "-y", "one")
+    succeeded({"step": 5, "checkpoint": "out/ckpt.pt"})
+    for number in (2, 3):
+        refused = cli("resume", "-d", "one")
+        hint = "to train further: raise the steps and resume it with --update-config"
+        assert (refused.code, f"one is done\n  hint: {hint}" in refused.stderr) == (2, True), refused.stderr
+        with pytest.raises(UsageError, match="one is done"):
+            api.resume("one")
+        done = cli("resume", "-d", option, "one")
+        assert (done.code, f"sent: one, attempt {number}" in done.stderr) == (0, True), done.stderr
+        assert "no checkpoint" not in done.stderr
+        cli("stop", "--now", "-y", "one")
+        succeeded({"step": 5})
+
+
+def test_done_job_without_a_checkpoint_is_not_resumed(cli: Any, folder: Path) -> None:
+    """The attempt would start from the beginning, so a new job does the same."""
+    submitted(cli, folder)
+    succeeded({"step": 5})
+    refused = cli("resume", "-d", "--update-config", "one")
+    words = "one is done, and has no checkpoint\n  hint: submit a new job, with more steps"
+    assert (refused.code, words in refused.stderr) == (2, True), refused.stderr
+
+
+@pytest.mark.slow
+def test_done_script_continues_its_steps(cli: Any, project: Callable[..., Path]) -> None:
+    """A script that has kept its files takes them again, and ends at the new number of steps."""
+    folder = project("keep: [out]\nargs: {steps: 2}\nresume_args: {resume: true}\n", text=COUNTS)
+    assert cli("submit", "--name", "one", cwd=folder).code == 0
+    change(folder, "steps: 2", "steps: 4")
+    done = cli("resume", "--update-config", "one")
+    assert (done.code, "begin at 2" in done.stdout, "step 4/4" in done.stdout) == (0, True, True), done.stderr
