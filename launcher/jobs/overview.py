@@ -273,7 +273,8 @@ def _checkpoint(job: Job, money: Forecast, now_s: float) -> list[str]:
             return [f"  checkpoint  saved, step not reported{age}"]
         lost = unkept(progress)
         is_running = state.state == "running" and ("step" in progress or bool(lost))
-        hint = [] if lost else _script_hint(job, "keeps checkpoints: docs/scripts.md, Files: keep")
+        is_known = bool(lost) or job.attempt.plan.keeps
+        hint = [] if is_known else _script_hint(job, "keeps checkpoints: docs/scripts.md, Files: keep")
         return ["  checkpoint  no checkpoint yet", *hint] if is_running else []
     risk = ""
     if isinstance(at, int) and at > step:

@@ -29,7 +29,9 @@ def require_over(jobs: list[Job]) -> None:
     """Raise UsageError for a job that may still run."""
     for job in jobs:
         if job.active:
-            raise UsageError(f"{job.id} may still be running", hint=f"cloudtrain stop {job.id}")
+            is_seen = job.attempt.state.state == "running" and job.attempt.unreachable_since_s is None
+            words = "is running" if is_seen else "may still be running"
+            raise UsageError(f"{job.id} {words}", hint=f"cloudtrain stop {job.id}")
 
 
 def size_of(registry: Registry, job: Job) -> int:

@@ -46,7 +46,8 @@ class StopResult:
         saved = "only files in CLOUDTRAIN_CHECKPOINT_DIR are saved"
         if attempt.plan.keeps:
             saved = "the files of `keep` are saved"
-            saved += "" if attempt.progress.get("checkpoint") else "; none was seen so far"
+            is_first = attempt.number == 1  # a later attempt has the files of the earlier attempts
+            saved += "; none was seen so far" if is_first and not attempt.progress.get("checkpoint") else ""
         lost = unkept(attempt.progress)
         return "after saving" if self.job.saves else f"with SIGTERM ({saved}{'; ' * bool(lost)}{lost})"
 

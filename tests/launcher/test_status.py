@@ -57,10 +57,12 @@ def _clock_stands(monkeypatch: pytest.MonkeyPatch) -> None:
 def screen(make_job: Callable[..., Job]) -> Callable[..., str]:
     """Return a function that returns the screen of a job in the given state, on a terminal of 80x24."""
 
-    def show(state: State, progress: dict[str, Any] | None = None, earlier: int = 0, **config: Any) -> str:
+    def show(
+        state: State, progress: dict[str, Any] | None = None, earlier: int = 0, keeps: bool = False, **config: Any
+    ) -> str:
         job = make_job("digits-x", earlier + 1, config={"task": "task.py", **config})
         attempt = replace(job.attempt, phase="sent", ref={"x": 1}, state=state, progress=progress or {})
-        job = replace(job, attempt=attempt)
+        job = replace(job, attempt=replace(attempt, plan=replace(attempt.plan, keeps=keeps)))
         before = [_preempted(attempt, number) for number in range(1, earlier + 1)]
         lines = as_lines(job, [*before, attempt], (state.error or {}).get("lines") or (), (80, 24))
         assert len(lines) < 24
@@ -124,6 +126,8 @@ def test_status_does_not_invent_unreported_figures(screen: Callable[..., str]) -
     told = screen(State("running", started_s=NOW_S - 200), {"step": 3}, task=None, script="train.py")
     assert "no checkpoint yet\n              (how a script keeps checkpoints: docs/scripts.md, Files: keep)\n" in told
     assert "how a script" not in screen(State("running", started_s=NOW_S - 200))
+    keeps = screen(State("running", started_s=NOW_S - 200), {"step": 3}, keeps=True, task=None, script="train.py")
+    assert ("no checkpoint yet\n" in keeps, "how a script keeps" in keeps) == (True, False)
     assert not any(word in shown for word in ("speed", "loss", "checkpoint  ", "outlook", "%"))
 
 

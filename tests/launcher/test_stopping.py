@@ -14,7 +14,7 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.commands.stop import command
 from cloudtrain.launcher.errors import NoSuchJobError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
-from cloudtrain.launcher.jobs import stopping
+from cloudtrain.launcher.jobs import remove, stopping
 from cloudtrain.launcher.store.registry import Registry
 
 
@@ -54,6 +54,8 @@ def test_stop_of_a_script_promises_no_save(make_job: Callable[..., Job]) -> None
     keeps = replace(made, attempt=replace(made.attempt, plan=replace(script.attempt.plan, keeps=True)))
     words = "stopping j with SIGTERM (the files of `keep` are saved"
     assert stopping.StopResult(keeps, "asked").words == f"{words}; none was seen so far)"
+    again = replace(keeps, attempt=replace(keeps.attempt, number=2))
+    assert stopping.StopResult(again, "asked").words == f"{words})"
     kept = replace(keeps, attempt=replace(keeps.attempt, progress={"checkpoint": "model.pt"}))
     assert stopping.StopResult(kept, "asked").words == f"{words})"
     assert stopping.StopResult(script, "asked", True, True).words == "stopping j at once, without saving"
@@ -159,3 +161,13 @@ def test_stop_of_an_ended_job_prints_a_line(cli: Any, seed: Callable[..., Job]) 
     said = "done ended at 1970-01-01 00:00:02 UTC with state succeeded; there is nothing to stop\n"
     assert (done.code, done.stdout, done.stderr) == (0, "", said)
     assert cli("stop", "done", "--json").json["job"] == "done"
+
+
+def test_removal_of_an_active_job_is_refused_by_its_state(make_job: Callable[..., Job]) -> None:
+    """Only a job that was seen running is called running."""
+    made = make_job("j")
+    runs = replace(made, attempt=replace(made.attempt, state=State("running")))
+    lost = replace(runs, attempt=replace(runs.attempt, unreachable_since_s=1.0))
+    for job, words in ((runs, "j is running"), (lost, "j may still be running"), (made, "j may still be running")):
+        with pytest.raises(UsageError, match=words):
+            remove.require_over([job])
