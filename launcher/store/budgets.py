@@ -148,7 +148,8 @@ def refusal(standing: Standing, amount_micro: int | None) -> Iterator[str]:
                 f" {usd(down(max(0, unspent_micro)))} that is unspent; an overcommitment does not cover a single job"
             )
         return
-    held = f", reserved {usd(up(standing.reserved_micro))} by {_names(standing.held)}" if standing.held else ""
+    holders = [each for each in standing.held if each.amount_micro]
+    held = f", reserved {usd(up(standing.reserved_micro))} by {_names(holders)}" if holders else ""
     when = f" in {standing.month}" if standing.budget.period == "month" else ""
     room = "left" if standing.budget.overcommit_percent == 100 else "may still be promised"
     yield (
@@ -201,9 +202,10 @@ def _hint(standings: Sequence[Standing], amount_micro: int | None) -> str:
     short = [standing for standing in standings if any(refusal(standing, amount_micro))]
     if any(standing.unknown for standing in short):
         return "wait for its end, or stop it: cloudtrain budget show"
-    wait = ", wait for a job's end" if any(standing.held for standing in short) else ""
+    wait = ", wait for a job's end" if any(standing.reserved_micro for standing in short) else ""
     raised = " && ".join(_raising(standing, amount_micro) for standing in short)
-    return f"take a shorter limits.max_duration or fewer instances{wait}, or raise the budget: {raised}"
+    smaller = "take a shorter limits.max_duration, fewer instances or a smaller budget.limit"
+    return f"{smaller}{wait}, or raise the budget: {raised}"
 
 
 def _raising(standing: Standing, amount_micro: int) -> str:

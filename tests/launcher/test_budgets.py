@@ -45,6 +45,16 @@ def test_refusal_names_limit_spent_reserved_left_and_needed() -> None:
     assert caught.value.hint.endswith("or raise the budget: cloudtrain budget set vision 102.30USD")
 
 
+def test_jobs_without_a_cost_hold_no_money() -> None:
+    """A free job is not named as a holder, and its end frees no money; a smaller budget of the job may fit."""
+    budget, free = LedgerBudget("vision", "all", 5 * USD), Held("mine", 1, "vision", 0, 0.0)
+    with pytest.raises(BudgetError, match="spent 0 USD, left 5 USD") as found:
+        require_room([Standing(budget, "2026-11", 0, (free,))], 6 * USD)
+    assert found.value.hint.startswith(
+        "take a shorter limits.max_duration, fewer instances or a smaller budget.limit, or"
+    )
+
+
 def test_hint_raises_each_budget_that_is_short_by_just_enough() -> None:
     """The commands can be pasted: month and overcommitment stay, and with the raised limits the job fits."""
     levels = [
