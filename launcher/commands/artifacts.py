@@ -37,6 +37,8 @@ def command(job: str, output: Path | None, as_json: bool) -> int:
         say(f"{found.id} is still running: what is there may not be whole")
     folder = output or Path(f"{found.id}-output")
     is_new = not folder.exists()
+    if not is_new and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: -o needs a folder")
     files: list[Path] = []
     try:
         files = _fetched(found, folder)

@@ -111,6 +111,7 @@ def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool)
     if not once:
         from cloudtrain.launcher.text.units import format_duration
 
+        watching.chosen(registry, names, time.time())  # an unknown name is an error before any other line
         what = ", ".join(names) or "all jobs"
         say(f"watching {what}, every {format_duration(int(every_s))}; Ctrl-C ends the watch, and no job")
     jobs: list[Job] = []

@@ -195,6 +195,8 @@ def _missing_file_hint(path: Path) -> str:
     names = sorted(file.name for file in folder.glob("*.y*ml")) if folder.is_dir() else []
     if close := get_close_matches(path.name, names, 1):
         return f"did you mean {folder / close[0]}?"
+    if not path.suffix:  # likely a job's name
+        return f"name a config file, not a job: for example {DEFAULT_FILE}"
     return "`cloudtrain init` writes one; `-f FILE` names another"
 
 

@@ -168,7 +168,7 @@ def _apart(one: StartResult, other: StartResult) -> dict[int, float]:
 def _proof(verdict: Verdict, losses: str) -> str:
     took = "" if verdict.left_s is None else f", left in {verdict.left_s:.1f} s of {verdict.grace_s:.0f}"
     if verdict.next_step is not None:
-        return f"interrupted after step {verdict.interrupted_step}{took}, went on to step {verdict.next_step}{losses}"
+        return f"interrupted after step {verdict.interrupted_step}{took}, continued at step {verdict.next_step}{losses}"
     return f"saved at step {verdict.saved_step}{took}, resumed at {verdict.resumed_step}{losses}"
 
 

@@ -98,6 +98,8 @@ def test_every_command_that_reads_a_config_accepts_a_file(cli: Any, line: str) -
     """FILE means the same as -f."""
     done = cli(line, "no.yaml")
     assert (done.code, "no file no.yaml" in done.stderr) == (3, True), done.stderr
+    job = cli(line, "last").stderr
+    assert "no file last\n  hint: name a config file, not a job: for example cloudtrain.yaml" in job
 
 
 @pytest.mark.parametrize("backend", ["azureml", "sagemaker", "vertex", "ssh", "local"])
@@ -134,6 +136,9 @@ def test_artifacts_without_files_leaves_no_folder_and_names_keep_for_a_script(
     ref = {"folder": str(tmp_path / "attempt-1"), "nodes": 1, "checkpoint_dir": str(tmp_path / "checkpoints")}
     registry.mark_sent(job.attempt, ref)
     registry.set_state(job.attempt, State("succeeded", started_s=1.0, ended_s=2.0), {})
+    (tmp_path / "train.py").touch()
+    into_file = cli("artifacts", "one", "-o", "train.py", cwd=tmp_path)
+    assert (into_file.code, "train.py is a file: -o needs a folder" in into_file.stderr) == (2, True), into_file.stderr
     done = cli("artifacts", "one", cwd=tmp_path)
     assert (done.code, "one has no output files\n" in done.stderr) == (0, True), done.stderr
     assert not (tmp_path / "one-output").exists()

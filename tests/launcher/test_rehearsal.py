@@ -208,7 +208,7 @@ def test_nondeterministic_script_is_judged_by_its_steps() -> None:
     verdict = Verdict("local", is_asked_to_prove=True, interrupted_step=2, next_step=3)
     runs = ended({1: 0.5, 2: 0.4}), ended({3: 0.3}), ended({1: 0.51, 2: 0.41, 3: 0.2})
     assert judging.compared(verdict, *runs, 0.0, is_exact=True, is_task=False)
-    assert verdict.headline() == "proven: interrupted after step 2, went on to step 3, by its steps alone"
+    assert verdict.headline() == "proven: interrupted after step 2, continued at step 3, by its steps alone"
     assert "whether the weights and the optimizer's state come back" in verdict.not_checked[0]
 
 

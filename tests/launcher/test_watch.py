@@ -256,6 +256,7 @@ def test_watch_refuses_invalid_arguments(cli: Callable[..., Any], args: list[str
     """The command exits before the first poll."""
     done = cli("watch", *args)
     assert (done.code, words in done.stderr) == (code, True), done.stderr
+    assert "watching" not in done.stderr
     assert "itself failed" not in done.stderr
 
 
