@@ -153,7 +153,7 @@ class StoredConfig:
 
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> StoredConfig:
-        """Return the values; a config of an older version may lack keys."""
+        """Return the values; a config of an older version may lack keys, and a damaged row may hold other types."""
         names = ("budget", "limits", "retry", "distributed", "training", "resources")
         budget, limits, retry, distributed, training, resources = (
             found if isinstance(found := config.get(name), dict) else {} for name in names
@@ -161,10 +161,10 @@ class StoredConfig:
         return cls(
             budget=budget.get("limit"),
             on_limit=budget.get("on_limit"),
-            alert_at=budget.get("alert_at") or (),
+            alert_at=found if isinstance(found := budget.get("alert_at"), list) else (),
             max_duration=limits.get("max_duration"),
             max_wait=limits.get("max_wait"),
-            retry_on=retry.get("on") or (),
+            retry_on=found if isinstance(found := retry.get("on"), list) else (),
             max_attempts=retry.get("max_attempts", 1),
             task=config.get("task"),
             is_script=bool(config.get("script") or config.get("module")),

@@ -69,7 +69,9 @@ class _GoogleJobStore(GcsStore):
         found = error.__cause__
         if not isinstance(found, GoogleError):
             return GoogleError(0, "", f"{self._uri(name)}: {error}")
-        return FileNotFoundError(name) if name and found.status == 404 else found
+        if name and found.status == 404:
+            return FileNotFoundError(name)
+        return GoogleError(found.status, found.code, found.words, found.headers)  # raised anew: no circle of causes
 
 
 class _Session(Service):

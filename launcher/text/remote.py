@@ -18,11 +18,12 @@ _SECRET = re.compile(r"(sig|token|key|assertion|password)=[^&\s'\"]+", re.IGNORE
 def cause(error: BaseException) -> str:
     """Return the root cause of the error on a single line, in plain words for a network error.
 
-    Libraries wrap the error of the socket.
+    Libraries wrap the error of the socket; a store may raise the wrapped error from its wrapper.
     """
-    inner = error
-    while inner.__cause__ or inner.__context__:
-        inner = inner.__cause__ or inner.__context__ or inner
+    chain = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) and inner not in chain:
+        chain.append(inner)
+    inner = chain[-1]
     line = _NUMBER.sub("", one_line(str(inner) or type(inner).__name__))
     return NO_NAME if any(word in line.lower() for word in _NO_NAME) else line
 

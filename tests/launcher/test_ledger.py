@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -275,12 +273,11 @@ def test_reconcile_keeps_the_reservation_of_an_unreachable_job(
 ) -> None:
     """A silent backend gives no information about its job or the job's money."""
 
-    class Away(ModuleType):
+    class Away:
         def state(self, ref: Any) -> State:
             raise UnreachableError("no answer")
 
-    monkeypatch.setitem(backends.BUILT_IN, "local", "away")
-    monkeypatch.setitem(sys.modules, "away", Away("away"))
+    monkeypatch.setattr(backends, "load", lambda name: Away())
     job = submit("one")
     registry.mark_sent(job.attempt, {"x": 1})
     failures = reserve.reconcile(registry)
@@ -312,7 +309,7 @@ def test_slow_poll_returns_the_end_stored_meanwhile(
 ) -> None:
     """The backend reported `running`, and a second process stored the end meanwhile: the end is right."""
 
-    class Slow(ModuleType):
+    class Slow:
         def state(self, ref: Any) -> State:
             return State("running", started_s=1000.0)
 
@@ -323,8 +320,7 @@ def test_slow_poll_returns_the_end_stored_meanwhile(
             registry.set_state(job.attempt, State("failed", "error", started_s=1000.0, ended_s=1060.0), {})
             return backends.LogPage([], {"at": 1})
 
-    monkeypatch.setitem(backends.BUILT_IN, "local", "slow")
-    monkeypatch.setitem(sys.modules, "slow", Slow("slow"))
+    monkeypatch.setattr(backends, "load", lambda name: Slow())
     job = submit("one")
     registry.mark_sent(job.attempt, {"x": 1})
     assert refresh(registry, registry.find("one")).attempt.state.state == "failed"

@@ -33,3 +33,10 @@ def test_missing_network_has_a_plain_message() -> None:
     """The message has no error number; further socket errors keep their message."""
     assert remote.cause(OSError(-2, "Name or service not known")) == remote.NO_NAME
     assert remote.cause(ConnectionRefusedError(111, "Connection refused")) == "Connection refused"
+
+
+def test_cause_of_a_circle_of_errors_is_the_last_new_error() -> None:
+    """A store raises the error that its wrapper contains: the search ends."""
+    inner, outer = OSError("reset"), RuntimeError("lost")
+    inner.__cause__, outer.__cause__ = outer, inner
+    assert remote.cause(outer) == "reset"
