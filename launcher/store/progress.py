@@ -58,7 +58,9 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
                 now.pop("saved_s", None)  # an older checkpoint of unknown age
             if kind == "restart":
                 now.setdefault("resumed_step", step)
-            if step is not None or name != now.get("checkpoint"):  # else the agent reports a save, whose step is known
+            # The agent reports a save whose step the job has reported, or a file that a script overwrites at each save.
+            is_overwritten = kind == "checkpoint" and now.get("checkpoint_step") is None
+            if step is not None or name != now.get("checkpoint") or is_overwritten:
                 now["checkpoint_step"] = step
                 now |= {"saved_after": now.get("step")} if step is None else {}
             now["checkpoint"] = name

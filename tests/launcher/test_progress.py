@@ -66,6 +66,14 @@ def test_progress_has_the_time_of_a_save_without_a_step() -> None:
     assert (found["step"], found["saved_after"]) == (10, 9)
 
 
+def test_progress_has_the_step_before_the_last_save_of_an_overwritten_file() -> None:
+    """A script saves to the same name each time; a restart from the file is no save."""
+    saves = [each for step in (10, 140) for each in (event("step", step=step), event("checkpoint", path="ckpt.pt"))]
+    found = fold({}, [*saves, event("step", step=150)])
+    assert (found["step"], found["saved_after"], found["checkpoint_step"]) == (150, 140, None)
+    assert fold(found, [event("restart", path="/c/ckpt.pt")])["saved_after"] == 140
+
+
 def test_progress_has_the_files_that_nothing_keeps() -> None:
     """The last report counts; a damaged report is left out."""
     found = fold({}, [event("unkept", names=["a.pt"]), event("unkept", names=["a.pt", "runs/"])])
