@@ -17,10 +17,15 @@ _MICRO, _CENT = 1_000_000, 10_000
 
 @dataclass(frozen=True)
 class ResumeAdvice:
-    """The command, valid once the job has ended, and an explanation of the sum."""
+    """The command, valid once the job has ended, and an explanation of the sum.
+
+    `limit_micro` and `limit_s`: the budget that ends the next run, and its time limit; None without a limit.
+    """
 
     command: str
     words: str = ""
+    limit_micro: int | None = None
+    limit_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -60,9 +65,13 @@ def resume_advice(facts: JobFacts) -> ResumeAdvice | None:
     command = f"cloudtrain resume {facts.job}{' --update-code' if is_in_code else ''}"
     extra, needs_s = _extra(facts), cap_s(facts.progress, facts.terms, _until_s(facts))
     command += "" if extra is None else f" --budget +{amount(extra.micro)}"
-    if facts.max_duration_s is not None and needs_s is not None and needs_s > facts.max_duration_s:
-        command += f" --set limits.max_duration={_readable_s(needs_s)}"
-    return ResumeAdvice(command, "" if extra is None else extra.words)
+    limit_micro, limit_s = None if facts.on_limit == "alert" else facts.limit_micro, facts.max_duration_s
+    if limit_micro is not None and extra is not None:
+        limit_micro += extra.micro
+    if limit_s is not None and needs_s is not None and needs_s > limit_s:
+        limit_s = _whole_s(needs_s)
+        command += f" --set limits.max_duration={_readable_s(limit_s)}"
+    return ResumeAdvice(command, "" if extra is None else extra.words, limit_micro, limit_s)
 
 
 def cap_s(progress: StepFacts, terms: PriceTerms, until_s: float | None = None) -> float | None:
@@ -143,10 +152,14 @@ def _extra(facts: JobFacts) -> ExtraBudget | None:
     return more(limit, spent, terms, facts.progress, _until_s(facts), worst)
 
 
-def _readable_s(seconds: float) -> str:
-    """Return a duration rounded up, as a config takes it: whole minutes, from ten hours on whole hours."""
+def _whole_s(seconds: float) -> int:
+    """Return a duration rounded up to whole minutes, from ten hours on to whole hours."""
     size = 3600 if seconds >= 36_000 else 60
-    whole_s = math.ceil(seconds / size) * size
+    return math.ceil(seconds / size) * size
+
+
+def _readable_s(whole_s: int) -> str:
+    """Return the duration as a config takes it."""
     if whole_s % 3600:
         return f"{whole_s // 60}m"
     return f"{whole_s // 3600}h" if whole_s % 86_400 or whole_s < 172_800 else f"{whole_s // 86_400}d"

@@ -52,10 +52,12 @@ def command(jobs: tuple[str, ...], as_json: bool) -> None:
 def show(registry: Registry, job: Job, *, as_json: bool) -> None:
     """Print a screen about the job, or the job's JSON."""
     from cloudtrain.launcher.jobs.describe import as_json as describe
+    from cloudtrain.launcher.jobs.describe import lacking_budgets
     from cloudtrain.launcher.jobs.overview import as_lines, lines_before
 
     attempts = registry.attempts(job)
     if as_json:
         print_json(describe(job, attempts))
     else:
-        print_lines(as_lines(job, attempts, lines_before(registry, job), size()))
+        lacking = lacking_budgets(registry.database, job, attempts)
+        print_lines(as_lines(job, attempts, lines_before(registry, job), size(), lacking))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.entrypoints.format import down, usd
 from cloudtrain.launcher.job import Attempt, Job, exit_code
 from cloudtrain.launcher.jobs import causes
 from cloudtrain.launcher.metering import meter
@@ -18,10 +19,12 @@ from cloudtrain.launcher.text.visible import shown
 
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.notices.resume_cost import ResumeAdvice
+    from cloudtrain.launcher.store.database import Database
 
 __all__ = [
     "as_json",
     "headline",
+    "lacking_budgets",
     "limit_words",
     "next_step",
     "resume_advice_of",
@@ -162,6 +165,37 @@ def resume_advice_of(job: Job, attempts: Sequence[Attempt]) -> ResumeAdvice | No
     from cloudtrain.launcher.money.job_facts import job_facts
 
     return resume_advice(job_facts(job, forecast(job, attempts, time.time())))
+
+
+def lacking_budgets(database: Database, job: Job, attempts: Sequence[Attempt]) -> list[str]:
+    """Return a line for each budget of this installation that would refuse the advised resume, with the command first.
+
+    The worst case of the next run is chosen as a resume chooses it, by the terms of the last plan.
+    """
+    from cloudtrain.launcher.metering import limit
+    from cloudtrain.launcher.metering.spent import spent_at_worst_micro
+    from cloudtrain.launcher.store import budgets, ledger
+
+    plan, resume = job.attempt.plan, None if job.active else resume_advice_of(job, attempts)
+    now_s, longest_s = time.time(), (resume and resume.limit_s) or plan.cap_s
+    if resume is None or not plan.price_micro:
+        return []
+    rate = limit.CostRate(plan.instances, plan.price_micro, plan.uncertainty)
+    terms = limit.Terms(plan.tail_s, 1, plan.unit_s, plan.attempts, plan.minimum_bill_s)
+    amount_micro = limit.worst_case_micro(int(longest_s), rate, terms)
+    if resume.limit_micro is not None:
+        chosen = limit.choose(
+            resume.limit_micro, spent_at_worst_micro(attempts, now_s) or 0, rate, terms, int(longest_s)
+        )
+        if isinstance(chosen, limit.LimitRefusal):
+            return []
+        amount_micro = chosen.worst_case_micro
+    return [
+        f"{standing.budget.title} has {usd(down(max(0, standing.room_micro)))} left: "
+        f"{budgets.raising(standing, amount_micro)} first"
+        for standing in ledger.standings(database, now_s, job.asked.project or budgets.OVERALL)
+        if any(budgets.refusal(standing, amount_micro)) and not standing.unknown
+    ]
 
 
 def unattended(job: Job) -> list[str]:

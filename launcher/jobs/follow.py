@@ -12,6 +12,7 @@ from dataclasses import replace
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.job import Attempt, Job, exit_code
 from cloudtrain.launcher.jobs import retry, watch
+from cloudtrain.launcher.jobs.describe import lacking_budgets
 from cloudtrain.launcher.jobs.overview import as_lines
 from cloudtrain.launcher.jobs.poller import Pacing, Poller, Seen
 from cloudtrain.launcher.jobs.refresh import refresh
@@ -67,7 +68,8 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
         return 130
     finally:
         printer.clear()
-    for line in as_lines(job, registry.attempts(job)):
+    attempts = registry.attempts(job)
+    for line in as_lines(job, attempts, lacking=lacking_budgets(registry.database, job, attempts)):
         say(line)
     notifier.close()
     return exit_code(job.attempt.state)

@@ -59,11 +59,12 @@ def as_lines(
     attempts: Sequence[Attempt],
     before: Sequence[str] = (),
     size: tuple[int | None, int | None] = (None, None),
+    lacking: Sequence[str] = (),
 ) -> list[str]:
     """Return a screen about the job; `attempts` are all attempts of the job.
 
     `before`: the last lines of the failing rank. `size`: columns and rows of the terminal; lines are broken at words,
-    and a long failure is cut to fit.
+    and a long failure is cut to fit. `lacking`: the budgets that would refuse the resume.
     """
     columns, rows = size
     now_s = time.time()
@@ -75,7 +76,11 @@ def as_lines(
         *_checkpoint_lines(job, money, now_s),
     ]
     head += _money_lines(job, attempts, money, now_s)
-    tail = [*_attempt_lines(job, attempts, columns, now_s), *_next_lines(job, attempts)]
+    tail = [
+        *_attempt_lines(job, attempts, columns, now_s),
+        *_next_lines(job, attempts),
+        *(f"{_HANG}{line}" for line in lacking),
+    ]
     found: list[str] = []
     for frames, line_count in _MOST:
         found = wrapped([*head, *_failure_lines(job, before[-line_count:], frames, columns), *tail], columns)

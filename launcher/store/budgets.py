@@ -26,6 +26,7 @@ __all__ = [
     "Standing",
     "by_month",
     "month_of",
+    "raising",
     "refusal",
     "require_room",
 ]
@@ -203,12 +204,12 @@ def _hint(standings: Sequence[Standing], amount_micro: int | None) -> str:
     if any(standing.unknown for standing in short):
         return "wait for its end, or stop it: cloudtrain budget show"
     wait = ", wait for a job's end" if any(standing.reserved_micro for standing in short) else ""
-    raised = " && ".join(_raising(standing, amount_micro) for standing in short)
+    raised = " && ".join(raising(standing, amount_micro) for standing in short)
     smaller = "take a shorter limits.max_duration, fewer instances or a smaller budget.limit"
     return f"{smaller}{wait}, or raise the budget: {raised}"
 
 
-def _raising(standing: Standing, amount_micro: int) -> str:
+def raising(standing: Standing, amount_micro: int) -> str:
     """Return the command that raises the limit by just enough, rounded up to whole cents."""
     percent = standing.budget.overcommit_percent
     unspent_micro = max(amount_micro, -(-(standing.reserved_micro + amount_micro) * 100 // percent))

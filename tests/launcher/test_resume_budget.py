@@ -79,6 +79,24 @@ def test_status_names_a_resume_with_money(cli: Any, ended: str) -> None:
     assert re.search(r"next +cloudtrain resume one --budget \+[0-9.]+USD\n", cli("status", ended).stdout)
 
 
+@pytest.mark.parametrize(("limit", "is_short"), [("52USD", True), ("300USD", False)])
+def test_status_names_a_budget_that_refuses_the_resume(cli: Any, ended: str, limit: str, *, is_short: bool) -> None:
+    """The named command gives the budget enough room for the advised resume, by the same sum as the refusal's."""
+    assert cli("budget", "set", limit, "--month").code == 0
+    shown = cli("status", ended).stdout
+    advised = re.search(r"next +cloudtrain (resume one .*)\n", shown)
+    raised = re.search(
+        r"the overall monthly 52 USD has \S+ USD left: cloudtrain (budget set .* --month) first\n", shown
+    )
+    assert (bool(advised), bool(raised)) == (True, is_short), shown
+    assert advised
+    if raised:
+        refused = cli(*shlex.split(advised[1]), "-d")
+        assert (refused.code, f"raise the budget: cloudtrain {raised[1]}\n" in refused.stderr) == (6, True), refused
+        assert cli(*shlex.split(raised[1])).code == 0
+    assert cli(*shlex.split(advised[1]), "-d").code == 0
+
+
 def test_resume_warns_last_of_code_that_changed_since_the_submit(cli: Any, ended: str) -> None:
     """The attempt runs the submitted code, except with `--update-code`; only changed lines of the plan are printed."""
     registry = Registry()
