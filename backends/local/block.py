@@ -17,6 +17,7 @@ class Local(Section):
     )
     price_per_hour: Money | None = Field(
         None,
-        description="Price of an instance for an hour, in US dollars; without a price no budget applies here.",
+        description="Price of one local instance for an hour, in US dollars; two instances on this machine cost twice. "
+        "Without a price no budget applies here.",
         examples=["0.10 USD"],
     )
