@@ -75,7 +75,8 @@ class AzureMLBackend:
         name = machine.instance_type or str(block.compute)
         if block.price_per_hour is not None:
             source = f"{name}, azureml.price_per_hour{more}"
-            return Capacity(machine.count, block.price_per_hour / 1e6, source, terms, machine=name)
+            usd, doubt = block.price_per_hour / 1e6, unknown_region(config)
+            return Capacity(machine.count, usd, source, terms, machine=name, unknown_region=doubt)
         if machine.hourly_usd is None:
             what = machine.instance_type or f"the machines of {block.compute}"
             where = block.region or "an unknown region (azureml.region)"

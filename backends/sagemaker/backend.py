@@ -62,7 +62,8 @@ class SageMakerBackend:
         warm = f", with {format_duration(warm_s)} kept warm" if warm_s else ""
         spot = ", on demand: spot machines bill fewer seconds" if config.resources.spot else ""
         if own is not None:
-            return Capacity(machine.count, own / 1e6, f"sagemaker.price_per_hour{spot}{warm}", terms, machine=name)
+            source, doubt = f"sagemaker.price_per_hour{spot}{warm}", unknown_region(config)
+            return Capacity(machine.count, own / 1e6, source, terms, machine=name, unknown_region=doubt)
         if machine.hourly_usd is None:
             region = region_of(block_of(config)) or "an unknown region"
             source = catalog.unpriced("sagemaker", name, region)

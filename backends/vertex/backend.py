@@ -72,7 +72,8 @@ class VertexBackend:
         terms = Terms(TAIL_S, unit_s=UNIT_S, starts=1 if is_guarded else STARTS, lead_s=LEAD_S)
         if block.price_per_hour is not None:
             source = f"{choice.label}, vertex.price_per_hour"
-            return Capacity(choice.count, block.price_per_hour / 1e6, source, terms, machine=choice.label)
+            usd, doubt = block.price_per_hour / 1e6, unknown_region(config)
+            return Capacity(choice.count, usd, source, terms, machine=choice.label, unknown_region=doubt)
         offer = prices.hourly(choice.machine, kind)
         if offer.usd is None:
             where = location_of(block) or "an unknown region (vertex.location)"

@@ -130,7 +130,7 @@ class Capacity:
     1 up: the factor by which the cost may exceed the price. `is_own`: a machine of the user, without a bill unless a
     price was set. `machine`: the platform's name of an instance. `is_spot_price`: the price is for spot machines;
     otherwise a spot job counts with the price on demand, an upper bound. `unknown_region`: a warning about the config's
-    region, which explains an unknown price.
+    region, where no price list has a price; explains an unknown price.
     """
 
     gpus: int

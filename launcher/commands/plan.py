@@ -86,11 +86,15 @@ def _below(first: BackendOffer | None, found: list[BackendOffer], overrides: Ove
     """Return the line below the table: how to choose a backend, or the reason that no choice is possible."""
     if len(found) == 1 and found[0].prepared:
         return f"only `{found[0].backend}` is configured: add another backend's block to compare"
-    if first is not None:
+    unknown = [offer.backend for offer in found if offer.unknown_region]
+    if first is not None and not first.unknown_region:
         return f"cheapest by the hour, of the known prices: cloudtrain submit {overrides.words(first.backend)}"
-    if names := _capable(found):
+    names = [name for name in _capable(found) if name not in unknown]
+    if names and first is None:
         setting = f"set {names[0]}.price_per_hour, or choose by `cloudtrain submit {overrides.words(names[0])}`"
         return f"no price is known of {', '.join(names)}: {setting}"
+    if unknown:
+        return f"the region of {', '.join(unknown)} is unknown: correct the region, and plan again"
     lacking = [offer.prepared.config.resources.accelerators for offer in found if offer.prepared]
     wanted = f" with `accelerators: {lacking[0]}`" if lacking else ""
     return f"no backend can be planned{wanted}: `cloudtrain plan {overrides.words('NAME')}` shows all problems"

@@ -47,6 +47,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
 
         if not catalog.rows(job.backend):  # a backend with a table has checked the type
             warnings += filter(None, [catalog.unknown(job.resources.accelerators)])
+    warnings += _unknown_regions(jobs)
     for line in warnings:
         say(f"warning: {line}")
     if as_json:
@@ -63,6 +64,14 @@ def _plan(overrides: Overrides, name: str | None, jobs: list[JobConfig]) -> None
     jobs.append(overrides.load(name))
     with overrides.placing():
         require_a_plan(jobs[-1], overrides.file)
+
+
+def _unknown_regions(jobs: list[JobConfig]) -> list[str]:
+    """Return the warning of each config whose region is unknown."""
+    from cloudtrain.launcher import backend
+    from cloudtrain.launcher.planning.request_rules import notes_of
+
+    return [line for job in jobs for line in notes_of(backend.load(job.backend).capacity(job).unknown_region)]
 
 
 def _as_json(fault: Fault) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from cloudtrain.entrypoints.format import dollars, span, up
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from cloudtrain.launcher.metering.rate import stale
 from cloudtrain.launcher.planning.plan_text import provenance
+from cloudtrain.launcher.planning.request_rules import notes_of
 from cloudtrain.launcher.text.tables import hidden, table, wrapped
 
 if TYPE_CHECKING:
@@ -61,6 +62,11 @@ class BackendOffer:
         count = (self.prepared.config.resources.accelerators or "").rpartition(":")[2]
         asked, has = int(count or 0), self.prepared.plan.gpus_per_instance
         return f"{has} of {asked} GPUs" if has < asked else ""
+
+    @property
+    def unknown_region(self) -> str:
+        """The warning of an unknown region, or ""."""
+        return "".join(notes_of(self.prepared.unknown_region)) if self.prepared else ""
 
     def dump(self) -> dict[str, Any]:
         """Return the offer for JSON."""
@@ -119,6 +125,7 @@ def lines(found: Sequence[BackendOffer], columns: int | None = None) -> list[str
             if each.plan and each.plan.attempts > 1 and each.plan.worst_case_micro
         ),
         *(f"{each.backend}: {each.why}" for each in found if each.error),
+        *(each.unknown_region for each in found if each.unknown_region),
     ]
     return [*shown, *wrapped(notes, columns)]
 
@@ -180,7 +187,9 @@ def _row(offer: BackendOffer) -> tuple[str, ...]:
     lacks = f"has {offer.lacks}: " if offer.lacks else ""
     cap = span(plan.cap_s) + (" (budget)" if plan.cap_reason == "budget" else "")
     if not plan.price_micro or plan.worst_case_micro is None:
-        return offer.backend, plan.machine or "-", what, "-", "-", "-", cap, "-", lacks + plan.price_source
+        # A price does not mend an unknown region.
+        source = plan.price_source.partition(": cloudtrain prices")[0] if offer.unknown_region else plan.price_source
+        return offer.backend, plan.machine or "-", what, "-", "-", "-", cap, "-", lacks + source
     hourly = plan.instances * plan.price_micro / 1e6
     return (
         offer.backend,

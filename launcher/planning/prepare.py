@@ -41,6 +41,7 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     old: tuple[str, ...] = ()  # warnings that the submitted code or config is sent, though the files have changed
     settings: tuple[str, ...] = ()  # `a.b=value` from the command line, of all attempts
+    unknown_region: Fault | None = None  # a warning, also among the notes
     is_repeat: bool = False  # the code and the config of an earlier attempt, except for the budget
 
     def lines(self, before: Job | None = None) -> list[str]:
@@ -71,7 +72,8 @@ def prepare(
     from cloudtrain.launcher.planning import clear_values
 
     backend = backends.load(config.backend)
-    plan = plans.make(config, backend.capacity(config), spent_micro)
+    capacity = backend.capacity(config)
+    plan = plans.make(config, capacity, spent_micro)
     folder = config_file.parent / config.code.dir
     max_bytes = config.code.max_size_mb * bundles.MB
     exclude = config.code.exclude
@@ -84,7 +86,8 @@ def prepare(
     noticed = () if shipped else (*clear_values.notes_of(config, config_file), *notes_of(config, folder))
     old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
     notes = (*request.notes, *_warnings(config, request, plan))
-    prepared = Prepared(config, config_file, backend, plan, bundle, request, notes, (*doubts, *noticed), old)
+    warnings, doubt = (*doubts, *noticed), capacity.unknown_region
+    prepared = Prepared(config, config_file, backend, plan, bundle, request, notes, warnings, old, unknown_region=doubt)
     if dry and shipped is None and config.resources.spot:  # a submit refuses, with the same text
         from cloudtrain.launcher.planning import proofs
 

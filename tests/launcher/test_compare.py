@@ -352,3 +352,45 @@ def test_machine_without_the_accelerators_is_never_the_cheapest(asked: Callable[
     assert first.backend == "vertex"
     assert compare.cheapest([local]) is None
     assert "has 0 of 8 GPUs: " in compare.lines([local])[1]
+
+
+UNKNOWN = {"us-east-1": "us-esat-1", "norwaywest": "eastsu", "us-central1": "us-centarl1"}
+UNPRICED = TEXT.replace(", price_per_hour: 25 USD", "").replace(", price_per_hour: 20 USD", "")
+
+
+def test_unknown_regions_are_below_the_table(cli: Any, asked: Callable[..., Overrides]) -> None:
+    """A backend whose region is unknown gets a warning with similar names, and no advice to submit or set a price."""
+    text = UNPRICED.replace("ssh: {hosts: [a, b]}\n", "")
+    for right, wrong in UNKNOWN.items():
+        text = text.replace(right, wrong)
+    done = cli("plan", "--backend", "all", cwd=asked(text=text).file.parent)
+    shown = " ".join(done.stdout.split())
+    for key, wrong in zip(("sagemaker.region", "azureml.region", "vertex.location"), UNKNOWN.values(), strict=True):
+        assert f"{key}: no region `{wrong}` was known" in shown
+    assert "did you mean `us-east-1` or `us-east-2`?" in shown
+    assert ("price_per_hour" in shown, "submit" in done.stderr) == (False, False)
+    assert done.stderr.startswith("the region of ")
+    assert (done.code, len(done.stderr.splitlines())) == (0, 1)
+
+
+def test_cheapest_backend_with_an_unknown_region_is_not_suggested(cli: Any, asked: Callable[..., Overrides]) -> None:
+    """A price in the config does not mend the region."""
+    folder = asked(text=TEXT.replace("us-central1", "us-centarl1")).file.parent
+    done = cli("plan", "--backend", "all", cwd=folder)
+    last = "the region of vertex is unknown: correct the region, and plan again"
+    assert (done.code, done.stderr.splitlines()) == (0, [last])
+
+
+@pytest.mark.parametrize("more", ["", ", price_per_hour: 25 USD"])
+@pytest.mark.parametrize("backend", ["sagemaker", "all"])
+def test_validate_warns_of_an_unknown_region(
+    cli: Any, asked: Callable[..., Overrides], backend: str, more: str
+) -> None:
+    """The warning is the line of a plan, on stderr and in the JSON; the exit code stays 0."""
+    text = UNPRICED.replace("region: us-east-1", f"region: us-esat-1{more}")
+    folder = asked(text=text).file.parent
+    done = cli("validate", "--backend", backend, cwd=folder)
+    warning = "sagemaker.region: no region `us-esat-1` was known"
+    assert (done.code, f"warning: {warning}" in done.stderr, "did you mean" in done.stderr) == (0, True, True)
+    found = cli("validate", "--json", "--backend", backend, cwd=folder).json["warnings"]
+    assert [line.startswith(warning) for line in found] == [True]
