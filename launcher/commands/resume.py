@@ -39,6 +39,7 @@ __all__ = ["command"]
 )
 @named_job_argument
 @click.option("--instances", type=WholeNumber(min=1), help="Continue with another number of instances.")
+@click.option("--backend", "asked", hidden=True)  # answered, not obeyed: a job stays on its backend
 @set_option
 @click.option("--budget", metavar="[+]USD", help="Raise the job's budget by +50USD, or set it to 200USD.")
 @price_option
@@ -51,6 +52,7 @@ __all__ = ["command"]
 def command(
     job: str,
     instances: int | None,
+    asked: str | None,
     settings: tuple[str, ...],
     budget: str | None,
     price_micro: int | None,
@@ -66,7 +68,7 @@ def command(
     from cloudtrain.launcher.jobs.describe import unattended
     from cloudtrain.launcher.jobs.follow import follow, view_of
     from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.jobs.retry import budget_setting, has_saved, require_ended
+    from cloudtrain.launcher.jobs.retry import budget_setting, has_saved, require_ended, require_own_backend
     from cloudtrain.launcher.logs.view import View
     from cloudtrain.launcher.store.registry import Registry
 
@@ -74,6 +76,7 @@ def command(
         require_one_budget(settings)
     registry = Registry()
     found = refresh(registry, registry.find(job))
+    require_own_backend(found, [*settings, *([f"backend={asked}"] if asked is not None else [])])
     require_ended(registry, found, is_changed=bool(settings or update_code or update_config))
     typed = [f"resources.instances={instances}"] if instances is not None else []
     if not has_saved(registry, found) and not found.attempt.state.all_damaged:

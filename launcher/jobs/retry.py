@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.planning.prepare import Prepared
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["ALL_DAMAGED", "budget_setting", "has_saved", "is_due", "prepare_next", "require_ended", "send_if_due"]
+__all__ = [
+    "ALL_DAMAGED",
+    "budget_setting",
+    "has_saved",
+    "is_due",
+    "prepare_next",
+    "require_ended",
+    "require_own_backend",
+    "send_if_due",
+]
 
 ALL_DAMAGED = "all checkpoints were damaged at the last start: without an intact one, the job trains from step 0 again"
 OTHERS_S = 10.0  # most delay of a concurrent follower with the same poll interval
@@ -38,12 +47,14 @@ def prepare_next(
 
     `update_code` takes the code folder as it is now, `update_config` the config file, under the settings of the submit.
     Notes on an unchanged config are left out: the submit has printed the notes.
-    Raises ConfigError if the code or the config is unusable, BudgetError if the money is used up.
+    Raises ConfigError if the code or the config is unusable, BudgetError if the money is used up, UsageError for a
+    changed backend.
     """
     from cloudtrain.launcher import config as configs
     from cloudtrain.launcher.backend import Bundle
     from cloudtrain.launcher.planning.prepare import prepare
 
+    require_own_backend(job, settings)
     config = _present_config(job, settings) if update_config else configs.stored(job.config, overrides=settings)
     shipped = None if update_code else Bundle.load(job.bundle)
     if shipped is not None and not shipped.path.exists():
@@ -106,6 +117,16 @@ def require_ended(registry: Registry, job: Job, *, is_changed: bool = False) -> 
         raise ConfigError("the job's folder is gone", where=Path(job.config_file).parent, hint="submit it again")
     if registry.never_ran(job):
         raise UsageError(f"{job.id} was never sent", hint="submit it again")
+
+
+def require_own_backend(job: Job, settings: Sequence[str]) -> None:
+    """Raise UsageError for a setting that changes the backend: the job's checkpoints are within reach of its own."""
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        name = value.strip(" '\"[]")
+        if key.strip() == "backend" and name != job.backend:
+            hint = f"submit a new job with --backend {name or 'NAME'}"
+            raise UsageError(f"a job stays on its backend ({job.backend})", hint=hint)
 
 
 def has_saved(registry: Registry, job: Job) -> bool:

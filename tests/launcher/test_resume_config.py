@@ -172,3 +172,17 @@ def test_done_script_continues_its_steps(cli: Any, project: Callable[..., Path])
     change(folder, "steps: 2", "steps: 4")
     done = cli("resume", "--update-config", "one")
     assert (done.code, "begin at 2" in done.stdout, "step 4/4" in done.stdout) == (0, True, True), done.stderr
+
+
+def test_resume_refuses_a_changed_backend(cli: Any, folder: Path) -> None:
+    """The checkpoints do not follow a job to a different backend; the job's own backend can be given again."""
+    submitted(cli, folder)
+    for given in (["--backend", "sagemaker"], ["--set", "backend=sagemaker"]):
+        done = cli("resume", "one", "--dry-run", *given)
+        assert (done.code, done.stdout) == (2, "")
+        assert "a job stays on its backend (local)" in done.stderr
+        assert "submit a new job with --backend sagemaker" in done.stderr
+    for given in (["--backend", "local"], ["--set", "backend=local"]):
+        assert cli("resume", "one", "--dry-run", *given).code == 0
+    with pytest.raises(UsageError, match="stays on its backend"):
+        api.resume("one", backend="vertex")
