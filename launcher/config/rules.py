@@ -99,7 +99,11 @@ def _exclusive(root: YamlNode) -> Iterator[Fault]:
         ("resources", "accelerators", "instance_type", "an instance type says its accelerators already: keep one"),
         *((name, *pair, "keep one of the two") for name in blocks for pair in traits(name).exclusive),
     ):
-        if given(root, section, first) and given(root, section, second):
+        nodes = {name: node for name in (first, second) if (node := given(root, section, name))}
+        if len(nodes) == 2:
+            written = [name for name, node in nodes.items() if not node.place.file.startswith("--set ")]
+            if len(written) == 1:  # the command line has the other
+                hint = f"--set {section}.{written[0]}=null takes the file's away"
             message = f"`{first}` and `{second}` exclude each other"
             yield _between(root, message, hint, (section, second), (section, first))
 

@@ -394,3 +394,12 @@ def test_validate_warns_of_an_unknown_region(
     assert (done.code, f"warning: {warning}" in done.stderr, "did you mean" in done.stderr) == (0, True, True)
     found = cli("validate", "--json", "--backend", backend, cwd=folder).json["warnings"]
     assert [line.startswith(warning) for line in found] == [True]
+
+
+def test_hint_of_two_kinds_of_machines_names_the_setting(cli: Any, asked: Callable[..., Overrides]) -> None:
+    """The file has accelerators and `--set` an instance type: a second `--set` removes the accelerators."""
+    folder = asked().file.parent
+    options = ("--backend", "vertex", "--set", "resources.instance_type=a2-highgpu-8g")
+    done = cli("validate", *options, cwd=folder)
+    assert (done.code, "--set resources.accelerators=null takes the file's away" in done.stderr) == (3, True)
+    assert cli("validate", *options, "--set", "resources.accelerators=null", cwd=folder).code == 0
