@@ -552,6 +552,16 @@ def test_sweep_without_a_container_does_nothing(tmp_path: Path) -> None:
     assert "/gone/docker gives no answer" in (dockerrun.sweep(tmp_path) or "")
 
 
+@pytest.fixture
+def own_umask() -> Iterator[None]:
+    """Restore the umask of this process: `start` tightens the umask, and a later test's hosts would be unreadable."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("own_umask")
 @pytest.mark.slow
 def test_agent_runs_a_job_in_the_container(container: Container, tmp_path: Path) -> None:
     """Ranks, log, secrets and end equal a job without a container; mounted site-packages of the host bring torch."""
