@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "watch.svg"
 CLOUDTRAIN = str(Path(sys.executable).with_name("cloudtrain"))
 COLUMNS, ROWS, STEPS, DRAWN_AT, LIMIT_S = 80, 24, 4000, 2500, 600.0
-# launcher/live/renderer.py writes each row as: move to the row, reset, clear the row, styled text.
+# launcher/live/screen.py writes each row as: move to the row, reset, clear the row, styled text.
 ROW = re.compile(r"\x1b\[(\d+);1H\x1b\[0m\x1b\[K((?:[^\x1b]|\x1b\[[\d;]*m)*)")
 FONT_FACE = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 

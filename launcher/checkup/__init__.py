@@ -1,1 +1,0 @@
-"""The checks of `doctor`: of this installation, and of each backend."""

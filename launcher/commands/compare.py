@@ -46,7 +46,7 @@ def command(
 
     from cloudtrain.launcher.commands.report import seen
     from cloudtrain.launcher.errors import UsageError
-    from cloudtrain.launcher.report import comparing, files
+    from cloudtrain.launcher.report import comparing
     from cloudtrain.launcher.store.registry import Registry
 
     if not 2 <= len(jobs) <= MOST:
@@ -60,14 +60,14 @@ def command(
     now_s = time.time()
     comparison = comparing.compared(registry, found, now_s, loss)
     if output is not None:
-        from cloudtrain.launcher.report.page import comparison_html
+        from cloudtrain.launcher.report import page
 
-        files.require_free(output, force=force)
-        files.write(output, comparison_html(comparison, now_s))
+        page.require_free(output, force=force)
+        page.write(output, page.comparison_html(comparison, now_s))
         if not as_json:
             print_lines([str(output)])
         if opens:
-            files.show(output)
+            page.show(output)
     if as_json:
         print_json(comparing.as_json(comparison))
     elif output is None:

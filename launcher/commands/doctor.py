@@ -19,7 +19,7 @@ from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.text.terminal import print_json, print_text, say
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.checkup.everywhere import Ask
+    from cloudtrain.launcher.checkup.checks import Ask
     from cloudtrain.launcher.config.schema import JobConfig
 
 __all__ = ["command"]
@@ -59,12 +59,12 @@ def command(backend: str | None, named: str | None, file: Path | None, as_json: 
 
 def _groups(backend: str | None, path: Path | None) -> Iterator[tuple[str, list[Check]]]:
     """Yield the checks of this installation, unless a backend is named, then of each backend. Raises ConfigError."""
-    from cloudtrain.launcher.checkup import everywhere, here
+    from cloudtrain.launcher.checkup.checks import answers, of_this_installation
 
     asks = {backend: _of_one(backend, path)} if backend not in (None, ALL) else _of_all(path, backend == ALL)
     if backend in (None, ALL):
-        yield HERE, here.checks()
-    yield from everywhere.answers(asks)
+        yield HERE, of_this_installation()
+    yield from answers(asks)
 
 
 def _of_one(name: str, path: Path | None) -> Ask:

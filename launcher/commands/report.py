@@ -34,7 +34,6 @@ def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bo
     """
     import time
 
-    from cloudtrain.launcher.report import files
     from cloudtrain.launcher.store.registry import Registry
 
     registry = Registry()
@@ -47,16 +46,16 @@ def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bo
         attempts = registry.attempts(found)
         print_json(chart_data(found, attempts, series.read(registry.database, found.id), now_s))
         return
-    from cloudtrain.launcher.report.page import report_html
+    from cloudtrain.launcher.report import page
 
     path = output or Path(f"{found.id}.html")
-    files.require_free(path, force=force)
-    files.write(path, report_html(registry, found, now_s))
+    page.require_free(path, force=force)
+    page.write(path, page.report_html(registry, found, now_s))
     if found.active:
         say(f"{found.id} runs: the report tells how it is now")
     print_lines([str(path)])
     if opens:
-        files.show(path)
+        page.show(path)
 
 
 def seen(registry: Registry, key: str) -> Job:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints.format import down, usd
+from cloudtrain.entrypoints.notices.resume_cost import ResumeAdvice
 from cloudtrain.launcher.job import Attempt, Job, exit_code
 from cloudtrain.launcher.jobs import causes
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.money.forecast import Forecast, forecast, limit_micro
 from cloudtrain.launcher.store import gpu_figures
+from cloudtrain.launcher.store.database import Database
 from cloudtrain.launcher.store.progress import data_share
 from cloudtrain.launcher.store.registry import submitter_lives
 from cloudtrain.launcher.text.money import as_usd
 from cloudtrain.launcher.text.visible import shown
-
-if TYPE_CHECKING:
-    from cloudtrain.entrypoints.notices.resume_cost import ResumeAdvice
-    from cloudtrain.launcher.store.database import Database
 
 __all__ = [
     "as_json",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints.format import amount, counted, dollars, span
 from cloudtrain.entrypoints.notices.message import at_deadline
@@ -26,7 +26,7 @@ from cloudtrain.launcher.money.forecast import Forecast, forecast
 from cloudtrain.launcher.store import gpu_figures, loss_bins
 from cloudtrain.launcher.store.progress import data_share, unkept
 from cloudtrain.launcher.store.progress import shown as progress_words
-from cloudtrain.launcher.store.registry import submitter_lives
+from cloudtrain.launcher.store.registry import Registry, submitter_lives
 from cloudtrain.launcher.text import charts
 from cloudtrain.launcher.text.charts import signs_of
 from cloudtrain.launcher.text.money import clock, of_limit
@@ -35,9 +35,6 @@ from cloudtrain.launcher.text.terminal import when
 from cloudtrain.launcher.text.units import percent, quantity, step_time
 from cloudtrain.launcher.text.units import size as bytes_of
 from cloudtrain.launcher.text.visible import shown
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["as_lines", "limit_times", "lines_before", "metrics", "share_done", "spent", "where"]
 

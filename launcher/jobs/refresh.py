@@ -14,7 +14,7 @@ from cloudtrain.entrypoints import events
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State
-from cloudtrain.launcher.logs.end_of_log import EndDetector
+from cloudtrain.launcher.logs.late_lines import EndDetector
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.store import progress as progresses
 from cloudtrain.launcher.store import sanitize, series

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.errors import ConfigError, UsageError
+from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.store import ledger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["remove", "require_over", "size_of", "unused_bundles"]
 

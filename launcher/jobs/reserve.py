@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints.format import down, up, usd
 from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.job import ACTIVE
+from cloudtrain.launcher.job import ACTIVE, Attempt
 from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.money import shared_ledger_sync
+from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.budgets import MOST_MICRO, OVERALL, Standing
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Attempt
-    from cloudtrain.launcher.plan import Plan
-    from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["adopt", "amount_of", "ledgers_of", "project_of", "reconcile", "reserve", "words"]
 

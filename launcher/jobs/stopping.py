@@ -6,19 +6,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
+from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.jobs.refresh import look_again, refresh
 from cloudtrain.launcher.money import shared_ledger_sync
 from cloudtrain.launcher.store.progress import unkept
-from cloudtrain.launcher.store.registry import submitter_lives
+from cloudtrain.launcher.store.registry import Registry, submitter_lives
 from cloudtrain.launcher.text.money import moment
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["StopResult", "ask", "forget", "where_to_look"]
 

@@ -13,9 +13,8 @@ from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.jobs import stopping
 from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.jobs.poller import Seen
-from cloudtrain.launcher.jobs.watcher import Watcher
-from cloudtrain.launcher.live.curves import curves_of
-from cloudtrain.launcher.live.model import Scene, WatchedJob
+from cloudtrain.launcher.jobs.watch import Watcher
+from cloudtrain.launcher.live.model import Scene, WatchedJob, curves_of
 from cloudtrain.launcher.money.forecast import forecast
 from cloudtrain.launcher.notices import outbox
 from cloudtrain.launcher.store.database import WRITING

@@ -17,8 +17,7 @@ from cloudtrain.launcher.jobs.watch import line as plain_line
 from cloudtrain.launcher.live import jobview, tableview
 from cloudtrain.launcher.live.feed import JobFeed
 from cloudtrain.launcher.live.model import Scene, TailShot
-from cloudtrain.launcher.live.renderer import Renderer
-from cloudtrain.launcher.live.screen import Screen, SignalExit
+from cloudtrain.launcher.live.screen import Renderer, Screen, SignalExit
 from cloudtrain.launcher.live.tail import LogTail
 from cloudtrain.launcher.live.view_state import ViewState, steer
 from cloudtrain.launcher.logs.view import parse_ranks

@@ -1,16 +1,20 @@
-"""The model of the views: an immutable picture of jobs, of a job's curves, and of its log's end."""
+"""The model of the views: an immutable picture of jobs, of a job's curves (`curves_of`), and of its log's end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.money.forecast import Forecast
 from cloudtrain.launcher.notices.outbox import Sent
+from cloudtrain.launcher.store.series import Point, Series
 
-__all__ = ["Curves", "Scene", "TailShot", "Track", "WatchedJob"]
+__all__ = ["Curves", "Scene", "TailShot", "Track", "WatchedJob", "BINS", "curves_of"]
 
 
 @dataclass(frozen=True)
@@ -83,3 +87,101 @@ class TailShot:
     is_read: bool = False
     is_over: bool = False
     is_prefixed: bool = True
+
+
+BINS = 256  # stretches of a track: the columns of the widest sparkline
+_PARTS = (("compute_s", "compute"), ("communication_s", "communication"), ("data_s", "data"), ("checkpoint_s", "save"))
+_NEWEST = 20  # the split is a mean over the newest step events, few of which contain a save
+
+
+def curves_of(series: Series) -> Curves:
+    """Return the curves of the points."""
+    steps, marks = series.steps, series.marks
+    loss = _track("loss", steps, lambda point: point.fields.get("loss"))
+    split, step_s = _split(steps[-_NEWEST:])
+    memory = next((value for point in reversed(steps) if _is_size(value := point.fields.get("memory_bytes"))), None)
+    start = next((point.fields for point in reversed(marks) if point.kind == "start"), {})
+    total = start.get("memory_total_bytes")
+    saved = max((mark for mark in marks if mark.kind == "checkpoint"), key=lambda mark: mark.time_s, default=None)
+    return Curves(
+        loss=loss,
+        rate=_rate(steps),
+        step_s=step_s,
+        split=split,
+        memory_bytes=memory,
+        memory_total_bytes=total if _is_size(total) else None,
+        is_gpu=str(start.get("device", "")).startswith("cuda"),
+        checkpoint=None if saved is None else (saved.step, saved.time_s),
+    )
+
+
+def _rate(steps: Sequence[Point]) -> Track | None:
+    """Return the reported throughput; without a report, steps per second."""
+    for name, label in (("samples_per_s", "samples/s"), ("tokens_per_s", "tokens/s")):
+        track = _track(label, steps, lambda point, name=name: point.fields.get(name))  # type: ignore[misc]
+        if track is not None:
+            return track
+    paces: dict[int, float] = {}
+    for before, after in itertools.pairwise(steps):
+        is_next = before.attempt == after.attempt and before.step is not None and after.step is not None
+        if is_next and after.step > before.step and after.time_s > before.time_s:  # type: ignore[operator]
+            paces[id(after)] = (after.step - before.step) / (after.time_s - before.time_s)  # type: ignore[operator]
+    return _track("steps/s", steps, lambda point: paces.get(id(point)))
+
+
+def _track(name: str, steps: Sequence[Point], value_of: Callable[[Point], Any]) -> Track | None:
+    """Return the values over the steps, or over the events if they have no steps; None without values.
+
+    A step repeated after a resume counts with the value of its last attempt. A point that represents many points has
+    their weight; an outlier kept with weight 0 counts as minimum or maximum, but not in a mean.
+    """
+    pairs = [(point, value) for point in steps if (value := value_of(point)) is not None]
+    if not pairs:
+        return None
+    by_place: dict[int, tuple[float, int]] = {}  # value and weight
+    for place, (point, value) in enumerate(pairs):
+        if isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value):
+            by_place[place if point.step is None else point.step] = float(value), point.weight
+    newest = pairs[-1][1]
+    if not by_place:
+        return Track(name, (), _shown(newest), None, None)
+    values = [value for value, _ in by_place.values()]
+    return Track(name, _binned(by_place), _shown(newest), min(values), max(values))
+
+
+def _binned(by_place: dict[int, tuple[float, int]]) -> tuple[float | None, ...]:
+    """Return the means over equal stretches; a stretch without values repeats the stretch before."""
+    low, high = min(by_place), max(by_place)
+    count = min(BINS, len(by_place))
+    sums, counts = [0.0] * count, [0] * count
+    for place, (value, weight) in by_place.items():
+        here = min(count - 1, (place - low) * count // max(1, high - low))
+        sums[here] += value * weight
+        counts[here] += weight
+    found: list[float | None] = []
+    for total, many in zip(sums, counts, strict=True):
+        found.append(total / many if many else (found[-1] if found else None))
+    return tuple(found)
+
+
+def _split(steps: Sequence[Point]) -> tuple[tuple[tuple[str, float], ...], float | None]:
+    """Return the mean seconds of the reported parts of a step, and their sum (saves included)."""
+    newest = [point.fields for point in steps if point.weight]
+    sums = {
+        label: [float(fields[name]) for fields in newest if isinstance(fields.get(name), float | int)]
+        for name, label in _PARTS
+    }
+    split = tuple((label, sum(values) / len(values)) for label, values in sums.items() if values)
+    whole = sum(seconds for _, seconds in split)
+    if not split or whole <= 0:
+        durations = [float(fields["step_s"]) for fields in newest if isinstance(fields.get("step_s"), float | int)]
+        return (), sum(durations) / len(durations) if durations else None
+    return split, whole
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _shown(value: Any) -> float | str:
+    return float(value) if isinstance(value, float | int) else str(value)

@@ -1,14 +1,16 @@
-"""The terminal during a live view: reads keys without Enter, captures all output, and always restores the terminal.
+"""The terminal during a live view: reads keys without Enter, draws changed rows, captures all output.
 
-Output of this process or its children to standard output or error goes to a scratch file during the view, and can be
-shown as a note without damage to the picture.
+The terminal is always restored. Output of this process or its children to standard output or error goes to a scratch
+file during the view, and can be shown as a note without damage to the picture.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
+import re
 import select
 import signal
 import sys
@@ -16,15 +18,18 @@ import tempfile
 import termios
 import time
 import tty
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any
 
-from cloudtrain.launcher.errors import ConfigError
-from cloudtrain.launcher.live.keys import decode
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.text import Text
 
-__all__ = ["SignalExit", "Screen"]
+from cloudtrain.launcher.errors import ConfigError
+
+__all__ = ["SignalExit", "Screen", "ESCAPE", "decode", "Renderer"]
 
 # The alternate screen, no cursor, no wrapping at the right edge: a row wider than expected stays in its row.
 _ENTER = b"\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[0m\x1b[2J"
@@ -225,3 +230,111 @@ def _scratch() -> int:
 def _unnamed() -> int:
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+ESCAPE = "escape"
+
+# Cursor keys as sent by most terminals, in either mode, and by tmux and the Linux console.
+_SEQUENCES = {
+    b"\x1b[A": "up",
+    b"\x1bOA": "up",
+    b"\x1b[B": "down",
+    b"\x1bOB": "down",
+    b"\x1b[5~": "page up",
+    b"\x1b[6~": "page down",
+    b"\x1b[H": "home",
+    b"\x1bOH": "home",
+    b"\x1b[1~": "home",
+    b"\x1b[7~": "home",
+    b"\x1b[F": "end",
+    b"\x1bOF": "end",
+    b"\x1b[4~": "end",
+    b"\x1b[8~": "end",
+}
+_SINGLE = {b"\r": "enter", b"\n": "enter", b"\x7f": "back", b"\x08": "back", b"\x0c": "redraw"}
+_LONGEST = 32  # longer bytes without an end are not a sequence
+
+
+def decode(data: bytes, *, is_all: bool = False) -> tuple[list[str], bytes]:
+    """Return the keys, and the bytes of an incomplete key; with `is_all` no more bytes come, so Escape is a key.
+
+    A printable key is its own name. Unknown sequences, such as function keys or mouse reports, are skipped completely.
+    """
+    keys: list[str] = []
+    while data:
+        if data[:1] == b"\x1b":
+            length = _length(data)
+            if length is None and not is_all and len(data) < _LONGEST:
+                return keys, data
+            if length is None or length == 1:
+                keys.append(ESCAPE)
+                data = b"" if length is None else data[1:]
+                continue
+            if name := _SEQUENCES.get(data[:length]):
+                keys.append(name)
+            data = data[length:]
+            continue
+        if name := _SINGLE.get(data[:1]):
+            keys.append(name)
+        elif 32 <= data[0] < 127:
+            keys.append(chr(data[0]))
+        data = data[1:]
+    return keys, b""
+
+
+def _length(data: bytes) -> int | None:
+    """Return the length of the first sequence: 1 for an Escape before an Escape; None if incomplete."""
+    if len(data) == 1:
+        return None
+    if data[1:2] == b"O":
+        return 3 if len(data) > 2 else None
+    if data[1:2] != b"[":
+        return 1 if data[1:2] == b"\x1b" else 2  # Alt and a key
+    for place, byte in enumerate(data[2:], 2):
+        if 0x40 <= byte <= 0x7E:
+            return place + 1
+    return None
+
+
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # rows should not contain controls; a missed control is removed here
+
+# Synchronized output: a terminal that supports the codes shows the update at once; older terminals ignore them.
+_TOGETHER, _DONE = "\x1b[?2026h", "\x1b[?2026l"
+
+
+class Renderer:
+    """Stores the rows on the terminal. With NO_COLOR no colour is used; bold stays, since bold is not a colour."""
+
+    def __init__(self, encoding: str, *, is_coloured: bool | None = None) -> None:
+        self._encoding = encoding
+        self._is_coloured = not os.environ.get("NO_COLOR") if is_coloured is None else is_coloured
+        self._console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=80)
+        self._shown: list[Text] = []
+
+    def forget(self) -> None:
+        """Forget the terminal's content: the next picture is drawn completely."""
+        self._shown = []
+
+    def render(self, rows: Sequence[Text]) -> bytes:
+        """Return the bytes to write; empty if no row has changed."""
+        changed: list[str] = []
+        if not self._shown:
+            changed.append("\x1b[0m\x1b[2J")
+        for place, text in enumerate(rows):
+            if place >= len(self._shown) or self._shown[place] != text:
+                changed.append(f"\x1b[{place + 1};1H\x1b[0m\x1b[K{self._ansi(text)}")
+        if len(rows) < len(self._shown):
+            changed.append(f"\x1b[{len(rows) + 1};1H\x1b[0m\x1b[J")
+        self._shown = list(rows)
+        if not changed:
+            return b""
+        return f"{_TOGETHER}{''.join(changed)}{_DONE}".encode(self._encoding, errors="replace")
+
+    def _ansi(self, text: Text) -> str:
+        parts: list[str] = []
+        for segment in text.render(self._console):
+            style, words = segment.style, _CONTROLS.sub("", segment.text)
+            if style is not None and not self._is_coloured:
+                style = style.without_color
+            parts.append(words if style is None else style.render(words, color_system=ColorSystem.STANDARD))
+        return "".join(parts)

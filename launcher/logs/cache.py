@@ -16,15 +16,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.logs import blocks
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.store.database import Database
+from cloudtrain.launcher.store.database import Database
 
 __all__ = [
     "LogCacheWriter",

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job
 from cloudtrain.launcher.logs import cache
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.store.database import Database
-    from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.store.database import Database
+from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["ROOM", "keep", "make_room", "room_bytes"]
 

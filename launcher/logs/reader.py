@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.errors import CloudtrainError, NoSuchJobError, UnreachableError
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import LogLine
-    from cloudtrain.launcher.job import Attempt
-    from cloudtrain.launcher.logs.stream import LogStream
+from cloudtrain.launcher.job import Attempt
+from cloudtrain.launcher.logs.stream import LogStream
 
 __all__ = ["LogNews", "read_on"]
 

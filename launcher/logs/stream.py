@@ -11,7 +11,7 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.backend import LogLine, LogPage, Pace
@@ -19,12 +19,9 @@ from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job
 from cloudtrain.launcher.logs import cache, cache_upkeep
 from cloudtrain.launcher.logs.blocks import DamagedError
-from cloudtrain.launcher.logs.end_of_log import CLEAN_PAGES, EndDetector
-from cloudtrain.launcher.logs.holdback import HoldBack
+from cloudtrain.launcher.logs.late_lines import CLEAN_PAGES, EndDetector, HoldBack
 from cloudtrain.launcher.logs.replay import Replay
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["LogStream"]
 

@@ -23,8 +23,8 @@ from cloudtrain.entrypoints.rank.rehearsal import VARIABLE
 from cloudtrain.launcher.backend_table import DEFAULT, traits
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.rehearsal import judging, sandbox, scale, starts
-from cloudtrain.launcher.rehearsal.lines import Account
 from cloudtrain.launcher.rehearsal.stage import Rehearsal, Rehearsed, Stage, Stored
+from cloudtrain.launcher.rehearsal.starts import Account
 from cloudtrain.launcher.rehearsal.verdict import Verdict
 from cloudtrain.launcher.text.extras import install
 

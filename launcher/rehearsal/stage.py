@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from cloudtrain.entrypoints.contract import JobSpec
-    from cloudtrain.launcher.backend import Bundle, Request
+from cloudtrain.entrypoints.contract import JobSpec
+from cloudtrain.launcher.backend import Bundle, Request
 
 __all__ = ["NodeRun", "Rehearsal", "Rehearsed", "Stage", "Stored"]
 

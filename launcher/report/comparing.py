@@ -8,18 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf, isclose
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints.format import amount, dollars, span
+from cloudtrain.launcher.job import Job
 from cloudtrain.launcher.jobs import shown_config
 from cloudtrain.launcher.jobs.describe import outcome
 from cloudtrain.launcher.report import facts
 from cloudtrain.launcher.report.data import chart_data
 from cloudtrain.launcher.store import series as serieses
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Job
-    from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
 
 __all__ = [
     "Comparison",

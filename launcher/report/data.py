@@ -5,17 +5,15 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.entrypoints.format import span
+from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.jobs.describe import as_json
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.money.forecast import limit_micro
+from cloudtrain.launcher.store.series import Point, Series
 from cloudtrain.launcher.text.money import as_usd
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Attempt, Job
-    from cloudtrain.launcher.store.series import Point, Series
 
 __all__ = ["chart_data", "spend_curve", "spent_at"]
 

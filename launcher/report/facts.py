@@ -6,17 +6,15 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 from cloudtrain.entrypoints.format import dollars, span
+from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.money.forecast import limit_micro
 from cloudtrain.launcher.store import gpu_figures
+from cloudtrain.launcher.store.series import Series
 from cloudtrain.launcher.text.money import moment
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Attempt, Job
-    from cloudtrain.launcher.store.series import Series
 
 __all__ = [
     "Row",

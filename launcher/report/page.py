@@ -1,7 +1,7 @@
 """The report as a single HTML file without external requests: styles, script and data are included.
 
 Text from a job is inserted as text, escaped by the template, or as JSON without any `<`; and the page's own policy
-allows only our scripts, identified by their hashes.
+allows only our scripts, identified by their hashes. The file is written privately, and shown in the browser.
 """
 
 from __future__ import annotations
@@ -10,15 +10,21 @@ import base64
 import functools
 import hashlib
 import json
+import os
+import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.jobs import shown_config
-from cloudtrain.launcher.planning.bundle import GENERATOR
+from cloudtrain.launcher.planning.bundle import GENERATOR, is_report
 from cloudtrain.launcher.report import comparing, facts
 from cloudtrain.launcher.report.data import chart_data
 from cloudtrain.launcher.store import series as serieses
+from cloudtrain.launcher.text.terminal import confirm, is_terminal, say
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -27,7 +33,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.report.comparing import Comparison
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["comparison_html", "rendered", "report_html"]
+__all__ = ["comparison_html", "rendered", "report_html", "require_free", "show", "write"]
 
 _SCRIPTS, _STYLES = ("charts.js", "page.js"), ("charts.css", "report.css")
 
@@ -118,3 +124,50 @@ def _template(name: str) -> Template:
 
 def _source(name: str) -> str:
     return files("cloudtrain.templates").joinpath("report").joinpath(name).read_text(encoding="utf-8")
+
+
+def require_free(path: Path, *, force: bool) -> None:
+    """Ask before replacing a file that is not a report. Raises UsageError if refused or impossible to ask."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", hint=f"name a file: -o {path / 'report.html'}")
+    if not path.exists():
+        return
+    if not path.is_file():  # never replace a pipe or a device; reading from either may never end
+        raise UsageError(f"{path} is not a file", hint="name a file; --json prints what is in it")
+    if force:
+        return
+    try:
+        if is_report(path):
+            return
+    except OSError as error:
+        hint = "name another file: -o"
+        raise UsageError(f"{path} is there and cannot be read: {error.strerror}", hint=hint) from error
+    if not is_terminal():
+        raise UsageError(
+            f"{path} exists and is not a cloudtrain report", hint="name another file with -o, or add --force"
+        )
+    if not confirm(f"{path} is not a cloudtrain report; replace it?", yes=False):
+        raise UsageError(f"{path} was left as it is", hint="name another file: -o")
+
+
+def write(path: Path, text: str) -> None:
+    """Write the file, completely or not at all. Raises UsageError if the file cannot be written."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        hint = "name a file in a folder that is there and can be written to: -o"
+        raise UsageError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
+
+
+def show(path: Path) -> None:
+    """Open the file in the user's browser; without a browser print the address."""
+    import webbrowser
+
+    address = path.absolute().as_uri()
+    has_screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or os.environ.get("BROWSER")
+    if (os.uname().sysname == "Linux" and not has_screen) or not webbrowser.open(address):
+        say(f"there is no browser to open here: {address}")

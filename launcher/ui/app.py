@@ -6,7 +6,7 @@ import json
 import os
 import time
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 from urllib.parse import parse_qs, urlencode
 
 from starlette.applications import Starlette
@@ -16,18 +16,13 @@ from starlette.routing import Route
 
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, NoSuchJobError, UsageError
 from cloudtrain.launcher.logs.view import parse_ranks
+from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.terminal import say
 from cloudtrain.launcher.ui import actions, joblist, jobpage, spendpage
-from cloudtrain.launcher.ui.download import Download
-from cloudtrain.launcher.ui.feeds import LogQuery
+from cloudtrain.launcher.ui.feeds import Download, LogQuery
 from cloudtrain.launcher.ui.guard import CSRF_FIELD, CSRF_HEADER, Guard
+from cloudtrain.launcher.ui.site import Site
 from cloudtrain.launcher.ui.sse import Shown, stream
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.ui.site import Site
 
 __all__ = ["make"]
 

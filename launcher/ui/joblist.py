@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from cloudtrain.launcher.jobs.describe import as_json
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["PAGE", "STATES", "JobListQuery", "Listed", "choices", "listed"]
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.jobs.describe import as_json, limit_words, next_step
 from cloudtrain.launcher.jobs.overview import lines_before
 from cloudtrain.launcher.money import unit_cost
 from cloudtrain.launcher.money.forecast import forecast
+from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui.sse import Shown
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.job import Attempt, Job
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.ui.templates import Pages
+from cloudtrain.launcher.ui.templates import Pages
 
 __all__ = ["curves", "facts", "shown"]
 

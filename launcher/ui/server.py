@@ -1,7 +1,12 @@
-"""The server: on the loopback interface only; prints its address and opens the browser if available."""
+"""The server: on the loopback interface only; prints its address and opens the browser if available.
+
+Every local user can connect. A connection is a stranger's until one of its requests carries the cookie: a time limit
+holds for each request head, and half of the connections are reserved for the holder of the cookie.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import logging
 import os
@@ -11,14 +16,17 @@ import threading
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.datastructures import Headers
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.store.home import home
 from cloudtrain.launcher.text.terminal import print_lines, say
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.ui.site import Site
+from cloudtrain.launcher.ui.app import make
+from cloudtrain.launcher.ui.guard import MOST_HEAD_BYTES, Guard, Keys
+from cloudtrain.launcher.ui.site import Site
 
 __all__ = ["has_desktop", "serve", "tunnel"]
 
@@ -27,13 +35,7 @@ END_S = 1  # for answers in progress when the server ends
 
 
 def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
-    """Serve until Ctrl-C. Raises UsageError if the port is taken, ModuleNotFoundError without the extra."""
-    import uvicorn
-
-    from cloudtrain.launcher.ui.app import make
-    from cloudtrain.launcher.ui.connections import MOST_CONNECTIONS, limited
-    from cloudtrain.launcher.ui.guard import MOST_HEAD_BYTES, Keys
-    from cloudtrain.launcher.ui.site import Site
+    """Serve until Ctrl-C. Raises UsageError if the port is taken."""
 
     class Server(uvicorn.Server):
         """Ends the connections of open pages before waiting for them."""
@@ -50,7 +52,7 @@ def serve(*, port: int, opens: bool, is_read_only: bool) -> None:
     listening = _listening(port)
     place = f"{HOST}:{listening.getsockname()[1]}"
     keys = Keys()
-    site: Site = Site(keys, is_read_only=is_read_only)
+    site = Site(keys, is_read_only=is_read_only)
 
     def used() -> None:
         _forget_page()
@@ -150,3 +152,58 @@ def _open(address: str) -> None:
 
 def _forget_page() -> None:
     _page().unlink(missing_ok=True)
+
+
+HEAD_S = 5.0  # for a complete request head, from the connection or the previous answer
+MOST_CONNECTIONS = 200
+MOST_STRANGERS = 100  # the other half is reserved for the holder of the cookie
+
+
+def limited(guard: Guard) -> type[H11Protocol]:
+    """Return a server's protocol class; a new stranger beyond the limit replaces the oldest stranger."""
+    strangers: dict[H11Protocol, None] = {}  # oldest first
+
+    class Connection(H11Protocol):
+        """A connection with a time limit."""
+
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(strangers) >= MOST_STRANGERS:
+                oldest = next(iter(strangers))
+                del strangers[oldest]
+                oldest.transport.abort()
+            strangers[self] = None
+            self._expect_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            strangers.pop(self, None)
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            before = self.scope
+            super().data_received(data)
+            if self.scope is not before:
+                self._stop_timer()
+                if guard.is_known(Headers(raw=self.headers)):
+                    strangers.pop(self, None)
+
+        def on_response_complete(self) -> None:
+            self._expect_head()
+            super().on_response_complete()
+
+        def _expect_head(self) -> None:
+            self._stop_timer()
+            self._timer = self.loop.call_later(HEAD_S, self._end_if_idle)
+
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+
+        def _end_if_idle(self) -> None:
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.close()
+
+    return Connection

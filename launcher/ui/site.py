@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,14 +15,13 @@ from anyio import CapacityLimiter, to_thread
 
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.jobs.poller import Seen
-from cloudtrain.launcher.jobs.watcher import Watcher
+from cloudtrain.launcher.jobs.watch import Watcher
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui.feeds import Feeds, LogFeed
 from cloudtrain.launcher.ui.guard import Keys
-from cloudtrain.launcher.ui.pool import Pool
 from cloudtrain.launcher.ui.templates import Pages, assets
 
-__all__ = ["Site"]
+__all__ = ["Site", "Pool"]
 
 T = TypeVar("T")
 EVERY_S = 0.25
@@ -137,3 +137,40 @@ class Site:
                     self.changes += 1
                     self.feeds.attempts_changed()
                     self._wake()
+
+
+KEPT = 4  # more are opened on demand and closed after use
+
+
+class Pool:
+    """Registries of an installation; `close` closes the unused registries."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._free: list[Registry] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    @contextmanager
+    def one(self) -> Iterator[Registry]:
+        """Lend a registry for exclusive use. Raises ConfigError if the registry cannot be opened."""
+        with self._lock:
+            registry = self._free.pop() if self._free else None
+        registry = registry or Registry(self._folder)
+        try:
+            yield registry
+        finally:
+            with self._lock:
+                is_kept = not self._is_closed and len(self._free) < KEPT
+                if is_kept:
+                    self._free.append(registry)
+            if not is_kept:
+                registry.close()
+
+    def close(self) -> None:
+        """Close free registries; a registry in use is closed on return."""
+        with self._lock:
+            self._is_closed = True
+            free, self._free = self._free, []
+        for registry in free:
+            registry.close()

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.launcher.money import period
+from cloudtrain.launcher.money.period import Spent
 from cloudtrain.launcher.store import ledger
-from cloudtrain.launcher.store.budgets import OVERALL, month_of
+from cloudtrain.launcher.store.budgets import OVERALL, Standing, month_of
+from cloudtrain.launcher.store.database import Database
 from cloudtrain.launcher.text.money import as_usd
-
-if TYPE_CHECKING:
-    from cloudtrain.launcher.money.period import Spent
-    from cloudtrain.launcher.store.budgets import Standing
-    from cloudtrain.launcher.store.database import Database
 
 __all__ = ["spend"]
 

@@ -10,18 +10,15 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from cloudtrain.launcher.errors import CloudtrainError
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.ui.feeds import LogFeed, LogQuery
-    from cloudtrain.launcher.ui.site import Site
+from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.ui.feeds import LogFeed, LogQuery
+from cloudtrain.launcher.ui.site import Site
 
 __all__ = ["Shown", "stream"]
 

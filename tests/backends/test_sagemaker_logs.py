@@ -91,7 +91,7 @@ def test_line_has_its_rank_its_node_and_its_time(reader: Any, aws: Aws) -> None:
 
 
 def test_hosts_are_merged_by_time_and_the_newest_line_comes_at_once(reader: Any, aws: Aws) -> None:
-    """The page does not wait for lines that AWS may ingest later: the launcher waits (logs/holdback.py)."""
+    """The page does not wait for lines that AWS may ingest later: the launcher waits (logs/late_lines.py)."""
     tail = reader(2)
     write(aws, 1, ["b"], at_s=tail.now_s - 0.5)
     write(aws, 2, ["a"], at_s=tail.now_s - 1.0)

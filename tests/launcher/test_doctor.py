@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher.backend import Check
-from cloudtrain.launcher.checkup import everywhere, here
+from cloudtrain.launcher.checkup import checks
 from cloudtrain.launcher.errors import CredentialError
 from cloudtrain.launcher.job import Job, State
 
@@ -132,7 +132,7 @@ def test_slow_backend_delays_no_backend() -> None:
         never.wait(60)
         return []
 
-    found = dict(everywhere.answers({"slow": stuck, "a": together("a"), "b": together("b")}, limit_s=1.0))
+    found = dict(checks.answers({"slow": stuck, "a": together("a"), "b": together("b")}, limit_s=1.0))
     never.set()
     assert [(name, checks[0].name, checks[0].verdict) for name, checks in found.items()] == [
         ("slow", "answer", "fail"),
@@ -150,7 +150,7 @@ def test_backend_that_raises_is_a_failed_check() -> None:
     def broken() -> list[Check]:
         raise KeyError("x")
 
-    found = dict(everywhere.answers({"a": refused, "b": broken, "c": lambda: [Check("c", "ok", "")]}))
+    found = dict(checks.answers({"a": refused, "b": broken, "c": lambda: [Check("c", "ok", "")]}))
     assert [(found[name][0].verdict, found[name][0].cure[:9]) for name in "abc"] == [
         ("fail", "log in"),
         ("fail", "report it"),
@@ -161,7 +161,7 @@ def test_backend_that_raises_is_a_failed_check() -> None:
 def test_registry_check_counts_the_jobs(seed: Callable[..., Job]) -> None:
     """The finding has the number of jobs."""
     seed("a", State("succeeded"))
-    check = named(here.checks(), "registry")
+    check = named(checks.of_this_installation(), "registry")
     assert (check.verdict, check.found.split(",")[0]) == ("ok", "1 job")
 
 
@@ -181,7 +181,7 @@ def test_damaged_or_locked_registry_fails(seed: Callable[..., Job], home: Path, 
         holder = sqlite3.connect(path, isolation_level=None)
         holder.execute("PRAGMA locking_mode = EXCLUSIVE")
         holder.execute("BEGIN EXCLUSIVE")
-    check = named(here.checks(), "registry")
+    check = named(checks.of_this_installation(), "registry")
     if holder is not None:
         holder.close()
     assert (check.verdict, str(path) in check.cure) == ("fail", True), check
@@ -191,15 +191,15 @@ def test_home_folder_that_cannot_be_created_fails(tmp_path: Path, monkeypatch: p
     """The folder's path would lie inside a file."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(tmp_path / "file" / "home"))
-    check = named(here.checks(), "home")
+    check = named(checks.of_this_installation(), "home")
     assert (check.verdict, "CLOUDTRAIN_HOME" in check.cure) == ("fail", True)
 
 
 def test_missing_tools_are_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Path) -> None:
     """Not every job needs `git` or `ssh`."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    checks = here.checks()
-    assert [named(checks, name).verdict for name in ("git", "ssh")] == ["warn", "warn"]
+    found = checks.of_this_installation()
+    assert [named(found, name).verdict for name in ("git", "ssh")] == ["warn", "warn"]
 
 
 def test_installed_completion_is_detected(cli: Any, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from rich.cells import cell_len
 
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.jobs.poller import Pacing
-from cloudtrain.launcher.live.curves import BINS, curves_of
-from cloudtrain.launcher.live.keys import decode
+from cloudtrain.launcher.live.model import BINS, curves_of
+from cloudtrain.launcher.live.screen import decode
 from cloudtrain.launcher.live.view_state import Action, ViewState, steer
 from cloudtrain.launcher.store.series import Point, Series
 from cloudtrain.launcher.text.charts import ASCII, UNICODE, bar, chart, signs_of, stacked

@@ -15,9 +15,8 @@ from rich.text import Text
 from cloudtrain.launcher.backend import LogLine
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.live import jobview, main_loop, tableview
-from cloudtrain.launcher.live.curves import curves_of
-from cloudtrain.launcher.live.model import Curves, Scene, TailShot, WatchedJob
-from cloudtrain.launcher.live.renderer import Renderer
+from cloudtrain.launcher.live.model import Curves, Scene, TailShot, WatchedJob, curves_of
+from cloudtrain.launcher.live.screen import Renderer
 from cloudtrain.launcher.live.view_state import ViewState, steer
 from cloudtrain.launcher.money.forecast import forecast
 from cloudtrain.launcher.notices.outbox import Sent

@@ -15,7 +15,7 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CredentialError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import follow
-from cloudtrain.launcher.jobs.lanes import Lanes
+from cloudtrain.launcher.jobs.poller import Lanes
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.terminal import reporting, say
 

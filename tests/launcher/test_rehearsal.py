@@ -20,7 +20,7 @@ from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.plan import Batch, Plan
 from cloudtrain.launcher.planning import proofs
 from cloudtrain.launcher.planning.prepare import prepare
-from cloudtrain.launcher.rehearsal import judging, lines, rehearsing, sandbox, scale, starts
+from cloudtrain.launcher.rehearsal import judging, rehearsing, sandbox, scale, starts
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal
 from cloudtrain.launcher.rehearsal.verdict import Verdict
 from cloudtrain.launcher.store.database import Database
@@ -150,7 +150,7 @@ def test_cpu_job_gets_no_gpu(tmp_path: Path) -> None:
 
 def test_save_without_a_step_does_not_settle_a_rehearsal(tmp_path: Path) -> None:
     """The agent may have reported a script's save from before the step of the interruption."""
-    found = lines.Account((tmp_path,), _reported_s=math.inf)  # a step was reported just now
+    found = starts.Account((tmp_path,), _reported_s=math.inf)  # a step was reported just now
     found.events.append({"e": "checkpoint", "path": "out/ckpt.pt"})
     assert not found.is_settled()
     found.events.append({"e": "checkpoint", "path": "step-4", "step": 4})
@@ -162,7 +162,7 @@ def test_account_reads_complete_lines(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.mkdir()
     (log / "rank-1.log").touch()
-    found = lines.Account((tmp_path,))
+    found = starts.Account((tmp_path,))
     text = (
         'step 1  ::ct {"e":"step","step":1,"loss":0.5}\nhello ::ct {"e"\nx  ::ct {"e":"step","step":2,"loss":NaN}\nste'
     )
@@ -177,7 +177,7 @@ def test_account_reads_complete_lines(tmp_path: Path) -> None:
 
 def ended(steps: dict[int, float | None], **more: Any) -> starts.StartResult:
     """Return the result of a start that reported the steps."""
-    found = starts.StartResult(lines.Account(()), **more)
+    found = starts.StartResult(starts.Account(()), **more)
     found.account.steps = steps
     return found
 
@@ -341,7 +341,7 @@ def test_slow_script_is_waited_for() -> None:
     """A given step implies that the script reports steps; without a step, a silent script only has to run."""
     said: list[str] = []
     work: Any = SimpleNamespace(is_task=False, wish=rehearsing.RehearsalOptions(preempt_at=3), say=said.append)
-    silent, until = lines.Account(()), rehearsing._until(work, 3, None)
+    silent, until = starts.Account(()), rehearsing._until(work, 3, None)
     assert not any(until(silent, seconds) for seconds in (1.0, 100.0, 299.0))
     assert len(said) == 1
     work.wish = rehearsing.RehearsalOptions()
@@ -403,7 +403,7 @@ def test_interruption_waits_for_the_last_rank(tmp_path: Path) -> None:
     )
     looks = []
 
-    def until(account: lines.Account, seconds: float) -> bool:
+    def until(account: starts.Account, seconds: float) -> bool:
         looks.append(set(account.ranks))
         return True
 

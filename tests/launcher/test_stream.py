@@ -16,7 +16,7 @@ from cloudtrain.launcher.backend import LogLine, Pace, load
 from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.logs import agent_pages
-from cloudtrain.launcher.logs.holdback import HoldBack
+from cloudtrain.launcher.logs.late_lines import HoldBack
 from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.store.registry import Registry
 
@@ -272,7 +272,7 @@ def test_hold_back_is_bounded(
     monkeypatch: pytest.MonkeyPatch, limit: str, most: int, length: int, count: int, passed: int
 ) -> None:
     """Above the limit the oldest lines pass on; a few long lines count as much as many short lines."""
-    monkeypatch.setattr(f"cloudtrain.launcher.logs.holdback.{limit}", most)
+    monkeypatch.setattr(f"cloudtrain.launcher.logs.late_lines.{limit}", most)
     monkeypatch.setattr("time.time", lambda: 100.0)
     hold_back = HoldBack(60.0)
     lines = [chr(ord("a") + number) * length for number in range(count)]
@@ -285,7 +285,7 @@ def test_hold_back_time_comes_from_the_backend_or_the_user(
 ) -> None:
     """`--hold-back 0` shows a line at once and overrides the backend's time."""
     now_s = 1000.0
-    monkeypatch.setattr("cloudtrain.launcher.logs.holdback.time.time", lambda: now_s)
+    monkeypatch.setattr("cloudtrain.launcher.logs.late_lines.time.time", lambda: now_s)
     monkeypatch.setattr("cloudtrain.launcher.logs.agent_pages.time.time", lambda: now_s)
     monkeypatch.setattr(load("local"), "pace", lambda ref: Pace(hold_back_s=60.0))
     job = seed("going", RUNNING)

@@ -14,11 +14,11 @@ from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CapacityError, CredentialError, UnreachableError, UsageError
 from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry
-from cloudtrain.launcher.jobs.watcher import Watcher
+from cloudtrain.launcher.jobs.watch import Watcher
 from cloudtrain.launcher.logs import reader
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import actions, feeds, joblist, spendpage
-from cloudtrain.launcher.ui.pool import Pool
+from cloudtrain.launcher.ui.site import Pool
 
 RUNS = State("running", started_s=time.time() - 60)
 

@@ -373,7 +373,7 @@ def wait(holds: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:
 
 def test_idle_connections_do_not_block_the_user(tmp_path: Path) -> None:
     """The page answers while 250 foreign connections send no request."""
-    with serving(tmp_path, setup="from cloudtrain.launcher.ui import connections; connections.HEAD_S = 600") as served:
+    with serving(tmp_path, setup="from cloudtrain.launcher.ui import server; server.HEAD_S = 600") as served:
         served.enter()
         idle = [connect(served) for _ in range(250)]
         assert [served.get("/").status for _ in range(5)] == [200] * 5
@@ -383,7 +383,7 @@ def test_idle_connections_do_not_block_the_user(tmp_path: Path) -> None:
 
 def test_request_head_has_a_time_limit(tmp_path: Path) -> None:
     """A connection ends if its head is unfinished after the limit, also after an answer, and with more bytes."""
-    with serving(tmp_path, setup="from cloudtrain.launcher.ui import connections; connections.HEAD_S = 0.3") as served:
+    with serving(tmp_path, setup="from cloudtrain.launcher.ui import server; server.HEAD_S = 0.3") as served:
         served.enter()
         whole = f"GET / HTTP/1.1\r\nhost: 127.0.0.1:{served.port}\r\n\r\n"
         for text in ("", "GET / HTTP/1.1\r\nhost:", whole, whole + "GET /"):

@@ -27,7 +27,7 @@ from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import retry, watch_service
 from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.jobs.poller import Seen
-from cloudtrain.launcher.jobs.watcher import LogKeeper
+from cloudtrain.launcher.jobs.watch import LogKeeper
 from cloudtrain.launcher.logs import cache
 from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.store.registry import Registry

@@ -1,33 +1,37 @@
-"""The checks of this installation for `doctor`: versions, the home folder, the registry, tools, clock, completion."""
+"""The checks of `doctor`: of this installation, and of several backends at once."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher.backend import BUILT_IN, Check
 from cloudtrain.launcher.backend_table import traits
-from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 from cloudtrain.launcher.store.home import where
 
-__all__ = ["checks"]
+__all__ = ["LIMIT_S", "Ask", "answers", "of_this_installation"]
 
 FREE_GB, LEAST_FREE_GB = 5.0, 0.1  # warn: checkpoints may not fit; fail: no file fits
 READ_WHOLE_BYTES = 64_000_000  # a registry up to this size is checked whole, in half a second
 TOOL_LIMIT_S = 5.0
 
 
-def checks() -> list[Check]:
-    """Return the checks. The checks change no file and use no network."""
+def of_this_installation() -> list[Check]:
+    """Return the checks of versions, the home folder, tools, clock and completion; no file changes, no network."""
     return [
         Check("cloudtrain", "ok", f"{version('cloudtrain')}, no telemetry"),
         Check("python", "ok", f"{platform.python_version()}, {sys.executable}"),
@@ -132,3 +136,40 @@ def _completion() -> Check:
     if installed_at(shell).exists() or any("cloudtrain completion" in text for text in texts):
         return Check("completion", "ok", f"set up for {shell}")
     return Check("completion", "ok", f"not set up for {shell}", f"cloudtrain completion {shell} --install")
+
+
+LIMIT_S = 60.0  # for all checks of a backend; ssh and the clouds' clients give up on a single call earlier
+
+_AGAIN = re.compile(r"^cannot look( at the [\w ]+)?: ")  # the name and verdict of a check already imply these words
+
+Ask = Callable[[], list[Check]]
+
+
+def answers(asks: Mapping[str, Ask], limit_s: float = LIMIT_S) -> Iterator[tuple[str, list[Check]]]:
+    """Yield each backend with its checks, in the given order, as soon as the backend and all earlier backends answered.
+
+    An exception becomes a failed check of the backend. A backend without an answer after `limit_s` seconds in all gets
+    a failed check `answer`; the backend's daemon thread ends with the process.
+    """
+    found: dict[str, list[Check]] = {}
+    threads = {
+        name: threading.Thread(target=_asked, args=(name, ask, found), name=f"doctor-{name}", daemon=True)
+        for name, ask in asks.items()
+    }
+    for thread in threads.values():
+        thread.start()
+    end = time.monotonic() + limit_s
+    for name, thread in threads.items():
+        thread.join(max(0.0, end - time.monotonic()))
+        late = Check("answer", "fail", f"none within {limit_s:.0f} s", "look at the network, then ask again")
+        yield name, found.get(name, [late])
+
+
+def _asked(name: str, ask: Ask, found: dict[str, list[Check]]) -> None:
+    try:
+        found[name] = [replace(check, found=_AGAIN.sub("", check.found)) for check in ask()]
+    except CloudtrainError as error:
+        found[name] = [Check("answer", "fail", error.message, error.hint)]
+    except Exception as error:  # a bug of cloudtrain or a plug-in in a backend must not stop the remaining backends
+        cure = f"report it, with what `cloudtrain doctor {name} --debug` prints"
+        found[name] = [Check("answer", "fail", f"{type(error).__name__}: {error}", cure)]
