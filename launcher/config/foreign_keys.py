@@ -92,34 +92,19 @@ _SAID: tuple[tuple[str, str], ...] = (
         "artifacts output_dir outputs_dir",
         "write `keep: [out/]` for files in the working directory; `outputs` copies CLOUDTRAIN_OUTPUT_DIR elsewhere",
     ),
-    (
-        "batch_size",
-        "write `training.global_batch_size` (all ranks together) or `training.micro_batch_size` (one rank)",
-    ),
+    ("batch_size", "write `training.global_batch_size` (all ranks together) or `training.micro_batch_size` (one rank)"),
     (
         "gradient_accumulation_steps accumulation_steps grad_accum accumulate_grad_batches",
         "it follows from `training.global_batch_size` / (`training.micro_batch_size` x ranks)",
     ),
-    (
-        "fp16",
-        "write `training.precision: fp16`",
-    ),
-    (
-        "bf16",
-        "write `training.precision: bf16`",
-    ),
-    (
-        "num_processes world_size nprocs",
-        "the total follows from `resources.instances` x `distributed.nproc_per_node`",
-    ),
+    ("fp16", "write `training.precision: fp16`"),
+    ("bf16", "write `training.precision: bf16`"),
+    ("num_processes world_size nprocs", "the total follows from `resources.instances` x `distributed.nproc_per_node`"),
     (
         "timeout deadline",
         "write `limits.max_duration` (the job), `limits.max_wait` (machines) or `distributed.timeout_s` (a hung call)",
     ),
-    (
-        "max_price max_hourly_cost price_cap",
-        "the whole job is capped, not the hour: `budget.limit: 150 USD`",
-    ),
+    ("max_price max_hourly_cost price_cap", "the whole job is capped, not the hour: `budget.limit: 150 USD`"),
     (
         "autostop idle_minutes idle_timeout",
         "nothing idles: machines live as long as the job. `limits.max_duration` caps it",
@@ -128,22 +113,10 @@ _SAID: tuple[tuple[str, str], ...] = (
         "cloud provider platform target scheduler_name infra",
         "write `backend: sagemaker` (or local, ssh, azureml, vertex)",
     ),
-    (
-        "region zone location",
-        "it belongs to the backend: `sagemaker.region`, `azureml.region`, `vertex.location`",
-    ),
-    (
-        "cpus memory mem vcpus cpu",
-        "they come with the machine: name a `resources.instance_type`",
-    ),
-    (
-        "fsdp ddp deepspeed fsdp_config distributed_type",
-        "write `training.strategy: fsdp` (or ddp)",
-    ),
-    (
-        "profiles extends defaults include",
-        "one file says it all; `--set key=value` changes a value for one call",
-    ),
+    ("region zone location", "it belongs to the backend: `sagemaker.region`, `azureml.region`, `vertex.location`"),
+    ("cpus memory mem vcpus cpu", "they come with the machine: name a `resources.instance_type`"),
+    ("fsdp ddp deepspeed fsdp_config distributed_type", "write `training.strategy: fsdp` (or ddp)"),
+    ("profiles extends defaults include", "one file says it all; `--set key=value` changes a value for one call"),
 )
 
 

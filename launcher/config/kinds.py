@@ -213,10 +213,7 @@ Percent = Annotated[
 ]
 SizeGb = Annotated[int, Kind("size in GB", units.parse_size_gb, _SIZE)]
 ProcessCount = Annotated[int | Literal["auto"], Kind("whole number or auto", _process_count, _COUNT)]
-Accelerators = Annotated[
-    str,
-    Kind("accelerators", _accelerators, {"type": "string", "pattern": f"^{_ACCELERATORS}$"}),
-]
+Accelerators = Annotated[str, Kind("accelerators", _accelerators, {"type": "string", "pattern": f"^{_ACCELERATORS}$"})]
 RelativePath = Annotated[str, Kind("path", _relative_path, {"type": "string", "minLength": 1})]
 KeptPath = Annotated[str, Kind("path", _kept_path, {"type": "string", "minLength": 1})]
 Pattern = Annotated[str, Kind("regular expression", _pattern, {"type": "string", "format": "regex"})]
@@ -241,14 +238,7 @@ JobName = Annotated[
     ),
 ]
 PROJECT_WANTED = "a project's name: small letters, digits, `-` and `_`, at most 63, a letter or a digit first"
-ProjectName = Annotated[
-    str,
-    _matching(
-        "project's name",
-        PROJECT_WANTED,
-        PROJECT_PATTERN,
-    ),
-]
+ProjectName = Annotated[str, _matching("project's name", PROJECT_WANTED, PROJECT_PATTERN)]
 LedgerUri = Annotated[
     str,
     _matching(
@@ -274,8 +264,7 @@ def _the_one(value: object) -> object:
 
 # `plan` compares several backends, and `submit` chooses from several (config/choices.py); a job has one backend.
 BackendChoice = Annotated[
-    BackendName,
-    Shorthand("list of them", _the_one, {"type": "array", "items": {"type": "string"}, "minItems": 1}),
+    BackendName, Shorthand("list of them", _the_one, {"type": "array", "items": {"type": "string"}, "minItems": 1})
 ]
 EnvName = Annotated[str, _matching("variable's name", "a variable's name: letters, digits and `_`", _WORD)]
 # 128 is the limit of AWS, the largest of the three clouds; the backends check the smaller limits themselves.
@@ -292,9 +281,7 @@ _VARIABLE = r"env:[A-Za-z_][A-Za-z0-9_]*"
 Channel = Annotated[
     str,
     _matching(
-        "address",
-        "`env:NAME` (the address is in that variable) or an http(s) address",
-        rf"{_VARIABLE}|https?://[!-~]+",
+        "address", "`env:NAME` (the address is in that variable) or an http(s) address", rf"{_VARIABLE}|https?://[!-~]+"
     ),
 ]
 AppriseUrl = Annotated[
@@ -314,6 +301,5 @@ MailServer = Annotated[
     ),
 ]
 MailAddress = Annotated[
-    str,
-    _matching("mail address", "a mail address such as team@example.org", r"[^\s@,;<>\"]+@[^\s@,;<>\"]+"),
+    str, _matching("mail address", "a mail address such as team@example.org", r"[^\s@,;<>\"]+@[^\s@,;<>\"]+")
 ]

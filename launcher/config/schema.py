@@ -245,9 +245,7 @@ class Notify(Section):
         examples=["env:SMTP_URL"],
     )
     sender: MailAddress | None = Field(
-        None,
-        description="With `email`: the mail's sender. Default: the server's user.",
-        examples=["train@example.org"],
+        None, description="With `email`: the mail's sender. Default: the server's user.", examples=["train@example.org"]
     )
     on: Many[NotifyEvent] = Field(
         ("succeeded", "failed", "stopped", "budget", "stalled"),

@@ -108,10 +108,7 @@ class Training(Section):
         examples=[10_000_000],
     )
     global_batch_size: int = Field(
-        32,
-        ge=1,
-        description="Samples an optimizer step, over all ranks and accumulation steps.",
-        examples=[256],
+        32, ge=1, description="Samples an optimizer step, over all ranks and accumulation steps.", examples=[256]
     )
     micro_batch_size: int | None = Field(
         None,
@@ -146,10 +143,7 @@ class Training(Section):
     )
     seed: int = Field(0, ge=0, le=2**32 - 1, description="Seed of weights, shuffling and dropout.", examples=[1])
     log_every: int | None = Field(
-        None,
-        ge=1,
-        description="Steps between step events. Default: as many as take about two seconds.",
-        examples=[10],
+        None, ge=1, description="Steps between step events. Default: as many as take about two seconds.", examples=[10]
     )
     eval_every: int | None = Field(
         None, ge=1, description="Steps between evaluations. Default: one, after the last step.", examples=[500]

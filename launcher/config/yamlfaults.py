@@ -19,21 +19,9 @@ _SAID: tuple[tuple[str, str, str], ...] = (
         "a `:` where none can stand",
         "",  # _colon_hint looks at the lines
     ),
-    (
-        "while scanning a quoted scalar",
-        "the quote that opens here is not closed",
-        "close it, or leave both quotes out",
-    ),
-    (
-        "expected ',' or '}'",
-        "the `{` that opens here is not closed, or a comma is missing",
-        "every `{` needs its `}`",
-    ),
-    (
-        "expected ',' or ']'",
-        "the `[` that opens here is not closed, or a comma is missing",
-        "every `[` needs its `]`",
-    ),
+    ("while scanning a quoted scalar", "the quote that opens here is not closed", "close it, or leave both quotes out"),
+    ("expected ',' or '}'", "the `{` that opens here is not closed, or a comma is missing", "every `{` needs its `}`"),
+    ("expected ',' or ']'", "the `[` that opens here is not closed, or a comma is missing", "every `[` needs its `]`"),
     ("expected ':'", "a key without its `:`", "write `key: value`, with a space after the colon"),
     (
         "parsing a block collection",

@@ -104,8 +104,7 @@ class Registry:
             )[0]
             if row["state"] in ACTIVE or row["number"] + 1 != attempt.number:
                 raise UsageError(
-                    f"`{attempt.job_id}` is being resumed already",
-                    hint=f"cloudtrain logs -f {attempt.job_id}",
+                    f"`{attempt.job_id}` is being resumed already", hint=f"cloudtrain logs -f {attempt.job_id}"
                 )
             self.database.execute(
                 "UPDATE jobs SET config = ?, bundle = ? WHERE id = ?",
