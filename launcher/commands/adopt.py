@@ -18,8 +18,6 @@ from cloudtrain.launcher.text.terminal import confirm, print_json, say
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import FoundAttempt
 
-__all__ = ["command"]
-
 
 @click.command("adopt", epilog=examples("cloudtrain adopt", "cloudtrain adopt --backend sagemaker digits-x4k2p"))
 @click.argument("wanted", nargs=-1, metavar="[JOB]...")  # without completion: the registry does not know the names

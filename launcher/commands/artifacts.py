@@ -17,8 +17,6 @@ from cloudtrain.launcher.text.terminal import print_json, print_lines, say
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
 
-__all__ = ["command"]
-
 
 @click.command("artifacts")
 @job_argument

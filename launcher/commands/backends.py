@@ -8,8 +8,6 @@ from cloudtrain.launcher.backend_table import names
 from cloudtrain.launcher.commands.options import json_option
 from cloudtrain.launcher.text.terminal import print_json, print_lines
 
-__all__ = ["command"]
-
 
 @click.command("backends")
 @json_option

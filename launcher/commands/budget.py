@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.store.budgets import LedgerBudget, Period
     from cloudtrain.launcher.store.database import Database
 
-__all__ = ["command"]
-
 _month = click.option("--month", "monthly", is_flag=True, help="For each calendar month (UTC), not for ever.")
 _ledger = click.option(
     "--ledger", metavar="PLACE", help="Share it: s3://, gs://, https:// (Azure) or a shared disk's path."

@@ -14,8 +14,6 @@ from cloudtrain.launcher.text.terminal import print_json, print_lines, print_tex
 if TYPE_CHECKING:
     from cloudtrain.launcher.report.comparing import Comparison
 
-__all__ = ["command"]
-
 MOST = 8  # the colours that a reader can distinguish
 CURVE_COLUMNS = 30
 _TYPED = (

@@ -12,10 +12,6 @@ from cloudtrain.launcher.completion import SHELLS, installed_at
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.text.terminal import print_lines, say
 
-__all__ = [
-    "command",
-]
-
 
 @click.command(
     "completion",

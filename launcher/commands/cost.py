@@ -6,7 +6,7 @@ import re
 import time
 from dataclasses import asdict
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
     from cloudtrain.launcher.money.bill import Bill
     from cloudtrain.launcher.store.registry import Registry
-
-__all__ = ["command"]
 
 _BY = re.compile(r"^(project|backend|name|tag:.+)$")
 _DAY = re.compile(r"^\d{4}-\d{2}-\d{2}$")
@@ -79,7 +77,7 @@ def _one(registry: Registry, key: str, *, with_invoice: bool, as_csv: bool, as_j
         invoice_json = {} if invoice is None else {"invoice": {**asdict(invoice), "usd": invoice.micro / 1e6}}
         print_json(who | bill.as_json(found) | invoice_json)
     elif as_csv:
-        _print_csv(*bill_text.leg_cells(found.lines))
+        print_lines([csv_text(*bill_text.leg_cells(found.lines))])
     else:
         legs = _legs(found) if found.lines else ["nothing was ever sent"]
         lines = [f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *bill_text.bill_lines(found)]
@@ -128,7 +126,8 @@ def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_
     if as_json:
         print_json({"from_s": from_s, "to_s": to_s, "by": by or None} | period.as_json(spent, groups))
     elif as_csv:
-        _print_csv(*(bill_text.spent_cells(spent) if groups is None else bill_text.group_cells(groups, by)))
+        cells = bill_text.spent_cells(spent) if groups is None else bill_text.group_cells(groups, by)
+        print_lines([csv_text(*cells)])
     elif groups is None:
         print_lines(
             table(bill_text.SPENT_HEAD, bill_text.spent_rows(spent), drop=("BACKEND", "NODE-HOURS"), columns=width())
@@ -169,7 +168,3 @@ def _span(month: str | None, since: str | None) -> tuple[float, float]:
             hint="" if since is None else "or a day, as in --since 2026-11-03",
         ) from error
     return from_s, max(from_s, now_s)
-
-
-def _print_csv(head: list[str], rows: list[list[Any]]) -> None:
-    print_lines([csv_text(head, rows)])

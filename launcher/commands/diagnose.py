@@ -11,8 +11,6 @@ from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.jobs.approval import approved
 from cloudtrain.launcher.text.terminal import print_json, say
 
-__all__ = ["command"]
-
 
 @click.command("diagnose")
 @config_options

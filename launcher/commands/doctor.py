@@ -20,17 +20,11 @@ from cloudtrain.launcher.text.terminal import print_json, print_text, say
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.checkup.checks import Ask
-    from cloudtrain.launcher.config.schema import JobConfig
-
-__all__ = ["command"]
 
 HERE = "cloudtrain"  # the heading of the checks of this installation
 
 
-@click.command(
-    "doctor",
-    epilog=examples("cloudtrain doctor", "cloudtrain doctor sagemaker", "cloudtrain doctor all"),
-)
+@click.command("doctor", epilog=examples("cloudtrain doctor", "cloudtrain doctor sagemaker", "cloudtrain doctor all"))
 @click.argument("backend", required=False, shell_complete=completes("backends"))
 @click.option("--backend", "named", metavar="NAME", shell_complete=completes("backends"), help="As BACKEND.")
 @file_option("Look at this job.")
@@ -69,10 +63,11 @@ def _groups(backend: str | None, path: Path | None) -> Iterator[tuple[str, list[
 
 def _of_one(name: str, path: Path | None) -> Ask:
     """Return the call for a backend's checks. Raises ConfigError for an unknown backend or a faulty config."""
+    from cloudtrain.launcher import config
     from cloudtrain.launcher.jobs import adopt
 
     backends.load(name)
-    return partial(adopt.checks, name, _loaded(path, name) if path else None)
+    return partial(adopt.checks, name, config.load(path, backend=name) if path else None)
 
 
 def _of_all(path: Path | None, with_others: bool) -> dict[str, Ask]:
@@ -96,12 +91,6 @@ def _of_all(path: Path | None, with_others: bool) -> dict[str, Ask]:
                 raise
             asks[name] = partial(_faults, error)
     return others | asks
-
-
-def _loaded(path: Path, name: str) -> JobConfig:
-    from cloudtrain.launcher import config
-
-    return config.load(path, backend=name)
 
 
 def _faults(error: ConfigError) -> list[Check]:

@@ -10,8 +10,6 @@ import click
 from cloudtrain.launcher.commands.options import WholeNumber, named_job_argument
 from cloudtrain.launcher.errors import UsageError
 
-__all__ = ["command"]
-
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
 @named_job_argument

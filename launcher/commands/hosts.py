@@ -18,8 +18,6 @@ from cloudtrain.launcher.text.units import format_duration
 if TYPE_CHECKING:
     from cloudtrain.launcher import backend as backends
 
-__all__ = ["command"]
-
 HEAD = ("HOST", "GPU", "MODEL", "USED BY")
 
 

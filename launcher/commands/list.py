@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.commands.options import WholeNumber, examples, json_option
+from cloudtrain.launcher.commands.options import WholeNumber, duration_s, examples, json_option
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
 from cloudtrain.launcher.text.tables import hidden, table, width
 from cloudtrain.launcher.text.terminal import json_line, print_lines, say, when, write
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.jobs.list_cache import JobFilter, Listing
     from cloudtrain.launcher.store.registry import Registry
-
-__all__ = ["command"]
 
 SHOWN = 20
 STATES = ("pending", "running", "stopping", "succeeded", "failed", "stopped")
@@ -71,7 +69,7 @@ def command(
         backends=frozenset(backends),
         project=project,
         tags=tuple(_tag(each) for each in tags),
-        since_s=_since_s(since),
+        since_s=None if since is None else time.time() - duration_s("--since", since),
         limit=limit or (None if everything or as_json else SHOWN),
         hides_unsent=not (everything or as_json),
     )
@@ -170,12 +168,3 @@ def _tag(text: str) -> tuple[str, str | None]:
     if not key:
         raise UsageError(f"--tag {text}: expected KEY or KEY=VALUE")
     return key, value if sign else None
-
-
-def _since_s(text: str | None) -> float | None:
-    from cloudtrain.launcher.text.units import parse_duration
-
-    try:
-        return None if text is None else time.time() - parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"--since {text}: expected {error}") from error

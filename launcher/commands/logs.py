@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain.launcher.backend_table import ALL
-from cloudtrain.launcher.commands.options import WholeNumber, completes, examples, job_argument, json_option
+from cloudtrain.launcher.commands.options import WholeNumber, completes, duration_s, examples, job_argument, json_option
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.text.terminal import say
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, Job
     from cloudtrain.launcher.logs.view import View
     from cloudtrain.launcher.store.registry import Registry
-
-__all__ = ["command"]
 
 
 def _attempt(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
@@ -85,11 +83,11 @@ def command(
         ranks=parse_ranks(ranks) if ranks else None,
         node=node,
         grep=_pattern(grep),
-        since_s=_since(since),
+        since_s=None if since is None else time.time() - duration_s("--since", since),
         timestamps=timestamps,
         raw=raw,
         as_json=as_json,
-        hold_back_s=_duration("--hold-back", hold_back),
+        hold_back_s=None if hold_back is None else duration_s("--hold-back", hold_back),
     )
     registry = Registry()
     found = refresh(registry, registry.find(job))
@@ -144,19 +142,3 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         return re.compile(text) if text is not None else None
     except re.error as error:
         raise UsageError(f"--grep {text}: {error}", hint="escape special characters with \\") from error
-
-
-def _since(text: str | None) -> float | None:
-    seconds = _duration("--since", text)
-    return None if seconds is None else time.time() - seconds
-
-
-def _duration(option: str, text: str | None) -> float | None:
-    from cloudtrain.launcher.text.units import parse_duration
-
-    if text is None or text in ("0", "0s"):
-        return None if text is None else 0.0
-    try:
-        return float(parse_duration(text))
-    except ValueError as error:
-        raise UsageError(f"{option} {text}: expected {error}") from error

@@ -11,8 +11,6 @@ import click
 from cloudtrain.launcher.commands.options import Overrides, config_options, json_option
 from cloudtrain.launcher.text.terminal import print_json, print_lines, say
 
-__all__ = ["command"]
-
 
 @click.command("notify")
 @config_options

@@ -27,6 +27,7 @@ __all__ = [
     "Overrides",
     "completes",
     "config_options",
+    "duration_s",
     "examples",
     "file_option",
     "job_argument",
@@ -61,6 +62,16 @@ def _money(ctx: click.Context, param: click.Parameter, value: str | None) -> int
         raise click.BadParameter(f"expected {error}", ctx, param) from None
 
 
+def duration_s(option: str, text: str) -> int:
+    """Return the seconds that an option's text means. Raises UsageError."""
+    from cloudtrain.launcher.text.units import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: expected {error}") from error
+
+
 def completes(what: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
     """Return the shell completion of an argument or option: the function `what` of `completion.candidates`.
 
@@ -92,6 +103,8 @@ set_option = click.option(
     shell_complete=completes("settings"),
     help="Override a key; the value is YAML; repeatable.",
 )
+job_argument = click.argument("job", default="last", shell_complete=completes("jobs"))  # by default the newest job
+named_job_argument = click.argument("job", shell_complete=completes("jobs"))
 yes_option = click.option("-y", "--yes", is_flag=True, help="Answer every question with yes.")
 
 
@@ -106,28 +119,11 @@ def file_option(use: str) -> Callable[[F], F]:
     return click.option("-f", "--file", type=click.Path(path_type=Path), help=help_text)
 
 
-def job_argument(command: F) -> F:
-    """Add the JOB argument, with live completion; the default is the newest job."""
-    return click.argument("job", default="last", shell_complete=completes("jobs"))(command)
-
-
-def named_job_argument(command: F) -> F:
-    """Add the JOB argument of a command without a default job."""
-    return click.argument("job", shell_complete=completes("jobs"))(command)
-
-
 def price_setting(backend: str, price_micro: int) -> str:
     """Return the setting of the price of the backend's machines."""
     from cloudtrain.launcher.text.units import format_money
 
     return f"{backend}.price_per_hour={format_money(price_micro)}"
-
-
-def _budget_setting(budget_micro: int) -> str:
-    """Return the setting of the job's budget."""
-    from cloudtrain.launcher.text.units import format_money
-
-    return f"budget.limit={format_money(budget_micro)}"
 
 
 def require_one_budget(settings: Sequence[str]) -> None:
@@ -240,8 +236,10 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         # The typed options become settings, and win over `--set`.
         typed = [f"resources.instances={instances}"] if instances is not None else []
         if budget_micro is not None:
+            from cloudtrain.launcher.text.units import format_money
+
             require_one_budget(settings)
-            typed.append(_budget_setting(budget_micro))
+            typed.append(f"budget.limit={format_money(budget_micro)}")
         if instance_type is not None:
             typed += [f"resources.instance_type={json.dumps(instance_type)}", "resources.accelerators=null"]
         if spot is not None:

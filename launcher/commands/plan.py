@@ -15,8 +15,6 @@ from cloudtrain.launcher.text.terminal import print_json, print_lines, print_tex
 if TYPE_CHECKING:
     from cloudtrain.launcher.money.compare import BackendOffer
 
-__all__ = ["command"]
-
 
 @click.command(
     "plan",

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.prices.listing import PriceLine, PriceQuery
     from cloudtrain.launcher.prices.refreshing import Change
 
-__all__ = ["command"]
-
 PLAIN = ("BACKEND", "TYPE", "HAS", "REGION", "HOW", "USD/H", "AT MOST", "AGE")
 HEAD = ("COUNTED", "PER GPU", "TYPE", "HAS", "REGION", "HOW", "LISTED", "AGE", "OFF BY", "ORIGIN", "AS OF", "BACKEND")
 DROPPED = ("AS OF", "BACKEND", "AGE", "ORIGIN", "OFF BY", "LISTED", "PER GPU", "HAS")  # if the terminal is narrow
@@ -171,16 +169,8 @@ def _csv(found: list[PriceLine]) -> list[str]:
     from cloudtrain.launcher.metering.rate import Key
 
     names = [*Key._fields, "accelerator", "count", "usd_per_hour", "counted_usd_per_hour"]
-    names += [
-        "counted_usd_per_accelerator_hour",
-        "spot",
-        "derived",
-        "own",
-        "uncertainty",
-        "as_of",
-        "age_days",
-        "source",
-    ]
+    names += ["counted_usd_per_accelerator_hour", "spot", "derived", "own"]
+    names += ["uncertainty", "as_of", "age_days", "source"]
     rows = [line.dump() for line in found]
     return csv_text(names, [[row[name] for name in names] for row in rows]).splitlines()
 

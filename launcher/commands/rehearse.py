@@ -18,8 +18,6 @@ from cloudtrain.launcher.text.terminal import print_json, print_text, say
 if TYPE_CHECKING:
     from cloudtrain.launcher.rehearsal.rehearsing import RehearsalOptions
 
-__all__ = ["command"]
-
 
 def _duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
     from cloudtrain.launcher.text.units import parse_duration

@@ -14,13 +14,8 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["command"]
 
-
-@click.command(
-    "report",
-    epilog=examples("cloudtrain report last --open", "cloudtrain report digits -o digits.html"),
-)
+@click.command("report", epilog=examples("cloudtrain report last --open", "cloudtrain report digits -o digits.html"))
 @job_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.  [default: JOB.html]")
 @click.option("--open", "opens", is_flag=True, help="Show it in the browser.")

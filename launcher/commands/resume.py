@@ -26,8 +26,6 @@ from cloudtrain.launcher.text.terminal import confirm, print_json, say
 if TYPE_CHECKING:
     from cloudtrain.launcher.planning.prepare import Prepared
 
-__all__ = ["command"]
-
 
 @click.command(
     "resume",
@@ -68,7 +66,6 @@ def command(
     from cloudtrain.launcher.jobs.describe import unattended
     from cloudtrain.launcher.jobs.follow import follow, view_of
     from cloudtrain.launcher.jobs.refresh import refresh
-    from cloudtrain.launcher.jobs.retry import budget_setting, has_saved, require_ended, require_own_backend
     from cloudtrain.launcher.logs.view import View
     from cloudtrain.launcher.store.registry import Registry
 
@@ -76,12 +73,12 @@ def command(
         require_one_budget(settings)
     registry = Registry()
     found = refresh(registry, registry.find(job))
-    require_own_backend(found, [*settings, *([f"backend={asked}"] if asked is not None else [])])
-    require_ended(registry, found, is_changed=bool(settings or update_code or update_config))
+    retry.require_own_backend(found, [*settings, *([f"backend={asked}"] if asked is not None else [])])
+    retry.require_ended(registry, found, is_changed=bool(settings or update_code or update_config))
     typed = [f"resources.instances={instances}"] if instances is not None else []
-    if not has_saved(registry, found) and not found.attempt.state.all_damaged:
+    if not retry.has_saved(registry, found) and not found.attempt.state.all_damaged:
         say("no checkpoint of this job yet: starting from the beginning")
-    typed += [budget_setting(found, budget)] if budget is not None else []
+    typed += [retry.budget_setting(found, budget)] if budget is not None else []
     typed += [price_setting(found.backend, price_micro)] if price_micro is not None else []
     try:
         prepared = retry.prepare_next(
@@ -128,11 +125,10 @@ def _as_typed(instances: int | None, settings: tuple[str, ...], price_micro: int
     """Return the options that change the next attempt, quoted for a shell; without a `--set budget.limit=`."""
     from cloudtrain.launcher.text.units import format_money
 
+    kept = [each for each in settings if not each.strip().startswith("budget.limit=")]  # the hint has --budget
     return [
         *([f"--instances {instances}"] if instances is not None else []),
-        *(
-            f"--set {quote(each)}" for each in settings if not each.strip().startswith("budget.limit=")
-        ),  # given as --budget
+        *(f"--set {quote(each)}" for each in kept),
         *([f"--price-per-hour {format_money(price_micro).replace(' ', '')}"] if price_micro is not None else []),
     ]
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.jobs.stopping import StopResult
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["command"]
-
 PATIENCE_S = 5.0  # before an explanation of the wait
 
 

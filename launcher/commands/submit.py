@@ -207,12 +207,8 @@ def _dry_run_of_several(overrides: Overrides, output: Path | None, as_json: bool
     shown = [
         _show(offer.prepared, overrides, output, offer.backend, as_json=as_json) for offer in found if offer.prepared
     ]
-    for line in [
-        "",
-        *compare.lines(found, width(sys.stderr) or compare.COLUMNS),
-        *compare.unlike(found),
-        *compare.refused(found),
-    ]:
+    plans = compare.lines(found, width(sys.stderr) or compare.COLUMNS)
+    for line in ["", *plans, *compare.unlike(found), *compare.refused(found)]:
         say(line)
     if as_json:
         missing = [{"backend": offer.backend, "error": offer.why} for offer in found if not offer.prepared]

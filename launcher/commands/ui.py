@@ -9,8 +9,6 @@ from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.text.extras import install
 from cloudtrain.launcher.text.terminal import say
 
-__all__ = ["command"]
-
 _EXTRA = ("starlette", "uvicorn", "anyio", "h11")
 
 

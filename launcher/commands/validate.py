@@ -18,8 +18,6 @@ from cloudtrain.launcher.text.terminal import say
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
 
-__all__ = ["command"]
-
 
 @click.command("validate")
 @config_options

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import click
 
-from cloudtrain.launcher.commands.options import completes, json_option
-from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.commands.options import completes, duration_s, json_option
 from cloudtrain.launcher.text.terminal import print_json, say
-
-__all__ = ["command"]
 
 
 @click.command("wait")
@@ -27,12 +24,8 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
     from cloudtrain.launcher.jobs.follow import wait
     from cloudtrain.launcher.store.progress import shown
     from cloudtrain.launcher.store.registry import Registry
-    from cloudtrain.launcher.text.units import parse_duration
 
-    try:
-        timeout_s = parse_duration(timeout) if timeout is not None else None
-    except ValueError as error:
-        raise UsageError(f"--timeout {timeout}: expected {error}") from error
+    timeout_s = None if timeout is None else duration_s("--timeout", timeout)
     registry = Registry()
     found = {job.id: job for job in map(registry.find, jobs or ("last",))}
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cloudtrain.launcher.commands.options import completes, examples, json_option
+from cloudtrain.launcher.commands.options import completes, duration_s, examples, json_option
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import exit_code
 from cloudtrain.launcher.text.terminal import print_json, print_lines, print_text, say
@@ -19,8 +19,6 @@ from cloudtrain.launcher.text.terminal import print_json, print_lines, print_tex
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.jobs.poller import Seen
-
-__all__ = ["command"]
 
 EVERY, LEAST_S = "60s", 1
 CHOOSE_S = 5.0  # for the list of jobs
@@ -82,12 +80,7 @@ def command(
 
 
 def _every_s(text: str) -> float:
-    from cloudtrain.launcher.text.units import parse_duration
-
-    try:
-        every_s = parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"--every {text}: expected {error}") from error
+    every_s = duration_s("--every", text)
     if every_s < LEAST_S:
         raise UsageError(f"--every {text}: too often", hint=f"at least {LEAST_S}s")
     return every_s

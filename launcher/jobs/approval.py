@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cloudtrain.launcher.job import Job
+    from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.planning.prepare import Prepared
     from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["approved", "require_allowed"]
+__all__ = ["approved", "cost_words", "require_allowed"]
 
 
 def approved(
@@ -34,12 +35,15 @@ def approved(
         state = before.attempt.state if before is not None and prepared.is_repeat else None
         has_failed = state is not None and state.reason == "error" and not state.all_damaged  # `resume` asks by itself
         return not has_failed or _agrees("Send the same code and config, which failed?", yes)
-    cost = (
-        "at a price that is not known"
-        if plan.worst_case_usd is None
-        else f"up to {dollars(up(round(plan.worst_case_usd * 1e6)))}"
-    )
-    return _agrees(f"This may cost {cost}{', on top of what was spent' if before else ''}. Send it?", yes)
+    return _agrees(f"This may cost {cost_words(plan)}{', on top of what was spent' if before else ''}. Send it?", yes)
+
+
+def cost_words(plan: Plan) -> str:
+    """Return the additional cost in words, as in the question before a send."""
+    worst_micro = plan.worst_case_micro
+    if worst_micro is None:
+        return "at a price that is not known"
+    return "nothing" if worst_micro == 0 else f"up to {dollars(up(worst_micro))}"
 
 
 def _agrees(question: str, yes: bool) -> bool:

@@ -182,9 +182,8 @@ def lacking_budgets(database: Database, job: Job, attempts: Sequence[Attempt]) -
     terms = limit.Terms(plan.tail_s, 1, plan.unit_s, plan.attempts, plan.minimum_bill_s)
     amount_micro = limit.worst_case_micro(int(longest_s), rate, terms)
     if resume.limit_micro is not None:
-        chosen = limit.choose(
-            resume.limit_micro, spent_at_worst_micro(attempts, now_s) or 0, rate, terms, int(longest_s)
-        )
+        spent_micro = spent_at_worst_micro(attempts, now_s) or 0
+        chosen = limit.choose(resume.limit_micro, spent_micro, rate, terms, int(longest_s))
         if isinstance(chosen, limit.LimitRefusal):
             return []
         amount_micro = chosen.worst_case_micro

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 from cloudtrain.entrypoints.format import amount, counted, dollars, span
@@ -28,7 +29,6 @@ from cloudtrain.launcher.store.progress import data_share, unkept
 from cloudtrain.launcher.store.progress import shown as progress_words
 from cloudtrain.launcher.store.registry import Registry, submitter_lives
 from cloudtrain.launcher.text import charts
-from cloudtrain.launcher.text.charts import signs_of
 from cloudtrain.launcher.text.money import clock, of_limit
 from cloudtrain.launcher.text.tables import table, wrapped
 from cloudtrain.launcher.text.terminal import when
@@ -66,18 +66,10 @@ def as_lines(
     columns, rows = size
     now_s = time.time()
     money = forecast(job, attempts, now_s)
-    head = [
-        *_head(job, now_s),
-        *_pending(job, now_s),
-        *_progress_lines(job, money, now_s),
-        *_checkpoint_lines(job, money, now_s),
-    ]
-    head += _money_lines(job, attempts, money, now_s)
-    tail = [
-        *_attempt_lines(job, attempts, columns, now_s),
-        *_next_lines(job, attempts),
-        *(f"{_HANG}{line}" for line in lacking),
-    ]
+    head = [*_head(job, now_s), *_pending(job, now_s), *_progress_lines(job, money, now_s)]
+    head += [*_checkpoint_lines(job, money, now_s), *_money_lines(job, attempts, money, now_s)]
+    tail = [*_attempt_lines(job, attempts, columns, now_s), *_next_lines(job, attempts)]
+    tail += [f"{_HANG}{line}" for line in lacking]
     found: list[str] = []
     for frames, line_count in _MOST:
         found = wrapped([*head, *_failure_lines(job, before[-line_count:], frames, columns), *tail], columns)
@@ -108,11 +100,8 @@ def lines_before(registry: Registry, job: Job) -> list[str]:
         return lines
     from cloudtrain.launcher.logs.stream import LogStream
 
-    stream = LogStream(registry, job, job.attempt, ranks=frozenset({rank}))
-    try:
+    with closing(LogStream(registry, job, job.attempt, ranks=frozenset({rank}))) as stream:
         text = "\n".join(line.text for line in stream.tail(300))
-    finally:
-        stream.close()
     before, mark, _ = text.rpartition(_TRACEBACK)
     while before.endswith(_CHAINED) and _TRACEBACK in before:  # the exceptions that led to the last exception
         before = before.rpartition(_TRACEBACK)[0]
@@ -212,7 +201,7 @@ def _script_hint(job: Job, words: str) -> list[str]:
 def _done(progress: dict[str, Any]) -> str:
     """Return a bar and the percentage of the steps that are done; empty if the number of steps is unknown."""
     share = share_done(progress)
-    return "" if share is None else f"{charts.bar(share, _BAR, signs_of())} {percent(share)}  "
+    return "" if share is None else f"{charts.bar(share, _BAR, charts.signs_of())} {percent(share)}  "
 
 
 def _left(job: Job, money: Forecast, now_s: float) -> str:
@@ -250,7 +239,7 @@ def _trend(progress: dict[str, Any]) -> str:
     bins = loss_bins.load(progress.get("curve")).bins
     if len(bins) < 3:
         return ""
-    picture = charts.chart([each.loss for each in bins], _SPARK, 1, signs_of())[0]
+    picture = charts.chart([each.loss for each in bins], _SPARK, 1, charts.signs_of())[0]
     newest = progress.get("loss")
     newest = f"{newest:.4g}" if isinstance(newest, float | int) else newest
     last = f"{bins[-1].loss:.4g}"

@@ -60,15 +60,9 @@ def adopt(registry: Registry) -> None:
     with database.transaction():
         for job_id in sorted({row["job_id"] for row in database.execute(missing)}):
             job = registry.find(job_id)
+            project = project_of(job.config)
             for attempt in registry.attempts(job):
-                ledger.adopt(
-                    database,
-                    attempt.job_id,
-                    attempt.number,
-                    project_of(job.config),
-                    amount_of(attempt.plan),
-                    attempt.created_s,
-                )
+                ledger.adopt(database, job_id, attempt.number, project, amount_of(attempt.plan), attempt.created_s)
                 if attempt.phase == "never_sent":
                     ledger.release(database, attempt.job_id, attempt.number, attempt.created_s)
                 elif attempt.state.state not in ACTIVE:

@@ -249,12 +249,8 @@ def _without_unknown_addresses(config: JobConfig, environ: Mapping[str, str]) ->
 
 
 def _secrets(config: JobConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    missing = [name for name in config.secrets if name not in environ]
-    if missing:
-        raise ConfigError(
-            [
-                Fault(f"the secret `{name}` is not set in your environment", key="secrets", hint=f"export {name}=...")
-                for name in missing
-            ]
-        )
+    missing, unset = [name for name in config.secrets if name not in environ], "is not set in your environment"
+    faults = [Fault(f"the secret `{name}` {unset}", key="secrets", hint=f"export {name}=...") for name in missing]
+    if faults:
+        raise ConfigError(faults)
     return {name: environ[name] for name in config.secrets}

@@ -44,23 +44,10 @@ def unit(every: str) -> str:
     command = " ".join(_quoted(word) for word in [*_command(), "watch", "--all", "--every", every])
     variables = {"CLOUDTRAIN_HOME": str(home()), "PATH": os.environ.get("PATH", os.defpath)}
     lines = [f"Environment={_quoted(f'{name}={value}', is_command=False)}" for name, value in variables.items()]
-    return "\n".join(
-        [
-            "[Unit]",
-            "Description=Watch cloudtrain's jobs: alerts, retries, budgets",
-            "",
-            "[Service]",
-            *lines,
-            f"EnvironmentFile=-{str(environment_file()).replace('%', '%%')}",
-            f"ExecStart={command}",
-            "Restart=on-failure",
-            "RestartSec=30",
-            "",
-            "[Install]",
-            "WantedBy=default.target",
-            "",
-        ]
-    )
+    lines.append(f"EnvironmentFile=-{str(environment_file()).replace('%', '%%')}")
+    text = "[Unit]\nDescription=Watch cloudtrain's jobs: alerts, retries, budgets\n\n[Service]\n" + "\n".join(lines)
+    text += f"\nExecStart={command}\nRestart=on-failure\nRestartSec=30\n\n[Install]\nWantedBy=default.target\n"
+    return text
 
 
 def cron_line() -> str:

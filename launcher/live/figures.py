@@ -86,10 +86,8 @@ def trouble(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list
         ago = span(now_s - since_s)
         words = f"! {backend} has not answered for {ago}; showing its last report; the job is unaffected"
         return [row(width, signs, (words, WARNS))]
-    if watched.asks_since_s is not None and now_s - watched.asks_since_s > SLOW_S:
-        return [
-            row(width, signs, (f"! {backend} was asked {span(now_s - watched.asks_since_s)} ago, no answer yet", WARNS))
-        ]
+    if watched.asks_since_s is not None and (waited_s := now_s - watched.asks_since_s) > SLOW_S:
+        return [row(width, signs, (f"! {backend} was asked {span(waited_s)} ago, no answer yet", WARNS))]
     return []
 
 
@@ -156,10 +154,7 @@ def track(curve: Track | None, width: int, height: int, signs: Signs) -> list[Te
     values, name = _by_decades(curve)
     drawn = charts.chart(values, max(0, room), height, signs)
     first: list[Part] = [(f"{drawn[0]:<{max(0, room)}}", "cyan"), (f" {words}", style), (range_words, QUIET)]
-    return [
-        labelled(width, signs, name, *first),
-        *(labelled(width, signs, "", (each, "cyan")) for each in drawn[1:]),
-    ]
+    return [labelled(width, signs, name, *first), *(labelled(width, signs, "", (each, "cyan")) for each in drawn[1:])]
 
 
 def _by_decades(curve: Track) -> tuple[Sequence[float | None], str]:
@@ -215,9 +210,8 @@ def memory(curves: Curves, width: int, signs: Signs) -> list[Text]:
     words = f" {percent(share)}, {size(curves.memory_bytes)} of {size(total)} at most so far, on rank 0"
     room = min(_MOST_BAR, width - LABEL - len(words))
     drawn = charts.bar(share, room, signs) if room >= _LEAST_BAR else ""
-    return [
-        labelled(width, signs, label, (drawn, WARNS if share > 0.9 else "cyan"), words if drawn else words.lstrip())
-    ]
+    colour = WARNS if share > 0.9 else "cyan"
+    return [labelled(width, signs, label, (drawn, colour), words if drawn else words.lstrip())]
 
 
 def spend(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:

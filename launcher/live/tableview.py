@@ -74,11 +74,8 @@ def _shown(watched: WatchedJob, now_s: float) -> dict[str, str]:
     try:
         return {head: cleaned(text) for head, text in _texts(watched, now_s).items()}
     except Exception as error:
-        return {
-            **dict.fromkeys(_HEADS, ""),
-            "JOB": watched.job.id,
-            "STATE": f"? {cleaned(in_words(error))}"[:_MOST_NAME],
-        }
+        fault = f"? {cleaned(in_words(error))}"[:_MOST_NAME]
+        return dict.fromkeys(_HEADS, "") | {"JOB": watched.job.id, "STATE": fault}
 
 
 def _values(watched: WatchedJob) -> list[float | None]:
@@ -99,9 +96,7 @@ def _texts(watched: WatchedJob, now_s: float) -> dict[str, str]:
     return {
         "JOB": job.id,
         "STATE": f"{state.state} ({reason})" if reason and job.attempt.word == state.state else job.attempt.word,
-        "STEP": ""
-        if "step" not in fields
-        else f"{fields['step']}" + (f"/{fields['max_steps']}" if share is not None else ""),
+        "STEP": f"{fields.get('step', '')}" + (f"/{fields['max_steps']}" if share is not None else ""),
         "DONE": "" if share is None else percent(share),
         "LOSS": quantity(loss) if isinstance(loss, float | int) else str(loss or "").upper(),
         "LEFT": "" if finish_s is None else span(finish_s - now_s),

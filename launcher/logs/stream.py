@@ -36,7 +36,8 @@ class LogStream:
     `ranks`: only these ranks, without the nodes' own lines. `hold_back_s`: how long a line waits for earlier lines of
     other nodes; by default the backend's figure. `now`: the reader does not follow, so no line waits. `since_s` and
     `find` (see Replay) are hints: lines that cannot match may be left out. `tell` receives messages about damage and a
-    full disk. `rewrite`: ignore the cache and write a new copy, which `close` may commit.
+    full disk. `rewrite`: ignore the cache and write a new copy, which `close` may commit. `is_over`: all lines were
+    read after the job's end; `is_clean`: all existing lines could be read at the last poll.
     """
 
     def __init__(
@@ -50,15 +51,15 @@ class LogStream:
         now: bool = False,
         since_s: float | None = None,
         find: re.Pattern[str] | None = None,
-        tell: Callable[[str], None] | None = None,
+        tell: Callable[[str], None] = lambda words: None,
         rewrite: bool = False,
     ) -> None:
         self._registry, self._job, self._attempt = registry, job, attempt
         self._ranks, self._asked_s, self._now = ranks, hold_back_s, now
-        self._since_s, self._find, self._tell, self._rewrite = since_s, find, tell or _say_nothing, rewrite
-        self._has_begun = self._is_over = self._has_mended = False
+        self._since_s, self._find, self._tell, self._rewrite = since_s, find, tell, rewrite
+        self._has_begun = self.is_over = self._has_mended = False
         self.came = 0  # lines brought by the last poll, including unwanted lines
-        self._is_clean = True
+        self.is_clean = True
         self._replay: Replay | None = None
         self._keeper: cache.LogCacheWriter | None = None
         self._place = cache.CachePosition()
@@ -67,11 +68,6 @@ class LogStream:
         self._passed: Counter[tuple[int, int | None]] = Counter()  # lines already returned, which will be read again
         self._end_detector: EndDetector | None = None
         self.update(attempt)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all lines were read after the job's end."""
-        return self._is_over
 
     @property
     def is_behind(self) -> bool:
@@ -89,11 +85,6 @@ class LogStream:
         return 0.0 if self._end_detector is None or self.came else time.monotonic() - self._end_detector.quiet_since_s
 
     @property
-    def is_clean(self) -> bool:
-        """Whether all existing lines could be read at the last poll."""
-        return self._is_clean
-
-    @property
     def pace(self) -> Pace:
         """How often the backend may be polled."""
         return backends.load(self._job.backend).pace(self._attempt.ref) if self._attempt.ref else Pace()
@@ -101,12 +92,12 @@ class LogStream:
     def update(self, attempt: Attempt) -> None:
         """Store the attempt's current state; the end of the log is detected only after the attempt's end."""
         self._attempt = attempt
-        self._is_over = self._is_over or (attempt.ref is None and attempt.state.state not in ACTIVE)
+        self.is_over = self.is_over or (attempt.ref is None and attempt.state.state not in ACTIVE)
 
     def read(self) -> list[LogLine]:
         """Return the new lines, at most a page, possibly none; never waits. Raises UnreachableError."""
         self.came = 0
-        if self._is_over or self._attempt.ref is None:
+        if self.is_over or self._attempt.ref is None:
             return []
         self._begin(None)
         if self._replay is not None:
@@ -115,7 +106,7 @@ class LogStream:
                 self.came = max(1, len(lines))
                 return self._news(lines)
         if self._place.is_complete:
-            self._is_over = True
+            self.is_over = True
             return []
         return self._news(self._read_on())
 
@@ -132,7 +123,7 @@ class LogStream:
         States of progress bars do not count. If the backend does not answer, cached lines are returned, and the next
         `read` raises the error.
         """
-        if self._is_over or self._attempt.ref is None:
+        if self.is_over or self._attempt.ref is None:
             return []
         self._begin(count if wants is None else None)
         newest: deque[LogLine] = deque(maxlen=count)
@@ -141,7 +132,7 @@ class LogStream:
             with contextlib.suppress(UnreachableError):
                 for lines in self._up_to_now(self._read_on):
                     newest += _counted(lines, wants)
-        self._is_over = self._is_over or self._place.is_complete
+        self.is_over = self.is_over or self._place.is_complete
         return list(newest) if older is None else self._with_older(older, count, wants, list(newest))
 
     def close(self, *, commit: bool = True) -> None:
@@ -169,14 +160,14 @@ class LogStream:
     def _up_to_now(self, read: Callable[[], list[LogLine]]) -> Iterator[list[LogLine]]:
         begin_s = time.monotonic()
         until_s, clean = begin_s + PATIENCE_S, 0
-        while not self._is_over:
+        while not self.is_over:
             lines = read()
             if lines:
                 yield lines
             now_s, is_active = time.monotonic(), self._attempt.state.state in ACTIVE
             # A small page now holds lines that the job is just writing.
             is_past = 0 < self.came < SMALL and is_active and now_s - begin_s > SHOW_S
-            clean = clean + 1 if self._is_clean and not self.came else 0
+            clean = clean + 1 if self.is_clean and not self.came else 0
             if self.came and not is_past:
                 until_s = now_s + PATIENCE_S
             elif is_past or clean >= (1 if is_active or self._keeper is None else CLEAN_PAGES) or now_s > until_s:
@@ -259,10 +250,10 @@ class LogStream:
         try:
             page = backends.load(self._job.backend).logs(self._attempt.ref, self._cursor, narrow, now=self._now)
         except UnreachableError:
-            self._is_clean = False
+            self.is_clean = False
             if self._end_detector is None or not self._end_detector.is_out_of_patience():
                 raise
-            self._is_over = True
+            self.is_over = True
             held = self._hold_back.pass_on([], all_of_them=True)
             self._keep(held, is_complete=False)
             if not held:
@@ -271,13 +262,13 @@ class LogStream:
         return self._take(page)
 
     def _take(self, page: LogPage) -> list[LogLine]:
-        self._cursor, self._is_clean = page.cursor, page.is_clean
+        self._cursor, self.is_clean = page.cursor, page.is_clean
         self.came = len(page.lines) + page.left_out
         if self._end_detector is not None and self._end_detector.is_last(page):
-            self._is_over = True
+            self.is_over = True
         came = _single(page.lines)
-        lines = self._hold_back.pass_on(came, all_of_them=self._is_over or (self._now and not self.came))
-        self._keep(lines, is_complete=self._is_over and page.is_clean)
+        lines = self._hold_back.pass_on(came, all_of_them=self.is_over or (self._now and not self.came))
+        self._keep(lines, is_complete=self.is_over and page.is_clean)
         return self._wanted(lines)
 
     def _wanted(self, lines: list[LogLine]) -> list[LogLine]:
@@ -397,7 +388,3 @@ def _single(lines: list[LogLine]) -> list[LogLine]:
     if "\n" not in "".join(texts):
         return lines
     return [line._replace(text=text) for line in lines for text in line[0].split("\n")]
-
-
-def _say_nothing(words: str) -> None:
-    """Ignore the message."""

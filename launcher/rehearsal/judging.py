@@ -193,10 +193,8 @@ def _stepped(verdict: Verdict, ended: StartResult, *, is_task: bool) -> bool:
         return _wrong(verdict, ended, "steps", f"it failed {done}")
     is_quiet = ended.is_late and ended.left_s is None and not steps and not is_task
     if is_quiet and verdict.is_asked_to_prove:
-        words = (
-            f"it reported no step in {ended.seconds:.0f} s: a script reports steps by event lines (docs/rehearse.md)"
-        )
-        return _wrong(verdict, ended, "steps", f"{words}; --timeout gives it more time")
+        words = f"it reported no step in {ended.seconds:.0f} s: a script reports steps by event lines"
+        return _wrong(verdict, ended, "steps", f"{words} (docs/rehearse.md); --timeout gives it more time")
     if ended.is_late and ended.left_s is None and not is_quiet:
         return _wrong(verdict, ended, "steps", f"it took too long: {len(steps)} steps in {ended.seconds:.0f} s")
     if not steps and is_task:

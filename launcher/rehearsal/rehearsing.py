@@ -125,10 +125,8 @@ def _acts(work: _Work) -> None:
     wish, verdict = work.wish, work.verdict
     kept = work.folder / "kept"
     if wish.preempt_at is None:
-        until = (
-            f"to step {wish.steps}" if work.is_task else f"until the script reports step {wish.steps} or a later step"
-        )
-        work.say(f"{work.prepared.config.backend}: {until}")
+        goal = "to step {}" if work.is_task else "until the script reports step {} or a later step"
+        work.say(f"{work.prepared.config.backend}: {goal.format(wish.steps)}")
         ended = _start(work, "start", kept, 1, leave_at=wish.steps)
         judging.ran(verdict, work.laid(), ended, work.scale.ranks, is_task=work.is_task)
         return

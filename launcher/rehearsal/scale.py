@@ -77,7 +77,8 @@ def choose(config: JobConfig, plan: Plan, most_nodes: int, most_nproc: int | Non
         if plan.batch is not None:
             settings.append(f"training.micro_batch_size={plan.batch.micro_size}")
             steps = plan.batch.global_size // (plan.batch.micro_size * nodes * nproc)
-            words.append(f"{steps} micro-batches of {plan.batch.micro_size} a rank and step, not {_planned(plan)}")
+            planned = plan.batch.accumulation
+            words.append(f"{steps} micro-batches of {plan.batch.micro_size} a rank and step, not {planned}")
             shard = config.training.shard_size
             if shard is not None and nodes * nproc % shard:
                 settings.append(f"training.shard_size={nproc}")
@@ -85,10 +86,6 @@ def choose(config: JobConfig, plan: Plan, most_nodes: int, most_nproc: int | Non
     if not has_gpus and plan.gpus_per_instance:
         words.append("on the CPU, over gloo")
     return Scale(nodes, nproc, shares, tuple(settings), tuple(words))
-
-
-def _planned(plan: Plan) -> int:
-    return plan.batch.accumulation if plan.batch is not None else 1
 
 
 def _fitting(plan: Plan, nodes_most: int, nproc_most: int) -> tuple[int, int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cloudtrain.entrypoints.format import dollars, up
 from cloudtrain.launcher.errors import BudgetError, UsageError
 from cloudtrain.launcher.jobs import retry, stopping
+from cloudtrain.launcher.jobs.approval import cost_words
 from cloudtrain.launcher.jobs.refresh import refresh
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def offer(registry: Registry, job_id: str, budget: str = "") -> ResumeOffer:
         lines.insert(0, ALL_DAMAGED)
     elif not job.attempt.state.resumable:
         lines.insert(0, "no checkpoint of this job yet: starting from the beginning")
-    return ResumeOffer(number, lines, _cost(prepared), prepared.plan.worst_case_micro)
+    return ResumeOffer(number, lines, cost_words(prepared.plan), prepared.plan.worst_case_micro)
 
 
 def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | None, budget: str = "") -> str:
@@ -71,7 +71,9 @@ def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | 
         raise UsageError(f"{job.id} was already resumed", hint="look at the job")
     now_micro = prepared.plan.worst_case_micro
     if worst_micro is not None and (now_micro is None or now_micro > worst_micro):
-        raise UsageError(f"it may now cost {_cost(prepared)}, which is more than was shown", hint="look at it again")
+        raise UsageError(
+            f"it may now cost {cost_words(prepared.plan)}, which is more than was shown", hint="look at it again"
+        )
     submit.require_room(registry, prepared, is_first=False)
     job = submit.resend(registry, job, prepared, start_over=job.attempt.state.all_damaged)
     return f"sent: {job.id}, attempt {job.attempt.number}"
@@ -80,11 +82,3 @@ def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | 
 def _prepared(registry: Registry, job: Job, budget: str) -> Prepared:
     retry.require_ended(registry, job)
     return retry.prepare_next(registry, job, [retry.budget_setting(job, budget)] if budget else [])
-
-
-def _cost(prepared: Prepared) -> str:
-    """Return the additional cost, formatted as in the command line's question."""
-    worst = prepared.plan.worst_case_micro
-    if worst is None:
-        return "at a price that is not known"
-    return "nothing" if worst == 0 else f"up to {dollars(up(worst))}"

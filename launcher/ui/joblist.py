@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from cloudtrain.launcher.jobs.describe import as_json
+from cloudtrain.launcher.jobs.list_cache import attempts_of
 from cloudtrain.launcher.store.registry import Registry
 
 __all__ = ["PAGE", "STATES", "JobListQuery", "Listed", "choices", "listed"]
@@ -83,7 +84,8 @@ def listed(registry: Registry, choice: JobListQuery) -> Listed:
         count = database.execute("SELECT COUNT(*) FROM jobs")[0][0]
     order = f"ORDER BY jobs.seq DESC LIMIT {PAGE} OFFSET {PAGE * (choice.page - 1)}"
     ids = [row[0] for row in database.execute(f"SELECT jobs.id {_FROM} {where} {order}", values)]
-    return Listed([_row(registry, job_id) for job_id in ids], count, max(1, -(-count // PAGE)))
+    jobs = [as_json(job, attempts_of(registry, job)) for job in map(registry.find, ids)]
+    return Listed(jobs, count, max(1, -(-count // PAGE)))
 
 
 def choices(registry: Registry) -> dict[str, list[str]]:
@@ -95,12 +97,6 @@ def choices(registry: Registry) -> dict[str, list[str]]:
         " GROUP BY tag ORDER BY COUNT(*) DESC, tag LIMIT 100"
     )
     return {"backends": backends, "tags": [str(row[0]) for row in tags]}
-
-
-def _row(registry: Registry, job_id: str) -> dict[str, Any]:
-    job = registry.find(job_id)
-    attempts = [job.attempt] if job.attempt.number == 1 else registry.attempts(job)
-    return as_json(job, attempts)
 
 
 def _where(choice: JobListQuery) -> tuple[str, list[Any]]:

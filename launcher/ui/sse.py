@@ -48,9 +48,7 @@ def stream(
     """
     after = request.headers.get("last-event-id") or request.query_params.get("after", "")
     return StreamingResponse(
-        _events(site, request, show, wanted, after),
-        media_type="text/event-stream",
-        headers={"x-accel-buffering": "no"},
+        _events(site, request, show, wanted, after), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
     )
 
 

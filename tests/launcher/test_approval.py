@@ -23,7 +23,8 @@ def prepared(project: Callable[..., Path], home: Path) -> Callable[..., Prepared
         folder = project(f"local: {{price_per_hour: 1 USD}}\n{budget}")
         ready = prepare(configs.load(folder / "cloudtrain.yaml"), folder / "cloudtrain.yaml", home, dry=True)
         hourly = None if worst_usd is None else ready.plan.hourly_usd
-        return replace(ready, plan=replace(ready.plan, worst_case_usd=worst_usd, hourly_usd=hourly))
+        worst = {"worst_case_usd": worst_usd, "worst_case_micro": worst_usd and round(worst_usd * 1e6)}
+        return replace(ready, plan=replace(ready.plan, **worst, hourly_usd=hourly))
 
     return make
 
