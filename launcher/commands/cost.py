@@ -54,7 +54,9 @@ def command(
     if with_invoice and (job is None or as_csv):
         raise UsageError("--invoice is about one job, in lines or JSON", hint="cloudtrain cost JOB --invoice")
     if by is not None and not _BY.match(by):
-        raise UsageError(f"--by {by}: expected `tag:NAME`, `project`, `backend` or `name`", hint=_meant(by))
+        close = get_close_matches(by, ["project", "backend", "name"], 1) or [f"tag:{by}"]
+        hint = f"did you mean `{close[0]}`?"
+        raise UsageError(f"--by {by}: expected `tag:NAME`, `project`, `backend` or `name`", hint=hint)
     if job is not None:
         _one(Registry(), job, with_invoice=with_invoice, as_csv=as_csv, as_json=as_json)
     else:
@@ -137,12 +139,6 @@ def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_
         print_lines(table(head, bill_text.group_rows(groups, period.total(spent)), columns=width()))
         if by.startswith("tag:") and spent and [each.key for each in groups] == [""]:
             say(f"no job of these has the tag `{by.removeprefix('tag:')}`")
-
-
-def _meant(by: str) -> str:
-    """Return the hint for an invalid --by: the closest valid word, else the word as a tag."""
-    close = get_close_matches(by, ["project", "backend", "name"], 1)
-    return f"did you mean `{close[0]}`?" if close else f"did you mean `tag:{by}`?"
 
 
 def _span(month: str | None, since: str | None) -> tuple[float, float]:

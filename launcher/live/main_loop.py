@@ -15,10 +15,9 @@ from cloudtrain.launcher.jobs.overview import as_lines
 from cloudtrain.launcher.jobs.poller import Seen
 from cloudtrain.launcher.jobs.watch import line as plain_line
 from cloudtrain.launcher.live import jobview, tableview
-from cloudtrain.launcher.live.feed import JobFeed
+from cloudtrain.launcher.live.feed import JobFeed, LogTail
 from cloudtrain.launcher.live.model import Scene, TailShot
 from cloudtrain.launcher.live.screen import Renderer, Screen, SignalExit
-from cloudtrain.launcher.live.tail import LogTail
 from cloudtrain.launcher.live.view_state import ViewState, steer
 from cloudtrain.launcher.logs.view import parse_ranks
 from cloudtrain.launcher.notices import terminal_alerts

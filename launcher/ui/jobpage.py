@@ -14,8 +14,8 @@ from cloudtrain.launcher.jobs.overview import lines_before
 from cloudtrain.launcher.money import unit_cost
 from cloudtrain.launcher.money.forecast import forecast
 from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.ui.site import Pages
 from cloudtrain.launcher.ui.sse import Shown
-from cloudtrain.launcher.ui.templates import Pages
 
 __all__ = ["curves", "facts", "shown"]
 

@@ -17,10 +17,8 @@ from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs import poller, retry, stopping
 from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.live import feed as feeds
-from cloudtrain.launcher.live import tail as tails
-from cloudtrain.launcher.live.feed import JobFeed
+from cloudtrain.launcher.live.feed import JobFeed, LogTail
 from cloudtrain.launcher.live.model import WatchedJob
-from cloudtrain.launcher.live.tail import LogTail
 from cloudtrain.launcher.notices import outbox
 from cloudtrain.launcher.store.quiesce import QuiesceLock
 from cloudtrain.launcher.store.registry import Registry
@@ -346,7 +344,7 @@ def test_unreadable_log_reports_the_reason(
         raise error
 
     if isinstance(error, OSError):
-        monkeypatch.setattr(tails, "LogStream", broken)
+        monkeypatch.setattr(feeds, "LogStream", broken)
     else:
         monkeypatch.setattr(backends.load("local"), "logs", broken)
     seed("far", runs())
@@ -367,7 +365,7 @@ def test_hanging_log_readers_are_bounded(
         return backends.LogPage([], {})
 
     monkeypatch.setattr(backends.load("local"), "logs", hangs)
-    monkeypatch.setattr(tails, "_READING", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(feeds, "_READING", threading.BoundedSemaphore(1))
     seed("hangs", runs())
     first = LogTail(home, "hangs")
     assert is_asked.wait(60)

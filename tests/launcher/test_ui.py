@@ -311,7 +311,7 @@ def test_page_names_the_checkpoint_of_a_script_that_reports_no_steps(
     """A job that can be resumed has a checkpoint, and `status` says the same."""
     from cloudtrain.launcher.jobs import overview
     from cloudtrain.launcher.ui import jobpage
-    from cloudtrain.launcher.ui.templates import Pages, assets
+    from cloudtrain.launcher.ui.site import Pages, assets
 
     job = seed("job", State("failed", "error", resumable=is_resumable, started_s=1.0, ended_s=2.0))
     registry = Registry(home)
