@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import json
 import math
 import os
+import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.scripts import meeting, streams, trainers
-from cloudtrain.entrypoints.scripts.hooks import After, after_import
 from cloudtrain.entrypoints.scripts.steps import Steps
 from cloudtrain.entrypoints.scripts.trainers import Stopping
 
 __all__ = ["begin"]
+
+_AfterImport = Callable[[ModuleType], None]  # an action that runs after the script imports a library
 
 
 def begin(kind: str) -> None:
@@ -32,7 +38,7 @@ def begin(kind: str) -> None:
     ranks = meeting.expect(run)
     _set_lightning()
     streams.watch(steps)
-    actions: dict[str, After] = {
+    actions: dict[str, _AfterImport] = {
         "transformers.trainer": functools.partial(trainers.hugging_face, steps=steps, stopping=stopping),
         "lightning.pytorch.trainer.trainer": functools.partial(trainers.lightning, steps=steps, stopping=stopping),
         "pytorch_lightning.trainer.trainer": functools.partial(trainers.lightning, steps=steps, stopping=stopping),
@@ -41,7 +47,7 @@ def begin(kind: str) -> None:
         actions["accelerate.state"] = _set_accelerate
         actions["torch.distributed.distributed_c10d"] = functools.partial(meeting.watch_groups, ranks=ranks)
         atexit.register(meeting.report_missing_group, ranks)
-    after_import(actions)
+    _after_import(actions)
     if ranks or stopping.is_wanted:
         threading.Thread(target=_warn, args=(ranks, stopping), daemon=True).start()
 
@@ -74,3 +80,48 @@ def _warn(ranks: int, stopping: Stopping) -> None:
     if stopping.is_wanted and not stopping.has_trainer:
         words = "on_stop: save has found no Trainer of Hugging Face or Lightning: cloudtrain cannot save at a stop"
         streams.say(f"cloudtrain: warning: {words}\n")
+
+
+def _after_import(actions: dict[str, _AfterImport]) -> None:
+    """Call each action with its module, by the module's full name; at once if the module is already imported."""
+    for name in actions.keys() & sys.modules.keys():
+        _run_action(actions.pop(name), sys.modules[name])
+    sys.meta_path.insert(0, _Finder(actions))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds a module as usual, and runs an action after the module's code."""
+
+    def __init__(self, actions: dict[str, _AfterImport]) -> None:
+        self._actions = actions
+        self._finding: set[str] = set()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in self._actions or name in self._finding:
+            return None
+        self._finding.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._finding.discard(name)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def executed(module: ModuleType) -> None:
+            execute(module)
+            _run_action(self._actions.pop(name, None), module)
+
+        spec.loader.exec_module = executed  # type: ignore[method-assign]
+        return spec
+
+
+def _run_action(action: _AfterImport | None, module: ModuleType) -> None:
+    """Run the action; a fault, for example with a new version of the library, must not break the script's import."""
+    try:
+        if action is not None:
+            action(module)
+    except Exception as error:
+        print(f"cloudtrain: warning: {module.__name__} is used without cloudtrain's callback: {error!r}", flush=True)

@@ -125,16 +125,13 @@ class AzureStore:
                 self._client, self._who = self._connect()
             yield self._client
         except Exception as error:  # any kind: some errors are not AzureErrors (azureaccess.is_broken_off)
-            failure = self._failure(error, name)
+            failure = azure_access.failure(error, self._place, self._who, name)
             if not isinstance(failure, FileNotFoundError) and self._client is not None:
                 self._client.close()  # the next request asks for credentials again
                 self._client = None
             if failure is error:
                 raise
             raise failure from error
-
-    def _failure(self, error: Exception, name: str) -> Exception:
-        return azure_access.failure(error, self._place, self._who, name)
 
 
 def _place(uri: str) -> azure_access.BlobLocation:
