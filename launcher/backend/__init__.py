@@ -116,10 +116,8 @@ def _loaded(cls: type, key: str, hint: Any, value: Any) -> Any:
 
 
 def _damaged(cls: type, why: str) -> DamagedRecordError:
-    message = f"the stored data of the job are damaged: {cls.__name__}: {why}"
-    return DamagedRecordError(
-        message, hint="look for the job with the backend's own tools; a copy of the registry mends it"
-    )
+    hint = "look for the job with the backend's own tools; a copy of the registry mends it"
+    return DamagedRecordError(f"the stored data of the job are damaged: {cls.__name__}: {why}", hint=hint)
 
 
 @dataclass(frozen=True)

@@ -73,9 +73,8 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
     project, limit_micro = _what(what)
     overcommit = _overcommit(given_overcommit)
     period: Period = "month" if monthly else "all"
-    budget = LedgerBudget(
-        project, period, limit_micro, round(overcommit * 100), time.time(), shared_ledger_sync.this_person()
-    )
+    percent, person = round(overcommit * 100), shared_ledger_sync.this_person()
+    budget = LedgerBudget(project, period, limit_micro, percent, time.time(), person)
     database = _database()
     place = None if here else _place(database, project, ledger)
     if place is None:
@@ -93,9 +92,8 @@ def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: st
     else:
         say(f"left {usd(down(standing.left_micro))}")
     if standing.budget.overcommit_percent != 100:
-        say(
-            f"worst cases of {usd(down(max(0, standing.room_micro)))} more may be promised: --overcommit {overcommit:g}"
-        )
+        more = usd(down(max(0, standing.room_micro)))
+        say(f"worst cases of {more} more may be promised: --overcommit {overcommit:g}")
     if standing.unknown:
         jobs = ", ".join(held.job_id for held in standing.unknown)
         say(f"nobody knows the price of {jobs}: nothing is sent under this budget until their end")
@@ -257,10 +255,8 @@ def close(job: str, spent: str, yes: bool) -> None:
         if shared_ledger_sync.close_others(database, place, job, spent_micro):
             say(f"closed {job} at {place}")
             return
-    hint = f"this machine reports the end of its own jobs by itself: cloudtrain status {job}"
-    raise UsageError(
-        f"no shared ledger that this machine knows holds anything for another machine's `{job}`", hint=hint
-    )
+    message = f"no shared ledger that this machine knows holds anything for another machine's `{job}`"
+    raise UsageError(message, hint=f"this machine reports the end of its own jobs by itself: cloudtrain status {job}")
 
 
 def _overcommit(text: str) -> float:

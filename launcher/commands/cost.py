@@ -131,9 +131,8 @@ def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_
         cells = bill_text.spent_cells(spent) if groups is None else bill_text.group_cells(groups, by)
         print_lines([csv_text(*cells)])
     elif groups is None:
-        print_lines(
-            table(bill_text.SPENT_HEAD, bill_text.spent_rows(spent), drop=("BACKEND", "NODE-HOURS"), columns=width())
-        )
+        rows, drop = bill_text.spent_rows(spent), ("BACKEND", "NODE-HOURS")
+        print_lines(table(bill_text.SPENT_HEAD, rows, drop=drop, columns=width()))
     else:
         head = (by if by.startswith("tag:") else by.upper(), *bill_text.GROUP_HEAD)
         print_lines(table(head, bill_text.group_rows(groups, period.total(spent)), columns=width()))

@@ -63,9 +63,8 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
         print_json({"backends": [offer.dump() for offer in found], "cheapest": first.backend if first else None})
     else:
         columns = width() or compare.COLUMNS
-        print_lines(
-            [*compare.lines(found, columns), *wrapped([*compare.unlike(found), *compare.refused(found)], columns)]
-        )
+        below = wrapped([*compare.unlike(found), *compare.refused(found)], columns)
+        print_lines([*compare.lines(found, columns), *below])
         say(_below(first, found, overrides))
     is_planned = bool(_capable(found)) or all(offer.prepared for offer in found)
     return 0 if is_planned else ConfigError.exit_code

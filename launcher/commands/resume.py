@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -89,9 +90,8 @@ def command(
         raise _with_command(error, found, [*_as_typed(instances, settings, price_micro), *flags]) from error
     if dry_run:
         return _dry_run(found, prepared, as_json=as_json)
-    if not approved(
-        prepared, yes=yes, before=found, check=lambda: submit.require_room(registry, prepared, is_first=False)
-    ):
+    check = partial(submit.require_room, registry, prepared, is_first=False)
+    if not approved(prepared, yes=yes, before=found, check=check):
         return 1
     start_over = found.attempt.state.all_damaged
     if start_over and not confirm(f"{retry.ALL_DAMAGED}. Send it?", yes=yes):

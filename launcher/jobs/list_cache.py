@@ -182,9 +182,8 @@ def _missing(registry: Registry, choice: JobFilter) -> list[_Fresh]:
     )
     seqs = [row[0] for row in missing]
     if choice.limit is not None and not choice.is_narrow:
-        seqs = seqs[
-            : choice.limit + len(registry.database.execute("SELECT 1 FROM attempts WHERE state IN (?, ?, ?)", ACTIVE))
-        ]
+        active = registry.database.execute("SELECT 1 FROM attempts WHERE state IN (?, ?, ?)", ACTIVE)
+        seqs = seqs[: choice.limit + len(active)]
     now_s = time.time()
     return [
         _Fresh(job, attempts, row_of(job, attempts, now_s))

@@ -58,9 +58,8 @@ def remove(registry: Registry, job: Job) -> None:
         try:
             shutil.rmtree(folder)
         except OSError as error:
-            raise ConfigError(
-                f"{job.id} cannot be removed: {error.strerror}", where=error.filename or folder
-            ) from error
+            message = f"{job.id} cannot be removed: {error.strerror}"
+            raise ConfigError(message, where=error.filename or folder) from error
     with registry.database.transaction():
         for attempt in registry.attempts(job):
             held = ledger.reservation(registry.database, job.id, attempt.number)

@@ -131,10 +131,9 @@ def require_own_backend(job: Job, settings: Sequence[str]) -> None:
 
 def has_saved(registry: Registry, job: Job) -> bool:
     """Return whether a resume finds a checkpoint or kept files; a done job may have saved in any attempt."""
-    is_done = job.attempt.state.state == "succeeded"
-    return job.attempt.state.resumable or (
-        is_done and any(attempt.progress.get("checkpoint") for attempt in registry.attempts(job))
-    )
+    if job.attempt.state.resumable or job.attempt.state.state != "succeeded":
+        return job.attempt.state.resumable
+    return any(attempt.progress.get("checkpoint") for attempt in registry.attempts(job))
 
 
 def budget_setting(job: Job, text: str) -> str:

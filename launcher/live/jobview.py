@@ -10,9 +10,9 @@ from rich.text import Text
 
 from cloudtrain.entrypoints import events
 from cloudtrain.launcher.backend import LogLine
-from cloudtrain.launcher.live import figures, footer
+from cloudtrain.launcher.live import figures
 from cloudtrain.launcher.live.model import Curves, TailShot, WatchedJob
-from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, in_job, row
+from cloudtrain.launcher.live.rows import QUIET, WARNS, Part, help_rows, in_job, keys_of_job, row
 from cloudtrain.launcher.live.view_state import ViewState
 from cloudtrain.launcher.text.charts import Signs
 from cloudtrain.launcher.text.remote import in_words
@@ -50,11 +50,11 @@ def view(
     kept = _kept(sections, room - _least_log(height, choice))
     head = [each for section in kept for each in section.rows]
     left = max(0, room - len(head))
-    log = footer.help_rows(width, left, signs) if choice.helps else _log(tail, choice, width, left, signs)
+    log = help_rows(width, left, signs) if choice.helps else _log(tail, choice, width, left, signs)
     notes = [row(width, signs, (f"! {cleaned(note)}", "yellow"))] if note else []
     rows = [*head, _log_title(tail, choice, width, signs), *log]
     rows += [Text("")] * (height - 1 - len(notes) - len(rows))
-    return [*rows[: max(0, height - 1 - len(notes))], *notes, footer.of_job(choice, watched, width, signs)][:height]
+    return [*rows[: max(0, height - 1 - len(notes))], *notes, keys_of_job(choice, watched, width, signs)][:height]
 
 
 def log_page(

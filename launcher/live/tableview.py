@@ -11,9 +11,8 @@ from rich.text import Text
 
 from cloudtrain.entrypoints.format import amount, counted, dollars, span
 from cloudtrain.launcher.jobs.overview import share_done
-from cloudtrain.launcher.live import footer
 from cloudtrain.launcher.live.model import Scene, WatchedJob
-from cloudtrain.launcher.live.rows import QUIET, STATE_STYLES, WARNS, Part, filled, row, sides
+from cloudtrain.launcher.live.rows import QUIET, STATE_STYLES, WARNS, Part, filled, help_rows, keys_of_table, row, sides
 from cloudtrain.launcher.live.view_state import ViewState
 from cloudtrain.launcher.store import loss_bins
 from cloudtrain.launcher.text import charts as spark
@@ -63,10 +62,10 @@ def view(scene: Scene, choice: ViewState, size: tuple[int, int], signs: Signs, w
     if not ids:
         rows.append(row(width, signs, ("no job is active, and no job has ended recently: cloudtrain submit", QUIET)))
     if choice.helps:
-        rows = [rows[0], *footer.help_rows(width, height - 3 - len(notes), signs)]
+        rows = [rows[0], *help_rows(width, height - 3 - len(notes), signs)]
     rows += [Text("")] * (height - 2 - len(notes) - len(rows))
     rows = [*rows[: max(0, height - 2 - len(notes))], *notes, _totals(scene.jobs, width, signs)]
-    return [*rows, footer.of_table(choice, width, signs)][:height]
+    return [*rows, keys_of_table(choice, width, signs)][:height]
 
 
 def _shown(watched: WatchedJob, now_s: float) -> dict[str, str]:

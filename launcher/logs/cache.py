@@ -226,9 +226,8 @@ def keeper(database: Database, job_id: str, attempt: int, *, rewrite: bool = Fal
         return None
     try:
         found = place(database, job_id, attempt) or CachePosition()
-        return LogCacheWriter(
-            database, job_id, attempt, CachePosition(round=found.round + 1) if rewrite else found, lock
-        )
+        found = CachePosition(round=found.round + 1) if rewrite else found
+        return LogCacheWriter(database, job_id, attempt, found, lock)
     except BaseException:
         with contextlib.suppress(OSError):  # closed by the LogCacheWriter
             os.close(lock)

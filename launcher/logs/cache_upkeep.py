@@ -27,9 +27,8 @@ def room_bytes() -> int:
     except ValueError:
         found = -1.0
     if not 0 <= found < 1e6:
-        raise UsageError(
-            f"{ROOM}={text} is not a number of gigabytes", hint="set it to a number such as 5, or 0 for none"
-        )
+        hint = "set it to a number such as 5, or 0 for none"
+        raise UsageError(f"{ROOM}={text} is not a number of gigabytes", hint=hint)
     return int(found * 1e9)
 
 

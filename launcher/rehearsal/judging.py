@@ -149,9 +149,8 @@ def _by_steps_alone(verdict: Verdict, why: str) -> bool:
     """Record that the script continues its steps, and that the training state was not checked."""
     verdict.not_checked.insert(0, f"whether the weights and the optimizer's state come back: {why}")
     verdict.words = _proof(verdict, ", by its steps alone")
-    return verdict.found(
-        "losses", f"losses cannot be compared: {why}; only the step numbers show that the job continues"
-    )
+    words = f"losses cannot be compared: {why}; only the step numbers show that the job continues"
+    return verdict.found("losses", words)
 
 
 def _apart(one: StartResult, other: StartResult) -> dict[int, float]:

@@ -117,9 +117,8 @@ def addresses(count: int) -> tuple[tuple[str, ...], socket.socket]:
             lock.close()
             continue
         return tuple(f"{block}.{number}" for number in range(1, count + 1)), lock
-    raise ConfigError(
-        "no free loopback address for the nodes", where="127.*", hint="check with `ip link` that `lo` is up"
-    )
+    hint = "check with `ip link` that `lo` is up"
+    raise ConfigError("no free loopback address for the nodes", where="127.*", hint=hint)
 
 
 def _works(name: str) -> bool:

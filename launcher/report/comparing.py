@@ -177,9 +177,8 @@ def rows(found: Comparison) -> list[tuple[str, list[str]]]:
     for name in names:
         values = [each.get(name) for each in found.results]
         if any(value is not None for value in values):
-            words = _RESULTS.get(name) or name.replace(".loss", ".evaluated loss").replace("metrics.", "").replace(
-                ".", " "
-            )
+            of_metric = name.replace(".loss", ".evaluated loss").replace("metrics.", "").replace(".", " ")
+            words = _RESULTS.get(name) or of_metric
             table.append((words, ["-" if value is None else _text(name, value) for value in values]))
     for words, field, name in _REACHED:
         values = [None if each is None else getattr(each, field) for each in found.reached]

@@ -121,9 +121,8 @@ def _checkpoint_text(point: Point) -> str:
 def _attempt(attempt: Attempt, series: Series, now_s: float) -> dict[str, Any]:
     state = attempt.state
     steps = [point.step for point in series.steps if point.attempt == attempt.number and point.step is not None]
-    origins = [
-        point for point in series.marks if point.attempt == attempt.number and point.kind in ("start", "restart")
-    ]
+    marks = [point for point in series.marks if point.attempt == attempt.number]
+    origins = [point for point in marks if point.kind in ("start", "restart")]
     began = next((point.step for point in origins if point.step is not None), None)
     ended_s = state.ended_s if state.state not in ("pending", "running", "stopping") else None
     took_s = None if state.started_s is None else (ended_s or now_s) - state.started_s

@@ -180,9 +180,8 @@ def plan_rows(job: Job, attempts: Sequence[Attempt], now_s: float) -> list[tuple
         came = "runs" if ended_s is None else f"{moment(ended_s)} UTC, {_off(ended_s - forecast[1])}"
         if ended_s is not None and attempt.state.state != "succeeded":
             came = f"{moment(ended_s)} UTC, unfinished"
-        rows.append(
-            (f"end, attempt {attempt.number}", f"{moment(forecast[1])} UTC, reported at step {forecast[0]}", came)
-        )
+        planned = f"{moment(forecast[1])} UTC, reported at step {forecast[0]}"
+        rows.append((f"end, attempt {attempt.number}", planned, came))
     if (hourly := last.hourly_usd) is not None:
         source = ", ".join(each for each in (plan.price_source, plan.price_as_of) if each)
         source = f"by {source}" if source else ""

@@ -143,9 +143,8 @@ def require_free(path: Path, *, force: bool) -> None:
         hint = "name another file: -o"
         raise UsageError(f"{path} is there and cannot be read: {error.strerror}", hint=hint) from error
     if not is_terminal():
-        raise UsageError(
-            f"{path} exists and is not a cloudtrain report", hint="name another file with -o, or add --force"
-        )
+        hint = "name another file with -o, or add --force"
+        raise UsageError(f"{path} exists and is not a cloudtrain report", hint=hint)
     if not confirm(f"{path} is not a cloudtrain report; replace it?", yes=False):
         raise UsageError(f"{path} was left as it is", hint="name another file: -o")
 

@@ -71,9 +71,8 @@ def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | 
         raise UsageError(f"{job.id} was already resumed", hint="look at the job")
     now_micro = prepared.plan.worst_case_micro
     if worst_micro is not None and (now_micro is None or now_micro > worst_micro):
-        raise UsageError(
-            f"it may now cost {cost_words(prepared.plan)}, which is more than was shown", hint="look at it again"
-        )
+        message = f"it may now cost {cost_words(prepared.plan)}, which is more than was shown"
+        raise UsageError(message, hint="look at it again")
     submit.require_room(registry, prepared, is_first=False)
     job = submit.resend(registry, job, prepared, start_over=job.attempt.state.all_damaged)
     return f"sent: {job.id}, attempt {job.attempt.number}"

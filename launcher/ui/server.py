@@ -105,10 +105,8 @@ def _listening(port: int) -> socket.socket:
         listening.bind((HOST, port))
     except OSError as error:
         listening.close()
-        reason = error.strerror or str(error)
-        raise UsageError(
-            f"port {port} cannot be opened: {reason}", hint="without --port a free port is chosen"
-        ) from error
+        message = f"port {port} cannot be opened: {error.strerror or error}"
+        raise UsageError(message, hint="without --port a free port is chosen") from error
     return listening
 
 
