@@ -33,7 +33,7 @@ def pieces(tensors: Tensors, rank: int, writers: Sequence[int]) -> list[Piece]:
 
     Collective if a rank with a shard does not write: then sharded tensors are gathered, one at a time.
     """
-    everybody = len(writers) == _ranks()
+    everybody = len(writers) == torch.distributed.get_world_size()
     whole: dict[str, torch.Tensor] = {}
     found: list[Piece] = []
     for number, (name, tensor) in enumerate(tensors.items()):
@@ -57,10 +57,6 @@ def local_box(name: str, tensor: torch.Tensor) -> Box:
     if not chunks:  # fewer rows than ranks: this rank has no row
         return Box(name, tensor.dtype, whole, (0,) * len(whole), (0, *whole[1:]))
     return Box(name, tensor.dtype, whole, tuple(chunks[0].offsets), tuple(chunks[0].sizes))
-
-
-def _ranks() -> int:
-    return torch.distributed.get_world_size()
 
 
 def _writes(tensor: DTensor, number: int) -> bool:

@@ -132,7 +132,7 @@ def _upload(to: Store, path: Path, names: list[str], keep: int, group: dist.Proc
     if dist.get_rank(group) == 0 and not faults:
         try:
             to.put(path / folders.MANIFEST, f"{path.name}/{folders.MANIFEST}")
-            _publish(to, path)
+            to.put(json.dumps({"path": path.name, "step": int(path.name[5:])}).encode(), LATEST)
             _retain(to, keep, int(path.name[5:]), folders.best_step(path.parent))
         except Exception as error:
             faults = [f"{type(error).__name__}: {error}"]
@@ -154,7 +154,3 @@ def _retain(to: Store, keep: int, published: int, best: int | None) -> None:
             # The manifest first: a half-removed checkpoint must not look complete.
             for name in sorted(steps[step], key=lambda name: not name.endswith(folders.MANIFEST)):
                 to.delete(name)
-
-
-def _publish(to: Store, path: Path) -> None:
-    to.put(json.dumps({"path": path.name, "step": int(path.name[5:])}).encode(), LATEST)

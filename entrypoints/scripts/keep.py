@@ -56,7 +56,8 @@ class FileKeeper:
 
         New checkpoints are reported by event lines in `log`, rank 0's log, if the log is on this node.
         """
-        self._code, self._kept, self._log = code, kept, log
+        self._code, self._kept = code, kept
+        self.log = log  # rank 0's log, if the log is on this node
         self._names = [name for name in names if not name.startswith("!")]
         self._lost = [name[1:] for name in names if name.startswith("!")]
         self._links: list[str] = []
@@ -95,11 +96,6 @@ class FileKeeper:
         return self._is_open.wait(PATIENCE_S)
 
     @property
-    def log(self) -> Path | None:
-        """Rank 0's log, if the log is on this node."""
-        return self._log
-
-    @property
     def is_closing(self) -> bool:
         """Whether `close` was called since the last start."""
         return self._is_over.is_set()
@@ -118,7 +114,7 @@ class FileKeeper:
     def _unkept_names(self) -> set[str]:
         if self._shipped is None:  # no rank has started
             return set()
-        return _listing(self._code) - self._shipped - {*_matching(self._code, self._lost), *self._files()}
+        return _listing(self._code) - self._shipped - {*_matching(self._code, self._lost), *self._found(self._code)}
 
     def _grouped(self, names: Iterable[str]) -> list[Unkept]:
         found: dict[str, list[int]] = {}
@@ -157,25 +153,25 @@ class FileKeeper:
         if not is_last and (found is None or 0 <= time.time() - found[1] < EVERY_S):
             return  # a file that changed just now may be incomplete
         previous, self.newest = self.newest, found
-        if found is not None and found != previous and self._log is not None:
+        if found is not None and found != previous and self.log is not None:
             self._due_s = time.monotonic() + EVENTS_EVERY_S
             path = found[0].encode(errors="replace").decode()  # a file's name may be any bytes
             about = {"path": path, "changed_s": round(found[1], 3)}
-            events.append(self._log, [events.format_line("checkpoint", f"saved {path}", about)])
+            events.append(self.log, [events.format_line("checkpoint", f"saved {path}", about)])
 
     def _warn_of_unkept(self) -> None:
         """Warn once, in the log, of checkpoints that nothing keeps, if no checkpoint is kept yet.
 
         Two searches must find the files, because a script may save a second file, which is kept, right after.
         """
-        if self.newest is not None or self._log is None or time.monotonic() < self._look_s:
+        if self.newest is not None or self.log is None or time.monotonic() < self._look_s:
             return
         found = {name for name in self._unkept_names() if SAVED.search(name)}
         groups, self._lonely = self._grouped(found & self._lonely), found
         self._look_s = time.monotonic() + LOOK_S
         if groups:
             self._look_s = math.inf
-            report_unkept(groups, self._log, self._names)
+            report_unkept(groups, self.log, self._names)
 
     def _try_to_copy(self, *, is_last: bool) -> None:
         try:
@@ -249,9 +245,6 @@ class FileKeeper:
     def _patterns(self) -> list[str]:
         """Return the names of files: patterns, and a folder only where the script has replaced its link."""
         return [name for name in self._names if name not in self._links or not (self._code / name).is_symlink()]
-
-    def _files(self) -> Iterator[str]:
-        yield from self._found(self._code)
 
     def _say(self, words: str) -> None:
         words = words.encode(errors="replace").decode()  # a file's name may be any bytes

@@ -261,12 +261,7 @@ class LARS(_Layerwise):
     """
 
     def __init__(
-        self,
-        params: Any,
-        lr: float,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        trust_coefficient: float = 1e-3,
+        self, params: Any, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, trust_coefficient: float = 1e-3
     ) -> None:
         defaults = {
             "lr": lr,
