@@ -216,7 +216,8 @@ class _Layerwise(torch.optim.Optimizer):
             self._apply(layers, torch.where((weight_norms > 0) & (update_norms > 0), ratios, 1.0))
         return loss
 
-    def _layers(self, group: dict[str, Any]) -> _Layers:
+    def _prepare(self, group: dict[str, Any]) -> _Layers:
+        """Return the group's layers with the updates for the trust ratios."""
         parameters = [p for p in group["params"] if p.grad is not None]
         if any(p.grad.is_sparse for p in parameters):
             raise RuntimeError(f"{type(self).__name__} takes no sparse gradients: use nn.Embedding(sparse=False)")
@@ -227,10 +228,6 @@ class _Layerwise(torch.optim.Optimizer):
             updates=[local_part(parameter.grad) for parameter in parameters],
             adapted=[i for i, parameter in enumerate(parameters) if parameter.ndim > 1],
         )
-
-    def _prepare(self, group: dict[str, Any]) -> _Layers:
-        """Return the group's layers with the updates for the trust ratios."""
-        raise NotImplementedError
 
     def _ratios(self, group: dict[str, Any], weight_norms: torch.Tensor, update_norms: torch.Tensor) -> torch.Tensor:
         """Return the trust ratios, [adapted layers], where both norms are positive."""
@@ -270,9 +267,6 @@ class LARS(_Layerwise):
             "trust_coefficient": trust_coefficient,
         }
         super().__init__(params, defaults)
-
-    def _prepare(self, group: dict[str, Any]) -> _Layers:
-        return self._layers(group)
 
     def _ratios(self, group: dict[str, Any], weight_norms: torch.Tensor, update_norms: torch.Tensor) -> torch.Tensor:
         decay, trust = float(group["weight_decay"]), float(group["trust_coefficient"])
@@ -314,7 +308,7 @@ class LAMB(_Layerwise):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def _prepare(self, group: dict[str, Any]) -> _Layers:
-        layers = self._layers(group)
+        layers = super()._prepare(group)
         if not layers.parameters:
             return layers
         beta1, beta2 = group["betas"]
