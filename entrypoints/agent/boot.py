@@ -373,14 +373,8 @@ def _finish(code: int, failures: list[dict[str, Any]]) -> int:
         first = failures[0]
         who = f"rank {first['rank']}: " if first.get("rank") is not None else ""
         kind = f"{first['type']}: " if first.get("type") else ""
-        events.emit(
-            "error",
-            f"{who}{kind}{first['message']}",
-            rank=first.get("rank"),
-            type=first.get("type"),
-            message=first["message"],
-            code=code,
-        )
+        about = {"rank": first.get("rank"), "type": first.get("type"), "message": first["message"], "code": code}
+        events.emit("error", f"{who}{kind}{first['message']}", **about)
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
     if folder:
         with contextlib.suppress(OSError):  # the exit code has the main fact

@@ -23,11 +23,12 @@ from cloudtrain.entrypoints.environments.interpreter import Interpreter
 from cloudtrain.entrypoints.environments.spec import EnvironmentSpec, PreparedEnvironment
 from cloudtrain.entrypoints.errors import Refused
 
-__all__ = ["CURES", "build", "check", "hold", "key", "prune", "show", "variables"]
+__all__ = ["CURES", "build", "check", "hold", "key", "lay_out", "prune", "show", "variables"]
 
 FORM = 2  # part of the key: increase it if the way of building changes
 UNUSED_DAYS = 30.0
 MARK, LAST_USED = "complete.json", "used"
+SEEN = ("torch", "numpy", "pip", "setuptools")  # of this interpreter, by a rehearsal's environment
 
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _OPTION = re.compile(
@@ -196,9 +197,7 @@ def _make(spec: EnvironmentSpec, base: Interpreter, place: Path, held: int, limi
     code = builds.run([base.path, "-I", "-m", "venv", *flags, str(place)], log, limit_s, held, environment)
     _check(code, log, "the environment could not be made", limit_s)
     if spec.is_apart:
-        from cloudtrain.entrypoints.environments import apart  # importlib.metadata takes 60 ms
-
-        show(place, base, [apart.lay_out(place / "shown")])
+        show(place, base, [lay_out(place / "shown")])
     elif spec.system_site_packages and base.is_venv:  # `--system-site-packages` skips the packages of a venv
         show(place, base, base.sites)
     if spec.requirements:
@@ -228,6 +227,33 @@ def show(place: Path, base: Interpreter, sites: Sequence[str]) -> None:
     version = "python{}.{}".format(*base.version)
     lines = [f"import site; site.addsitedir({site!r})\n" for site in sites]
     (place / "lib" / version / "site-packages" / "parent.pth").write_text("".join(lines))
+
+
+def lay_out(folder: Path) -> str:
+    """Make a folder of links to the files of SEEN and of their requirements; return its path.
+
+    A rehearsal's environment sees only these packages of this interpreter, like an image with torch. So an import that
+    the requirements lack fails in the rehearsal.
+    """
+    from importlib import metadata  # takes 60 ms
+
+    folder.mkdir(parents=True, exist_ok=True)
+    waiting, seen = list(SEEN), set[str]()
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            if not (folder / top).is_symlink():
+                (folder / top).symlink_to(Path(str(found.locate_file(top))).absolute())
+        named = (re.match(r"[\w.-]+", line) for line in found.requires or () if "extra ==" not in line)
+        waiting += [match[0] for match in named if match]
+    return str(folder)
 
 
 def _check(code: int | None, log: Path, what: str, limit_s: float) -> None:

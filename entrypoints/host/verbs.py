@@ -1,7 +1,6 @@
 """Verbs for a host's node of a job: start the node, return its state and its log lines, stop the node.
 
-Each verb takes JSON values and returns JSON. Folders are absolute paths of
-this host.
+Each verb takes JSON values and returns JSON. Folders are absolute paths of this host.
 """
 
 from __future__ import annotations
@@ -81,14 +80,7 @@ _START = (
 
 
 def make(
-    here: Here,
-    *,
-    job: str,
-    root: str,
-    owner: str,
-    record: dict[str, Any],
-    folders: list[str],
-    links: dict[str, str],
+    here: Here, *, job: str, root: str, owner: str, record: dict[str, Any], folders: list[str], links: dict[str, str]
 ) -> dict[str, Any]:
     """Create the node's folder, which must be new, and the folders that the job sees; return {}.
 

@@ -126,15 +126,8 @@ class Replicas:
             self._fail(name, f"{self._folder / name} differs from node 0's, and was not copied: it stays unchanged")
             return False
         try:
-            copies.fetch(
-                *source,
-                self._token,
-                name,
-                self._folder,
-                note=self.note,
-                margin_bytes=self._margin_bytes,
-                stop=self._stop,
-            )
+            ends = *source, self._token, name, self._folder
+            copies.fetch(*ends, note=self.note, margin_bytes=self._margin_bytes, stop=self._stop)
         except copies.Gone:
             return False
         except copies.Halted:

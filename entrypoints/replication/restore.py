@@ -105,20 +105,11 @@ class Gathering:
                 self._faults.setdefault(entry.name, words)
                 return False
             # No process writes here before a start: an own entry of that name is damaged, or it would not be needed.
-            fetched = copies.fetch(
-                *source,
-                self._token,
-                entry.name,
-                self._folder,
-                note=self._note,
-                sets_aside=self._newest_alone,
-                stop=self._stop,
-            )
+            ends = *source, self._token, entry.name, self._folder
+            fetched = copies.fetch(*ends, note=self._note, sets_aside=self._newest_alone, stop=self._stop)
         except (copies.CopyError, OSError) as error:
-            if (
-                isinstance(error, copies.AlreadySaved) and not self._newest_alone
-            ):  # this node has saved the entry itself
-                return True
+            if isinstance(error, copies.AlreadySaved) and not self._newest_alone:
+                return True  # this node has saved the entry itself
             self._fail(entry.name, source, error)
             return False
         if fetched.bytes:

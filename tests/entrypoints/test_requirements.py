@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.entrypoints.environments import apart, requirements, stored, venvs
+from cloudtrain.entrypoints.environments import requirements, stored, venvs
 from cloudtrain.entrypoints.errors import Refused
 
 PROJECT = """\
@@ -171,7 +171,7 @@ def test_unusable_store_is_reported_and_skipped(tmp_path: Path, capsys: pytest.C
 
 def test_apart_shows_torch_and_its_requirements_only(tmp_path: Path) -> None:
     """A package that torch does not require is hidden, even if this interpreter has the package."""
-    folder = apart.lay_out(tmp_path / "shown")
+    folder = venvs.lay_out(tmp_path / "shown")
     program = (
         f"import sys; sys.path.append({folder!r}); import sympy, pip, importlib.util as u; print(u.find_spec(NAME))"
     )

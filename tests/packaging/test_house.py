@@ -154,7 +154,6 @@ LEAST_LINES = 40  # of a module; a smaller module belongs to its main user
 SMALL_KINDS = re.compile(r"(.*/)?__(init|main)__\.py|launcher/commands/.*|backends/[^/]+/(block|records|secrets)\.py")
 SMALL = {
     "entrypoints/container/smddp.py": "an AWS library that a single image has",
-    "entrypoints/environments/apart.py": "imported by rehearsals alone: importlib.metadata takes 60 ms",
     "entrypoints/errors.py": "the root of the errors",
     "entrypoints/job_files.py": "the file names that the launcher and the node share",
     "entrypoints/notices/slack.py": "a module for each channel of notices",
