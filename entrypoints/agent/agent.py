@@ -378,8 +378,12 @@ class Agent:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == self.boot.pid:
                     self.boot.returncode = os.waitstatus_to_exitcode(ended[1])
-        if self.boot.returncode is None and not processes.stamp(self.boot.pid):
-            self.boot.returncode = -signal.SIGKILL  # reaped by kill_descendants
+        if self.boot.returncode is None:
+            try:  # boot may have ended after the loop: then its code counts
+                pid, status = os.waitpid(self.boot.pid, os.WNOHANG)
+                self.boot.returncode = os.waitstatus_to_exitcode(status) if pid else None
+            except ChildProcessError:
+                self.boot.returncode = -signal.SIGKILL  # reaped by kill_descendants
         return self.boot.returncode
 
     def _collect(self) -> None:

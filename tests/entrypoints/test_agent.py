@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import time
@@ -160,6 +161,22 @@ def test_result_of_boot_counts_if_a_signal_kills_boot_at_its_end(finishing: Agen
     finishing.asked_to_stop = True
     finishing._collect()
     assert (finishing.report.phase, finishing.report.code) == ("exited", 0)
+
+
+def test_boot_that_ends_between_two_looks_keeps_its_code(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A boot that ends after the agent has reaped its children is no boot that a signal has killed."""
+    agent, wait = make(), os.waitpid
+    with subprocess.Popen(["true"]) as boot:
+        agent.boot = boot
+
+        def ends_after_the_look(pid: int, options: int) -> tuple[int, int]:
+            if pid != -1:
+                return wait(pid, options)
+            os.waitid(os.P_PID, boot.pid, os.WEXITED | os.WNOWAIT)
+            return 0, 0
+
+        monkeypatch.setattr(os, "waitpid", ends_after_the_look)
+        assert agent._boot_code() == 0
 
 
 def test_bundle_of_version_0_1_starts_with_its_own_boot(tmp_path: Path) -> None:
