@@ -13,7 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from cloudtrain.launcher.config import choices, codefiles, rules, schema, schemafaults, yamlfile
+from cloudtrain.launcher.backend_table import DEFAULT
+from cloudtrain.launcher.config import codefiles, rules, schema, schemafaults, yamlfile
 from cloudtrain.launcher.config import overrides as given_values
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode
@@ -53,7 +54,8 @@ def load(
     environ = os.environ if environ is None else environ
     parsed = yamlfile.parse(_text(path), os.fspath(path), environ)
     if parsed.root is None:
-        raise ConfigError(parsed.faults or [_empty(path)])
+        empty = Fault(f"{path} is empty", hint="`cloudtrain init` writes an example")
+        raise ConfigError(parsed.faults or [empty])
     return _checked(parsed.root, parsed.faults, path, _assignments(backend, overrides), environ, further)
 
 
@@ -98,13 +100,35 @@ def _checked(
 
 
 def backends_asked(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the backends under `backend`: one name, or the list to choose from. Raises ConfigError."""
-    return choices.asked(path, _text(path), overrides)
+    """Return the names under `backend`, in the file's order, or `local`. Raises ConfigError for a faulty list."""
+    root = _tree(path, overrides)
+    node = yamlfile.find(root, ("backend",)) if root is not None else None
+    if node is None or node.value is None:
+        return (DEFAULT,)
+    if not isinstance(node.value, tuple):
+        return (str(node.value),)
+    hint = "as in `backend: [sagemaker, vertex]`"
+    odd = [item for item in node.value if not isinstance(item.value, str)]
+    faults = [Fault("expected a backend's name", "backend", item.place, hint) for item in odd]
+    names = [str(item.value) for item in node.value]
+    faults += [
+        Fault(f"`{name}` is listed twice", "backend", item.place, "once is enough")
+        for index, (name, item) in enumerate(zip(names, node.value, strict=True))
+        if name in names[:index]
+    ]
+    if not names:
+        faults.append(Fault("no backend is named", "backend", node.place, hint))
+    if faults:
+        raise ConfigError(faults)
+    return tuple(names)
 
 
 def backends_configured(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]:
     """Return `local`, the backends with a block in the file, and the backends under `backend`. Raises ConfigError."""
-    return choices.configured(path, _text(path), overrides)
+    root = _tree(path, overrides)
+    members = root.value if root is not None and isinstance(root.value, dict) else {}
+    blocks = [name for name in schema.blocks_of(members) if members[name].node.value is not None]
+    return tuple(dict.fromkeys([DEFAULT, *blocks, *backends_asked(path, overrides)]))
 
 
 def written(path: Path, key: KeyPath, overrides: Sequence[str] = ()) -> Any:
@@ -112,7 +136,7 @@ def written(path: Path, key: KeyPath, overrides: Sequence[str] = ()) -> Any:
 
     Raises ConfigError if the file cannot be read.
     """
-    root = choices.tree(path, _text(path), overrides, os.environ)
+    root = _tree(path, overrides)
     node = yamlfile.find(root, key) if root is not None else None
     return None if node is None else node.data()
 
@@ -169,6 +193,15 @@ def _placed(fault: Fault, root: YamlNode | None, given: tuple[str, ...]) -> Faul
     return replace(fault, place=node.place) if node is not None else fault
 
 
+def _tree(path: Path, overrides: Sequence[str]) -> YamlNode | None:
+    """Return the tree with the overrides applied; faults are ignored, because loading the config reports the faults."""
+    root = yamlfile.parse(_text(path), os.fspath(path), os.environ).root
+    for assignment in overrides:
+        if root is not None and isinstance(root.value, dict):
+            root, _ = given_values.apply(root, "--set", assignment, os.environ)
+    return root
+
+
 def _assignments(backend: str | None, overrides: Sequence[str]) -> list[tuple[str, str]]:
     chosen = [("--backend", f"backend={backend}")] if backend is not None else []
     return [*(("--set", assignment) for assignment in overrides), *chosen]
@@ -198,10 +231,6 @@ def _missing_file_hint(path: Path) -> str:
     if not path.suffix:  # likely a job's name
         return f"name a config file, not a job: for example {DEFAULT_FILE}"
     return "`cloudtrain init` writes one; `-f FILE` names another"
-
-
-def _empty(path: Path) -> Fault:
-    return Fault(f"{path} is empty", hint="`cloudtrain init` writes an example")
 
 
 def _validated(root: YamlNode) -> tuple[JobConfig | None, list[Fault]]:

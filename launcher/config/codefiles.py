@@ -8,12 +8,14 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 import shlex
 import stat
 import warnings
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.backend_table import traits
 from cloudtrain.launcher.config.rules import given
@@ -22,7 +24,10 @@ from cloudtrain.launcher.config.schemafaults import named, quoted
 from cloudtrain.launcher.config.yamlfile import YamlNode
 from cloudtrain.launcher.errors import Fault, Place
 
-__all__ = ["TASK_FUNCTIONS", "faults_of", "is_in_code", "is_installed"]
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import JobConfig
+
+__all__ = ["TASK_FUNCTIONS", "faults_of", "notes_of"]
 
 # The functions that a task file must define, with the arguments that the trainer passes to each function.
 TASK_FUNCTIONS: dict[str, tuple[str, ...]] = {
@@ -32,6 +37,15 @@ TASK_FUNCTIONS: dict[str, tuple[str, ...]] = {
 }
 _OPTIONAL_FUNCTIONS = {"optimizer": ("model", "params"), "evaluate": ("model", "batch"), "collate": ("samples",)}
 _LARGEST_SOURCE = 2_000_000  # bytes
+_SUBMODULE = re.compile(r"^\s*path\s*=\s*(.+?)\s*$", re.MULTILINE)
+_HEADER = re.compile(r"^# /// script\s*$.*?^# dependencies\s*=.*?^# ///\s*$", re.MULTILINE | re.DOTALL)  # PEP 723
+# A file that a script saves; a folder that outlives the node; an option that continues from a checkpoint.
+_SAVES = re.compile(r"\b(?:torch\.save|save_file|save_pretrained|joblib\.dump|pickle\.dump|\w+\.save)\(")
+_FOLDERS = re.compile(r"CLOUDTRAIN_(?:CHECKPOINT|OUTPUT)_DIR|\b(?:s3|gs|abfss?|https)://|SM_MODEL_DIR|AIP_\w+_DIR")
+_RESUMES = re.compile(r"""["'](--?(?:resume|restore|continue|load|init|ckpt|checkpoint|snapshot)[\w-]*)["']""")
+_JOINS = re.compile(
+    r"distributed|process_group|accelerat|lightning|fabric|transformers|deepspeed|composer|horovod|\bray\b"
+)
 
 
 def faults_of(root: YamlNode, folder: Path) -> list[Fault]:
@@ -137,7 +151,7 @@ def _module_faults(root: YamlNode, code_dir: Path) -> Iterator[Fault]:
         hint = f"write `script: {path}.py`, or `module: {'.'.join(path.parts)}`" if all(parts) else "as in `pkg.train`"
         yield Fault(f"`{named(node)}` is not a valid module name", "module", node.place, hint)
         return
-    if not is_in_code(code_dir, parts[0]):
+    if not _is_in_code(code_dir, parts[0]):
         return
     here = code_dir
     for place, part in enumerate(parts):
@@ -161,14 +175,14 @@ def _module_faults(root: YamlNode, code_dir: Path) -> Iterator[Fault]:
     yield Fault(f"`{named(node)}` is a package without `__main__.py`, and cannot be run", "module", node.place, hint)
 
 
-def is_in_code(code_dir: Path, name: str) -> bool:
+def _is_in_code(code_dir: Path, name: str) -> bool:
     """Return whether Python finds this module in the code folder; an installed module hides a bare folder."""
     if "file" in (_what(code_dir / f"{name}.py"), _what(code_dir / name / "__init__.py")):
         return True
-    return _what(code_dir / name) == "folder" and not is_installed(name)
+    return _what(code_dir / name) == "folder" and not _is_installed(name)
 
 
-def is_installed(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     """Return whether this Python has the top-level module; nothing is imported. A bare folder does not count."""
     try:
         spec = importlib.util.find_spec(name)
@@ -273,3 +287,66 @@ def _takes(function: ast.FunctionDef, count: int) -> bool:
     fewest = most - len(spec.defaults)
     named_only = sum(default is None for default in spec.kw_defaults)
     return (spec.vararg is not None or count <= most) and fewest <= count and not named_only
+
+
+def notes_of(config: JobConfig, folder: Path) -> Iterator[str]:
+    """Yield the notes on the code in `folder`, before the code is shipped; a note is a warning, and refuses nothing.
+
+    Missing modules, empty git submodules, unused lists of packages, lost files. The notes on a script are guesses from
+    the text of its file.
+    """
+    yield from _submodules(folder)
+    yield from _packages(config, folder)
+    if config.script:
+        yield from _script(config, config.script, _text(folder / config.script))
+    first = (config.module or "").partition(".")[0]
+    if first and not _is_in_code(folder, first) and not _is_installed(first):
+        yield f"module: `{first}` is neither in the code folder nor installed here; the nodes must have it"
+
+
+def _submodules(folder: Path) -> Iterator[str]:
+    """Yield a note for each git submodule in the folder that was not fetched: an empty folder."""
+    top = next((each for each in (folder, *folder.resolve().parents) if (each / ".git").exists()), folder).resolve()
+    for path in _SUBMODULE.findall(_text(top / ".gitmodules")):
+        place = top / path
+        if place.is_relative_to(folder.resolve()) and place.is_dir() and not any(place.iterdir()):
+            yield f"code: the git submodule `{path}` is empty, and shipped so; git submodule update --init {path}"
+
+
+def _packages(config: JobConfig, folder: Path) -> Iterator[str]:
+    """Yield a note for each list of packages, in a file or in the header of the script, that no node installs."""
+    own = getattr(config, config.backend, None)
+    if config.requirements or getattr(own, "requirements", None) or any("install" in line for line in config.setup):
+        return
+    script = config.script or config.task
+    if script and _HEADER.search(_text(folder / script)):
+        yield f"the header of {script} lists packages, and nothing installs them: set `requirements: {script}`"
+    beside = [Path(), *([Path(script).parent] if script else [])]
+    found = next((name for each in beside if (folder / (name := each / "requirements.txt")).is_file()), None)
+    if found is not None:
+        yield f"nothing installs {found} on the nodes: set `requirements: {found}`"
+
+
+def _script(config: JobConfig, script: str, text: str) -> Iterator[str]:
+    """Yield a note for files that are lost, for a missing `resume_args`, and for ranks that do not train together."""
+    is_kept = any(not name.startswith("!") for name in config.keep)
+    if _SAVES.search(text) and not (config.keep or config.outputs or _FOLDERS.search(text)):
+        yield (
+            f"{script} saves files, and `keep` is not set: files outside CLOUDTRAIN_CHECKPOINT_DIR are lost with the"
+            " machines; name the files in `keep`"
+        )
+    if is_kept and not config.resume_args and (option := _RESUMES.search(text)):
+        yield (
+            f"{script} takes {option[1]}, and `resume_args` is not set: after a fault or a stop the script starts"
+            " without this option: write the option in `resume_args`"
+        )
+    several = config.resources.instances > 1 or config.distributed.nproc_per_node not in ("auto", 1)
+    if several and text and not config.distributed.allow_alone and not _JOINS.search(text):
+        yield f"{script} does not name torch.distributed: each rank would train alone, on all of the data"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except (OSError, ValueError):
+        return ""

@@ -262,7 +262,7 @@ def _the_one(value: object) -> object:
     raise ValueError("one backend, chosen by `--backend NAME` where the file lists several")
 
 
-# `plan` compares several backends, and `submit` chooses from several (config/choices.py); a job has one backend.
+# `plan` compares several backends, and `submit` chooses from several (config/__init__.py); a job has one backend.
 BackendChoice = Annotated[
     BackendName, Shorthand("list of them", _the_one, {"type": "array", "items": {"type": "string"}, "minItems": 1})
 ]

@@ -79,7 +79,7 @@ def found(node: YamlNode | None) -> str:
 def _fault(error: dict[str, Any], path: KeyPath, node: YamlNode | None, root: YamlNode) -> Fault:
     kind = error["type"]
     if kind == "extra_forbidden":
-        return _unknown_key(path, root)
+        return Fault(f"unknown key `{path[-1]}`", dotted(path), key_place(root, path), _key_hint(str(path[-1]), path))
     if kind == "missing":
         return _missing_key(path, root)
     if path and path[-1] == "[key]":
@@ -172,11 +172,6 @@ def _shape_hint(node: YamlNode | None, path: KeyPath) -> str:
     if model is not None and not schema.is_list(field):
         return f"keys here: {quoted(model.model_fields)}"
     return f"as in `{path[-1]}: {schema.as_yaml(field.examples[0])}`" if field.examples else ""
-
-
-def _unknown_key(path: KeyPath, root: YamlNode) -> Fault:
-    name = str(path[-1])
-    return Fault(f"unknown key `{name}`", dotted(path), key_place(root, path), _key_hint(name, path))
 
 
 def _key_hint(name: str, path: KeyPath) -> str:

@@ -171,7 +171,7 @@ def lacking_budgets(database: Database, job: Job, attempts: Sequence[Attempt]) -
     The worst case of the next run is chosen as a resume chooses it, by the terms of the last plan.
     """
     from cloudtrain.launcher.metering import limit
-    from cloudtrain.launcher.metering.spent import spent_at_worst_micro
+    from cloudtrain.launcher.metering.meter import spent_at_worst_micro
     from cloudtrain.launcher.store import budgets, ledger
 
     plan, resume = job.attempt.plan, None if job.active else resume_advice_of(job, attempts)

@@ -23,7 +23,7 @@ from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.money.forecast import Forecast
-from cloudtrain.launcher.store.quiesce import QuiesceLock
+from cloudtrain.launcher.store.database import QuiesceLock
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.remote import in_words
 

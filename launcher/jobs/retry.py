@@ -158,7 +158,7 @@ def _spent_micro(registry: Registry, job: Job, config: JobConfig) -> int:
 
     A price given now also counts for attempts without a price.
     """
-    from cloudtrain.launcher.metering.spent import spent_at_worst_micro
+    from cloudtrain.launcher.metering.meter import spent_at_worst_micro
 
     typed: int | None = getattr(getattr(config, config.backend, None), "price_per_hour", None)
     spent_micro = spent_at_worst_micro(registry.attempts(job), time.time(), typed)

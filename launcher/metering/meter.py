@@ -12,14 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.job import ACTIVE
+from cloudtrain.launcher.metering.limit import PARTS, CostRate, Terms, parts, worst_case_micro
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Attempt, State
+    from cloudtrain.launcher.plan import Plan
 
-__all__ = ["Leg", "burn_micro_h", "cost_micro", "legs_of", "part_micro", "spent_micro", "steady"]
+__all__ = [
+    "Leg",
+    "burn_micro_h",
+    "cost_micro",
+    "legs_of",
+    "metered_at_worst_micro",
+    "part_micro",
+    "spent_at_worst_micro",
+    "spent_micro",
+    "steady",
+]
 
 _MICRO = 1_000_000
 _HOUR_US = 3600 * _MICRO
@@ -128,6 +141,28 @@ def steady(known: State, report: State, now_s: float) -> State:
     return replace(report, told_s=now_s)
 
 
+def spent_at_worst_micro(attempts: Sequence[Attempt], now_s: float, price_micro: int | None = None) -> int | None:
+    """Return the most that the attempts may have cost, at the price's uncertainty; None at an unknown price.
+
+    Seconds are rounded up to billing units, and the idle time of machines after the end is added. `price_micro`, for
+    one instance and one hour, is used for an attempt without a price.
+    """
+    costs = [_at_worst(attempt, now_s, price_micro) for attempt in attempts]
+    return None if None in costs else sum(cost or 0 for cost in costs)
+
+
+def metered_at_worst_micro(plan: Plan, attempt: int, spent_micro: int) -> int:
+    """Return the most that may have been billed if the meter counts `spent_micro`: one billing unit more per attempt.
+
+    The last attempt's plan gives the unit and the uncertainty. A stored plan without a price gives the meter's sum.
+    """
+    if not plan.price_micro:
+        return spent_micro
+    rate = CostRate(plan.instances, plan.price_micro, plan.uncertainty)
+    rounding_micro = worst_case_micro(plan.unit_s + plan.minimum_bill_s, rate, Terms()) * attempt
+    return -(-spent_micro * parts(rate.uncertainty) // PARTS) + rounding_micro
+
+
 def _share_micro(cost: int, begin_s: float, end_s: float, border_s: float) -> int:
     """Return the part of a cost before a time, rounded up."""
     if border_s <= begin_s:
@@ -187,3 +222,26 @@ def _most_s(attempt: Attempt) -> float:
     """Return the most seconds that an instance can be billed: the platform's limit plus its tail, for each start."""
     plan = attempt.plan
     return float((plan.cap_s + plan.tail_s) * plan.attempts)
+
+
+def _at_worst(attempt: Attempt, now_s: float, price_micro: int | None) -> int | None:
+    plan, idle_s = attempt.plan, attempt.state.idle_s or 0.0
+    billed = _billed(legs_of([attempt]), now_s, plan.unit_s, plan.minimum_bill_s, idle_s, price_micro)
+    return None if None in billed else -(-sum(cost or 0 for cost in billed) * parts(plan.uncertainty) // PARTS)
+
+
+def _billed(
+    legs: Iterable[Leg], now_s: float, unit_s: int, least_s: int, idle_s: float, price_micro: int | None
+) -> list[int | None]:
+    """Return the cost of each leg by its price and its billed seconds."""
+    found: list[int | None] = []
+    for leg in legs:
+        seconds = leg.seconds(now_s)
+        if seconds <= 0:
+            found.append(0)
+            continue
+        billed_s = max(least_s, -(-ceil(seconds + idle_s) // unit_s) * unit_s)
+        price = price_micro if leg.price_micro is None else leg.price_micro
+        whole = replace(leg, price_micro=price, billed_s=float(billed_s), ended_s=leg.ended_s or now_s, most_s=None)
+        found.append(cost_micro(whole, now_s))
+    return found

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.notices.facts import JobFacts, PriceTerms, StepFacts
 from cloudtrain.launcher.metering.limit import PARTS, parts
-from cloudtrain.launcher.metering.spent import metered_at_worst_micro
+from cloudtrain.launcher.metering.meter import metered_at_worst_micro
 from cloudtrain.launcher.money.forecast import Forecast, left_s
 from cloudtrain.launcher.planning.job_spec import default_hang_timeout_s
 from cloudtrain.launcher.text.units import parse_duration

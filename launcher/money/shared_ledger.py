@@ -16,7 +16,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
@@ -198,9 +198,9 @@ def _sum_up(book: Book, before_s: float) -> None:
 def _dump(book: Book) -> bytes:
     fields = {
         "cloudtrain_ledger": FORM,
-        "budgets": [_budget_fields(each) for each in book.budgets.values()],
+        "budgets": [asdict(each) for each in book.budgets.values()],
         "held": {key: _held_fields(each) for key, each in book.held.items()},
-        "closed": {key: _end_fields(each) for key, each in book.closed.items()},
+        "closed": {key: asdict(each) for key, each in book.closed.items()},
         "spent": book.spent,
         "before_s": book.before_s,
         "nonces": book.nonces,
@@ -208,35 +208,10 @@ def _dump(book: Book) -> bytes:
     return json.dumps(fields, indent=1, sort_keys=True, allow_nan=False).encode()
 
 
-def _budget_fields(budget: LedgerBudget) -> dict[str, Any]:
-    return {
-        "project": budget.project,
-        "period": budget.period,
-        "limit_micro": budget.limit_micro,
-        "overcommit_percent": budget.overcommit_percent,
-        "set_s": budget.set_s,
-        "set_by": budget.set_by,
-    }
-
-
 def _held_fields(held: Held) -> dict[str, Any]:
-    return {
-        "job": held.job_id,
-        "attempt": held.attempt,
-        "project": held.project,
-        "amount_micro": held.amount_micro,
-        "created_s": held.created_s,
-        "by": held.by,
-    }
-
-
-def _end_fields(end: End) -> dict[str, Any]:
-    return {
-        "project": end.project,
-        "amount_micro": end.amount_micro,
-        "ended_s": end.ended_s,
-        "months": dict(end.months),
-    }
+    fields = asdict(held)
+    fields["job"] = fields.pop("job_id")
+    return fields
 
 
 def _budget(entry: dict[str, Any]) -> LedgerBudget:

@@ -40,7 +40,7 @@ def provenance(plan: Plan) -> str:
 def _machines(plan: Plan) -> Iterator[str]:
     device = "GPU" if plan.gpus_per_instance else "CPU"
     ranks = counted(plan.ranks, "rank")
-    yield f"{_instances(plan)} x {plan.nproc_per_node} = {ranks} ({device})"
+    yield f"{counted(plan.instances, 'instance')} x {plan.nproc_per_node} = {ranks} ({device})"
     if plan.batch is not None:
         b = plan.batch
         yield f"global batch {b.global_size} = {b.micro_size} x {ranks} x {b.accumulation} accumulated"
@@ -140,7 +140,3 @@ def _alerts(plan: Plan, ends_micro: int) -> str:
     at = ", ".join(format_money(up(micro)).removesuffix(" USD") for micro in sums)
     is_at_end = plan.on_limit != "alert" and plan.cap_reason == "budget"
     return " and ".join([*([f"at {at} USD"] if at else []), *(["when the budget ends the job"] if is_at_end else [])])
-
-
-def _instances(plan: Plan) -> str:
-    return counted(plan.instances, "instance")

@@ -68,7 +68,7 @@ def prepare(
     A dry run writes no archive. `shipped` is an archive to send instead of the folder's present code. `spent_micro` is
     the worst-case cost of earlier attempts, in micro-dollars, which the budget covers too.
     """
-    from cloudtrain.launcher.config.codenotes import notes_of
+    from cloudtrain.launcher.config.codefiles import notes_of
     from cloudtrain.launcher.planning import clear_values
 
     backend = backends.load(config.backend)

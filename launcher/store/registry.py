@@ -184,7 +184,7 @@ class Registry:
 
     def settle(self, attempt: Attempt) -> None:
         """Replace the worst case of the ended attempt by its possible cost, with the same uncertainty of the price."""
-        from cloudtrain.launcher.metering.spent import spent_at_worst_micro
+        from cloudtrain.launcher.metering.meter import spent_at_worst_micro
         from cloudtrain.launcher.store import ledger
 
         state, now_s = attempt.state, time.time()

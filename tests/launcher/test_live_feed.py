@@ -20,7 +20,7 @@ from cloudtrain.launcher.live import feed as feeds
 from cloudtrain.launcher.live.feed import JobFeed, LogTail
 from cloudtrain.launcher.live.model import WatchedJob
 from cloudtrain.launcher.notices import outbox
-from cloudtrain.launcher.store.quiesce import QuiesceLock
+from cloudtrain.launcher.store.database import QuiesceLock
 from cloudtrain.launcher.store.registry import Registry
 
 
