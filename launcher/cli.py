@@ -225,7 +225,7 @@ def _setting(error: click.ClickException) -> str:
         return "cloudtrain submit -- --epochs 10"
     from shlex import quote
 
-    from cloudtrain.launcher.config.schema import as_yaml, field_at, keys_named
+    from cloudtrain.launcher.config.fields import as_yaml, field_at, keys_named
 
     keys = keys_named(error.option_name.lstrip("-").replace("-", "_"))
     fields = [(key, field) for key in keys if (field := field_at(tuple(key.split("."))))]

@@ -21,7 +21,8 @@ from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.cli import ALIASES, COMMANDS, cli
 from cloudtrain.launcher.commands.explain import default_words, every_key, facts_of
 from cloudtrain.launcher.completion.candidates import KEYS
-from cloudtrain.launcher.config.schema import as_yaml, field_at, model, section
+from cloudtrain.launcher.config.fields import as_yaml, field_at, section
+from cloudtrain.launcher.config.schema import model
 from cloudtrain.launcher.planning import planner as plans
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -24,8 +24,8 @@ def json_schema() -> dict[str, Any]:
     from pydantic.json_schema import GenerateJsonSchema
 
     from cloudtrain.launcher.backend_table import names
+    from cloudtrain.launcher.config.fields import sections, written_default
     from cloudtrain.launcher.config.schema import model as config_model
-    from cloudtrain.launcher.config.schema import sections, written_default
 
     class WithoutTitles(GenerateJsonSchema):
         """Omits titles: a title that repeats the key is noise in the pop-up of an editor."""

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from cloudtrain.launcher.backend_table import DEFAULT
-from cloudtrain.launcher.config import codefiles, rules, schema, schemafaults, yamlfile
+from cloudtrain.launcher.config import codefiles, fields, rules, schema, schemafaults, yamlfile
 from cloudtrain.launcher.config import overrides as given_values
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode
@@ -303,7 +303,7 @@ def _without_nothing(node: YamlNode, model: type[BaseModel] | None) -> Any:
     for key, member in node.value.items():
         field = model.model_fields.get(key)
         if field is None or member.node.value is not None:
-            data[key] = _without_nothing(member.node, schema.section(field) if field is not None else None)
+            data[key] = _without_nothing(member.node, fields.section(field) if field is not None else None)
     return data
 
 

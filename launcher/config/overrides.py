@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cloudtrain.launcher.config import schema, yamlfile
+from cloudtrain.launcher.config import fields, yamlfile
 from cloudtrain.launcher.config.schemafaults import dotted
 from cloudtrain.launcher.config.yamlfile import KeyPath, MappingEntry, YamlNode
 from cloudtrain.launcher.errors import Fault, Place
@@ -52,11 +52,11 @@ def _grafted(node: YamlNode | None, above: KeyPath, steps: KeyPath, value: YamlN
     if not steps:
         return value
     step, *rest = steps
-    field = schema.field_at(above)
+    field = fields.field_at(above)
     into_list = isinstance(step, int) and (
         isinstance(node.value, tuple)
         if node is not None and isinstance(node.value, tuple | dict)
-        else bool(above) and field is not None and schema.is_list(field)
+        else bool(above) and field is not None and fields.is_list(field)
     )
     if into_list and isinstance(step, int):
         items = list(node.value) if node is not None and isinstance(node.value, tuple) else []

@@ -6,11 +6,10 @@ keys are in `rules.py`: a config stored as JSON with defaults filled in must sta
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, create_model, model_validator
-from pydantic.fields import FieldInfo
 
 from cloudtrain.launcher.backend_table import BUILT_IN, DEFAULT, block_of, names, traits
 from cloudtrain.launcher.config.kinds import (
@@ -25,7 +24,6 @@ from cloudtrain.launcher.config.kinds import (
     InputName,
     JobName,
     KeptPath,
-    Kind,
     LedgerUri,
     MailAddress,
     MailServer,
@@ -48,22 +46,13 @@ from cloudtrain.launcher.config.schema_training import Checkpoint, Training
 from cloudtrain.launcher.job import PROJECT_PATTERN
 
 __all__ = [
-    "TYPO",
     "Budget",
     "JobConfig",
-    "as_yaml",
     "blocks_of",
     "carried_by",
-    "field_at",
-    "is_list",
-    "keys_named",
     "model",
-    "section",
-    "sections",
-    "written_default",
 ]
 
-TYPO = 0.85  # from this ratio of difflib's, a misspelt top-level key wins over the same key in a section
 B = TypeVar("B", bound=Section)
 
 NotifyEvent = Literal[
@@ -453,76 +442,3 @@ def carried_by(entry: Any) -> list[str]:
     places = [entry.get(key) or ("env:CLOUDTRAIN_SMTP" if key == "smtp" else None) for key in keys]
     names = [place.removeprefix("env:") for place in places if isinstance(place, str) and place.startswith("env:")]
     return [name for name in names if name.isidentifier() and name.isascii()]
-
-
-def section(field: FieldInfo) -> type[BaseModel] | None:
-    """Return the model of a field with a mapping of keys or a list of mappings; else None."""
-    parts = (part for part in _parts(field.annotation) if isinstance(part, type) and issubclass(part, Section))
-    return next(parts, None)
-
-
-def sections(whole: type[BaseModel]) -> Iterator[type[BaseModel]]:
-    """Yield a model and all models below, depth first."""
-    yield whole
-    for field in whole.model_fields.values():
-        if inner := section(field):
-            yield from sections(inner)
-
-
-def is_list(field: FieldInfo) -> bool:
-    """Return whether the field holds a list."""
-    return any(get_origin(part) is tuple for part in _parts(field.annotation))
-
-
-def field_at(path: tuple[str | int, ...]) -> FieldInfo | None:
-    """Return the field at `("resources", "spot")`; numbers, the indexes of list items, are skipped."""
-    inner: type[BaseModel] | None = model(path[:1])
-    field = None
-    for name in path:
-        if isinstance(name, int):
-            continue
-        field = inner.model_fields.get(name) if inner is not None else None
-        if field is None:
-            return None
-        inner = section(field)
-    return field
-
-
-def written_default(field: FieldInfo) -> Any:
-    """Return a default in the form of the file, as in `24h`; {} for a section, because the keys have the defaults."""
-    value = field.get_default()
-    if isinstance(value, BaseModel):
-        return {}
-    inner = (item for part in _parts(field.annotation) for item in getattr(part, "__metadata__", ()))
-    metadata = [*field.metadata, *inner]
-    write = next((item.write for item in metadata if isinstance(item, Kind) and item.write is not None), None)
-    if isinstance(value, tuple):
-        return [write(item) if write else item for item in value]
-    return write(value) if write and value is not None else value
-
-
-def as_yaml(value: Any) -> str:
-    """Return a value as YAML on a single line: `{hidden: 128}`, `[50%, 80%]`."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {as_yaml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(as_yaml(item) for item in value) + "]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    # Quote digits: YAML would read the text as a number, and the example would be invalid.
-    return f'"{value}"' if isinstance(value, str) and value.isdigit() else str(value)
-
-
-def keys_named(name: str, below: type[BaseModel] | None = None, above: str = "") -> Iterator[str]:
-    """Yield the dotted path of every key with the name: `training.optimizer.lr` for `lr`."""
-    for key, field in (below or model()).model_fields.items():
-        if key == name:
-            yield above + key
-        if inner := section(field):
-            yield from keys_named(name, inner, f"{above}{key}.")
-
-
-def _parts(annotation: Any) -> Iterator[Any]:
-    yield annotation
-    for part in get_args(annotation):
-        yield from _parts(part)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from cloudtrain.launcher.config import foreign_keys, schema
+from cloudtrain.launcher.config import fields, foreign_keys, schema
 from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode, find, key_place
 from cloudtrain.launcher.errors import Fault, Place
 from cloudtrain.launcher.job import name_of
@@ -161,17 +161,17 @@ def _value_hint(wanted: str, text: str) -> str:
 
 def _shape_hint(node: YamlNode | None, path: KeyPath) -> str:
     """Return a hint on the form of the list or mapping that this key expects."""
-    field = schema.field_at(path)
+    field = fields.field_at(path)
     if field is None:
         return ""
-    model = schema.section(field)
+    model = fields.section(field)
     text = named(node) if node is not None and not isinstance(node.value, tuple | dict) else ""
     main = next((key for key in ("name", "limit") if model is not None and key in model.model_fields), "")
     if text and main:
         return f"write `{path[-1]}: {{{main}: {text}}}`"
-    if model is not None and not schema.is_list(field):
+    if model is not None and not fields.is_list(field):
         return f"keys here: {quoted(model.model_fields)}"
-    return f"as in `{path[-1]}: {schema.as_yaml(field.examples[0])}`" if field.examples else ""
+    return f"as in `{path[-1]}: {fields.as_yaml(field.examples[0])}`" if field.examples else ""
 
 
 def _key_hint(name: str, path: KeyPath) -> str:
@@ -184,9 +184,9 @@ def _key_hint(name: str, path: KeyPath) -> str:
         return f"it is `{own}` here"
     if said := foreign_keys.advice(name, dotted(path[:-1])):
         return said
-    if len(path) == 1 and (close := get_close_matches(plain, siblings, 1, schema.TYPO)):
+    if len(path) == 1 and (close := get_close_matches(plain, siblings, 1, fields.TYPO)):
         return f"did you mean `{close[0]}`?"
-    elsewhere = list(schema.keys_named(plain))
+    elsewhere = list(fields.keys_named(plain))
     if elsewhere and len(elsewhere) <= 3:
         sections = [place.rpartition(".")[0] for place in elsewhere]
         if not all(sections):
@@ -206,13 +206,13 @@ def _key_hint(name: str, path: KeyPath) -> str:
 def _model_at(path: KeyPath) -> type[BaseModel] | None:
     if not path:
         return schema.model()
-    field = schema.field_at(path)
-    return schema.section(field) if field is not None else None
+    field = fields.field_at(path)
+    return fields.section(field) if field is not None else None
 
 
 def _missing_key(path: KeyPath, root: YamlNode) -> Fault:
-    field = schema.field_at(path)
-    example = schema.as_yaml(field.examples[0]) if field is not None and field.examples else "..."
+    field = fields.field_at(path)
+    example = fields.as_yaml(field.examples[0]) if field is not None and field.examples else "..."
     example = name_of(Path(root.place.file).parent) if path == ("name",) else example
     hint = f"add `{path[-1]}: {example}`"
     if (place := key_place(root, path)) is not None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from cloudtrain.launcher.backend_table import BUILT_IN
 from cloudtrain.launcher.commands.schema import command, json_schema
-from cloudtrain.launcher.config import schema, yamlfile
+from cloudtrain.launcher.config import fields, schema, yamlfile
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def every_field(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, 
     """Yield every key of the schema with its field."""
     for key, field in model.model_fields.items():
         yield above + key, field
-        if inner := schema.section(field):
+        if inner := fields.section(field):
             yield from every_field(inner, f"{above}{key}.")
 
 
@@ -39,8 +39,8 @@ def test_every_key_has_help_and_valid_examples(path: str, field: Any) -> None:
     assert field.description.endswith("."), path
     assert field.examples, path
     *above, key = path.split(".")
-    parent = schema.field_at(tuple(above))
-    model = schema.section(parent) if parent is not None else schema.model()
+    parent = fields.field_at(tuple(above))
+    model = fields.section(parent) if parent is not None else schema.model()
     assert model is not None
     required = {name: (item.examples or [None])[0] for name, item in model.model_fields.items() if item.is_required()}
     for example in field.examples:
