@@ -28,6 +28,9 @@ __all__ = ["LIMIT_S", "Ask", "answers", "of_this_installation"]
 FREE_GB, LEAST_FREE_GB = 5.0, 0.1  # warn: checkpoints may not fit; fail: no file fits
 READ_WHOLE_BYTES = 64_000_000  # a registry up to this size is checked whole, in half a second
 TOOL_LIMIT_S = 5.0
+LIMIT_S = 60.0  # for all checks of a backend; ssh and the clouds' clients give up on a single call earlier
+_AGAIN = re.compile(r"^cannot look( at the [\w ]+)?: ")  # the name and verdict of a check already imply these words
+Ask = Callable[[], list[Check]]
 
 
 def of_this_installation() -> list[Check]:
@@ -136,13 +139,6 @@ def _completion() -> Check:
     if installed_at(shell).exists() or any("cloudtrain completion" in text for text in texts):
         return Check("completion", "ok", f"set up for {shell}")
     return Check("completion", "ok", f"not set up for {shell}", f"cloudtrain completion {shell} --install")
-
-
-LIMIT_S = 60.0  # for all checks of a backend; ssh and the clouds' clients give up on a single call earlier
-
-_AGAIN = re.compile(r"^cannot look( at the [\w ]+)?: ")  # the name and verdict of a check already imply these words
-
-Ask = Callable[[], list[Check]]
 
 
 def answers(asks: Mapping[str, Ask], limit_s: float = LIMIT_S) -> Iterator[tuple[str, list[Check]]]:

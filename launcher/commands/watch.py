@@ -96,11 +96,10 @@ def _is_live() -> bool:
 def _watch(names: tuple[str, ...], every_s: float, *, once: bool, as_json: bool) -> int:
     from cloudtrain.launcher.jobs import watch as watching
     from cloudtrain.launcher.jobs.poller import Pacing, Poller, Seen
-    from cloudtrain.launcher.jobs.watch import LogKeeper
     from cloudtrain.launcher.store.registry import Registry
 
     registry, found = Registry(), queue.SimpleQueue[Seen]()
-    selection, logs = watching.Selection(registry, names), LogKeeper(registry.folder)
+    selection, logs = watching.Selection(registry, names), watching.LogKeeper(registry.folder)
     if not once:
         from cloudtrain.launcher.text.units import format_duration
 

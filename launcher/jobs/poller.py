@@ -32,13 +32,13 @@ __all__ = [
     "PATIENCE_S",
     "Answers",
     "Begin",
+    "Lanes",
     "Pacing",
     "Poller",
     "Seen",
     "as_fault",
     "ask",
     "refreshing",
-    "Lanes",
 ]
 
 PATIENCE_S = 10.0  # a working backend answers within 2 s, the import of the SDK included
@@ -47,6 +47,8 @@ _REPORT_S = 0.3  # for a thread without deliveries to end, and to report alerts 
 _AT_ONCE = 16  # threads for each backend, if each job is polled only once
 _FULL_PACE = 5  # up to so many jobs of a backend are polled at full pace; more jobs share the pace
 _SILENT_S, _MOST_SILENT_S = 5.0, 60.0  # seconds between two polls of a job whose backend does not answer
+
+Task = TypeVar("Task")
 
 
 @dataclass(frozen=True)
@@ -255,9 +257,6 @@ def _pace_s(job: Job) -> float:
     except CloudtrainError:  # the backend is not installed
         return _SILENT_S
     return pace.state_s
-
-
-Task = TypeVar("Task")
 
 
 @dataclass

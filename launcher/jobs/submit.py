@@ -249,8 +249,11 @@ def _without_unknown_addresses(config: JobConfig, environ: Mapping[str, str]) ->
 
 
 def _secrets(config: JobConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    missing, unset = [name for name in config.secrets if name not in environ], "is not set in your environment"
-    faults = [Fault(f"the secret `{name}` {unset}", key="secrets", hint=f"export {name}=...") for name in missing]
+    faults = [
+        Fault(f"the secret `{name}` is not set in your environment", key="secrets", hint=f"export {name}=...")
+        for name in config.secrets
+        if name not in environ
+    ]
     if faults:
         raise ConfigError(faults)
     return {name: environ[name] for name in config.secrets}

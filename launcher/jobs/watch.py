@@ -31,12 +31,16 @@ from cloudtrain.launcher.notices.notifier import RECENT_S, Notifier
 from cloudtrain.launcher.store.progress import shown
 from cloudtrain.launcher.store.registry import Registry
 
-__all__ = ["Selection", "chosen", "keep", "line", "look", "notifying", "LogKeeper", "Watcher"]
+__all__ = ["LogKeeper", "Selection", "Watcher", "chosen", "keep", "line", "look", "notifying"]
 
 RETRY_S = 3600.0  # no retry for a job that ended longer ago
 LOCK = "watch.lock"
 MOST_JOBS = 500  # the newest; ended jobs among them are polled once
 KEEP_S = 30.0  # most time for fetching a log, at each poll
+
+UNSEEN_S, UNSEEN_ROUND_S = 60.0, 5.0  # while nobody looks: between two polls of a job, and two readings of the registry
+ROUND_S = 1.0
+BACK_OFF_S = 5.0  # after a registry error
 
 
 class Selection:
@@ -169,11 +173,6 @@ def _lock(file: int, byte: int) -> None:
             if error.errno != errno.EINVAL:  # EINVAL: the kernel has no locks of open files
                 raise
     fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-
-
-UNSEEN_S, UNSEEN_ROUND_S = 60.0, 5.0  # while nobody looks: between two polls of a job, and two readings of the registry
-ROUND_S = 1.0
-BACK_OFF_S = 5.0  # after a registry error
 
 
 class Watcher:

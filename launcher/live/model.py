@@ -14,7 +14,11 @@ from cloudtrain.launcher.money.forecast import Forecast
 from cloudtrain.launcher.notices.outbox import Sent
 from cloudtrain.launcher.store.series import Point, Series
 
-__all__ = ["Curves", "Scene", "TailShot", "Track", "WatchedJob", "BINS", "curves_of"]
+__all__ = ["BINS", "Curves", "Scene", "TailShot", "Track", "WatchedJob", "curves_of"]
+
+BINS = 256  # stretches of a track: the columns of the widest sparkline
+_PARTS = (("compute_s", "compute"), ("communication_s", "communication"), ("data_s", "data"), ("checkpoint_s", "save"))
+_NEWEST = 20  # the split is a mean over the newest step events, few of which contain a save
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,6 @@ class TailShot:
     is_read: bool = False
     is_over: bool = False
     is_prefixed: bool = True
-
-
-BINS = 256  # stretches of a track: the columns of the widest sparkline
-_PARTS = (("compute_s", "compute"), ("communication_s", "communication"), ("data_s", "data"), ("checkpoint_s", "save"))
-_NEWEST = 20  # the split is a mean over the newest step events, few of which contain a save
 
 
 def curves_of(series: Series) -> Curves:

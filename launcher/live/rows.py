@@ -25,13 +25,13 @@ __all__ = [
     "Part",
     "filled",
     "fitted",
+    "help_rows",
     "in_job",
+    "keys_of_job",
+    "keys_of_table",
     "labelled",
     "row",
     "sides",
-    "help_rows",
-    "keys_of_job",
-    "keys_of_table",
 ]
 
 Part = str | tuple[str, str]  # text, or text and its style
@@ -48,6 +48,20 @@ STATE_STYLES = {
 }
 # The folder of a node of a local or ssh job, in tracebacks; `code/train.py` remains.
 _JOB_FOLDER = re.compile(r"/[^\s\"']*/attempt-\d+/node-\d+/")
+
+_HELP = (
+    ("up/down, j/k", "scroll the log; choose a job in the table"),
+    ("PgUp/PgDn", "scroll by a page"),
+    ("Home/End", "the first lines; the newest lines"),
+    ("p, Space", "pause the log, and continue"),
+    ("w", "wrap long lines of the log, and cut them"),
+    ("l", "a larger log, and the figures again"),
+    ("r", "choose ranks of the log: 0 or 0,3-5; nothing for all"),
+    ("s", "stop the job, after a question"),
+    ("Enter", "open the chosen job"),
+    ("q, Esc", "back to the table; q in the table: quit"),
+    ("Ctrl-L", "draw the screen again"),
+)
 
 
 def in_job(text: str) -> str:
@@ -89,21 +103,6 @@ def labelled(width: int, signs: Signs, label: str, *parts: Part) -> Text:
 def filled(text: str, width: int) -> str:
     """Return the text padded with blanks to the width, in terminal columns."""
     return text + " " * max(0, width - cell_len(text))
-
-
-_HELP = (
-    ("up/down, j/k", "scroll the log; choose a job in the table"),
-    ("PgUp/PgDn", "scroll by a page"),
-    ("Home/End", "the first lines; the newest lines"),
-    ("p, Space", "pause the log, and continue"),
-    ("w", "wrap long lines of the log, and cut them"),
-    ("l", "a larger log, and the figures again"),
-    ("r", "choose ranks of the log: 0 or 0,3-5; nothing for all"),
-    ("s", "stop the job, after a question"),
-    ("Enter", "open the chosen job"),
-    ("q, Esc", "back to the table; q in the table: quit"),
-    ("Ctrl-L", "draw the screen again"),
-)
 
 
 def help_rows(width: int, height: int, signs: Signs) -> list[Text]:

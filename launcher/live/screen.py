@@ -29,7 +29,7 @@ from rich.text import Text
 
 from cloudtrain.launcher.errors import ConfigError
 
-__all__ = ["SignalExit", "Screen", "ESCAPE", "decode", "Renderer"]
+__all__ = ["ESCAPE", "Renderer", "Screen", "SignalExit", "decode"]
 
 # The alternate screen, no cursor, no wrapping at the right edge: a row wider than expected stays in its row.
 _ENTER = b"\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[0m\x1b[2J"
@@ -39,6 +39,30 @@ _LEAST = (20, 4)
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _STOPS_S = 1.0  # a stop signal takes effect within this time
 _LONGEST_LINE, _MOST_SAID = 1 << 16, 1 << 20  # bytes of captured output
+
+ESCAPE = "escape"
+# Cursor keys as sent by most terminals, in either mode, and by tmux and the Linux console.
+_SEQUENCES = {
+    b"\x1b[A": "up",
+    b"\x1bOA": "up",
+    b"\x1b[B": "down",
+    b"\x1bOB": "down",
+    b"\x1b[5~": "page up",
+    b"\x1b[6~": "page down",
+    b"\x1b[H": "home",
+    b"\x1bOH": "home",
+    b"\x1b[1~": "home",
+    b"\x1b[7~": "home",
+    b"\x1b[F": "end",
+    b"\x1bOF": "end",
+    b"\x1b[4~": "end",
+    b"\x1b[8~": "end",
+}
+_SINGLE = {b"\r": "enter", b"\n": "enter", b"\x7f": "back", b"\x08": "back", b"\x0c": "redraw"}
+_LONGEST = 32  # longer bytes without an end are not a sequence
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # rows should not contain controls; a missed control is removed here
+# Synchronized output: a terminal that supports the codes shows the update at once; older terminals ignore them.
+_TOGETHER, _DONE = "\x1b[?2026h", "\x1b[?2026l"
 
 
 class SignalExit(Exception):
@@ -232,29 +256,6 @@ def _unnamed() -> int:
         return os.dup(file.fileno())
 
 
-ESCAPE = "escape"
-
-# Cursor keys as sent by most terminals, in either mode, and by tmux and the Linux console.
-_SEQUENCES = {
-    b"\x1b[A": "up",
-    b"\x1bOA": "up",
-    b"\x1b[B": "down",
-    b"\x1bOB": "down",
-    b"\x1b[5~": "page up",
-    b"\x1b[6~": "page down",
-    b"\x1b[H": "home",
-    b"\x1bOH": "home",
-    b"\x1b[1~": "home",
-    b"\x1b[7~": "home",
-    b"\x1b[F": "end",
-    b"\x1bOF": "end",
-    b"\x1b[4~": "end",
-    b"\x1b[8~": "end",
-}
-_SINGLE = {b"\r": "enter", b"\n": "enter", b"\x7f": "back", b"\x08": "back", b"\x0c": "redraw"}
-_LONGEST = 32  # longer bytes without an end are not a sequence
-
-
 def decode(data: bytes, *, is_all: bool = False) -> tuple[list[str], bytes]:
     """Return the keys, and the bytes of an incomplete key; with `is_all` no more bytes come, so Escape is a key.
 
@@ -294,12 +295,6 @@ def _length(data: bytes) -> int | None:
         if 0x40 <= byte <= 0x7E:
             return place + 1
     return None
-
-
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # rows should not contain controls; a missed control is removed here
-
-# Synchronized output: a terminal that supports the codes shows the update at once; older terminals ignore them.
-_TOGETHER, _DONE = "\x1b[?2026h", "\x1b[?2026l"
 
 
 class Renderer:

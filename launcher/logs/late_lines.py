@@ -16,6 +16,9 @@ CLEAN_PAGES = 2  # after the silence: all is read again between two pages. Secon
 LONG_OVER_S = 60.0  # after the end; by then the platform has ingested all lines
 PATIENCE_S = 90.0  # with a log that cannot be read
 
+# Limits of lines and characters; above them the oldest lines are released, so that memory is bounded.
+MOST_HELD, MOST_CHARACTERS = 20_000, 1 << 22
+
 
 @dataclass
 class EndDetector:
@@ -48,10 +51,6 @@ class EndDetector:
         """Return the necessary seconds of silence: 0 if the job never ran, or ended long ago."""
         is_old = self.state.ended_s is not None and time.time() - self.state.ended_s > LONG_OVER_S
         return 0.0 if is_old or self.state.started_s is None else self.pace.late_s
-
-
-# Limits of lines and characters; above them the oldest lines are released, so that memory is bounded.
-MOST_HELD, MOST_CHARACTERS = 20_000, 1 << 22
 
 
 class HoldBack:

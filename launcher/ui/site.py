@@ -36,6 +36,9 @@ EVERY_S = 0.25
 SEEN_S = 20.0  # after the last request of a page
 MOST_THREADS = 12  # each opens a registry: SQLite keeps a closed file's descriptor for the next connection
 
+KEPT = 4  # more are opened on demand and closed after use
+_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+
 
 class Site:
     """A run of the server. `running` surrounds its lifetime."""
@@ -147,9 +150,6 @@ class Site:
                     self._wake()
 
 
-KEPT = 4  # more are opened on demand and closed after use
-
-
 class Pool:
     """Registries of an installation; `close` closes the unused registries."""
 
@@ -182,9 +182,6 @@ class Pool:
             free, self._free = self._free, []
         for registry in free:
             registry.close()
-
-
-_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 
 
 def assets() -> dict[str, tuple[bytes, str]]:
