@@ -124,8 +124,7 @@ class Cli:
     ) -> Result:
         """Run the command to its end."""
         command, where, environment = [*self.command, *map(str, args)], cwd or self.cwd, self.environment(env)
-        is_plain = stdin is None and self.command == (str(COMMAND),) and "PYTHONPATH" not in environment
-        if self.preloaded and is_plain:
+        if stdin is None and self._is_warm(environment):
             done = warmpython.run(command, where, environment, timeout_s, self.preloaded, may_leave=True)
             return Result(done.returncode, done.stdout, done.stderr)
         done = subprocess.run(
@@ -141,11 +140,14 @@ class Cli:
         return Result(done.returncode, done.stdout, done.stderr)
 
     def start(self, *args: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> Any:
-        """Start the command and return the process (subprocess.Popen), with its output in pipes."""
+        """Start the command and return the process, as subprocess.Popen does, with its output in pipes."""
+        command, where, environment = [*self.command, *map(str, args)], cwd or self.cwd, self.environment(env)
+        if self._is_warm(environment):
+            return warmpython.Process(command, where, environment, self.preloaded)
         return subprocess.Popen(
-            [*self.command, *map(str, args)],
-            cwd=cwd or self.cwd,
-            env=self.environment(env),
+            command,
+            cwd=where,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -164,6 +166,10 @@ class Cli:
         process.kill()
         said = process.communicate()[1]
         assert len(seen) == count, f"{text!r} was printed {len(seen)} times: {said}"
+
+    def _is_warm(self, environment: dict[str, str]) -> bool:
+        is_script = len(self.command) == 1  # not an interpreter with a program text
+        return bool(self.preloaded) and is_script and "PYTHONPATH" not in environment
 
     def environment(self, more: dict[str, str] | None = None) -> dict[str, str]:
         """Return the environment of a user without CLOUDTRAIN variables, except for the home folder."""
@@ -186,9 +192,12 @@ def cli(home: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Cli:
 
 
 @pytest.fixture
-def content_cli(cli: Cli) -> Cli:
+def content_cli(cli: Cli, tmp_path: Path) -> Cli:
     """Return the command line with one change: even a short cap from a budget counts as useful."""
-    return replace(cli, command=(sys.executable, "-c", _CONTENT_WITH_LITTLE))
+    program = tmp_path / "content.py"
+    program.write_text(f"#!{sys.executable}\n{_CONTENT_WITH_LITTLE}")
+    program.chmod(0o755)
+    return replace(cli, command=(str(program),))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import shutil
 import subprocess
 import sys
@@ -63,9 +64,21 @@ def google_project(google: Google, monkeypatch: pytest.MonkeyPatch) -> Google:
     return google
 
 
+@pytest.fixture(scope="session")
+def google_libraries() -> None:
+    """Import Google's libraries, and leave their objects out of each search for garbage (0.16 s)."""
+    importlib.import_module("google.cloud.aiplatform")
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def vertex(
-    google_project: Google, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    google_libraries: None,
+    google_project: Google,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Callable[..., Result]]:
     """Return the command, run in this process: Google's libraries are imported only once.
 

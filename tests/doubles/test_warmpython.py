@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -85,3 +86,24 @@ def test_run_over_its_time_limit_is_killed(folder: Path) -> None:
         warmpython.run(["long.py"], folder, dict(os.environ), 1)
     (folder / "next.py").touch()
     assert warmpython.run(["next.py"], folder, dict(os.environ), 60).returncode == 0
+
+
+def test_process_gives_lines_takes_signals_and_tells_its_end(folder: Path) -> None:
+    """A line arrives while the process runs; `communicate` has a limit, and reads the rest after the end."""
+    (folder / "wait.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    process = warmpython.Process(["wait.py"], folder, dict(os.environ), ())
+    assert process.stdout.readline() == "ready\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.communicate(timeout=0.1)
+    process.kill()
+    assert (process.communicate(timeout=30), process.poll()) == (("", ""), -signal.SIGKILL)
+
+
+@pytest.mark.parametrize("what", ["leave", "exit", "raise"])
+def test_process_has_the_output_and_the_code_of_a_run(folder: Path, what: str) -> None:
+    """Both streams and the code equal those of a run to its end."""
+    env = {"PATH": os.environ["PATH"], "WORD": "a b"}
+    process = warmpython.Process(["tell.py", what], folder, env, ())
+    out, err = process.communicate(timeout=60)
+    whole = warmpython.run(["tell.py", what], folder, env, 60)
+    assert (process.returncode, out, err) == (whole.returncode, whole.stdout, whole.stderr)

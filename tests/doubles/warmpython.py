@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 
 from cloudtrain.entrypoints import processes
 
-__all__ = ["TRAINER", "Popen", "become", "run"]
+__all__ = ["TRAINER", "Popen", "Process", "become", "run"]
 
 # Every optimizer imports `torch._dynamo` on its first use, and fsdp imports the last module.
 TRAINER = ("torch.distributed.run", "cloudtrain.entrypoints.trainer.train", "torch._dynamo", "torch.distributed.fsdp")
@@ -81,6 +81,50 @@ class Popen:
         except subprocess.TimeoutExpired:
             return None
 
+    def send_signal(self, signum: int) -> None:
+        """Send the signal to a process that has not ended."""
+        if self.poll() is None:
+            processes.kill(self.pid, signum)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class Process(Popen):
+    """A process of the server with its output in pipes, with the part of subprocess.Popen that tests use."""
+
+    def __init__(self, args: list[str], cwd: Path, env: dict[str, str], preloaded: tuple[str, ...]) -> None:
+        path = _server(preloaded, adopts=False)[1]
+        ends = [os.pipe(), os.pipe()]
+        self.stdout, self.stderr = (os.fdopen(end, encoding="utf-8") for end, _ in ends)
+        with os.fdopen(ends[0][1], "wb") as out, os.fdopen(ends[1][1], "wb") as err:
+            super().__init__((sys.executable, *args), {**env, "WARM_PYTHON": path}, out, err, False, cwd, path)
+        self._texts: list[str] = ["", ""]
+        self._readers: list[threading.Thread] = []
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Return the rest of the output and of the errors after the end. Raises subprocess.TimeoutExpired."""
+        end_s = None if timeout is None else time.monotonic() + timeout
+        if not self._readers:
+            self._readers = [threading.Thread(target=self._read, args=(index,), daemon=True) for index in (0, 1)]
+            for reader in self._readers:
+                reader.start()
+        for reader in self._readers:
+            reader.join(None if end_s is None else max(0.0, end_s - time.monotonic()))
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        self.wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
+        return self._texts[0], self._texts[1]
+
+    def _read(self, index: int) -> None:
+        with (self.stdout, self.stderr)[index] as file:
+            self._texts[index] = file.read()
+
 
 def run(
     args: list[str],
@@ -106,8 +150,10 @@ def run(
                 assert time.monotonic() < end_s, f"left behind: {left}"
                 time.sleep(POLL_S)
         finally:
-            for pid in processes.descendants(server.pid):
+            root = process.pid if may_leave else server.pid  # a server that adopts runs no other process
+            for pid in processes.descendants(root) if process.poll() is None or not may_leave else ():
                 processes.kill(pid, signal.SIGKILL)
+            process.kill()
             process.wait(LEFT_S)
         texts = [(file.seek(0), io.StringIO(file.read().decode(), None).read())[1] for file in (out, err)]
     return subprocess.CompletedProcess(args, code, *texts)
