@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["block_of", "choose", "idle_s_of", "region_of", "unknown_region", "workspace_of"]
 
+REGIONS_AS_OF = "2026"
 CLUSTER_IDLE_S = 120  # before a cluster releases idle machines: Azure's default, which a cluster may change
 
 _TYPE = re.compile(r"Standard_[A-Z]+\d[A-Za-z0-9_-]*")
@@ -41,9 +42,7 @@ def region_of(block: AzureML) -> str | None:
 
 def unknown_region(config: JobConfig) -> Fault | None:
     """Return a warning if the config's region is not known."""
-    from cloudtrain.backends.azureml.machine_regions import REGIONS, REGIONS_AS_OF
-
-    return request_rules.unknown_region("azureml.region", region_of(block_of(config)), REGIONS, REGIONS_AS_OF)
+    return request_rules.unknown_region("azureml", "region", region_of(block_of(config)), REGIONS_AS_OF)
 
 
 def idle_s_of(block: AzureML) -> int:

@@ -141,9 +141,9 @@ def place_of(config: JobConfig) -> S3Location:
 
 def unknown_region(config: JobConfig) -> Fault | None:
     """Return a warning if the config's region is not known."""
-    from cloudtrain.backends.sagemaker.request_images import IMAGES_AS_OF, REGIONS
+    from cloudtrain.backends.sagemaker.request_images import IMAGES_AS_OF
 
-    return request_rules.unknown_region("sagemaker.region", region_of(block_of(config)), REGIONS, IMAGES_AS_OF)
+    return request_rules.unknown_region("sagemaker", "region", region_of(block_of(config)), IMAGES_AS_OF)
 
 
 def region_of(block: SageMaker, environ: Mapping[str, str] = os.environ) -> str | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.text.extras import install
 
-__all__ = ["IMAGES_AS_OF", "REGIONS", "TORCH", "default_image", "has_smddp", "newest_of_sdk", "serves", "torch_version"]
+__all__ = ["IMAGES_AS_OF", "TORCH", "default_image", "has_smddp", "newest_of_sdk", "serves", "torch_version"]
 
 IMAGES_AS_OF = "2026-08-21"
 TORCH = "2.13"
@@ -19,61 +20,8 @@ TORCH = "2.13"
 FRAMEWORKS = ("pytorch-amzn2023", "pytorch")
 _GPU_TAG, _CPU_TAG = f"{TORCH}-cu133-amzn2023-sagemaker", f"{TORCH}-cpu-amzn2023-sagemaker"
 
-# Regions with a registry account of their own. Source: the same repository, docs/reference/region_availability.md; for
-# me-west-1 and the partitions but China's, which are not there, sagemaker 3.27.0, image_uri_config/*-amzn2023.json.
+# Of regions without a registry account of their own (regions.txt).
 _ACCOUNT = "763104351884"
-_ACCOUNTS = {
-    "af-south-1": "626614931356",
-    "ap-east-1": "871362719292",
-    "ap-east-2": "975050140332",
-    "ap-northeast-3": "364406365360",
-    "ap-south-2": "772153158452",
-    "ap-southeast-3": "907027046896",
-    "ap-southeast-4": "457447274322",
-    "ap-southeast-5": "550225433462",
-    "ap-southeast-6": "633930458069",
-    "ap-southeast-7": "590183813437",
-    "ca-west-1": "204538143572",
-    "cn-north-1": "727897471807",
-    "cn-northwest-1": "727897471807",
-    "eu-central-2": "380420809688",
-    "eu-isoe-west-1": "371248457586",
-    "eu-south-1": "692866216735",
-    "eu-south-2": "503227376785",
-    "eusc-de-east-1": "204133271717",
-    "il-central-1": "780543022126",
-    "me-central-1": "914824155844",
-    "me-south-1": "217643126080",
-    "me-west-1": "124382933778",
-    "mx-central-1": "637423239942",
-    "us-gov-east-1": "446045086412",
-    "us-gov-west-1": "442386744353",
-    "us-iso-east-1": "886529160074",
-    "us-isob-east-1": "094389454867",
-    "us-isof-east-1": "303241398832",
-    "us-isof-south-1": "454834333376",
-}
-# Regions with and without an account of their own. Source: botocore 1.44.5, data/endpoints.json, api.sagemaker.
-REGIONS = frozenset(
-    [
-        "ap-northeast-1",
-        "ap-northeast-2",
-        "ap-south-1",
-        "ap-southeast-1",
-        "ap-southeast-2",
-        "ca-central-1",
-        "eu-central-1",
-        "eu-north-1",
-        "eu-west-1",
-        "eu-west-2",
-        "eu-west-3",
-        "sa-east-1",
-        "us-east-1",
-        "us-east-2",
-        "us-west-1",
-        "us-west-2",
-    ]
-) | frozenset(_ACCOUNTS)
 # By a region's first words, else amazonaws.com. Source: botocore 1.44.5, data/partitions.json.
 _DOMAINS = {
     "cn": "amazonaws.com.cn",
@@ -91,7 +39,7 @@ _SMDDP_TORCH = (2, 4)
 
 def default_image(region: str, gpus: int) -> str:
     """Return the image's address in the region's registry."""
-    account = _ACCOUNTS.get(region, _ACCOUNT)
+    account = request_rules.regions("sagemaker").get(region) or _ACCOUNT
     domain = _DOMAINS.get(region.rsplit("-", 2)[0], "amazonaws.com")
     return f"{account}.dkr.ecr.{region}.{domain}/pytorch:{_GPU_TAG if gpus else _CPU_TAG}"
 

@@ -40,6 +40,7 @@ Kind = Literal["standard", "spot", "flex_start", "reservation"]  # how machines 
 
 SERVICES = ("aiplatform", "logging", "storage", "secretmanager", "cloudbilling")
 
+REGIONS_AS_OF = "2026"
 DISK_GB = 100  # Vertex AI's own default, and its minimum
 _HYPERDISK = re.compile(r"a3-ultragpu|a4|g4|c4|n4|h4|x4")
 
@@ -243,9 +244,7 @@ def label_of(machine_type: str, accelerator: str | None, count: int) -> str:
 
 def unknown_region(config: JobConfig) -> Fault | None:
     """Return a warning if the config's location is not known."""
-    from cloudtrain.backends.vertex.machine_regions import REGIONS, REGIONS_AS_OF
-
-    return request_rules.unknown_region("vertex.location", location_of(block_of(config)), REGIONS, REGIONS_AS_OF)
+    return request_rules.unknown_region("vertex", "location", location_of(block_of(config)), REGIONS_AS_OF)
 
 
 def location_of(block: Vertex, environ: Mapping[str, str] = os.environ) -> str | None:

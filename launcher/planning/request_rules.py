@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
@@ -26,7 +26,7 @@ from typing import Any
 
 from cloudtrain.launcher.errors import Fault
 
-__all__ = ["Found", "Table", "meant", "notes_of", "read", "unknown_region", "violations"]
+__all__ = ["Found", "Table", "meant", "notes_of", "read", "regions", "unknown_region", "violations"]
 
 Found = tuple[str, str, bool]  # path in the request, message, whether only a warning
 Rule = str | dict[str, Any]
@@ -82,17 +82,28 @@ def meant(word: Any, known: Iterable[Any]) -> str:
     return f"; did you mean `{close[0]}`?" if close else ""
 
 
-def unknown_region(key: str, region: str | None, known: Collection[str], as_of: str) -> Fault | None:
-    """Return a warning for an unknown region, with similar names. Clouds add regions, so the region may still exist."""
-    if region is None or region in known:
+@functools.cache
+def regions(backend: str) -> dict[str, str]:
+    """Return the regions of regions.txt in the backend's folder, each with the rest of its line."""
+    lines = files("cloudtrain.backends").joinpath(backend).joinpath("regions.txt").read_text().splitlines()
+    return {name: rest for name, _, rest in (line.partition(" ") for line in lines) if name != "#"}
+
+
+def unknown_region(backend: str, key: str, region: str | None, as_of: str) -> Fault | None:
+    """Return a warning for an unknown region, with similar names. Clouds add regions, so the region may still exist.
+
+    `key`: the block's key that sets the region. `as_of`: the date of the list of regions.
+    """
+    if region is None or region in regions(backend):
         return None
     letters = _sorted_letters(region)  # `us-east-1` is `eastus` at another cloud
-    turned = [name for name in sorted(known) if _sorted_letters(name) == letters]
-    near = turned or get_close_matches(region, sorted(known), 3, 0.6)
+    known = sorted(regions(backend))
+    turned = [name for name in known if _sorted_letters(name) == letters]
+    near = turned or get_close_matches(region, known, 3, 0.6)
     hint = f"did you mean {' or '.join(f'`{each}`' for each in near)}?" if near else "look for a typing error"
     when = f"{'on' if '-' in as_of else 'in'} {as_of}"  # a day, or a year
     message = f"no region `{region}` was known {when}, so the platform may refuse it"
-    return Fault(message, key=key, hint=hint, is_warning=True)
+    return Fault(message, key=f"{backend}.{key}", hint=hint, is_warning=True)
 
 
 def _sorted_letters(region: str) -> str:
