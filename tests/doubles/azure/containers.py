@@ -15,15 +15,14 @@ from doubles.wire import Answer, Request
 
 __all__ = ["list_blobs"]
 
-PAGE = 5000
-
 
 def list_blobs(world: World, request: Request, container: str) -> Answer:
     """Return a page of blobs and, with a delimiter, of their common prefixes."""
     _check(world, container)
     query = request.query
     prefix, delimiter, marker = (query.get(name, "") for name in ("prefix", "delimiter", "marker"))
-    size = min(int(query.get("maxresults", PAGE)), PAGE)
+    most = world.settings.blob_page_size
+    size = min(int(query.get("maxresults", most)), most)
     entries = (one for one in _entries(world, container, prefix, delimiter) if one[0] >= marker)
     page = list(islice(entries, size + 1))
     root = ElementTree.Element(

@@ -66,6 +66,8 @@ class Settings(settings.Settings):
     """Role of a job's identity on blobs."""
     page_size: int = 10
     """Jobs per page of the list."""
+    blob_page_size: int = 5000
+    """Blobs per page of the list, as Azure's greatest `maxresults`."""
     price_page_size: int = 100
     """Prices per page of the list."""
     price_currency: str = "USD"
