@@ -48,7 +48,6 @@ CLOUDS = (
     *("azure.ai.ml", "azure.identity", "requests", "boto3", "botocore.session", "s3transfer.manager"),
     *(
         "google.cloud.aiplatform_v1",
-        "google.cloud.storage",
         "cloudtrain.backends.*",
         *PRELOADED,
     ),

@@ -1,7 +1,7 @@
 """Google's HTTP interfaces: credentials, addresses, and the meaning of Google's errors.
 
-All calls are here except a job's creation and the upload of its code. The module does without the SDK, whose import
-alone takes most of a second of processor time, and imports google-auth and requests on first use.
+All calls are here except a job's creation. The module does without the SDK, whose import alone takes most of a second
+of processor time, and imports google-auth and requests on first use.
 """
 
 from __future__ import annotations

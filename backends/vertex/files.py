@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from http.client import HTTPMessage
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -14,11 +15,11 @@ from cloudtrain.backends.job_folder import JobFolder
 from cloudtrain.backends.vertex import api
 from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
 from cloudtrain.entrypoints.stores.gcs import PIECE_BYTES, GcsStore
-from cloudtrain.entrypoints.stores.google_http import Lost, Reply, Service, ServiceError
+from cloudtrain.entrypoints.stores.google_http import ATTEMPTS, Lost, Reply, Service, ServiceError
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.text.remote import cause
 
-__all__ = ["ROLE", "exists", "of", "require_bucket"]
+__all__ = ["ROLE", "of", "require_bucket", "upload"]
 
 ROLE = "Storage Object User (roles/storage.objectUser) on the bucket"
 
@@ -49,17 +50,23 @@ def require_bucket(access: VertexAccess, uri: str) -> None:
                 raise
 
 
-def exists(access: VertexAccess, uri: str, size: int) -> bool:
-    """Return whether the object exists with this size in bytes. Raises GoogleError."""
+def upload(access: VertexAccess, source: Path | bytes, uri: str) -> None:
+    """Upload the file or the bytes unless an object of that name exists. Raises GoogleError."""
     bucket, name = api.split_uri(uri)
+    store = _GoogleJobStore(bucket, "", _Session(access, ATTEMPTS))
+    size = len(source) if isinstance(source, bytes) else source.stat().st_size
     try:
-        return _GoogleJobStore(bucket, "", _Session(access)).stat(name).size == size
-    except FileNotFoundError:
-        return False
+        with contextlib.suppress(FileNotFoundError):
+            if store.stat(name).size == size:
+                return
     except GoogleError as error:
-        if error.status == 403:  # a role may allow writing and forbid reading
-            return False
-        raise
+        if error.status != 403:  # a role may allow writing and forbid reading
+            raise
+    try:
+        store.put(source, name, is_new=True)
+    except GoogleError as error:
+        if error.status != 412:  # the object exists
+            raise
 
 
 class _GoogleJobStore(GcsStore):
@@ -77,8 +84,8 @@ class _GoogleJobStore(GcsStore):
 class _Session(Service):
     """Requests to Cloud Storage with the credentials, the proxies and the errors of api.py."""
 
-    def __init__(self, access: VertexAccess) -> None:
-        super().__init__(access.url("storage"), None, TRIES)
+    def __init__(self, access: VertexAccess, attempts: int = TRIES) -> None:
+        super().__init__(access.url("storage"), None, attempts)
         self._access = access
 
     @contextlib.contextmanager

@@ -45,17 +45,17 @@ def send(google: Google, request: Request, shipment: Shipment) -> JobRef:
     Raises CredentialError, CapacityError, ConfigError or UsageError; raises UnreachableError if the start is uncertain,
     and `find` can later tell whether the job exists.
     """
-    from cloudtrain.backends.vertex import sdk
-
     plan, owner = VertexSending.load(request.sending), identity(shipment.home)
     access = VertexAccess.of(plan, google)
     shipment.sending.prepares()
     files.require_bucket(access, plan.code_uri)
     with api.answers("write to the bucket", needs=files.ROLE):
-        if not files.exists(access, plan.code_uri, shipment.bundle.path.stat().st_size):
-            sdk.put(access, shipment.bundle.path, plan.code_uri)
-        if plan.wheel_uri is not None:
-            _put_wheel(access, plan.wheel_uri, shipment.home)
+        files.upload(access, shipment.bundle.path, plan.code_uri)
+        if plan.wheel_uri is not None:  # the boot as a package, for Google's prebuilt images
+            from cloudtrain.backends.vertex import request as requests
+            from cloudtrain.backends.vertex import request_package
+
+            files.upload(access, request_package.build(requests.boot_source())[1], plan.wheel_uri)
         files.of(access).claim(plan.owner_uri, owner)
     _require_new(access, request, owner)
     secret = _secret(plan, owner)
@@ -346,22 +346,6 @@ def cancel(access: VertexAccess, name: str) -> None:
     except GoogleError as error:
         if error.status != 400 or error.code != "FAILED_PRECONDITION":
             raise
-
-
-def _put_wheel(access: VertexAccess, uri: str, home: Path) -> None:
-    """Upload the boot as a package, for Google's prebuilt images. Raises GoogleError."""
-    from cloudtrain.backends.vertex import request_package, sdk
-    from cloudtrain.backends.vertex.request import boot_source
-
-    _, data = request_package.build(boot_source())
-    if files.exists(access, uri, len(data)):
-        return
-    path = home / f"boot-{secrets.token_hex(4)}.whl"
-    try:
-        path.write_bytes(data)
-        sdk.put(access, path, uri)
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _remove_secret(access: VertexAccess, secret: str | None) -> None:

@@ -1,14 +1,13 @@
-"""Calls by Google's own clients: create a job, upload its code. Imported only on use.
+"""The creation of a job by Google's own client. Imported only on use.
 
-Each client takes half a second and more of processor time to import. The clients' calls have neither a time limit nor
-retries by default. A retry of a job's creation could make a second job, so jobs.py searches for the job first.
+The client takes half a second and more of processor time to import. Its calls have neither a time limit nor retries by
+default. A retry of a job's creation could make a second job, so jobs.py searches for the job first.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,9 +16,9 @@ from cloudtrain.backends.vertex.api import GoogleError, VertexAccess
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.remote import one_line
 
-__all__ = ["create", "put"]
+__all__ = ["create"]
 
-CREATE_S, UPLOAD_S = 60.0, 300.0
+CREATE_S = 60.0
 
 
 def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -39,7 +38,10 @@ def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None
     except json_format.ParseError as error:
         hint = "fix vertex.raw, or update google-cloud-aiplatform if the field is a new one"
         raise ConfigError(f"Google's client knows no such job: {one_line(str(error))}", hint=hint) from error
-    options, transport = _target(access, "aiplatform")
+    url = access.url("aiplatform")
+    is_plain = url.startswith("http://")
+    options = {"api_endpoint": url if is_plain else urlsplit(url).netloc}
+    transport = "rest" if is_plain else None  # REST for an address without TLS, because gRPC would need TLS
     with _errors(exceptions):
         client = JobServiceClient(credentials=api.credentials(access), client_options=options, transport=transport)
         with client:
@@ -48,37 +50,6 @@ def create(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None
                 parent=access.parent, custom_job=CustomJob.wrap(message), timeout=CREATE_S, retry=None
             )
     return {"name": made.name, "state": made.state.name}
-
-
-def put(access: VertexAccess, path: Path, uri: str) -> None:
-    """Upload the file unless an object of that name exists. Raises GoogleError."""
-    try:
-        from google.api_core import exceptions
-        from google.cloud.storage import Client
-    except ImportError as error:
-        raise api.not_installed(error) from error
-    bucket, name = api.split_uri(uri)
-    options, _ = _target(access, "storage")
-    with _errors(exceptions):
-        client = Client(project=access.project, credentials=api.credentials(access), client_options=options)
-        try:
-            client.bucket(bucket).blob(name).upload_from_filename(
-                str(path), content_type="application/octet-stream", if_generation_match=0, timeout=UPLOAD_S
-            )
-        except exceptions.PreconditionFailed:
-            return
-        finally:
-            client.close()
-
-
-def _target(access: VertexAccess, service: str) -> tuple[dict[str, str], str | None]:
-    """Return the client's options and its transport: REST for an address without TLS, because gRPC would need TLS."""
-    url = access.url(service)
-    if service == "storage":
-        return {"api_endpoint": url}, None
-    if url.startswith("http://"):
-        return {"api_endpoint": url}, "rest"
-    return {"api_endpoint": urlsplit(url).netloc}, None
 
 
 @contextlib.contextmanager
@@ -94,8 +65,6 @@ def _errors(exceptions: Any) -> Iterator[None]:
         status = int(error.code or 0)
         code = error.grpc_status_code.name if getattr(error, "grpc_status_code", None) else ""
         raise GoogleError(status, code, one_line(_message(error) or str(error.message))) from error
-    except exceptions.RetryError as error:
-        raise GoogleError(0, "", one_line(str(error))) from error
     except refused.RefreshError as error:
         raise api.no_token(error) from error
     except ParseError as error:

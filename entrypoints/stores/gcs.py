@@ -96,16 +96,18 @@ class GcsStore:
         about: dict[str, str] | None = None,
         *,
         seen: os.stat_result | None = None,
+        is_new: bool = False,
     ) -> Item:
         """Upload the file or the bytes: the old object stays until the upload is complete.
 
-        Raises Changed, and leaves the object as is, if the file changes during the upload, or has changed since `seen`.
+        `is_new`: Google refuses the upload with 412 if the object exists. Raises Changed, and leaves the object as is,
+        if the file changes during the upload, or has changed since `seen`.
         """
         resource = {"name": self.key(name), **({"metadata": about} if about else {})}
         with self._asking():
             for _ in range(BODY_ATTEMPTS):
                 try:
-                    item, md5 = self._upload(source, resource, seen)
+                    item, md5 = self._upload(source, resource, seen, is_new)
                 except ServiceError as error:
                     if error.status != 400 or "md5" not in error.message.lower():
                         raise
@@ -167,9 +169,11 @@ class GcsStore:
         """Close the connections; the next call makes new ones."""
         self._service.close()
 
-    def _upload(self, source: Path | bytes, resource: dict[str, Any], seen: os.stat_result | None) -> tuple[Item, str]:
+    def _upload(
+        self, source: Path | bytes, resource: dict[str, Any], seen: os.stat_result | None, is_new: bool
+    ) -> tuple[Item, str]:
         """Return the uploaded object, and the MD5 of the bytes that were read."""
-        query = {"uploadType": "multipart", "fields": _FIELDS}
+        query = {"uploadType": "multipart", "fields": _FIELDS, **({"ifGenerationMatch": "0"} if is_new else {})}
         with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
             before = os.fstat(file.fileno()) if isinstance(source, Path) else None
             _check(file, seen or before)

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import pytest
 import urllib3.connectionpool
 from conftest import Result
-from google.cloud.storage.retry import DEFAULT_RETRY
 from urllib3.exceptions import NewConnectionError
 
 from cloudtrain.backends.azureml import jobs as azure_jobs
@@ -86,7 +85,6 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
     pool = urllib3.connectionpool.HTTPConnectionPool
     monkeypatch.setattr(pool, "_make_request", lambda self, *args, **more: made.request(self, *args, **more))
     monkeypatch.setattr(time, "sleep", lambda seconds: real(min(seconds, 0.001)))
-    monkeypatch.setattr(DEFAULT_RETRY, "_timeout", 1.0)  # Google's client of files retries for 120 s
     monkeypatch.setattr(azure_jobs, "SETTLE_S", 0.0)
     monkeypatch.setattr(vertex_jobs, "PAUSE_S", 0.0)
     monkeypatch.setattr(refresh, "MOST_LATE_S", 0.0)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from google.oauth2.credentials import Credentials
 
-from cloudtrain.backends.vertex import api, sdk
+from cloudtrain.backends.vertex import api, files, sdk
 from cloudtrain.backends.vertex.api import VertexAccess
 from cloudtrain.entrypoints import events
 from doubles.google.handle import BUCKET, NUMBER, PROJECT, REGION, Google
@@ -98,7 +98,7 @@ def test_code_uploaded_by_a_second_submit_is_kept(google_project: Google, tmp_pa
     path = tmp_path / "code"
     path.write_bytes(b"mine")
     uri = google_project.put_object("code", b"theirs")
-    sdk.put(ACCESS, path, uri)
+    files.upload(ACCESS, path, uri)
     assert google_project.object("code") == b"theirs"
 
 
