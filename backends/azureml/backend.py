@@ -73,19 +73,15 @@ class AzureMLBackend:
         more = f", with {format_duration(idle_s)} in which the cluster idles" if idle_s else ""
         more += ", on demand: spot machines cost less" if config.resources.spot else ""
         name = machine.instance_type or str(block.compute)
-        if block.price_per_hour is not None:
-            source = f"{name}, azureml.price_per_hour{more}"
-            usd, doubt = block.price_per_hour / 1e6, unknown_region(config)
-            return Capacity(machine.count, usd, source, terms, machine=name, unknown_region=doubt)
-        if machine.hourly_usd is None:
+        own = block.price_per_hour
+        if own is not None or machine.hourly_usd is None:
             what = machine.instance_type or f"the machines of {block.compute}"
-            where = block.region or "an unknown region (azureml.region)"
-            source = catalog.unpriced("azureml", what, where)
-            return Capacity(machine.count, None, source, terms, machine=name, unknown_region=unknown_region(config))
-        source = f"{name}, {machine.price_source}{more}"
-        return Capacity(
-            machine.count, machine.hourly_usd, source, terms, machine.uncertainty, machine.as_of, machine=name
-        )
+            source = catalog.unpriced("azureml", what, block.region or "an unknown region (azureml.region)")
+            source = source if own is None else f"{name}, azureml.price_per_hour{more}"
+            usd, doubt = None if own is None else own / 1e6, unknown_region(config)
+            return Capacity(machine.count, usd, source, terms, machine=name, unknown_region=doubt)
+        source, known = f"{name}, {machine.price_source}{more}", (machine.uncertainty, machine.as_of)
+        return Capacity(machine.count, machine.hourly_usd, source, terms, *known, machine=name)
 
     def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
         from cloudtrain.backends.azureml.request import build

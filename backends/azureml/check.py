@@ -14,7 +14,7 @@ from typing import Any
 from cloudtrain.backends.azureml import request_body
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import request_rules
-from cloudtrain.launcher.planning.request_rules import Found
+from cloudtrain.launcher.planning.request_rules import IMAGE, Found, key_of, part
 
 __all__ = ["faults", "violations"]
 
@@ -39,10 +39,6 @@ _ENVIRONMENT = re.compile(
     r"azureml:([^/:@\s]+(:[^/:@\s]+|@[^/:@\s]+)"
     r"|//registries/[^/\s]+/environments/[^/\s]+/(versions|labels)/[^/\s]+"
     r"|/subscriptions/\S+/environments/[^/\s]+/versions/[^/\s]+)"
-)
-# Source: github.com/distribution/reference, regexp.go.
-_IMAGE = re.compile(
-    r"([a-zA-Z0-9.-]+(:\d+)?/)?[a-z0-9]+((\.|_|__|-+|/)[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
 _CLOUD_PATH = re.compile(
     r"(azureml://(datastores|subscriptions|registries|locations)/.|(https?|wasbs?|abfss?|adl)://.)"
@@ -135,10 +131,10 @@ def _sizes(job: Job) -> Iterator[Fault]:
         if isinstance(job.get(name), str) and not 0 < len(job[name]) <= most:
             yield _at(name, f"{name} has {len(job[name])} characters; Azure keeps 1 to {most}", "shorten it")
     for name, most in _ENTRIES.items():
-        if len(_part(job, name)) > most:
-            yield _at(name, f"{name} has {len(_part(job, name))} entries; Azure keeps {most}", "leave some out")
+        if len(part(job, name)) > most:
+            yield _at(name, f"{name} has {len(part(job, name))} entries; Azure keeps {most}", "leave some out")
     for name in ("tags", "properties"):
-        for key, value in _part(job, name).items():
+        for key, value in part(job, name).items():
             if not 0 < len(str(key)) <= _KEY_LENGTH:
                 yield _at(name, f"{name}: `{str(key)[:40]}` has {len(str(key))} characters, not 1 to {_KEY_LENGTH}")
             if len(str(value)) > _VALUE_LENGTH:
@@ -158,18 +154,18 @@ def _command(job: Job) -> Iterator[Fault]:
         if kind not in ("inputs", "outputs"):
             hint = "a command job knows inputs.NAME and outputs.NAME"
             yield _at("command", f"command: ${{{{{expression}}}}} belongs to other kinds of job", hint)
-        elif name not in _part(job, kind):
-            message = f"command: ${{{{{expression}}}}} is not defined{request_rules.meant(name, _part(job, kind))}"
+        elif name not in part(job, kind):
+            message = f"command: ${{{{{expression}}}}} is not defined{request_rules.meant(name, part(job, kind))}"
             yield _at(kind, message, f"add `{name}` to {kind}")
     for kind in ("inputs", "outputs"):
-        for name in _part(job, kind):
+        for name in part(job, kind):
             if (kind, name) not in seen:
                 message = f"{kind}.{name}: the command does not use it"
                 yield _at(f"{kind}.{name}", message, f"${{{{{kind}.{name}}}}} in the command", is_warning=True)
 
 
 def _machines(job: Job) -> Iterator[Fault]:
-    resources, compute = _part(job, "resources"), job.get("compute")
+    resources, compute = part(job, "resources"), job.get("compute")
     kind, count = resources.get("instance_type"), resources.get("instance_count", 1)
     if compute is None and kind is None:
         hint = "set resources.instance_type, or azureml.compute"
@@ -201,8 +197,8 @@ def _machines(job: Job) -> Iterator[Fault]:
 
 
 def _time(job: Job) -> Iterator[Fault]:
-    timeout = _part(job, "limits").get("timeout")
-    is_spot = str(_part(job, "queue_settings").get("job_tier")).lower() == "spot"
+    timeout = part(job, "limits").get("timeout")
+    is_spot = str(part(job, "queue_settings").get("job_tier")).lower() == "spot"
     most, whom = (MAX_SPOT_RUNTIME_S, "spot machines") if is_spot else (MAX_RUNTIME_S, "a job")
     if timeout is None:
         yield _at("limits", "without limits.timeout nothing ends the job in time", "set limits.max_duration")
@@ -216,10 +212,10 @@ def _time(job: Job) -> Iterator[Fault]:
 
 def _processes(job: Job) -> Iterator[Fault]:
     """Yield faults of the distribution: our agent runs once on each node, and starts the ranks itself."""
-    distribution, hint = _part(job, "distribution"), "{type: pytorch, process_count_per_instance: 1}"
+    distribution, hint = part(job, "distribution"), "{type: pytorch, process_count_per_instance: 1}"
     kind, processes = str(distribution.get("type")).lower(), distribution.get("process_count_per_instance", 1)
     if "distribution" not in job:
-        count = _part(job, "resources").get("instance_count", 1)
+        count = part(job, "resources").get("instance_count", 1)
         if isinstance(count, int) and count > 1:
             yield _at("distribution", f"without a distribution only one of {count} nodes starts anything", hint)
     elif kind in ("mpi", "tensorflow", "ray"):
@@ -245,7 +241,7 @@ def _environment(job: Job) -> Iterator[Fault]:
     if ("image" in environment) == ("build" in environment):
         said = "both an image and a build" if image else "no image"
         yield _at("environment.image", f"the environment has {said}", "set image, or azureml.environment")
-    if isinstance(image, str) and not _IMAGE.fullmatch(image):
+    if isinstance(image, str) and not IMAGE.fullmatch(image):
         yield _at("environment.image", f"`{image}` is not a valid image name", "such as mcr.microsoft.com/azureml/x:1")
     for key in ("name", "version"):
         if key in environment:
@@ -254,7 +250,7 @@ def _environment(job: Job) -> Iterator[Fault]:
 
 
 def _variables(job: Job) -> Iterator[Fault]:
-    for name, value in _part(job, "environment_variables").items():
+    for name, value in part(job, "environment_variables").items():
         if not _NAME.fullmatch(str(name)):
             yield _at("environment_variables", f"`{name}` is not a valid variable name", "letters, digits and `_`")
         elif name in _AZURES_OWN:
@@ -272,7 +268,7 @@ def _mounts(job: Job) -> Iterator[Fault]:
     places: dict[str, str] = {}
     names: dict[str, str] = {}
     for kind in ("inputs", "outputs"):
-        for name, value in _part(job, kind).items():
+        for name, value in part(job, kind).items():
             path, full = value.get("path") if isinstance(value, Mapping) else None, f"{kind}.{name}"
             if not _NAME.fullmatch(str(name)):
                 yield _at(full, f"`{name}` cannot name one of the {kind}", "letters, digits and `_`, no digit first")
@@ -286,8 +282,8 @@ def _mounts(job: Job) -> Iterator[Fault]:
                     yield _at(full, f"`{path}` is not a URI of Azure storage", "azureml://datastores/NAME/paths/...")
             elif kind == "inputs" and isinstance(value, Mapping) and "value" not in value:
                 yield from _input(full, path)
-    if "checkpoints" in _part(job, "outputs"):
-        yield from _checkpoints(_part(job, "outputs"))
+    if "checkpoints" in part(job, "outputs"):
+        yield from _checkpoints(part(job, "outputs"))
 
 
 def _input(full: str, path: Any) -> Iterator[Fault]:
@@ -303,7 +299,7 @@ def _input(full: str, path: Any) -> Iterator[Fault]:
 
 def _checkpoints(outputs: Job) -> Iterator[Fault]:
     """Yield faults that would hide this attempt's checkpoints from the next attempt."""
-    output, hint = _part(outputs, "checkpoints"), "a place of the job's own, the same for each attempt"
+    output, hint = part(outputs, "checkpoints"), "a place of the job's own, the same for each attempt"
     path = output.get("path")
     if not path:
         yield _at("outputs.checkpoints", "without a path each run stores its checkpoints in another place", hint)
@@ -319,40 +315,28 @@ def _checkpoints(outputs: Job) -> Iterator[Fault]:
 
 def _rest(job: Job) -> Iterator[Fault]:
     """Yield parts on which load_job fails, or which load_job drops without a message."""
-    for name, service in _part(job, "services").items():
+    for name, service in part(job, "services").items():
         kind, nodes = service.get("type") if isinstance(service, Mapping) else None, "nodes"
         if str(kind).lower() not in _SERVICES:
             yield _at("services", f"services.{name}: `{kind}` is not one of {', '.join(_SERVICES)}", "name one of them")
         if isinstance(service, Mapping) and service.get(nodes, "all") != "all":
             yield _at("services", f"services.{name}.nodes is `all` or left out", "left out means node 0")
-    if "msi_resource_id" in _part(job, "identity"):
+    if "msi_resource_id" in part(job, "identity"):
         yield _at("identity", "load_job breaks on identity.msi_resource_id", "give client_id")
 
 
 def _by_table(path: str, said: str, message: str, is_warning: bool) -> Fault:
-    key = _key_of(path)
+    key = key_of(path, _KEYS, "azureml.raw")
     return Fault(f"{said}: {message}", key, hint=_HINTS.get(key, ""), is_warning=is_warning)
 
 
 def _at(path: str, message: str, hint: str = "", *, is_warning: bool = False) -> Fault:
-    return Fault(message, _key_of(path), hint=hint, is_warning=is_warning)
-
-
-def _part(job: Job, name: str) -> Job:
-    found = job.get(name)
-    return found if isinstance(found, Mapping) else {}
+    return Fault(message, key_of(path, _KEYS, "azureml.raw"), hint=hint, is_warning=is_warning)
 
 
 def _snake(path: str) -> str:
     """Return the file's name for a path in the body."""
     return re.sub(r"([A-Z])", lambda found: f"_{found[1].lower()}", path.removeprefix("properties."))
-
-
-def _key_of(path: str) -> str:
-    for prefix, key in _KEYS.items():
-        if path == prefix or path.startswith((f"{prefix}.", f"{prefix}[")):
-            return key
-    return "azureml.raw"
 
 
 def _table() -> request_rules.Table:

@@ -21,7 +21,7 @@ from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
-from cloudtrain.launcher.planning.request_rules import notes_of
+from cloudtrain.launcher.planning.request_rules import notes_of, places
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -93,18 +93,14 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         "environment": _environment(config),
         "order": encoded(order),
         "compute": f"azureml:{block.compute}" if block.compute else None,
-        "instances": plan.instances,
         "instance_type": machine.instance_type,
         "shm_size": f"{block.shm_gb or SHM_GB_A_RANK * plan.nproc_per_node}g",
-        "timeout_s": plan.cap_s,
-        "spot": config.resources.spot,
         "inputs": inputs,
-        "input_mode": block.input_mode,
         "outputs": [{"name": key, "uri": uri} for key, uri in outputs.items()],
         "identity": _IDENTITIES[block.identity] if block.identity else None,
         "services": [_service(kind) for kind in block.services],
     }
-    planned = render.render_yaml("azureml/job.yml", job=job)
+    planned = render.render_yaml("azureml/job.yml", job=job, plan=plan, block=block, spot=config.resources.spot)
     body, changes = render.overlaid(planned, block.raw)
     if faults := list(render.changed(planned, body, _PLANNED, "azureml.raw")):
         raise ConfigError(faults)
@@ -215,10 +211,7 @@ def _outputs(config: JobConfig, home: str) -> dict[str, str]:
 def _require_reachable(config: JobConfig) -> None:
     """Raise ConfigError for places that a container on Azure cannot reach."""
     faults = []
-    uris = {"checkpoint.uri": config.checkpoint.uri}
-    uris |= {f"inputs.{key}": uri for key, uri in config.inputs.items()}
-    uris |= {f"outputs.{key}": uri for key, uri in config.outputs.items()}
-    for key, uri in uris.items():
+    for key, uri in places(config.checkpoint.uri, config.inputs, config.outputs).items():
         if uri is not None and not _URI.match(uri):
             hint = "as in azureml://datastores/workspaceblobstore/paths/x, or https://ACCOUNT.blob.core.windows.net/C/x"
             faults.append(Fault(f"Azure ML cannot mount `{uri}`", key=key, hint=hint))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __all__ = ["SINGLE_BRACKETS", "WORKSPACE", "body_of", "duration"]
@@ -56,20 +56,20 @@ def body_of(job: Job, workspace: str = WORKSPACE) -> dict[str, Any]:
         "computeId": _compute_id(job.get("compute"), workspace),
         "displayName": job.get("display_name") or job.get("name"),
         "experimentName": job.get("experiment_name"),
-        "identity": _identity(job.get("identity")),
+        "identity": _made(job, "identity", _identity),
         "isArchived": False,
-        "services": _services(job.get("services")),
+        "services": _made(job, "services", lambda found: {name: _service(each) for name, each in found.items()}),
         "codeId": _asset_id(job.get("code"), "codes", workspace, local=f"{workspace}/codes/{{upload}}/versions/1"),
         "command": SINGLE_BRACKETS.sub(r"${{\1.\2}}", job["command"]),
-        "distribution": _distribution(job.get("distribution")),
+        "distribution": _made(job, "distribution", _distribution),
         "environmentId": _environment_id(job["environment"], workspace),
         "environmentVariables": dict(job.get("environment_variables", {})),
         "inputs": {name: _input(value, workspace) for name, value in job.get("inputs", {}).items()},
-        "limits": _limits(job.get("limits")),
+        "limits": _made(job, "limits", _limits),
         "outputs": {name: _output(value or {}) for name, value in job.get("outputs", {}).items()},
         "parentJobName": job.get("parent_job_name"),
-        "queueSettings": _queue(job.get("queue_settings")),
-        "resources": _resources(job.get("resources")),
+        "queueSettings": _made(job, "queue_settings", _queue),
+        "resources": _made(job, "resources", _resources),
         "jobType": "Command",
     }
     return {"properties": _present(body)}
@@ -83,6 +83,11 @@ def duration(seconds: int) -> str:
     time = "".join(f"{count}{unit}" for count, unit in ((hour, "H"), (minute, "M"), (second, "S")) if count)
     text = "P" + (f"{days}D" if days else "") + (f"T{time}" if time else "")
     return ("-" if seconds < 0 else "") + (text if seconds else "P0D")
+
+
+def _made(job: Job, name: str, make: Callable[[Job], dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the body's part for a part of the file, None if the file lacks the part."""
+    return None if job.get(name) is None else make(job[name])
 
 
 def _present(fields: dict[str, Any]) -> dict[str, Any]:
@@ -144,18 +149,10 @@ def _output(value: Job) -> dict[str, Any]:
     )
 
 
-def _identity(identity: Job | None) -> dict[str, Any] | None:
-    if identity is None:
-        return None
+def _identity(identity: Job) -> dict[str, Any]:
     kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", identity["type"]).lower()
     ids = {"clientId": identity.get("client_id"), "objectId": identity.get("object_id")}
     return _present({"identityType": _IDENTITIES[kind], **ids})
-
-
-def _services(services: Job | None) -> dict[str, Any] | None:
-    if services is None:
-        return None
-    return {name: _service(service) for name, service in services.items()}
 
 
 def _service(service: Job) -> dict[str, Any]:
@@ -171,26 +168,20 @@ def _service(service: Job) -> dict[str, Any]:
     )
 
 
-def _distribution(distribution: Job | None) -> dict[str, Any] | None:
-    if distribution is None:
-        return None
+def _distribution(distribution: Job) -> dict[str, Any]:
     kind = distribution["type"].lower()
     rest = {_camel(name): value for name, value in distribution.items() if name != "type"}
     servers = {"parameterServerCount": 0} if kind == "tensorflow" else {}
     return {"distributionType": _DISTRIBUTIONS[kind], **servers, **rest}
 
 
-def _limits(limits: Job | None) -> dict[str, Any] | None:
-    if limits is None:
-        return None
+def _limits(limits: Job) -> dict[str, Any]:
     # The SDK treats a timeout of 0 as no timeout, and omits the field.
     timeout = limits.get("timeout")
     return {"jobLimitsType": "Command", **({"timeout": duration(timeout)} if timeout else {})}
 
 
-def _queue(settings: Job | None) -> dict[str, Any] | None:
-    if settings is None:
-        return None
+def _queue(settings: Job) -> dict[str, Any]:
     tier, priority = settings.get("job_tier"), settings.get("priority")
     return _present(
         {
@@ -200,9 +191,7 @@ def _queue(settings: Job | None) -> dict[str, Any] | None:
     )
 
 
-def _resources(resources: Job | None) -> dict[str, Any] | None:
-    if resources is None:
-        return None
+def _resources(resources: Job) -> dict[str, Any]:
     found = {_camel(name): value for name, value in resources.items()}
     if isinstance(found.get("dockerArgs"), list):
         found["dockerArgsList"] = found.pop("dockerArgs")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
 
-__all__ = ["LocalBackend", "agent_spec", "interpreter"]
+__all__ = ["LocalBackend", "agent_spec", "interpreter", "message"]
 
 DEVICES = Path("/dev")
 PAGE_BYTES = 1 << 20  # of log: the next page is close, so the first page is on the screen at once
@@ -307,9 +307,14 @@ def _share_of_gpus(node: dict[str, Any]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(visible[number] for number in node["gpus"])}
 
 
+def message(folder: Path, specs: list[AgentSpec]) -> dict[str, Any]:
+    """Return the message by which a single starter starts all nodes, with the job's token."""
+    token = secrets.token_hex(16)
+    return {"folder": str(folder), "nodes": [replace(spec, token=token).dump() for spec in specs]}
+
+
 def _start_agents(folder: Path, specs: list[AgentSpec]) -> None:
     """Start all nodes by one message: a launcher killed meanwhile has started all nodes or no node."""
-    token = secrets.token_hex(16)
     starter = subprocess.Popen(
         [sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"],
         cwd=folder,  # `-m` searches the current folder first, and the user's folder may hold a signal.py
@@ -319,8 +324,7 @@ def _start_agents(folder: Path, specs: list[AgentSpec]) -> None:
         text=True,
         start_new_session=True,
     )
-    message = {"folder": str(folder), "nodes": [replace(spec, token=token).dump() for spec in specs]}
-    answer, complaint = starter.communicate(json.dumps(message))
+    answer, complaint = starter.communicate(json.dumps(message(folder, specs)))
     if starter.returncode != 0:
         last = complaint.strip().splitlines()[-1:] or [f"their starter ended with code {starter.returncode}"]
         raise ConfigError(f"the agents did not start: {last[0]}", where=folder)

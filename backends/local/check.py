@@ -10,6 +10,7 @@ from typing import Any
 from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.launcher.errors import Fault
+from cloudtrain.launcher.planning.request_rules import places
 from cloudtrain.launcher.store.home import where
 
 __all__ = ["faults"]
@@ -25,12 +26,7 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
             key="resources.instances",
             hint=f"the local backend starts {MAX_INSTANCES} at most",
         )
-    places = {
-        "checkpoint.uri": body["checkpoint_dir"],
-        **{f"inputs.{name}": uri for name, uri in body["inputs"].items()},
-        **{f"outputs.{name}": uri for name, uri in body["outputs"].items()},
-    }
-    for key, uri in places.items():
+    for key, uri in places(body["checkpoint_dir"], body["inputs"], body["outputs"]).items():
         if uri and re.match(r"[a-z0-9]+://", uri):
             yield Fault(
                 f"the local backend cannot reach `{uri}`",

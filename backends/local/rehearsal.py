@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cloudtrain.backends.local import backend
-from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
+from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.launcher.backend import Request, Shipment
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
 
@@ -48,7 +45,7 @@ def laid_out(request: Request, stage: Stage) -> Rehearsal:
         agents=tuple(Path(spec.root) for spec in specs),
         places={str(path): path for path in _places(stage, python, inputs.values())} | mirrored,
         cwd=str(attempt),
-        stdin=json.dumps(_message(attempt, specs)),
+        stdin=json.dumps(backend.message(attempt, specs)),
         detaches=True,
     )
     return Rehearsal(
@@ -67,8 +64,3 @@ def _places(stage: Stage, python: str, inputs: Iterable[Path]) -> Iterator[Path]
     interpreters = (Path(python).absolute(), Path(python).resolve())
     below = (*inputs, *(path.parents[1] for path in interpreters))
     yield from (path for path in below if path.is_relative_to("/tmp") and path.exists())
-
-
-def _message(attempt: Path, specs: list[AgentSpec]) -> dict[str, Any]:
-    token = secrets.token_hex(16)
-    return {"folder": str(attempt), "nodes": [replace(spec, token=token).dump() for spec in specs]}

@@ -61,13 +61,11 @@ class SageMakerBackend:
         name = machine.instance_type
         warm = f", with {format_duration(warm_s)} kept warm" if warm_s else ""
         spot = ", on demand: spot machines bill fewer seconds" if config.resources.spot else ""
-        if own is not None:
-            source, doubt = f"sagemaker.price_per_hour{spot}{warm}", unknown_region(config)
-            return Capacity(machine.count, own / 1e6, source, terms, machine=name, unknown_region=doubt)
-        if machine.hourly_usd is None:
-            region = region_of(block_of(config)) or "an unknown region"
-            source = catalog.unpriced("sagemaker", name, region)
-            return Capacity(machine.count, None, source, terms, machine=name, unknown_region=unknown_region(config))
+        if own is not None or machine.hourly_usd is None:
+            source = catalog.unpriced("sagemaker", name, region_of(block_of(config)) or "an unknown region")
+            source = source if own is None else f"sagemaker.price_per_hour{spot}{warm}"
+            usd, doubt = None if own is None else own / 1e6, unknown_region(config)
+            return Capacity(machine.count, usd, source, terms, machine=name, unknown_region=doubt)
         size_gb = disk_gb(config)
         disk = disk_usd(name, size_gb)
         source = f"{name}, {machine.price_source}{f', with a disk of {size_gb} GB' if disk else ''}{spot}{warm}"

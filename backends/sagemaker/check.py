@@ -13,7 +13,7 @@ from typing import Any
 from cloudtrain.backends.sagemaker.machine import has_local_disk
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import request_rules
-from cloudtrain.launcher.planning.request_rules import Found
+from cloudtrain.launcher.planning.request_rules import Found, key_of, listed, part
 
 __all__ = ["faults", "violations"]
 
@@ -52,9 +52,9 @@ _KEYS = {
 def faults(body: dict[str, Any]) -> Iterator[Fault]:
     """Yield the faults of the request, each under the config's key that sets the field, else under `sagemaker.raw`."""
     for path, message, is_warning in violations(body):
-        yield Fault(f"{path}: {message}", _key_of(path), is_warning=is_warning)
+        yield Fault(f"{path}: {message}", key_of(path, _KEYS, "sagemaker.raw"), is_warning=is_warning)
     for path, message, hint in _between(body):
-        yield Fault(message, _key_of(path), hint=hint)
+        yield Fault(message, key_of(path, _KEYS, "sagemaker.raw"), hint=hint)
 
 
 def violations(body: dict[str, Any]) -> Iterator[Found]:
@@ -64,7 +64,7 @@ def violations(body: dict[str, Any]) -> Iterator[Found]:
 
 def _between(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield (path, message, hint) for rules that span fields, from AWS's descriptions of the fields."""
-    stopping, resources = _part(body, "StoppingCondition"), _part(body, "ResourceConfig")
+    stopping, resources = part(body, "StoppingCondition"), part(body, "ResourceConfig")
     is_spot, wait = body.get("EnableManagedSpotTraining"), stopping.get("MaxWaitTimeInSeconds")
     runtime, warm = stopping.get("MaxRuntimeInSeconds"), resources.get("KeepAlivePeriodInSeconds")
     wait_path = "StoppingCondition.MaxWaitTimeInSeconds"
@@ -99,33 +99,16 @@ def _between(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if "VolumeKmsKeyId" in resources and isinstance(kind, str) and has_local_disk(kind):
         message = f"{kind} has local disks, which are encrypted by themselves and take no key"
         yield "ResourceConfig.VolumeKmsKeyId", message, "leave volume_kms_key out"
-    channels = [channel.get("ChannelName") for channel in _dicts(body, "InputDataConfig")]
-    tags = [str(tag.get("Key")) for tag in _dicts(body, "Tags")]
+    channels = [channel.get("ChannelName") for channel in listed(body, "InputDataConfig") if isinstance(channel, dict)]
+    tags = [str(tag.get("Key")) for tag in listed(body, "Tags") if isinstance(tag, dict)]
     for key in sorted({key for key in tags if tags.count(key) > 1}):
         yield "Tags", f"the tag `{key}` is listed twice", "`cloudtrain:` tags are reserved for cloudtrain"
     for key in (key for key in tags if key.lower().startswith("aws:")):
         yield "Tags", f"the tag `{key}` begins with AWS's own `aws:`", "call it otherwise"
     for name in sorted({str(name) for name in channels if channels.count(name) > 1}):
         yield "InputDataConfig", f"the channel `{name}` is listed twice", ""
-    algorithm = _part(body, "AlgorithmSpecification")
+    algorithm = part(body, "AlgorithmSpecification")
     if "TrainingImage" not in algorithm and "AlgorithmName" not in algorithm:
         yield "AlgorithmSpecification.TrainingImage", "there is no image", "set image"
     elif "TrainingImage" in algorithm and "AlgorithmName" in algorithm:
         yield "AlgorithmSpecification", "TrainingImage and AlgorithmName exclude each other", ""
-
-
-def _dicts(body: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    found = body.get(name)
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
-
-
-def _part(body: dict[str, Any], name: str) -> dict[str, Any]:
-    found = body.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _key_of(path: str) -> str:
-    for prefix, key in _KEYS.items():
-        if path == prefix or path.startswith((f"{prefix}.", f"{prefix}[")):
-            return key
-    return "sagemaker.raw"

@@ -99,7 +99,6 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     code_uri, job_uri = f"{place.root}/code/{bundle_sha256}/", f"{home}/attempt-{attempt}/"
     toolkit = {} if block.distribution == "torchrun" else _toolkit(config, place, name, machine.instance_type, code_uri)
     job = {
-        **_asked(plan, config),
         "name": name,
         "role": place.role,
         "image": image,
@@ -113,9 +112,13 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         "checkpoint_uri": config.checkpoint.uri or f"{home}/checkpoints",
         "tensorboard_uri": f"{home}/tensorboard" if config.task and config.training.tensorboard else None,
         "instance_type": machine.instance_type,
+        "disk_gb": disk_gb(config),
+        "metrics": _metrics(config),
+        "max_wait_s": _max_wait(plan, config),
+        "retries": config.retry.max_attempts - 1 or None,
         "tags": [*config.tags.items(), *_own_tags(config, job_id, attempt)],
     }
-    body = render.render_json("sagemaker/request.json", job=job)
+    body = render.render_json("sagemaker/request.json", job=job, plan=plan, block=block, spot=config.resources.spot)
     planned = body
     body, changes = render.overlaid(body, block.raw)
     _require_as_planned(planned, body, has_price=plan.price_micro is not None)
@@ -175,30 +178,6 @@ def _own_order(
             inputs={key: f"input/data/{key}" for key in config.inputs},
             copied_to=checkpoint_uri if reaches_s3 else None,
         ),
-    }
-
-
-def _asked(plan: Plan, config: JobConfig) -> dict[str, Any]:
-    """Return the values that the template copies from the plan and the config."""
-    block = block_of(config)
-    return {
-        "metrics": _metrics(config),
-        "input_mode": block.input_mode,
-        "instances": plan.instances,
-        "disk_gb": disk_gb(config),
-        "keep_alive_s": block.keep_alive,
-        "training_plan": block.training_plan,
-        "kms_key": block.kms_key,
-        "volume_kms_key": block.volume_kms_key,
-        "max_runtime_s": plan.cap_s,
-        "max_wait_s": _max_wait(plan, config),
-        "spot": config.resources.spot,
-        "retries": config.retry.max_attempts - 1 or None,
-        "subnets": list(block.subnets),
-        "security_groups": list(block.security_groups),
-        "encrypt_traffic": block.encrypt_traffic,
-        "network_isolation": block.network_isolation,
-        "remote_debug": block.remote_debug,
     }
 
 

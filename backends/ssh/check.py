@@ -9,6 +9,7 @@ from typing import Any
 
 from cloudtrain.entrypoints.contract import JobSpec, SetupSpec
 from cloudtrain.launcher.errors import Fault
+from cloudtrain.launcher.planning.request_rules import places
 
 __all__ = ["faults"]
 
@@ -29,12 +30,7 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
         hint = f"write it as 20000-27999: at least {MIN_PORTS} ports from 1024 on"
         yield Fault("this is not a range of ports", key="ssh.ports", hint=hint)
     yield from _environment(body["runs_in"], job.setup or SetupSpec())
-    places = {
-        "checkpoint.uri": body["checkpoint_dir"],
-        **{f"inputs.{name}": uri for name, uri in body["inputs"].items()},
-        **{f"outputs.{name}": uri for name, uri in body["outputs"].items()},
-    }
-    for key, uri in places.items():
+    for key, uri in places(body["checkpoint_dir"], body["inputs"], body["outputs"]).items():
         if uri and re.match(r"[a-z0-9]+://", uri):
             more = "; checkpoint.mirror may be a bucket" if key == "checkpoint.uri" else ""
             hint = f"use a folder there: --set {key}=/some/path{more}"

@@ -41,16 +41,13 @@ def hosts(fleet: Fleet, config: JobConfig) -> list[HostUse]:
     """Return the use of each GPU of the config's hosts, in the config's order."""
     found = config_hosts.of_config(config)
     locks = {"lock_folder": config.block(Ssh).gpu_locks}
-    answers = fleet.ask({host: Call("holders", locks) for host in found}, is_urgent=True)
-    return [
-        use
-        for host, answer in answers.items()
-        for use in (
-            _uses(host.name, answer.reply)
-            if answer.error is None
-            else [HostUse(host.name, "-", "", _absence(answer.error), detail=answer.error.message)]
-        )
-    ]
+    rows: list[HostUse] = []
+    for host, answer in fleet.ask({host: Call("holders", locks) for host in found}, is_urgent=True).items():
+        if answer.error is None:
+            rows += _uses(host.name, answer.reply)
+        else:
+            rows.append(HostUse(host.name, "-", "", _absence(answer.error), detail=answer.error.message))
+    return rows
 
 
 def _absence(error: CloudtrainError) -> str:

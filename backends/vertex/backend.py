@@ -70,24 +70,17 @@ class VertexBackend:
         choice, block, kind = choose(config), block_of(config), kind_of(config)
         is_guarded = config.budget is not None and config.budget.on_limit != "alert"
         terms = Terms(TAIL_S, unit_s=UNIT_S, starts=1 if is_guarded else STARTS, lead_s=LEAD_S)
-        if block.price_per_hour is not None:
-            source = f"{choice.label}, vertex.price_per_hour"
-            usd, doubt = block.price_per_hour / 1e6, unknown_region(config)
-            return Capacity(choice.count, usd, source, terms, machine=choice.label, unknown_region=doubt)
-        offer = prices.hourly(choice.machine, kind)
-        if offer.usd is None:
+        own, offer = block.price_per_hour, prices.hourly(choice.machine, kind)
+        if own is not None or offer.usd is None:
             where = location_of(block) or "an unknown region (vertex.location)"
             source = catalog.unpriced("vertex", choice.label, where)
-            return Capacity(
-                choice.count, None, source, terms, machine=choice.label, unknown_region=unknown_region(config)
-            )
+            source = source if own is None else f"{choice.label}, vertex.price_per_hour"
+            price, doubt = None if own is None else own / 1e6, unknown_region(config)
+            return Capacity(choice.count, price, source, terms, machine=choice.label, unknown_region=doubt)
         disk_type, disk_gb = disk_of(config, choice)
         disk_usd = prices.disk_hourly(disk_type, disk_gb)
-        disk = (
-            f"with a disk of {disk_gb} GB"
-            if disk_usd is not None
-            else f"without its disk: {disk_type} has no known price"
-        )
+        without = f"without its disk: {disk_type} has no known price"
+        disk = without if disk_usd is None else f"with a disk of {disk_gb} GB"
         usd, known, is_spot = offer.usd + (disk_usd or 0.0), (offer.uncertainty, offer.as_of), offer.kind == "spot"
         source = f"{offer.source}, {disk}"
         return Capacity(choice.count, usd, source, terms, *known, machine=choice.label, is_spot_price=is_spot)

@@ -15,9 +15,10 @@ from typing import Any
 from unicodedata import category
 
 from cloudtrain.backends.vertex import check_pool
-from cloudtrain.backends.vertex.check_pool import BUCKET, ID, PROJECT, REGION, Part, Violation, listed, mapped, part
+from cloudtrain.backends.vertex.check_pool import BUCKET, ID, PROJECT, REGION, Part, Violation, mapped
 from cloudtrain.launcher.errors import Fault
-from cloudtrain.launcher.planning import request_rules
+from cloudtrain.launcher.planning import render, request_rules
+from cloudtrain.launcher.planning.request_rules import key_of, listed, part
 
 __all__ = ["faults", "violations"]
 
@@ -115,7 +116,8 @@ def faults(job: Any, location: str | None = None) -> Iterator[Fault]:
     `location`: the region of the job and of its resources; if None, all resources must lie in one region.
     """
     for path, message, hint, is_warning in violations(job, location):
-        yield Fault(f"{path or 'the job'}: {message}", _key_of(path), hint=hint, is_warning=is_warning)
+        key = key_of(path, _KEYS, "vertex.raw")
+        yield Fault(f"{path or 'the job'}: {message}", key, hint=hint, is_warning=is_warning)
 
 
 def violations(job: Any, location: str | None = None) -> Iterator[Violation]:
@@ -162,14 +164,14 @@ def _is_label(text: str) -> bool:
 
 def _forms(job: Part) -> Iterator[Violation]:
     for path, (pattern, said) in _FORMS.items():
-        value = _at(job, path)
+        value = render.at(job, tuple(path.split(".")))
         if isinstance(value, str) and not re.fullmatch(pattern, value, re.DOTALL):
             yield Violation(path, f"`{value}` does not have the required form", said)
 
 
 def _regions(job: Part, location: str | None) -> Iterator[Violation]:
     """Yield the resources outside the job's region, or outside the most frequent region if `location` is None."""
-    places = {path: str(_at(job, path)) for path in _FORMS}
+    places = {path: str(render.at(job, tuple(path.split(".")))) for path in _FORMS}
     for index, pool in enumerate(_pools(part(job, "jobSpec"))):
         for number, value in enumerate(listed(part(part(pool, "machineSpec"), "reservationAffinity"), "values")):
             at = f"jobSpec.workerPoolSpecs[{index}].machineSpec.reservationAffinity.values[{number}]"
@@ -304,17 +306,3 @@ def _seconds(text: Any) -> float | None:
 
 def _pools(spec: Part) -> list[Part]:
     return [pool if isinstance(pool, Mapping) else {"": pool} for pool in listed(spec, "workerPoolSpecs")]
-
-
-def _at(node: Any, path: str) -> Any:
-    for name in path.split("."):
-        node = node.get(name) if isinstance(node, Mapping) else None
-    return node
-
-
-def _key_of(path: str) -> str:
-    bare = re.sub(r"\[\d+\]", "", path)
-    for prefix, key in _KEYS.items():
-        if bare == prefix or bare.startswith(f"{prefix}."):
-            return key
-    return "vertex.raw"

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from cloudtrain.backends.vertex import machine_types
-from cloudtrain.launcher.planning import request_rules
+from cloudtrain.launcher.planning.request_rules import IMAGE, listed, meant, part
 
-__all__ = ["BUCKET", "ID", "PROJECT", "REGION", "Part", "Violation", "listed", "mapped", "part", "violations"]
+__all__ = ["BUCKET", "ID", "PROJECT", "REGION", "Part", "Violation", "mapped", "violations"]
 
 Part = Mapping[str, Any]
 
@@ -43,10 +43,6 @@ ID = r"[a-zA-Z0-9_-]+"
 BUCKET = r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"
 _MACHINE = re.compile(r"[a-z][a-z0-9]*-[a-z0-9]+(-[a-z0-9]+)*")
 _C_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-# Source: github.com/distribution/reference, regexp.go.
-_IMAGE = re.compile(
-    r"([a-zA-Z0-9.-]+(:\d+)?/)?[a-z0-9]+((\.|_|__|-+|/)[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
-)
 _PREBUILT = re.compile(r"((us|europe|asia)-docker\.pkg\.dev/vertex-ai|gcr\.io/cloud-aiplatform)/training/.+")
 _RESERVATION = re.compile(
     rf"projects/{PROJECT}/zones/{REGION}-[a-z]/reservations/{ID}"
@@ -68,17 +64,6 @@ def violations(pool: Part, index: int, at: str) -> Iterator[Violation]:
         path = mapped(mount).get("path")
         if isinstance(path, str) and not path.startswith("/"):
             yield Violation(f"{at}.nfsMounts[{number}].path", f"`{path}` does not begin with `/`", "the exported path")
-
-
-def listed(whole: Part, name: str) -> list[Any]:
-    """Return the list of this name, or an empty list."""
-    found = whole.get(name)
-    return found if isinstance(found, list) else []
-
-
-def part(whole: Part, name: str) -> Part:
-    """Return the mapping of this name, or an empty mapping."""
-    return mapped(whole.get(name))
 
 
 def mapped(found: Any) -> Part:
@@ -120,9 +105,7 @@ def _pair(machine: Part, kind: str, at: str) -> Iterator[Violation]:
     at_type, at_count = f"{at}.acceleratorType", f"{at}.acceleratorCount"
     if not machine_types.is_known(kind):
         message = f"`{kind}` is not in our table of {machine_types.AS_OF}; Vertex may know it"
-        yield Violation(
-            f"{at}.machineType", message + request_rules.meant(kind, machine_types.known()), is_warning=True
-        )
+        yield Violation(f"{at}.machineType", message + meant(kind, machine_types.known()), is_warning=True)
     if fixed is not None and word != fixed[0]:
         said = f"is required: {kind} has {fixed[0]}" if word is None else f"{kind} has {fixed[0]}, not {word}"
         yield Violation(at_type, said, f"set resources.accelerators, or acceleratorType: {fixed[0]}")
@@ -191,11 +174,11 @@ def _task(pool: Part, at: str) -> Iterator[Violation]:
         yield Violation(at, said, "one of containerSpec and pythonPackageSpec")
     container, package = part(pool, "containerSpec"), part(pool, "pythonPackageSpec")
     image, executor, module = container.get("imageUri"), package.get("executorImageUri"), package.get("pythonModule")
-    if isinstance(image, str) and not _IMAGE.fullmatch(image):
+    if isinstance(image, str) and not IMAGE.fullmatch(image):
         hint = "such as europe-docker.pkg.dev/my-project/images/train:1, without https://"
         yield Violation(f"{at}.containerSpec.imageUri", f"`{image}` is not a valid image name", hint)
     at_package = f"{at}.pythonPackageSpec"
-    if isinstance(executor, str) and not (_IMAGE.fullmatch(executor) and _PREBUILT.fullmatch(executor)):
+    if isinstance(executor, str) and not (IMAGE.fullmatch(executor) and _PREBUILT.fullmatch(executor)):
         message = f"`{executor}` is not one of Google's prebuilt images"
         hint = "us-docker.pkg.dev/vertex-ai/training/...; a containerSpec takes any image"
         yield Violation(f"{at_package}.executorImageUri", message, hint)

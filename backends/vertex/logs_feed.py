@@ -154,15 +154,10 @@ def since(when_s: float) -> str:
     return f'timestamp>="{_rfc3339(when_s)}"'
 
 
-def until(when_s: float) -> str:
-    """Return the filter for entries at or before the time."""
-    return f'timestamp<="{_rfc3339(when_s)}"'
-
-
 def _missing(gap: Gap) -> str:
     """Return the filter for the gap's lines, and for the lines near the gap that the platform has kept as text."""
     numbers = f"(jsonPayload.ct.n>={gap.first} AND jsonPayload.ct.n<={gap.last}) OR {UNNUMBERED}"
-    return f"({since(gap.before_s - 1)} AND {until(gap.after_s + 1)} AND ({numbers}))"
+    return f'({since(gap.before_s - 1)} AND timestamp<="{_rfc3339(gap.after_s + 1)}" AND ({numbers}))'
 
 
 def lists(access: VertexAccess, query: str, token: str, parts: dict[str, dict[str, str]]) -> tuple[list[LogEntry], str]:

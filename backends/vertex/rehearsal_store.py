@@ -13,7 +13,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -115,36 +115,31 @@ class _Store:
         self.path(bucket, key).unlink()
 
 
+def _refusing(act: Callable[[_Handler], None]) -> Callable[[_Handler], None]:
+    """Return the method, alone in the store at a time, with a refusal as its answer."""
+
+    def answer(handler: _Handler) -> None:
+        try:
+            with handler.store.lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                act(handler)
+        except _Unfit as refusal:
+            error = {"code": refusal.status, "message": str(refusal), "errors": [{"reason": "refused"}]}
+            handler.send(refusal.status, json.dumps({"error": error}).encode())
+
+    return answer
+
+
 class _Handler(BaseHTTPRequestHandler):
     """One connection; the server's subclass sets `store`."""
 
     protocol_version = "HTTP/1.1"
     store: _Store
 
-    def do_GET(self) -> None:
-        self._answer(self._get)
-
-    def do_POST(self) -> None:
-        self._answer(self._post)
-
-    def do_PUT(self) -> None:
-        self._answer(self._put)
-
-    def do_DELETE(self) -> None:
-        self._answer(self._delete)
-
     def log_message(self, format: str, *args: Any) -> None:
         """Log no requests: the terminal shows the rehearsal."""
 
-    def _answer(self, act: Any) -> None:
-        try:
-            with self.store.lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                act()
-        except _Unfit as refusal:
-            answer = {"error": {"code": refusal.status, "message": str(refusal), "errors": [{"reason": "refused"}]}}
-            self._send(refusal.status, json.dumps(answer).encode())
-
-    def _get(self) -> None:
+    @_refusing
+    def do_GET(self) -> None:
         url = urlsplit(self.path)
         if url.path.startswith("/computeMetadata/"):
             self._metadata(url.path)
@@ -152,9 +147,9 @@ class _Handler(BaseHTTPRequestHandler):
         bucket, key, query = self._asked()
         if key is None:
             found = self.store.items(bucket, query.get("prefix", ""))
-            self._send(200, json.dumps({"items": found}).encode())
+            self.send(200, json.dumps({"items": found}).encode())
         elif query.get("alt") != "media":
-            self._send(200, json.dumps(self.store.item(bucket, key)).encode())
+            self.send(200, json.dumps(self.store.item(bucket, key)).encode())
         else:
             self._media(bucket, key, query)
 
@@ -164,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         is_token = path.endswith("/token")
         answer = {"access_token": self.store.token, "expires_in": 3600, "token_type": "Bearer"}
         data = json.dumps(answer).encode() if is_token else b"rehearsal@localhost"
-        self._send(200, data, {"Metadata-Flavor": "Google"})
+        self.send(200, data, {"Metadata-Flavor": "Google"})
 
     def _media(self, bucket: str, key: str, query: dict[str, str]) -> None:
         about = self.store.item(bucket, key)
@@ -180,24 +175,26 @@ class _Handler(BaseHTTPRequestHandler):
         }
         if "Range" in self.headers:
             headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
-        self._send(206 if "Range" in self.headers else 200, data[begin:], headers)
+        self.send(206 if "Range" in self.headers else 200, data[begin:], headers)
 
-    def _post(self) -> None:
+    @_refusing
+    def do_POST(self) -> None:
         bucket, _, query = self._asked("/upload")
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if query.get("uploadType") == "resumable":
             session = secrets.token_hex(8)
             self.store.uploads[session] = (bucket, json.dumps(query), json.loads(body), bytearray())
             host = self.headers["Host"]
-            self._send(200, b"", {"Location": f"http://{host}/upload{_OBJECTS}{bucket}/o?upload_id={session}"})
+            self.send(200, b"", {"Location": f"http://{host}/upload{_OBJECTS}{bucket}/o?upload_id={session}"})
             return
         mark = self.headers["Content-Type"].partition("boundary=")[2].encode()
         _, about, data = body.split(b"\r\n\r\n", 2)  # in the form that entrypoints/stores/gcs.py writes
         answer = json.loads(about.partition(b"\r\n--" + mark)[0])
         data = data.rpartition(b"\r\n--" + mark + b"--")[0]
-        self._send(200, json.dumps(self.store.put(bucket, answer, data, query)).encode())
+        self.send(200, json.dumps(self.store.put(bucket, answer, data, query)).encode())
 
-    def _put(self) -> None:
+    @_refusing
+    def do_PUT(self) -> None:
         _, _, query = self._asked("/upload")
         session = query.get("upload_id", "")
         data = self.rfile.read(int(self.headers["Content-Length"]))
@@ -210,14 +207,15 @@ class _Handler(BaseHTTPRequestHandler):
             there[begin:] = data
         if len(there) == int(whole):
             del self.store.uploads[session]
-            self._send(200, json.dumps(self.store.put(bucket, answer, bytes(there), json.loads(asked))).encode())
+            self.send(200, json.dumps(self.store.put(bucket, answer, bytes(there), json.loads(asked))).encode())
             return
-        self._send(308, b"", {"Range": f"bytes=0-{len(there) - 1}"} if there else {})
+        self.send(308, b"", {"Range": f"bytes=0-{len(there) - 1}"} if there else {})
 
-    def _delete(self) -> None:
+    @_refusing
+    def do_DELETE(self) -> None:
         bucket, key, query = self._asked()
         self.store.delete(bucket, key or "", query)
-        self._send(204, b"")
+        self.send(204, b"")
 
     def _asked(self, before: str = "") -> tuple[str, str | None, dict[str, str]]:
         """Return bucket, key and query. Raises _Unfit without the token, and for an unknown path."""
@@ -230,7 +228,7 @@ class _Handler(BaseHTTPRequestHandler):
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         return unquote(bucket), unquote(rest[1:]) if rest.startswith("/") else None, query
 
-    def _send(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
+    def send(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
             self.send_header(name, value)

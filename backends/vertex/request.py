@@ -40,7 +40,7 @@ from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
-from cloudtrain.launcher.planning.request_rules import notes_of
+from cloudtrain.launcher.planning.request_rules import notes_of, places
 from cloudtrain.launcher.text.units import format_duration
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         "args": [code_uri, order_uri, name, *_storage_endpoint(config)],
         "output_uri": home,
     }
-    planned = render.render_yaml("vertex/job.yml", job=job)
+    planned = render.render_yaml("vertex/job.yml", job=job, machine=choice, block=block_of(config))
     body, changes = render.overlaid(planned, block_of(config).raw)
     _require_as_planned(planned, body, has_price=plan.price_micro is not None)
     sending = VertexSending(
@@ -177,8 +177,7 @@ def _is_prebuilt(config: JobConfig) -> bool:
 
 
 def _asked(plan: Plan, config: JobConfig, choice: MachineChoice, kind: Kind) -> dict[str, Any]:
-    """Return the values that the template copies from the plan and the config."""
-    block = block_of(config)
+    """Return the template's values that follow from the plan, the config and the machine together."""
     blackwell = bool(choice.accelerator and _BLACKWELL.match(choice.accelerator))
     disk_type, disk_gb = disk_of(config, choice)
     max_wait_s = config.limits.max_wait or FLEX_WAIT_S
@@ -186,10 +185,6 @@ def _asked(plan: Plan, config: JobConfig, choice: MachineChoice, kind: Kind) -> 
         "pools": [1, plan.instances - 1] if plan.instances > 1 else [1],
         "image": config.image or (BLACKWELL_IMAGE if blackwell else IMAGE),
         "env": [{"name": key, "value": value} for key, value in config.env.items()],
-        "machine_type": choice.machine_type,
-        "accelerator": choice.accelerator,
-        "accelerator_count": choice.count,
-        "reservation": block.reservation,
         "disk_type": disk_type,
         "disk_gb": disk_gb,
         "timeout": f"{plan.cap_s}s",
@@ -199,13 +194,6 @@ def _asked(plan: Plan, config: JobConfig, choice: MachineChoice, kind: Kind) -> 
         "restart_all": plan.instances > 1,
         # Google does not document whether the time limit spans Vertex AI's restarts: an enforced budget allows none.
         "disable_retries": plan.attempts == 1,
-        "service_account": block.service_account,
-        "kms_key": block.kms_key,
-        "network": block.network,
-        "network_attachment": block.network_attachment,
-        "tensorboard": block.tensorboard,
-        "web_access": block.web_access,
-        "persistent_resource": block.persistent_resource,
     }
 
 
@@ -380,10 +368,7 @@ def _require_possible(config: JobConfig, choice: MachineChoice) -> None:
 
 def _unreachable(config: JobConfig) -> Iterator[Fault]:
     """Yield a fault for each URI that a replica cannot reach."""
-    uris = {"checkpoint.uri": config.checkpoint.uri}
-    uris |= {f"inputs.{key}": uri for key, uri in config.inputs.items()}
-    uris |= {f"outputs.{key}": uri for key, uri in config.outputs.items()}
-    for key, uri in uris.items():
+    for key, uri in places(config.checkpoint.uri, config.inputs, config.outputs).items():
         if uri is not None and not _GS.fullmatch(uri):
             is_here = "://" not in uri and key.startswith("inputs.")
             hint = "as in gs://BUCKET/PREFIX" + (f"; gcloud storage cp -r {uri} gs://BUCKET/x" if is_here else "")

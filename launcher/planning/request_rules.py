@@ -26,7 +26,10 @@ from typing import Any
 
 from cloudtrain.launcher.errors import Fault
 
-__all__ = ["Found", "Table", "meant", "notes_of", "read", "regions", "unknown_region", "violations"]
+__all__ = [
+    *("Found", "IMAGE", "Table", "key_of", "listed", "meant", "notes_of", "part", "places", "read", "regions"),
+    *("unknown_region", "violations"),
+]
 
 Found = tuple[str, str, bool]  # path in the request, message, whether only a warning
 Rule = str | dict[str, Any]
@@ -45,6 +48,10 @@ _TYPES: dict[str, tuple[str, Any]] = {
     "any": ("anything", object),
 }
 _NUMBERS = ("integer", "int64", "number")
+# The name of a container image. Source: github.com/distribution/reference, regexp.go.
+IMAGE = re.compile(
+    r"([a-zA-Z0-9.-]+(:\d+)?/)?[a-z0-9]+((\.|_|__|-+|/)[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
+)
 _SHOWN = 80  # characters of a wrong value
 
 
@@ -104,6 +111,34 @@ def unknown_region(backend: str, key: str, region: str | None, as_of: str) -> Fa
     when = f"{'on' if '-' in as_of else 'in'} {as_of}"  # a day, or a year
     message = f"no region `{region}` was known {when}, so the platform may refuse it"
     return Fault(message, key=f"{backend}.{key}", hint=hint, is_warning=True)
+
+
+def places(checkpoint: str | None, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the URIs, or paths, of a job's files by the config's keys."""
+    found = {f"inputs.{name}": uri for name, uri in inputs.items()}
+    found |= {f"outputs.{name}": uri for name, uri in outputs.items()}
+    return {"checkpoint.uri": checkpoint, **found}
+
+
+def key_of(path: str, keys: Mapping[str, str], other: str) -> str:
+    """Return the config's key that sets the request's part at the path, else `other`.
+
+    `keys`: the config's keys by paths without numbers of items, longest paths first.
+    """
+    bare = re.sub(r"\[\d+\]", "", path)
+    return next((key for prefix, key in keys.items() if f"{bare}.".startswith(f"{prefix}.")), other)
+
+
+def part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the mapping of this name, or an empty mapping."""
+    found = whole.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def listed(whole: Mapping[str, Any], name: str) -> list[Any]:
+    """Return the list of this name, or an empty list."""
+    found = whole.get(name)
+    return found if isinstance(found, list) else []
 
 
 def _sorted_letters(region: str) -> str:
