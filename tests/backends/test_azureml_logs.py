@@ -97,11 +97,7 @@ def test_line_without_a_time_has_the_previous_time(reader: Callable[[int], Reade
     """A node's own order is the order of the file, despite its clock."""
     one = reader(1)
     azure.write_logs("j", 0, stamped(5, "[0] a"), "bare", stamped(2, "[0] the clock went back"))
-    assert [(line.text, line.time_s % 60) for line in one.all()] == [
-        ("a", 5),
-        ("bare", 5),
-        ("the clock went back", 5),
-    ]
+    assert [(line.text, line.time_s % 60) for line in one.all()] == [("a", 5), ("bare", 5), ("the clock went back", 5)]
 
 
 def test_first_line_without_a_time_has_the_next_time(reader: Callable[[int], Reader], azure: Azure) -> None:

@@ -25,10 +25,7 @@ from doubles.aws.handle import ROLE, Aws
 pytestmark = pytest.mark.slow
 
 CONFIG = config_of(
-    "sagemaker",
-    "ml.g5.xlarge",
-    f'role: "{ROLE}", bucket: cloudtrain-tests',
-    "distributed: {nproc_per_node: 1}\n",
+    "sagemaker", "ml.g5.xlarge", f'role: "{ROLE}", bucket: cloudtrain-tests', "distributed: {nproc_per_node: 1}\n"
 )
 
 

@@ -140,10 +140,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "raw": _changed(
         NODES,
         (f"{POOL}.nfsMounts", [NFS]),
-        (
-            f"{POOL}.lustreMounts",
-            [LUSTRE],
-        ),
+        (f"{POOL}.lustreMounts", [LUSTRE]),
         ("jobSpec.experiment", "projects/p-12345/locations/europe-west4/metadataStores/default/contexts/mine"),
         ("jobSpec.models", ["projects/p/locations/r/models/m@2"]),
         ("jobSpec.protectedArtifactLocationId", "us-central1"),

@@ -240,10 +240,7 @@ def test_netrc_does_not_replace_the_token(vertex: Any, folder: Path, tmp_path: P
     assert vertex(*SUBMIT, cwd=folder, env={"NETRC": str(path)}).code == 0
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["google.auth", "google.cloud.aiplatform_v1.services.job_service", "google.protobuf"],
-)
+@pytest.mark.parametrize("name", ["google.auth", "google.cloud.aiplatform_v1.services.job_service", "google.protobuf"])
 def test_missing_libraries_are_reported(
     vertex: Any, folder: Path, google: Google, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

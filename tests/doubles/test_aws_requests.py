@@ -40,8 +40,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "no wait": (lambda it: it.update(EnableManagedSpotTraining=True), "MaxWaitTimeInSeconds is required"),
     "short wait": (
         lambda it: it.update(
-            EnableManagedSpotTraining=True,
-            StoppingCondition={"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 59},
+            EnableManagedSpotTraining=True, StoppingCondition={"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 59}
         ),
         "MaxWaitTimeInSeconds must be greater",
     ),

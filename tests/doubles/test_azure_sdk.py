@@ -67,7 +67,7 @@ def test_job_submitted_by_the_sdk_runs(azure: Azure, submit: Callable[..., Any])
     assert told.status == "Starting"
     assert azure.wait("j")["status"] == "Completed"
     assert azure.statuses("j") == [
-        *("NotStarted", "Queued", "Preparing", "Starting", "Running", "Finalizing", "Completed"),
+        *("NotStarted", "Queued", "Preparing", "Starting", "Running", "Finalizing", "Completed")
     ]
     assert azure.log("j", "user_logs/std_log_process_0.txt") == "training\ntrain.py\n"
     assert azure.log("j", "user_logs/std_log_process_1.txt") == "training\ntrain.py\n"
@@ -85,7 +85,7 @@ def test_submit_makes_the_sdks_requests_in_order(azure: Azure, submit: Callable[
     azure.clear_journal()
     submit("j2", "true")
     assert [call["operation"] for call in azure.journal()] == [
-        *("codes.list", "codes.get", "environments.put", "jobs.put"),
+        *("codes.list", "codes.get", "environments.put", "jobs.put")
     ]
 
 

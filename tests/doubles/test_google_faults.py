@@ -49,10 +49,7 @@ def test_codes_and_statuses_agree(google: Google, kind: str, status: int, code: 
     """A fault is named by its code or by its HTTP status."""
     google.fault("jobs.list", kind, message="for a test")
     answer = google.call("GET", "/customJobs")
-    assert (answer.status, answer.json["error"]) == (
-        status,
-        {"code": status, "message": "for a test", "status": code},
-    )
+    assert (answer.status, answer.json["error"]) == (status, {"code": status, "message": "for a test", "status": code})
 
 
 def test_storage_errors_have_reasons(google: Google) -> None:

@@ -198,10 +198,7 @@ while len(seen) < 2:
 def test_worker_restart_restarts_the_job_if_configured(google: Google) -> None:
     """All replicas restart on empty disks under their old names; startTime stays."""
     job = google.submit(
-        "job",
-        *sh(f"ls; touch seen; echo begun; {FOREVER}"),
-        workers=1,
-        scheduling={"restartJobOnWorkerRestart": True},
+        "job", *sh(f"ls; touch seen; echo begun; {FOREVER}"), workers=1, scheduling={"restartJobOnWorkerRestart": True}
     )
     google.wait_log(job, "begun", count=2)
     before = google.job(job)

@@ -96,11 +96,7 @@ def _started() -> socket.socket:
     env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # read when the libraries are loaded
     env |= {"PYTHONPATH": str(Path(__file__).parents[1]), "SPACE": "x" * ENVIRON_BYTES}
     begun = subprocess.Popen(
-        [sys.executable, __file__],
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
+        [sys.executable, __file__], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
     )
     assert begun.stdout is not None
     with begun.stdout:

@@ -14,8 +14,6 @@ class Settings(settings.Settings):
     """Times in seconds of real time. A job that is not executed trains until a stop, an order, or its time limit."""
 
     starting_s: float = 0.0
-    downloading_s: float = 0.0
-    uploading_s: float = 0.0
     restart_s: float = 0.0
     """From an interruption to the next start."""
     stop_grace_s: float = 120.0
@@ -26,16 +24,12 @@ class Settings(settings.Settings):
     """The same, when spot machines are taken away."""
     sync_every_s: float = 1.0
     """Between two copies of checkpoints and TensorBoard files to S3."""
-    sync_at_interrupt: bool = True
-    """Whether files written since the last copy are copied too when spot machines are taken away."""
     log_lag_s: float = 0.0
     """From a log event's arrival to its first appearance in an answer."""
     pending: bool = False
     """Whether new jobs find no machines: jobs stay in Starting until the setting is false again."""
     capacity: int | None = None
     """How many jobs may have machines at a time; further jobs stay in Starting."""
-    spot_billing: float = 0.3
-    """Billable seconds of a training second on spot machines. Invented: AWS documents only a value below 1."""
     quota: float = 10_000.0
     """Value of every service quota that a test has not set by name."""
     cost_tags: tuple[str, ...] = ("cloudtrain:job",)

@@ -19,6 +19,7 @@ from doubles.kit import life
 
 __all__ = ["begin"]
 
+SPOT_BILLING = 0.3  # billable part of a training second on spot machines; invented: AWS documents only a value below 1
 REASON_CHARACTERS = 1024  # length limit of the failure file
 NO_CAPACITY = "Insufficient capacity error from EC2 while launching instances, retrying!"
 CAPACITY_ERROR = (
@@ -119,8 +120,7 @@ def _attempt(world: World, job: Job, number: int) -> Ending:
         for index, instance in enumerate(instances):
             instance.lay_out(job, instances)
             instance.fill(job, inputs, index, len(instances))
-        ending = _pause(job, world.settings.downloading_s)
-        if ending is not None:
+        if (ending := _pause(job, 0.0)) is not None:
             return ending
         job.enter_secondary("Training", "Training image download completed. Training in progress.")
         began = time.time()
@@ -131,7 +131,7 @@ def _attempt(world: World, job: Job, number: int) -> Ending:
         finally:
             job.ran_s += time.time() - began
             life.end(job, instances, 0.0)
-        if ending.kind != "InternalError" and (ending.kind != "Interrupted" or world.settings.sync_at_interrupt):
+        if ending.kind != "InternalError":
             _copy(instances)
         if ending.kind != "Failed" and ending.kind in _ENDINGS:
             _upload(world, job, instances)
@@ -248,7 +248,6 @@ def _upload(world: World, job: Job, instances: list[Instance]) -> None:
     """Upload the model and the output, from all instances together, to the addresses of the request."""
     if job.status != "Stopping":
         job.enter_secondary("Uploading", "Uploading generated training model")
-    life.sleep_anyhow(job, world.settings.uploading_s)
     output = job.request["OutputDataConfig"]
     uri = f"{output['S3OutputPath'].rstrip('/')}/{job.name}/output"
     bucket, prefix = storage.split(uri)
@@ -274,9 +273,6 @@ def _finish(world: World, job: Job, ending: Ending) -> None:
         if job.training_start is not None:
             job.training_end = now
             training_s = ending.details.get("training_s", math.ceil(now - job.training_start))
-            factor = world.settings.spot_billing if job.is_spot else 1.0
-            job.training_s, job.billable_s = (
-                training_s,
-                ending.details.get("billable_s", math.ceil(training_s * factor)),
-            )
+            billable_s = math.ceil(training_s * (SPOT_BILLING if job.is_spot else 1.0))
+            job.training_s, job.billable_s = training_s, ending.details.get("billable_s", billable_s)
         job.enter_secondary(ending.kind, message, status)

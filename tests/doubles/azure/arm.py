@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qs
 
 from doubles.azure.errors import AzureError
 from doubles.azure.names import (
@@ -24,7 +23,7 @@ from doubles.azure.world import World
 from doubles.wire import Answer, Request, json_answer
 
 __all__ = [
-    *("check_workspace", "get_compute", "get_datastore", "get_workspace", "list_computes", "list_secrets", "resource"),
+    *("check_workspace", "get_compute", "get_datastore", "get_workspace", "list_computes", "list_secrets", "resource")
 ]
 
 DATASTORES = {"workspaceblobstore": CONTAINER, "workspaceartifactstore": ARTIFACTS}
@@ -123,7 +122,6 @@ def list_secrets(world: World, request: Request, name: str) -> Answer:
         told["key"] = ACCOUNT_KEY
     elif kind == "sas":
         told["sasToken"] = world.sas_uri(DATASTORES[name.lower()], None, "racwdl").partition("?")[2]
-        assert parse_qs(told["sasToken"])
     return json_answer(told)
 
 

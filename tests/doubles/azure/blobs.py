@@ -15,9 +15,7 @@ from doubles.azure.signatures import check_sas, check_shared_key
 from doubles.azure.world import World
 from doubles.wire import Answer, Request
 
-__all__ = [
-    *("append", "authorize", "commit", "delete", "get", "head", "operation", "put", "set_metadata", "stage"),
-]
+__all__ = [*("authorize", "commit", "delete", "get", "head", "operation", "put", "set_metadata", "stage")]
 
 LOGIN = f"https://login.microsoftonline.com/{TENANT}/oauth2/authorize"
 CHALLENGE = f"Bearer authorization_uri={LOGIN} resource_id=https://storage.azure.com"
@@ -155,15 +153,12 @@ def delete(world: World, request: Request, container: str, name: str) -> Answer:
 _PERMISSIONS = {
     "blob.get": "r",
     "blob.head": "r",
-    "blob.get_blocklist": "r",
     "blob.list": "l",
     "blob.delete": "d",
     "blob.put": "wc",
     "blob.put_block": "wc",
     "blob.put_blocklist": "wc",
-    "blob.append": "aw",
     "blob.metadata": "w",
-    "container.get": "r",
 }
 
 

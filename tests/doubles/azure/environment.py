@@ -20,14 +20,7 @@ CA = f"{HOME}/.ca.pem"
 
 
 def process_environment(
-    job: Job,
-    world: World,
-    node: int,
-    local: int,
-    master: str,
-    nodes: int,
-    processes: int,
-    places: dict[str, str],
+    job: Job, world: World, node: int, local: int, master: str, nodes: int, processes: int, places: dict[str, str]
 ) -> dict[str, str]:
     """Return the environment of one process of one node."""
     asked = job.properties_of_body

@@ -6,10 +6,7 @@ from typing import Any
 
 from doubles.azure.errors import AzureError
 from doubles.azure.jobs import Job
-from doubles.azure.names import (
-    ARTIFACTS,
-    iso_time,
-)
+from doubles.azure.names import ARTIFACTS, iso_time
 from doubles.azure.world import World
 from doubles.wire import Answer, Request, json_answer
 

@@ -11,12 +11,14 @@ from doubles.azure.names import ARTIFACTS
 
 __all__ = ["LogFiles", "file_of", "write"]
 
+FLUSH_S = 0.1  # between two appends to a log blob
+
 
 class LogFiles:
-    """Collects the output of a job's processes; a separate thread appends it every `flush_s`."""
+    """Collects the output of a job's processes; a separate thread appends it every FLUSH_S."""
 
-    def __init__(self, blobs: Blobs, job: Job, flush_s: float) -> None:
-        self._blobs, self._job, self._flush_s = blobs, job, flush_s
+    def __init__(self, blobs: Blobs, job: Job) -> None:
+        self._blobs, self._job = blobs, job
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._waiting: dict[str, bytearray] = {}
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -38,7 +40,7 @@ class LogFiles:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended.wait(self._flush_s):
+        while not self._ended.wait(FLUSH_S):
             self._flush()
         self._flush()
 

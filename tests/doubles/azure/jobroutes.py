@@ -83,7 +83,7 @@ def cancel(world: World, request: Request, name: str) -> Answer:
             )
         job.order("cancel")
         job.enter("CancelRequested")
-    return _accepted(world, f"jc:{name}:{uuid.uuid4()}")
+    return _accepted(f"jc:{name}:{uuid.uuid4()}")
 
 
 def _found(world: World, name: str) -> Job:
@@ -109,12 +109,12 @@ def _put_again(job: Job, body: dict[str, Any]) -> Answer:
     return json_answer(_described(job))
 
 
-def _accepted(world: World, operation: str) -> Answer:
+def _accepted(operation: str) -> Answer:
     location = (
         f"https://management.azure.com/subscriptions/{SUBSCRIPTION}/providers/Microsoft.MachineLearningServices"
         f"/locations/{REGION}/mfeOperationResults/{operation}?api-version=2023-04-01-preview"
     )
-    return Answer(202, {"Location": location, "Retry-After": str(max(1, round(world.settings.retry_after_s)))})
+    return Answer(202, {"Location": location, "Retry-After": "1"})
 
 
 def _described(job: Job) -> dict[str, Any]:

@@ -65,7 +65,6 @@ def _live(world: World, job: Job) -> None:
         _release(world, job)
     if ending.kind == "Canceled":
         job.enter("CancelRequested")
-        life.sleep_anyhow(job, world.settings.canceling_s)
     details: dict[str, Any] = {"severity": None, "details": [], "innerError": None}
     job.enter(ending.kind, None if ending.error is None else details | ending.error)
 
@@ -125,7 +124,7 @@ def _wait_for_nodes(world: World, job: Job) -> Ending | None:
     if ending is not None:
         return ending
     job.active_since = time.time()
-    for status, wait_s in (("Preparing", world.settings.preparing_s), ("Starting", world.settings.starting_s)):
+    for status, wait_s in (("Preparing", 0.0), ("Starting", world.settings.starting_s)):
         job.enter(status)
         ending = _pause(job, wait_s)
         if ending is not None:
@@ -138,7 +137,7 @@ def _attempt(world: World, job: Job) -> Ending:
     data = volumes(job, world)
     if job.attempts > 1:
         restart_logs(world, job)
-    logs = LogFiles(world.blobs, job, world.settings.log_flush_s)
+    logs = LogFiles(world.blobs, job)
     try:
         with _nodes(world, job) as nodes:
             for node in nodes:
@@ -168,7 +167,7 @@ def _finalize(world: World, job: Job, nodes: list[Node], data: list[Volume], log
     for node in nodes:
         node.collect(job, world, data)
     logs.close()
-    return _pause(job, world.settings.finalizing_s) or Ending("Completed")
+    return _ordered(job) or Ending("Completed")
 
 
 def _code_of(world: World, job: Job) -> tuple[str, str] | None:

@@ -23,11 +23,7 @@ class Settings(settings.Settings):
         "job_storage_role": ROLES,
     }
     queued_s: float = 0.0
-    preparing_s: float = 0.0
     starting_s: float = 0.0
-    finalizing_s: float = 0.0
-    canceling_s: float = 0.0
-    """From the end of the nodes to Canceled, in CancelRequested."""
     restart_s: float = 0.0
     """From a preemption to the next start, in Queued."""
     cancel_grace_s: float = 30.0
@@ -38,8 +34,6 @@ class Settings(settings.Settings):
     """The same, at a preemption; 0: killed without a warning."""
     restart_logs: str = "append"
     """Log files after a restart: continued ("append"), or new blobs with a new creation time ("replace")."""
-    log_flush_s: float = 0.1
-    """Between two appends to a log blob."""
     pending: bool = False
     """Whether new jobs find no nodes: jobs stay in Queued until the setting is false again."""
     capacity: int | None = None
@@ -48,8 +42,6 @@ class Settings(settings.Settings):
     """Lifetime of a token."""
     sas_s: float = 3600.0
     """Lifetime of an issued SAS."""
-    retry_after_s: float = 1.0
-    """Value of Retry-After while a cancel or delete is polled."""
     datastore_credentials: str = "key"
     """Credentials of datastores: an account key, a SAS, or none (identity-based)."""
     storage_role: str = "contributor"
@@ -58,8 +50,6 @@ class Settings(settings.Settings):
     """Whether the storage account accepts SharedKey and SAS."""
     vault_access: bool = True
     """Whether the user may write, read and delete secrets."""
-    vault_soft_delete: bool = True
-    """Whether a removed secret keeps its name until its purge or recovery, as in every new vault."""
     job_vault_access: bool = True
     """The same, for a job's identity."""
     job_storage_role: str = "contributor"

@@ -51,8 +51,7 @@ def delete(world: World, request: Request, name: str) -> Answer:
     versions = world.secrets.pop(name.lower(), None)
     if not versions:
         raise _missing(name)
-    if world.settings.vault_soft_delete:
-        world.deleted_secrets[name.lower()] = versions
+    world.deleted_secrets[name.lower()] = versions  # soft deletion, as in every new vault
     return json_answer(_deleted(name, versions[-1]))
 
 

@@ -249,6 +249,4 @@ def _list_skus(world: Any, request: Request, service: str) -> Answer:
     return _page(world, request, found, "skus")
 
 
-ROUTES = [
-    Route("GET", "/v1/services/(?P<service>[^/]+)/skus", "billing.skus", _list_skus),
-]
+ROUTES = [Route("GET", "/v1/services/(?P<service>[^/]+)/skus", "billing.skus", _list_skus)]

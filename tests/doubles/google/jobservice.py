@@ -86,8 +86,7 @@ def delete(world: World, call: Call, request: Any) -> Any:
     with world.lock:
         if not job.has_ended:
             raise GoogleError(
-                "FAILED_PRECONDITION",
-                f"The CustomJob {job.name} is in state {job.status}; cancel it first.",
+                "FAILED_PRECONDITION", f"The CustomJob {job.name} is in state {job.status}; cancel it first."
             )
         world.jobs.pop(job.id, None)
     done = operations_pb2.Operation(name=f"projects/{NUMBER}/locations/{job.region}/operations/{job.id}", done=True)

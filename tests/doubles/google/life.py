@@ -32,6 +32,8 @@ __all__ = ["begin"]
 
 SERVICE = "service"  # the task of the platform's own messages
 FIRST_TRANSIENT = 128
+RESTARTING = "JOB_STATE_PENDING"  # the state while the whole job restarts; Google documents no state
+END_GRACE_S = 2.0  # as cancel_grace_s, for the remaining replicas after the first has ended or any has failed
 CANCELLED = (1, "CANCELED")
 INTERNAL = 13, "Internal error occurred for the current attempt."
 STOCKOUT = (
@@ -108,7 +110,7 @@ def _attempts(world: World, job: Job) -> Ending:
                 for replica in replicas:
                     replica.restarts = 0
             _note(world, job, "Job is restarted.")
-            job.enter(world.settings.restart_state)
+            job.enter(RESTARTING)
             restarts_at = time.time() + world.settings.restart_s
             while time.time() < restarts_at:
                 ending = _pause(job, restarts_at - time.time())
@@ -183,7 +185,7 @@ def _attempt(world: World, job: Job, replicas: list[Replica], job_restarts: int)
 def _grace_s(world: World, ending: Ending) -> float:
     if ending.state == "JOB_STATE_CANCELLED" or ending.error == TIMED_OUT:
         return world.settings.cancel_grace_s
-    return 0.0 if ending.state.startswith("restart") else world.settings.end_grace_s
+    return 0.0 if ending.state.startswith("restart") else END_GRACE_S
 
 
 def _next(world: World, job: Job, replicas: list[Replica], job_restarts: int) -> Ending | None:

@@ -158,14 +158,7 @@ class Objects:
             self._spools += 1
             return Spool(self._folder / f"spool-{self._spools}")
 
-    def commit(
-        self,
-        bucket: str,
-        name: str,
-        spool: Spool,
-        told: Mapping[str, Any],
-        check: Check,
-    ) -> Object:
+    def commit(self, bucket: str, name: str, spool: Spool, told: Mapping[str, Any], check: Check) -> Object:
         """Make the spool's file the object. Raises GoogleError for a bad name, checksum or precondition."""
         for kind, real in (("crc32c", spool.crc32c), ("md5Hash", spool.md5)):
             if told.get(kind) not in (None, real):

@@ -22,7 +22,6 @@ class Settings(settings.Settings, LogSettings, StorageSettings, BillingSettings)
 
     CHOICES: ClassVar = {
         "timeout_state": ("JOB_STATE_CANCELLED", "JOB_STATE_FAILED"),
-        "restart_state": ("JOB_STATE_PENDING", "JOB_STATE_RUNNING"),
         "single_cluster_spec": ("full", "empty", "missing"),
     }
     queued_s: float = 0.0
@@ -37,8 +36,6 @@ class Settings(settings.Settings, LogSettings, StorageSettings, BillingSettings)
     """From a replica's start to the next replica's; FLEX_START starts all at once."""
     restart_s: float = 0.0
     """From the end of a replica to its next start."""
-    restart_state: str = "JOB_STATE_PENDING"
-    """The state while the whole job restarts. Google documents no state."""
     stockout: bool = False
     """Whether jobs fail in JOB_STATE_PENDING for lack of machines, with code 8."""
     quotas: dict[str, int] = field(default_factory=dict)
@@ -48,8 +45,6 @@ class Settings(settings.Settings, LogSettings, StorageSettings, BillingSettings)
     """Both from Google's "Understand the custom training service"."""
     cancel_grace_s: float = 30.0
     """From SIGTERM to SIGKILL, after a cancel or the timeout. Assumed: Kubernetes' default; Google states none."""
-    end_grace_s: float = 2.0
-    """The same, for the remaining replicas after the first has ended or any has failed."""
     preempt_grace_s: float = 0.0
     """The same, at a preemption; 0: killed without a warning."""
     cancelling_s: float = 0.0
