@@ -7,13 +7,14 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
+
 from cloudtrain.entrypoints.contract import NodeStatus
 from cloudtrain.launcher.job import Attempt, State
 from cloudtrain.launcher.jobs import agent_state
 from cloudtrain.launcher.metering import meter
 from doubles.plans import plan_of
 
-HISTORIES = 20_000
 HOUR = 3600
 HOUR_MS = HOUR * 1000
 
@@ -148,10 +149,11 @@ def history(rnd: random.Random) -> tuple[Told, float]:
     return Told(found, truth, minute), now_s
 
 
-def test_meter_holds_on_random_histories() -> None:
+@pytest.mark.parametrize("histories", [4000, pytest.param(40_000, marks=pytest.mark.soak)])
+def test_meter_holds_on_random_histories(histories: int) -> None:
     """The error is at most 0.5 % or a node-minute, with restarts, resizes, lost nodes, gaps, and clock changes."""
     rnd = random.Random(8)
-    for number in range(HISTORIES):
+    for number in range(histories):
         told, now_s = history(rnd)
         found = spent(*told.attempts, now_s=now_s)
         assert found is not None
