@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,20 @@ def test_write_json_that_fails_leaves_the_old_value(tmp_path: Path) -> None:
     atomic_json.write_json(tmp_path / "a.json", 1)
     with pytest.raises(TypeError):
         atomic_json.write_json(tmp_path / "a.json", object())
+    assert atomic_json.read_json(tmp_path / "a.json") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_write_json_that_is_not_durable_leaves_the_old_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the disk cannot make the new bytes durable, the old file keeps its name: a power cut loses no value."""
+    atomic_json.write_json(tmp_path / "a.json", 1)
+
+    def broken_disk(handle: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken_disk)
+    with pytest.raises(OSError, match="Input/output error"):
+        atomic_json.write_json(tmp_path / "a.json", 2)
     assert atomic_json.read_json(tmp_path / "a.json") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
