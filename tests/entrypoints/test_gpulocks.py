@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -227,6 +228,24 @@ def test_lock_whose_file_was_removed_uses_the_new_file(open_folder: Path) -> Non
     assert not gpulocks._is_still(open_folder / f"{GPU}.lock", taken.files[GPU])
     taken.release()
     again.release()
+
+
+def test_lock_whose_file_is_removed_before_the_lock_is_no_lock(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a cleaner removes the file between the open and the lock, a second job still finds the GPU held."""
+    flock = fcntl.flock
+
+    def lock_after_the_cleaner(file: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        (open_folder / f"{GPU}.lock").unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock_after_the_cleaner)
+    taken = gpulocks.take(open_folder, [GPU], {"job": "x"})
+    with pytest.raises(gpulocks.GpuBusy):
+        gpulocks.take(open_folder, [GPU], {"job": "y"})
+    taken.release()
 
 
 def test_touch_keeps_the_files_young(open_folder: Path) -> None:
