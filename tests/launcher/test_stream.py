@@ -297,6 +297,22 @@ def test_hold_back_time_comes_from_the_backend_or_the_user(
     at_once.close()
 
 
+def test_held_lines_come_at_the_end_of_the_log(
+    seed: Callable[..., Job], registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines that wait for earlier lines of other nodes are shown when the log ends, and stored."""
+    monkeypatch.setattr("cloudtrain.launcher.logs.late_lines.time.time", lambda: 1000.0)
+    monkeypatch.setattr("cloudtrain.launcher.logs.agent_pages.time.time", lambda: 1000.0)
+    monkeypatch.setattr(load("local"), "pace", lambda ref: Pace(hold_back_s=60.0))
+    job = seed("going", RUNNING)
+    stream = LogStream(registry, job, job.attempt)
+    assert stream.read() == []
+    registry.set_state(job.attempt, DONE, {})
+    stream.update(registry.find("going").attempt)
+    assert sorted(texts(all_of(stream))) == ["hello from node 0", "hello from node 1"]
+    stream.close()
+
+
 # -- an unreachable backend ------------------------------------------------------------------------------------------
 
 
