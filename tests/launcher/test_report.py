@@ -168,6 +168,12 @@ def test_report_shows_the_plan_and_the_results(job: Job, registry: Registry) -> 
         assert words in text, words
 
 
+def test_results_count_the_time_of_all_attempts(job: Job, registry: Registry) -> None:
+    """The three attempts ran for 540, 360 and 420 s; the pauses between them do not count."""
+    found = facts.results(job, registry.attempts(job), series.read(registry.database, job.id), NOW_S)
+    assert found["running_s"] == 540 + 360 + 420
+
+
 # -- appearance -------------------------------------------------------------------------------------------------------
 
 
