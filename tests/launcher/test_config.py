@@ -128,6 +128,12 @@ def test_load_reads_every_key(load: Load) -> None:
     assert (job.ssh.hosts[1].python, job.ssh.price_per_hour) == ("/p", 2_500_000)
 
 
+def test_minimum_of_all_instances_is_valid(load: Load) -> None:
+    """`min_instances` may equal `instances`: then a restart needs all of them."""
+    resources = load(task("resources: {instances: 2, min_instances: 2}")).resources
+    assert (resources.instances, resources.min_instances) == (2, 2)
+
+
 @pytest.mark.parametrize("text", [FULL, task(""), script("args: {a: 1}")])
 def test_config_survives_json(load: Load, text: str) -> None:
     """A config written as JSON and read back is equal."""
