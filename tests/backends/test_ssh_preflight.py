@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.backends.ssh import preflight
+from cloudtrain.backends.ssh import hosts_placement, preflight
 from cloudtrain.backends.ssh.preflight import HostRequirements
 from cloudtrain.backends.ssh.preflight.folding import fold, local, ranges, remote
 from cloudtrain.entrypoints.host import survey
@@ -396,6 +396,13 @@ def test_busy_gpus_are_shared_with_allow_busy() -> None:
     assert [check.verdict for check in told(with_one(gpu_processes=BUSY), HostRequirements(8, 8, allow_busy=True))] == [
         "warn"
     ]
+
+
+def test_job_takes_gpus_without_a_foreign_process_first() -> None:
+    """With `allow_busy` a job takes a busy GPU only if too few GPUs are free."""
+    facts = fit(15, gpu_processes=[{**BUSY[0], "gpu": "GPU-h15-0"}], holders=[{"name": "GPU-h15-1"}])
+    assert hosts_placement._free(facts, 2)[0] == ("GPU-h15-2", "GPU-h15-3")
+    assert hosts_placement._free(facts, 7)[0] == (*(f"GPU-h15-{index}" for index in range(2, 8)), "GPU-h15-0")
 
 
 def test_machine_held_by_a_job_is_taken() -> None:
