@@ -93,6 +93,20 @@ def test_lines_of_all_nodes_come_in_the_order_of_their_times(reader: Callable[[i
     assert one.texts() == []
 
 
+def test_pages_of_two_long_files_keep_the_order_of_times(
+    reader: Callable[[int], Reader], azure: Azure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If both files are longer than a page, a page ends at the earlier end: node 0 writes ten times as much."""
+    monkeypatch.setattr(logs, "PAGE_BYTES", 400)
+    monkeypatch.setattr(logs, "FEWEST_BYTES", 200)
+    one = reader(2)
+    often = [(number // 10, number % 10 * 100) for number in range(200)]
+    azure.write_logs("j", 0, *(stamped(second, "[0] a", milli) for second, milli in often))
+    azure.write_logs("j", 1, *(stamped(second, "[1] b", 50) for second in range(20)))
+    times = [line.time_s for line in one.all(200)]
+    assert (len(times), times) == (220, sorted(times))
+
+
 def test_line_without_a_time_has_the_previous_time(reader: Callable[[int], Reader], azure: Azure) -> None:
     """A node's own order is the order of the file, despite its clock."""
     one = reader(1)
