@@ -169,6 +169,17 @@ def test_less_than_half_never_continue(start: Start) -> None:
     assert "lost contact with most of the nodes" in zero.cut
 
 
+def test_half_of_the_nodes_never_continue(start: Start) -> None:
+    """A new leader that reaches only half of the nodes ends: the other half may continue with the old leader."""
+    zero, one, two, three = start(4, 1)
+    zero.vanish()
+    two.vanish()
+    until([one, three], lambda: bool(one.cut) or one.desired.generation > 1)
+    assert "and with most of the remaining nodes" in one.cut
+    one.vanish()
+    until([three], lambda: bool(three.cut))
+
+
 def test_node_that_alone_has_lost_the_leader_ends(start: Start) -> None:
     """The next node still reaches node 0, and becomes no leader."""
     zero, one, two = start(3, 2)
