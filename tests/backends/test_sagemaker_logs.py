@@ -100,6 +100,13 @@ def test_hosts_are_merged_by_time_and_the_newest_line_comes_at_once(reader: Any,
     assert texts(tail.read().lines) == ["c"]
 
 
+def test_hosts_after_the_first_page_of_streams_are_read(reader: Any, aws: Aws) -> None:
+    """CloudWatch lists 50 streams in a page, and a job may have more hosts."""
+    for host in range(1, 53):
+        write(aws, host, [f"from {host}"], at_s=1000 + host)
+    assert texts(reader(52).all()) == [f"from {host}" for host in range(1, 53)]
+
+
 def test_cursor_of_an_earlier_version_works(reader: Any, aws: Aws) -> None:
     """Version 0.1 stored with each held line the time at which the line was seen."""
     tail = reader(1)
