@@ -89,9 +89,11 @@ def test_sdk_prints_nothing(cold_cli: Any, folder: Path, azure_account: Azure) -
     assert [line for line in said if re.search(r"(?i)experimental|upload|class |warning|%|azure-ai", line)] == []
 
 
-@pytest.mark.parametrize(("kind", "count"), [("lost", 1), ("throttle", 3), ("500", 2), ("lost", 5)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "count"), [("lost", 1), ("throttle", 3), ("500", 2), ("lost", 5), ("lost", 20)], ids=str
+)
 def test_lost_answer_leaves_one_job(cli: Any, folder: Path, azure_account: Azure, kind: str, count: int) -> None:
-    """Despite lost answers, the command succeeds with a single job."""
+    """Despite lost answers, of all tries too, the command succeeds with a single job."""
     azure_account.fault("jobs.put", kind, count=count)
     done = cli("submit", "-d", "-y", "--name", "one", cwd=folder)
     assert (done.code, len(azure_account.jobs())) == (0, 1), done.stderr
