@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from cloudtrain.backends.local import backend
 from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher.backend import Shipment
+from cloudtrain.launcher.backend import Request, Shipment
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.planning.prepare import prepare
@@ -197,6 +198,17 @@ def test_frozen_agent_does_not_hold_the_job(cli: Any, training: Path) -> None:
     assert cli("stop", "last", "--now", "-y", timeout_s=60).code == 0
     assert cli("status", "last", "--json").json["state"] == "stopped"
     assert processes.stamp(agent) is None
+
+
+def test_late_start_after_a_final_answer_starts_no_agent(tmp_path: Path) -> None:
+    """If `find` returns None, a starter that comes later answers that the start was given up."""
+    folder = tmp_path / "local" / "one" / "attempt-1"
+    folder.mkdir(parents=True)
+    assert LocalBackend().find(Request("one-1", {}, ""), tmp_path) is None
+    starter = [sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"]
+    order = json.dumps({"folder": str(folder), "nodes": []})
+    answer = subprocess.run(starter, input=order, capture_output=True, text=True, check=True).stdout
+    assert json.loads(answer) == {"started": False, "why": "given up before it started"}
 
 
 def test_state_of_an_agent_that_ends_during_the_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
