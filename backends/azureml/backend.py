@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends.azureml.records import AzureMLRef, AzureMLSending
-from cloudtrain.launcher.backend import Capacity, Pace, Terms, nodes_of
+from cloudtrain.launcher.backend import Capacity, Pace, Terms, lazy_modules, nodes_of
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.prices import catalog
 
@@ -19,6 +19,18 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from cloudtrain.backends.azureml import (
+        api,
+        check,
+        doctor,
+        files,
+        jobs,
+        logs,
+        prices,
+        rehearsal,
+        request,
+        status_history,
+    )
     from cloudtrain.backends.azureml.api import Azure, AzureAccess
     from cloudtrain.backends.azureml.records import Workspace
     from cloudtrain.backends.azureml.status_history import Details, RunHistory
@@ -29,6 +41,8 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.metering.rate import Quote
     from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
+else:  # each module is imported on its first use
+    globals().update(lazy_modules(__package__))
 
 CANCEL_S = 60  # from the end of limits.timeout until the containers have gone; an assumption: Azure documents no figure
 LEAD_S = 300  # for image and mounts before our clock begins, if limits.timeout counts them: Azure documents no rule
@@ -49,24 +63,19 @@ class AzureMLBackend:
     @cached_property
     def azure(self) -> Azure:
         """The connections."""
-        from cloudtrain.backends.azureml.api import Azure
-
-        return Azure()
+        return api.Azure()
 
     @cached_property
     def history(self) -> RunHistory:
         """The runs' newest answers."""
-        from cloudtrain.backends.azureml.status_history import RunHistory
-
-        return RunHistory(self.azure)
+        return status_history.RunHistory(self.azure)
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the machine type's capacity, at its on-demand price: our table has no prices of spot machines."""
         from cloudtrain.backends.azureml.machine import block_of, choose, idle_s_of, unknown_region
-        from cloudtrain.backends.azureml.request import require
         from cloudtrain.launcher.text.units import format_duration
 
-        require(config)
+        request.require(config)
         machine, block = choose(config), block_of(config)
         idle_s = idle_s_of(block)
         terms = Terms(CANCEL_S + idle_s, LEAST_S, minimum_bill_s=MINIMUM_BILL_S, lead_s=LEAD_S)
@@ -84,20 +93,14 @@ class AzureMLBackend:
         return Capacity(machine.count, machine.hourly_usd, source, terms, *known, machine=name)
 
     def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-        from cloudtrain.backends.azureml.request import build
-
-        return build(plan, config, job_id, attempt, bundle_sha256)
+        return request.build(plan, config, job_id, attempt, bundle_sha256)
 
     def check(self, request: Request) -> list[Fault]:
         """Return the faults for which Azure ML would refuse the request."""
-        from cloudtrain.backends.azureml import check as rules
-
-        return list(rules.faults(request.body))
+        return list(check.faults(request.body))
 
     def ready(self, request: Request, shipment: Shipment) -> None:
         """Raise ConfigError without the SDK, CredentialError without credentials, UnreachableError without a login."""
-        from cloudtrain.backends.azureml import api
-
         if find_spec("azure") is None or find_spec("azure.ai") is None or find_spec("azure.ai.ml") is None:
             raise api.not_installed(ImportError("No module named 'azure.ai.ml'"))
         access = self._access(AzureMLSending.load(request.sending).workspace)
@@ -105,13 +108,9 @@ class AzureMLBackend:
             self.azure.token(access.workspace.cloud, access.control_plane)
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
-        from cloudtrain.backends.azureml import jobs
-
         return jobs.send(self.azure, request, shipment)
 
     def find(self, request: Request, home: Path) -> JobRef | None:
-        from cloudtrain.backends.azureml import jobs
-
         return jobs.find(self.azure, request, home)
 
     def where_to_look(self, request: Request) -> str:
@@ -120,29 +119,22 @@ class AzureMLBackend:
         return f"az ml job show -n {request.name} -w {place.name} -g {place.resource_group}"
 
     def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
-        from cloudtrain.backends.azureml.jobs import jobs
-
-        return jobs(self.azure, config, home)
+        return jobs.jobs(self.azure, config, home)
 
     def state(self, ref: JobRef) -> State:
-        from cloudtrain.backends.azureml import jobs
-
         return jobs.state(self.azure, self.history, ref)
 
     def logs(
         self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
     ) -> LogPage:
         """Return the lines after the cursor."""
-        from cloudtrain.backends.azureml.jobs import root_of
-        from cloudtrain.backends.azureml.logs import page
-
         handle = AzureMLRef.load(ref)
-        root = root_of(self._access(handle.workspace), ref, handle)
+        root = jobs.root_of(self._access(handle.workspace), ref, handle)
 
         def ask(fresh_s: float) -> Details:
             return self.history.details(handle.workspace, root, handle.name, fresh_s=fresh_s)
 
-        found = page(self.azure, ask, handle.nodes, cursor, nodes_of(ranks, handle.nproc_per_node))
+        found = logs.page(self.azure, ask, handle.nodes, cursor, nodes_of(ranks, handle.nproc_per_node))
         if found.lines:
             self._last_line_s[handle.name] = time.monotonic()
         return found if ranks is None else found.only(ranks)
@@ -152,45 +144,34 @@ class AzureMLBackend:
 
         The pause stays short for a run that may fail at any moment; a run that waits for machines gets a longer pause.
         """
-        from cloudtrain.backends.azureml.logs import HOLD_BACK_S
-        from cloudtrain.backends.azureml.status_history import WAITING
-
         name, now_s = AzureMLRef.load(ref).name, time.monotonic()
         answer, quiet_s = self.history.known(name), now_s - self._last_line_s.setdefault(name, now_s)
-        is_waiting = answer is not None and answer.status in (*WAITING, "Preparing")
+        is_waiting = answer is not None and answer.status in (*status_history.WAITING, "Preparing")
         lines_s = min(WAIT_PAUSE_S if is_waiting else RUN_PAUSE_S, max(1.0, quiet_s / BUSY_S))
-        return Pace(lines_s=lines_s, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=HOLD_BACK_S)
+        return Pace(lines_s=lines_s, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=logs.HOLD_BACK_S)
 
     def stop(self, ref: JobRef, *, now: bool) -> None:
         """Ask Azure to cancel the job; Azure signals the containers, which save, and kills them later.
 
         `now` makes no difference there.
         """
-        from cloudtrain.backends.azureml import api
-        from cloudtrain.backends.azureml.jobs import JOB_VERSION, describe
-        from cloudtrain.backends.azureml.status_history import OVER
-
         handle = AzureMLRef.load(ref)
         access = self._access(handle.workspace)
         with api.answers(f"stop {handle.name}"):
             try:
-                api.arm(access, "POST", f"/jobs/{handle.name}/cancel", version=JOB_VERSION)
+                api.arm(access, "POST", f"/jobs/{handle.name}/cancel", version=jobs.JOB_VERSION)
             except api.AzureError as error:
-                there = describe(access, handle.name) if error.status in (400, 409) else None
-                if there is None or there["properties"].get("status") not in OVER:
+                there = jobs.describe(access, handle.name) if error.status in (400, 409) else None
+                if there is None or there["properties"].get("status") not in status_history.OVER:
                     raise
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's output folder, also while the job runs; return the files."""
-        from cloudtrain.backends.azureml import files
-
         handle = AzureMLRef.load(ref)
         return files.download(self._access(handle.workspace), handle.output_uri, folder)
 
     def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's checkpoint folder, also while the job runs; return the files."""
-        from cloudtrain.backends.azureml import files
-
         handle = AzureMLRef.load(ref)
         if handle.checkpoint_uri is None:
             raise ConfigError(
@@ -199,26 +180,16 @@ class AzureMLBackend:
         return files.download(self._access(handle.workspace), handle.checkpoint_uri, folder)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
-        from cloudtrain.backends.azureml.doctor import checks
-
-        return checks(self.azure, config)
+        return doctor.checks(self.azure, config)
 
     def price_region(self, config: JobConfig | None) -> str | None:
-        from cloudtrain.backends.azureml import prices
-
         return prices.region(config)
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
-        from cloudtrain.backends.azureml import prices
-
         return prices.quotes(self.azure, config, region, types)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
-        from cloudtrain.backends.azureml.rehearsal import rehearsal
-
-        return rehearsal(request, stage)
+        return rehearsal.rehearsal(request, stage)
 
     def _access(self, workspace: Workspace) -> AzureAccess:
-        from cloudtrain.backends.azureml.api import AzureAccess
-
-        return AzureAccess(workspace, self.azure)
+        return api.AzureAccess(workspace, self.azure)

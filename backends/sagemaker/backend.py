@@ -8,10 +8,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.sagemaker import check as rules
 from cloudtrain.backends.sagemaker.machine import block_of, choose, disk_gb, disk_usd, region_of, unknown_region
 from cloudtrain.backends.sagemaker.records import SageMakerRef, SageMakerSending
-from cloudtrain.launcher.backend import Capacity, Pace, Terms, nodes_of
+from cloudtrain.launcher.backend import Capacity, Pace, Terms, lazy_modules, nodes_of
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.text.units import format_duration
 
@@ -19,6 +18,19 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from cloudtrain.backends.sagemaker import (
+        api,
+        check,
+        doctor,
+        files,
+        jobs,
+        logs,
+        outputs,
+        prices,
+        prices_invoice,
+        rehearsal,
+        request,
+    )
     from cloudtrain.backends.sagemaker.api import AwsAccess, AwsClients
     from cloudtrain.launcher.backend import Check, FoundAttempt, Invoice, JobRef, LogPage, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
@@ -27,6 +39,8 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.metering.rate import Quote
     from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
+else:  # each module is imported on its first use
+    globals().update(lazy_modules(__package__))
 
 
 # SageMaker bills from TrainingStartTime to TrainingEndTime. MaxRuntimeInSeconds limits the sum over all attempts that
@@ -45,15 +59,11 @@ class SageMakerBackend:
     @cached_property
     def clients(self) -> AwsClients:
         """The clients, each made on first use."""
-        from cloudtrain.backends.sagemaker.api import AwsClients
-
-        return AwsClients()
+        return api.AwsClients()
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the machine type's capacity, at its on-demand price: spot bills fewer seconds at the same rate."""
-        from cloudtrain.backends.sagemaker.request import require
-
-        require(config)
+        request.require(config)
         machine = choose(config)
         warm_s, own = block_of(config).keep_alive or 0, block_of(config).price_per_hour
         # Machines kept warm are billed: ResourceRetainedBillableTimeInSeconds.
@@ -73,28 +83,20 @@ class SageMakerBackend:
         return Capacity(machine.count, usd, source, terms, *known, machine=name)
 
     def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-        from cloudtrain.backends.sagemaker.request import build
-
-        return build(plan, config, job_id, attempt, bundle_sha256)
+        return request.build(plan, config, job_id, attempt, bundle_sha256)
 
     def check(self, request: Request) -> list[Fault]:
         """Return the faults for which SageMaker would refuse the request."""
-        return list(rules.faults(request.body))
+        return list(check.faults(request.body))
 
     def ready(self, request: Request, shipment: Shipment) -> None:
         """Raise ConfigError without the SDK, CredentialError if the SDK finds no credentials."""
-        from cloudtrain.backends.sagemaker.api import require_credentials
-
-        require_credentials(self._access(SageMakerSending.load(request.sending)))
+        api.require_credentials(self._access(SageMakerSending.load(request.sending)))
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
-        from cloudtrain.backends.sagemaker import jobs
-
         return jobs.send(self.clients, request, shipment)
 
     def find(self, request: Request, home: Path) -> JobRef | None:
-        from cloudtrain.backends.sagemaker import jobs
-
         return jobs.find(self.clients, request, home)
 
     def where_to_look(self, request: Request) -> str:
@@ -103,92 +105,65 @@ class SageMakerBackend:
         return f"aws sagemaker describe-training-job --region {region} --training-job-name {request.name}"
 
     def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
-        from cloudtrain.backends.sagemaker.jobs import jobs
-
-        return jobs(self.clients, config, home)
+        return jobs.jobs(self.clients, config, home)
 
     def state(self, ref: JobRef) -> State:
-        from cloudtrain.backends.sagemaker import jobs
-
         return jobs.state(self.clients, ref)
 
     def logs(
         self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
     ) -> LogPage:
         """Return the lines after the cursor."""
-        from cloudtrain.backends.sagemaker.logs import page
-
         handle = SageMakerRef.load(ref)
         access, only = self._access(handle), nodes_of(ranks, handle.nproc_per_node)
-        found = page(access, handle.name, handle.nodes, cursor, only)
+        found = logs.page(access, handle.name, handle.nodes, cursor, only)
         return found if ranks is None else found.only(ranks)
 
     def pace(self, ref: JobRef) -> Pace:
         """Return the polling intervals: each poll costs one call for each host."""
-        from cloudtrain.backends.sagemaker.logs import HOLD_S
-
         lines_s = max(1.0, SageMakerRef.load(ref).nodes / CALLS_PER_S)
-        return Pace(lines_s, STATE_S, LATE_S, can_kill=False, retries=True, hold_back_s=HOLD_S)
+        return Pace(lines_s, STATE_S, LATE_S, can_kill=False, retries=True, hold_back_s=logs.HOLD_S)
 
     def stop(self, ref: JobRef, *, now: bool) -> None:
         """Ask SageMaker to stop the job; SageMaker signals the containers, which save, and kills them after 120 s.
 
         `now` makes no difference there.
         """
-        from cloudtrain.backends.sagemaker import api
-        from cloudtrain.backends.sagemaker.jobs import describe
-
         handle = SageMakerRef.load(ref)
         access = self._access(handle)
         with api.answers(f"stop {handle.name}"):
             try:
                 api.client(access, "sagemaker").stop_training_job(TrainingJobName=handle.name)
             except Exception as error:
-                described = describe(access, handle.name) if api.code_of(error) == "ValidationException" else None
+                described = jobs.describe(access, handle.name) if api.code_of(error) == "ValidationException" else None
                 if described is None or described["TrainingJobStatus"] == "InProgress":
                     raise
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the archives of the job's output folder; return the files."""
-        from cloudtrain.backends.sagemaker import outputs
-
         handle = SageMakerRef.load(ref)
         return outputs.download(self._access(handle), handle.output_uri, handle.name, folder)
 
     def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's checkpoint folder, also while the job runs; return the files."""
-        from cloudtrain.backends.sagemaker import files
-
         handle = SageMakerRef.load(ref)
         found = files.of(self._access(handle))
         return found.download(handle.checkpoint_uri, folder, may_be_empty=True)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
-        from cloudtrain.backends.sagemaker.doctor import checks
-
-        return checks(self.clients, config)
+        return doctor.checks(self.clients, config)
 
     def price_region(self, config: JobConfig | None) -> str | None:
-        from cloudtrain.backends.sagemaker import prices
-
         return prices.region(config)
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
-        from cloudtrain.backends.sagemaker import prices
-
         return prices.quotes(self.clients, config, region, types)
 
     def invoice(self, ref: JobRef, job_id: str, from_s: float, to_s: float) -> Invoice:
-        from cloudtrain.backends.sagemaker import prices_invoice
-
         return prices_invoice.invoice(self.clients, ref, job_id, from_s, to_s)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
-        from cloudtrain.backends.sagemaker.rehearsal import rehearsal
-
-        return rehearsal(request, stage)
+        return rehearsal.rehearsal(request, stage)
 
     def _access(self, data: SageMakerRef | SageMakerSending) -> AwsAccess:
-        from cloudtrain.backends.sagemaker.api import AwsAccess
-
-        return AwsAccess.of(data, self.clients)
+        return api.AwsAccess.of(data, self.clients)

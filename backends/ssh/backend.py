@@ -9,12 +9,13 @@ import threading
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends.ssh.records import SshRef
-from cloudtrain.launcher.backend import Capacity, Pace, Terms
+from cloudtrain.launcher.backend import Capacity, Pace, Terms, lazy_modules
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from cloudtrain.backends.ssh import block, channel_calls, check, doctor, jobs, jobs_send, rehearsal, request
     from cloudtrain.backends.ssh.channel_calls import Fleet
     from cloudtrain.launcher.backend import Check, FoundAttempt, HostUse, JobRef, LogPage, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import State
     from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
+else:  # each module is imported on its first use
+    globals().update(lazy_modules(__package__))
 
 # The agent of node 0 ends the job at the cap by its own clock. The remaining agents end at its message, or after 15 s
 # of silence (entrypoints/agent/transport.py); killing the processes takes some seconds more.
@@ -41,70 +44,48 @@ class SshBackend:
     @property
     def fleet(self) -> Fleet:
         """The channels, the same object in every thread."""
-        from cloudtrain.backends.ssh.channel_calls import open_fleet
-
         with self._opening:
-            self._fleet = self._fleet or open_fleet()
+            self._fleet = self._fleet or channel_calls.open_fleet()
             return self._fleet
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the GPUs of a host as the config states them: only a submit asks the hosts."""
-        from cloudtrain.backends.ssh.block import Ssh  # a poll of a job's state needs no config
-
         gpus = int((config.resources.accelerators or ":0").rpartition(":")[2])
-        price = config.block(Ssh).price_per_hour
+        price = config.block(block.Ssh).price_per_hour
         if price is None:
             return Capacity(gpus, 0.0, "your own machines", TERMS, is_own=True, machine="your hosts")
         return Capacity(gpus, price / 1e6, "ssh.price_per_hour", TERMS, is_own=price == 0, machine="your hosts")
 
     def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-        from cloudtrain.backends.ssh.request import build
-
-        return build(plan, config, job_id, attempt, bundle_sha256)
+        return request.build(plan, config, job_id, attempt, bundle_sha256)
 
     def check(self, request: Request) -> list[Fault]:
         """Return the faults in the request that no host would accept."""
-        from cloudtrain.backends.ssh import check as rules
-
-        return list(rules.faults(request.body))
+        return list(check.faults(request.body))
 
     def ready(self, request: Request, shipment: Shipment) -> None:
-        from cloudtrain.backends.ssh import jobs_send
-
         jobs_send.ready(self.fleet, request)
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
-        from cloudtrain.backends.ssh import jobs_send
-
         return jobs_send.send(self.fleet, request, shipment)
 
     def find(self, request: Request, home: Path) -> JobRef | None:
-        from cloudtrain.backends.ssh import jobs_send
-
         return jobs_send.find(self.fleet, request, home)
 
     def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
-        from cloudtrain.backends.ssh import jobs_send
-
         return jobs_send.jobs(self.fleet, config, home)
 
     def state(self, ref: JobRef) -> State:
-        from cloudtrain.backends.ssh import jobs
-
         return jobs.state(self.fleet, ref)
 
     def logs(
         self, ref: JobRef, cursor: dict[str, Any] | None, ranks: frozenset[int] | None = None, *, now: bool = False
     ) -> LogPage:
-        from cloudtrain.backends.ssh import jobs
-
         return jobs.logs(self.fleet, ref, cursor, ranks, now=now)
 
     def logs_from(
         self, ref: JobRef, ranks: frozenset[int] | None, *, lines: int | None, since_s: float | None
     ) -> dict[str, Any] | None:
-        from cloudtrain.backends.ssh import jobs
-
         return jobs.logs_from(self.fleet, ref, ranks, lines=lines, since_s=since_s)
 
     def pace(self, ref: JobRef) -> Pace:
@@ -112,38 +93,24 @@ class SshBackend:
         return Pace(lines_s=LINES_S, state_s=STATE_S, late_s=LATE_S, hold_back_s=HOLD_BACK_S)
 
     def stop(self, ref: JobRef, *, now: bool) -> None:
-        from cloudtrain.backends.ssh import jobs
-
         jobs.stop(self.fleet, ref, now=now)
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
         """Copy the nodes' output folders below `folder`; return the files there. Raises UnreachableError."""
-        from cloudtrain.backends.ssh.jobs import brought
-
-        return brought(self.fleet, [(node.host, node.output) for node in SshRef.load(ref).nodes], folder)
+        return jobs.brought(self.fleet, [(node.host, node.output) for node in SshRef.load(ref).nodes], folder)
 
     def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
         """Copy the nodes' checkpoint folders below `folder`; return the files. Raises UnreachableError."""
-        from cloudtrain.backends.ssh.jobs import brought
-
-        return brought(self.fleet, [(node.host, node.checkpoints) for node in SshRef.load(ref).nodes], folder)
+        return jobs.brought(self.fleet, [(node.host, node.checkpoints) for node in SshRef.load(ref).nodes], folder)
 
     def shell(self, ref: JobRef, node: int, argv: list[str]) -> list[str]:
-        from cloudtrain.backends.ssh import jobs
-
         return jobs.shell(self.fleet, ref, node, argv)
 
     def hosts(self, config: JobConfig) -> list[HostUse]:
-        from cloudtrain.backends.ssh import doctor
-
         return doctor.hosts(self.fleet, config)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
-        from cloudtrain.backends.ssh.doctor import checks
-
-        return checks(self.fleet, config)
+        return doctor.checks(self.fleet, config)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
-        from cloudtrain.backends.ssh.rehearsal import rehearsal
-
-        return rehearsal(request, stage)
+        return rehearsal.rehearsal(request, stage)

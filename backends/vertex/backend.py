@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from cloudtrain.backends.vertex.records import VertexRef, VertexSending
-from cloudtrain.launcher.backend import Capacity, Pace, Terms, nodes_of
+from cloudtrain.launcher.backend import Capacity, Pace, Terms, lazy_modules, nodes_of
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.prices import catalog
 
@@ -19,6 +19,19 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from cloudtrain.backends.vertex import (
+        api,
+        check,
+        doctor,
+        files,
+        jobs,
+        logs,
+        prices,
+        prices_list,
+        rehearsal,
+        rehearsal_store,
+        request,
+    )
     from cloudtrain.backends.vertex.api import Google, VertexAccess
     from cloudtrain.backends.vertex.logs import LogReader
     from cloudtrain.launcher.backend import Check, FoundAttempt, JobRef, LogPage, Request, Shipment
@@ -28,6 +41,8 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.metering.rate import Quote
     from cloudtrain.launcher.plan import Plan
     from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
+else:  # each module is imported on its first use
+    globals().update(lazy_modules(__package__))
 
 
 TAIL_S = 60  # from scheduling.timeout until the replicas have gone; an assumption, because Google documents no figure
@@ -49,24 +64,18 @@ class VertexBackend:
     @cached_property
     def google(self) -> Google:
         """The connections."""
-        from cloudtrain.backends.vertex.api import Google
-
-        return Google()
+        return api.Google()
 
     @cached_property
     def log_reader(self) -> LogReader:
         """The readers' common feeds."""
-        from cloudtrain.backends.vertex.logs import LogReader
-
-        return LogReader()
+        return logs.LogReader()
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the machine's capacity and the price of its provisioning: standard, spot, flex start, reserved."""
-        from cloudtrain.backends.vertex import prices
         from cloudtrain.backends.vertex.machine import block_of, choose, disk_of, kind_of, location_of, unknown_region
-        from cloudtrain.backends.vertex.request import require
 
-        require(config)
+        request.require(config)
         choice, block, kind = choose(config), block_of(config), kind_of(config)
         is_guarded = config.budget is not None and config.budget.on_limit != "alert"
         terms = Terms(TAIL_S, unit_s=UNIT_S, starts=1 if is_guarded else STARTS, lead_s=LEAD_S)
@@ -86,33 +95,23 @@ class VertexBackend:
         return Capacity(choice.count, usd, source, terms, *known, machine=choice.label, is_spot_price=is_spot)
 
     def request(self, plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
-        from cloudtrain.backends.vertex.request import build
-
-        return build(plan, config, job_id, attempt, bundle_sha256)
+        return request.build(plan, config, job_id, attempt, bundle_sha256)
 
     def check(self, request: Request) -> list[Fault]:
         """Return the faults for which Vertex AI would refuse the request."""
-        from cloudtrain.backends.vertex import check as rules
-
-        return list(rules.faults(request.body, VertexSending.load(request.sending).location))
+        return list(check.faults(request.body, VertexSending.load(request.sending).location))
 
     def ready(self, request: Request, shipment: Shipment) -> None:
         """Raise ConfigError if Google's libraries are missing, CredentialError if the libraries find no credentials."""
-        from cloudtrain.backends.vertex import api
-
         with api.answers("start the job"):
             self.google.login(VertexSending.load(request.sending).project).credentials()
         if find_spec("google.cloud") is None or find_spec("google.cloud.aiplatform_v1") is None:
             raise api.not_installed(ImportError("No module named 'google.cloud.aiplatform_v1'"))
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
-        from cloudtrain.backends.vertex import jobs
-
         return jobs.send(self.google, request, shipment)
 
     def find(self, request: Request, home: Path) -> JobRef | None:
-        from cloudtrain.backends.vertex import jobs
-
         return jobs.find(self.google, request, home)
 
     def where_to_look(self, request: Request) -> str:
@@ -122,14 +121,10 @@ class VertexBackend:
         return f"gcloud ai custom-jobs list {place} --filter labels.cloudtrain_run={request.name}"
 
     def jobs(self, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
-        from cloudtrain.backends.vertex.jobs import jobs
-
-        return jobs(self.google, config, home)
+        return jobs.jobs(self.google, config, home)
 
     def state(self, ref: JobRef) -> State:
         """Return the job's state at Vertex AI; once the job is over, remove its secrets."""
-        from cloudtrain.backends.vertex import jobs
-
         handle = VertexRef.load(ref)
         found, is_over = jobs.state(self.google, handle)
         if is_over:
@@ -157,30 +152,22 @@ class VertexBackend:
 
     def pace(self, ref: JobRef) -> Pace:
         """Return the polling intervals: most polls for lines make no call."""
-        from cloudtrain.backends.vertex.logs import HOLD_BACK_S, PACE_S
-
-        return Pace(lines_s=PACE_S, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=HOLD_BACK_S)
+        return Pace(lines_s=logs.PACE_S, state_s=STATE_S, late_s=LATE_S, can_kill=False, hold_back_s=logs.HOLD_BACK_S)
 
     def stop(self, ref: JobRef, *, now: bool) -> None:
         """Ask Vertex AI to cancel the job; Vertex AI signals the containers, which save. `now` makes no difference."""
-        from cloudtrain.backends.vertex import api, jobs
-
         handle = VertexRef.load(ref)
         with api.answers(f"stop {handle.label}"):
             jobs.cancel(self._access(handle), handle.name)
 
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's output folder, also while the job runs; return the files."""
-        from cloudtrain.backends.vertex import api, files
-
         handle = VertexRef.load(ref)
         with api.answers("download the outputs", needs=files.ROLE):
             return files.of(self._access(handle)).download(handle.output_uri, folder)
 
     def checkpoints(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's checkpoint folder, also while the job runs; return the files."""
-        from cloudtrain.backends.vertex import api, files
-
         handle = VertexRef.load(ref)
         if handle.checkpoint_uri is None:
             raise ConfigError(
@@ -190,31 +177,19 @@ class VertexBackend:
             return files.of(self._access(handle)).download(handle.checkpoint_uri, folder)
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
-        from cloudtrain.backends.vertex.doctor import checks
-
-        return checks(self.google, config)
+        return doctor.checks(self.google, config)
 
     def price_region(self, config: JobConfig | None) -> str | None:
-        from cloudtrain.backends.vertex import prices_list
-
         return prices_list.region(config)
 
     def quotes(self, config: JobConfig | None, region: str, types: tuple[str, ...]) -> list[Quote]:
-        from cloudtrain.backends.vertex import prices_list
-
         return prices_list.quotes(self.google, config, region, types)
 
     def rehearsal(self, request: Request, stage: Stage) -> Rehearsal:
-        from cloudtrain.backends.vertex.rehearsal import rehearsal
-
-        return rehearsal(request, stage)
+        return rehearsal.rehearsal(request, stage)
 
     def rehearsal_service(self, kept: Path) -> AbstractContextManager[str]:
-        from cloudtrain.backends.vertex import rehearsal_store
-
         return rehearsal_store.serving(kept)
 
     def _access(self, handle: VertexRef) -> VertexAccess:
-        from cloudtrain.backends.vertex.api import VertexAccess
-
-        return VertexAccess.of(handle, self.google)
+        return api.VertexAccess.of(handle, self.google)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -64,6 +65,7 @@ __all__ = [
     "Sought",
     "StoredRecord",
     "Terms",
+    "lazy_modules",
     "load",
     "names",
     "nodes_of",
@@ -383,6 +385,25 @@ def unasked(names: str, config: JobConfig | None, *asks: Callable[[JobConfig], o
 def nodes_of(ranks: frozenset[int] | None, nproc_per_node: int) -> frozenset[int] | None:
     """Return the nodes of the ranks, None for all nodes."""
     return None if ranks is None else frozenset(rank // nproc_per_node for rank in ranks)
+
+
+class _LazyModule:
+    """A module that is imported on the first use of a name in the module."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._path), name)
+
+
+def lazy_modules(package: str) -> dict[str, Any]:
+    """Return a backend's modules by name, each imported on first use: a command imports only what the command calls.
+
+    A module adds them to its globals, and imports the same names `if TYPE_CHECKING`, so that the types are known.
+    """
+    found = (path.name.removesuffix(".py") for path in files(package).iterdir())
+    return {name: _LazyModule(f"{package}.{name}") for name in found if name.isidentifier()}
 
 
 _making = threading.Lock()
