@@ -10,6 +10,7 @@ import argparse
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Served", "serve", "start", "stop"]
+__all__ = ["Served", "bind", "serve", "start", "stop"]
 
 PR_SET_PDEATHSIG = 1
 START_S = 60.0
@@ -61,6 +62,11 @@ def serve(name: str, description: str | None, begin: Callable[[Path, int], Serve
 def _remove_after_us(state: Path) -> None:
     """Start a shell that removes the folder when this process ends: its end closes the shell's input."""
     subprocess.Popen(["/bin/sh", "-c", _REMOVER, str(state)], stdin=subprocess.PIPE, start_new_session=True)
+
+
+def bind(port: int, host: str = "127.0.0.1") -> socket.socket:
+    """Return a listening socket."""
+    return socket.create_server((host, port), backlog=256)
 
 
 def start(name: str, state: Path | None = None) -> tuple[subprocess.Popen[str], str]:

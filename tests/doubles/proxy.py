@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 from doubles.certificates import Authority
 from doubles.wire import Answer, HangUp, Request, read, write
 
-__all__ = ["Proxy", "bind"]
+__all__ = ["Proxy"]
 
 IDLE_S = 600.0  # for a connection that is kept open
 # First bytes of an answer that breaks off before its status line. Without any byte of an answer, urllib3 reports an
@@ -104,11 +104,6 @@ class Proxy:
 
         with _files(connection) as (stream, reply):
             _converse(stream, reply, respond, False)
-
-
-def bind(port: int) -> socket.socket:
-    """Return a socket listening on loopback."""
-    return socket.create_server(("127.0.0.1", port), backlog=256)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from doubles import process
+
 __all__ = ["Container", "Running", "Switch", "addresses", "installed_by_us", "mode", "start"]
 
 INIT = Path(__file__).with_name("sandbox_init.py")
@@ -130,7 +132,7 @@ class Switch:
 
     def listen(self, port: int) -> socket.socket:
         """Return a socket listening on the gateway's address, where containers reach the outer world."""
-        return self._inside.submit(_listening, self.gateway, port).result()
+        return self._inside.submit(process.bind, port, self.gateway).result()
 
     def plug(self, pid: int, address: str) -> None:
         """Give the network namespace of the process an interface `eth0`.
@@ -251,10 +253,6 @@ def _with_private_places(spec: dict[str, object], container: Container) -> dict[
 
     env = {key: moved(value) for key, value in container.env.items()}
     return {**spec, "argv": [moved(word) for word in container.argv], "env": env, "cwd": moved(container.cwd)}
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    return socket.create_server((host, port), backlog=128)
 
 
 def _ip(orders: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ from doubles.google.billing import COMPUTE_ENGINE, VERTEX, BillingSettings, hour
 from doubles.google.errors import GoogleError
 from doubles.google.names import NUMBER, PROJECT
 from doubles.google.secretmanager import Secrets
+from doubles.kit.routing import find
 from doubles.wire import Request
 
 SECRETS = f"/v1/projects/{PROJECT}/secrets"
@@ -39,11 +39,9 @@ class World:
         """Return the JSON of the answer. Raises GoogleError."""
         data = b"" if body is None else json.dumps(body).encode()
         request = Request(method, path, "", path, query, {}, data)
-        for route in [*secretmanager.ROUTES, *billing.ROUTES]:
-            matched = re.fullmatch(route.pattern, path)
-            if matched and route.method == method:
-                return json.loads(route.function(self, request, **matched.groupdict()).body)
-        raise LookupError(f"{method} {path}")
+        found = find([*secretmanager.ROUTES, *billing.ROUTES], method, path)
+        assert found is not None, f"{method} {path}"
+        return json.loads(found[0].function(self, request, **found[1]).body)
 
     def code(self, method: str, path: str, body: Any = None, **query: str) -> str:
         """Return the code of the refusal."""

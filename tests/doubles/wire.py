@@ -41,6 +41,14 @@ class Request:
         """Return the path as received, still quoted."""
         return urlsplit(self.target).path if "://" in self.target else self.target.partition("?")[0]
 
+    @property
+    def shown(self) -> Any:
+        """Return the body for the journal: read as JSON if possible, else as text; None without a body."""
+        try:
+            return json.loads(self.body) if self.body else None
+        except ValueError:
+            return self.body.decode(errors="replace")
+
     def json(self) -> Any:
         """Return the body read as JSON. Raises BadJson if the body is not valid JSON."""
         try:

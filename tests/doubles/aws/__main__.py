@@ -16,7 +16,7 @@ from doubles.sandbox import Switch
 def begin(state: Path, port: int) -> process.Served:
     """Listen, and answer in threads."""
     os.environ["MOTO_CALL_RESET_API"] = "false"
-    listening = server.bind(port)
+    listening = process.bind(port)
     world = World(state, f"http://127.0.0.1:{listening.getsockname()[1]}", Switch.open())
     threading.Thread(target=server.serve, args=(world, listening), daemon=True).start()
     return process.Served(json.dumps({"url": world.url}), world.close)

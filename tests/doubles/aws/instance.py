@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from doubles.aws.jobs import Job
 from doubles.aws.storage import Mirror
 from doubles.aws.wire import CONTAINER_KEY
 from doubles.aws.world import World
+from doubles.kit.life import Machine
 
 __all__ = ["LOG_GROUP", "Instance", "InputError", "find_inputs"]
 
@@ -33,7 +33,7 @@ class InputError(Exception):
 
 
 @dataclass(eq=False)
-class Instance:
+class Instance(Machine):
     """One machine of one attempt, with an empty disk below `root`."""
 
     name: str  # algo-N
@@ -117,20 +117,6 @@ class Instance:
         """Copy new checkpoints and TensorBoard files to S3."""
         for mirror in self.mirrors:
             mirror.copy()
-
-    def terminate(self) -> None:
-        """Send SIGTERM to the container's first process."""
-        if self.running is not None:
-            self.running.terminate()
-
-    def kill(self) -> None:
-        """Kill all processes of the container."""
-        if self.running is not None:
-            self.running.kill()
-
-    def remove(self) -> None:
-        """Remove the disk."""
-        shutil.rmtree(self.root, ignore_errors=True)
 
     def _place(self, path: str) -> Path:
         if not path.startswith("/opt/ml/"):

@@ -21,7 +21,7 @@ from doubles.aws.wire import AwsError, Call, Environ, Reply, StartResponse, hang
 from doubles.aws.world import World
 from doubles.kit.control import PREFIX
 
-__all__ = ["Application", "bind", "serve"]
+__all__ = ["Application", "serve"]
 
 
 class Application:
@@ -111,11 +111,6 @@ class _Handler(MotoRequestHandler):
 
     def log(self, type: str, message: str, *args: Any) -> None:
         """Log no single requests: the journal has them."""
-
-
-def bind(port: int) -> socket.socket:
-    """Return a socket listening on loopback."""
-    return socket.create_server(("127.0.0.1", port), backlog=256)
 
 
 def serve(world: World, listening: socket.socket) -> None:

@@ -64,8 +64,7 @@ def _live(world: World, job: Job) -> None:
         traceback.print_exc()
         ending = Ending("Failed", f"InternalServerError: the stand-in itself: {traceback.format_exc()[-800:]}")
     finally:
-        with world.lock:
-            world.running.discard(job.name)
+        world.give_back_machines(job.name)
     _finish(world, job, ending)
 
 
@@ -76,8 +75,7 @@ def _attempts(world: World, job: Job) -> Ending:
     while True:
         number += 1
         ending = _wait_for_machines(world, job) or _attempt(world, job, number)
-        with world.lock:
-            world.running.discard(job.name)
+        world.give_back_machines(job.name)
         if ending.kind == "Interrupted":
             job.enter_secondary("Interrupted", "Interrupted: managed spot training instances were taken away")
             meanwhile = _pause(job, world.settings.restart_s)
@@ -98,11 +96,8 @@ def _wait_for_machines(world: World, job: Job) -> Ending | None:
         ending = _pause(job, 0.0)
         if ending is not None:
             return ending
-        with world.lock:
-            full = world.settings.capacity is not None and len(world.running) >= world.settings.capacity
-            if not world.settings.pending and not full:
-                world.running.add(job.name)
-                break
+        if world.take_machines(job.name):
+            break
         if job.transitions[-1]["StatusMessage"] != NO_CAPACITY:
             job.enter_secondary("Starting", NO_CAPACITY)
         with job.changed:

@@ -32,7 +32,6 @@ class World(world.World[Settings, Fault, Job]):
         moto_api_backend.reset()
         self.quotas: dict[str, float] = {}
         self._logs: dict[str, Logs] = {}
-        self._created = 0
 
     def logs(self, region: str) -> Logs:
         """Return the region's CloudWatch Logs."""
@@ -44,8 +43,7 @@ class World(world.World[Settings, Fault, Job]):
         with self.lock:
             if (job.region, job.name) in self.jobs:
                 return False
-            self._created += 1
-            job.number = self._created
+            job.number = next(self._numbers)
             self.jobs[(job.region, job.name)] = job
             return True
 

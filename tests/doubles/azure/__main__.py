@@ -17,12 +17,12 @@ from doubles.sandbox import Switch
 def begin(state: Path, port: int) -> process.Served:
     """Listen, and answer in threads."""
     authority = Authority(state / "ca")
-    listening = proxy.bind(port)
+    listening = process.bind(port)
     port = int(listening.getsockname()[1])
     world = World(state, port, Switch.open(), authority.file)
     serving = proxy.Proxy(authority, lambda host: service_of(host) is not None, Application(world), Plain(world))
     threading.Thread(target=serving.serve, args=(listening,), daemon=True).start()
-    inner = proxy.bind(0) if world.switch is None else world.switch.listen(port)
+    inner = process.bind(0) if world.switch is None else world.switch.listen(port)
     world.container_url = "http://{}:{}".format(*inner.getsockname()[:2])
     threading.Thread(target=serving.serve, args=(inner, True), daemon=True).start()
     told = {"url": f"http://127.0.0.1:{port}", "ca": str(authority.file)}

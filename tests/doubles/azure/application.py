@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import traceback
@@ -18,8 +17,9 @@ from doubles.azure.arm import check_workspace
 from doubles.azure.errors import AzureError
 from doubles.azure.faults import Called, Fault
 from doubles.azure.names import ACCOUNT, REGION, TENANT, VAULT
-from doubles.azure.routes import BLOBS, ROUTES, Route
+from doubles.azure.routes import BLOBS, ROUTES
 from doubles.azure.world import World
+from doubles.kit.routing import Route, find
 from doubles.wire import Answer, BadJson, HangUp, Request, json_answer
 
 __all__ = ["Application", "service_of"]
@@ -130,12 +130,12 @@ class Application:
         return Found(service, UNSERVED, refuse)
 
     def _route(self, service: str, request: Request) -> Found | None:
-        for route in ROUTES[service]:
-            matched = re.fullmatch(route.pattern, request.path.rstrip("/") or "/", re.IGNORECASE)
-            if matched and route.method == request.method:
-                groups = {name: value for name, value in matched.groupdict().items() if value is not None}
-                return Found(service, route.name, partial(self._execute, route, request, groups))
-        return None
+        found = find(ROUTES[service], request.method, request.path.rstrip("/") or "/", re.IGNORECASE)
+        if found is None:
+            return None
+        route, groups = found
+        given = {name: value for name, value in groups.items() if value is not None}
+        return Found(service, route.name, partial(self._execute, route, request, given))
 
     def _execute(self, route: Route, request: Request, groups: dict[str, str]) -> Answer:
         subscription, group = groups.pop("subscription", None), groups.pop("group", None)
@@ -163,7 +163,7 @@ def _entry(request: Request, found: Found) -> dict[str, Any]:
         "path": request.path,
         "query": {name: value for name, value in request.query.items() if name != "sig"},
         "range": request.headers.get("x-ms-range") or request.headers.get("range"),
-        "body": _shown(request, found),
+        "body": request.shown if found.service in ("arm", "data") else None,  # JSON without secrets
         "received": len(request.body),
         "is_from_container": request.is_from_container,
         "time": time.time(),
@@ -171,16 +171,6 @@ def _entry(request: Request, found: Found) -> dict[str, Any]:
         "status": None,
         "sent": 0,
     }
-
-
-def _shown(request: Request, found: Found) -> Any:
-    """Return the body if it is JSON without secrets."""
-    if found.service not in ("arm", "data") or not request.body:
-        return None
-    try:
-        return json.loads(request.body)
-    except ValueError:
-        return request.body.decode(errors="replace")
 
 
 def _error(service: str, error: AzureError) -> Answer:

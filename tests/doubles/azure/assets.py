@@ -74,22 +74,18 @@ def put_environment(world: World, request: Request, name: str, version: str) -> 
 
 
 def _code(world: World, name: str, version: str) -> dict[str, Any]:
-    body = world.codes[name, version]
-    told = {"isAnonymous": False, "isArchived": False, "tags": {}, "description": None, **body["properties"]}
-    told["provisioningState"] = "Succeeded"
-    path = f"codes/{name}/versions/{version}"
-    return resource("codes/versions", path, told, systemData=_system_data(body["created"]))
+    return _asset(world.codes[name, version], "codes", name, version, description=None)
 
 
 def _environment(world: World, name: str, version: str) -> dict[str, Any]:
     body = world.environments[name, version]
-    told = {"isAnonymous": False, "isArchived": False, "tags": {}, "environmentType": "UserCreated", "osType": "Linux"}
-    told |= {**body["properties"], "provisioningState": "Succeeded"}
-    path = f"environments/{name}/versions/{version}"
-    return resource("environments/versions", path, told, systemData=_system_data(body["created"]))
+    return _asset(body, "environments", name, version, environmentType="UserCreated", osType="Linux")
 
 
-def _system_data(created: float) -> dict[str, Any]:
-    when = iso_time(created)
+def _asset(body: dict[str, Any], kind: str, name: str, version: str, **more: Any) -> dict[str, Any]:
+    told = {"isAnonymous": False, "isArchived": False, "tags": {}, **more, **body["properties"]}
+    told["provisioningState"] = "Succeeded"
+    when = iso_time(body["created"])
     who = {"createdBy": "cloudtrain", "createdByType": "Application", "createdAt": when}
-    return {**who, "lastModifiedAt": when, "lastModifiedBy": "cloudtrain", "lastModifiedByType": "Application"}
+    who |= {"lastModifiedAt": when, "lastModifiedBy": "cloudtrain", "lastModifiedByType": "Application"}
+    return resource(f"{kind}/versions", f"{kind}/{name}/versions/{version}", told, systemData=who)

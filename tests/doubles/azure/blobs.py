@@ -98,7 +98,7 @@ def put(world: World, request: Request, container: str, name: str) -> Answer:
         raise AzureError(400, "InvalidHeaderValue", f"The value for x-ms-blob-type, {kind!r}, is not supported.")
     _check_md5(request)
     with world.blobs.lock:
-        _check_container(world, container)
+        world.blobs.check(container)
         old = world.blobs.find(container, name)
         _check_conditions(request, old)
         blob = Blob(kind=kind, metadata=_metadata(request), content_type=_content_type(request))
@@ -111,7 +111,7 @@ def put(world: World, request: Request, container: str, name: str) -> Answer:
 def stage(world: World, request: Request, container: str, name: str) -> Answer:
     """Keep a block."""
     _check_md5(request)
-    _check_container(world, container)
+    world.blobs.check(container)
     world.blobs.path(container, name)
     world.blobs.stage(container, name, request.query["blockid"], request.body)
     return Answer(201, {"x-ms-request-server-encrypted": "true"})
@@ -124,7 +124,7 @@ def commit(world: World, request: Request, container: str, name: str) -> Answer:
     except ElementTree.ParseError:
         raise AzureError(400, "InvalidXmlDocument", "XML specified is not syntactically valid.") from None
     with world.blobs.lock:
-        _check_container(world, container)
+        world.blobs.check(container)
         _check_conditions(request, world.blobs.find(container, name))
         blob = Blob(metadata=_metadata(request), content_type=_content_type(request))
         written = world.blobs.commit(container, name, blocks, blob)
@@ -168,13 +168,8 @@ def _check_keys(world: World) -> None:
         raise AzureError(403, "KeyBasedAuthenticationNotPermitted", message)
 
 
-def _check_container(world: World, container: str) -> None:
-    if not world.blobs.has(container):
-        raise AzureError(404, "ContainerNotFound", "The specified container does not exist.")
-
-
 def _found(world: World, request: Request, container: str, name: str) -> Blob:
-    _check_container(world, container)
+    world.blobs.check(container)
     blob = world.blobs.find(container, name)
     if blob is None:
         raise AzureError(404, "BlobNotFound", "The specified blob does not exist.")

@@ -63,9 +63,10 @@ class Blobs:
         (self._folder / container).mkdir(parents=True, exist_ok=True)
         return self._folder / container
 
-    def has(self, container: str) -> bool:
-        """Return whether the container exists."""
-        return (self._folder / container).is_dir()
+    def check(self, container: str) -> None:
+        """Raise AzureError unless the container exists."""
+        if not (self._folder / container).is_dir():
+            raise AzureError(404, "ContainerNotFound", "The specified container does not exist.")
 
     def path(self, container: str, name: str) -> Path:
         """Return the blob's file, existing or not. Raises AzureError for a name that is not valid for a file."""

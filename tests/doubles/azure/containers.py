@@ -8,7 +8,6 @@ from itertools import islice
 from xml.etree import ElementTree
 
 from doubles.azure.blobstore import Blob
-from doubles.azure.errors import AzureError
 from doubles.azure.names import ACCOUNT
 from doubles.azure.world import World
 from doubles.wire import Answer, Request
@@ -18,7 +17,7 @@ __all__ = ["list_blobs"]
 
 def list_blobs(world: World, request: Request, container: str) -> Answer:
     """Return a page of blobs and, with a delimiter, of their common prefixes."""
-    _check(world, container)
+    world.blobs.check(container)
     query = request.query
     prefix, delimiter, marker = (query.get(name, "") for name in ("prefix", "delimiter", "marker"))
     most = world.settings.blob_page_size
@@ -38,7 +37,8 @@ def list_blobs(world: World, request: Request, container: str) -> Answer:
         else:
             _add(parent, name, blob, "metadata" in query.get("include", ""))
     ElementTree.SubElement(root, "NextMarker").text = page[size][0] if len(page) > size else None
-    return _xml(root)
+    data = ElementTree.tostring(root, "utf-8", xml_declaration=True)
+    return Answer(200, {"Content-Type": "application/xml"}, data)
 
 
 def _entries(world: World, container: str, prefix: str, delimiter: str) -> Iterator[tuple[str, Blob | None]]:
@@ -80,13 +80,3 @@ def _add(parent: ElementTree.Element, name: str, blob: Blob, with_metadata: bool
         metadata = ElementTree.SubElement(element, "Metadata")
         for key, value in blob.metadata.items():
             ElementTree.SubElement(metadata, key).text = value
-
-
-def _check(world: World, container: str) -> None:
-    if not world.blobs.has(container):
-        raise AzureError(404, "ContainerNotFound", "The specified container does not exist.")
-
-
-def _xml(root: ElementTree.Element) -> Answer:
-    data = ElementTree.tostring(root, "utf-8", xml_declaration=True)
-    return Answer(200, {"Content-Type": "application/xml"}, data)

@@ -35,7 +35,7 @@ ENDS = ("Completed", "Failed", "Canceled")
 class Azure(handle.Handle):
     """A running stand-in; `url` is the proxy's."""
 
-    NAME = "azure"
+    NAME, RUNNING = "azure", ("status", "Running")
     ca: str  # file with the certificate that clients must trust
 
     @property
@@ -81,11 +81,6 @@ class Azure(handle.Handle):
         """Remove a cluster."""
         self.control("computes", {"name": name, "properties": None})
 
-    def secret(self, name: str) -> str | None:
-        """Return a secret's value, or None."""
-        value: str | None = self.control("secrets", method="GET").get(name)
-        return value
-
     def deleted_secrets(self) -> list[str]:
         """Return the names of the secrets that are removed and not purged."""
         names: list[str] = self.control("deleted_secrets", method="GET")
@@ -124,9 +119,9 @@ class Azure(handle.Handle):
         """Return the job's statuses in order."""
         return [status for status, _ in self.job(name)["history"]]
 
-    def log(self, name: str, file: str = "user_logs/std_log.txt") -> str:
+    def log(self, name: str, part: str = "user_logs/std_log.txt") -> str:
         """Return a log file up to now, or "" if missing."""
-        return (self.blob(f"ExperimentRun/dcid.{name}/{file}", "azureml") or b"").decode(errors="replace")
+        return (self.blob(f"ExperimentRun/dcid.{name}/{part}", "azureml") or b"").decode(errors="replace")
 
     def preempt(self, name: str, how: str = "restart") -> None:
         """Take the job's nodes away; the job restarts ("restart") or ends in Failed with PreemptionError ("fail")."""
@@ -157,25 +152,5 @@ class Azure(handle.Handle):
             lambda: self.job(name),
             lambda told: told["status"] in wanted,
             lambda told: f"{name} is {told['status']}, not one of {wanted}",
-            timeout_s,
-        )
-
-    def wait_attempt(self, name: str, attempt: int, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Wait until the job's n-th attempt runs, after preemptions; return job(name)."""
-        return self.until(
-            lambda: self.job(name),
-            lambda told: told["attempts"] >= attempt and told["status"] == "Running",
-            lambda told: f"{name} is {told['status']} in its attempt {told['attempts']}",
-            timeout_s,
-        )
-
-    def wait_log(
-        self, name: str, text: str, file: str = "user_logs/std_log.txt", count: int = 1, timeout_s: float = 60.0
-    ) -> str:
-        """Wait until the file contains the text `count` times; return the file."""
-        return self.until(
-            lambda: self.log(name, file),
-            lambda found: found.count(text) >= count,
-            lambda found: f"{text!r} is not in {file} of {name}: {found[-2000:]}",
             timeout_s,
         )

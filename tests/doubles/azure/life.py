@@ -104,8 +104,7 @@ def _attempts(world: World, job: Job) -> Ending:
 
 
 def _release(world: World, job: Job) -> None:
-    with world.lock:
-        world.running.discard(job.name)
+    world.give_back_machines(job.name)
     with job.changed:
         job.active_s, job.active_since = job.active_now_s(), None
 
@@ -115,11 +114,8 @@ def _wait_for_nodes(world: World, job: Job) -> Ending | None:
     job.enter("Queued")
     ending = _pause(job, world.settings.queued_s)
     while ending is None:
-        with world.lock:
-            full = world.settings.capacity is not None and len(world.running) >= world.settings.capacity
-            if not world.settings.pending and not full:
-                world.running.add(job.name)
-                break
+        if world.take_machines(job.name):
+            break
         ending = _pause(job, 0.1)
     if ending is not None:
         return ending

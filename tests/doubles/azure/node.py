@@ -21,6 +21,7 @@ from doubles.azure.joblogs import LogFiles, file_of
 from doubles.azure.jobs import Job
 from doubles.azure.names import ARTIFACTS, CONTAINER
 from doubles.azure.world import World
+from doubles.kit.life import Machine
 
 __all__ = ["HOME", "InputError", "Node", "Volume", "volumes"]
 
@@ -44,7 +45,7 @@ class Volume:
 
 
 @dataclass(eq=False)
-class Node:
+class Node(Machine):
     """One machine of one attempt, with an empty disk below `root`."""
 
     number: int
@@ -121,13 +122,8 @@ class Node:
     def terminate(self) -> None:
         """Send SIGTERM to the node's processes."""
         self.is_told = True
-        if self.running is not None and self.is_ready:
-            self.running.terminate()
-
-    def kill(self) -> None:
-        """Kill all processes of the container."""
-        if self.running is not None:
-            self.running.kill()
+        if self.is_ready:
+            super().terminate()
 
     def collect(self, job: Job, world: World, data: list[Volume]) -> None:
         """Copy outputs in mode Upload to their addresses."""
@@ -142,10 +138,6 @@ class Node:
         for name in ("outputs", "logs"):
             if (work / name).is_dir():
                 shutil.copytree(work / name, world.blobs.make(ARTIFACTS) / job.folder / name, dirs_exist_ok=True)
-
-    def remove(self) -> None:
-        """Remove the disk."""
-        shutil.rmtree(self.root, ignore_errors=True)
 
     def _lay_out_volume(self, world: World, volume: Volume, place: Path) -> None:
         source = world.blobs.make(volume.container) / volume.path

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from doubles.azure import arm, assets, blobs, containers, history, jobroutes, login, prices, vault
+from doubles.kit.routing import Route
 from doubles.wire import Answer
 
-__all__ = ["BLOBS", "ROUTES", "Route"]
-
-
-class Route(NamedTuple):
-    """A request's method and path, and the operation."""
-
-    method: str
-    pattern: str
-    name: str
-    function: Callable[..., Answer]
+__all__ = ["BLOBS", "ROUTES"]
 
 
 _ROOT = "/subscriptions/(?P<subscription>[^/]+)"

@@ -48,8 +48,7 @@ class World(world.World[Settings, Fault, Job]):
         self.blobs.make(CONTAINER)
         self.blobs.make(ARTIFACTS)
         self._sas_serials: dict[str, int] = {}
-        self._numbers = itertools.count(1)
-        self._job_numbers = itertools.count(1)
+        self._sas_numbers = itertools.count(1)
 
     def set_compute(self, name: str, told: dict[str, Any] | None) -> None:
         """Make, change or remove a compute cluster."""
@@ -66,7 +65,7 @@ class World(world.World[Settings, Fault, Job]):
     def sas_uri(self, container: str, blob: str | None, permissions: str = "r") -> str:
         """Return a URL with a fresh signature."""
         with self.lock:
-            serial = next(self._numbers)
+            serial = next(self._sas_numbers)
             query = sas(container, blob, permissions, self.settings.sas_s, serial)
             self._sas_serials[parse_qs(query)["sig"][0]] = len(self._sas_serials) + 1
         path = container if blob is None else f"{container}/{quote(blob)}"
@@ -79,7 +78,7 @@ class World(world.World[Settings, Fault, Job]):
     def add(self, job: Job) -> None:
         """Store the job."""
         with self.lock:
-            job.number = next(self._job_numbers)
+            job.number = next(self._numbers)
             self.jobs[job.name] = job
 
 

@@ -33,9 +33,9 @@ def begin(state: Path, port: int) -> process.Served:
     serving = proxy.Proxy(
         authority, lambda host: service_of(host) is not None, Application(world), Plain(world), grpc.talk
     )
-    listening = proxy.bind(port)
+    listening = process.bind(port)
     port = int(listening.getsockname()[1])
-    inner = proxy.bind(0) if switch is None else switch.listen(port)
+    inner = process.bind(0) if switch is None else switch.listen(port)
     world.container_url = "http://{}:{}".format(*inner.getsockname()[:2])
     for one, is_from_container in ((listening, False), (inner, True)):
         threading.Thread(target=serving.serve, args=(one, is_from_container), daemon=True).start()
@@ -55,7 +55,7 @@ def _direct(serving: proxy.Proxy) -> dict[str, str]:
     """Serve each service also on a separate port, without TLS."""
     found = {}
     for service, host in DIRECT.items():
-        listening = proxy.bind(0)
+        listening = process.bind(0)
         threading.Thread(target=serving.serve_host, args=(listening, host), daemon=True).start()
         found[service] = f"http://127.0.0.1:{listening.getsockname()[1]}"
     return found

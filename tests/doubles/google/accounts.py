@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from doubles.google.names import NUMBER, PROJECT, REGION, SERVICE_ACCOUNT
-from doubles.google.routing import Route
 from doubles.google.tokens import REFRESH_TOKEN
+from doubles.kit.routing import Route
 from doubles.wire import Answer, Request, json_answer
 
 if TYPE_CHECKING:

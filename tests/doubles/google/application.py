@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from doubles.google import accounts, billing, logs, secretmanager
 from doubles.google.calls import UNSERVED, Call, passed
 from doubles.google.errors import GoogleError, error_answer
 from doubles.google.grpcserver import Method
-from doubles.google.operations import OPERATIONS, Operation, answer
-from doubles.google.routing import Route
+from doubles.google.operations import OPERATIONS, answer
 from doubles.google.world import World
+from doubles.kit.routing import Route, find
 from doubles.wire import Answer, BadJson, HangUp, Request
 
 __all__ = ["Application", "methods", "service_of"]
@@ -73,7 +72,7 @@ class Application:
             is_from_container=request.is_from_container,
             received=len(request.body),
             range=request.headers.get("range") or request.headers.get("content-range"),
-            told=_shown(request, found),
+            told=request.shown if found.service in _SHOWN else None,
             query=request.query,
         )
         try:
@@ -101,45 +100,16 @@ class Application:
         if service == "storage":
             name = world.storage.operation(request)
             return Found(service, name or UNSERVED, lambda call: world.storage.respond(request))
-        if service == "aiplatform":
-            return _operation(world, request)
-        for route in _ROUTES[service]:
-            matched = re.fullmatch(route.pattern, request.path)
-            if matched and route.method == request.method:
-                return Found(service, route.name, partial(_routed, world, request, route, matched.groupdict()))
-        return _nothing(service)
-
-
-def _routed(world: World, request: Request, route: Route, groups: dict[str, str], call: Call) -> Answer:
-    return route.function(world, request, **groups)
-
-
-def _operation(world: World, request: Request) -> Found:
-    for operation in OPERATIONS:
-        matched = re.fullmatch(operation.pattern, request.path)
-        if matched and operation.method == request.method:
-            groups = matched.groupdict()
-
-            def execute(call: Call, operation: Operation = operation, groups: dict[str, str] = groups) -> Answer:
-                return answer(world, call, operation, request, groups)
-
-            return Found("aiplatform", operation.name, execute)
-    return _nothing("aiplatform")
-
-
-def _nothing(service: str) -> Found:
-    html = {"Content-Type": "text/html; charset=UTF-8"}
-    text = b"<!DOCTYPE html>\n<title>Error 404 (Not Found)!!1</title>\n"
-    return Found(service, UNSERVED, lambda call: Answer(404, html, text))
-
-
-def _shown(request: Request, found: Found) -> Any:
-    if found.service not in _SHOWN or not request.body:
-        return None
-    try:
-        return json.loads(request.body)
-    except ValueError:
-        return request.body.decode(errors="replace")
+        is_vertex = service == "aiplatform"
+        matched = find(OPERATIONS if is_vertex else _ROUTES[service], request.method, request.path)
+        if matched is None:
+            html = {"Content-Type": "text/html; charset=UTF-8"}
+            text = b"<!DOCTYPE html>\n<title>Error 404 (Not Found)!!1</title>\n"
+            return Found(service, UNSERVED, lambda call: Answer(404, html, text))
+        route, groups = matched
+        if is_vertex:
+            return Found(service, route.name, lambda call: answer(world, call, route, request, groups))
+        return Found(service, route.name, lambda call: route.function(world, request, **groups))
 
 
 def methods(world: World) -> dict[str, Method]:

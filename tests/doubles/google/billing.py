@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from doubles.google.errors import GoogleError
-from doubles.google.routing import Route
+from doubles.kit.routing import Route
 from doubles.wire import Answer, Request, json_answer
 
 __all__ = ["COMPUTE_ENGINE", "MACHINES", "ROUTES", "VERTEX", "BillingSettings", "hourly_usd"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from doubles.google.errors import GoogleError, code_of
 from doubles.google.faults import Fault
 from doubles.google.names import PROJECT, SERVICE_ACCOUNT
+from doubles.google.objects import denied
 from doubles.wire import HangUp
 
 if TYPE_CHECKING:
@@ -127,11 +128,7 @@ def _forbidden(call: Call, email: str) -> GoogleError:
     kind, _, verb = call.operation.partition(".")
     permission = f"{PERMISSIONS.get(kind, f'{call.service}.{kind}')}.{'create' if verb == 'insert' else verb}"
     if call.service == "storage":
-        return GoogleError(
-            "PERMISSION_DENIED",
-            f"{email or SERVICE_ACCOUNT} does not have {permission} access to the Google Cloud Storage object. "
-            f"Permission '{permission}' denied on resource (or it may not exist).",
-        )
+        return denied(permission, "object", email or SERVICE_ACCOUNT)
     resource = f"//{call.service}.googleapis.com/projects/{PROJECT}"
     info = {
         "@type": "type.googleapis.com/google.rpc.ErrorInfo",

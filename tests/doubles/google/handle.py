@@ -23,7 +23,7 @@ CHIEF = "workerpool0-0"
 class Google(handle.Handle):
     """A running stand-in; `url` is the proxy's."""
 
-    NAME = "google"
+    NAME, RUNNING = "google", ("state", "JOB_STATE_RUNNING")
     ca: str  # file with the certificate that clients must trust
     key_file: str  # of the service account
     user_file: str  # a user's credentials, in the format of `gcloud auth application-default login`
@@ -65,11 +65,6 @@ class Google(handle.Handle):
     def persistent(self, name: str, **resource: Any) -> None:
         """Make a persistent resource; `resource` has the API's field names, for example resourcePools."""
         self.control("persistent", {"name": name, "resource": resource})
-
-    def secret(self, name: str) -> str | None:
-        """Return a secret's value, or None."""
-        value: str | None = self.control("secrets", method="GET").get(name)
-        return value
 
     def secrets(self) -> list[str]:
         """Return the secrets' names."""
@@ -113,7 +108,7 @@ class Google(handle.Handle):
         told: list[dict[str, str]] = self.control("jobs", method="GET")
         return told
 
-    def job(self, job: str) -> dict[str, Any]:
+    def job(self, name: str) -> dict[str, Any]:
         """Return all fields of a job, given by id, resource name or display name (the newest of several).
 
         These are id, name, display_name, state, history [[state, time]], body (the CustomJob as created), labels, error
@@ -121,7 +116,7 @@ class Google(handle.Handle):
         name, hostname, address, state (waiting, running, exited), pids (the first is the container's first process),
         folder (of its disk), code, codes, starts, restarts.
         """
-        told: dict[str, Any] = self.control("jobs/get", {"job": job})
+        told: dict[str, Any] = self.control("jobs/get", {"job": name})
         return told
 
     def replica(self, job: str, name: str = CHIEF) -> dict[str, Any]:
@@ -137,12 +132,12 @@ class Google(handle.Handle):
         told: list[dict[str, Any]] = self.control("jobs/entries", {"job": job})
         return told
 
-    def log(self, job: str, task: str | None = None) -> str:
+    def log(self, name: str, part: str = "") -> str:
         """Return the text of the job's log up to now, of one task (as "workerpool0-0") or of all except "service"."""
         found = []
-        for entry in self.entries(job):
-            name = entry.get("resource", {}).get("labels", {}).get("task_name")
-            if name == task or (task is None and name != "service"):
+        for entry in self.entries(name):
+            task = entry.get("resource", {}).get("labels", {}).get("task_name")
+            if task == part or (not part and task != "service"):
                 payload = entry.get("jsonPayload", {})
                 text = payload.get("message") if set(payload) <= {"message", "levelname", "severity"} else None
                 found.append(entry.get("textPayload") or (text if text is not None else json.dumps(payload)))
@@ -184,23 +179,5 @@ class Google(handle.Handle):
             lambda: self.job(job),
             is_wanted,
             lambda told: f"{job} is {told['state']}, not one of {wanted}: {self.log(job)[-2000:]}",
-            timeout_s,
-        )
-
-    def wait_attempt(self, job: str, attempt: int, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Wait until the job's n-th attempt runs; return job(job)."""
-        return self.until(
-            lambda: self.job(job),
-            lambda told: told["attempts"] >= attempt and told["state"] == "JOB_STATE_RUNNING",
-            lambda told: f"{job} is {told['state']} in its attempt {told['attempts']}",
-            timeout_s,
-        )
-
-    def wait_log(self, job: str, text: str, task: str | None = None, count: int = 1, timeout_s: float = 60.0) -> str:
-        """Wait until the log contains the text `count` times; return the log."""
-        return self.until(
-            lambda: self.log(job, task),
-            lambda found: found.count(text) >= count,
-            lambda found: f"{text!r} is not in the log of {job}: {found[-2000:]}",
             timeout_s,
         )

@@ -18,7 +18,7 @@ from doubles.google.errors import GoogleError
 from doubles.google.logentries import Entry, LogSettings, Maker
 from doubles.google.logfilter import Filter, parse
 from doubles.google.names import NUMBER, PROJECT
-from doubles.google.routing import Route
+from doubles.kit.routing import Route
 from doubles.wire import Answer, Request, json_answer
 
 __all__ = ["ROUTES", "LogSettings", "LogStore"]

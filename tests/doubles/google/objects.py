@@ -19,7 +19,7 @@ import google_crc32c
 from doubles.google.errors import GoogleError
 from doubles.google.names import BUCKET, PROJECT, REGION
 
-__all__ = ["Bucket", "Check", "Contents", "Object", "Objects", "Spool"]
+__all__ = ["Bucket", "Check", "Contents", "Object", "Objects", "Spool", "denied"]
 
 PIECE_BYTES = 1 << 20
 NAME_BYTES = 1024  # docs storage/docs/objects#naming
@@ -137,14 +137,14 @@ class Objects:
         if found is None:
             raise GoogleError("NOT_FOUND", "The specified bucket does not exist.")
         if found.project != PROJECT:
-            raise _denied("buckets.get", "bucket")
+            raise denied("storage.buckets.get", "bucket")
         return found
 
     def objects(self, bucket: str) -> dict[str, Object]:
         """Return a bucket's objects by name. Raises GoogleError."""
         with self.lock:
             if self._buckets.get(bucket, Bucket("")).project != PROJECT:
-                raise _denied("objects.list", "bucket")
+                raise denied("storage.objects.list", "bucket")
             self.bucket(bucket)
             return self._objects[bucket]
 
@@ -207,10 +207,10 @@ def missing(bucket: str, name: str) -> GoogleError:
     return GoogleError("NOT_FOUND", f"No such object: {bucket}/{name}")
 
 
-def _denied(verb: str, what: str) -> GoogleError:
-    permission = f"storage.{verb}"
+def denied(permission: str, what: str, who: str = "The caller") -> GoogleError:
+    """Return the error for a missing right on a bucket or an object."""
     message = (
-        f"The caller does not have {permission} access to the Google Cloud Storage {what}. "
+        f"{who} does not have {permission} access to the Google Cloud Storage {what}. "
         f"Permission '{permission}' denied on resource (or it may not exist)."
     )
     return GoogleError("PERMISSION_DENIED", message)

@@ -16,6 +16,7 @@ from doubles.google import gcsmount
 from doubles.google.environment import CA, HOME, environment
 from doubles.google.errors import GoogleError
 from doubles.google.jobs import Job, Pool
+from doubles.kit.life import Machine
 
 if TYPE_CHECKING:
     from doubles.google.world import World
@@ -78,7 +79,7 @@ class Run:
 
 
 @dataclass(eq=False)
-class Replica:
+class Replica(Machine):
     """A worker of the job, independent of its machine."""
 
     pool: Pool
@@ -103,6 +104,11 @@ class Replica:
     def is_chief(self) -> bool:
         """Return whether the job ends with the replica."""
         return self.pool.number == 0
+
+    @property
+    def running(self) -> sandbox.Running | None:  # type: ignore[override]
+        """Return the container of the last start."""
+        return None if self.run is None else self.run.running
 
     @property
     def is_running(self) -> bool:
@@ -136,21 +142,9 @@ class Replica:
         self.run, self.due = run, None
         run.read(lambda line, stream: world.logs.write(job.id, self.name, line, stream=stream))
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the container's process."""
-        if self.run is not None and self.run.running is not None:
-            self.run.running.terminate()
-
-    def kill(self) -> None:
-        """Kill all processes of the replica."""
-        if self.run is not None:
-            self.run.kill()
-
     def pids(self) -> list[int]:
         """Return the process numbers of the replica, the container's first process first."""
-        if self.run is None or self.run.is_over or self.run.running is None:
-            return []
-        return _descendants(self.run.running.process.pid)
+        return _descendants(self.running.process.pid) if self.is_running and self.running is not None else []
 
     def told(self) -> dict[str, Any]:
         """Return all fields of the replica, for the handle."""

@@ -16,7 +16,7 @@ import google_crc32c
 from doubles.google.errors import GoogleError
 from doubles.google.logfilter import ns_of
 from doubles.google.names import NUMBER, PROJECT, rfc3339
-from doubles.google.routing import Route
+from doubles.kit.routing import Route
 from doubles.wire import Answer, BadJson, Request, json_answer
 
 __all__ = ["ROUTES", "Secrets"]

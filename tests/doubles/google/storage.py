@@ -264,11 +264,7 @@ class Storage:
         def check(old: Object | None) -> None:
             conditions(old)
             if old is not None and any(fnmatchcase("storage.delete", pattern) for pattern in denied):
-                message = (
-                    "The caller does not have storage.objects.delete access to the Google Cloud Storage object. "
-                    "Permission 'storage.objects.delete' denied on resource (or it may not exist)."
-                )
-                raise GoogleError("PERMISSION_DENIED", message)
+                raise denied("storage.objects.delete", "object")
 
         return check
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
 import time
@@ -51,7 +50,6 @@ class World(world.World[Settings, Fault, Job]):
             timer.cancel()
         self._timers.clear()
         self.persistent: dict[str, Any] = {}  # resources, by id
-        self._numbers = itertools.count(1)
         for service in (self.logs, self.storage, self.secrets):
             service.clear()
 

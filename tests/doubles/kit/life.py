@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from doubles import sandbox
 
 __all__ = ["Abandoned", "Job", "Machine", "begin", "end", "pause", "sleep_anyhow"]
 
@@ -74,18 +78,30 @@ class Job:
             self.changed.notify_all()
 
 
-class Machine(Protocol):
-    """A machine that runs a container of a job."""
+class Machine:
+    """A machine that runs a container of a job, with its disk below `root`."""
+
+    root: Path
+    running: sandbox.Running | None
 
     @property
     def is_running(self) -> bool:
         """Return whether the container runs, or a part of its output has not been read."""
+        raise NotImplementedError
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
+        """Send SIGTERM to the container's first process."""
+        if self.running is not None:
+            self.running.terminate()
 
     def kill(self) -> None:
-        """Kill all processes."""
+        """Kill all processes of the container."""
+        if self.running is not None:
+            self.running.kill()
+
+    def remove(self) -> None:
+        """Remove the disk."""
+        shutil.rmtree(self.root, ignore_errors=True)
 
 
 def begin(job: Job, live: Callable[[], None]) -> None:
