@@ -73,8 +73,7 @@ Render = Callable[..., Request]
 
 def order(request: Request) -> dict[str, Any]:
     """Return the container order."""
-    found: dict[str, Any] = json.loads(base64.b64decode(request.body["environment_variables"]["CLOUDTRAIN_ORDER"]))
-    return found
+    return json.loads(base64.b64decode(request.body["environment_variables"]["CLOUDTRAIN_ORDER"]))
 
 
 @pytest.mark.parametrize(("name", "text"), [("plain", PLAIN), ("everything", EVERYTHING)])

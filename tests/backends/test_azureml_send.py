@@ -42,14 +42,12 @@ def jobs_never_end(azure_account: Azure) -> None:
 
 def sent(azure: Azure, name: str) -> dict[str, Any]:
     """Return the body of the PUT."""
-    body: dict[str, Any] = azure.job(name)["body"]["properties"]
-    return body
+    return azure.job(name)["body"]["properties"]
 
 
 def decoded(text: str) -> dict[str, Any]:
     """Return the content of an encoded variable."""
-    found: dict[str, Any] = json.loads(base64.b64decode(text))
-    return found
+    return json.loads(base64.b64decode(text))
 
 
 def test_request_equals_the_dry_run(cli: Any, cold_cli: Any, folder: Path, azure_account: Azure) -> None:

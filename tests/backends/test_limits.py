@@ -50,10 +50,8 @@ def told(name: str, request: Request) -> dict[str, Any]:
     if name in ("local", "ssh"):
         return request.body
     if name == "azureml":
-        found: dict[str, Any] = json.loads(base64.b64decode(request.body["environment_variables"]["CLOUDTRAIN_ORDER"]))
-        return found
-    spec: dict[str, Any] = request.sending["spec" if name == "sagemaker" else "order"]
-    return spec
+        return json.loads(base64.b64decode(request.body["environment_variables"]["CLOUDTRAIN_ORDER"]))
+    return request.sending["spec" if name == "sagemaker" else "order"]
 
 
 @pytest.fixture

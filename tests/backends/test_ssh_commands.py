@@ -92,8 +92,7 @@ def seen(host: Host, job: str, wait_until: Callable[..., Any]) -> dict[str, str]
     """Return the variables of the rank on the host."""
     path = output_of(host, job) / "weights.bin"
     wait_until(lambda: path.exists() and path.stat().st_size == 9_000_000, 60)
-    told: dict[str, str] = json.loads((output_of(host, job) / "seen.json").read_text())
-    return told
+    return json.loads((output_of(host, job) / "seen.json").read_text())
 
 
 def add_gpus(host: Host) -> None:

@@ -45,14 +45,12 @@ def active(google: Google) -> list[str]:
 
 def body_of(google: Google, job: str) -> dict[str, Any]:
     """Return the job in the service's form."""
-    found: dict[str, Any] = google.job(job)["body"]
-    return found
+    return google.job(job)["body"]
 
 
 def order_of(google: Google, job: str, attempt: int = 1) -> dict[str, Any]:
     """Return the order for the job's replicas."""
-    found: dict[str, Any] = json.loads(google.object(f"cloudtrain/jobs/{job}/attempt-{attempt}/order.json") or "")
-    return found
+    return json.loads(google.object(f"cloudtrain/jobs/{job}/attempt-{attempt}/order.json") or "")
 
 
 def fences(body: dict[str, Any]) -> set[str]:

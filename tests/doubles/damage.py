@@ -69,8 +69,7 @@ def _edit_header(edit: Callable[[dict[str, Any]], None]) -> Callable[[Path], Non
 
 
 def _first(header: dict[str, Any]) -> dict[str, Any]:
-    entry: dict[str, Any] = next(value for name, value in header.items() if name != "__metadata__")
-    return entry
+    return next(value for name, value in header.items() if name != "__metadata__")
 
 
 def _without(listed: dict[str, Any], name: str) -> dict[str, Any]:

@@ -11,57 +11,39 @@ import pytest
 from doubles.aws.handle import Aws
 from doubles.azure.handle import Azure
 from doubles.google.handle import Google
+from doubles.kit.handle import Handle
 from doubles.sshhosts.cluster import Cluster, missing
 
 __all__ = ["aws", "aws_server", "azure", "azure_server", "cluster", "google", "google_server", "ssh_pair", "ssh_server"]
 
 
-@pytest.fixture(scope="session")
-def aws_server() -> Iterator[Aws]:
-    """Return AWS's stand-in, one for the whole session: it takes seconds to start."""
-    started = Aws.start()
-    yield started
-    started.stop()
+def _server(cloud: type[Handle]) -> Any:
+    """Return a fixture: the cloud's stand-in, one for the whole session, as a stand-in takes seconds to start."""
+
+    @pytest.fixture(scope="session")
+    def server() -> Iterator[Handle]:
+        started = cloud.start()
+        yield started
+        started.stop()
+
+    return server
 
 
-@pytest.fixture
-def aws(aws_server: Aws) -> Iterator[Aws]:
-    """Return AWS's stand-in as a new account; all jobs that the test leaves running are killed."""
-    aws_server.reset()
-    yield aws_server
-    aws_server.reset()
+def _account(server: str) -> Any:
+    """Return a fixture: the stand-in as a new account; all jobs that the test leaves running are killed."""
+
+    @pytest.fixture
+    def account(request: pytest.FixtureRequest) -> Iterator[Handle]:
+        double: Handle = request.getfixturevalue(server)
+        double.reset()
+        yield double
+        double.reset()
+
+    return account
 
 
-@pytest.fixture(scope="session")
-def azure_server() -> Iterator[Azure]:
-    """Return Azure ML's stand-in, one for the whole session."""
-    started = Azure.start()
-    yield started
-    started.stop()
-
-
-@pytest.fixture
-def azure(azure_server: Azure) -> Iterator[Azure]:
-    """Return Azure ML's stand-in as a new tenant; all jobs that the test leaves running are killed."""
-    azure_server.reset()
-    yield azure_server
-    azure_server.reset()
-
-
-@pytest.fixture(scope="session")
-def google_server() -> Iterator[Google]:
-    """Return Google's stand-in, one for the whole session."""
-    started = Google.start()
-    yield started
-    started.stop()
-
-
-@pytest.fixture
-def google(google_server: Google) -> Iterator[Google]:
-    """Return Google's stand-in as a new project; all jobs that the test leaves running are killed."""
-    google_server.reset()
-    yield google_server
-    google_server.reset()
+aws_server, azure_server, google_server = _server(Aws), _server(Azure), _server(Google)
+aws, azure, google = _account("aws_server"), _account("azure_server"), _account("google_server")
 
 
 @pytest.fixture(scope="session")

@@ -86,8 +86,7 @@ def test_signatures_expire_on_demand(azure: Azure) -> None:
     azure.write_log("job", "user_logs/std_log.txt", "line\n")
 
     def url() -> str:
-        found: str = azure.call("GET", f"{HISTORY}/job/details").json["logFiles"]["user_logs/std_log.txt"]
-        return found
+        return azure.call("GET", f"{HISTORY}/job/details").json["logFiles"]["user_logs/std_log.txt"]
 
     old = url()
     azure.fault("blob.get", "sas_expired")

@@ -34,8 +34,7 @@ def source(path: str, mode: str = "ReadOnlyMount") -> dict[str, Any]:
 def history(azure: Azure, job: str, what: str = "/details") -> dict[str, Any]:
     """Return run history's description of a job."""
     url = f"https://{REGION}.api.azureml.ms/history/v1.0{workspace_id()}/runs/{job}{what}"
-    told: dict[str, Any] = azure.call("GET", url).json
-    return told
+    return azure.call("GET", url).json
 
 
 def test_process_has_the_platforms_variables_and_code(azure: Azure) -> None:

@@ -203,5 +203,4 @@ def details(azure: Azure, job: str) -> dict[str, Any]:
     from doubles.azure.names import REGION, workspace_id
 
     url = f"https://{REGION}.api.azureml.ms/history/v1.0{workspace_id()}/runs/{job}/details"
-    told: dict[str, Any] = azure.call("GET", url).json
-    return told
+    return azure.call("GET", url).json

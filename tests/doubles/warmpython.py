@@ -202,8 +202,7 @@ def _serve(listener: socket.socket) -> dict[str, Any]:
                 for number, file in zip((1, 2), files, strict=True):
                     os.dup2(file, number)
                     os.close(file)
-                request: dict[str, Any] = json.loads(data)
-                return request
+                return json.loads(data)
             for file in files:
                 os.close(file)
             connection.send(str(pid).encode())

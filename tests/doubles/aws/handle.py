@@ -77,13 +77,11 @@ class Aws(handle.Handle):
         """Make a role that the service may assume; return the role's ARN. From then on a job's role must exist."""
         statement = {"Effect": "Allow", "Principal": {"Service": principal}, "Action": "sts:AssumeRole"}
         policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
-        arn: str = self.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=policy)["Role"]["Arn"]
-        return arn
+        return self.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=policy)["Role"]["Arn"]
 
     def describe(self, job: str) -> dict[str, Any]:
         """Return DescribeTrainingJob's answer."""
-        answer: dict[str, Any] = self.client("sagemaker").describe_training_job(TrainingJobName=job)
-        return answer
+        return self.client("sagemaker").describe_training_job(TrainingJobName=job)
 
     def wait(self, job: str, *statuses: str, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait for one of the statuses, primary or secondary (default: any end); return the description."""

@@ -94,8 +94,7 @@ class Logs:
         group, prefix = self._group(params), params.get("logStreamNamePrefix", "")
         by_time = params.get("orderBy") == "LastEventTime"
         if by_time and prefix:
-            message = "Cannot order by LastEventTime with a logStreamNamePrefix."
-            raise AwsError("InvalidParameterException", message)
+            raise AwsError("InvalidParameterException", "Cannot order by LastEventTime with a logStreamNamePrefix.")
         streams = [stream for stream in group.streams.values() if stream.name.startswith(prefix)]
         streams.sort(
             key=lambda stream: (_last(stream) if by_time else 0, stream.name), reverse=params.get("descending", False)

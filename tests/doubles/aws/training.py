@@ -78,8 +78,7 @@ def _attempts(world: World, job: Job) -> Ending:
         world.give_back_machines(job.name)
         if ending.kind == "Interrupted":
             job.enter_secondary("Interrupted", "Interrupted: managed spot training instances were taken away")
-            meanwhile = _pause(job, world.settings.restart_s)
-            if meanwhile is not None:
+            if (meanwhile := _pause(job, world.settings.restart_s)) is not None:
                 return meanwhile
         elif ending.kind != "InternalError":
             return ending
@@ -93,8 +92,7 @@ def _attempts(world: World, job: Job) -> Ending:
 def _wait_for_machines(world: World, job: Job) -> Ending | None:
     """Wait in Starting; return the job's ending if the job ends meanwhile."""
     while True:
-        ending = _pause(job, 0.0)
-        if ending is not None:
+        if (ending := _pause(job, 0.0)) is not None:
             return ending
         if world.take_machines(job.name):
             break
@@ -160,8 +158,7 @@ def _watch(world: World, job: Job, instances: list[Instance], began: float) -> E
     next_copy = time.time() + world.settings.sync_every_s
     deadline = began + job.request.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", 86_400) - job.ran_s
     while True:
-        ending = _judged(world, job, instances, deadline)
-        if ending is not None:
+        if (ending := _judged(world, job, instances, deadline)) is not None:
             return ending
         if time.time() >= next_copy:
             _copy(instances)

@@ -51,16 +51,14 @@ def check(service: str, operation: str, params: Any) -> None:
 
 def enumeration(service: str, shape: str) -> list[str]:
     """Return the words of an enumeration."""
-    words: list[str] = _model(service)["shapes"][shape]["enum"]
-    return words
+    return _model(service)["shapes"][shape]["enum"]
 
 
 @functools.lru_cache(maxsize=8)
 def _model(service: str) -> dict[str, Any]:
     from botocore.loaders import Loader
 
-    model: dict[str, Any] = Loader().load_service_model(service, "service-2")
-    return model
+    return Loader().load_service_model(service, "service-2")
 
 
 def _wrong_types(model: dict[str, Any], name: str, value: Any) -> Iterator[str]:

@@ -33,8 +33,7 @@ _SECRETS = {"key": "AccountKey", "sas": "Sas", "none": "None"}
 def check_workspace(subscription: str, group: str, workspace: str) -> None:
     """Raise AzureError unless the workspace is the stand-in's."""
     if subscription.lower() != SUBSCRIPTION:
-        message = f"The subscription '{subscription}' could not be found."
-        raise AzureError(404, "SubscriptionNotFound", message)
+        raise AzureError(404, "SubscriptionNotFound", f"The subscription '{subscription}' could not be found.")
     expected = workspace_id().split("/")
     if group.lower() != expected[4].lower():
         raise AzureError(404, "ResourceGroupNotFound", f"Resource group '{group}' could not be found.")

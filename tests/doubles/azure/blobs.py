@@ -192,8 +192,7 @@ def _check_conditions(request: Request, blob: Blob | None) -> None:
     if since is not None and blob is not None:
         missed |= int(blob.modified) > parsedate_to_datetime(since).timestamp()
     if missed:
-        message = "The condition specified using HTTP conditional header(s) is not met."
-        raise AzureError(412, "ConditionNotMet", message)
+        raise AzureError(412, "ConditionNotMet", "The condition specified using HTTP conditional header(s) is not met.")
 
 
 def _is_same(request: Request, blob: Blob) -> bool:

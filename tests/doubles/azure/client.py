@@ -47,8 +47,7 @@ class Client:
         form = {"grant_type": "client_credentials", "client_id": CLIENT, "client_secret": CLIENT_SECRET}
         data = urllib.parse.urlencode({**form, "scope": f"{audience}/.default"}).encode()
         url = f"https://login.microsoftonline.com/{TENANT}/oauth2/v2.0/token"
-        token: str = self.call("POST", url, data, audience=None).json["access_token"]
-        return token
+        return self.call("POST", url, data, audience=None).json["access_token"]
 
     def submit(self, name: str, body: dict[str, Any], files: Mapping[str, str | bytes]) -> Reply:
         """Upload the files as code, register the code and an environment, and PUT the job; return the last answer."""

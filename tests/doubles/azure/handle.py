@@ -83,8 +83,7 @@ class Azure(handle.Handle):
 
     def deleted_secrets(self) -> list[str]:
         """Return the names of the secrets that are removed and not purged."""
-        names: list[str] = self.control("deleted_secrets", method="GET")
-        return names
+        return self.control("deleted_secrets", method="GET")
 
     def set_secret(self, name: str, value: str) -> None:
         """Write a secret."""
@@ -97,8 +96,7 @@ class Azure(handle.Handle):
 
     def blobs(self, prefix: str = "", container: str = CONTAINER) -> list[str]:
         """Return the names of a container's blobs, by default of workspaceblobstore's container."""
-        names: list[str] = self.control("blobs", {"prefix": prefix, "container": container})
-        return names
+        return self.control("blobs", {"prefix": prefix, "container": container})
 
     def put_blob(self, name: str, data: bytes | str, container: str = CONTAINER) -> None:
         """Write a blob."""
@@ -107,13 +105,11 @@ class Azure(handle.Handle):
 
     def jobs(self) -> list[str]:
         """Return the names of all jobs, in the order of their creation."""
-        names: list[str] = self.control("jobs", method="GET")
-        return names
+        return self.control("jobs", method="GET")
 
     def job(self, name: str) -> dict[str, Any]:
         """Return a job: name, status, history [[status, time]], body, tags, error, attempts, folder, pids, ..."""
-        told: dict[str, Any] = self.control(f"jobs/{name}", method="GET")
-        return told
+        return self.control(f"jobs/{name}", method="GET")
 
     def statuses(self, name: str) -> list[str]:
         """Return the job's statuses in order."""

@@ -36,14 +36,12 @@ class Job(life.Job):
     @property
     def properties_of_body(self) -> dict[str, Any]:
         """Return the properties of the request."""
-        asked: dict[str, Any] = self.body.get("properties") or {}
-        return asked
+        return self.body.get("properties") or {}
 
     @property
     def experiment(self) -> str:
         """Return the job's experiment."""
-        name: str = self.properties_of_body.get("experimentName") or "Default"
-        return name
+        return self.properties_of_body.get("experimentName") or "Default"
 
     @property
     def nodes(self) -> int:

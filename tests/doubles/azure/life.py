@@ -122,8 +122,7 @@ def _wait_for_nodes(world: World, job: Job) -> Ending | None:
     job.active_since = time.time()
     for status, wait_s in (("Preparing", 0.0), ("Starting", world.settings.starting_s)):
         job.enter(status)
-        ending = _pause(job, wait_s)
-        if ending is not None:
+        if (ending := _pause(job, wait_s)) is not None:
             return ending
     return None
 

@@ -68,8 +68,7 @@ def _check(world: World, request: Request, action: str, name: str) -> None:
 
 
 def _missing(name: str) -> AzureError:
-    message = f"A secret with (name/id) {name} was not found in this key vault."
-    return AzureError(404, "SecretNotFound", message)
+    return AzureError(404, "SecretNotFound", f"A secret with (name/id) {name} was not found in this key vault.")
 
 
 def _deleted(name: str, version: dict[str, Any]) -> dict[str, Any]:

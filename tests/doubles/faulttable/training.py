@@ -159,8 +159,7 @@ class Training:
     def status(self) -> dict[str, Any]:
         """Return the output of a new `status --json`."""
         done = self.call("status", "last", "--json")
-        told: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"failed": done.stderr}
-        return told
+        return json.loads(done.stdout) if done.returncode == 0 else {"failed": done.stderr}
 
     def folder(self, node: int) -> Path | None:
         """Return the node's folder as a path of this machine, None if unreadable: in the memory of a dead host."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from doubles.google import accounts, billing, logs, secretmanager
 from doubles.google.calls import UNSERVED, Call, passed
-from doubles.google.errors import GoogleError, error_answer
+from doubles.google.errors import GoogleError, error_answer, invalid
 from doubles.google.grpcserver import Method
 from doubles.google.operations import OPERATIONS, answer
 from doubles.google.world import World
@@ -82,7 +82,7 @@ class Application:
         except HangUp:
             raise
         except BadJson as error:
-            told = error_answer(GoogleError("INVALID_ARGUMENT", f"Invalid JSON payload received. {error}"))
+            told = error_answer(invalid(f"Invalid JSON payload received. {error}"))
         except Exception as error:  # a defect of the stand-in
             traceback.print_exc()
             call.entry["outcome"] = repr(error)

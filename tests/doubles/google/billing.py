@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from doubles.google.errors import GoogleError
+from doubles.google.errors import GoogleError, invalid
 from doubles.kit.routing import Route
 from doubles.wire import Answer, Request, json_answer
 
@@ -227,9 +227,9 @@ def _page(world: Any, request: Request, found: list[JSON], name: str) -> Answer:
         asked = int(request.query.get("pageSize", 0))
         start = int(base64.urlsafe_b64decode(request.query.get("pageToken", "")) or 0)
     except ValueError:
-        raise GoogleError("INVALID_ARGUMENT", "Request contains an invalid argument.") from None
+        raise invalid("Request contains an invalid argument.") from None
     if not 0 <= asked <= MAX_PAGE:
-        raise GoogleError("INVALID_ARGUMENT", f"page_size must be at most {MAX_PAGE}.")
+        raise invalid(f"page_size must be at most {MAX_PAGE}.")
     end = start + min(asked or MAX_PAGE, world.settings.sku_page_size)
     token = base64.urlsafe_b64encode(str(end).encode()).decode() if end < len(found) else ""
     return json_answer({name: found[start:end], "nextPageToken": token})
@@ -239,10 +239,10 @@ def _list_skus(world: Any, request: Request, service: str) -> Answer:
     if service not in SERVICES:
         raise GoogleError("NOT_FOUND", f"Service services/{service} not found.")
     if request.query.get("currencyCode", "USD") != "USD":
-        raise GoogleError("INVALID_ARGUMENT", "the stand-in knows US dollars alone")
+        raise invalid("the stand-in knows US dollars alone")
     unknown = set(request.query) - {"currencyCode", "pageSize", "pageToken", "key", "alt", "prettyPrint", "fields"}
     if unknown:
-        raise GoogleError("INVALID_ARGUMENT", f"the stand-in's list of SKUs knows no {min(unknown)}")
+        raise invalid(f"the stand-in's list of SKUs knows no {min(unknown)}")
     found = _skus(service)
     if (currency := world.settings.sku_currency) != "USD":
         found = json.loads(json.dumps(found).replace('"currencyCode": "USD"', f'"currencyCode": "{currency}"'))

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.cloud.aiplatform_v1 import types
 
-from doubles.google.errors import GoogleError
+from doubles.google.errors import invalid
 from doubles.google.jobs import STRATEGIES
 
 __all__ = ["accelerators", "check"]
@@ -31,7 +31,7 @@ def check(job: Any, pools: dict[str, Any]) -> None:
     told = "".join(f"{number}.Field: {field}; Message: {text}\t" for number, (field, text) in enumerate(found, 1))
     violations = [{"field": field, "description": text} for field, text in found]
     details = {"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": violations}
-    raise GoogleError("INVALID_ARGUMENT", f"List of found errors:\t{told}", [details])
+    raise invalid(f"List of found errors:\t{told}", [details])
 
 
 def accelerators(job: Any) -> dict[str, int]:

@@ -60,8 +60,7 @@ class Client:
         assertion = f"{text}.{base64.urlsafe_b64encode(signed).decode().rstrip('=')}"
         form = {"grant_type": "urn:ietf:params:oauth:grant-type:jwt-bearer", "assertion": assertion}
         data = urllib.parse.urlencode(form).encode()
-        token: str = self.call("POST", TOKEN_URI, data, is_signed_in=False).json["access_token"]
-        return token
+        return self.call("POST", TOKEN_URI, data, is_signed_in=False).json["access_token"]
 
 
 def job_body(

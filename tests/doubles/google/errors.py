@@ -7,7 +7,7 @@ from typing import Any
 
 from doubles.wire import Answer, json_answer
 
-__all__ = ["CODES", "GoogleError", "code_of", "error_answer"]
+__all__ = ["CODES", "GoogleError", "code_of", "error_answer", "invalid"]
 
 # Canonical code (google/rpc/code.proto) -> its number, and its HTTP status in the same file.
 CODES: dict[str, tuple[int, int]] = {
@@ -57,6 +57,11 @@ class GoogleError(Exception):
         self.code, self.message, self.details = code, message, [dict(one) for one in details]
         self.number, own = CODES[code]
         self.status, self.headers = status or own, dict(headers or {})
+
+
+def invalid(message: str, details: Sequence[Mapping[str, Any]] = ()) -> GoogleError:
+    """Return the error of a request that is not valid."""
+    return GoogleError("INVALID_ARGUMENT", message, details)
 
 
 def code_of(status: int) -> str:

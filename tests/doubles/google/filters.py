@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from fnmatch import fnmatchcase
 
-from doubles.google.errors import GoogleError
+from doubles.google.errors import invalid
 from doubles.google.jobs import Job
 
 __all__ = ["parse"]
@@ -34,7 +34,7 @@ def parse(text: str) -> Callable[[Job], bool]:
     while is_open:
         found = _TERM.match(text, at)
         if found is None:
-            raise GoogleError("INVALID_ARGUMENT", f'Invalid filter "{text}": cannot parse from character {at}.')
+            raise invalid(f'Invalid filter "{text}": cannot parse from character {at}.')
         value = found["bare"] if found["quoted"] is None else re.sub(r"\\(.)", r"\1", found["quoted"])
         terms.append(_term(text, found["field"], found["op"], value, bool(found["not"])))
         at, is_open = found.end(), found["and"] is not None
@@ -55,7 +55,7 @@ def _term(text: str, field: str, op: str, value: str, is_negated: bool) -> Calla
         def holds(job: Job) -> bool:
             return compare(job.created, moment)
     else:
-        raise GoogleError("INVALID_ARGUMENT", f'Invalid filter "{text}": unsupported field or operator "{field}{op}".')
+        raise invalid(f'Invalid filter "{text}": unsupported field or operator "{field}{op}".')
     return (lambda job: not holds(job)) if is_negated else holds
 
 
@@ -66,11 +66,11 @@ def _text(text: str, op: str, value: str, read: Callable[[Job], str | None]) -> 
         return lambda job: read(job) != value
     if op == ":":
         return lambda job: (found := read(job)) is not None and fnmatchcase(found, value)
-    raise GoogleError("INVALID_ARGUMENT", f'Invalid filter "{text}": unsupported operator "{op}".')
+    raise invalid(f'Invalid filter "{text}": unsupported operator "{op}".')
 
 
 def _moment(text: str, value: str) -> float:
     try:
         return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
     except ValueError:
-        raise GoogleError("INVALID_ARGUMENT", f'Invalid filter "{text}": "{value}" is no time.') from None
+        raise invalid(f'Invalid filter "{text}": "{value}" is no time.') from None

@@ -86,8 +86,7 @@ class Google(handle.Handle):
 
     def objects(self, prefix: str = "", bucket: str = BUCKET) -> list[str]:
         """Return the objects' names."""
-        names: list[str] = self.control("objects", {"prefix": prefix, "bucket": bucket})
-        return names
+        return self.control("objects", {"prefix": prefix, "bucket": bucket})
 
     def put_object(self, name: str, data: bytes | str, bucket: str = BUCKET) -> str:
         """Write an object; return its URI."""
@@ -105,8 +104,7 @@ class Google(handle.Handle):
 
     def jobs(self) -> list[dict[str, str]]:
         """Return all jobs in the order of their creation: id, name, display_name, state."""
-        told: list[dict[str, str]] = self.control("jobs", method="GET")
-        return told
+        return self.control("jobs", method="GET")
 
     def job(self, name: str) -> dict[str, Any]:
         """Return all fields of a job, given by id, resource name or display name (the newest of several).
@@ -116,8 +114,7 @@ class Google(handle.Handle):
         name, hostname, address, state (waiting, running, exited), pids (the first is the container's first process),
         folder (of its disk), code, codes, starts, restarts.
         """
-        told: dict[str, Any] = self.control("jobs/get", {"job": name})
-        return told
+        return self.control("jobs/get", {"job": name})
 
     def replica(self, job: str, name: str = CHIEF) -> dict[str, Any]:
         """Return all fields of a replica: see `job`."""
@@ -129,8 +126,7 @@ class Google(handle.Handle):
 
     def entries(self, job: str) -> list[dict[str, Any]]:
         """Return the job's log entries in REST's form, including entries that are not yet visible."""
-        told: list[dict[str, Any]] = self.control("jobs/entries", {"job": job})
-        return told
+        return self.control("jobs/entries", {"job": job})
 
     def log(self, name: str, part: str = "") -> str:
         """Return the text of the job's log up to now, of one task (as "workerpool0-0") or of all except "service"."""
@@ -153,8 +149,7 @@ class Google(handle.Handle):
 
     def kill(self, job: str, replica: str = CHIEF, signum: int = 9) -> int:
         """Send a signal to the first process of a replica's container; return the process number on this machine."""
-        pid: int = self.control("jobs/kill", {"job": job, "replica": replica, "signum": signum})
-        return pid
+        return self.control("jobs/kill", {"job": job, "replica": replica, "signum": signum})
 
     def begin(self, job: str, state: str = "JOB_STATE_RUNNING") -> None:
         """Set the state of a job that is not executed (settings(execute=False)); return when the job has the state."""

@@ -13,7 +13,7 @@ from google.protobuf import empty_pb2
 
 from doubles.google import bodies, filters, life
 from doubles.google.calls import Call
-from doubles.google.errors import GoogleError
+from doubles.google.errors import GoogleError, invalid
 from doubles.google.jobs import Job
 from doubles.google.names import NUMBER, PROJECT
 
@@ -31,7 +31,7 @@ def create(world: World, call: Call, request: Any) -> Any:
     """Make a job and start it."""
     region, _ = _place(call, request.parent)
     if not request.HasField("custom_job"):
-        raise GoogleError("INVALID_ARGUMENT", "Required field 'custom_job' is missing.")
+        raise invalid("Required field 'custom_job' is missing.")
     asked = type(request.custom_job)()
     asked.CopyFrom(request.custom_job)
     for output_only in ("name", "state", "create_time", "start_time", "end_time", "update_time", "error"):
@@ -54,7 +54,7 @@ def list_all(world: World, call: Call, request: Any) -> Any:
     region, _ = _place(call, request.parent)
     wanted = filters.parse(request.filter)
     if request.page_size < 0:
-        raise GoogleError("INVALID_ARGUMENT", "Page size must not be negative.")
+        raise invalid("Page size must not be negative.")
     size = min(request.page_size or world.settings.page_size, MAX_PAGE)
     before = _number_of(request.page_token)
     with world.lock:
@@ -133,7 +133,7 @@ def _place(call: Call, name: str) -> tuple[str, str | None]:
     """Return region and number of a job's name or its parent's. Raises GoogleError for a wrong project or host."""
     found = _NAME.match(name)
     if found is None:
-        raise GoogleError("INVALID_ARGUMENT", f"Invalid resource name: {name!r}.")
+        raise invalid(f"Invalid resource name: {name!r}.")
     project, region, number = found.groups()
     if project not in (PROJECT, NUMBER):
         resource = f"//aiplatform.googleapis.com/projects/{project}/locations/{region}"
@@ -144,8 +144,7 @@ def _place(call: Call, name: str) -> tuple[str, str | None]:
         )
     served = _HOST.fullmatch(call.host)
     if served is not None and (served[1] or "global") != region:
-        raise GoogleError(
-            "INVALID_ARGUMENT",
+        raise invalid(
             f"List of found errors:\t1.Field: name; Message: The endpoint {call.host} serves the location "
             f"{served[1] or 'global'}, not {region}.\t",
         )
@@ -158,4 +157,4 @@ def _number_of(page_token: str) -> int | None:
     try:
         return int(base64.urlsafe_b64decode(page_token))
     except ValueError:
-        raise GoogleError("INVALID_ARGUMENT", "The page token is invalid.") from None
+        raise invalid("The page token is invalid.") from None

@@ -88,15 +88,13 @@ def _by_hand(job: Job) -> Ending:
             job.orders = {name: order for name, order in job.orders.items() if not name.startswith("preempt:")}
         if told is not None:
             job.enter(told["state"])
-        ending = _ordered(job)
-        if ending is not None:
+        if (ending := _ordered(job)) is not None:
             return ending
 
 
 def _attempts(world: World, job: Job) -> Ending:
     """Repeat attempts until the job is over."""
-    ending = _wait_for_machines(world, job)
-    if ending is not None:
+    if (ending := _wait_for_machines(world, job)) is not None:
         return ending
     with _machines(world, job) as replicas:
         job_restarts = 0
@@ -113,8 +111,7 @@ def _attempts(world: World, job: Job) -> Ending:
             job.enter(RESTARTING)
             restarts_at = time.time() + world.settings.restart_s
             while time.time() < restarts_at:
-                ending = _pause(job, restarts_at - time.time())
-                if ending is not None:
+                if (ending := _pause(job, restarts_at - time.time())) is not None:
                     return ending
 
 
@@ -124,8 +121,7 @@ def _wait_for_machines(world: World, job: Job) -> Ending | None:
     queued_until = job.created + world.settings.queued_s
     while world.settings.queued or time.time() < queued_until:
         job.enter("JOB_STATE_QUEUED")
-        ending = _pause(job, _until(queued_until))
-        if ending is not None:
+        if (ending := _pause(job, _until(queued_until))) is not None:
             return ending
     job.enter("JOB_STATE_PENDING")
     pending_until, waited_s = time.time() + world.settings.pending_s, job.max_wait_s
@@ -133,8 +129,7 @@ def _wait_for_machines(world: World, job: Job) -> Ending | None:
     while world.settings.pending or time.time() < pending_until:
         if time.time() >= expires:
             return Ending("JOB_STATE_EXPIRED", EXPIRED)
-        ending = _pause(job, min(_until(pending_until), max(expires - time.time(), 0.0)))
-        if ending is not None:
+        if (ending := _pause(job, min(_until(pending_until), max(expires - time.time(), 0.0)))) is not None:
             return ending
     return Ending("JOB_STATE_FAILED", STOCKOUT) if world.settings.stockout else None
 
@@ -202,8 +197,7 @@ def _next(world: World, job: Job, replicas: list[Replica], job_restarts: int) ->
     if ending is not None:
         return ending
     for replica in sorted(over, key=lambda one: one.run.over_at if one.run else 0.0):
-        ending = _ended(world, job, replica, job_restarts)
-        if ending is not None:
+        if (ending := _ended(world, job, replica, job_restarts)) is not None:
             return ending
     if time.time() < deadline:
         return None

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any
 
-from doubles.google.errors import GoogleError
+from doubles.google.errors import GoogleError, invalid
 
 __all__ = ["SEVERITIES", "Filter", "ns_of", "parse"]
 
@@ -65,7 +65,7 @@ def ns_of(text: str) -> int:
 def parse(text: str) -> Filter:
     """Return the filter. Raises GoogleError INVALID_ARGUMENT."""
     if len(text) > MAX_CHARACTERS:
-        raise GoogleError("INVALID_ARGUMENT", f"The filter exceeds {MAX_CHARACTERS} characters.")
+        raise invalid(f"The filter exceeds {MAX_CHARACTERS} characters.")
     if not text.strip():
         return Filter(lambda entry: True)
     return _Parser(text).filter()
@@ -190,8 +190,7 @@ class _Parser:
     def _error(self, token: str, place: int) -> GoogleError:
         line = self._text.count("\n", 0, place) + 1
         column = place - (self._text.rfind("\n", 0, place) + 1) + 1
-        message = f"Unparseable filter: syntax error at line {line}, column {column}, token '{token}'"
-        return GoogleError("INVALID_ARGUMENT", message)
+        return invalid(f"Unparseable filter: syntax error at line {line}, column {column}, token '{token}'")
 
 
 def _test(asked: _Comparison, error: Callable[[str, int], GoogleError], place: int) -> Test:

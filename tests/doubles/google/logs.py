@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from doubles.google.errors import GoogleError
+from doubles.google.errors import GoogleError, invalid
 from doubles.google.logentries import Entry, LogSettings, Maker
 from doubles.google.logfilter import Filter, parse
 from doubles.google.names import NUMBER, PROJECT
@@ -113,11 +113,10 @@ class LogStore:
             check_request(body, _LIST_KEYS, names)
             size = body.get("pageSize", 0) or PAGE_ENTRIES
             if not isinstance(size, int) or not 0 < size <= MAX_PAGE_ENTRIES:
-                message = f"page_size must be between 1 and {MAX_PAGE_ENTRIES}, it is {size}"
-                raise GoogleError("INVALID_ARGUMENT", message)
+                raise invalid(f"page_size must be between 1 and {MAX_PAGE_ENTRIES}, it is {size}")
             order = body.get("orderBy", "")
             if order not in _ORDERS:
-                raise GoogleError("INVALID_ARGUMENT", f"Unsupported order_by: '{order}'")
+                raise invalid(f"Unsupported order_by: '{order}'")
             return self._page(body, size, _ORDERS[order])
 
     def _all(self) -> Iterator[Entry]:
@@ -167,9 +166,9 @@ def check_request(body: JSON, keys: set[str], resources: list[str]) -> None:
     unknown = set(body) - keys
     if unknown:
         message = f'Invalid JSON payload received. Unknown name "{min(unknown)}": Cannot find field.'
-        raise GoogleError("INVALID_ARGUMENT", message)
+        raise invalid(message)
     if not resources:
-        raise GoogleError("INVALID_ARGUMENT", "resource_names is required")
+        raise invalid("resource_names is required")
     for name in resources:
         if name not in (f"projects/{PROJECT}", f"projects/{NUMBER}"):
             message = "Permission denied for all log views"
@@ -202,9 +201,9 @@ def _read_token(token: str, digest: str) -> Key | None:
     try:
         asked, after = json.loads(base64.urlsafe_b64decode(token))
     except (ValueError, TypeError):
-        raise GoogleError("INVALID_ARGUMENT", "page_token is invalid") from None
+        raise invalid("page_token is invalid") from None
     if asked != digest:
-        raise GoogleError("INVALID_ARGUMENT", "page_token doesn't match arguments from the request")
+        raise invalid("page_token doesn't match arguments from the request")
     return None if after is None else (after[0], after[1], after[2])
 
 

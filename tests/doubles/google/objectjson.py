@@ -7,7 +7,7 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-from doubles.google.errors import GoogleError
+from doubles.google.errors import invalid
 from doubles.google.names import NUMBER, rfc3339
 from doubles.google.objects import Bucket, Object
 
@@ -22,7 +22,7 @@ def writable(told: dict[str, Any]) -> dict[str, Any]:
     """Return the writable fields. Raises GoogleError for an unknown field."""
     unknown = set(told) - _WRITABLE - _READ_ONLY
     if unknown:
-        raise GoogleError("INVALID_ARGUMENT", f"Unknown name \"{min(unknown)}\" at 'resource': Cannot find field.")
+        raise invalid(f"Unknown name \"{min(unknown)}\" at 'resource': Cannot find field.")
     return {key: value for key, value in told.items() if key in _WRITABLE}
 
 

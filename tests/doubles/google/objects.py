@@ -16,7 +16,7 @@ from typing import Any
 
 import google_crc32c
 
-from doubles.google.errors import GoogleError
+from doubles.google.errors import GoogleError, invalid
 from doubles.google.names import BUCKET, PROJECT, REGION
 
 __all__ = ["Bucket", "Check", "Contents", "Object", "Objects", "Spool", "denied"]
@@ -164,7 +164,7 @@ class Objects:
             if told.get(kind) not in (None, real):
                 message = f'Provided {kind} "{told[kind]}" doesn\'t match calculated {kind} "{real}".'
                 spool.path.unlink()
-                raise GoogleError("INVALID_ARGUMENT", message)
+                raise invalid(message)
         with self.lock:
             try:
                 check_name(name)
@@ -196,10 +196,10 @@ class Objects:
 def check_name(name: str) -> None:
     """Raise GoogleError for a name that is not valid for an object."""
     if not name:
-        raise GoogleError("INVALID_ARGUMENT", "Required")
+        raise invalid("Required")
     is_bad = name in (".", "..") or "\n" in name or "\r" in name or name.startswith(".well-known/acme-challenge/")
     if is_bad or len(name.encode()) > NAME_BYTES:
-        raise GoogleError("INVALID_ARGUMENT", f"Invalid object name: '{name[:100]}'")
+        raise invalid(f"Invalid object name: '{name[:100]}'")
 
 
 def missing(bucket: str, name: str) -> GoogleError:

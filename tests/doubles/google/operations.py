@@ -12,7 +12,7 @@ from google.protobuf import json_format
 
 from doubles.google import jobservice
 from doubles.google.calls import Call
-from doubles.google.errors import GoogleError
+from doubles.google.errors import GoogleError, invalid
 from doubles.wire import Answer, BadJson, Request, json_answer
 
 if TYPE_CHECKING:
@@ -37,54 +37,25 @@ class Operation(NamedTuple):
     body: str | None = None  # field that receives the JSON body
 
 
-_V1 = "google.cloud.aiplatform.v1"
 _JOB = rf"/v1/(?P<name>{_PLACE}/customJobs/[^/:]+)"
 _JOBS = rf"/v1/(?P<parent>{_PLACE})/customJobs"
+_POOL = rf"/v1/(?P<name>{_PLACE}/persistentResources/[^/:]+)"
+
+
+def _operation(name: str, rpc: str, *rest: Any) -> Operation:
+    """Return an operation by its gRPC service and method; `rest` are the fields from `method` on."""
+    request = getattr(types, f"{rpc.partition('/')[2]}Request")
+    return Operation(name, f"/google.cloud.aiplatform.v1.{rpc}", request.pb(), *rest)
+
 
 OPERATIONS = [
-    Operation(
-        "jobs.create",
-        f"/{_V1}.JobService/CreateCustomJob",
-        types.CreateCustomJobRequest.pb(),
-        "POST",
-        _JOBS,
-        jobservice.create,
-        "customJob",
-    ),
-    Operation(
-        "jobs.list",
-        f"/{_V1}.JobService/ListCustomJobs",
-        types.ListCustomJobsRequest.pb(),
-        "GET",
-        _JOBS,
-        jobservice.list_all,
-    ),
-    Operation(
-        "jobs.get", f"/{_V1}.JobService/GetCustomJob", types.GetCustomJobRequest.pb(), "GET", _JOB, jobservice.get
-    ),
-    Operation(
-        "jobs.cancel",
-        f"/{_V1}.JobService/CancelCustomJob",
-        types.CancelCustomJobRequest.pb(),
-        "POST",
-        f"{_JOB}:cancel",
-        jobservice.cancel,
-    ),
-    Operation(
-        "jobs.delete",
-        f"/{_V1}.JobService/DeleteCustomJob",
-        types.DeleteCustomJobRequest.pb(),
-        "DELETE",
-        _JOB,
-        jobservice.delete,
-    ),
-    Operation(
-        "resources.get",
-        f"/{_V1}.PersistentResourceService/GetPersistentResource",
-        types.GetPersistentResourceRequest.pb(),
-        "GET",
-        rf"/v1/(?P<name>{_PLACE}/persistentResources/[^/:]+)",
-        jobservice.get_resource,
+    _operation("jobs.create", "JobService/CreateCustomJob", "POST", _JOBS, jobservice.create, "customJob"),
+    _operation("jobs.list", "JobService/ListCustomJobs", "GET", _JOBS, jobservice.list_all),
+    _operation("jobs.get", "JobService/GetCustomJob", "GET", _JOB, jobservice.get),
+    _operation("jobs.cancel", "JobService/CancelCustomJob", "POST", f"{_JOB}:cancel", jobservice.cancel),
+    _operation("jobs.delete", "JobService/DeleteCustomJob", "DELETE", _JOB, jobservice.delete),
+    _operation(
+        "resources.get", "PersistentResourceService/GetPersistentResource", "GET", _POOL, jobservice.get_resource
     ),
 ]
 
@@ -96,7 +67,7 @@ def answer(world: World, call: Call, operation: Operation, request: Request, gro
     try:
         content = request.json() if request.body else {}
     except BadJson as error:
-        raise GoogleError("INVALID_ARGUMENT", f"Invalid JSON payload received. {error}") from None
+        raise invalid(f"Invalid JSON payload received. {error}") from None
     if operation.body is not None:
         told[operation.body] = content
     else:
@@ -122,4 +93,4 @@ def _unreadable(text: str, body: str | None) -> GoogleError:
         message = f'Invalid JSON payload received. Unknown name "{found["name"]}"{at}: Cannot find field.'
     violation = {"field": "" if body is None else body, "description": message}
     details = {"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": [violation]}
-    return GoogleError("INVALID_ARGUMENT", message, [details])
+    return invalid(message, [details])

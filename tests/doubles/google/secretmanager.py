@@ -13,7 +13,7 @@ from typing import Any
 
 import google_crc32c
 
-from doubles.google.errors import GoogleError
+from doubles.google.errors import GoogleError, invalid
 from doubles.google.logfilter import ns_of
 from doubles.google.names import NUMBER, PROJECT, rfc3339
 from doubles.kit.routing import Route
@@ -82,14 +82,12 @@ class Secrets:
         unknown = set(body) - _FIELDS
         if unknown:
             message = f"Invalid JSON payload received. Unknown name \"{min(unknown)}\" at 'secret': Cannot find field."
-            raise GoogleError("INVALID_ARGUMENT", message)
+            raise invalid(message)
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,255}", name):
-            raise GoogleError(
-                "INVALID_ARGUMENT", f"The provided Secret ID [{name}] does not match the expected format."
-            )
+            raise invalid(f"The provided Secret ID [{name}] does not match the expected format.")
         replication = body.get("replication")
         if not isinstance(replication, dict) or set(replication) not in ({"automatic"}, {"userManaged"}):
-            raise GoogleError("INVALID_ARGUMENT", "Secret.replication must be provided.")
+            raise invalid("Secret.replication must be provided.")
         _check_labels(body.get("labels", {}))
         expires = self._expires(body)
         with self._lock:
@@ -110,17 +108,16 @@ class Secrets:
         """Add a version."""
         payload = body.get("payload")
         if set(body) != {"payload"} or not isinstance(payload, dict) or "data" not in payload:
-            raise GoogleError("INVALID_ARGUMENT", "Secret Payload cannot be empty.")
+            raise invalid("Secret Payload cannot be empty.")
         try:
             data = base64.b64decode(payload["data"].replace("-", "+").replace("_", "/"), validate=True)
         except binascii.Error:
-            message = "Invalid value at 'payload.data' (TYPE_BYTES), Base64 decoding failed."
-            raise GoogleError("INVALID_ARGUMENT", message) from None
+            raise invalid("Invalid value at 'payload.data' (TYPE_BYTES), Base64 decoding failed.") from None
         if not 0 < len(data) <= MAX_BYTES:
-            raise GoogleError("INVALID_ARGUMENT", "The secret payload is empty or exceeds the 64KiB limit.")
+            raise invalid("The secret payload is empty or exceeds the 64KiB limit.")
         checksum = payload.get("dataCrc32c")
         if checksum is not None and int(checksum) != google_crc32c.value(data):
-            raise GoogleError("INVALID_ARGUMENT", "SecretVersion checksum verification failed.")
+            raise invalid("SecretVersion checksum verification failed.")
         with self._lock:
             secret = self._found(name)
             secret.versions.append(Version(data, self._clock()))
@@ -145,8 +142,7 @@ class Secrets:
     def _found(self, name: str) -> Secret:
         found = self._living().get(name)
         if found is None:
-            message = f"Secret [projects/{NUMBER}/secrets/{name}] not found or has no versions."
-            raise GoogleError("NOT_FOUND", message)
+            raise GoogleError("NOT_FOUND", f"Secret [projects/{NUMBER}/secrets/{name}] not found or has no versions.")
         return found
 
     def _found_version(self, name: str, version: str) -> tuple[Secret, int]:
@@ -161,7 +157,7 @@ class Secrets:
 
     def _expires(self, body: JSON) -> float | None:
         if "ttl" in body and "expireTime" in body:
-            raise GoogleError("INVALID_ARGUMENT", "Only one of Secret.ttl and Secret.expire_time may be provided.")
+            raise invalid("Only one of Secret.ttl and Secret.expire_time may be provided.")
         try:
             if "expireTime" in body:
                 moment = ns_of(body["expireTime"]) / 1e9
@@ -170,18 +166,18 @@ class Secrets:
             else:
                 return None
         except (TypeError, ValueError):
-            raise GoogleError("INVALID_ARGUMENT", "Invalid value at 'secret' for ttl or expire_time") from None
+            raise invalid("Invalid value at 'secret' for ttl or expire_time") from None
         if moment <= self._clock():
-            raise GoogleError("INVALID_ARGUMENT", "Secret.expire_time must be in the future.")
+            raise invalid("Secret.expire_time must be in the future.")
         return moment
 
 
 def _check_labels(labels: JSON) -> None:
     for key, value in labels.items():
         if not _LABEL.fullmatch(key) or not re.fullmatch(r"[a-z0-9_-]{0,63}", value):
-            raise GoogleError("INVALID_ARGUMENT", f"The label [{key}: {value}] does not match the expected format.")
+            raise invalid(f"The label [{key}: {value}] does not match the expected format.")
     if len(labels) > MAX_LABELS:
-        raise GoogleError("INVALID_ARGUMENT", f"A secret has at most {MAX_LABELS} labels.")
+        raise invalid(f"A secret has at most {MAX_LABELS} labels.")
 
 
 def _secret(secret: Secret) -> JSON:
@@ -206,7 +202,7 @@ def _answer(request: Request, project: str, act: Callable[[JSON], JSON]) -> Answ
     try:
         body = request.json()
     except BadJson as error:
-        raise GoogleError("INVALID_ARGUMENT", f"Invalid JSON payload received. {error}") from None
+        raise invalid(f"Invalid JSON payload received. {error}") from None
     return json_answer(act(body))
 
 

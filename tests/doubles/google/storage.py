@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from doubles.google.errors import GoogleError, error_answer
+from doubles.google.errors import GoogleError, error_answer, invalid
 from doubles.google.names import PROJECT
 from doubles.google.objectjson import bucket_resource, etag_of, media_headers, resource, writable
 from doubles.google.objects import Bucket, Check, Contents, Object, Objects, missing
@@ -126,7 +126,7 @@ class Storage:
         try:
             answer: Answer = getattr(self, f"_{operation.partition('.')[2]}")(request, **groups)
         except BadJson as error:
-            return error_answer(GoogleError("INVALID_ARGUMENT", f"Parse Error: {error}"), "storage")
+            return error_answer(invalid(f"Parse Error: {error}"), "storage")
         except GoogleError as error:
             if operation == "storage.download" and error.status in (404, 412):  # media errors have no JSON
                 return Answer(error.status, {"Content-Type": "text/html; charset=UTF-8"}, error.message.encode())
@@ -140,9 +140,9 @@ class Storage:
         query = request.query
         unknown = set(query) - _LIST_KEYS
         if unknown:
-            raise GoogleError("INVALID_ARGUMENT", f"the stand-in's list knows no {min(unknown)}")
+            raise invalid(f"the stand-in's list knows no {min(unknown)}")
         if not query.get("maxResults", "0").isdigit():
-            raise GoogleError("INVALID_ARGUMENT", f"Invalid value for maxResults: '{query['maxResults']}'")
+            raise invalid(f"Invalid value for maxResults: '{query['maxResults']}'")
         asked = int(query.get("maxResults", 0))
         size = min(asked or MAX_RESULTS, MAX_RESULTS, self._settings().storage_page_size)
         items: list[Object] = []
@@ -232,7 +232,7 @@ class Storage:
             content_type = request.headers.get("x-upload-content-type", "application/octet-stream")
             told = {"contentType": content_type, **(request.json() if request.body else {})}
         elif kind != "media":
-            raise GoogleError("INVALID_ARGUMENT", f"Invalid uploadType: {kind}")
+            raise invalid(f"Invalid uploadType: {kind}")
         name = query.get("name") or told.get("name", "")
         told |= {"contentEncoding": query["contentEncoding"]} if "contentEncoding" in query else {}
         told = writable(told)
@@ -297,7 +297,7 @@ def _check(request: Request) -> Check:
 
 def _holds(field: str, is_equal: bool, wanted: str | None) -> Check:
     if wanted is not None and not wanted.isdigit():
-        raise GoogleError("INVALID_ARGUMENT", f"Invalid value for a {field}: '{wanted}'")
+        raise invalid(f"Invalid value for a {field}: '{wanted}'")
 
     def check(old: Object | None) -> None:
         real = "0" if old is None else str(getattr(old, field))

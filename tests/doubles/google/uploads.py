@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from doubles.google.errors import GoogleError
+from doubles.google.errors import GoogleError, invalid
 from doubles.google.objects import Check, Object, Objects, Spool
 
 __all__ = ["CHUNK_BYTES", "Sessions", "multipart"]
@@ -97,12 +97,12 @@ class Sessions:
     def _keep(self, session: Session, start: int, total: int | None, data: bytes) -> None:
         kept = session.spool.size
         if start > kept:  # assumed to be 400; Google documents only a failure
-            raise GoogleError("INVALID_ARGUMENT", f"Invalid request. Bytes {kept}-{start - 1} are missing.")
+            raise invalid(f"Invalid request. Bytes {kept}-{start - 1} are missing.")
         if (total is None or start + len(data) < total) and len(data) % CHUNK_BYTES:
             message = f"Invalid request. There were {len(data)} byte(s) in the request body, which is not a multiple of"
-            raise GoogleError("INVALID_ARGUMENT", f"{message} {CHUNK_BYTES}.")
+            raise invalid(f"{message} {CHUNK_BYTES}.")
         if total is not None and start + len(data) > total:
-            raise GoogleError("INVALID_ARGUMENT", "Invalid request. The body is longer than the range says.")
+            raise invalid("Invalid request. The body is longer than the range says.")
         new = memoryview(data)[kept - start :]
         broken_after, self._break_after = self._break_after, None
         if broken_after is None:
@@ -118,13 +118,13 @@ def multipart(kind: str, body: bytes) -> tuple[dict[str, Any], str, bytes]:
     mark = b"--" + found[1].encode() if found else b"-"
     first, second, rest = body.find(mark), body.find(mark, len(mark)), body.rfind(b"\r\n" + mark + b"--")
     if first != 0 or second < 0 or rest < second:
-        raise GoogleError("INVALID_ARGUMENT", "Malformed multipart body.")
+        raise invalid("Malformed multipart body.")
     told, _ = _part(body[len(mark) : second].removesuffix(b"\r\n"))
     content, headers = _part(body[second + len(mark) : rest])
     try:
         metadata = json.loads(told or b"{}")
     except ValueError:
-        raise GoogleError("INVALID_ARGUMENT", "Metadata part is no JSON.") from None
+        raise invalid("Metadata part is no JSON.") from None
     of = re.search(rb"(?im)^content-type:\s*([^\r\n]+)", headers)
     return metadata, of[1].decode() if of else "application/octet-stream", content
 
@@ -133,7 +133,7 @@ def _part(raw: bytes) -> tuple[bytes, bytes]:
     """Return a part's content and its headers."""
     headers, mark, content = raw.partition(b"\r\n\r\n")
     if not mark:
-        raise GoogleError("INVALID_ARGUMENT", "Malformed multipart body.")
+        raise invalid("Malformed multipart body.")
     return content, headers
 
 
@@ -143,6 +143,6 @@ def _place(content_range: str | None, size: int) -> tuple[int | None, int | None
         return 0, size
     found = _RANGE.fullmatch(content_range.strip())
     if found is None or (found[1] is not None and int(found[2]) - int(found[1]) + 1 != size):
-        raise GoogleError("INVALID_ARGUMENT", f"Failed to parse Content-Range header: {content_range}")
+        raise invalid(f"Failed to parse Content-Range header: {content_range}")
     total = None if found[3] == "*" else int(found[3])
     return (None if found[1] is None else int(found[1])), total

@@ -102,8 +102,7 @@ class Handle:
 
     def secret(self, name: str) -> str | None:
         """Return a secret's value, or None."""
-        value: str | None = self.control("secrets", method="GET").get(name)
-        return value
+        return self.control("secrets", method="GET").get(name)
 
     def job(self, name: str) -> dict[str, Any]:
         """Return all fields of a job."""
