@@ -7,44 +7,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wholejobs import (
-    Results,
-    as_script,
-    assert_equal,
-    config_of,
-    events,
-    line_numbers,
-    losses,
-    run_whole,
-    train_digits,
-    weights,
-    write_task,
-)
+import wholejobs
 
 from doubles.azure.handle import ACCOUNT, CONTAINER, GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
 
 pytestmark = pytest.mark.slow
 
-CONFIG = config_of(
+CONFIG = wholejobs.config_of(
     "azureml",
     "Standard_NC4as_T4_v3",
     f"subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, region: {REGION}",
     "distributed: {nproc_per_node: 1}\nretry: {max_attempts: 3}\n",
 )
-_whole: list[Results] = []
+_whole: list[wholejobs.Results] = []
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a project's folder."""
-    return write_task(tmp_path / "project", CONFIG)
+    return wholejobs.write_task(tmp_path / "project", CONFIG)
 
 
 @pytest.fixture
-def whole(cli: Any, azure_account: Azure, folder: Path) -> Results:
+def whole(cli: Any, azure_account: Azure, folder: Path) -> wholejobs.Results:
     """Return the result of the same job without disturbance; run once for all tests."""
     if not _whole:
-        _whole.append(run_whole(cli, folder))
+        _whole.append(wholejobs.run_whole(cli, folder))
     return _whole[0]
 
 
@@ -52,12 +40,14 @@ def whole(cli: Any, azure_account: Azure, folder: Path) -> Results:
 def test_digits_example_reaches_its_accuracy(cli: Any, azure_account: Azure, tmp_path: Path) -> None:
     """The README's example on two instances: 97 % of unseen samples, and the weights are fetched."""
     where = ("subscription", SUBSCRIPTION), ("resource_group", GROUP), ("workspace", WORKSPACE)
-    train_digits(cli, tmp_path, "azureml", "Standard_D4s_v5", *(f"azureml.{key}={value}" for key, value in where))
+    wholejobs.train_digits(
+        cli, tmp_path, "azureml", "Standard_D4s_v5", *(f"azureml.{key}={value}" for key, value in where)
+    )
     assert azure_account.unserved() == []
 
 
 def test_preemption_that_restarts_changes_nothing(
-    cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: Results
+    cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: wholejobs.Results
 ) -> None:
     """Preempted in mid-run, the run restarts on new machines with new log files: the weights are the same."""
     azure_account.settings(restart_logs="replace")
@@ -70,13 +60,13 @@ def test_preemption_that_restarts_changes_nothing(
     assert (status["state"], status["attempt"]) == ("succeeded", 1)
     assert "step 10/100" in shown  # lines of the last second before a file was replaced are lost
     assert "step 100/100" in shown
-    assert_equal(weights(cli, "broken", folder), whole.weights)
-    assert losses(cli, "broken").items() <= whole.losses.items()
+    wholejobs.assert_equal(wholejobs.weights(cli, "broken", folder), whole.weights)
+    assert wholejobs.losses(cli, "broken").items() <= whole.losses.items()
     assert azure_account.jobs()[-1] == "broken-1"
 
 
 def test_preemption_that_fails_is_retried(
-    cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: Results
+    cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: wholejobs.Results
 ) -> None:
     """A follower resends a run that ended in PreemptionError: one job, and the same weights."""
     process = cli.start("submit", "--force", "-y", "--name", "broken", cwd=folder)
@@ -91,14 +81,14 @@ def test_preemption_that_fails_is_retried(
     assert (status["state"], status["attempt"], status["step"]) == ("succeeded", 2, 100)
     assert "preempted; attempt 2 of at most 3 begins" in said + waited
     assert azure_account.jobs()[-2:] == ["broken-1", "broken-2"]
-    [again] = events(cli("logs", "broken", "--json", "--raw").stdout, "restart")
+    [again] = wholejobs.events(cli("logs", "broken", "--json", "--raw").stdout, "restart")
     assert again["step"] >= 20
-    assert losses(cli, "broken", 1, 2).items() <= whole.losses.items()  # a line may be lost with its machine
-    assert_equal(weights(cli, "broken", folder), whole.weights)
+    assert wholejobs.losses(cli, "broken", 1, 2).items() <= whole.losses.items()  # a line may be lost with its machine
+    wholejobs.assert_equal(wholejobs.weights(cli, "broken", folder), whole.weights)
 
 
 def test_without_a_mount_checkpoints_go_to_blob_storage(
-    cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: Results
+    cli: Any, azure_account: Azure, folder: Path, wait_until: Any, whole: wholejobs.Results
 ) -> None:
     """Each node has its own disk, which a preemption removes: the job resumes from the copy, bit for bit."""
     mirror = f"checkpoint.mirror=https://{ACCOUNT}.blob.core.windows.net/{CONTAINER}/mirror"
@@ -108,8 +98,8 @@ def test_without_a_mount_checkpoints_go_to_blob_storage(
     azure_account.preempt("broken-1")
     done = cli("logs", "-f", "broken", timeout_s=200)
     assert done.code == 0, done.stdout + done.stderr
-    assert events(cli("logs", "broken", "--json", "--raw").stdout, "restart")[-1]["step"] >= 10
-    assert_equal(weights(cli, "broken", folder), whole.weights)
+    assert wholejobs.events(cli("logs", "broken", "--json", "--raw").stdout, "restart")[-1]["step"] >= 10
+    wholejobs.assert_equal(wholejobs.weights(cli, "broken", folder), whole.weights)
     assert [name for name in azure_account.blobs() if "jobs/broken/checkpoints/" in name] == []
 
 
@@ -121,7 +111,7 @@ def test_following_twice_shows_every_line_once(cli: Any, azure_account: Azure, f
     azure_account.fault("blob.get", "drop", every=7)
     azure_account.fault("blob.get", "cut", every=9)
     azure_account.fault("run.details", "drop", every=11)
-    as_script(
+    wholejobs.as_script(
         folder,
         "import os, time\nfor n in range(3000):\n    print('line', os.environ['RANK'], n, flush=True)\n"
         "    time.sleep(0.001)\n",
@@ -131,13 +121,13 @@ def test_following_twice_shows_every_line_once(cli: Any, azure_account: Azure, f
     azure_account.fault("run.details", "expired")
     done = cli("logs", "-f", "lines", timeout_s=200)
     for rank in (0, 1):
-        assert line_numbers(done.stdout, rank) == list(range(3000))
+        assert wholejobs.line_numbers(done.stdout, rank) == list(range(3000))
     assert done.code == 0
 
 
 def test_failure_of_node_1_is_shown_at_once(cli: Any, azure_account: Azure, folder: Path) -> None:
     """Node 1 alone fails, after a silence: its traceback is shown within 5 s, and is the cause."""
-    as_script(
+    wholejobs.as_script(
         folder,
         "import os, sys, time\nprint('ready', flush=True)\n"
         "if os.environ['RANK'] == '1':\n    time.sleep(12)\n    print('failing', time.time(), flush=True)\n"
@@ -159,7 +149,7 @@ def test_failure_of_node_1_is_shown_at_once(cli: Any, azure_account: Azure, fold
 def test_files_can_be_fetched_during_the_run(cli: Any, azure_account: Azure, folder: Path) -> None:
     """The files so far can be fetched, even without a storage key."""
     azure_account.settings(datastore_credentials="none")
-    as_script(
+    wholejobs.as_script(
         folder,
         "import os, time\nfrom pathlib import Path\n"
         "Path(os.environ['CLOUDTRAIN_OUTPUT_DIR'], 'early.txt').write_text('so far')\n"

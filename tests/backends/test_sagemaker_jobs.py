@@ -6,25 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wholejobs import (
-    TASK,
-    as_script,
-    assert_equal,
-    config_of,
-    events,
-    line_numbers,
-    losses,
-    run_whole,
-    train_digits,
-    weights,
-    write_task,
-)
+import wholejobs
 
 from doubles.aws.handle import ROLE, Aws
 
 pytestmark = pytest.mark.slow
 
-CONFIG = config_of(
+CONFIG = wholejobs.config_of(
     "sagemaker", "ml.g5.xlarge", f'role: "{ROLE}", bucket: cloudtrain-tests', "distributed: {nproc_per_node: 1}\n"
 )
 
@@ -32,19 +20,19 @@ CONFIG = config_of(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a project's folder."""
-    return write_task(tmp_path / "project", CONFIG)
+    return wholejobs.write_task(tmp_path / "project", CONFIG)
 
 
 @pytest.mark.soak  # the tutorial's test trains a whole task on SageMaker
 def test_digits_example_reaches_its_accuracy(cli: Any, account: Aws, tmp_path: Path) -> None:
     """The README's example on two instances: 97 % of unseen samples, and the weights are fetched."""
     where = "sagemaker.region=us-east-1", "sagemaker.bucket=cloudtrain-tests"
-    train_digits(cli, tmp_path, "sagemaker", "ml.m5.xlarge", *where)
+    wholejobs.train_digits(cli, tmp_path, "sagemaker", "ml.m5.xlarge", *where)
 
 
 def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path, wait_until: Any) -> None:
     """Interrupted in mid-run, new machines resume from S3: equal weights bit for bit, and every step once."""
-    whole = run_whole(cli, folder)
+    whole = wholejobs.run_whole(cli, folder)
     assert cli("submit", "--force", "-d", "-y", "--name", "broken", cwd=folder).code == 0
     wait_until(lambda: "step 30/100" in cli("logs", "broken").stdout, 100, 0.3)
     account.interrupt("broken-1")
@@ -52,10 +40,10 @@ def test_spot_interruption_changes_nothing(cli: Any, account: Aws, folder: Path,
     status = cli("status", "broken", "--json").json
     assert (done.code, status["state"], status["restarts"]) == (0, "succeeded", 1), done.stdout + done.stderr
     lines = cli("logs", "broken", "--json", "--raw").stdout
-    [again] = events(lines, "restart")
+    [again] = wholejobs.events(lines, "restart")
     assert again["step"] >= 20
-    assert_equal(weights(cli, "broken", folder), whole.weights)
-    assert losses(cli, "broken") == whole.losses
+    wholejobs.assert_equal(wholejobs.weights(cli, "broken", folder), whole.weights)
+    assert wholejobs.losses(cli, "broken") == whole.losses
     assert len(whole.losses) == 10
 
 
@@ -65,7 +53,7 @@ def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: P
     account.fault("GetLogEvents", "throttle", every=5)
     account.fault("GetLogEvents", "empty", every=7)
     account.fault("DescribeLogStreams", "500", every=3)
-    as_script(
+    wholejobs.as_script(
         folder,
         "import os, time\nfor n in range(3000):\n    print('line', os.environ['RANK'], n, flush=True)\n"
         "    time.sleep(0.001)\n",
@@ -73,7 +61,7 @@ def test_following_twice_shows_every_line_once(cli: Any, account: Aws, folder: P
     cli.watch("line 1 100", "submit", "--force", "-y", "--name", "lines", cwd=folder)
     done = cli("logs", "-f", "lines", timeout_s=200)
     for rank in (0, 1):
-        assert line_numbers(done.stdout, rank) == list(range(3000))
+        assert wholejobs.line_numbers(done.stdout, rank) == list(range(3000))
     assert done.code == 0
 
 
@@ -87,12 +75,12 @@ def loss(model, batch):
     if os.environ["RANK"] == "1" and os.environ["CLOUDTRAIN_RESTART"] == "0" and len(calls) == 30:
         os.kill(os.getpid(), signal.SIGKILL)
 """
-    (folder / "task.py").write_text(TASK.replace("def loss(model, batch):", kill + "   "))
+    (folder / "task.py").write_text(wholejobs.TASK.replace("def loss(model, batch):", kill + "   "))
     done = cli("submit", "--force", "-y", "--name", "hurt", cwd=folder, timeout_s=200)
     status = cli("status", "hurt", "--json").json
     assert (done.code, status["state"], status["step"]) == (0, "succeeded", 100), done.stdout + done.stderr
     assert len(account.journal("CreateTrainingJob")) == 1
-    [again] = events(cli("logs", "hurt", "--json", "--raw").stdout, "restart")
+    [again] = wholejobs.events(cli("logs", "hurt", "--json", "--raw").stdout, "restart")
     assert (again["restarts"], again["step"] >= 10) == (1, True)
 
 

@@ -7,44 +7,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wholejobs import (
-    Results,
-    as_script,
-    assert_equal,
-    config_of,
-    events,
-    line_numbers,
-    losses,
-    run_whole,
-    train_digits,
-    weights,
-    write_task,
-)
+import wholejobs
 
 from doubles.google.handle import BUCKET, PROJECT, REGION, Google
 
 pytestmark = pytest.mark.slow
 
-CONFIG = config_of(
+CONFIG = wholejobs.config_of(
     "vertex",
     "n1-standard-4",
     f"project: {PROJECT}, location: {REGION}, staging_bucket: {BUCKET}",
     "retry: {max_attempts: 3}\n",
 )
-_whole: list[Results] = []
+_whole: list[wholejobs.Results] = []
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a project's folder."""
-    return write_task(tmp_path / "project", CONFIG)
+    return wholejobs.write_task(tmp_path / "project", CONFIG)
 
 
 @pytest.fixture
-def whole(cli: Any, google_project: Google, folder: Path) -> Results:
+def whole(cli: Any, google_project: Google, folder: Path) -> wholejobs.Results:
     """Return the result of the same job without disturbance; run once for all tests."""
     if not _whole:
-        _whole.append(run_whole(cli, folder))
+        _whole.append(wholejobs.run_whole(cli, folder))
     return _whole[0]
 
 
@@ -52,12 +40,12 @@ def whole(cli: Any, google_project: Google, folder: Path) -> Results:
 def test_digits_example_reaches_its_accuracy(cli: Any, google_project: Google, tmp_path: Path) -> None:
     """The README's example on two replicas: 97 % of unseen samples, and the weights are fetched."""
     where = ("project", PROJECT), ("location", REGION), ("staging_bucket", BUCKET)
-    train_digits(cli, tmp_path, "vertex", "n1-standard-4", *(f"vertex.{key}={value}" for key, value in where))
+    wholejobs.train_digits(cli, tmp_path, "vertex", "n1-standard-4", *(f"vertex.{key}={value}" for key, value in where))
     assert google_project.unserved() == []
 
 
 def test_killed_replica_changes_nothing(
-    cli: Any, google_project: Google, folder: Path, wait_until: Any, whole: Results
+    cli: Any, google_project: Google, folder: Path, wait_until: Any, whole: wholejobs.Results
 ) -> None:
     """A machine is lost in mid-run and Vertex AI restarts all replicas, on empty disks: the weights are the same."""
     process = cli.start("submit", "--force", "-y", "--name", "broken", cwd=folder)
@@ -67,10 +55,11 @@ def test_killed_replica_changes_nothing(
     assert process.returncode == 0, shown + said
     status = cli("status", "broken", "--json").json
     assert (status["state"], status["attempt"], status["step"]) == ("succeeded", 1, 100)
-    [again] = [event for event in events(cli("logs", "broken", "--json", "--raw").stdout, "restart") if event["step"]]
+    restarts = wholejobs.events(cli("logs", "broken", "--json", "--raw").stdout, "restart")
+    [again] = [event for event in restarts if event["step"]]
     assert again["step"] >= 10
-    assert_equal(weights(cli, "broken", folder), whole.weights)
-    assert losses(cli, "broken").items() <= whole.losses.items()  # a line may be lost with its machine
+    wholejobs.assert_equal(wholejobs.weights(cli, "broken", folder), whole.weights)
+    assert wholejobs.losses(cli, "broken").items() <= whole.losses.items()  # a line may be lost with its machine
     assert len(google_project.jobs()) == 1 + ("whole-1" in {job["display_name"] for job in google_project.jobs()})
 
 
@@ -96,7 +85,7 @@ def test_scripts_checkpoints_survive_a_loss(
     cli: Any, google_project: Google, folder: Path, wait_until: Any, lost: str
 ) -> None:
     """After the loss of a machine or a rank, all nodes find the save of one node; the output is fetched."""
-    as_script(folder, SAVER)
+    wholejobs.as_script(folder, SAVER)
     process = cli.start("submit", "--force", "-y", "--name", "saves", "--set", f"args=[{lost}]", cwd=folder)
     if lost == "machine":
         wait_until(lambda: "cloudtrain/checkpoints/saves/last" in google_project.objects(), 120, 0.1)
@@ -116,7 +105,7 @@ def test_inputs_are_copied_if_nothing_is_mounted(cli: Any, google_project: Googl
     google_project.put_object("data/train/a b.txt", b"one")
     google_project.put_object("data/train/sub/c.txt", b"two")
     google_project.put_object("data/labels.csv", b"three")
-    as_script(
+    wholejobs.as_script(
         folder,
         "import os\nfrom pathlib import Path\nif os.environ['RANK'] == '1':\n"
         "    train, labels = (Path(os.environ['CLOUDTRAIN_INPUT_' + name]) for name in ('TRAIN', 'LABELS'))\n"
@@ -143,7 +132,7 @@ def test_following_twice_shows_every_line_once(cli: Any, google_project: Google,
     google_project.fault("logging.list", "503", every=7)
     google_project.fault("logging.list", "drop", every=9)
     google_project.fault("jobs.get", "503", every=4)
-    as_script(
+    wholejobs.as_script(
         folder,
         "import os, time\nfor n in range(1500):\n    print('line', os.environ['RANK'], n, flush=True)\n"
         "    time.sleep(0.002)\n",
@@ -156,13 +145,15 @@ def test_following_twice_shows_every_line_once(cli: Any, google_project: Google,
     process.communicate()
     done = cli("logs", "-f", "lines", timeout_s=200)
     for rank in (0, 1):
-        assert sorted(line_numbers(done.stdout, rank)) == list(range(1500))
+        assert sorted(wholejobs.line_numbers(done.stdout, rank)) == list(range(1500))
     assert done.code == 0, done.stderr
 
 
 def test_prebuilt_image_runs_the_boot_as_a_package(cli: Any, google_project: Google, folder: Path) -> None:
     """Google's own images accept a Python package: the boot program is one, and starts the script."""
-    as_script(folder, "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n")
+    wholejobs.as_script(
+        folder, "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True)\n"
+    )
     image = "image=us-docker.pkg.dev/vertex-ai/training/pytorch-cpu.2-4.py310:latest"
     done = cli("submit", "--force", "-y", "--set", image, cwd=folder)
     assert done.code == 0, done.stdout + done.stderr

@@ -21,30 +21,7 @@ from types import FrameType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script file belongs to no package
-from doubles.namespaces import (
-    CLONE_NEWIPC,
-    CLONE_NEWNET,
-    CLONE_NEWNS,
-    CLONE_NEWPID,
-    CLONE_NEWUSER,
-    CLONE_NEWUTS,
-    MS_BIND,
-    MS_MOVE,
-    MS_NODEV,
-    MS_NOEXEC,
-    MS_NOSUID,
-    MS_PRIVATE,
-    MS_RDONLY,
-    MS_REC,
-    MS_REMOUNT,
-    MS_UNBINDABLE,
-    PR_SET_CHILD_SUBREAPER,
-    PR_SET_PDEATHSIG,
-    mount,
-    prctl,
-    sethostname,
-    unshare,
-)
+from doubles import namespaces as ns
 
 NOT_STARTED = 127  # a shell's exit code for a missing command
 
@@ -58,9 +35,9 @@ def main() -> int:
     user = spec["mode"] == "user"
     ids = os.getuid(), os.getgid()
     if spec["network"]:  # first: the first child after CLONE_NEWPID is process 1
-        unshare(CLONE_NEWNET)
+        ns.unshare(ns.CLONE_NEWNET)
         _join_network(spec["network"])
-    unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | (CLONE_NEWUSER if user else 0))
+    ns.unshare(ns.CLONE_NEWNS | ns.CLONE_NEWUTS | ns.CLONE_NEWIPC | ns.CLONE_NEWPID | (ns.CLONE_NEWUSER if user else 0))
     if user:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {ids[0]} 1")
@@ -96,11 +73,11 @@ def _join_network(network: dict[str, str]) -> None:
 def _become(spec: dict[str, Any], alive: int) -> None:
     """Set the namespaces up and become the command; never returns."""
     try:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ns.prctl(ns.PR_SET_PDEATHSIG, signal.SIGKILL)
         if select.select([alive], [], [], 0)[0]:  # the outer process ended before PR_SET_PDEATHSIG was set
             os._exit(NOT_STARTED)
         _mount_all(spec)
-        sethostname(spec["hostname"])
+        ns.sethostname(spec["hostname"])
         os.setsid()
         _exec(spec["argv"], spec["env"], spec["cwd"])
     except BaseException as error:
@@ -111,7 +88,7 @@ def _become(spec: dict[str, Any], alive: int) -> None:
 
 def _mount_all(spec: dict[str, Any]) -> None:
     """Mount the private folders of the spec, /dev/shm, and a fresh /proc for the new process numbers."""
-    mount(None, "/", None, MS_REC | MS_PRIVATE)
+    ns.mount(None, "/", None, ns.MS_REC | ns.MS_PRIVATE)
     opened = [(os.open(source, os.O_PATH), target) for source, target in spec["binds"]]  # before mounts hide them
     for folder in spec["rebuilt"]:
         if folder == "/":
@@ -121,15 +98,15 @@ def _mount_all(spec: dict[str, Any]) -> None:
     for fd, target in opened:
         _bind(fd, target)
     for target in spec["read_only"]:
-        mount(None, target, None, MS_BIND | MS_REMOUNT | MS_RDONLY)
-    mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV)
-    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        ns.mount(None, target, None, ns.MS_BIND | ns.MS_REMOUNT | ns.MS_RDONLY)
+    ns.mount("tmpfs", "/dev/shm", "tmpfs", ns.MS_NOSUID | ns.MS_NODEV)
+    ns.mount("proc", "/proc", "proc", ns.MS_NOSUID | ns.MS_NODEV | ns.MS_NOEXEC)
 
 
 def _rebuild_root(place: str) -> None:
     """Do the same as `_rebuild` for the root itself, in a folder that becomes the root."""
-    mount("tmpfs", place, "tmpfs", MS_NOSUID, "mode=755")
-    mount(None, place, None, MS_UNBINDABLE)  # the mount must not appear again below itself
+    ns.mount("tmpfs", place, "tmpfs", ns.MS_NOSUID, "mode=755")
+    ns.mount(None, place, None, ns.MS_UNBINDABLE)  # the mount must not appear again below itself
     for entry in os.scandir("/"):
         if entry.is_symlink():
             Path(place, entry.name).symlink_to(Path(entry.path).readlink())
@@ -138,7 +115,7 @@ def _rebuild_root(place: str) -> None:
         _bind(fd, f"{place}/{entry.name}")
         os.close(fd)
     os.chdir(place)
-    mount(place, "/", None, MS_MOVE)
+    ns.mount(place, "/", None, ns.MS_MOVE)
     os.chroot(".")
     os.chdir("/")
 
@@ -147,7 +124,7 @@ def _rebuild(folder: str) -> None:
     """Mount a folder in memory over `folder` with the same entries, so that this namespace can add more entries."""
     entries = [(entry.name, os.open(entry.path, os.O_PATH | os.O_NOFOLLOW)) for entry in os.scandir(folder)]
     links = {entry.name: Path(entry.path).readlink() for entry in os.scandir(folder) if entry.is_symlink()}
-    mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
+    ns.mount("tmpfs", folder, "tmpfs", ns.MS_NOSUID | ns.MS_NODEV, "mode=755")
     for name, fd in entries:
         if name in links:
             Path(folder, name).symlink_to(links[name])
@@ -164,13 +141,13 @@ def _bind(fd: int, target: str) -> None:
     elif not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    mount(f"/proc/self/fd/{fd}", target, None, MS_BIND | MS_REC)
+    ns.mount(f"/proc/self/fd/{fd}", target, None, ns.MS_BIND | ns.MS_REC)
 
 
 def _run_without_namespaces(spec: dict[str, Any]) -> int:
     """Run the command as a plain child; on SIGUSR1, and at the command's end, kill all processes of the command."""
     _die_with(spec["parent"], signal.SIGUSR1)
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    ns.prctl(ns.PR_SET_CHILD_SUBREAPER, 1)
 
     def die(signum: int, frame: FrameType | None) -> None:
         _kill_descendants()
@@ -221,7 +198,7 @@ def _exec(argv: list[str], env: dict[str, str], cwd: str) -> None:
 
 
 def _die_with(parent: int, signum: int) -> None:
-    prctl(PR_SET_PDEATHSIG, signum)
+    ns.prctl(ns.PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:
         sys.exit("the caller is gone")
 

@@ -28,17 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import processes
+from doubles import namespaces as ns
 from doubles import warmproxy, warmpython
-from doubles.namespaces import (
-    CLONE_NEWIPC,
-    CLONE_NEWNET,
-    CLONE_NEWNS,
-    CLONE_NEWPID,
-    CLONE_NEWUTS,
-    PR_SET_PDEATHSIG,
-    prctl,
-    setns,
-)
 
 __all__ = ["server"]
 
@@ -55,7 +46,7 @@ PATH_BYTES = 107  # of a socket, unix(7)
 PR_SET_DUMPABLE = 4
 ENVIRON = slice(47, 49)  # the fields env_start and env_end of /proc/PID/stat, counted from the state on
 ENVIRON_BYTES = 100_000
-NAMESPACES = {"mnt": CLONE_NEWNS, "uts": CLONE_NEWUTS, "ipc": CLONE_NEWIPC, "net": CLONE_NEWNET}
+NAMESPACES = {"mnt": ns.CLONE_NEWNS, "uts": ns.CLONE_NEWUTS, "ipc": ns.CLONE_NEWIPC, "net": ns.CLONE_NEWNET}
 
 
 @contextlib.contextmanager
@@ -145,13 +136,13 @@ def _guard(connection: socket.socket, files: list[int], request: dict[str, Any])
             os._exit(0)
         places = {name: os.open(f"/proc/{asker}/ns/{name}", os.O_RDONLY) for name in NAMESPACES}
         root = os.open(f"/proc/{asker}/root", os.O_PATH)
-        setns(os.open(f"/proc/{asker}/ns/pid_for_children", os.O_RDONLY), CLONE_NEWPID)
+        ns.setns(os.open(f"/proc/{asker}/ns/pid_for_children", os.O_RDONLY), ns.CLONE_NEWPID)
         processes.become_subreaper()
         ready, told = os.pipe()
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(Exception):
-                prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+                ns.prctl(ns.PR_SET_PDEATHSIG, signal.SIGKILL)
                 _take_over(request, places, root, files)
                 os.write(told, b"1")
                 os.closerange(3, MOST_FILES)
@@ -185,7 +176,7 @@ def _take_over(request: dict[str, Any], places: dict[str, int], root: int, files
     os.setsid()
     _show_environment(request["env"])
     for name, place in places.items():
-        setns(place, NAMESPACES[name])
+        ns.setns(place, NAMESPACES[name])
         os.close(place)
     os.fchdir(root)
     os.chroot(".")
@@ -200,7 +191,7 @@ def _take_over(request: dict[str, Any], places: dict[str, int], root: int, files
     os.setgroups(groups)
     os.setresgid(group, group, group)
     os.setresuid(user, user, user)
-    prctl(PR_SET_DUMPABLE, 1)
+    ns.prctl(PR_SET_DUMPABLE, 1)
 
 
 def _show_environment(env: dict[str, str]) -> None:

@@ -39,16 +39,8 @@ class Application:
         call = parse(environ)
         if environ["PATH_INFO"].startswith(pricelist.OFFERS):  # public: no credentials needed
             call = replace(call, service="pricing", operation="GetFile", params={"path": environ["PATH_INFO"]})
-        entry = {
-            "service": call.service,
-            "operation": call.operation,
-            "params": call.params,
-            "region": call.region,
-            "access_key": call.access_key,
-            "is_from_container": call.is_from_container,
-            "time": time.time(),
-            "outcome": "ok",
-        }
+        told = ("service", "operation", "params", "region", "access_key", "is_from_container")
+        entry = {**{name: getattr(call, name) for name in told}, "time": time.time(), "outcome": "ok"}
         self._world.journal.append(entry)
         fault = self._world.faults.take(call)
         if fault is not None:

@@ -156,16 +156,13 @@ class Application:
 def _entry(request: Request, found: Found) -> dict[str, Any]:
     """Return the journal's entry of a call."""
     return {
+        **{name: getattr(request, name) for name in ("host", "method", "path", "is_from_container")},
         "service": found.service,
         "operation": found.name,
-        "host": request.host,
-        "method": request.method,
-        "path": request.path,
         "query": {name: value for name, value in request.query.items() if name != "sig"},
         "range": request.headers.get("x-ms-range") or request.headers.get("range"),
         "body": request.shown if found.service in ("arm", "data") else None,  # JSON without secrets
         "received": len(request.body),
-        "is_from_container": request.is_from_container,
         "time": time.time(),
         "outcome": "ok",
         "status": None,

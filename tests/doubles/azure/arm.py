@@ -4,21 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from doubles.azure import names
 from doubles.azure.errors import AzureError
-from doubles.azure.names import (
-    ACCOUNT,
-    ACCOUNT_KEY,
-    ARTIFACTS,
-    CONTAINER,
-    REGION,
-    SUBSCRIPTION,
-    TENANT,
-    VAULT,
-    WORKSPACE,
-    WORKSPACE_ID,
-    provider_id,
-    workspace_id,
-)
 from doubles.azure.world import World
 from doubles.wire import Answer, Request, json_answer
 
@@ -26,18 +13,18 @@ __all__ = [
     *("check_workspace", "get_compute", "get_datastore", "get_workspace", "list_computes", "list_secrets", "resource")
 ]
 
-DATASTORES = {"workspaceblobstore": CONTAINER, "workspaceartifactstore": ARTIFACTS}
+DATASTORES = {"workspaceblobstore": names.CONTAINER, "workspaceartifactstore": names.ARTIFACTS}
 _SECRETS = {"key": "AccountKey", "sas": "Sas", "none": "None"}
 
 
 def check_workspace(subscription: str, group: str, workspace: str) -> None:
     """Raise AzureError unless the workspace is the stand-in's."""
-    if subscription.lower() != SUBSCRIPTION:
+    if subscription.lower() != names.SUBSCRIPTION:
         raise AzureError(404, "SubscriptionNotFound", f"The subscription '{subscription}' could not be found.")
-    expected = workspace_id().split("/")
+    expected = names.workspace_id().split("/")
     if group.lower() != expected[4].lower():
         raise AzureError(404, "ResourceGroupNotFound", f"Resource group '{group}' could not be found.")
-    if workspace.lower() != WORKSPACE:
+    if workspace.lower() != names.WORKSPACE:
         message = (
             f"The Resource 'Microsoft.MachineLearningServices/workspaces/{workspace}' under resource group '{group}' "
             "was not found. For more details please go to https://aka.ms/ARMResourceNotFoundFix"
@@ -49,41 +36,41 @@ def resource(kind: str, path: str, properties: Any, **more: Any) -> dict[str, An
     """Return a resource of the workspace in ARM's form; `path` as in computes/NAME."""
     name = path.rpartition("/")[2]
     full = f"Microsoft.MachineLearningServices/workspaces/{kind}"
-    return {"id": f"{workspace_id()}/{path}", "name": name, "type": full, "properties": properties, **more}
+    return {"id": f"{names.workspace_id()}/{path}", "name": name, "type": full, "properties": properties, **more}
 
 
 def get_workspace(world: World, request: Request) -> Answer:
     """Return the workspace."""
-    host = f"https://{REGION}.api.azureml.ms"
+    host = f"https://{names.REGION}.api.azureml.ms"
     properties = {
-        "friendlyName": WORKSPACE,
+        "friendlyName": names.WORKSPACE,
         "description": "",
-        "storageAccount": provider_id("Microsoft.Storage", "storageAccounts", ACCOUNT),
-        "keyVault": provider_id("Microsoft.Keyvault", "vaults", VAULT),
-        "applicationInsights": provider_id("Microsoft.insights", "components", f"{WORKSPACE}-insights"),
+        "storageAccount": names.provider_id("Microsoft.Storage", "storageAccounts", names.ACCOUNT),
+        "keyVault": names.provider_id("Microsoft.Keyvault", "vaults", names.VAULT),
+        "applicationInsights": names.provider_id("Microsoft.insights", "components", f"{names.WORKSPACE}-insights"),
         "containerRegistry": None,
         "hbiWorkspace": False,
-        "tenantId": TENANT,
+        "tenantId": names.TENANT,
         "imageBuildCompute": None,
         "provisioningState": "Succeeded",
         "creationTime": "2026-01-01T00:00:00.0000000Z",
         "v1LegacyMode": False,
         "softDeleteEnabled": False,
-        "workspaceId": WORKSPACE_ID,
+        "workspaceId": names.WORKSPACE_ID,
         "discoveryUrl": f"{host}/discovery",
-        "mlFlowTrackingUri": f"azureml://{REGION}.api.azureml.ms/mlflow/v1.0{workspace_id()}",
+        "mlFlowTrackingUri": f"azureml://{names.REGION}.api.azureml.ms/mlflow/v1.0{names.workspace_id()}",
         "sdkTelemetryAppInsightsKey": None,
         "enableDataIsolation": False,
         "publicNetworkAccess": "Enabled",
         "systemDatastoresAuthMode": "identity" if world.settings.datastore_credentials == "none" else "accesskey",
     }
-    identity = {"type": "SystemAssigned", "principalId": WORKSPACE_ID, "tenantId": TENANT}
+    identity = {"type": "SystemAssigned", "principalId": names.WORKSPACE_ID, "tenantId": names.TENANT}
     return json_answer(
         {
-            "id": workspace_id(),
-            "name": WORKSPACE,
+            "id": names.workspace_id(),
+            "name": names.WORKSPACE,
             "type": "Microsoft.MachineLearningServices/workspaces",
-            "location": REGION,
+            "location": names.REGION,
             "tags": {},
             "kind": "Default",
             "sku": {"name": "Basic", "tier": "Basic"},
@@ -97,7 +84,9 @@ def get_compute(world: World, request: Request, name: str) -> Answer:
     """Return a cluster."""
     found = next((one for one in world.computes if one.lower() == name.lower()), None)
     if found is None:
-        raise AzureError(404, "ResourceNotFound", f"Compute with name {name} was not found in workspace {WORKSPACE}.")
+        raise AzureError(
+            404, "ResourceNotFound", f"Compute with name {name} was not found in workspace {names.WORKSPACE}."
+        )
     return json_answer(_compute(world, found))
 
 
@@ -118,14 +107,14 @@ def list_secrets(world: World, request: Request, name: str) -> Answer:
     kind = world.settings.datastore_credentials
     told: dict[str, Any] = {"secretsType": _SECRETS[kind]}
     if kind == "key":
-        told["key"] = ACCOUNT_KEY
+        told["key"] = names.ACCOUNT_KEY
     elif kind == "sas":
         told["sasToken"] = world.sas_uri(DATASTORES[name.lower()], None, "racwdl").partition("?")[2]
     return json_answer(told)
 
 
 def _compute(world: World, name: str) -> dict[str, Any]:
-    return resource("computes", f"computes/{name}", world.computes[name], location=REGION, tags={})
+    return resource("computes", f"computes/{name}", world.computes[name], location=names.REGION, tags={})
 
 
 def _check_datastore(name: str) -> None:
@@ -141,7 +130,7 @@ def _datastore(world: World, name: str) -> dict[str, Any]:
         "isDefault": name == "workspaceblobstore",
         "credentials": {"credentialsType": _SECRETS[world.settings.datastore_credentials]},
         "datastoreType": "AzureBlob",
-        "accountName": ACCOUNT,
+        "accountName": names.ACCOUNT,
         "containerName": DATASTORES[name.lower()],
         "endpoint": "core.windows.net",
         "protocol": "https",

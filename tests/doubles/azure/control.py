@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -85,22 +86,9 @@ class Plain(control.Control[World]):
 
 def _described(job: Job) -> dict[str, Any]:
     with job.changed:
-        return {
-            "name": job.name,
-            "status": job.status,
-            "history": list(job.history),
-            "body": job.body,
-            "tags": dict(job.tags),
-            "properties": dict(job.properties),
-            "error": job.error,
-            "attempts": job.attempts,
-            "folder": job.folder,
-            "compute": dict(job.compute),
-            "created": job.created,
-            "started": job.started,
-            "ended": job.ended,
-            "active_s": job.active_now_s(),
-        }
+        names = ("name", "status", "history", "body", "tags", "properties", "error", "attempts", "folder", "compute")
+        told = {name: getattr(job, name) for name in (*names, "created", "started", "ended")}
+        return copy.deepcopy({**told, "active_s": job.active_now_s()})
 
 
 def _preempt(job: Job, how: str) -> None:

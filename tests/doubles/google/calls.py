@@ -27,6 +27,8 @@ PERMISSIONS = {
     "logging": "logging.logEntries",
     "secrets": "secretmanager.versions",
 }
+# The fields of a call that the journal has under the same names.
+JOURNALLED = ("service", "operation", "protocol", "host", "method", "path", "range", "is_from_container", "received")
 
 Result = TypeVar("Result")
 
@@ -59,23 +61,9 @@ class Call:
 
 def passed(world: World, call: Call, execute: Callable[[], Result]) -> Result:
     """Return the result of `execute`. Raises GoogleError for an error, HangUp if the connection must end."""
-    call.entry |= {
-        "service": call.service,
-        "operation": call.operation,
-        "protocol": call.protocol,
-        "host": call.host,
-        "method": call.method,
-        "path": call.path,
-        "range": call.range,
-        "query": {name: value for name, value in call.query.items() if name != "key"},
-        "body": call.told,
-        "is_from_container": call.is_from_container,
-        "time": time.time(),
-        "received": call.received,
-        "sent": 0,
-        "status": None,
-        "outcome": "ok",
-    }
+    query = {name: value for name, value in call.query.items() if name != "key"}
+    call.entry |= {name: getattr(call, name) for name in JOURNALLED}
+    call.entry |= {"query": query, "body": call.told, "time": time.time(), "sent": 0, "status": None, "outcome": "ok"}
     world.journal.append(call.entry)
     fault = world.faults.take(call)
     if fault is not None:

@@ -88,14 +88,11 @@ def _described(job: Job) -> dict[str, Any]:
     with job.changed:
         return {
             **_summary(job),
+            **{name: getattr(job, name) for name in ("attempts", "created", "started", "ended")},
             "history": list(job.history),
             "body": body,
             "labels": dict(job.asked.labels),
             "error": None if job.error is None else {"code": job.error[0], "message": job.error[1]},
-            "attempts": job.attempts,
-            "created": job.created,
-            "started": job.started,
-            "ended": job.ended,
             "replicas": [replica.told() for replica in job.replicas],
         }
 

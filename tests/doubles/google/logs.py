@@ -72,18 +72,9 @@ class LogStore:
             self._reads: deque[float] = deque()
             self._pages = 0
 
-    def write(
-        self,
-        job: str,
-        task: str,
-        line: str | bytes,
-        *,
-        stream: str = "stdout",
-        at_s: float | None = None,
-        severity: str | None = None,
-    ) -> None:
+    def write(self, job: str, task: str, line: str | bytes, **details: Any) -> None:
         """Store a line of a replica, or a message of the platform itself if the task is "service"."""
-        self.write_lines(job, task, [line], stream=stream, at_s=at_s, severity=severity)
+        self.write_lines(job, task, [line], **details)
 
     def write_lines(
         self,

@@ -149,18 +149,9 @@ class Replica(Machine):
     def told(self) -> dict[str, Any]:
         """Return all fields of the replica, for the handle."""
         state = "waiting" if self.run is None or self.due is not None else "exited" if self.run.is_over else "running"
-        return {
-            "name": self.name,
-            "hostname": self.hostname,
-            "address": self.address,
-            "state": state,
-            "pids": self.pids(),
-            "folder": None if self.run is None else str(self.run.disk),
-            "code": None if self.run is None else self.run.code,
-            "codes": list(self.codes),
-            "starts": self.starts,
-            "restarts": self.restarts,
-        }
+        folder, code = (None, None) if self.run is None else (str(self.run.disk), self.run.code)
+        told = {name: getattr(self, name) for name in ("name", "hostname", "address", "starts", "restarts")}
+        return {**told, "folder": folder, "code": code, "state": state, "pids": self.pids(), "codes": list(self.codes)}
 
     def _argv(self, world: World, run: Run) -> list[str]:
         task = self.task
