@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
 __all__ = ["Classify", "RemoteFault", "answers", "polls", "translated"]
 
@@ -35,7 +35,7 @@ def translated(fault: RemoteFault, doing: str) -> CloudtrainError:
     """Return our error for the fault of `doing`."""
     message = f"cannot {doing}: {fault.words}"
     if fault.key:
-        return ConfigError([Fault(message, key=fault.key, hint=fault.hint)])
+        return ConfigError(message, key=fault.key, hint=fault.hint)
     return fault.kind(message, where=fault.where, hint=fault.hint)
 
 

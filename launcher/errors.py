@@ -121,9 +121,10 @@ class ConfigError(CloudtrainError):
 
     exit_code = 3
 
-    def __init__(self, faults: Sequence[Fault] | str, *, where: str | Path = "", hint: str = "") -> None:
-        self.faults = (Fault(faults, hint=hint),) if isinstance(faults, str) else tuple(faults)
-        super().__init__(self.faults[0].message, where=str(where), hint=hint)
+    def __init__(self, faults: Sequence[Fault] | str, *, key: str = "", where: str | Path = "", hint: str = "") -> None:
+        """`faults` may be the message of one fault; `key`: the config's key at fault."""
+        self.faults = (Fault(faults, key, hint=hint),) if isinstance(faults, str) else tuple(faults)
+        super().__init__(self.faults[0].message, where=str(where), hint="" if key else hint)
 
     def __str__(self) -> str:
         if self.where:

@@ -13,7 +13,7 @@ from cloudtrain.backends.azureml.api import AzureAccess
 from cloudtrain.backends.job_folder import JobFolder
 from cloudtrain.entrypoints.stores import azure_access
 from cloudtrain.entrypoints.stores.azure import AzureStore
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.remote import one_line
 
 __all__ = ["datastore_of", "download", "has_checkpoint"]
@@ -46,12 +46,12 @@ def datastore_of(access: AzureAccess, name: str) -> tuple[str, str]:
         if not api.is_absent(error):
             raise
         hint = "`az ml datastore list` shows those there are"
-        raise ConfigError([Fault(f"there is no datastore `{name}`", key="azureml.datastore", hint=hint)]) from error
+        raise ConfigError(f"there is no datastore `{name}`", key="azureml.datastore", hint=hint) from error
     container = properties.get("containerName") or properties.get("filesystem")  # blob storage, Data Lake Gen2
     if not container or not properties.get("accountName"):
         kind = properties.get("datastoreType") or "something else"
         message = f"the datastore `{name}` is {kind}, not blob storage"
-        raise ConfigError([Fault(message, key="azureml.datastore", hint="name another one")])
+        raise ConfigError(message, key="azureml.datastore", hint="name another one")
     host = f"{properties['accountName']}.blob.{properties.get('endpoint') or 'core.windows.net'}"
     return f"{properties.get('protocol') or 'https'}://{host}", str(container)
 

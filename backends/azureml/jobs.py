@@ -22,7 +22,7 @@ from cloudtrain.backends.azureml.machine import block_of, workspace_of
 from cloudtrain.backends.azureml.records import AzureMLRef, AzureMLSending, Unpriced
 from cloudtrain.backends.azureml.status_history import RunHistory
 from cloudtrain.launcher.backend import FoundAttempt, JobRef, Request, Shipment
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
@@ -254,9 +254,7 @@ def describe(access: AzureAccess, name: str) -> dict[str, Any] | None:
         if "workspace" in error.words.lower() and "job" not in error.words.lower():
             there = access.workspace
             message = f"there is no workspace {there.name} in the resource group {there.resource_group}"
-            raise ConfigError(
-                [Fault(message, key="azureml.workspace", hint="`az ml workspace list` shows yours")]
-            ) from error
+            raise ConfigError(message, key="azureml.workspace", hint="`az ml workspace list` shows yours") from error
         return None
 
 

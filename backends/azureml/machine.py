@@ -65,15 +65,15 @@ def choose(config: JobConfig) -> Machine:
         if not found:
             hint = catalog.advice("azureml", resources.accelerators)
             message = f"no Azure machine of our table has `{resources.accelerators}`"
-            raise ConfigError([Fault(message, key="resources.accelerators", hint=hint)])
+            raise ConfigError(message, key="resources.accelerators", hint=hint)
         return found[0]
     if block.compute is None:
         hint = "write `accelerators: A100:4`, `instance_type: Standard_NC96ads_A100_v4`, or `azureml.compute`"
-        raise ConfigError([Fault("Azure ML needs to know which machines", key="resources", hint=hint)])
+        raise ConfigError("Azure ML needs to know which machines", key="resources", hint=hint)
     if config.distributed.nproc_per_node == "auto":
         message = f"how many GPUs the machines of `{block.compute}` have is not known here"
         hint = "say `resources.instance_type`, or distributed.nproc_per_node"
-        raise ConfigError([Fault(message, key="azureml.compute", hint=hint)])
+        raise ConfigError(message, key="azureml.compute", hint=hint)
     return Machine("", "", int(config.distributed.nproc_per_node))
 
 
@@ -81,7 +81,7 @@ def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
     key = "resources.instance_type"
     if not _TYPE.fullmatch(instance_type):
         hint = f"did you mean `Standard_{instance_type}`?" if _TYPE.fullmatch(f"Standard_{instance_type}") else ""
-        raise ConfigError([Fault(f"`{instance_type}` is not an Azure machine size", key=key, hint=hint)])
+        raise ConfigError(f"`{instance_type}` is not an Azure machine size", key=key, hint=hint)
     known = catalog.by_type("azureml", instance_type, region)
     if known is not None:
         return known
@@ -89,29 +89,25 @@ def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
         return Machine(instance_type, "CPU", 0, catalog.rates("azureml", instance_type, region))
     if nproc == "auto":
         similar = request_rules.meant(instance_type, catalog.types("azureml")).removeprefix("; ")
-        message = f"how many GPUs `{instance_type}` has is not in our table"
         hint = f"{similar} else set distributed.nproc_per_node" if similar else "set distributed.nproc_per_node"
-        raise ConfigError([Fault(message, key=key, hint=hint)])
+        raise ConfigError(f"how many GPUs `{instance_type}` has is not in our table", key=key, hint=hint)
     return Machine(instance_type, "GPU", int(nproc), catalog.rates("azureml", instance_type, region))
 
 
 def workspace_of(block: AzureML, environ: Mapping[str, str] = os.environ) -> Workspace:
     """Return the workspace. Raises ConfigError with all missing settings."""
     subscription = block.subscription or environ.get("AZURE_SUBSCRIPTION_ID")
-    parts = {
-        "subscription": (subscription, "`az account show --query id`, or export AZURE_SUBSCRIPTION_ID"),
-        "resource_group": (block.resource_group, "`az ml workspace list` shows yours with their groups"),
-        "workspace": (block.workspace, "`az ml workspace list` shows yours"),
-    }
-    words = {
-        "subscription": "no Azure subscription",
-        "resource_group": "no resource group",
-        "workspace": "no workspace",
-    }
-    faults = [Fault(words[key], key=f"azureml.{key}", hint=hint) for key, (value, hint) in parts.items() if not value]
+    account = "`az account show --query id`, or export AZURE_SUBSCRIPTION_ID"
+    groups = "`az ml workspace list` shows yours"
+    parts = (
+        ("subscription", subscription, "no Azure subscription", account),
+        ("resource_group", block.resource_group, "no resource group", f"{groups} with their groups"),
+        ("workspace", block.workspace, "no workspace", groups),
+    )
+    faults = [Fault(words, key=f"azureml.{key}", hint=hint) for key, value, words, hint in parts if not value]
     faults += [
         Fault(f"`{value}` cannot be part of an Azure id", key=f"azureml.{key}", hint="only the name, without a path")
-        for key, (value, _) in parts.items()
+        for key, value, _, _ in parts
         if value and re.search(r"[/?#\s]", value)
     ]
     if subscription and not faults and not _SUBSCRIPTION.fullmatch(subscription):

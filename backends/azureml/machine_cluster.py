@@ -11,7 +11,7 @@ from cloudtrain.backends.azureml.api import AzureAccess
 from cloudtrain.backends.azureml.machine import CLUSTER_IDLE_S
 from cloudtrain.backends.azureml.records import AzureMLSending, plain_region
 from cloudtrain.entrypoints.format import span
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.times import duration_s
 from cloudtrain.launcher.text.units import format_duration
 
@@ -40,17 +40,16 @@ def fitting(access: AzureAccess, name: str, instance_type: str | None, instances
         found = api.get_json(access, "/computes").get("value") or []
         names = ", ".join(sorted(str(each.get("name")) for each in found)) or "none"
         hint = f"there are: {names}; without `compute` it runs serverless"
-        message = f"there is no compute `{name}` in the workspace"
-        raise ConfigError([Fault(message, key="azureml.compute", hint=hint)]) from error
+        raise ConfigError(f"there is no compute `{name}` in the workspace", key="azureml.compute", hint=hint) from error
     own: dict[str, Any] = there.get("properties") or {}
     size, most = str(own.get("vmSize") or ""), (own.get("scaleSettings") or {}).get("maxNodeCount")
     if size and instance_type and size.lower() != instance_type.lower():
         message = f"the machines of `{name}` are {size}, not {instance_type}"
-        raise ConfigError([Fault(message, key="resources.instance_type", hint=f"write {size}, or another compute")])
+        raise ConfigError(message, key="resources.instance_type", hint=f"write {size}, or another compute")
     most = most if isinstance(most, int) else None
     if most is not None and most < instances:
         message = f"`{name}` grows to {most} machines, and the job needs {instances}"
-        raise ConfigError([Fault(message, key="resources.instances", hint="fewer instances, or let the cluster grow")])
+        raise ConfigError(message, key="resources.instances", hint="fewer instances, or let the cluster grow")
     priority, state = str(own.get("vmPriority") or "dedicated").lower(), str(there.get("provisioningState") or "?")
     return Cluster(size, most, priority, state, _idle_of(own, instances), str(there.get("computeLocation") or ""))
 
@@ -70,7 +69,7 @@ def require(access: AzureAccess, plan: AzureMLSending) -> float:
         idle, counted = span(found.idle_s), span(counted_s)
         message = f"`{plan.compute}` keeps idle machines for {idle}, and the plan counts {counted} of it"
         hint = f"write `idle: {format_duration(int(found.idle_s))}`, or set the cluster to release them sooner"
-        raise ConfigError([Fault(message, key="azureml.idle", hint=hint)])
+        raise ConfigError(message, key="azureml.idle", hint=hint)
     return found.idle_s
 
 
@@ -94,7 +93,7 @@ def _require_region(access: AzureAccess, priced: str | None, cluster_region: str
     there = cluster_region or str(api.get_json(access, "").get("location") or "")
     if there and plain_region(there) != plain_region(priced):
         message = f"the machines are in {plain_region(there)}, and the price that is counted with is {priced}'s"
-        raise ConfigError([Fault(message, key="azureml.region", hint=f"write `region: {plain_region(there)}`")])
+        raise ConfigError(message, key="azureml.region", hint=f"write `region: {plain_region(there)}`")
 
 
 def _idle_of(properties: dict[str, Any], instances: int) -> float:

@@ -184,12 +184,11 @@ def _environment(config: JobConfig) -> Any:
         if config.image is not None or block.conda is not None:
             key = "image" if config.image is not None else "azureml.conda"
             message = f"`{key}` and `azureml.environment` exclude each other"
-            raise ConfigError([Fault(message, key="azureml.environment", hint="keep one")])
+            raise ConfigError(message, key="azureml.environment", hint="keep one")
         return block.environment
     if config.image is None:
-        message = "a conda environment needs an `image` to be built upon"
         hint = "as in image: mcr.microsoft.com/azureml/openmpi5.0-cuda12.6-ubuntu24.04"
-        raise ConfigError([Fault(message, key="azureml.conda", hint=hint)])
+        raise ConfigError("a conda environment needs an `image` to be built upon", key="azureml.conda", hint=hint)
     return {"image": config.image, **({"conda_file": block.conda} if block.conda else {})}
 
 
@@ -198,7 +197,7 @@ def _outputs(config: JobConfig, home: str) -> dict[str, str]:
     if len(config.outputs) > 1:
         names = ", ".join(config.outputs)
         hint = "keep one: what the job writes below CLOUDTRAIN_OUTPUT_DIR goes there"
-        raise ConfigError([Fault(f"a job has one place for outputs, not {names}", key="outputs", hint=hint)])
+        raise ConfigError(f"a job has one place for outputs, not {names}", key="outputs", hint=hint)
     output = next(iter(config.outputs.values()), None) or f"{home}/output"
     is_mirrored = config.checkpoint.uri is None and bool(_BLOB.match(config.checkpoint.mirror or ""))
     found = {} if is_mirrored else {CHECKPOINTS: config.checkpoint.uri or f"{home}/checkpoints"}

@@ -16,7 +16,7 @@ from typing import Any
 from cloudtrain.backends.azureml import api
 from cloudtrain.backends.azureml.api import AzureAccess
 from cloudtrain.backends.azureml.request import BUNDLE
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.text.remote import one_line
 
 __all__ = ["create"]
@@ -84,7 +84,7 @@ def _create(access: AzureAccess, job: dict[str, Any], scratch: Path, begins: Cal
     except (MlException, ValidationError) as error:
         if isinstance(error.__cause__ or error.__context__, core.AzureError):
             raise _of_cause(error) from error
-        raise ConfigError([Fault(f"Azure's SDK refuses the job: {_line(error)}", key="azureml")]) from error
+        raise ConfigError(f"Azure's SDK refuses the job: {_line(error)}", key="azureml") from error
     finally:
         if not seen:  # a version of the SDK without hooks: any request may have created the job
             begins()

@@ -9,7 +9,7 @@ from typing import Any
 
 from cloudtrain.backends.azureml import api
 from cloudtrain.backends.azureml.api import AzureAccess
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import ConfigError
 
 __all__ = ["ROLE", "put", "remove", "url_of"]
 
@@ -35,7 +35,7 @@ def put(access: AzureAccess, url: str, secrets: Mapping[str, str]) -> None:
     text = json.dumps(dict(secrets))
     if len(text.encode()) > MAX_BYTES:
         message = f"the secrets have more than the {MAX_BYTES} bytes that a key vault takes together"
-        raise ConfigError([Fault(message, key="secrets", hint="put long ones into a file of your own in blob storage")])
+        raise ConfigError(message, key="secrets", hint="put long ones into a file of your own in blob storage")
     _call(access, "PUT", url, {"value": text})
 
 

@@ -68,14 +68,14 @@ def choose(config: JobConfig) -> Machine:
         return _named(resources.instance_type, region, config.distributed.nproc_per_node)
     if resources.accelerators is None:
         hint = "write `accelerators: A100:8` or `instance_type: ml.m5.xlarge`"
-        raise ConfigError([Fault("SageMaker needs to know which machines", key="resources", hint=hint)])
+        raise ConfigError("SageMaker needs to know which machines", key="resources", hint=hint)
     if _NEURON.match(resources.accelerators):
         raise ConfigError([_no_neuron(resources.accelerators, "resources.accelerators")])
     found = catalog.by_accelerators("sagemaker", resources.accelerators, region)
     if not found:
         hint = catalog.advice("sagemaker", resources.accelerators)
         message = f"no SageMaker machine of our table has `{resources.accelerators}`"
-        raise ConfigError([Fault(message, key="resources.accelerators", hint=hint)])
+        raise ConfigError(message, key="resources.accelerators", hint=hint)
     return found[0]
 
 
@@ -100,7 +100,7 @@ def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
         raise ConfigError([_no_neuron(instance_type, key)])
     if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9]+", instance_type):
         hint = f"did you mean `ml.{instance_type}`?" if re.fullmatch(r"[a-z0-9-]+\.[a-z0-9]+", instance_type) else ""
-        raise ConfigError([Fault(f"`{instance_type}` is not a SageMaker instance type", key=key, hint=hint)])
+        raise ConfigError(f"`{instance_type}` is not a SageMaker instance type", key=key, hint=hint)
     known = catalog.by_type("sagemaker", instance_type, region)
     if known is not None:
         return known
@@ -108,9 +108,8 @@ def _named(instance_type: str, region: str | None, nproc: int | str) -> Machine:
         return Machine(instance_type, "CPU", 0, catalog.rates("sagemaker", instance_type, region))
     if nproc == "auto":
         similar = request_rules.meant(instance_type, catalog.types("sagemaker")).removeprefix("; ")
-        message = f"how many GPUs `{instance_type}` has is not in our table"
         hint = f"{similar} else set distributed.nproc_per_node" if similar else "set distributed.nproc_per_node"
-        raise ConfigError([Fault(message, key=key, hint=hint)])
+        raise ConfigError(f"how many GPUs `{instance_type}` has is not in our table", key=key, hint=hint)
     return Machine(instance_type, "GPU", int(nproc), catalog.rates("sagemaker", instance_type, region))
 
 

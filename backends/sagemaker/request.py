@@ -91,9 +91,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         message = (
             f"the default image (PyTorch {request_images.TORCH}, CUDA 13, x86) does not run on {machine.accelerator}"
         )
-        raise ConfigError(
-            [Fault(message, key="resources", hint="set `image` to one that does, or take other machines")]
-        )
+        raise ConfigError(message, key="resources", hint="set `image` to one that does, or take other machines")
     image = config.image or request_images.default_image(place.region, machine.count)
     # With a trailing slash: a channel takes all objects whose names begin with the URI, as attempt-10 with attempt-1.
     code_uri, job_uri = f"{place.root}/code/{bundle_sha256}/", f"{home}/attempt-{attempt}/"
@@ -216,13 +214,13 @@ def _toolkit(config: JobConfig, place: S3Location, name: str, instance_type: str
     image = config.image
     if config.secrets:
         message = "the image's toolkit has no place for secrets"
-        raise ConfigError([Fault(message, key="secrets", hint="write `distribution: torchrun`")])
+        raise ConfigError(message, key="secrets", hint="write `distribution: torchrun`")
     for key in [name for name in ("requirements", "setup") if getattr(config, name)]:
         message = f"the image's toolkit starts the script by itself, and does not support `{key}`"
-        raise ConfigError([Fault(message, key=key, hint="write `distribution: torchrun`")])
+        raise ConfigError(message, key=key, hint="write `distribution: torchrun`")
     if config.script is None:
         message = f"`distribution: {distribution}` runs a `script`, by the image's own toolkit"
-        raise ConfigError([Fault(message, key="sagemaker.distribution", hint="write `distribution: torchrun`")])
+        raise ConfigError(message, key="sagemaker.distribution", hint="write `distribution: torchrun`")
     if image is None or not request_images.has_smddp(image, instance_type):
         message = (
             f"`distribution: {distribution}` needs SageMaker's SMDDP library, which is not in "
@@ -232,7 +230,7 @@ def _toolkit(config: JobConfig, place: S3Location, name: str, instance_type: str
             "write `distribution: torchrun` (NCCL over EFA); SMDDP ended with PyTorch 2.4.1 images, on ml.p4d.24xlarge "
             "and ml.p4de.24xlarge"
         )
-        raise ConfigError([Fault(message, key="sagemaker.distribution", hint=hint)])
+        raise ConfigError(message, key="sagemaker.distribution", hint=hint)
     orders: dict[str, Any] = {
         "sagemaker_program": GUARD,
         "sagemaker_submit_directory": f"{code_uri}bundle.tar.gz",
@@ -258,7 +256,7 @@ def _as_hyperparameters(config: JobConfig) -> dict[str, Any]:
             message = (
                 f"the image's toolkit passes `--name value` pairs only, each name once, and `{name}` is not such a pair"
             )
-            raise ConfigError([Fault(message, key="args", hint="write `distribution: torchrun`, which takes any")])
+            raise ConfigError(message, key="args", hint="write `distribution: torchrun`, which takes any")
         found[plain] = rest[0]
         arguments = rest[1:]
     return found
@@ -316,7 +314,7 @@ def _output(config: JobConfig) -> str | None:
     if len(config.outputs) > 1:
         names = ", ".join(config.outputs)
         hint = "keep one: what the job writes below CLOUDTRAIN_OUTPUT_DIR goes there"
-        raise ConfigError([Fault(f"SageMaker has one place for outputs, not {names}", key="outputs", hint=hint)])
+        raise ConfigError(f"SageMaker has one place for outputs, not {names}", key="outputs", hint=hint)
     return next(iter(config.outputs.values()), None)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from cloudtrain.backends.sagemaker import api
 from cloudtrain.backends.sagemaker.api import AwsAccess
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import ConfigError
 
 __all__ = ["put", "remove"]
 
@@ -19,7 +19,7 @@ def put(access: AwsAccess, prefix: str, secrets: Mapping[str, str]) -> None:
     for name, value in secrets.items():
         if len(value.encode()) > MAX_BYTES:
             message = f"the secret `{name}` has more than the {MAX_BYTES} bytes that SSM takes"
-            raise ConfigError([Fault(message, key="secrets", hint="put it into a file of your own in S3")])
+            raise ConfigError(message, key="secrets", hint="put it into a file of your own in S3")
     client = api.client(access, "ssm")
     with api.answers("store the job's secrets with SSM"):
         for name, value in secrets.items():

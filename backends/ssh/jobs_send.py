@@ -56,10 +56,8 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     held.
     """
     body = request.body
-    job = JobSpec.load(body["spec"])
     shipment.sending.prepares()
-    assignments = assign_hosts(body, fleet)
-    assignments = _holder_first(fleet, body, assignments)
+    assignments = _holder_first(fleet, body, assign_hosts(body, fleet))
     nodes = [_node(fleet, number, seat, body) for number, seat in enumerate(assignments)]
     job = JobSpec.load(body["spec"])
     can_shrink = (job.min_nodes or job.nodes) < len(assignments)

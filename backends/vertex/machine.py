@@ -95,7 +95,7 @@ def kind_of(config: JobConfig) -> Kind:
         ways["vertex.reservation"] = "reservation"
     if len(ways) > 1:
         message = f"machines are had in one way, not by {' and '.join(ways)}"
-        raise ConfigError([Fault(message, key=next(iter(ways)), hint="keep one of them")])
+        raise ConfigError(message, key=next(iter(ways)), hint="keep one of them")
     return next(iter(ways.values()), "standard")
 
 
@@ -107,13 +107,13 @@ def choose(config: JobConfig) -> MachineChoice:
         return _by_accelerators(resources.accelerators, block.machine_type, location)
     if resources.instance_type is not None and block.machine_type not in (None, resources.instance_type):
         message = f"`instance_type` says {resources.instance_type}, `machine_type` {block.machine_type}"
-        raise ConfigError([Fault(message, key="vertex.machine_type", hint="keep one of them")])
+        raise ConfigError(message, key="vertex.machine_type", hint="keep one of them")
     if resources.instance_type is not None:
         return _named(resources.instance_type, "resources.instance_type", location)
     if block.machine_type is not None:
         return _named(block.machine_type, "vertex.machine_type", location)
     hint = "write `accelerators: A100:8`, or `instance_type: a2-highgpu-8g`"
-    raise ConfigError([Fault("Vertex AI needs to know which machines", key="resources", hint=hint)])
+    raise ConfigError("Vertex AI needs to know which machines", key="resources", hint=hint)
 
 
 def disk_of(config: JobConfig, choice: MachineChoice) -> tuple[str, int]:
@@ -129,7 +129,7 @@ def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Mac
     if kind is None:
         hint = "there are A100, A100-80GB, H100, H200, B200, L4, RTX PRO 6000, and on N1 machines T4, V100, P100, P4"
         hint = catalog.unknown(wanted).partition("; ")[2] or hint
-        raise ConfigError([Fault(f"Vertex AI has no accelerator `{name}`", key=key, hint=hint)])
+        raise ConfigError(f"Vertex AI has no accelerator `{name}`", key=key, hint=hint)
     if host is not None:
         return _with(host, kind, count, location)
     known = catalog.by_accelerators("vertex", wanted, location)
@@ -140,7 +140,7 @@ def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Mac
     if not hosts:
         message = f"no machine of Google's has {count} x {name}"
         existing = ", ".join(f"{name}:{each}" for each in range(1, 17) if machine_types.hosts_for(kind, each))
-        raise ConfigError([Fault(message, key=key, hint=f"existing: {existing}; or name `instance_type`")])
+        raise ConfigError(message, key=key, hint=f"existing: {existing}; or name `instance_type`")
     return _with(hosts[0], kind, count, location)
 
 
@@ -151,13 +151,13 @@ def _with(machine_type: str, kind: str, count: int, location: str | None) -> Mac
         return _named(machine_type, key, location)
     if fixed is not None:
         message = f"{machine_type} has {fixed[1]} x {fixed[0]}, not {count} x {kind}"
-        raise ConfigError([Fault(message, key=key, hint="leave it out, or ask for what it has")])
+        raise ConfigError(message, key=key, hint="leave it out, or ask for what it has")
     legal = machine_types.choices(machine_type).get(kind, ())
     if count not in legal:
         counts = ", ".join(map(str, legal))
         message = f"{machine_type} takes {counts} x {kind}, not {count}" if legal else f"{machine_type} takes no {kind}"
         hosts = ", ".join(machine_types.hosts_for(kind, count)[:3])
-        raise ConfigError([Fault(message, key=key, hint=f"{count} go with {hosts}" if hosts else "leave it out")])
+        raise ConfigError(message, key=key, hint=f"{count} go with {hosts}" if hosts else "leave it out")
     label = label_of(machine_type, kind, count)  # the attached accelerators are a part of the price
     return MachineChoice(
         machine_type, kind, count, Machine(label, kind, count, catalog.rates("vertex", label, location))
@@ -167,13 +167,12 @@ def _with(machine_type: str, kind: str, count: int, location: str | None) -> Mac
 def _named(machine_type: str, key: str, location: str | None) -> MachineChoice:
     if not _TYPE.fullmatch(machine_type):
         hint = "as in a2-highgpu-8g, g2-standard-48 or n1-standard-16"
-        raise ConfigError([Fault(f"`{machine_type}` is not a Google machine type", key=key, hint=hint)])
+        raise ConfigError(f"`{machine_type}` is not a Google machine type", key=key, hint=hint)
     if not machine_types.is_known(machine_type):
         message = f"what accelerators `{machine_type}` has is not in our table of {machine_types.AS_OF}"
         close = get_close_matches(machine_type, machine_types.known(), 1)
         other = f"did you mean `{close[0]}`?" if close else "take a type of A2, A3, A4, G2, G4, N1, N2, C2, C3 or E2;"
-        hint = f"{other} a newer cloudtrain may know more types"
-        raise ConfigError([Fault(message, key=key, hint=hint)])
+        raise ConfigError(message, key=key, hint=f"{other} a newer cloudtrain may know more types")
     name, count = machine_types.fixed(machine_type) or ("CPU", 0)
     known = catalog.by_type("vertex", machine_type, location)
     return _of(known or Machine(machine_type, name, count, catalog.rates("vertex", machine_type, location)))

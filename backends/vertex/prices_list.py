@@ -14,7 +14,7 @@ from cloudtrain.backends.vertex.machine import block_of, choose, label_of, locat
 from cloudtrain.backends.vertex.prices import FEE
 from cloudtrain.backends.vertex.prices_skus import Catalogue, Mode, device
 from cloudtrain.backends.vertex.prices_skus import read as catalogue
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.metering import rate as rating
 from cloudtrain.launcher.metering.rate import Key, Quote, Rate
 from cloudtrain.launcher.prices import catalog
@@ -62,7 +62,7 @@ def quotes(google: Google, config: JobConfig | None, region: str, types: tuple[s
     project = project_of(block)
     if project is None:
         hint = "export GOOGLE_CLOUD_PROJECT, or set vertex.project: a login is asked for on its account"
-        raise ConfigError([Fault("no Google Cloud project", key="vertex.project", hint=hint)])
+        raise ConfigError("no Google Cloud project", key="vertex.project", hint=hint)
     found = listed(VertexAccess(project, region, tuple(sorted(block.endpoints.items())), google))
     own = catalog.own_type("vertex", config, lambda config: choose(config).machine)
     named = types or tuple(dict.fromkeys([*own, *catalog.types("vertex")]))
