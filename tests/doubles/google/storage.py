@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from doubles.google import objects
 from doubles.google.errors import GoogleError, error_answer, invalid
 from doubles.google.names import PROJECT
 from doubles.google.objectjson import bucket_resource, etag_of, media_headers, resource, writable
@@ -264,7 +265,7 @@ class Storage:
         def check(old: Object | None) -> None:
             conditions(old)
             if old is not None and any(fnmatchcase("storage.delete", pattern) for pattern in denied):
-                raise denied("storage.objects.delete", "object")
+                raise objects.denied("storage.objects.delete", "object")
 
         return check
 
