@@ -14,7 +14,7 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import ThreadedWSGIServer, make_server
 
-from doubles.aws import controlplane, costs, pricelist, validate
+from doubles.aws import controlplane, pricelist, validate
 from doubles.aws.control import Control
 from doubles.aws.faults import Fault
 from doubles.aws.wire import AwsError, Call, Environ, Reply, StartResponse, hang_up, parse, reply, reply_error
@@ -83,7 +83,7 @@ class Application:
         if call.service == "pricing":
             return reply(start, pricelist.get_products(self._world, call))
         if call.service == "ce":
-            return reply(start, costs.get_cost_and_usage(self._world, call))
+            return reply(start, pricelist.get_cost_and_usage(self._world, call))
         if call.service == "logs":
             validate.check("logs", call.operation, call.params)
             is_empty = fault is not None and fault.kind == "empty"

@@ -1,4 +1,4 @@
-"""One node of an attempt: its folders, its mounts, its container, and the output of its processes."""
+"""One node of an attempt: its folders, its mounts, its container with the variables, and its processes' output."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from doubles import sandbox
-from doubles.azure import node_init
+from doubles.azure import names, node_init
 from doubles.azure.bodies import place_of
-from doubles.azure.environment import process_environment
 from doubles.azure.joblogs import LogFiles, file_of
 from doubles.azure.jobs import Job
-from doubles.azure.names import ARTIFACTS, CONTAINER
 from doubles.azure.world import World
+from doubles.kit.handle import proxied
 from doubles.kit.life import Machine
 
 __all__ = ["HOME", "InputError", "Node", "Volume", "volumes"]
 
 HOME, STORES = "/mnt/azureml", "/mnt/.stores"
 _COPIED = ("Download", "Upload", "Direct")
+MASTER_PORT = "6105"  # as users report it
+CA = f"{HOME}/.ca.pem"
 
 
 class InputError(Exception):
@@ -112,7 +113,7 @@ class Node(Machine):
             env={"PATH": os.defpath, "LANG": "C.UTF-8"},
             root=self.root / "container",
             hostname=f"node-{self.number}",
-            private={HOME: self.disk, STORES: world.blobs.make(CONTAINER).parent},
+            private={HOME: self.disk, STORES: world.blobs.make(names.CONTAINER).parent},
             hosts={f"node-{node.number}": node.address for node in nodes},
             address=self.address if world.switch is not None else None,
         )
@@ -137,7 +138,7 @@ class Node(Machine):
         work = self.disk / _inside(job) / "exe/wd"
         for name in ("outputs", "logs"):
             if (work / name).is_dir():
-                shutil.copytree(work / name, world.blobs.make(ARTIFACTS) / job.folder / name, dirs_exist_ok=True)
+                shutil.copytree(work / name, world.blobs.make(names.ARTIFACTS) / job.folder / name, dirs_exist_ok=True)
 
     def _lay_out_volume(self, world: World, volume: Volume, place: Path) -> None:
         source = world.blobs.make(volume.container) / volume.path
@@ -228,3 +229,81 @@ def _command(job: Job, places: dict[str, str]) -> str:
         for name, value in {**places, **literals}.items():
             text = text.replace(f"${{{{{kind}.{name}}}}}", str(value))
     return text
+
+
+def process_environment(
+    job: Job, world: World, node: int, local: int, master: str, nodes: int, processes: int, places: dict[str, str]
+) -> dict[str, str]:
+    """Return the environment of one process of one node."""
+    asked = job.properties_of_body
+    ranks: dict[str, str] = {}
+    if (asked.get("distribution") or {}).get("distributionType") == "PyTorch":
+        ranks = {
+            "MASTER_ADDR": master,
+            "MASTER_PORT": MASTER_PORT,
+            "WORLD_SIZE": str(nodes * processes),
+            "NODE_RANK": str(node),
+            "RANK": str(node * processes + local),
+            "LOCAL_RANK": str(local),
+        }
+    data = {f"AZURE_ML_OUTPUT_{name}": places[name] for name in asked.get("outputs") or {}}
+    data |= {
+        f"AZURE_ML_INPUT_{name}": places.get(name, str(told.get("value", "")))
+        for name, told in (asked.get("inputs") or {}).items()
+    }
+    return {
+        "PATH": f"{Path(sys.prefix) / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/tmp" if sandbox.mode() != "none" else f"{HOME}/cr",
+        "HOSTNAME": f"node-{node}",
+        "LANG": "C.UTF-8",
+        **_platform(job, nodes, node),
+        **_network(world),
+        **_identity(world, asked),
+        **data,
+        **ranks,
+        **{name: str(value) for name, value in (asked.get("environmentVariables") or {}).items() if value is not None},
+    }
+
+
+def _platform(job: Job, nodes: int, node: int) -> dict[str, str]:
+    host = f"https://{names.REGION}.api.azureml.ms"
+    return {
+        "AZUREML_RUN_ID": job.name,
+        "AZUREML_ROOT_RUN_ID": job.name,
+        "AZUREML_EXPERIMENT_NAME": job.experiment,
+        "AZUREML_EXPERIMENT_SCOPE": f"{names.workspace_id()}/experiments/{job.experiment}",
+        "AZUREML_ARM_SUBSCRIPTION": names.SUBSCRIPTION,
+        "AZUREML_ARM_RESOURCEGROUP": names.GROUP,
+        "AZUREML_ARM_WORKSPACE_NAME": names.WORKSPACE,
+        "AZUREML_ARM_PROJECT_NAME": job.experiment,
+        "AZUREML_WORKSPACE_ID": names.WORKSPACE_ID,
+        "AZUREML_WORKSPACE_SCOPE": names.workspace_id(),
+        "AZUREML_SERVICE_ENDPOINT": host,
+        "AZUREML_NODE_COUNT": str(nodes),
+        "AZUREML_CR_NODE_RANK": str(node),
+        "MLFLOW_TRACKING_URI": f"azureml://{names.REGION}.api.azureml.ms/mlflow/v1.0{names.workspace_id()}",
+        "MLFLOW_RUN_ID": job.name,
+    }
+
+
+def _network(world: World) -> dict[str, str]:
+    """Return the variables for reaching the outer world: only through the proxy."""
+    proxy = world.container_url
+    none = f"localhost,127.0.0.1,{proxy.removeprefix('http://').partition(':')[0]}"
+    return proxied(proxy, CA, none)
+
+
+def _identity(world: World, asked: dict[str, Any]) -> dict[str, str]:
+    """Return the address of the token endpoint, if the request has an identity."""
+    kind = (asked.get("identity") or {}).get("identityType")
+    if kind == "Managed":
+        url = f"{world.container_url}/msi/token"
+        own = (asked.get("identity") or {}).get("clientId")
+        return {
+            "MSI_ENDPOINT": url,
+            "MSI_SECRET": names.MSI_SECRET,
+            **({"DEFAULT_IDENTITY_CLIENT_ID": own} if own else {}),
+        }
+    if kind == "UserIdentity":
+        return {"OBO_ENDPOINT": f"{world.container_url}/obo/token"}
+    return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from doubles.azure import arm, assets, blobs, containers, history, jobroutes, login, prices, vault
+from doubles.azure import arm, blobs, jobroutes, login, prices, vault
 from doubles.kit.routing import Route
 from doubles.wire import Answer
 
@@ -22,11 +22,11 @@ _ARM = [
     Route("GET", f"{_WORKSPACE}/computes/(?P<name>[^/]+)", "computes.get", arm.get_compute),
     Route("GET", f"{_WORKSPACE}/datastores/(?P<name>[^/]+)", "datastores.get", arm.get_datastore),
     Route("POST", f"{_WORKSPACE}/datastores/(?P<name>[^/]+)/listSecrets", "datastores.secrets", arm.list_secrets),
-    Route("GET", f"{_WORKSPACE}/codes/(?P<name>[^/]+)/versions", "codes.list", assets.list_codes),
-    Route("GET", f"{_WORKSPACE}/codes/{_VERSION}", "codes.get", assets.get_code),
-    Route("PUT", f"{_WORKSPACE}/codes/{_VERSION}", "codes.put", assets.put_code),
-    Route("POST", f"{_WORKSPACE}/codes/{_VERSION}/startPendingUpload", "codes.upload", assets.start_upload),
-    Route("PUT", f"{_WORKSPACE}/environments/{_VERSION}", "environments.put", assets.put_environment),
+    Route("GET", f"{_WORKSPACE}/codes/(?P<name>[^/]+)/versions", "codes.list", arm.list_codes),
+    Route("GET", f"{_WORKSPACE}/codes/{_VERSION}", "codes.get", arm.get_code),
+    Route("PUT", f"{_WORKSPACE}/codes/{_VERSION}", "codes.put", arm.put_code),
+    Route("POST", f"{_WORKSPACE}/codes/{_VERSION}/startPendingUpload", "codes.upload", arm.start_upload),
+    Route("PUT", f"{_WORKSPACE}/environments/{_VERSION}", "environments.put", arm.put_environment),
     Route("GET", f"{_WORKSPACE}/jobs", "jobs.list", jobroutes.list_all),
     Route("GET", f"{_WORKSPACE}/jobs/(?P<name>[^/]+)", "jobs.get", jobroutes.get),
     Route("PUT", f"{_WORKSPACE}/jobs/(?P<name>[^/]+)", "jobs.put", jobroutes.put),
@@ -41,7 +41,7 @@ ROUTES: dict[str, list[Route]] = {
         Route("POST", "/(?P<tenant>[^/]+)/oauth2/v2.0/token", "token", login.give_token),
     ],
     "arm": _ARM,
-    "data": [Route("GET", f"/history/v1.0{_WORKSPACE}/runs/(?P<run>[^/]+)/details", "run.details", history.details)],
+    "data": [Route("GET", f"/history/v1.0{_WORKSPACE}/runs/(?P<run>[^/]+)/details", "run.details", jobroutes.details)],
     "vault": [
         Route("PUT", "/secrets/(?P<name>[^/]+)", "vault.put", vault.put),
         Route("GET", "/secrets/(?P<name>[^/]+)(?:/(?P<version>[^/]*))?", "vault.get", vault.get),
@@ -51,7 +51,7 @@ ROUTES: dict[str, list[Route]] = {
 }
 
 BLOBS: dict[str, Callable[..., Answer]] = {
-    "blob.list": containers.list_blobs,
+    "blob.list": blobs.list_blobs,
     "blob.get": blobs.get,
     "blob.head": blobs.head,
     "blob.put": blobs.put,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from doubles.google.errors import GoogleError, code_of
 from doubles.google.faults import Fault
 from doubles.google.names import PROJECT, SERVICE_ACCOUNT
-from doubles.google.objects import denied
+from doubles.google.objects import missing_right
 from doubles.wire import HangUp
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _forbidden(call: Call, email: str) -> GoogleError:
     kind, _, verb = call.operation.partition(".")
     permission = f"{PERMISSIONS.get(kind, f'{call.service}.{kind}')}.{'create' if verb == 'insert' else verb}"
     if call.service == "storage":
-        return denied(permission, "object", email or SERVICE_ACCOUNT)
+        return missing_right(permission, "object", email or SERVICE_ACCOUNT)
     resource = f"//{call.service}.googleapis.com/projects/{PROJECT}"
     info = {
         "@type": "type.googleapis.com/google.rpc.ErrorInfo",

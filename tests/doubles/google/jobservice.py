@@ -1,17 +1,20 @@
-"""JobService and its neighbours: the implementation of each operation, on the client's own message classes."""
+"""JobService and its neighbours: each operation, on the client's own message classes, and the filter of jobs.list."""
 
 from __future__ import annotations
 
 import base64
 import re
 import time
+from collections.abc import Callable
+from datetime import datetime
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from google.cloud.aiplatform_v1 import types
 from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2
 
-from doubles.google import bodies, filters, life
+from doubles.google import bodies, life
 from doubles.google.calls import Call
 from doubles.google.errors import GoogleError, invalid
 from doubles.google.jobs import Job
@@ -25,6 +28,19 @@ __all__ = ["cancel", "create", "delete", "get", "get_resource", "list_all"]
 MAX_PAGE = 100
 _HOST = re.compile(r"(?:([a-z]+-[a-z]+\d+)-)?aiplatform\.googleapis\.com")
 _NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)(?:/customJobs/([^/]+))?")
+_TERM = re.compile(
+    r"""\s*(?P<not>NOT\s+|-)?(?P<field>[A-Za-z_][\w.\-]*)\s*(?P<op>!=|<=|>=|=|<|>|:)\s*
+    (?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^\s"()]+))\s*(?:(?P<and>AND)\s+|$)""",
+    re.VERBOSE,
+)
+_ORDER: dict[str, Callable[[float, float], bool]] = {
+    "<": lambda ours, theirs: ours < theirs,
+    "<=": lambda ours, theirs: ours <= theirs,
+    ">": lambda ours, theirs: ours > theirs,
+    ">=": lambda ours, theirs: ours >= theirs,
+    "=": lambda ours, theirs: ours == theirs,
+    "!=": lambda ours, theirs: ours != theirs,
+}
 
 
 def create(world: World, call: Call, request: Any) -> Any:
@@ -52,7 +68,7 @@ def get(world: World, call: Call, request: Any) -> Any:
 def list_all(world: World, call: Call, request: Any) -> Any:
     """Return a page of the jobs, the newest first."""
     region, _ = _place(call, request.parent)
-    wanted = filters.parse(request.filter)
+    wanted = _parse_filter(request.filter)
     if request.page_size < 0:
         raise invalid("Page size must not be negative.")
     size = min(request.page_size or world.settings.page_size, MAX_PAGE)
@@ -158,3 +174,52 @@ def _number_of(page_token: str) -> int | None:
         return int(base64.urlsafe_b64decode(page_token))
     except ValueError:
         raise invalid("The page token is invalid.") from None
+
+
+def _parse_filter(text: str) -> Callable[[Job], bool]:
+    """Return the filter as a function of a job. Raises GoogleError for an unknown filter."""
+    terms: list[Callable[[Job], bool]] = []
+    at, is_open = 0, bool(text.strip())
+    while is_open:
+        found = _TERM.match(text, at)
+        if found is None:
+            raise invalid(f'Invalid filter "{text}": cannot _parse_filter from character {at}.')
+        value = found["bare"] if found["quoted"] is None else re.sub(r"\\(.)", r"\1", found["quoted"])
+        terms.append(_term(text, found["field"], found["op"], value, bool(found["not"])))
+        at, is_open = found.end(), found["and"] is not None
+    return lambda job: all(term(job) for term in terms)
+
+
+def _term(text: str, field: str, op: str, value: str, is_negated: bool) -> Callable[[Job], bool]:
+    if field.startswith("labels."):
+        key = field.removeprefix("labels.")
+        holds = _text(text, op, value, lambda job: dict(job.asked.labels).get(key))
+    elif field in ("display_name", "displayName"):
+        holds = _text(text, op, value, lambda job: str(job.asked.display_name))
+    elif field == "state" and op in ("=", "!="):
+        holds = _text(text, op, value, lambda job: job.status)
+    elif field in ("create_time", "createTime") and op in _ORDER:
+        moment, compare = _moment(text, value), _ORDER[op]
+
+        def holds(job: Job) -> bool:
+            return compare(job.created, moment)
+    else:
+        raise invalid(f'Invalid filter "{text}": unsupported field or operator "{field}{op}".')
+    return (lambda job: not holds(job)) if is_negated else holds
+
+
+def _text(text: str, op: str, value: str, read: Callable[[Job], str | None]) -> Callable[[Job], bool]:
+    if op == "=":
+        return lambda job: read(job) == value
+    if op == "!=":
+        return lambda job: read(job) != value
+    if op == ":":
+        return lambda job: (found := read(job)) is not None and fnmatchcase(found, value)
+    raise invalid(f'Invalid filter "{text}": unsupported operator "{op}".')
+
+
+def _moment(text: str, value: str) -> float:
+    try:
+        return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        raise invalid(f'Invalid filter "{text}": "{value}" is no time.') from None

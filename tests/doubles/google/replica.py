@@ -1,21 +1,25 @@
-"""A replica: a named machine that starts and restarts the container."""
+"""A replica: a named machine that starts and restarts the container, with the container's variables and its /gcs."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import re
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from doubles import sandbox
-from doubles.google import gcsmount
-from doubles.google.environment import CA, HOME, environment
 from doubles.google.errors import GoogleError
 from doubles.google.jobs import Job, Pool
+from doubles.google.names import PROJECT, REGION
+from doubles.kit.handle import proxied
 from doubles.kit.life import Machine
 
 if TYPE_CHECKING:
@@ -23,6 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Replica", "Run"]
 
+HOME = "/mnt/replica"
+CA = f"{HOME}/.ca.pem"
+PORT = 2222  # in CLUSTER_SPEC
+MASTER_PORT = "3333"  # as in block-cascade
+RANKED_POOLS = (0, 1)  # replicas of other pools serve: parameter servers or reducers, and an evaluator
+_TF_ROLES = ("chief", "worker", "ps", "evaluator")
+GCS = "/gcs"
 # Installs the folder's packages and becomes the module, whose name is in $0.
 _PACKAGES = f"""
 python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-cache-dir --no-index \\
@@ -129,11 +140,11 @@ class Replica(Machine):
         names = {one.hostname: one.address for one in job.replicas}
         container = sandbox.Container(
             argv=self._argv(world, run),
-            env=environment(world, job, self),
+            env=_environment(world, job, self),
             root=run.root / "container",
             hostname=self.hostname,
             private={HOME: run.disk},
-            read_only={gcsmount.PLACE: gcsmount.lay_out(world, run.root / "gcs")} if world.settings.gcs else {},
+            read_only={GCS: _lay_out_buckets(world, run.root / "gcs")} if world.settings.gcs else {},
             hosts=names,
             address=self.address if world.switch is not None else None,
             cwd=HOME,
@@ -190,3 +201,104 @@ def _descendants(pid: int) -> list[int]:
     for child in map(int, children):
         found += [child, *_descendants(child)]
     return found
+
+
+def _environment(world: World, job: Job, replica: Replica) -> dict[str, str]:
+    """Return the environment of a replica's process."""
+    task = replica.task
+    return {
+        "PATH": f"{Path(sys.prefix) / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": HOME,
+        "HOSTNAME": replica.hostname,
+        "LANG": "C.UTF-8",
+        "CLOUD_ML_JOB_ID": job.id,
+        "CLOUD_ML_PROJECT_ID": PROJECT,
+        "CLOUD_ML_REGION": REGION,
+        **_cluster(world, job, replica),
+        **_ranks(job, replica),
+        **_outputs(job),
+        **_network(world),
+        **{one.name: _expanded(one.value, task.env) for one in task.env},
+    }
+
+
+def _cluster(world: World, job: Job, replica: Replica) -> dict[str, str]:
+    pools: dict[str, list[str]] = {}
+    for one in job.replicas:
+        pools.setdefault(one.pool.name, []).append(f"{_host(one)}:{PORT}")
+    task: dict[str, Any] = {"type": replica.pool.name, "index": replica.index, "trial": ""}
+    told = json.dumps({"job_id": job.id, "display_name": job.asked.display_name})  # a string of undocumented content
+    spec = json.dumps({"cluster": pools, "environment": "cloud", "task": task, "job": told})
+    tf_cluster = {_TF_ROLES[int(name[-1])]: hosts for name, hosts in pools.items()}
+    tf_task = {**task, "type": _TF_ROLES[replica.pool.number]}
+    tf_config = {"TF_CONFIG": json.dumps({"cluster": tf_cluster, "environment": "cloud", "task": tf_task, "job": told})}
+    kind = world.settings.single_cluster_spec if len(job.replicas) == 1 else "full"
+    if kind == "missing":
+        return {}
+    return {"CLUSTER_SPEC": "", "TF_CONFIG": ""} if kind == "empty" else {"CLUSTER_SPEC": spec, **tf_config}
+
+
+def _ranks(job: Job, replica: Replica) -> dict[str, str]:
+    """Return torch's env:// variables with nodes as processes; empty for a job of one replica."""
+    ranked = [one for one in job.replicas if one.pool.number in RANKED_POOLS]
+    if len(job.replicas) == 1 or replica not in ranked:
+        return {}
+    return {
+        "MASTER_ADDR": _host(ranked[0]),
+        "MASTER_PORT": MASTER_PORT,
+        "RANK": str(ranked.index(replica)),
+        "WORLD_SIZE": str(len(ranked)),
+    }
+
+
+def _outputs(job: Job) -> dict[str, str]:
+    prefix = job.spec.base_output_directory.output_uri_prefix.rstrip("/")
+    if not prefix:
+        return {}
+    folders = {"MODEL_DIR": "model", "CHECKPOINT_DIR": "checkpoints", "TENSORBOARD_LOG_DIR": "logs"}
+    return {f"AIP_{name}": f"{prefix}/{folder}/" for name, folder in folders.items()}
+
+
+def _network(world: World) -> dict[str, str]:
+    """Return the variables for reaching the outer world: only through the proxy, which serves metadata too."""
+    proxy = world.container_url
+    place = proxy.removeprefix("http://")
+    none = f"localhost,127.0.0.1,{place.partition(':')[0]}"
+    return {
+        **proxied(proxy, CA, none),
+        "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": CA,
+        **dict.fromkeys(("GCE_METADATA_HOST", "GCE_METADATA_IP"), place),
+    }
+
+
+def _host(replica: Replica) -> str:
+    """Return the name by which peers find the replica, or its address if names are not available."""
+    return replica.address if sandbox.mode() == "none" else replica.hostname
+
+
+def _expanded(value: str, env: Any) -> str:
+    """Return the value with $(NAME) of the request's own variables expanded, as in the API's description."""
+    known = {one.name: one.value for one in env}
+    return re.sub(r"\$\$|\$\(([^)]*)\)", lambda found: _reference(found, known), value)
+
+
+def _reference(found: re.Match[str], known: dict[str, str]) -> str:
+    if found[1] is None:
+        return "$"
+    return known.get(found[1], found[0])
+
+
+def _lay_out_buckets(world: World, folder: Path) -> Path:
+    """Return the folder with every bucket; an object replaced or removed later keeps its old file in the folder."""
+    objects = world.storage.objects
+    with objects.lock:
+        for bucket in objects.buckets():
+            (folder / bucket.name).mkdir(parents=True)
+            for name, found in objects.objects(bucket.name).items():
+                if PurePosixPath(name).is_absolute() or {"", ".", ".."} & set(name.split("/")):
+                    continue  # not a valid file name; consoles make empty objects with these names as folders
+                place = folder / bucket.name / name
+                with contextlib.suppress(FileExistsError, NotADirectoryError):  # the name is a folder's, too
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    os.link(found.file, place)
+    return folder

@@ -17,8 +17,7 @@ from urllib.parse import quote, unquote
 from doubles.google import objects
 from doubles.google.errors import GoogleError, error_answer, invalid
 from doubles.google.names import PROJECT
-from doubles.google.objectjson import bucket_resource, etag_of, media_headers, resource, writable
-from doubles.google.objects import Bucket, Check, Contents, Object, Objects, missing
+from doubles.google.objects import Bucket, Check, Contents, Object, Objects
 from doubles.google.uploads import Sessions, multipart
 from doubles.wire import Answer, BadJson, Request, json_answer
 
@@ -135,7 +134,7 @@ class Storage:
         return answer
 
     def _bucket(self, request: Request, bucket: str) -> Answer:
-        return json_answer(bucket_resource(self.objects.bucket(bucket)))
+        return json_answer(objects.bucket_resource(self.objects.bucket(bucket)))
 
     def _list(self, request: Request, bucket: str) -> Answer:
         query = request.query
@@ -162,7 +161,7 @@ class Storage:
             told: dict[str, Any] = {"kind": "storage#objects"}
             told |= {"nextPageToken": more} if more else {}
             told |= {"prefixes": prefixes} if prefixes else {}
-            told |= {"items": [resource(found) for found in items]} if items else {}
+            told |= {"items": [objects.resource(found) for found in items]} if items else {}
         return json_answer(told)
 
     def _listed(self, bucket: str, query: dict[str, str]) -> Iterator[tuple[str, Object | None]]:
@@ -186,13 +185,17 @@ class Storage:
     def _get(self, request: Request, bucket: str, name: str) -> Answer:
         with self.objects.lock:
             found = self._found(request, bucket, name)
-            return Answer(304) if found is None else json_answer(resource(found), headers={"ETag": etag_of(found)})
+            return (
+                Answer(304)
+                if found is None
+                else json_answer(objects.resource(found), headers={"ETag": objects.etag_of(found)})
+            )
 
     def _found(self, request: Request, bucket: str, name: str) -> Object | None:
         """Return the object, or None if the client's copy is current. Raises GoogleError."""
         found = self.objects.find(bucket, name)
         if found is None or request.query.get("generation") not in (None, str(found.generation)):
-            raise missing(bucket, name)
+            raise objects.missing(bucket, name)
         try:
             _check(request)(found)
         except GoogleError:
@@ -206,7 +209,7 @@ class Storage:
             found = self._found(request, bucket, name)
             if found is None:
                 return Answer(304)
-            headers, bounds = media_headers(found), _bounds(request.headers.get("range", ""), found.size)
+            headers, bounds = objects.media_headers(found), _bounds(request.headers.get("range", ""), found.size)
             if bounds is None:
                 return FileAnswer(200, headers, length=found.size, pieces=Contents(found.file, 0, found.size))
             start, end = bounds
@@ -236,21 +239,23 @@ class Storage:
             raise invalid(f"Invalid uploadType: {kind}")
         name = query.get("name") or told.get("name", "")
         told |= {"contentEncoding": query["contentEncoding"]} if "contentEncoding" in query else {}
-        told = writable(told)
+        told = objects.writable(told)
         check = self._replacing(request)
         if kind == "resumable":
             identity = self._sessions.start(bucket, name, told, check)
             return Answer(200, {"Location": _session_url(request, identity), "X-GUploader-UploadID": identity})
         spool = self.objects.spool()
         spool.append(body)
-        return json_answer(resource(self.objects.commit(bucket, name, spool, {**told, **_sums(request)}, check)))
+        return json_answer(
+            objects.resource(self.objects.commit(bucket, name, spool, {**told, **_sums(request)}, check))
+        )
 
     def _chunk(self, request: Request, bucket: str) -> Answer:
         identity = request.query.get("upload_id", "")
         sums = _sums(request)
         found = self._sessions.put(identity, request.headers.get("content-range"), request.body, sums)
         if isinstance(found, Object):
-            return json_answer(resource(found))
+            return json_answer(objects.resource(found))
         return Answer(308, {"X-GUploader-UploadID": identity, **({"Range": f"bytes=0-{found - 1}"} if found else {})})
 
     def _cancel(self, request: Request, bucket: str) -> Answer:
@@ -265,7 +270,7 @@ class Storage:
         def check(old: Object | None) -> None:
             conditions(old)
             if old is not None and any(fnmatchcase("storage.delete", pattern) for pattern in denied):
-                raise objects.denied("storage.objects.delete", "object")
+                raise objects.missing_right("storage.objects.delete", "object")
 
         return check
 

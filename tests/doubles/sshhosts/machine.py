@@ -6,6 +6,7 @@ below the host's folder (home, /tmp, /var, /opt), which holds the host's disks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
@@ -13,14 +14,14 @@ import subprocess
 import time
 import traceback
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from doubles import namespaces
 from doubles.namespaces import bind, mount
-from doubles.sshhosts import birth
 
-__all__ = ["BIN", "Layout", "SSHD", "SSHD_PID", "Spec", "become"]
+__all__ = ["BIN", "Layout", "SSHD", "SSHD_PID", "Spec", "become", "begin"]
 
 BIN = "/opt/bin"  # first in the PATH of every session
 SSHD = ("/usr/sbin/sshd", "-f", "/etc/ssh/sshd_config", "-E", "/var/log/sshd.log")
@@ -57,7 +58,7 @@ def become(spec: Spec, ready: int, go: int) -> None:
     Never returns: the process becomes an init that only reaps orphans. `console.log` of the folder has the errors.
     """
     try:
-        birth.begin((ready, go), f"{spec.folder}/console.log")
+        begin((ready, go), f"{spec.folder}/console.log")
         kinds = namespaces.CLONE_NEWNET | namespaces.CLONE_NEWUTS | namespaces.CLONE_NEWIPC | namespaces.CLONE_NEWNS
         namespaces.unshare(kinds)
         os.setsid()
@@ -144,3 +145,18 @@ def _start_sshd() -> None:
         if time.monotonic() > end:
             raise TimeoutError("sshd does not listen; see var/log/sshd.log of the host")
         time.sleep(0.002)
+
+
+def begin(kept: Collection[int], console: str) -> None:
+    """Die with the keeper, close all open files but `kept`, read /dev/null, and write to the end of `console`."""
+    namespaces.prctl(namespaces.PR_SET_PDEATHSIG, signal.SIGKILL)
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in kept:
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
+                os.close(fd)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    written = os.open(console, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for fd, standard in ((nothing, 0), (written, 1), (written, 2)):
+        os.dup2(fd, standard)
+    os.close(nothing)
+    os.close(written)

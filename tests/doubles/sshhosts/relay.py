@@ -15,7 +15,7 @@ import time
 import traceback
 from dataclasses import dataclass
 
-from doubles.sshhosts import birth
+from doubles.sshhosts import machine
 
 __all__ = ["Quality", "become", "plug"]
 
@@ -48,7 +48,7 @@ def plug(interface: str) -> socket.socket:
 def become(wires: tuple[socket.socket, socket.socket], quality: Quality, console: str) -> None:
     """Pass frames on until killed; never returns."""
     try:
-        birth.begin([wire.fileno() for wire in wires], console)
+        machine.begin([wire.fileno() for wire in wires], console)
         _pass_on(wires, quality)
     except BaseException:
         os.write(2, traceback.format_exc().encode())
