@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from doubles.aws import rules, validate
+from doubles.aws import validate
 from doubles.aws.handle import ROLE, Aws
 from doubles.aws.wire import AwsError
 from doubles.conftest import channel, request_of
@@ -69,7 +69,7 @@ def refusal(request: dict[str, Any]) -> AwsError | None:
     """Return the stand-in's error for the request, or None."""
     try:
         validate.check("sagemaker", "CreateTrainingJob", request)
-        rules.check(request)
+        validate.check_rules(request)
     except AwsError as error:
         return error
     return None

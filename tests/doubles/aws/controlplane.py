@@ -11,7 +11,7 @@ from typing import Any
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.iam.models import iam_backends
 
-from doubles.aws import rules, training, validate
+from doubles.aws import training, validate
 from doubles.aws.jobs import ACCOUNT, Job, described, summary
 from doubles.aws.wire import AwsError, Call
 from doubles.aws.world import World
@@ -49,7 +49,7 @@ def _execute(actions: dict[str, Callable[[World, Call], Params]], world: World, 
 
 def _create(world: World, call: Call) -> Params:
     request = call.params
-    rules.check(request)
+    validate.check_rules(request)
     _require_role(request["RoleArn"])
     tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", ())}
     job = Job(name=request["TrainingJobName"], region=call.region, request=request, created=time.time(), tags=tags)
