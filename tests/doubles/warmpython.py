@@ -38,7 +38,6 @@ __all__ = ["TRAINER", "Popen", "Process", "become", "run"]
 
 # Every optimizer imports `torch._dynamo` on its first use, and fsdp imports the last module.
 TRAINER = ("torch.distributed.run", "cloudtrain.entrypoints.trainer.train", "torch._dynamo", "torch.distributed.fsdp")
-TORCHRUN = ("torch.distributed.run", "cloudtrain.entrypoints.agent.elastic", "cloudtrain.entrypoints.elastic")
 POLL_S = 0.01
 LEFT_S = 10.0  # for the processes started by a run to end after the run
 MESSAGE_BYTES = 200_000
@@ -250,12 +249,14 @@ def become(request: dict[str, Any], folders: list[str]) -> None:
         handler = sys.modules["torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"]
         handler.Popen = Popen
     sys.modules.pop(name, None)  # `run_module` loads the module again, under the name __main__
-    program = functools.partial(runpy.run_module, name, run_name="__main__", alter_sys=True)
-    _run_and_leave(program) if name in TORCHRUN else program()
+    _run_and_leave(functools.partial(runpy.run_module, name, run_name="__main__", alter_sys=True))
 
 
 def _run_and_leave(program: Callable[[], Any]) -> NoReturn:
-    """Run the program to its end, without the interpreter's teardown: it frees, and first copies, all modules."""
+    """Run the program to its end, and free its objects, without the rest of the interpreter's teardown.
+
+    The rest frees, and therefore first copies, all modules: 0.45 s of processor time for a rank with torch.
+    """
     code: Any = 0
     try:
         program()
@@ -269,10 +270,16 @@ def _run_and_leave(program: Callable[[], Any]) -> NoReturn:
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    _flush()
+    gc.collect()
+    _flush()
+    os._exit(code & 0xFF)
+
+
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    os._exit(code & 0xFF)
 
 
 def _import(name: str) -> None:
