@@ -105,6 +105,8 @@ def test_submits_killed_at_random_leave_one_job_or_none(cli: Any, folder: Path, 
     """Ten parallel submits with every second answer lost: the listed jobs are the running jobs, each once."""
     seed = random.Random(6)
     google.fault("jobs.create", "lost", every=2)
+    for call in ("objects.insert", "secrets.*", "jobs.list"):  # else a submit ends before the test sees its progress
+        google.fault(call, "slow", delay_s=0.3)
     names = [f"r{number}" for number in range(10)]
     submits = {name: cli.start(*SUBMIT, "--name", name, cwd=folder, env=TOKEN) for name in names}
     dies_at = {name: seed.randint(2, 8) for name in names[1:]}
@@ -114,7 +116,7 @@ def test_submits_killed_at_random_leave_one_job_or_none(cli: Any, folder: Path, 
         told = json.dumps(google.objects("cloudtrain/jobs") + google.secrets() + google.jobs())
         for name, most in dies_at.items():  # more mentions of the name mean more progress
             if told.count(f"{name}/") + told.count(f"{name}-1") >= min(most, 4) and submits[name].poll() is None:
-                time.sleep(seed.random() * 0.2)
+                time.sleep(seed.random() * 0.02)
                 submits[name].kill()
         time.sleep(0.02)
     for process in submits.values():

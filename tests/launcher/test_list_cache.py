@@ -271,18 +271,19 @@ def test_poll_does_not_wait_for_a_silent_backend(
 ) -> None:
     """Of three jobs a job hangs and a job fails: both keep their last state with a fault; the third is current."""
     jobs = [add(name, State("running", started_s=1.0)) for name in ("hangs", "fails", "lives")]
-    release = threading.Event()
+    release, asked = threading.Event(), threading.Event()
 
     def refresh(own: Registry, job: Job) -> Job:
         assert own is not registry  # a connection belongs to a single thread
         if job.id == "hangs":
+            asked.set()
             release.wait(60)
         if job.id == "fails":
             raise CredentialError("the token has expired")
         return replace(job, attempt=replace(job.attempt, state=DONE))
 
     monkeypatch.setattr(poller, "refresh", refresh)
-    patience(2, lambda: True)
+    patience(2, asked.is_set)
     answers = poller.ask(registry, jobs, 0.05)
     release.set()
     told = {job_id: (type(fault).__name__, fault.message) for job_id, fault in answers.faults.items()}
