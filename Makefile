@@ -29,7 +29,7 @@ test: $(READY)  ## Everything: lint and types beside all tests.
 	$(MAKE) --no-print-directory -j 2 lint session
 
 session: $(READY)  ## All tests in one session, slow tests first; prints the ten slowest.
-	$(BIN)/pytest -n 4 --dist worksteal --durations 10 -m "not soak" || $(BIN)/pytest $(ALONE) -m "not soak"
+	$(BIN)/pytest -n 6 --dist worksteal --durations 10 -m "not soak" || $(BIN)/pytest $(ALONE) -m "not soak"
 
 lint: $(READY)
 	$(BIN)/ruff check .

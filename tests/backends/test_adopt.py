@@ -117,7 +117,7 @@ def test_azureml_job_is_adopted(cli: Any, azure_account: Azure, folder: Callable
     assert found["state"] in ("pending", "running")
 
 
-@pytest.mark.parametrize("backend", ["sagemaker", "azureml", "vertex"])
+@pytest.mark.parametrize("backend", [pytest.param("sagemaker", marks=pytest.mark.soak), "azureml", "vertex"])
 def test_job_of_a_different_home_is_adopted_only_by_name(
     request: pytest.FixtureRequest, home: Path, folder: Callable[[str], Path], backend: str
 ) -> None:

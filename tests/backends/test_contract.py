@@ -96,6 +96,12 @@ if "lines" in sys.argv:
 """
 
 
+def cases(*names: str, soaked: tuple[str, ...]) -> pytest.MarkDecorator:
+    """Return the parameters for the named backends; `make soak` has more, which repeat the same code."""
+    more = [pytest.param(name, marks=pytest.mark.soak) for name in soaked]
+    return pytest.mark.parametrize("backend", [*names, *more], indirect=True)
+
+
 @pytest.fixture(params=sorted(SETTINGS))
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the backend's name; its stand-in runs, and the command finds it."""
@@ -187,6 +193,7 @@ def test_failure_names_the_first_failing_rank(cli: Any, job: Any) -> None:
     assert "boom of rank one" in cli("status", "last").stdout
 
 
+@cases("local", "processes", "ssh", "sagemaker", soaked=("azureml", "vertex"))  # in the tutorials' tests, too
 def test_stop_saves_and_resume_continues(cli: Any, job: Any) -> None:
     """A stop lets the ranks save; a resume is the next attempt, whose ranks see all saved and kept files."""
     folder = job('args: [loop]\nkeep: [out/, "wor*.pt"]\nresume_args: [--resume, $CLOUDTRAIN_RESUME_PATH]\n')
@@ -209,11 +216,7 @@ def test_stop_saves_and_resume_continues(cli: Any, job: Any) -> None:
     assert {"home/work.pt", "home/out/part-0.pt", "home/out/part-1.pt"} <= set(home)
 
 
-@pytest.mark.parametrize(
-    "backend",
-    ["local", "ssh", "sagemaker", *(pytest.param(n, marks=pytest.mark.soak) for n in ("azureml", "vertex"))],
-    indirect=True,
-)
+@cases("local", "ssh", soaked=("sagemaker", "azureml", "vertex"))
 def test_job_of_version_0_1_is_followed_stopped_and_resumed(cli: Any, job: Any, version_0_1: Any) -> None:
     """A job that version 0.1 started is an ordinary job: its home opens, its lines come, and a resume sees its save."""
     folder = job("args: [loop]\n", alone="")
@@ -232,6 +235,7 @@ def test_job_of_version_0_1_is_followed_stopped_and_resumed(cli: Any, job: Any, 
     assert cli("rm", "last", "-y").code == 0
 
 
+@cases("local", "processes", "ssh", "vertex", soaked=("azureml", "sagemaker"))
 def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str) -> None:
     """`--now` kills if the platform can; the job is stopped by its user, without a save to resume from."""
     cli("submit", "-y", "-d", cwd=job("args: [loop]\n"))
@@ -242,11 +246,9 @@ def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str) -> 
     assert status["resumable"] is (backend in WITHOUT_KILL)
 
 
-@pytest.mark.parametrize(
-    "backend",  # the clouds' caps differ only by figures: one of three, all in soak
-    [pytest.param(name, marks=[pytest.mark.soak] * (name in ("azureml", "sagemaker"))) for name in sorted(SETTINGS)],
-    indirect=True,
-)
+@cases(
+    "local", "ssh", "sagemaker", soaked=("processes", "azureml", "vertex")
+)  # the clouds' caps differ by figures only
 def test_budget_holds_without_a_launcher(cli: Any, content_cli: Any, job: Any, backend: str) -> None:
     """The limit works without a launcher: SIGTERM with time to save first, and no dollar above the budget.
 
