@@ -21,15 +21,11 @@ demo: $(READY)  ## Train the digits example on two local instances, then show it
 	CLOUDTRAIN_HOME=$(CURDIR)/.demo $(BIN)/cloudtrain submit -f examples/digits/cloudtrain.yaml --instances 2
 	CLOUDTRAIN_HOME=$(CURDIR)/.demo $(BIN)/cloudtrain status last
 
-# Real processes have real time limits, which a busy machine may miss. What fails beside others runs once more, alone and
-# seen in the output: a fault of the code fails again.
-ALONE := --last-failed --last-failed-no-failures none
-
 test: $(READY)  ## Everything: lint and types beside all tests.
 	$(MAKE) --no-print-directory -j 2 lint session
 
 session: $(READY)  ## All tests in one session, slow tests first; prints the ten slowest.
-	$(BIN)/pytest -n 6 --dist worksteal --durations 10 -m "not soak" || $(BIN)/pytest $(ALONE) -m "not soak"
+	$(BIN)/pytest -n 6 --dist worksteal --durations 10 -m "not soak"
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -246,9 +246,7 @@ def test_stop_now_does_not_wait_for_a_save(cli: Any, job: Any, backend: str) -> 
     assert status["resumable"] is (backend in WITHOUT_KILL)
 
 
-@cases(
-    "local", "ssh", "sagemaker", soaked=("processes", "azureml", "vertex")
-)  # the clouds' caps differ by figures only
+@cases("local", "ssh", "sagemaker", soaked=("processes", "azureml", "vertex"))  # clouds differ by figures
 def test_budget_holds_without_a_launcher(cli: Any, content_cli: Any, job: Any, backend: str) -> None:
     """The limit works without a launcher: SIGTERM with time to save first, and no dollar above the budget.
 
