@@ -21,6 +21,7 @@ from cloudtrain.entrypoints.replication.fetched_note import has, is_own
 __all__ = ["Gathering"]
 
 END_S = 1.0
+_TRIES, _RETRY_S = 20, 0.1  # for an entry that changes during the copy: the other node may merge the same entry now
 
 Source = tuple[str, int]
 
@@ -123,7 +124,7 @@ class Gathering:
             here = listing.look(self._folder, entry.name)
             if here is not None and here.fingerprint == entry.fingerprint:
                 return
-            fetched = copies.fetch(*source, self._token, entry.name, scratch, stop=self._stop)
+            fetched = self._fetch_stable(source, entry.name, scratch)
             paths = scratch.rglob("*") if fetched.entry.is_folder else [scratch / entry.name]
             for path in [path for path in paths if path.is_file()]:
                 target = self._folder / path.relative_to(scratch)
@@ -135,6 +136,15 @@ class Gathering:
             self._fail(entry.name, source, error)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+    def _fetch_stable(self, source: Source, name: str, into: Path) -> copies.Fetched:
+        """Copy the entry, again if the entry has changed during the copy. Raises CopyError, OSError."""
+        for _ in range(_TRIES - 1):
+            try:
+                return copies.fetch(*source, self._token, name, into, stop=self._stop)
+            except copies.Gone:
+                self._stop.wait(_RETRY_S)
+        return copies.fetch(*source, self._token, name, into, stop=self._stop)
 
     def _needs(self, entry: StoredEntry) -> bool:
         """Return whether this node lacks the entry, and has no own entry of that name and no newer entry."""

@@ -189,6 +189,27 @@ def test_kept_files_are_the_newest_on_all_nodes(node: Any, gather: Any, here: Pa
     assert gather(source, newest_alone=False, merged=("out",)) == ()
 
 
+def test_kept_folder_that_changes_during_the_copy_is_copied_again(
+    node: Any, gather: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes merge the same folder at the same time: each node has all files afterwards."""
+    there, source = node()
+    (there / "out").mkdir()
+    (there / "out" / "a.pt").write_text("a")
+    sent, plain = list[str](), copies._send_bytes
+
+    def change(*args: Any) -> None:
+        if not sent:
+            (there / "out" / "b.pt").write_text("b")
+        sent.append("a file")
+        plain(*args)
+
+    monkeypatch.setattr(copies, "_send_bytes", change)
+    assert gather(source, newest_alone=False, merged=("out",)) == ()
+    assert sorted(path.name for path in (here / "out").iterdir()) == ["a.pt", "b.pt"]
+    assert len(sent) == 3  # the first copy of a.pt, and both files
+
+
 def test_empty_folder_does_not_hide_another_nodes(node: Any, gather: Any, here: Path) -> None:
     """A kept folder exists from the start, even without files of this node."""
     there, source = node()
