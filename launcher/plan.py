@@ -11,11 +11,19 @@ __all__ = ["Batch", "Plan"]
 
 @dataclass(frozen=True)
 class Batch:
-    """How one optimizer step's samples are split: global = micro x ranks x accumulation."""
+    """How one optimizer step's samples are split: global = micro x ranks / tensor x accumulation.
+
+    `tensor` neighbouring ranks compute the same samples.
+    """
 
     global_size: int
     micro_size: int
     accumulation: int
+    tensor: int = 1
+
+    def fits(self, ranks: int) -> bool:
+        """Return whether so many ranks share the micro-batches evenly."""
+        return ranks % self.tensor == 0 and self.global_size // self.micro_size % (ranks // self.tensor) == 0
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,8 @@ class Plan:
             raise ValueError("its plan is not whole")
         kept["alert_micro"] = tuple(kept.get("alert_micro", ()))
         if isinstance(batch := kept["batch"], dict):
-            kept["batch"] = Batch(*(batch.get(key, 0) for key in ("global_size", "micro_size", "accumulation")))
+            sizes = (batch.get(key, 0) for key in ("global_size", "micro_size", "accumulation"))
+            kept["batch"] = Batch(*sizes, tensor=batch.get("tensor", 1))
         if (worst_usd := kept["worst_case_usd"]) is not None:
             kept.setdefault("worst_case_micro", round(worst_usd * 1_000_000))
         return cls(**kept)

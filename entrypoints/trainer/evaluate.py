@@ -48,8 +48,8 @@ def evaluate(job: TrainingJob, progress: TrainState) -> str | None:
     job.strategy.sync_buffers()
     limit, strict = job.spec.training.eval_batches, job.spec.training.reproducible == "strict"
     if limit is not None and strict:  # the same samples for any number of ranks
-        limit = limit * job.split.virtual // place.ranks
-    plan = shares(len(job.eval_data or ()), job.split.micro, limit, place.rank, place.ranks)
+        limit = limit * job.split.virtual // place.data_ranks
+    plan = shares(len(job.eval_data or ()), job.split.micro, limit, place.data_rank, place.data_ranks)
     modes = [(part, part.training) for part in module.modules()]  # parts may be frozen in eval mode
     module.eval()
     try:
@@ -83,7 +83,7 @@ def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str 
         for number, _ in enumerate(plan):
             begin_s = time.perf_counter()
             batch = next(batches)
-            data.seed_all(data.mix(training.seed, data.EVAL, number * job.place.ranks + job.place.rank))
+            data.seed_all(data.mix(training.seed, data.EVAL, number * job.place.data_ranks + job.place.data_rank))
             if job.agreement.is_due():
                 job.agreement.begin(batch_s)
             with job.strategy.autocast():
@@ -96,7 +96,7 @@ def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str 
     finally:
         job.agreement.hurry()
         batches.close()
-    return None, _mean(found, [weight for _, weight in plan])
+    return None, _mean(found, [weight if job.place.counts else 0 for _, weight in plan])
 
 
 def _measure(job: TrainingJob, batch: Any) -> dict[str, float]:

@@ -37,16 +37,35 @@ _SAVE_BYTES_PER_S = 100e6  # for the deadline's margin until a save is timed: a 
 
 @dataclass(frozen=True)
 class RankContext:
-    """This rank, the number of ranks, and the rank's device."""
+    """This rank, the number of ranks, and the rank's device.
+
+    `tensor`: neighbouring ranks that share each layer's matrices, and so compute the same micro-batches.
+    """
 
     rank: int
     ranks: int
     device: torch.device
+    tensor: int = 1
 
     @property
     def is_head(self) -> bool:
         """Whether this is rank 0, which prints and writes for all."""
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """The position among the ranks that compute different micro-batches."""
+        return self.rank // self.tensor
+
+    @property
+    def data_ranks(self) -> int:
+        """The number of groups of ranks that compute different micro-batches."""
+        return self.ranks // self.tensor
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's losses count: of the ranks with the same micro-batches only the first."""
+        return self.rank % self.tensor == 0
 
 
 @dataclass(frozen=True)
@@ -122,12 +141,16 @@ class TrainState:
         return self.max_steps if leave_at is None else min(leave_at, self.max_steps)
 
 
-def connect(timeout_s: float, is_strict: bool = False) -> RankContext:
+def connect(timeout_s: float, is_strict: bool = False, tensor: int = 1) -> RankContext:
     """Join the process group that torchrun's variables describe; without the variables, be the only rank.
 
-    `is_strict`: sums on this rank's device have a fixed order too, if torch has one.
+    `is_strict`: sums on this rank's device have a fixed order too, if torch has one. Raises TaskError if `tensor`
+    does not divide the ranks.
     """
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks % tensor:
+        fits = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
+        raise TaskError(f"training.parallel.tensor {tensor} does not divide the {ranks} ranks; set one of {fits}")
     cuda = torch.cuda.is_available()
     if is_strict:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise cuBLAS sums in any order
@@ -144,7 +167,7 @@ def connect(timeout_s: float, is_strict: bool = False) -> RankContext:
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **alone)
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-    return RankContext(rank, ranks, device)
+    return RankContext(rank, ranks, device, tensor)
 
 
 def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, silent: bool = False) -> TrainingJob:
@@ -153,7 +176,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     `silent`: the ranks exchange no gradients; for measuring the cost of the exchange.
     """
     wanted = spec.training
-    split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, place.ranks)
+    split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, place.data_ranks)
     optim.lr_factor(wanted.schedule, 0, 1)  # report an unknown schedule before reading the data
     data.seed_all(data.mix(wanted.seed, data.INIT, 0))
     train_data = task.make_dataset(spec.params, "train")
@@ -168,7 +191,9 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         raise TaskError(f"model(params) returned a {type(module).__name__}; it must return a torch.nn.Module")
     if not module.training:  # as in pretrained models; parts frozen in eval mode stay frozen
         module.train()
-    spread = strategies.wrap(wanted, module, place.device, split, blocks=task.blocks, silent=silent)
+    spread = strategies.wrap(
+        wanted, module, place.device, split, blocks=task.blocks, tensor_plan=task.tensor_plan, silent=silent
+    )
     split = dataclasses.replace(split, is_strided=spread.strided)
     optimizer, warmup_start = _optimizer(spec, task, spread, split)
     parameters = sum(p.numel() for p in spread.module.parameters())
@@ -204,7 +229,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         folder=folder,
         mirror=second,
         uploader=uploader,
-        owned=split.owned(place.rank),
+        owned=split.owned(place.data_rank),
         board=_board(spec, place),
     )
 
@@ -261,7 +286,8 @@ def _settings(spec: Spec, task: Task, split: data.Split) -> dict[str, Any]:
         "format": 2,
         "job": spec.job,
         "seed": wanted.seed,
-        "world_size": split.ranks,
+        "world_size": split.ranks * wanted.parallel.tensor,
+        "tensor": wanted.parallel.tensor,
         "virtual_ranks": split.virtual,
         "global_batch_size": split.global_batch,
         "micro_batch_size": split.micro,

@@ -32,6 +32,7 @@ _COMPARED = {
     "micro_batch_size": "the micro-batch was {then}, now {now}: losses agree to rounding, not to the bit",
     "seed": "the seed was {then}, now {now}: this epoch's order differs, so samples may repeat or be skipped",
     "world_size": "the ranks were {then}, now {now}: losses agree to rounding, not to the bit",
+    "tensor": "the ranks that share a layer were {then}, now {now}: losses agree to rounding, not to the bit",
     "strategy": "the strategy was {then}, now {now}: losses agree to rounding, not to the bit",
     "precision": "the precision was {then}, now {now}",
     "optimizer": "the optimizer was {then}, now {now}: it starts with fresh state",

@@ -17,10 +17,12 @@ from cloudtrain.entrypoints.checkpoints import weights
 from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.checkpoints.saver import Snapshot
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
+from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.format import quantity
 from cloudtrain.entrypoints.rank import heartbeat
 from cloudtrain.entrypoints.trainer import report
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
+from cloudtrain.entrypoints.trainer.strategies import tensor
 
 __all__ = ["NonFiniteError", "begin", "collect", "export", "finish", "optimizer_names", "publish"]
 __all__ += ["retry_later", "tensors", "wait"]
@@ -46,6 +48,11 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
                 folders.mark_best(job.folder, progress.step, *best)
         return
     begin_s = time.perf_counter()
+    if job.place.tensor > 1 and (names := tensor.differing(job.strategy.module, job.place.tensor)):
+        raise TaskError(
+            f"the ranks of a layer have different values of {', '.join(names[:4])}, so a checkpoint would lose some: a "
+            "module that sees a part of the sequence or of the heads needs the kind `sequence` in the tensor plan"
+        )
     progress.begun_step = progress.step
     carried = {name: getattr(progress, name) for name in CARRIED}
     job.agreement.saving()

@@ -47,7 +47,7 @@ def main() -> int:
     spec, rehearsed = read_spec(os.environ["CLOUDTRAIN_SPEC"]), rehearsal.of_environment()
     spec = spec if rehearsed is None else shortened(spec)
     task = load_task(spec.target)
-    place = connect(spec.timeout_s, spec.training.reproducible == "strict")
+    place = connect(spec.timeout_s, spec.training.reproducible == "strict", spec.training.parallel.tensor)
     if spec.training.diagnose_steps:
         return diagnose(spec, task, place, agreement, gradients)
     job = build(spec, task, place, agreement)
@@ -118,7 +118,7 @@ def _batches(job: TrainingJob, progress: TrainState) -> Iterator[data.Batches]:
     """Open the stream of this rank's micro-batches at the job's position."""
     training, place = job.spec.training, job.place
     steps = progress.last_step - progress.step
-    keys = data.train_keys(training.seed, len(job.train_data), job.split, place.rank, progress.samples, steps)
+    keys = data.train_keys(training.seed, len(job.train_data), job.split, place.data_rank, progress.samples, steps)
     batches = job.batches(job.train_data, keys)
     try:
         yield batches
@@ -185,7 +185,8 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
             # The agreement travels while the gradients are computed.
             if job.agreement.is_due(is_last and must_agree):
                 # On a GPU only for a step that needs the loss, since reading the loss waits for the GPU.
-                shared = float(total) if is_last and (must_agree or isinstance(total, float)) else 0.0
+                is_known = is_last and (must_agree or isinstance(total, float))
+                shared = float(total) if is_known and job.place.counts else 0.0
                 failed, saving_now = job.saver.failure is not None, job.saver.is_busy
                 job.agreement.begin(job.meter.step_s, len(owned), loss=shared, failed=failed, saving=saving_now)
             share = loss if spread.divisor == 1 else loss / spread.divisor

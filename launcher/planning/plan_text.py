@@ -43,7 +43,8 @@ def _machines(plan: Plan) -> Iterator[str]:
     yield f"{counted(plan.instances, 'instance')} x {plan.nproc_per_node} = {ranks} ({device})"
     if plan.batch is not None:
         b = plan.batch
-        yield f"global batch {b.global_size} = {b.micro_size} x {ranks} x {b.accumulation} accumulated"
+        shared = f" / {b.tensor} that share each layer" if b.tensor > 1 else ""
+        yield f"global batch {b.global_size} = {b.micro_size} x {ranks}{shared} x {b.accumulation} accumulated"
 
 
 def _time(plan: Plan) -> str:

@@ -62,6 +62,8 @@ def choose(config: JobConfig, plan: Plan, most_nodes: int, most_nproc: int | Non
     has_gpus = bool(plan.gpus_per_instance) and len(gpus) >= nodes_most
     bears = len(gpus) // nodes_most if has_gpus else (1 if nodes_most > 1 else 2)
     nproc_most = min(plan.nproc_per_node, bears if most_nproc is None else most_nproc)
+    if plan.batch is not None and nproc_most < plan.batch.tensor:  # ranks that share a layer are on one node
+        nproc_most, has_gpus = plan.batch.tensor, False
     if most_nproc is not None and nproc_most * nodes_most > len(gpus):
         has_gpus = False
     nodes, nproc = _fitting(plan, nodes_most, nproc_most)
@@ -76,13 +78,15 @@ def choose(config: JobConfig, plan: Plan, most_nodes: int, most_nproc: int | Non
             settings.append(f"resources.min_instances={nodes}")
         if plan.batch is not None:
             settings.append(f"training.micro_batch_size={plan.batch.micro_size}")
-            steps = plan.batch.global_size // (plan.batch.micro_size * nodes * nproc)
+            data_ranks = nodes * nproc // plan.batch.tensor
+            steps = plan.batch.global_size // (plan.batch.micro_size * data_ranks)
             planned = plan.batch.accumulation
             words.append(f"{steps} micro-batches of {plan.batch.micro_size} a rank and step, not {planned}")
             shard = config.training.shard_size
-            if shard is not None and nodes * nproc % shard:
-                settings.append(f"training.shard_size={nproc}")
-                words.append(f"shards over {nproc} ranks, not {shard}")
+            if shard is not None and data_ranks % shard:
+                width = nproc // plan.batch.tensor
+                settings.append(f"training.shard_size={width}")
+                words.append(f"shards over {width} ranks, not {shard}")
     if not has_gpus and plan.gpus_per_instance:
         words.append("on the CPU, over gloo")
     return Scale(nodes, nproc, shares, tuple(settings), tuple(words))
@@ -92,6 +96,7 @@ def _fitting(plan: Plan, nodes_most: int, nproc_most: int) -> tuple[int, int]:
     """Return the largest numbers of nodes and ranks that give each rank the same number of micro-batches."""
     if plan.batch is None:
         return nodes_most, nproc_most
-    micro_batches = plan.batch.global_size // plan.batch.micro_size
     tried = itertools.product(range(nodes_most, 0, -1), range(nproc_most, 0, -1))
-    return next((nodes, nproc) for nodes, nproc in tried if micro_batches % (nodes * nproc) == 0)
+    return next(
+        (nodes, nproc) for nodes, nproc in tried if plan.batch.fits(nodes * nproc) and not nproc % plan.batch.tensor
+    )

@@ -807,3 +807,64 @@ def test_numbers_have_three_digits_and_a_unit() -> None:
     """Numbers have three digits and a unit."""
     assert [format.quantity(x) for x in (3.14159, 999.9, 8123.0, 12.34e6)] == ["3.14", "1k", "8.12k", "12.3M"]
     assert [metrics.duration(x) for x in (45, 720, 12000, 187200)] == ["45s", "12m", "3h20m", "2d4h"]
+
+
+# The example with little text and TASK's kill: DO is kill:RANK:CALL, evaluations included.
+CHARLM = (Path(__file__).parents[2] / "examples" / "charlm" / "task.py").read_text()
+CHARLM = CHARLM.replace("TEXT_BYTES = 1_000_000", "TEXT_BYTES = 20_000") + """
+import os, signal
+plain_loss, calls = loss, 0
+
+def loss(model, batch):
+    global calls
+    calls += 1
+    todo = os.environ["DO"].split(":")
+    if todo[0] == "kill" and os.environ.get("RANK", "0") == todo[1] and calls == int(todo[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain_loss(model, batch)
+"""
+LANGUAGE = {
+    "text": CHARLM,
+    "params": {"context": 16, "layers": 2, "heads": 2, "width": 16, "dropout": 0.1},
+    "max_steps": 12,
+    "eval_every": 4,
+    "ema_decay": 0.9,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_split_layers_resume_bit_for_bit(tmp_path: Path, strategy: str) -> None:
+    """Two ranks share the layers of charlm, two groups of ranks the data: a kill -9 changes no loss and no weight."""
+    settings = {**LANGUAGE, "strategy": strategy, "parallel": {"tensor": 2}}
+    undisturbed = run(tmp_path / "whole", ranks=4, **settings)
+    assert undisturbed.code == 0, undisturbed.errors
+    assert "4 ranks / 2 that share each layer x 2 accumulation x 2 = 8 samples a step" in undisturbed.output
+    killed = run(tmp_path / "parts", ranks=4, do="kill:3:29", **settings)
+    again = run(tmp_path / "parts", ranks=4, **settings)
+    assert (killed.code != 0, again.code) == (True, 0), again.errors
+    assert joined(killed, again) == undisturbed.values("step", "loss")
+    assert again.values("eval", "loss").items() <= undisturbed.values("eval", "loss").items()
+    assert parameters(again) == parameters(undisturbed)
+
+
+@pytest.mark.slow
+def test_job_resumes_on_another_layout(tmp_path: Path) -> None:
+    """tensor 2 x fsdp 2 -> fsdp 4 -> tensor 2 -> 1 rank: losses, evaluations and the export as on one rank."""
+    one = run(tmp_path / "one", ranks=1, **LANGUAGE)
+    assert one.code == 0, one.errors
+    turns = [
+        (4, "kill:1:8", {"strategy": "fsdp", "parallel": {"tensor": 2}}),
+        (4, "kill:2:12", {"strategy": "fsdp"}),
+        (2, "kill:0:45", {"parallel": {"tensor": 2}}),
+        (1, "", {}),
+    ]
+    every = {"checkpoint": {"every_steps": 3}}
+    parts = [run(tmp_path / "parts", ranks=n, do=do, **LANGUAGE, **more, **every) for n, do, more in turns]
+    assert parts[-1].code == 0, parts[-1].errors
+    losses = {step: loss for part in parts for step, loss in part.values("step", "loss").items()}
+    assert losses == pytest.approx(one.values("step", "loss"), rel=1e-6)
+    assert [part.only("restart")["step"] for part in parts[1:]] == [3, 6, 9]
+    assert "the ranks that share a layer were 2, now 1" in parts[1].only("restart")["changed"][1]
+    last = parts[-1].values("eval", "loss")
+    assert last == pytest.approx({step: one.values("eval", "loss")[step] for step in last}, rel=1e-5)

@@ -13,20 +13,25 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.settings import TrainingSettings
+from cloudtrain.entrypoints.trainer.strategies import tensor
 from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
 from cloudtrain.entrypoints.trainer.strategies.ddp import ddp
-from cloudtrain.entrypoints.trainer.strategies.fsdp import fsdp, hsdp, shard_width
-from cloudtrain.entrypoints.trainer.strategies.strategy import LOW, Blocks, State, Strategy, finite
+from cloudtrain.entrypoints.trainer.strategies.fsdp import data_mesh, fsdp, hsdp, shard_width
+from cloudtrain.entrypoints.trainer.strategies.strategy import LOW, Blocks, State, Strategy, finite, share_weights
 
 __all__ = ["STRATEGIES", "Blocks", "State", "Strategy", "default_blocks", "finite", "wrap"]
 
-Maker = Callable[[TrainingSettings, nn.Module, torch.device, data.Split, Blocks | None, bool], Strategy]
+Maker = Callable[
+    [TrainingSettings, nn.Module, torch.device, data.Split, Blocks | None, bool, DeviceMesh | None], Strategy
+]
 
 STRATEGIES: dict[str, Maker] = {"ddp": ddp, "fsdp": fsdp, "hsdp": hsdp}
 
@@ -38,6 +43,7 @@ def wrap(
     split: data.Split,
     *,
     blocks: Blocks | None = None,
+    tensor_plan: tensor.TensorPlan | None = None,
     silent: bool = False,
 ) -> Strategy:
     """Return the module spread as the settings ask. Collective. Raises TaskError with all faults of the settings.
@@ -47,7 +53,30 @@ def wrap(
     faults = [*_faults(settings, split), *_faults_here(settings, module, device)]
     if faults:
         raise TaskError("; ".join(faults))
-    return STRATEGIES[settings.strategy](settings, module, device, split, blocks, silent)
+    mesh = None
+    if settings.parallel.tensor > 1:
+        mesh = _split_layers(settings, module, device, split, blocks, tensor_plan)
+    return STRATEGIES[settings.strategy](settings, module, device, split, blocks, silent, mesh)
+
+
+def _split_layers(
+    settings: TrainingSettings,
+    module: nn.Module,
+    device: torch.device,
+    split: data.Split,
+    blocks: Blocks | None,
+    tensor_plan: tensor.TensorPlan | None,
+) -> DeviceMesh:
+    """Split the module's layers over neighbouring ranks, and return the mesh of all ranks; prints the plan."""
+    parallel, found = settings.parallel, default_blocks(module) if blocks is None else list(blocks(module))
+    plan = tensor.find_plan(parallel, module, found, tensor_plan)
+    mesh = data_mesh(settings, device, split.ranks, parallel.tensor)
+    if dist.get_rank() == 0:
+        print(f"tensor {parallel.tensor}: {tensor.in_words(module, plan)}", flush=True)
+    share_weights(module.parameters(), device)
+    units = found if settings.activation_checkpointing or settings.strategy != "ddp" else []
+    tensor.split(module.to(device), plan, mesh["tensor"], units, sequence=parallel.sequence)
+    return mesh
 
 
 def _faults(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
@@ -66,10 +95,28 @@ def _faults(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
         yield "cpu_offload needs shards to offload, and ddp has none; set strategy: fsdp"
     if settings.shard_size and name != "hsdp":
         yield f"shard_size is hsdp's, and the strategy is {name}; leave it out, or set strategy: hsdp"
+    if settings.parallel.tensor > 1:
+        yield from _tensor_faults(settings)
+    elif settings.parallel.sequence:
+        yield "parallel.sequence shares the sequence among the ranks of parallel.tensor, which is 1: set 2"
     if name == "hsdp":
         yield from _hsdp_faults(settings, split.ranks)
     if settings.reproducible == "strict":
         yield from _strict_faults(settings, split)
+
+
+def _tensor_faults(settings: TrainingSettings) -> Iterator[str]:
+    """Yield the settings that do not go with parallel.tensor."""
+    if settings.reproducible == "strict":
+        yield "reproducible: strict has a fixed order of sums, and parallel.tensor changes it; set standard"
+    if settings.compile:
+        yield "compile does not go with parallel.tensor; leave one of them out"
+    if settings.compression != "none":
+        yield f"compression {settings.compression} does not go with parallel.tensor; set compression: none"
+    if settings.precision == "fp16":
+        yield "precision fp16 does not go with parallel.tensor; set precision: bf16"
+    if settings.cpu_offload:
+        yield "cpu_offload does not go with parallel.tensor; leave one of them out"
 
 
 def _hsdp_faults(settings: TrainingSettings, ranks: int) -> Iterator[str]:
