@@ -28,12 +28,14 @@ class Piece:
     values: torch.Tensor
 
 
-def pieces(tensors: Tensors, rank: int, writers: Sequence[int]) -> list[Piece]:
-    """Return the pieces that this rank writes; empty if the rank is not a writer. All ranks call with the same names.
+def pieces(tensors: Tensors, rank: int, writers: Sequence[int], holders: Sequence[int]) -> list[Piece]:
+    """Return the pieces that this rank writes; empty if the rank is not a writer.
 
-    Collective if a rank with a shard does not write: then sharded tensors are gathered, one at a time.
+    `holders` are the ranks with tensors of these names, in order, which all call with the same names. Collective if a
+    holder does not write: then sharded tensors are gathered, one at a time.
     """
-    everybody = len(writers) == torch.distributed.get_world_size()
+    everybody = set(holders) <= set(writers)
+    writers = [writer for writer in writers if writer in holders]
     whole: dict[str, torch.Tensor] = {}
     found: list[Piece] = []
     for number, (name, tensor) in enumerate(tensors.items()):
@@ -43,7 +45,7 @@ def pieces(tensors: Tensors, rank: int, writers: Sequence[int]) -> list[Piece]:
             gathered = tensor.full_tensor()
             if rank in writers:
                 whole[name] = gathered.cpu()  # the device may lack room for all tensors
-        elif _writes(tensor, number):
+        elif _writes(tensor, number, rank, holders):
             found.append(Piece(local_box(name, tensor), tensor.to_local()))
     return found + (_share(whole, writers.index(rank), len(writers)) if rank in writers else [])
 
@@ -59,11 +61,15 @@ def local_box(name: str, tensor: torch.Tensor) -> Box:
     return Box(name, tensor.dtype, whole, tuple(chunks[0].offsets), tuple(chunks[0].sizes))
 
 
-def _writes(tensor: DTensor, number: int) -> bool:
+def _writes(tensor: DTensor, number: int, rank: int, holders: Sequence[int]) -> bool:
     """Return whether this rank writes a box that several ranks hold; the ranks take turns by the tensor's number."""
     if tensor.to_local().numel() == 0:
         return False
     mesh = tensor.device_mesh
+    meshes = len(holders) // mesh.size()  # of neighbouring ranks, each mesh with a copy of the tensor
+    if holders.index(rank) // mesh.size() != number % meshes:
+        return False
+    number //= meshes
     coordinate = list(mesh.get_coordinate() or ())
     copies = [i for i, placement in enumerate(tensor.placements) if placement.is_replicate()]
     return all(coordinate[i] == number % mesh.size(i) for i in copies)

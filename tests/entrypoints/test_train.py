@@ -865,6 +865,6 @@ def test_job_resumes_on_another_layout(tmp_path: Path) -> None:
     losses = {step: loss for part in parts for step, loss in part.values("step", "loss").items()}
     assert losses == pytest.approx(one.values("step", "loss"), rel=1e-6)
     assert [part.only("restart")["step"] for part in parts[1:]] == [3, 6, 9]
-    assert "the ranks that share a layer were 2, now 1" in parts[1].only("restart")["changed"][1]
+    assert "the ranks that share a layer were 2, now 1" in "; ".join(parts[1].only("restart")["changed"])
     last = parts[-1].values("eval", "loss")
     assert last == pytest.approx({step: one.values("eval", "loss")[step] for step in last}, rel=1e-5)
