@@ -98,6 +98,11 @@ class Saver:
         self.failure: Failure | None = None
 
     @property
+    def is_seen_by_all(self) -> bool:
+        """Whether all ranks see the folder."""
+        return len(self._writers) == dist.get_world_size()
+
+    @property
     def is_busy(self) -> bool:
         """Whether this rank is still writing a save; the ranks' answers may differ."""
         return self._thread is not None and self._thread.is_alive()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.rank import heartbeat
+from cloudtrain.entrypoints.rank import exchange, heartbeat
 from cloudtrain.entrypoints.trainer import data, report
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 
@@ -100,9 +100,17 @@ def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str 
 
 
 def _measure(job: TrainingJob, batch: Any) -> dict[str, float]:
+    """Return the numbers of the batch; none before the last stage of a pipeline."""
+    piped = job.strategy.evaluate
+    if piped is None:
+        return _numbers(job, job.strategy.module, batch)
+    return piped(lambda model: _numbers(job, model, batch)) or {}
+
+
+def _numbers(job: TrainingJob, model: Any, batch: Any) -> dict[str, float]:
     if job.task.evaluate is None:
-        return {"loss": float(job.task.loss(job.strategy.module, batch))}
-    found = job.task.evaluate(job.strategy.module, batch)
+        return {"loss": float(job.task.loss(model, batch))}
+    found = job.task.evaluate(model, batch)
     if not isinstance(found, dict):
         found = {"metric": found}
     try:
@@ -115,9 +123,12 @@ def _measure(job: TrainingJob, batch: Any) -> dict[str, float]:
 
 def _mean(found: list[dict[str, float]], weights: list[int]) -> dict[str, float]:
     """Return the means over the samples of all ranks: the same bits for any distribution of the batches."""
-    names = sorted(found[0])
+    names: list[str] = next(filter(None, exchange.gather(sorted(found[0]))), [])
     table = torch.tensor(
-        [[float(weight), *(values[name] for name in names)] for values, weight in zip(found, weights, strict=True)],
+        [
+            [float(weight), *(values.get(name, 0.0) for name in names)]
+            for values, weight in zip(found, weights, strict=True)
+        ],
         dtype=torch.float64,
     )
     tables = [torch.empty_like(table) for _ in range(dist.get_world_size())]

@@ -40,6 +40,7 @@ def say_start(job: TrainingJob, progress: TrainState) -> None:
     """Report the start: the job, the batch, and the device."""
     split, known = job.split, job.identity
     shared = f" / {job.place.tensor} that share each layer" if job.place.tensor > 1 else ""
+    shared += f" / {job.place.pipeline} stages" if job.place.pipeline > 1 else ""
     text = (
         f"start {job.spec.job}: {job.place.ranks} ranks{shared} x {split.accumulation} accumulation x {split.micro} = "
         f"{split.global_batch} samples a step, {known['strategy']} {known['precision']} on {job.place.device}, "

@@ -33,6 +33,7 @@ _COMPARED = {
     "seed": "the seed was {then}, now {now}: this epoch's order differs, so samples may repeat or be skipped",
     "world_size": "the ranks were {then}, now {now}: losses agree to rounding, not to the bit",
     "tensor": "the ranks that share a layer were {then}, now {now}: losses agree to rounding, not to the bit",
+    "pipeline": "the stages were {then}, now {now}: losses of tied parameters agree to rounding, not to the bit",
     "strategy": "the strategy was {then}, now {now}: losses agree to rounding, not to the bit",
     "precision": "the precision was {then}, now {now}",
     "optimizer": "the optimizer was {then}, now {now}: it starts with fresh state",
@@ -293,7 +294,10 @@ def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.Check
     """Fill the live state from the checkpoint. Raises TaskError, on all ranks, for a different model's checkpoint."""
     model = job.strategy.module.state_dict()
     weights = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
-    fault = _difference(weights, {n: s for n, s in reader.shapes.items() if n.startswith("model.")})
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    if job.place.pipeline > 1:
+        shapes = {name: tuple(shape) for stage in exchange.gather(shapes) for name, shape in stage.items()}
+    fault = _difference(shapes, {n: s for n, s in reader.shapes.items() if n.startswith("model.")})
     if fault:
         raise TaskError(
             f"the checkpoint belongs to a different model: {fault}; fix model(params), "
@@ -380,8 +384,7 @@ def _read_like(reader: loader.CheckpointReader, name: str, parameter: torch.Tens
     return tensor
 
 
-def _difference(here: dict[str, torch.Tensor], saved: dict[str, tuple[int, ...]]) -> str | None:
-    shapes = {name: tuple(tensor.shape) for name, tensor in here.items()}
+def _difference(shapes: dict[str, tuple[int, ...]], saved: dict[str, tuple[int, ...]]) -> str | None:
     faults = {
         "it lacks": [name for name in shapes if name not in saved],
         "it has but this model lacks": [name for name in saved if name not in shapes],

@@ -76,11 +76,20 @@ class ParallelSettings:
 
     `tensor`: ranks that share each layer's matrices. `sequence`: between the layers they share the sequence too.
     `plan`: the kind of each module by name or pattern; None: the task's `tensor_plan`, the model's own, or by names.
+    `pipeline`: stages, one after the other. `cut`: even, or the first block of each later stage.
     """
 
     tensor: int = 1
     sequence: bool = False
     plan: dict[str, str] | None = None
+    pipeline: int = 1
+    schedule: str = "1f1b"
+    cut: str | list[int] = "even"
+
+    @property
+    def ranks(self) -> int:
+        """The ranks that hold one copy of the model together."""
+        return self.tensor * self.pipeline
 
 
 @dataclass(frozen=True)
@@ -215,8 +224,9 @@ def _check(training: TrainingSettings) -> None:
         value = getattr(training, name)
         if value not in known:
             raise TaskError(f"training.{name} is {value!r}; there are {', '.join(known)}{suggest(str(value), known)}")
-    if training.parallel.tensor < 1:
-        raise TaskError(f"training.parallel.tensor is {training.parallel.tensor}; it must be positive")
+    for name in ("tensor", "pipeline"):
+        if getattr(training.parallel, name) < 1:
+            raise TaskError(f"training.parallel.{name} is {getattr(training.parallel, name)}; it must be positive")
     if training.monitor.mode not in ("min", "max"):
         raise TaskError(f"training.monitor.mode is {training.monitor.mode!r}; there are min and max")
 

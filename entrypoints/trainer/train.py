@@ -14,8 +14,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -30,6 +31,7 @@ from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState, build, c
 from cloudtrain.entrypoints.trainer.resume import resume
 from cloudtrain.entrypoints.trainer.saving import NonFiniteError
 from cloudtrain.entrypoints.trainer.settings import read_spec, shortened
+from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
 from cloudtrain.entrypoints.trainer.task import load_task
 
 __all__ = ["EXIT_DONE", "EXIT_SAVED", "NonFiniteError", "main"]
@@ -47,7 +49,7 @@ def main() -> int:
     spec, rehearsed = read_spec(os.environ["CLOUDTRAIN_SPEC"]), rehearsal.of_environment()
     spec = spec if rehearsed is None else shortened(spec)
     task = load_task(spec.target)
-    place = connect(spec.timeout_s, spec.training.reproducible == "strict", spec.training.parallel.tensor)
+    place = connect(spec.timeout_s, spec.training.reproducible == "strict", spec.training.parallel)
     if spec.training.diagnose_steps:
         return diagnose(spec, task, place, agreement, gradients)
     job = build(spec, task, place, agreement)
@@ -173,6 +175,9 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
     """
     spread, owned = job.strategy, job.owned
     must_agree = is_logged or job.spec.training.on_nan == "skip"
+    if spread.walk is not None:
+        _piped_gradients(job, progress, batches, spread.walk, must_agree)
+        return None
     total: torch.Tensor | float = 0.0  # in float64, with room for float32 sums in any order
     for virtual in owned:
         is_last = virtual == owned[-1]
@@ -202,6 +207,40 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
                 return verdict
     spread.finish()
     return None
+
+
+def _piped_gradients(
+    job: TrainingJob,
+    progress: TrainState,
+    batches: data.Batches,
+    walk: Callable[[Feed], torch.Tensor],
+    must_agree: bool,
+) -> None:
+    """Sum the gradients of a step over the stages. The stages agree at its end: inside they are at different passes."""
+    spread = job.strategy
+
+    def loss_of(model: Any, batch: Any) -> torch.Tensor:
+        with spread.autocast():
+            return _checked(job.task.loss(model, batch))
+
+    def backward(loss: torch.Tensor) -> None:
+        (loss if spread.divisor == 1 else loss / spread.divisor).backward()  # type: ignore[no-untyped-call]
+
+    total = walk(
+        Feed(
+            owned=job.owned,
+            batch=lambda: job.meter.wait_for(batches),
+            seed=lambda virtual: data.seed_all(data.mix(job.spec.training.seed, data.FORWARD, progress.step, virtual)),
+            loss=loss_of,
+            backward=backward,
+            between=heartbeat.beat,
+        )
+    )
+    if job.agreement.is_due(must_agree):
+        shared = float(total) if job.place.counts and (must_agree or total.device.type == "cpu") else 0.0
+        failed, saving_now = job.saver.failure is not None, job.saver.is_busy
+        job.agreement.begin(job.meter.step_s, len(job.owned), loss=shared, failed=failed, saving=saving_now)
+    spread.finish()
 
 
 def _counted(job: TrainingJob) -> AbstractContextManager[None]:

@@ -811,7 +811,9 @@ def test_numbers_have_three_digits_and_a_unit() -> None:
 
 # The example with little text and TASK's kill: DO is kill:RANK:CALL, evaluations included.
 CHARLM = (Path(__file__).parents[2] / "examples" / "charlm" / "task.py").read_text()
-CHARLM = CHARLM.replace("TEXT_BYTES = 1_000_000", "TEXT_BYTES = 20_000") + """
+CHARLM = (
+    CHARLM.replace("TEXT_BYTES = 1_000_000", "TEXT_BYTES = 20_000")
+    + """
 import os, signal
 plain_loss, calls = loss, 0
 
@@ -823,6 +825,7 @@ def loss(model, batch):
         os.kill(os.getpid(), signal.SIGKILL)
     return plain_loss(model, batch)
 """
+)
 LANGUAGE = {
     "text": CHARLM,
     "params": {"context": 16, "layers": 2, "heads": 2, "width": 16, "dropout": 0.1},
@@ -868,3 +871,43 @@ def test_job_resumes_on_another_layout(tmp_path: Path) -> None:
     assert "the ranks that share a layer were 2, now 1" in "; ".join(parts[1].only("restart")["changed"])
     last = parts[-1].values("eval", "loss")
     assert last == pytest.approx({step: one.values("eval", "loss")[step] for step in last}, rel=1e-5)
+
+
+# charlm with a head of its own: gradients of a tied parameter would be added in another order.
+UNTIED = CHARLM.replace(
+    "self.norm = nn.LayerNorm(width)", "self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 128)"
+)
+UNTIED = UNTIED.replace("F.linear(self.norm(x), self.characters.weight)", "self.head(self.norm(x))")
+STAGES = {**LANGUAGE, "text": UNTIED, "params": {**LANGUAGE["params"], "layers": 4}}
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return the run of STAGES on one rank."""
+    done = run(tmp_path_factory.mktemp("one"), ranks=1, **STAGES)
+    assert done.code == 0, done.errors
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [
+        (2, {"parallel": {"pipeline": 2}}),
+        (2, {"parallel": {"pipeline": 2, "schedule": "gpipe", "cut": [1]}, "activation_checkpointing": True}),
+        (4, {"parallel": {"pipeline": 4}}),
+    ],
+    ids=["1f1b", "gpipe recomputed", "4 stages"],
+)
+def test_pipeline_is_one_process_bit_for_bit(one_rank: Run, tmp_path: Path, ranks: int, more: dict[str, Any]) -> None:
+    """With dropout and clipping; killed in a step, the resumed run ends with the same losses, weights and export."""
+    killed = run(tmp_path, ranks=ranks, do="kill:1:58", **STAGES, **more)
+    again = run(tmp_path, ranks=ranks, **STAGES, **more)
+    assert (killed.code != 0, again.code) == (True, 0), again.errors
+    assert again.only("restart")["step"] == 5
+    assert joined(killed, again) == one_rank.values("step", "loss")
+    assert killed.values("eval", "loss") | again.values("eval", "loss") == one_rank.values("eval", "loss")
+    assert parameters(again) == parameters(one_rank)
+    exported = [torch.load(done.folder / "output" / "model.pt", weights_only=True) for done in (again, one_rank)]
+    assert exported[0].keys() == exported[1].keys()
+    assert all(torch.equal(value, exported[1][name]) for name, value in exported[0].items())

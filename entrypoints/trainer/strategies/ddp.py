@@ -56,16 +56,17 @@ def ddp(
 ) -> Strategy:
     """Return the module on every rank, as the settings ask. Raises TaskError.
 
-    `mesh`: of all ranks, if the layers are split; its first dimension has the copies of the model.
+    `mesh`: of all ranks, if a copy of the model is spread over several.
     """
     module = module.to(device)
     if settings.compile or settings.activation_checkpointing:
         blocks_of.prepare(settings, module, blocks_of.find(settings, module, blocks), whole=True)
     keeps = settings.on_nan == "skip"
-    data_rank = dist.get_rank() if mesh is None else mesh.get_local_rank(0)
-    buffers = Buffers(module, split, data_rank * split.accumulation, silent, keeps=keeps)
+    data_rank = dist.get_rank() if mesh is None else mesh.get_local_rank("replicate")
+    first, stages = data_rank * split.accumulation, settings.parallel.pipeline
+    buffers = Buffers(module, split, first, silent, keeps=keeps, stages=stages)
     if mesh is not None:
-        return _of_split_layers(settings, module, device, split, buffers, mesh, silent)
+        return _of_split_model(settings, module, device, split, buffers, mesh, silent)
     if settings.reproducible == "strict":
         return _strict(settings, module, device, split, buffers, silent)
     if split.ranks == 1:
@@ -182,7 +183,7 @@ def _strict(
     )
 
 
-def _of_split_layers(
+def _of_split_model(
     settings: TrainingSettings,
     module: nn.Module,
     device: torch.device,
@@ -191,9 +192,12 @@ def _of_split_layers(
     mesh: DeviceMesh,
     silent: bool,
 ) -> Strategy:
-    """Return copies of a model whose layers are split; torch's DistributedDataParallel does not take DTensors."""
+    """Return copies of a model that is split over ranks.
+
+    torch's DistributedDataParallel takes no DTensors, and no forward passes before the backward pass of an earlier one.
+    """
     parameters = [p for p in module.parameters() if p.requires_grad]
-    copies = mesh.get_group(0)
+    copies = mesh.get_group("replicate")
 
     @torch.no_grad()
     def finish() -> None:

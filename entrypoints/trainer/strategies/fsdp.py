@@ -73,14 +73,15 @@ def shard_width(settings: TrainingSettings, ranks: int) -> int:
     return min(settings.shard_size or local or ranks, ranks)
 
 
-def data_mesh(settings: TrainingSettings, device: torch.device, ranks: int, tensor: int = 1) -> DeviceMesh:
-    """Return the mesh of all ranks: `ranks` data ranks, with copies and shards by the strategy, times `tensor`."""
+def data_mesh(settings: TrainingSettings, device: torch.device, ranks: int) -> DeviceMesh:
+    """Return the mesh of all ranks: stages, then `ranks` data ranks by the strategy, then the ranks of a layer."""
+    tensor, stages = settings.parallel.tensor, settings.parallel.pipeline
     width = {"ddp": 1, "fsdp": ranks}.get(settings.strategy) or shard_width(settings, ranks)
-    sizes = {"replicate": ranks // width, "shard": width, "tensor": tensor}
+    sizes = {"pipeline": stages, "replicate": ranks // width, "shard": width, "tensor": tensor}
     wanted = {"ddp": ("replicate",), "fsdp": ("shard",)}.get(settings.strategy, ("replicate", "shard"))
     if width == ranks:  # of hsdp too: a job that lost machines continues as fsdp
         wanted = ("shard",) if settings.strategy != "ddp" else wanted
-    names = (*wanted, "tensor") if tensor > 1 else wanted
+    names = (*["pipeline"] * (stages > 1), *wanted, *["tensor"] * (tensor > 1))
     return init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
 
 
@@ -100,29 +101,30 @@ def _sharded(
         mesh = data_mesh(settings, device, split.ranks)
         data_rank = dist.get_rank()
     else:
-        data_rank = dist.get_rank() // settings.parallel.tensor
-    names = tuple(name for name in mesh.mesh_dim_names or () if name != "tensor")
+        data_rank = dist.get_rank() // settings.parallel.tensor % split.ranks
+    names = tuple(name for name in mesh.mesh_dim_names or () if name in ("replicate", "shard"))
     if silent:  # without the other dimension the copies are not summed
         names = ("shard",)
     blocks_of.prepare(settings, module, found, whole=False)
-    _shard(settings, module, found, mesh[names])
+    stages = settings.parallel.pipeline
+    _shard(settings, module, found, mesh[names], keeps_gathered=stages > 1)
     strict = settings.reproducible == "strict"
     first = data_rank * (1 if strict else split.accumulation)
-    buffers = Buffers(module, split, first, silent, keeps=settings.on_nan == "skip")
+    buffers = Buffers(module, split, first, silent, keeps=settings.on_nan == "skip", stages=stages)
     buffers.sync()
     if silent:
         _silence(module)
     elif strict and split.ranks > 1:
         _sum_over_tree(module, mesh["shard"].size())
     parameters = [p for p in module.parameters() if p.requires_grad]  # the shards: see _reshard_after_evaluation
-    clips = clip_whole if strict else clip if settings.parallel.tensor == 1 else clip_split
+    clips = clip_whole if strict else clip if settings.parallel.ranks == 1 else clip_split
     around = _Strict(module, parameters, buffers) if strict else _Standard(module, split, buffers)
     return Strategy(
         module=module,
         model=module,
         divisor=split.virtual if strict else split.accumulation,
         strided=strict,
-        micro_batch=around.micro_batch,
+        micro_batch=around.micro_batch if stages == 1 else buffers.micro_batch,
         finish=lambda: None,
         autocast=contextlib.nullcontext,  # the policy of _shard sets the precision
         clip=lambda max_norm: clips(parameters, max_norm),
@@ -167,7 +169,9 @@ def _kinds(owners: dict[nn.Parameter, tuple[str, str]]) -> dict[str, set[torch.d
     return kinds
 
 
-def _shard(settings: TrainingSettings, module: nn.Module, found: list[nn.Module], mesh: DeviceMesh) -> None:
+def _shard(
+    settings: TrainingSettings, module: nn.Module, found: list[nn.Module], mesh: DeviceMesh, *, keeps_gathered: bool
+) -> None:
     low = LOW.get(settings.precision)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if settings.cpu_offload else OffloadPolicy()
     inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
@@ -177,9 +181,11 @@ def _shard(settings: TrainingSettings, module: nn.Module, found: list[nn.Module]
         exact = MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=low)
         for norm in [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.affine]:
             fully_shard(norm, mesh=mesh, mp_policy=exact, offload_policy=offload)
+    # A stage of a pipeline gathers its parameters once a step, and not for each micro-batch.
+    reshards = False if keeps_gathered else None
     for block in found:
         if not isinstance(block, FSDPModule):
-            fully_shard(block, mesh=mesh, mp_policy=inner, offload_policy=offload)
+            fully_shard(block, mesh=mesh, mp_policy=inner, offload_policy=offload, reshard_after_forward=reshards)
     root = fully_shard(module, mesh=mesh, mp_policy=outer, offload_policy=offload)
     # Ranks with different unused parameters would send gradients of different sizes; now an unused gradient is zero.
     if hasattr(root, "set_reduce_scatter_unused_params"):  # new in torch 2.13

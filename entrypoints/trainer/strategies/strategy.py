@@ -14,6 +14,7 @@ from torch import nn
 
 from cloudtrain.entrypoints.rank.exchange import local_part
 from cloudtrain.entrypoints.trainer.optim import whole_norms
+from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
 
 __all__ = [
     "LOW",
@@ -59,6 +60,11 @@ class Strategy:
     load_rank_state: Callable[[State], None]  # the same state, for the same number of ranks; {} begins without state
     sync_buffers: Callable[[], None]  # to every rank, rank 0's: before evaluation, and before other ranks save them
     undo_buffers: Callable[[], None]  # back to the values at the start of an unfinished step of several micro-batches
+    # Of a stage of a pipeline: the passes of a step, which return the sum of losses, in place of the loop's own;
+    # evaluates a function of the model on the last stage; and the names of parameters that another stage saves.
+    walk: Callable[[Feed], torch.Tensor] | None = None
+    evaluate: Callable[[Callable[[nn.Module], Any]], Any] | None = None
+    saved_elsewhere: frozenset[str] = frozenset()
 
 
 def autocaster(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
