@@ -31,6 +31,7 @@ from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState, build, c
 from cloudtrain.entrypoints.trainer.resume import resume
 from cloudtrain.entrypoints.trainer.saving import NonFiniteError
 from cloudtrain.entrypoints.trainer.settings import read_spec, shortened
+from cloudtrain.entrypoints.trainer.strategies import tensor
 from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
 from cloudtrain.entrypoints.trainer.task import load_task
 
@@ -185,7 +186,7 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
         data.seed_all(data.mix(job.spec.training.seed, data.FORWARD, progress.step, virtual))
         with spread.micro_batch(virtual, is_last), _counted(job):
             with spread.autocast():
-                loss = _checked(job.task.loss(spread.model, batch))
+                loss = _loss(job, spread.model, batch)
             total += loss.item() if loss.device.type == "cpu" else loss.detach().double()
             # The agreement travels while the gradients are computed.
             if job.agreement.is_due(is_last and must_agree):
@@ -221,7 +222,7 @@ def _piped_gradients(
 
     def loss_of(model: Any, batch: Any) -> torch.Tensor:
         with spread.autocast():
-            return _checked(job.task.loss(model, batch))
+            return _loss(job, model, batch)
 
     def backward(loss: torch.Tensor) -> None:
         (loss if spread.divisor == 1 else loss / spread.divisor).backward()  # type: ignore[no-untyped-call]
@@ -254,6 +255,16 @@ def _counting(job: TrainingJob) -> Iterator[None]:
     with flops.FlopCounter() as counter:
         yield
     job.meter.flops_per_step = float(counter.total or 0) * job.split.virtual
+
+
+def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
+    """Return the task's loss, a scalar. Raises TaskError if the value or the split of the model is wrong."""
+    try:
+        return _checked(job.task.loss(model, batch))
+    except RuntimeError as error:
+        if job.place.tensor > 1 and (why := tensor.explained(error)) is not None:
+            raise TaskError(why) from error
+        raise
 
 
 def _checked(loss: object) -> torch.Tensor:

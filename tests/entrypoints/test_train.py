@@ -826,6 +826,11 @@ def loss(model, batch):
     return plain_loss(model, batch)
 """
 )
+# With a head of its own: the gradients of a tied parameter are added in another order in a pipeline.
+UNTIED = CHARLM.replace(
+    "self.norm = nn.LayerNorm(width)", "self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 128)"
+)
+UNTIED = UNTIED.replace("F.linear(self.norm(x), self.characters.weight)", "self.head(self.norm(x))")
 LANGUAGE = {
     "text": CHARLM,
     "params": {"context": 16, "layers": 2, "heads": 2, "width": 16, "dropout": 0.1},
@@ -851,33 +856,63 @@ def test_split_layers_resume_bit_for_bit(tmp_path: Path, strategy: str) -> None:
     assert parameters(again) == parameters(undisturbed)
 
 
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return the run of charlm on one rank."""
+    done = run(tmp_path_factory.mktemp("language"), ranks=1, **LANGUAGE)
+    assert done.code == 0, done.errors
+    return done
+
+
 @pytest.mark.slow
-def test_job_resumes_on_another_layout(tmp_path: Path) -> None:
-    """tensor 2 x fsdp 2 -> fsdp 4 -> tensor 2 -> 1 rank: losses, evaluations and the export as on one rank."""
-    one = run(tmp_path / "one", ranks=1, **LANGUAGE)
-    assert one.code == 0, one.errors
+def test_job_resumes_on_another_layout(language: Run, tmp_path: Path) -> None:
+    """tensor 2 x pipeline 2 -> fsdp 4 -> pipeline 2 -> tensor 2 -> 1 rank: losses and evaluations as on one rank."""
     turns = [
-        (4, "kill:1:8", {"strategy": "fsdp", "parallel": {"tensor": 2}}),
+        (4, "kill:3:14", {"parallel": {"tensor": 2, "pipeline": 2}}),
         (4, "kill:2:12", {"strategy": "fsdp"}),
-        (2, "kill:0:45", {"parallel": {"tensor": 2}}),
+        (2, "kill:0:45", {"parallel": {"pipeline": 2}}),
+        (2, "kill:0:9", {"parallel": {"tensor": 2}, "checkpoint": {"every_steps": 1}}),
         (1, "", {}),
     ]
-    every = {"checkpoint": {"every_steps": 3}}
-    parts = [run(tmp_path / "parts", ranks=n, do=do, **LANGUAGE, **more, **every) for n, do, more in turns]
+    parts = [
+        run(tmp_path / "parts", ranks=n, do=do, **{**LANGUAGE, "checkpoint": {"every_steps": 3}, **more})
+        for n, do, more in turns
+    ]
     assert parts[-1].code == 0, parts[-1].errors
     losses = {step: loss for part in parts for step, loss in part.values("step", "loss").items()}
-    assert losses == pytest.approx(one.values("step", "loss"), rel=1e-6)
-    assert [part.only("restart")["step"] for part in parts[1:]] == [3, 6, 9]
-    assert "the ranks that share a layer were 2, now 1" in "; ".join(parts[1].only("restart")["changed"])
+    assert losses == pytest.approx(language.values("step", "loss"), rel=1e-6)
+    assert [part.only("restart")["step"] for part in parts[1:]] == [3, 6, 9, 11]
+    changed = "; ".join(parts[1].only("restart")["changed"])
+    assert "the ranks that share a layer were 2, now 1" in changed
+    assert "the stages were 2, now 1" in changed
     last = parts[-1].values("eval", "loss")
-    assert last == pytest.approx({step: one.values("eval", "loss")[step] for step in last}, rel=1e-5)
+    assert last == pytest.approx({step: language.values("eval", "loss")[step] for step in last}, rel=1e-5)
 
 
-# charlm with a head of its own: gradients of a tied parameter would be added in another order.
-UNTIED = CHARLM.replace(
-    "self.norm = nn.LayerNorm(width)", "self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 128)"
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"parallel": {"tensor": 2, "pipeline": 2}},
+        {"parallel": {"tensor": 2, "sequence": True, "pipeline": 2}, "params": {"dropout": 0.0}, "text": UNTIED},
+        {"parallel": {"pipeline": 2}},
+        {"parallel": {"pipeline": 2}, "strategy": "fsdp", "activation_checkpointing": True},
+    ],
+    ids=["tensor", "sequence", "ddp", "fsdp"],
 )
-UNTIED = UNTIED.replace("F.linear(self.norm(x), self.characters.weight)", "self.head(self.norm(x))")
+def test_stages_train_as_one_rank(language: Run, tmp_path: Path, more: dict[str, Any]) -> None:
+    """Stages of two ranks each, with a tied embedding: losses, evaluations and the export as on one rank."""
+    settings = {**LANGUAGE, **more, "params": {**LANGUAGE["params"], **more.get("params", {})}}
+    one = run(tmp_path / "one", ranks=1, **{**settings, "parallel": {}}) if "params" in more else language
+    done = run(tmp_path / "four", ranks=4, **settings)
+    assert done.code == 0, done.errors
+    assert done.values("step", "loss") == pytest.approx(one.values("step", "loss"), rel=1e-6)
+    assert done.values("eval", "loss") == pytest.approx(one.values("eval", "loss"), rel=1e-5)
+    exported, whole = (torch.load(each.folder / "output" / "model.pt", weights_only=True) for each in (done, one))
+    assert exported.keys() == whole.keys()
+    assert all(torch.allclose(value, whole[name], rtol=1e-3, atol=1e-4) for name, value in exported.items())
+
+
 STAGES = {**LANGUAGE, "text": UNTIED, "params": {**LANGUAGE["params"], "layers": 4}}
 
 
@@ -911,3 +946,30 @@ def test_pipeline_is_one_process_bit_for_bit(one_rank: Run, tmp_path: Path, rank
     exported = [torch.load(done.folder / "output" / "model.pt", weights_only=True) for done in (again, one_rank)]
     assert exported[0].keys() == exported[1].keys()
     assert all(torch.equal(value, exported[1][name]) for name, value in exported[0].items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "more", "why"),
+    [
+        (
+            "part(x).unflatten(-1, (-1, self.head_width))",
+            "part(x).view(*x.shape[:2], x.shape[2] // self.head_width, self.head_width)",
+            {},
+            "take the sizes of views from the tensor, for example -1 for the number of heads",
+        ),
+        ("", "", {"plan": {"characters": "embedding"}}, "a module's weight is used outside the module"),
+        ("x = block(x)", "x = block(x) + x", {"pipeline": 2, "tensor": 1}, "is not the output of blocks.0"),
+        ("x = block(x)", "x = block(x); x = block(x)", {"pipeline": 2, "tensor": 1}, "blocks.0 is called twice"),
+        ("", "", {"pipeline": 2, "tensor": 1, "cut": [2]}, "must be 1 rising numbers from 1 to 1"),
+    ],
+    ids=["views", "tied", "residual", "twice", "cut"],
+)
+def test_model_that_cannot_be_split_is_refused(
+    tmp_path: Path, old: str, new: str, more: dict[str, Any], why: str
+) -> None:
+    """The start ends with one sentence: what is wrong, and what to change."""
+    done = run(tmp_path, **{**LANGUAGE, "text": CHARLM.replace(old, new), "parallel": {"tensor": 2, **more}})
+    assert done.code == 1
+    assert "TaskError" in done.errors
+    assert why in done.errors

@@ -29,7 +29,17 @@ from cloudtrain.entrypoints.rank import exchange
 from cloudtrain.entrypoints.rank.exchange import local_part
 from cloudtrain.entrypoints.trainer.settings import ParallelSettings, suggest
 
-__all__ = ["KINDS", "Plan", "TensorPlan", "differing", "find_plan", "in_words", "sum_partial_gradients", "split"]
+__all__ = [
+    "KINDS",
+    "Plan",
+    "TensorPlan",
+    "differing",
+    "explained",
+    "find_plan",
+    "in_words",
+    "sum_partial_gradients",
+    "split",
+]
 
 Plan = dict[str, str]  # kind of each split module, by its name; all others are whole
 TensorPlan = Callable[[Any], Mapping[str, str]]
@@ -295,6 +305,22 @@ def differing(module: nn.Module, ranks: int) -> list[str]:
         return []
     hashes = exchange.gather(own)
     return [name for name in own if any(h[name] != hashes[r - r % ranks][name] for r, h in enumerate(hashes))]
+
+
+def explained(error: RuntimeError) -> str | None:
+    """Return why a forward pass of split layers failed, and what to change; None for an unrelated error."""
+    text = str(error)
+    if "mixed torch.Tensor and DTensor" in text:
+        return (
+            "parallel.tensor: a module's weight is used outside the module, for example by a tied head; give it "
+            "the kind `whole` in training.parallel.plan or tensor_plan(model)"
+        )
+    if any(part in text for part in ("invalid for input of size", "unflatten", "must match the size", "shapes cannot")):
+        return (
+            f"parallel.tensor: the forward pass failed on parts of layers: {text}; take the sizes of views from the "
+            "tensor, for example -1 for the number of heads, and let `tensor` divide the numbers of heads"
+        )
+    return None
 
 
 def in_words(module: nn.Module, plan: Plan) -> str:
