@@ -85,6 +85,19 @@ class Parallel(Section):
         "`tensor_plan(model)`, else the model's own plan, else well-known names of layers.",
         examples=[{"layers.*.mlp.up": "column", "layers.*.mlp.down": "row"}],
     )
+    pipeline: int = Field(
+        1, ge=1, description="Stages of the model, one after the other, on different ranks.", examples=[2]
+    )
+    schedule: Literal["1f1b", "gpipe"] = Field(
+        "1f1b",
+        description="The order of passes: 1f1b keeps at most a micro-batch for each later stage, gpipe all of a step.",
+        examples=["gpipe"],
+    )
+    cut: Literal["even"] | Many[Annotated[int, Field(ge=1)]] = Field(
+        "even",
+        description="Where stages begin: equal numbers of blocks, or the first block of each later stage.",
+        examples=[[4, 8]],
+    )
 
 
 class Training(Section):

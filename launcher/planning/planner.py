@@ -135,19 +135,26 @@ def _split(config: JobConfig, instances: int, nproc: int) -> Batch | None:
     training = config.training
     if training is None:
         return None
-    tensor = training.parallel.tensor
+    tensor, stages = training.parallel.tensor, training.parallel.pipeline
     if nproc % tensor:
         fits = ", ".join(str(number) for number in range(1, nproc + 1) if nproc % number == 0)
         message = f"`parallel.tensor` {tensor} does not divide the {nproc} ranks of an instance"
         raise ConfigError(message, key="training.parallel.tensor", hint=f"use one of {fits}")
-    ranks = instances * nproc // tensor
+    if instances * nproc % (tensor * stages):
+        whole = instances * nproc // tensor
+        fits = ", ".join(str(number) for number in range(1, whole + 1) if whole % number == 0)
+        message = f"`parallel.pipeline` {stages} does not divide the {whole} ranks" + f" / {tensor} ranks" * (
+            tensor > 1
+        )
+        raise ConfigError(message, key="training.parallel.pipeline", hint=f"use one of {fits}")
+    ranks = instances * nproc // (tensor * stages)
     size = training.global_batch_size
     micro = training.micro_batch_size or max(1, size // ranks)
     if size % (micro * ranks):
         step = micro * ranks
         below, above = size // step * step, (size // step + 1) * step
         near = f"{below} or {above}" if below else f"{above}"
-        who = "ranks" if tensor == 1 else f"groups of {tensor} ranks"
+        who = "ranks" if tensor * stages == 1 else f"groups of {tensor * stages} ranks"
         raise ConfigError(
             [
                 Fault(
@@ -157,4 +164,4 @@ def _split(config: JobConfig, instances: int, nproc: int) -> Batch | None:
                 )
             ]
         )
-    return Batch(size, micro, size // (micro * ranks), tensor)
+    return Batch(size, micro, size // (micro * ranks), tensor, stages)
