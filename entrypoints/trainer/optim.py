@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -344,7 +344,7 @@ class LAMB(_Layerwise):
         torch._foreach_add_(layers.weights, layers.updates, alpha=-layers.group["lr"])
 
 
-def whole_norms(parameters: Tensors, *parts: Tensors) -> torch.Tensor:
+def whole_norms(parameters: Sequence[torch.Tensor], *parts: Tensors) -> torch.Tensor:
     """Return L2 norms over whole parameters, [lists of parts, parameters]; parts are their local shards.
 
     In fp32 even for half precision, whose squares overflow; in fp64 for fp64. On one rank and under ddp the ranks do
@@ -362,7 +362,7 @@ def whole_norms(parameters: Tensors, *parts: Tensors) -> torch.Tensor:
     return norms
 
 
-def _sharded(parameters: Tensors) -> Iterator[tuple[list[dist.ProcessGroup], list[int]]]:
+def _sharded(parameters: Sequence[torch.Tensor]) -> Iterator[tuple[list[dist.ProcessGroup], list[int]]]:
     """Yield, for each kind of sharding, the process groups to sum over and the indices of the parameters.
 
     Over a mesh's replicating dimension (hsdp) no sum is needed: the ranks hold equal values.

@@ -216,19 +216,22 @@ def export(job: TrainingJob) -> None:
 def _whole_weights(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the whole tensors of the model by name, one at a time, those of all stages. All ranks call it."""
     own = {name: value for name, value in job.strategy.module.state_dict().items() if isinstance(value, torch.Tensor)}
-    whole = lambda value: value.full_tensor() if isinstance(value, DTensor) else value  # noqa: E731
     if job.place.pipeline == 1:
-        yield from ((name, whole(value)) for name, value in own.items())
+        yield from ((name, _whole(value)) for name, value in own.items())
         return
     about = {name: [list(value.shape), str(value.dtype).removeprefix("torch.")] for name, value in own.items()}
     listed = exchange.gather(about)
     sources = {name: rank for rank in reversed(range(job.place.ranks)) for name in listed[rank]}
     for name, source in sources.items():
         shape, dtype = listed[source][name]
-        value = whole(own[name]) if name in own else torch.empty(shape, dtype=getattr(torch, dtype))
+        value = _whole(own[name]) if name in own else torch.empty(shape, dtype=getattr(torch, dtype))
         value = value.to(job.place.device).contiguous()
         dist.broadcast(value, source)
         yield name, value
+
+
+def _whole(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def _plain(job: TrainingJob) -> dict[str, Any]:
@@ -255,6 +258,7 @@ def _of_all_stages(job: TrainingJob, plain: dict[str, Any]) -> dict[str, Any]:
     torch.save(plain if is_first else {}, written)
     texts = exchange.gather(written.getvalue().hex())
     parts = [torch.load(io.BytesIO(bytes.fromhex(text)), weights_only=True) for text in texts]
+    whole: dict[str, Any]
     whole, *others = filter(None, parts)
     for part in others:
         for group, other in zip(whole["groups"], part["groups"], strict=True):

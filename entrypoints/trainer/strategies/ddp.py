@@ -212,7 +212,9 @@ def _of_split_model(
             flat = torch.cat([part.reshape(-1) for part in bucket])
             dist.all_reduce(flat, group=copies)
             flat /= split.ranks
-            torch._foreach_copy_([part.view(-1) for part in bucket], list(flat.split([p.numel() for p in bucket])))
+            torch._foreach_copy_(
+                [part.view(-1) for part in bucket], list(torch.split(flat, [p.numel() for p in bucket]))
+            )
 
     return Strategy(
         module=module,

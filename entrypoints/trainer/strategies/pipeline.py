@@ -434,12 +434,10 @@ class Stage:
         else:
             gradient = torch.empty_like(output)
             dist.recv(gradient, self.groups.ranks[self.number + 1], self.groups.backward)
-            torch.autograd.backward(output, gradient)  # type: ignore[no-untyped-call]
-        if made.received is not None:
-            gradient = made.received.grad
-            if gradient is None:
-                gradient = torch.zeros_like(made.received)
-            self._send(gradient.contiguous(), self.groups.ranks[self.number - 1], self.groups.backward)
+            torch.autograd.backward(output, gradient)
+        if (received := made.received) is not None:
+            back = torch.zeros_like(received) if received.grad is None else received.grad
+            self._send(back.contiguous(), self.groups.ranks[self.number - 1], self.groups.backward)
         feed.between()
 
     def _take(self) -> None:
