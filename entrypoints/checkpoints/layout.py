@@ -14,8 +14,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cloudtrain.entrypoints.checkpoints.shards import Box
+from cloudtrain.entrypoints.rank import exchange
 
-__all__ = ["Piece", "local_box", "pieces"]
+__all__ = ["Piece", "foreign_pieces", "local_box", "pieces"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -36,6 +37,8 @@ def pieces(tensors: Tensors, rank: int, writers: Sequence[int], holders: Sequenc
     """
     everybody = set(holders) <= set(writers)
     writers = [writer for writer in writers if writer in holders]
+    if not writers:  # see `foreign_pieces`
+        return []
     whole: dict[str, torch.Tensor] = {}
     found: list[Piece] = []
     for number, (name, tensor) in enumerate(tensors.items()):
@@ -48,6 +51,32 @@ def pieces(tensors: Tensors, rank: int, writers: Sequence[int], holders: Sequenc
         elif _writes(tensor, number, rank, holders):
             found.append(Piece(local_box(name, tensor), tensor.to_local()))
     return found + (_share(whole, writers.index(rank), len(writers)) if rank in writers else [])
+
+
+def foreign_pieces(tensors: Tensors, rank: int, writers: Sequence[int]) -> list[Piece]:
+    """Return the pieces that this rank writes of tensors that no writer has: stages of a pipeline on other machines.
+
+    All ranks call it; each tensor is sent to all ranks, one at a time.
+    """
+    about = {name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in tensors.items()}
+    listed = exchange.gather(about)
+    known = {name for writer in writers for name in listed[writer]}
+    sources: dict[str, int] = {}
+    for source, names in enumerate(listed):
+        for name in names:
+            if name not in known:
+                sources.setdefault(name, source)
+    device = next((exchange.local_part(tensor).device for tensor in tensors.values()), torch.device("cpu"))
+    found: dict[str, torch.Tensor] = {}
+    for name, source in sources.items():
+        shape, dtype = listed[source][name]
+        own = tensors.get(name)
+        whole = torch.empty(shape, dtype=getattr(torch, dtype)) if own is None else own
+        whole = (whole.full_tensor() if isinstance(whole, DTensor) else whole).detach().to(device).contiguous()
+        torch.distributed.broadcast(whole, source)
+        if rank in writers:
+            found[name] = whole.cpu()
+    return _share(found, writers.index(rank), len(writers)) if rank in writers else []
 
 
 def local_box(name: str, tensor: torch.Tensor) -> Box:

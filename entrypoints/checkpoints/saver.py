@@ -98,11 +98,6 @@ class Saver:
         self.failure: Failure | None = None
 
     @property
-    def is_seen_by_all(self) -> bool:
-        """Whether all ranks see the folder."""
-        return len(self._writers) == dist.get_world_size()
-
-    @property
     def is_busy(self) -> bool:
         """Whether this rank is still writing a save; the ranks' answers may differ."""
         return self._thread is not None and self._thread.is_alive()
@@ -119,9 +114,10 @@ class Saver:
         self._parameters = snapshot.parameters
         own = [layout.Piece(layout.local_box(f"rank.{self._rank}.{n}", t), t) for n, t in snapshot.own.items()]
         is_writer = self._rank in self._writers
-        self._copy(
-            layout.pieces(snapshot.tensors, self._rank, self._writers, self._holders) + (own if is_writer else [])
-        )
+        pieces = layout.pieces(snapshot.tensors, self._rank, self._writers, self._holders)
+        if max(len(self._holders), len(self._writers)) < dist.get_world_size():
+            pieces += layout.foreign_pieces(snapshot.tensors, self._rank, self._writers)
+        self._copy(pieces + (own if is_writer else []))
         plain = io.BytesIO()
         if self._rank == 0:
             torch.save(snapshot.plain, plain)

@@ -233,12 +233,6 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     uploader = None if second is None else Uploader(second, spec.checkpoint.keep)
     guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S
     agreement.start(place.rank, spec.checkpoint.every_s, guess_s, folder / ASK_FILE, guess_s if uploader else 0.0)
-    saver = Saver(folder, place.device, spec.checkpoint.keep, uploader, place.holders)
-    if place.pipeline > 1 and not saver.is_seen_by_all:
-        raise TaskError(
-            f"parallel.pipeline needs a checkpoint folder that all ranks see, and {folder} is on one machine only; use "
-            "one instance, or a shared file system as checkpoint.uri"
-        )
     return TrainingJob(
         spec=spec,
         task=task,
@@ -255,7 +249,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         warmup_start=warmup_start,
         identity=identity,
         meter=_meter(wanted, split, place, spread),
-        saver=saver,
+        saver=Saver(folder, place.device, spec.checkpoint.keep, uploader, place.holders),
         folder=folder,
         mirror=second,
         uploader=uploader,

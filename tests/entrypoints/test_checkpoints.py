@@ -447,8 +447,7 @@ else:
     with torch.no_grad():
         for value in tensors.values():
             (value.to_local() if hasattr(value, "to_local") else value).zero_()
-        for name, value in tensors.items():
-            reader.fill(name, value)
+        reader.fill_all(tensors)
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value
             print(name, float(whole.double().sum()), flush=True) if dist.get_rank() == 0 else None
 dist.barrier()

@@ -949,6 +949,25 @@ def test_pipeline_is_one_process_bit_for_bit(one_rank: Run, tmp_path: Path, rank
 
 
 @pytest.mark.slow
+def test_stages_on_other_machines_are_saved(one_rank: Run, tmp_path: Path) -> None:
+    """Stages that do not see rank 0's folder send their tensors at a save, and get them at a resume."""
+    elsewhere = (
+        'import os\nif os.environ.get("RANK") in ("2", "3"): os.environ["CLOUDTRAIN_CHECKPOINT_DIR"] += "/else"\n'
+    )
+    settings = {**STAGES, "text": elsewhere + UNTIED, "strategy": "fsdp", "parallel": {"pipeline": 2}}
+    killed = run(tmp_path, ranks=4, do="kill:1:33", **settings)
+    again = run(tmp_path, ranks=4, **settings)
+    assert (killed.code != 0, again.code) == (True, 0), again.errors
+    assert again.only("restart")["step"] == 5
+    losses = {**killed.values("step", "loss"), **again.values("step", "loss")}
+    assert losses == pytest.approx(one_rank.values("step", "loss"), rel=1e-6)
+    assert parameters(again).keys() == parameters(one_rank).keys()
+    last = killed.values("step", "loss").keys() & again.values("step", "loss").keys()
+    assert last
+    assert all(killed.values("step", "loss")[step] == again.values("step", "loss")[step] for step in last)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "more", "why"),
     [
