@@ -1,7 +1,7 @@
 """Assigns boxes of tensors to ranks; together the ranks write every tensor exactly once.
 
-Each rank writes its own part of a sharded tensor (a DTensor of FSDP2); only a single rank writes a part that several
-ranks hold. Whole tensors, present on every rank, are cut along the first dimension, with equal bytes per writer.
+Each rank writes the own part of a sharded tensor (a DTensor of FSDP2); a single rank writes a part of several ranks.
+Whole tensors, present on every rank, are cut along the first dimension, with equal bytes per writer.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Piece:
 def pieces(tensors: Tensors, rank: int, writers: Sequence[int], holders: Sequence[int]) -> list[Piece]:
     """Return the pieces that this rank writes; empty if the rank is not a writer.
 
-    `holders` are the ranks with tensors of these names, in order, which all call with the same names. Collective if a
-    holder does not write: then sharded tensors are gathered, one at a time.
+    `holders` are the ranks with tensors of these names, in order; all holders call. Collective if a holder does not
+    write: then sharded tensors are gathered, one at a time.
     """
     everybody = set(holders) <= set(writers)
     writers = [writer for writer in writers if writer in holders]
@@ -54,9 +54,9 @@ def pieces(tensors: Tensors, rank: int, writers: Sequence[int], holders: Sequenc
 
 
 def foreign_pieces(tensors: Tensors, rank: int, writers: Sequence[int]) -> list[Piece]:
-    """Return the pieces that this rank writes of tensors that no writer has: stages of a pipeline on other machines.
+    """Return this rank's pieces of tensors without a writer: of stages of a pipeline on other machines.
 
-    All ranks call it; each tensor is sent to all ranks, one at a time.
+    All ranks call; each tensor is sent to all ranks, one at a time.
     """
     about = {name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in tensors.items()}
     listed = exchange.gather(about)

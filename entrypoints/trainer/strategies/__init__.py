@@ -65,7 +65,7 @@ def wrap(
         _split_layers(settings, module, device, found, tensor_plan, mesh)
         return make(settings, module, device, split, lambda _: found, silent, mesh)
     assert probe is not None
-    stage = pipeline.Stage.cut_out(settings.parallel, module, found, probe, device, split.accumulation)
+    stage = pipeline.PipelineStage.cut_out(settings.parallel, module, found, probe, device, split.accumulation)
     if settings.parallel.tensor > 1:
         _split_layers(settings, module, device, found, tensor_plan, mesh)
     stage.attach()

@@ -32,7 +32,7 @@ from cloudtrain.entrypoints.trainer.settings import ParallelSettings
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.trainer.strategies.strategy import Strategy
 
-__all__ = ["SCHEDULES", "Feed", "Stage", "Trace", "bubble", "cut", "even_cut", "trace"]
+__all__ = ["SCHEDULES", "Feed", "PipelineStage", "Trace", "bubble", "cut", "even_cut", "trace"]
 
 SCHEDULES = ("1f1b", "gpipe")
 
@@ -258,7 +258,7 @@ class _Pass:
 
 
 @dataclass
-class Stage:
+class PipelineStage:
     """This rank's stage of a pipeline, in a module without the parameters of the other stages."""
 
     module: nn.Module
@@ -283,7 +283,7 @@ class Stage:
         probe: Callable[[nn.Module], object],
         device: torch.device,
         micro_batches: int,
-    ) -> Stage:
+    ) -> PipelineStage:
         """Trace the model, and remove the other stages' parameters. Collective; prints the stages. Raises TaskError."""
         names = {part: name for name, part in module.named_modules()}
         found = trace(module, blocks, probe)
