@@ -11,11 +11,33 @@ __all__ = ["Batch", "Plan"]
 
 @dataclass(frozen=True)
 class Batch:
-    """How one optimizer step's samples are split: global = micro x ranks x accumulation."""
+    """How one optimizer step's samples are split: global = micro x ranks / (tensor x pipeline) x accumulation.
+
+    The ranks that hold one copy of the model, `tensor` times `pipeline`, compute the same samples.
+    """
 
     global_size: int
     micro_size: int
     accumulation: int
+    tensor: int = 1
+    pipeline: int = 1
+
+    def data_ranks(self, ranks: int) -> int:
+        """Return how many copies of the model so many ranks hold."""
+        return ranks // (self.tensor * self.pipeline)
+
+    def fits(self, ranks: int) -> bool:
+        """Return whether so many ranks share the micro-batches evenly."""
+        copies, rest = divmod(ranks, self.tensor * self.pipeline)
+        return not rest and copies > 0 and self.global_size // self.micro_size % copies == 0
+
+    @property
+    def bubble(self) -> float:
+        """The share of a step in which a stage waits, for stages of equal time: (p - 1) / (m + p - 1).
+
+        Source: Huang et al. 2019 (GPipe), section 2.3.
+        """
+        return (self.pipeline - 1) / (self.accumulation + self.pipeline - 1)
 
 
 @dataclass(frozen=True)
@@ -80,7 +102,8 @@ class Plan:
             raise ValueError("its plan is not whole")
         kept["alert_micro"] = tuple(kept.get("alert_micro", ()))
         if isinstance(batch := kept["batch"], dict):
-            kept["batch"] = Batch(*(batch.get(key, 0) for key in ("global_size", "micro_size", "accumulation")))
+            sizes = (batch.get(key, 0) for key in ("global_size", "micro_size", "accumulation"))
+            kept["batch"] = Batch(*sizes, *(batch.get(key, 1) for key in ("tensor", "pipeline")))
         if (worst_usd := kept["worst_case_usd"]) is not None:
             kept.setdefault("worst_case_micro", round(worst_usd * 1_000_000))
         return cls(**kept)

@@ -1,7 +1,7 @@
 """Assigns boxes of tensors to ranks; together the ranks write every tensor exactly once.
 
-Each rank writes its own part of a sharded tensor (a DTensor of FSDP2); only a single rank writes a part that several
-ranks hold. Whole tensors, present on every rank, are cut along the first dimension, with equal bytes per writer.
+Each rank writes the own part of a sharded tensor (a DTensor of FSDP2); a single rank writes a part of several ranks.
+Whole tensors, present on every rank, are cut along the first dimension, with equal bytes per writer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cloudtrain.entrypoints.checkpoints.shards import Box
+from cloudtrain.entrypoints.rank import exchange
 
-__all__ = ["Piece", "local_box", "pieces"]
+__all__ = ["Piece", "foreign_pieces", "local_box", "pieces"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -28,12 +29,16 @@ class Piece:
     values: torch.Tensor
 
 
-def pieces(tensors: Tensors, rank: int, writers: Sequence[int]) -> list[Piece]:
-    """Return the pieces that this rank writes; empty if the rank is not a writer. All ranks call with the same names.
+def pieces(tensors: Tensors, rank: int, writers: Sequence[int], holders: Sequence[int]) -> list[Piece]:
+    """Return the pieces that this rank writes; empty if the rank is not a writer.
 
-    Collective if a rank with a shard does not write: then sharded tensors are gathered, one at a time.
+    `holders` are the ranks with tensors of these names, in order; all holders call. Collective if a holder does not
+    write: then sharded tensors are gathered, one at a time.
     """
-    everybody = len(writers) == torch.distributed.get_world_size()
+    everybody = set(holders) <= set(writers)
+    writers = [writer for writer in writers if writer in holders]
+    if not writers:  # see `foreign_pieces`
+        return []
     whole: dict[str, torch.Tensor] = {}
     found: list[Piece] = []
     for number, (name, tensor) in enumerate(tensors.items()):
@@ -43,9 +48,35 @@ def pieces(tensors: Tensors, rank: int, writers: Sequence[int]) -> list[Piece]:
             gathered = tensor.full_tensor()
             if rank in writers:
                 whole[name] = gathered.cpu()  # the device may lack room for all tensors
-        elif _writes(tensor, number):
+        elif _writes(tensor, number, rank, holders):
             found.append(Piece(local_box(name, tensor), tensor.to_local()))
     return found + (_share(whole, writers.index(rank), len(writers)) if rank in writers else [])
+
+
+def foreign_pieces(tensors: Tensors, rank: int, writers: Sequence[int]) -> list[Piece]:
+    """Return this rank's pieces of tensors without a writer: of stages of a pipeline on other machines.
+
+    All ranks call; each tensor is sent to all ranks, one at a time.
+    """
+    about = {name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in tensors.items()}
+    listed = exchange.gather(about)
+    known = {name for writer in writers for name in listed[writer]}
+    sources: dict[str, int] = {}
+    for source, names in enumerate(listed):
+        for name in names:
+            if name not in known:
+                sources.setdefault(name, source)
+    device = next((exchange.local_part(tensor).device for tensor in tensors.values()), torch.device("cpu"))
+    found: dict[str, torch.Tensor] = {}
+    for name, source in sources.items():
+        shape, dtype = listed[source][name]
+        own = tensors.get(name)
+        whole = torch.empty(shape, dtype=getattr(torch, dtype)) if own is None else own
+        whole = (whole.full_tensor() if isinstance(whole, DTensor) else whole).detach().to(device).contiguous()
+        torch.distributed.broadcast(whole, source)
+        if rank in writers:
+            found[name] = whole.cpu()
+    return _share(found, writers.index(rank), len(writers)) if rank in writers else []
 
 
 def local_box(name: str, tensor: torch.Tensor) -> Box:
@@ -59,11 +90,15 @@ def local_box(name: str, tensor: torch.Tensor) -> Box:
     return Box(name, tensor.dtype, whole, tuple(chunks[0].offsets), tuple(chunks[0].sizes))
 
 
-def _writes(tensor: DTensor, number: int) -> bool:
+def _writes(tensor: DTensor, number: int, rank: int, holders: Sequence[int]) -> bool:
     """Return whether this rank writes a box that several ranks hold; the ranks take turns by the tensor's number."""
     if tensor.to_local().numel() == 0:
         return False
     mesh = tensor.device_mesh
+    meshes = len(holders) // mesh.size()  # of neighbouring ranks, each mesh with a copy of the tensor
+    if holders.index(rank) // mesh.size() != number % meshes:
+        return False
+    number //= meshes
     coordinate = list(mesh.get_coordinate() or ())
     copies = [i for i, placement in enumerate(tensor.placements) if placement.is_replicate()]
     return all(coordinate[i] == number % mesh.size(i) for i in copies)

@@ -10,7 +10,7 @@ import contextlib
 import io
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,23 +41,32 @@ class CheckpointReader:
     is_seen_by_all: bool
     plain: Any
 
-    def fill(self, name: str, tensor: torch.Tensor) -> None:
-        """Copy the named values into this rank's part of `tensor`; collective if some rank does not see the folder."""
-        box, target = layout.local_box(name, tensor), local_part(tensor).detach()
-        if self.is_seen_by_all:
-            self._copy(name, box, target)
+    def fill_all(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy the named values into this rank's parts of the tensors. All ranks call it; their names may differ."""
+        names: Iterable[str] = tensors
+        if not self.is_seen_by_all:
+            names = dict.fromkeys(name for names in exchange.gather(list(tensors)) for name in names)
+        for name in names:
+            self._fill(name, tensors.get(name))
+
+    def _fill(self, name: str, tensor: torch.Tensor | None) -> None:
+        if self.is_seen_by_all and tensor is not None:
+            self._copy(name, layout.local_box(name, tensor), local_part(tensor).detach())
             return
         whole = torch.empty(self.shapes[name], dtype=self.dtypes[name])
         if self.parts:
             all_of_it = shards.Box(name, whole.dtype, tuple(whole.shape), (0,) * whole.dim(), tuple(whole.shape))
             self._copy(name, all_of_it, whole)
         dist.broadcast(whole, 0)
-        target.copy_(whole[tuple(slice(o, o + s) for o, s in zip(box.offset, box.shape, strict=True))])
+        if tensor is not None:
+            box = layout.local_box(name, tensor)
+            part = whole[tuple(slice(o, o + s) for o, s in zip(box.offset, box.shape, strict=True))]
+            local_part(tensor).detach().copy_(part)
 
     def read(self, name: str) -> torch.Tensor:
         """Return the whole tensor, on the CPU."""
         whole = torch.empty(self.shapes[name], dtype=self.dtypes[name])
-        self.fill(name, whole)
+        self._fill(name, whole)
         return whole
 
     def _copy(self, name: str, box: shards.Box, target: torch.Tensor) -> None:

@@ -71,10 +71,18 @@ class Snapshot:
 class Saver:
     """One rank's part of all saves of a job, one save at a time. All ranks create it together."""
 
-    def __init__(self, folder: Path, device: torch.device, keep: int, uploads: Uploader | None = None) -> None:
-        """`uploads` copies durable checkpoints to a second place."""
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        keep: int,
+        uploads: Uploader | None = None,
+        holders: Sequence[int] | None = None,
+    ) -> None:
+        """`uploads` copies durable checkpoints to a second place; `holders` as in layout.py, all ranks by default."""
         self.folder = folder
         self._rank = dist.get_rank()
+        self._holders = range(dist.get_world_size()) if holders is None else holders
         self._keep = keep
         self._uploads = uploads
         self._is_pinned = device.type == "cuda"
@@ -106,7 +114,10 @@ class Saver:
         self._parameters = snapshot.parameters
         own = [layout.Piece(layout.local_box(f"rank.{self._rank}.{n}", t), t) for n, t in snapshot.own.items()]
         is_writer = self._rank in self._writers
-        self._copy(layout.pieces(snapshot.tensors, self._rank, self._writers) + (own if is_writer else []))
+        pieces = layout.pieces(snapshot.tensors, self._rank, self._writers, self._holders)
+        if max(len(self._holders), len(self._writers)) < dist.get_world_size():
+            pieces += layout.foreign_pieces(snapshot.tensors, self._rank, self._writers)
+        self._copy(pieces + (own if is_writer else []))
         plain = io.BytesIO()
         if self._rank == 0:
             torch.save(snapshot.plain, plain)

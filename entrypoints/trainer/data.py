@@ -34,6 +34,7 @@ __all__ = [
     "permutation",
     "seed_all",
     "split_batch",
+    "stream",
     "to_device",
     "train_keys",
 ]

@@ -158,7 +158,7 @@ def _measure(
 
 def _batches(job: TrainingJob, steps: int, *, is_synthetic: bool) -> Iterator[Any]:
     training, place = job.spec.training, job.place
-    keys = data.train_keys(training.seed, len(job.train_data), job.split, place.rank, 0, steps)
+    keys = data.train_keys(training.seed, len(job.train_data), job.split, place.data_rank, 0, steps)
     batches = job.batches(job.train_data, keys)
     if not is_synthetic:
         return batches

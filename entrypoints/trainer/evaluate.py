@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.rank import heartbeat
+from cloudtrain.entrypoints.rank import exchange, heartbeat
 from cloudtrain.entrypoints.trainer import data, report
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 
@@ -48,8 +48,8 @@ def evaluate(job: TrainingJob, progress: TrainState) -> str | None:
     job.strategy.sync_buffers()
     limit, strict = job.spec.training.eval_batches, job.spec.training.reproducible == "strict"
     if limit is not None and strict:  # the same samples for any number of ranks
-        limit = limit * job.split.virtual // place.ranks
-    plan = shares(len(job.eval_data or ()), job.split.micro, limit, place.rank, place.ranks)
+        limit = limit * job.split.virtual // place.data_ranks
+    plan = shares(len(job.eval_data or ()), job.split.micro, limit, place.data_rank, place.data_ranks)
     modes = [(part, part.training) for part in module.modules()]  # parts may be frozen in eval mode
     module.eval()
     try:
@@ -83,7 +83,7 @@ def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str 
         for number, _ in enumerate(plan):
             begin_s = time.perf_counter()
             batch = next(batches)
-            data.seed_all(data.mix(training.seed, data.EVAL, number * job.place.ranks + job.place.rank))
+            data.seed_all(data.mix(training.seed, data.EVAL, number * job.place.data_ranks + job.place.data_rank))
             if job.agreement.is_due():
                 job.agreement.begin(batch_s)
             with job.strategy.autocast():
@@ -96,13 +96,21 @@ def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str 
     finally:
         job.agreement.hurry()
         batches.close()
-    return None, _mean(found, [weight for _, weight in plan])
+    return None, _mean(found, [weight if job.place.counts else 0 for _, weight in plan])
 
 
 def _measure(job: TrainingJob, batch: Any) -> dict[str, float]:
+    """Return the numbers of the batch; none before the last stage of a pipeline."""
+    piped = job.strategy.evaluate
+    if piped is None:
+        return _numbers(job, job.strategy.module, batch)
+    return piped(lambda model: _numbers(job, model, batch)) or {}
+
+
+def _numbers(job: TrainingJob, model: Any, batch: Any) -> dict[str, float]:
     if job.task.evaluate is None:
-        return {"loss": float(job.task.loss(job.strategy.module, batch))}
-    found = job.task.evaluate(job.strategy.module, batch)
+        return {"loss": float(job.task.loss(model, batch))}
+    found = job.task.evaluate(model, batch)
     if not isinstance(found, dict):
         found = {"metric": found}
     try:
@@ -115,9 +123,12 @@ def _measure(job: TrainingJob, batch: Any) -> dict[str, float]:
 
 def _mean(found: list[dict[str, float]], weights: list[int]) -> dict[str, float]:
     """Return the means over the samples of all ranks: the same bits for any distribution of the batches."""
-    names = sorted(found[0])
+    names: list[str] = next(filter(None, exchange.gather(sorted(found[0]))), [])
     table = torch.tensor(
-        [[float(weight), *(values[name] for name in names)] for values, weight in zip(found, weights, strict=True)],
+        [
+            [float(weight), *(values.get(name, 0.0) for name in names)]
+            for values, weight in zip(found, weights, strict=True)
+        ],
         dtype=torch.float64,
     )
     tables = [torch.empty_like(table) for _ in range(dist.get_world_size())]

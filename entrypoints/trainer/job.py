@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,7 +26,7 @@ from cloudtrain.entrypoints.stores.store import Store
 from cloudtrain.entrypoints.trainer import data, flops, optim, strategies, tensorboard
 from cloudtrain.entrypoints.trainer.ema import Ema
 from cloudtrain.entrypoints.trainer.metrics import ThroughputMeter, ddp_communication
-from cloudtrain.entrypoints.trainer.settings import Spec, TrainingSettings
+from cloudtrain.entrypoints.trainer.settings import ParallelSettings, Spec, TrainingSettings
 from cloudtrain.entrypoints.trainer.task import Task
 
 __all__ = ["TrainingJob", "RankContext", "TrainState", "build", "connect"]
@@ -37,16 +37,48 @@ _SAVE_BYTES_PER_S = 100e6  # for the deadline's margin until a save is timed: a 
 
 @dataclass(frozen=True)
 class RankContext:
-    """This rank, the number of ranks, and the rank's device."""
+    """This rank, the number of ranks, and the rank's device.
+
+    `tensor` neighbouring ranks share each layer's matrices; `pipeline` stages of neighbouring ranks follow each other.
+    The ranks of all stages that hold one copy of the model compute the same micro-batches.
+    """
 
     rank: int
     ranks: int
     device: torch.device
+    tensor: int = 1
+    pipeline: int = 1
 
     @property
     def is_head(self) -> bool:
         """Whether this is rank 0, which prints and writes for all."""
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """The position among the ranks that compute different micro-batches."""
+        return self.rank // self.tensor % self.data_ranks
+
+    @property
+    def data_ranks(self) -> int:
+        """The number of groups of ranks that compute different micro-batches."""
+        return self.ranks // (self.tensor * self.pipeline)
+
+    @property
+    def stage(self) -> int:
+        """The number of this rank's stage."""
+        return self.holders.start // len(self.holders)
+
+    @property
+    def holders(self) -> range:
+        """The ranks of this rank's stage: together they hold the stage's parameters."""
+        each = self.ranks // self.pipeline
+        return range(self.rank // each * each, (self.rank // each + 1) * each)
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's losses count: of the ranks with the same micro-batches, the first of the last stage."""
+        return self.rank % self.tensor == 0 and self.holders.stop == self.ranks
 
 
 @dataclass(frozen=True)
@@ -122,12 +154,20 @@ class TrainState:
         return self.max_steps if leave_at is None else min(leave_at, self.max_steps)
 
 
-def connect(timeout_s: float, is_strict: bool = False) -> RankContext:
+def connect(timeout_s: float, is_strict: bool = False, parallel: ParallelSettings | None = None) -> RankContext:
     """Join the process group that torchrun's variables describe; without the variables, be the only rank.
 
-    `is_strict`: sums on this rank's device have a fixed order too, if torch has one.
+    `is_strict`: sums on this rank's device have a fixed order too, if torch has one. Raises TaskError if `parallel`
+    does not divide the ranks.
     """
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    parallel = parallel or ParallelSettings()
+    if ranks % parallel.ranks:
+        fits = ", ".join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)
+        raise TaskError(
+            f"parallel.tensor {parallel.tensor} x parallel.pipeline {parallel.pipeline} does not divide the {ranks} "
+            f"ranks; the product must be one of {fits}"
+        )
     cuda = torch.cuda.is_available()
     if is_strict:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise cuBLAS sums in any order
@@ -144,7 +184,7 @@ def connect(timeout_s: float, is_strict: bool = False) -> RankContext:
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **alone)
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-    return RankContext(rank, ranks, device)
+    return RankContext(rank, ranks, device, parallel.tensor, parallel.pipeline)
 
 
 def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, silent: bool = False) -> TrainingJob:
@@ -153,7 +193,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     `silent`: the ranks exchange no gradients; for measuring the cost of the exchange.
     """
     wanted = spec.training
-    split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, place.ranks)
+    split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, place.data_ranks)
     optim.lr_factor(wanted.schedule, 0, 1)  # report an unknown schedule before reading the data
     data.seed_all(data.mix(wanted.seed, data.INIT, 0))
     train_data = task.make_dataset(spec.params, "train")
@@ -168,10 +208,19 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         raise TaskError(f"model(params) returned a {type(module).__name__}; it must return a torch.nn.Module")
     if not module.training:  # as in pretrained models; parts frozen in eval mode stay frozen
         module.train()
-    spread = strategies.wrap(wanted, module, place.device, split, blocks=task.blocks, silent=silent)
+    parameters = sum(p.numel() for p in module.parameters())
+    spread = strategies.wrap(
+        wanted,
+        module,
+        place.device,
+        split,
+        blocks=task.blocks,
+        tensor_plan=task.tensor_plan,
+        probe=_probe(spec, task, train_data, split) if place.pipeline > 1 else None,
+        silent=silent,
+    )
     split = dataclasses.replace(split, is_strided=spread.strided)
     optimizer, warmup_start = _optimizer(spec, task, spread, split)
-    parameters = sum(p.numel() for p in spread.module.parameters())
     identity = {
         **_settings(spec, task, split),
         "optimizer": type(optimizer).__name__,
@@ -200,13 +249,22 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         warmup_start=warmup_start,
         identity=identity,
         meter=_meter(wanted, split, place, spread),
-        saver=Saver(folder, place.device, spec.checkpoint.keep, uploader),
+        saver=Saver(folder, place.device, spec.checkpoint.keep, uploader, place.holders),
         folder=folder,
         mirror=second,
         uploader=uploader,
-        owned=split.owned(place.rank),
+        owned=split.owned(place.data_rank),
         board=_board(spec, place),
     )
+
+
+def _probe(spec: Spec, task: Task, train_data: Any, split: data.Split) -> Callable[[torch.nn.Module], object]:
+    """Return a function that computes the loss of the first micro-batch, to trace the model."""
+    keys = iter([data.stream(spec.training.seed, len(train_data), 0, split.micro)])
+    cpu = torch.device("cpu")
+    batches = data.Batches(train_data, keys, seed=spec.training.seed, collate=task.collate, num_workers=0, device=cpu)
+    batch = next(batches)
+    return lambda model: task.loss(model, batch)
 
 
 def _optimizer(
@@ -261,7 +319,9 @@ def _settings(spec: Spec, task: Task, split: data.Split) -> dict[str, Any]:
         "format": 2,
         "job": spec.job,
         "seed": wanted.seed,
-        "world_size": split.ranks,
+        "world_size": split.ranks * wanted.parallel.ranks,
+        "tensor": wanted.parallel.tensor,
+        "pipeline": wanted.parallel.pipeline,
         "virtual_ranks": split.virtual,
         "global_batch_size": split.global_batch,
         "micro_batch_size": split.micro,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ __all__ = [
     "lr_factor",
     "scaled_lr",
     "set_lr",
+    "whole_norms",
     "warmup_start",
 ]
 
@@ -202,7 +203,7 @@ class _Layerwise(torch.optim.Optimizer):
                 loss = closure()
         all_layers = [self._prepare(group) for group in self.param_groups]
         chosen = [(layers, i) for layers in all_layers for i in layers.adapted]
-        norms = _whole_norms(
+        norms = whole_norms(
             [layers.parameters[i] for layers, i in chosen],
             [layers.weights[i] for layers, i in chosen],
             [layers.updates[i] for layers, i in chosen],
@@ -343,7 +344,7 @@ class LAMB(_Layerwise):
         torch._foreach_add_(layers.weights, layers.updates, alpha=-layers.group["lr"])
 
 
-def _whole_norms(parameters: Tensors, *parts: Tensors) -> torch.Tensor:
+def whole_norms(parameters: Sequence[torch.Tensor], *parts: Tensors) -> torch.Tensor:
     """Return L2 norms over whole parameters, [lists of parts, parameters]; parts are their local shards.
 
     In fp32 even for half precision, whose squares overflow; in fp64 for fp64. On one rank and under ddp the ranks do
@@ -361,7 +362,7 @@ def _whole_norms(parameters: Tensors, *parts: Tensors) -> torch.Tensor:
     return norms
 
 
-def _sharded(parameters: Tensors) -> Iterator[tuple[list[dist.ProcessGroup], list[int]]]:
+def _sharded(parameters: Sequence[torch.Tensor]) -> Iterator[tuple[list[dist.ProcessGroup], list[int]]]:
     """Yield, for each kind of sharding, the process groups to sum over and the indices of the parameters.
 
     Over a mesh's replicating dimension (hsdp) no sum is needed: the ranks hold equal values.
@@ -371,6 +372,6 @@ def _sharded(parameters: Tensors) -> Iterator[tuple[list[dist.ProcessGroup], lis
         if isinstance(parameter, DTensor):
             found.setdefault((parameter.device_mesh, parameter.placements), []).append(i)
     for (mesh, placements), columns in found.items():
-        groups = [mesh.get_group(dim) for dim, placement in enumerate(placements) if placement.is_shard()]
+        groups = [mesh.get_group(dim) for dim, placement in enumerate(placements) if not placement.is_replicate()]
         if groups:
             yield groups, columns

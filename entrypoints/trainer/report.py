@@ -39,8 +39,10 @@ def say(job: TrainingJob, event: str, text: str, **fields: Any) -> None:
 def say_start(job: TrainingJob, progress: TrainState) -> None:
     """Report the start: the job, the batch, and the device."""
     split, known = job.split, job.identity
+    shared = f" / {job.place.tensor} that share each layer" if job.place.tensor > 1 else ""
+    shared += f" / {job.place.pipeline} stages" if job.place.pipeline > 1 else ""
     text = (
-        f"start {job.spec.job}: {split.ranks} ranks x {split.accumulation} accumulation x {split.micro} = "
+        f"start {job.spec.job}: {job.place.ranks} ranks{shared} x {split.accumulation} accumulation x {split.micro} = "
         f"{split.global_batch} samples a step, {known['strategy']} {known['precision']} on {job.place.device}, "
         f"{quantity(known['parameters'])} parameters, step {progress.step} of {progress.max_steps}"
     )
@@ -51,7 +53,7 @@ def say_start(job: TrainingJob, progress: TrainState) -> None:
         "start",
         text,
         resumed_from=progress.resumed_from,
-        ranks=split.ranks,
+        ranks=job.place.ranks,
         accumulation=split.accumulation,
         device=str(job.place.device),
         step=progress.step,

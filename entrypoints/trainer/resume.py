@@ -32,6 +32,8 @@ _COMPARED = {
     "micro_batch_size": "the micro-batch was {then}, now {now}: losses agree to rounding, not to the bit",
     "seed": "the seed was {then}, now {now}: this epoch's order differs, so samples may repeat or be skipped",
     "world_size": "the ranks were {then}, now {now}: losses agree to rounding, not to the bit",
+    "tensor": "the ranks that share a layer were {then}, now {now}: losses agree to rounding, not to the bit",
+    "pipeline": "the stages were {then}, now {now}: losses of tied parameters agree to rounding, not to the bit",
     "strategy": "the strategy was {then}, now {now}: losses agree to rounding, not to the bit",
     "precision": "the precision was {then}, now {now}",
     "optimizer": "the optimizer was {then}, now {now}: it starts with fresh state",
@@ -292,21 +294,24 @@ def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.Check
     """Fill the live state from the checkpoint. Raises TaskError, on all ranks, for a different model's checkpoint."""
     model = job.strategy.module.state_dict()
     weights = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
-    fault = _difference(weights, {n: s for n, s in reader.shapes.items() if n.startswith("model.")})
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    if job.place.pipeline > 1:
+        shapes = {name: tuple(shape) for stage in exchange.gather(shapes) for name, shape in stage.items()}
+    fault = _difference(shapes, {n: s for n, s in reader.shapes.items() if n.startswith("model.")})
     if fault:
         raise TaskError(
             f"the checkpoint belongs to a different model: {fault}; fix model(params), "
             "or start from step 0 with checkpoint.resume: never"
         )
     with torch.no_grad():
-        for name, value in weights.items():
-            reader.fill(name, value)
+        reader.fill_all(weights)
         _hand_over_copies(job, weights)
         if reader.plain["extra"]:
             job.strategy.module.load_state_dict(reader.plain["extra"], strict=False)
         if job.ema is not None:
-            for name, value in job.ema.tensors().items():  # without a saved average, start at these weights
-                reader.fill(f"ema.{name}" if f"ema.{name}" in reader.shapes else f"model.{name}", value)
+            averages = job.ema.tensors()  # an average that was not saved starts at these weights
+            sources = {name: f"ema.{name}" if f"ema.{name}" in reader.shapes else f"model.{name}" for name in averages}
+            reader.fill_all({sources[name]: value for name, value in averages.items()})
         if found.trainer["optimizer"] == job.identity["optimizer"]:
             _load_optimizer(job, reader)
     if reader.plain["scaler"] and job.scaler.is_enabled():
@@ -344,12 +349,14 @@ def _load_optimizer(job: TrainingJob, reader: loader.CheckpointReader) -> None:
         if name.startswith("optimizer."):
             by_parameter.setdefault(name.removeprefix("optimizer.").rpartition(".")[0], []).append(name)
     state: dict[int, dict[str, Any]] = {}
+    read: dict[str, torch.Tensor] = {}
     for position, (parameter, name) in enumerate(saving.optimizer_names(job).items()):
         values: dict[str, Any] = dict(reader.plain["state"].get(name, {}))
         for full in by_parameter.get(name, ()):
-            values[full.rpartition(".")[2]] = _read_like(reader, full, parameter)
+            values[full.rpartition(".")[2]] = read[full] = _empty_like(reader, full, parameter)
         if values:
             state[position] = values
+    reader.fill_all(read)
     here = job.optimizer.state_dict()["param_groups"]
     # load_state_dict pairs parameters by position in the groups' lists, so the lists must come from this optimizer.
     packed = [{**then, "params": now["params"]} for then, now in zip(groups, here, strict=True)]
@@ -367,20 +374,16 @@ def _load_optimizer(job: TrainingJob, reader: loader.CheckpointReader) -> None:
             group.update(setting)
 
 
-def _read_like(reader: loader.CheckpointReader, name: str, parameter: torch.Tensor) -> torch.Tensor:
-    """Return the state tensor: sharded like the parameter if the shapes are equal, else whole (a step count)."""
-    if isinstance(parameter, DTensor) and reader.shapes[name] == tuple(parameter.shape):
-        tensor = torch.empty_like(parameter, dtype=reader.dtypes[name], requires_grad=False)
-    elif reader.shapes[name] == tuple(parameter.shape) and parameter.dim():
-        tensor = torch.empty(reader.shapes[name], dtype=reader.dtypes[name], device=parameter.device)
-    else:
-        tensor = torch.empty(reader.shapes[name], dtype=reader.dtypes[name])
-    reader.fill(name, tensor)
-    return tensor
+def _empty_like(reader: loader.CheckpointReader, name: str, parameter: torch.Tensor) -> torch.Tensor:
+    """Return room for the state: sharded like the parameter if the shapes are equal, else whole (a step count)."""
+    shape, dtype = reader.shapes[name], reader.dtypes[name]
+    is_alike = shape == tuple(parameter.shape)
+    if isinstance(parameter, DTensor) and is_alike:
+        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.empty(shape, dtype=dtype, device=parameter.device if is_alike and shape else None)
 
 
-def _difference(here: dict[str, torch.Tensor], saved: dict[str, tuple[int, ...]]) -> str | None:
-    shapes = {name: tuple(tensor.shape) for name, tensor in here.items()}
+def _difference(shapes: dict[str, tuple[int, ...]], saved: dict[str, tuple[int, ...]]) -> str | None:
     faults = {
         "it lacks": [name for name in shapes if name not in saved],
         "it has but this model lacks": [name for name in saved if name not in shapes],

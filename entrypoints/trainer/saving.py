@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from cloudtrain.entrypoints.checkpoints import folder as folders
@@ -17,10 +20,12 @@ from cloudtrain.entrypoints.checkpoints import weights
 from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.checkpoints.saver import Snapshot
 from cloudtrain.entrypoints.checkpoints.uploader import Uploader
+from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.format import quantity
-from cloudtrain.entrypoints.rank import heartbeat
+from cloudtrain.entrypoints.rank import exchange, heartbeat
 from cloudtrain.entrypoints.trainer import report
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
+from cloudtrain.entrypoints.trainer.strategies import tensor
 
 __all__ = ["NonFiniteError", "begin", "collect", "export", "finish", "optimizer_names", "publish"]
 __all__ += ["retry_later", "tensors", "wait"]
@@ -30,6 +35,7 @@ CARRIED = (
     *("step", "samples", "evaluated_step", "metrics", "loss", "save_s", "skipped"),
     *("best", "best_of", "best_step", "stale"),
 )
+_KINDS = ("model", "ema")
 MAX_FAILED = 3  # background saves in a row: a share may fail briefly, but a job that cannot save must not continue
 
 
@@ -46,6 +52,11 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
                 folders.mark_best(job.folder, progress.step, *best)
         return
     begin_s = time.perf_counter()
+    if job.place.tensor > 1 and (names := tensor.differing(job.strategy.module, job.place.tensor)):
+        raise TaskError(
+            f"the ranks of a layer have different values of {', '.join(names[:4])}, so a checkpoint would lose some: a "
+            "module that sees a part of the sequence or of the heads needs the kind `sequence` in the tensor plan"
+        )
     progress.begun_step = progress.step
     carried = {name: getattr(progress, name) for name in CARRIED}
     job.agreement.saving()
@@ -53,7 +64,7 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
     job.saver.begin(
         Snapshot(
             step=progress.step,
-            tensors=tensors(job),
+            tensors=_saved_here(job),
             own=job.strategy.rank_state(),
             plain=_plain(job),
             trainer={**job.identity, **carried},
@@ -170,6 +181,16 @@ def tensors(job: TrainingJob) -> dict[str, torch.Tensor]:
     return found
 
 
+def _saved_here(job: TrainingJob) -> dict[str, torch.Tensor]:
+    """Return the live tensors that this rank's stage saves: all but parameters that another stage saves."""
+    names = job.strategy.saved_elsewhere
+    return {
+        name: value
+        for name, value in tensors(job).items()
+        if not any(name == f"{kind}.{own}" or name.startswith(f"optimizer.{own}.") for own in names for kind in _KINDS)
+    }
+
+
 def optimizer_names(job: TrainingJob) -> dict[torch.Tensor, str]:
     """Return the name of each parameter in the optimizer, in the optimizer's order."""
     names = {parameter: name for name, parameter in job.strategy.module.named_parameters()}
@@ -183,15 +204,34 @@ def export(job: TrainingJob) -> None:
         return
     with job.averaged():
         found: dict[str, torch.Tensor] = {}
-        for name, value in job.strategy.module.state_dict().items():
-            if isinstance(value, torch.Tensor):
-                whole = value.full_tensor() if isinstance(value, DTensor) else value
-                if job.place.is_head:
-                    found[name] = whole.cpu()  # one tensor at a time: the device may lack room for all
+        for name, whole in _whole_weights(job):
+            if job.place.is_head:
+                found[name] = whole.cpu()  # one tensor at a time: the device may lack room for all
         if job.place.is_head:  # inside the block: on a CPU these are the weights themselves, no copies
             ending = {"torch": "pt", "safetensors": "safetensors"}[job.spec.checkpoint.export]
             weights.write(Path(folder) / f"model.{ending}", found)
     job.saver.meet(heartbeat.beat)  # a slow disk may delay rank 0 longer than a collective call may last
+
+
+def _whole_weights(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the whole tensors of the model by name, one at a time, those of all stages. All ranks call it."""
+    own = {name: value for name, value in job.strategy.module.state_dict().items() if isinstance(value, torch.Tensor)}
+    if job.place.pipeline == 1:
+        yield from ((name, _whole(value)) for name, value in own.items())
+        return
+    about = {name: [list(value.shape), str(value.dtype).removeprefix("torch.")] for name, value in own.items()}
+    listed = exchange.gather(about)
+    sources = {name: rank for rank in reversed(range(job.place.ranks)) for name in listed[rank]}
+    for name, source in sources.items():
+        shape, dtype = listed[source][name]
+        value = _whole(own[name]) if name in own else torch.empty(shape, dtype=getattr(torch, dtype))
+        value = value.to(job.place.device).contiguous()
+        dist.broadcast(value, source)
+        yield name, value
+
+
+def _whole(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def _plain(job: TrainingJob) -> dict[str, Any]:
@@ -207,4 +247,22 @@ def _plain(job: TrainingJob) -> dict[str, Any]:
         if isinstance(p, torch.Tensor) and p in names
     }
     extra = {n: v for n, v in job.strategy.module.state_dict().items() if not isinstance(v, torch.Tensor)}
-    return {"groups": groups, "state": state, "scaler": job.scaler.state_dict(), "extra": extra}
+    plain = {"groups": groups, "state": state, "scaler": job.scaler.state_dict(), "extra": extra}
+    return plain if job.place.pipeline == 1 else _of_all_stages(job, plain)
+
+
+def _of_all_stages(job: TrainingJob, plain: dict[str, Any]) -> dict[str, Any]:
+    """Return the state without tensors of all stages together. All ranks call it."""
+    written = io.BytesIO()
+    is_first = job.place.rank == job.place.holders.start
+    torch.save(plain if is_first else {}, written)
+    texts = exchange.gather(written.getvalue().hex())
+    parts = [torch.load(io.BytesIO(bytes.fromhex(text)), weights_only=True) for text in texts]
+    whole: dict[str, Any]
+    whole, *others = filter(None, parts)
+    for part in others:
+        for group, other in zip(whole["groups"], part["groups"], strict=True):
+            group["params"] += [name for name in other["params"] if name not in group["params"]]
+        whole["state"] |= part["state"]
+        whole["extra"] |= part["extra"]
+    return whole

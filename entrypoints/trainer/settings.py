@@ -21,6 +21,7 @@ from cloudtrain.entrypoints.errors import TaskError
 __all__ = [
     "MonitorSettings",
     "OptimizerSettings",
+    "ParallelSettings",
     "ScheduleSettings",
     "Spec",
     "TrainingSettings",
@@ -70,12 +71,35 @@ class MonitorSettings:
 
 
 @dataclass(frozen=True)
+class ParallelSettings:
+    """How one copy of the model is spread over ranks, beside the data dimension of `strategy`.
+
+    `tensor`: ranks that share each layer's matrices. `sequence`: between the layers they share the sequence too.
+    `plan`: the kind of each module by name or pattern; None: the task's `tensor_plan`, the model's own, or by names.
+    `pipeline`: stages, one after the other. `cut`: even, or the first block of each later stage.
+    """
+
+    tensor: int = 1
+    sequence: bool = False
+    plan: dict[str, str] | None = None
+    pipeline: int = 1
+    schedule: str = "1f1b"
+    cut: str | list[int] = "even"
+
+    @property
+    def ranks(self) -> int:
+        """The ranks that hold one copy of the model together."""
+        return self.tensor * self.pipeline
+
+
+@dataclass(frozen=True)
 class TrainingSettings:
     """Section `training`. Batch sizes count samples; steps are optimizer steps."""
 
     global_batch_size: int
     micro_batch_size: int | None = None  # on one rank, one forward pass; None: no accumulation
     strategy: str = "ddp"
+    parallel: ParallelSettings = field(default_factory=ParallelSettings)
     shard_size: int | None = None  # hsdp: ranks that share one copy of the model; None: the ranks of one node
     precision: str = "fp32"
     reproducible: str = "standard"  # strict: the same bits on any number of ranks that divides the virtual ranks
@@ -153,6 +177,7 @@ def read_spec(path: str | Path) -> Spec:
         OptimizerSettings, "training.optimizer", {**(settings.get("optimizer") or {}), "betas": betas}
     )
     settings["schedule"] = _fill(ScheduleSettings, "training.schedule", settings.get("schedule") or {})
+    settings["parallel"] = _fill(ParallelSettings, "training.parallel", settings.get("parallel") or {})
     settings["monitor"] = _fill(MonitorSettings, "training.monitor", settings.get("monitor") or {})
     training = _fill(TrainingSettings, "training", settings)
     _check(training)
@@ -199,6 +224,9 @@ def _check(training: TrainingSettings) -> None:
         value = getattr(training, name)
         if value not in known:
             raise TaskError(f"training.{name} is {value!r}; there are {', '.join(known)}{suggest(str(value), known)}")
+    for name in ("tensor", "pipeline"):
+        if getattr(training.parallel, name) < 1:
+            raise TaskError(f"training.parallel.{name} is {getattr(training.parallel, name)}; it must be positive")
     if training.monitor.mode not in ("min", "max"):
         raise TaskError(f"training.monitor.mode is {training.monitor.mode!r}; there are min and max")
 

@@ -3,7 +3,8 @@
 Required: `model(params)`; `dataset(params, split)`, split "train" or "eval" (None: the split does not exist);
 `loss(model, batch)`, the mean over the batch. Optional: `optimizer(model, params)`; `evaluate(model, batch)`, numbers
 by name, each a mean over the batch; `collate(samples)`; `blocks(model)`, the submodules that fsdp shards one by one;
-`on_event(event, fields)`, called on rank 0 with every printed event, for a custom logger.
+`tensor_plan(model)`, the kinds of modules by name for tensor parallelism; `on_event(event, fields)`, called on rank 0
+with every printed event, for a custom logger.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ OPTIONAL = {
     "evaluate": ("model", "batch"),
     "collate": ("samples",),
     "blocks": ("model",),
+    "tensor_plan": ("model",),
     "on_event": ("event", "fields"),
 }
 
@@ -47,6 +49,7 @@ class Task:
     evaluate: Callable[..., Any] | None = None
     collate: Callable[..., Any] | None = None
     blocks: Callable[..., Any] | None = None
+    tensor_plan: Callable[..., Any] | None = None
     on_event: Callable[..., Any] | None = None
 
     def make_dataset(self, params: dict[str, Any], split: str) -> Any:

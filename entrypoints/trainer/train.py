@@ -14,8 +14,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -30,6 +31,8 @@ from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState, build, c
 from cloudtrain.entrypoints.trainer.resume import resume
 from cloudtrain.entrypoints.trainer.saving import NonFiniteError
 from cloudtrain.entrypoints.trainer.settings import read_spec, shortened
+from cloudtrain.entrypoints.trainer.strategies import tensor
+from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
 from cloudtrain.entrypoints.trainer.task import load_task
 
 __all__ = ["EXIT_DONE", "EXIT_SAVED", "NonFiniteError", "main"]
@@ -47,7 +50,7 @@ def main() -> int:
     spec, rehearsed = read_spec(os.environ["CLOUDTRAIN_SPEC"]), rehearsal.of_environment()
     spec = spec if rehearsed is None else shortened(spec)
     task = load_task(spec.target)
-    place = connect(spec.timeout_s, spec.training.reproducible == "strict")
+    place = connect(spec.timeout_s, spec.training.reproducible == "strict", spec.training.parallel)
     if spec.training.diagnose_steps:
         return diagnose(spec, task, place, agreement, gradients)
     job = build(spec, task, place, agreement)
@@ -118,7 +121,7 @@ def _batches(job: TrainingJob, progress: TrainState) -> Iterator[data.Batches]:
     """Open the stream of this rank's micro-batches at the job's position."""
     training, place = job.spec.training, job.place
     steps = progress.last_step - progress.step
-    keys = data.train_keys(training.seed, len(job.train_data), job.split, place.rank, progress.samples, steps)
+    keys = data.train_keys(training.seed, len(job.train_data), job.split, place.data_rank, progress.samples, steps)
     batches = job.batches(job.train_data, keys)
     try:
         yield batches
@@ -173,6 +176,9 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
     """
     spread, owned = job.strategy, job.owned
     must_agree = is_logged or job.spec.training.on_nan == "skip"
+    if spread.walk is not None:
+        _piped_gradients(job, progress, batches, spread.walk, must_agree)
+        return None
     total: torch.Tensor | float = 0.0  # in float64, with room for float32 sums in any order
     for virtual in owned:
         is_last = virtual == owned[-1]
@@ -180,12 +186,13 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
         data.seed_all(data.mix(job.spec.training.seed, data.FORWARD, progress.step, virtual))
         with spread.micro_batch(virtual, is_last), _counted(job):
             with spread.autocast():
-                loss = _checked(job.task.loss(spread.model, batch))
+                loss = _loss(job, spread.model, batch)
             total += loss.item() if loss.device.type == "cpu" else loss.detach().double()
             # The agreement travels while the gradients are computed.
             if job.agreement.is_due(is_last and must_agree):
                 # On a GPU only for a step that needs the loss, since reading the loss waits for the GPU.
-                shared = float(total) if is_last and (must_agree or isinstance(total, float)) else 0.0
+                is_known = is_last and (must_agree or isinstance(total, float))
+                shared = float(total) if is_known and job.place.counts else 0.0
                 failed, saving_now = job.saver.failure is not None, job.saver.is_busy
                 job.agreement.begin(job.meter.step_s, len(owned), loss=shared, failed=failed, saving=saving_now)
             share = loss if spread.divisor == 1 else loss / spread.divisor
@@ -203,6 +210,40 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
     return None
 
 
+def _piped_gradients(
+    job: TrainingJob,
+    progress: TrainState,
+    batches: data.Batches,
+    walk: Callable[[Feed], torch.Tensor],
+    must_agree: bool,
+) -> None:
+    """Sum the gradients of a step over the stages. The stages agree at its end: inside they are at different passes."""
+    spread = job.strategy
+
+    def loss_of(model: Any, batch: Any) -> torch.Tensor:
+        with spread.autocast():
+            return _loss(job, model, batch)
+
+    def backward(loss: torch.Tensor) -> None:
+        (loss if spread.divisor == 1 else loss / spread.divisor).backward()  # type: ignore[no-untyped-call]
+
+    total = walk(
+        Feed(
+            owned=job.owned,
+            batch=lambda: job.meter.wait_for(batches),
+            seed=lambda virtual: data.seed_all(data.mix(job.spec.training.seed, data.FORWARD, progress.step, virtual)),
+            loss=loss_of,
+            backward=backward,
+            between=heartbeat.beat,
+        )
+    )
+    if job.agreement.is_due(must_agree):
+        shared = float(total) if job.place.counts and (must_agree or total.device.type == "cpu") else 0.0
+        failed, saving_now = job.saver.failure is not None, job.saver.is_busy
+        job.agreement.begin(job.meter.step_s, len(job.owned), loss=shared, failed=failed, saving=saving_now)
+    spread.finish()
+
+
 def _counted(job: TrainingJob) -> AbstractContextManager[None]:
     """Return a context that counts the first micro-batch's arithmetic, if the device's peak is known."""
     is_wanted = job.meter.flops_per_step is None and job.meter.knows_peak and not job.spec.training.compile
@@ -214,6 +255,16 @@ def _counting(job: TrainingJob) -> Iterator[None]:
     with flops.FlopCounter() as counter:
         yield
     job.meter.flops_per_step = float(counter.total or 0) * job.split.virtual
+
+
+def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
+    """Return the task's loss, a scalar. Raises TaskError if the value or the split of the model is wrong."""
+    try:
+        return _checked(job.task.loss(model, batch))
+    except RuntimeError as error:
+        if job.place.tensor > 1 and (why := tensor.explained(error)) is not None:
+            raise TaskError(why) from error
+        raise
 
 
 def _checked(loss: object) -> torch.Tensor:

@@ -57,9 +57,9 @@ class Block(nn.Module):
 
     def __init__(self, width, heads, dropout):
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.head_width, self.dropout = width // heads, dropout
         self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))  # separate: tensor ranks share each
         self.project = nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
@@ -68,10 +68,10 @@ class Block(nn.Module):
         return x + self.drop(self.mlp(self.norm_mlp(x)))
 
     def attend(self, x):
-        B, T, C = x.shape
-        q, k, v = (part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in self.qkv(x).split(C, dim=2))
+        # (B, heads, T, head_width) each; under `parallel.tensor` a rank has a part of the heads
+        q, k, v = (part(x).unflatten(-1, (-1, self.head_width)).transpose(1, 2) for part in (self.q, self.k, self.v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.project(y.transpose(1, 2).reshape(B, T, C))
+        return self.project(y.transpose(1, 2).flatten(2))
 
     def drop(self, x):
         return F.dropout(x, self.dropout, self.training)

@@ -54,6 +54,7 @@ def faults_of(root: YamlNode) -> list[Fault]:
         *_numbers(root),
         *_spreading(root),
         *_strict(root),
+        *_parallel(root),
         *_optimizing(root),
         *_mirror(root),
         *_notify(root),
@@ -181,6 +182,30 @@ def _spreading(root: YamlNode) -> Iterator[Fault]:
     ):
         if is_wrong:
             yield _in_training(root, message, hint, (key,), ("strategy",))
+
+
+def _parallel(root: YamlNode) -> Iterator[Fault]:
+    """Yield the settings that do not go with `parallel` (entrypoints/trainer/strategies)."""
+    sizes = {name: _whole(root, "training", "parallel", name) or 1 for name in ("tensor", "pipeline")}
+    for name, goes_with in (("sequence", "tensor"), ("schedule", "pipeline"), ("cut", "pipeline")):
+        node = given(root, "training", "parallel", name)
+        if node is not None and node.value is not False and sizes[goes_with] < 2:
+            message, hint = f"`{name}` goes with `{goes_with}`, which is 1", f"write `{goes_with}: 2` or more"
+            yield _in_training(root, message, hint, ("parallel", name), ("parallel", goes_with))
+    split = next((name for name, size in sizes.items() if size > 1), None)
+    if split is None:
+        return
+    for key, wrong, hint in (
+        ("reproducible", ("strict",), "write `reproducible: standard`"),
+        ("compile", (True,), "leave one of them out"),
+        ("compression", ("fp16", "bf16", "powersgd"), "leave `compression` out"),
+        ("precision", ("fp16",), "write `precision: bf16`"),
+        ("cpu_offload", (True,), "leave one of them out"),
+    ):
+        node = given(root, "training", key)
+        if node is not None and node.value in wrong:
+            shown = f"`{key}: {str(node.value).lower()}`"
+            yield _in_training(root, f"{shown} does not go with `parallel.{split}`", hint, (key,), ("parallel", split))
 
 
 def _strict(root: YamlNode) -> Iterator[Fault]:

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from cloudtrain.launcher.config.kinds import Duration, Many, Section, Text
 
-__all__ = ["Checkpoint", "Monitor", "Optimizer", "Schedule", "Strategy", "Training"]
+__all__ = ["Checkpoint", "Monitor", "Optimizer", "Parallel", "Schedule", "Strategy", "Training"]
 
 Strategy = Literal["ddp", "fsdp", "hsdp"]  # as in the trainer: add a strategy in both lists
 
@@ -65,6 +65,41 @@ class Monitor(Section):
     min_delta: float = Field(0.0, ge=0, description="Least change that counts as better.", examples=[0.001])
 
 
+class Parallel(Section):
+    """How one copy of the model is spread over ranks; `training.strategy` spreads the copies and the data."""
+
+    tensor: int = Field(
+        1,
+        ge=1,
+        description="Neighbouring ranks that share the matrices of each layer, within an instance.",
+        examples=[2],
+    )
+    sequence: bool = Field(
+        False,
+        description="With `tensor`: between the layers the ranks share the sequence too, which saves memory.",
+        examples=[True],
+    )
+    plan: dict[Text, Literal["column", "row", "head", "embedding", "sequence", "whole"]] | None = Field(
+        None,
+        description="The kind of each module that is split, by its name or a pattern. Default: the task's "
+        "`tensor_plan(model)`, else the model's own plan, else well-known names of layers.",
+        examples=[{"layers.*.mlp.up": "column", "layers.*.mlp.down": "row"}],
+    )
+    pipeline: int = Field(
+        1, ge=1, description="Stages of the model, one after the other, on different ranks.", examples=[2]
+    )
+    schedule: Literal["1f1b", "gpipe"] = Field(
+        "1f1b",
+        description="The order of passes: 1f1b keeps at most a micro-batch for each later stage, gpipe all of a step.",
+        examples=["gpipe"],
+    )
+    cut: Literal["even"] | Many[Annotated[int, Field(ge=1)]] = Field(
+        "even",
+        description="Where stages begin: equal numbers of blocks, or the first block of each later stage.",
+        examples=[[4, 8]],
+    )
+
+
 class Training(Section):
     """The shared trainer's settings; only for a `task`."""
 
@@ -73,6 +108,11 @@ class Training(Section):
         description="How model and gradients are spread over the ranks: replicated (ddp), sharded (fsdp), or sharded "
         "within a group of ranks and replicated over the groups (hsdp).",
         examples=["fsdp"],
+    )
+    parallel: Parallel = Field(
+        Parallel.model_construct(),
+        description="For models that do not fit on one GPU.",
+        examples=[{"tensor": 2}],
     )
     shard_size: int | None = Field(
         None, ge=1, description="Ranks that share one copy of the model (hsdp). Default: an instance's.", examples=[8]

@@ -130,10 +130,9 @@ def _node_counts(plan: Plan, config: JobConfig) -> tuple[int, ...]:
     """Return the possible numbers of nodes: for a task, those whose ranks share its micro-batches evenly; else all."""
     if plan.batch is None:
         return tuple(range(1, plan.instances + 1))
-    micro_batches = plan.batch.global_size // plan.batch.micro_size
-    shard = config.training.shard_size or 1
+    group = (config.training.shard_size or 1) * plan.batch.tensor * plan.batch.pipeline
     ranks = {nodes: nodes * plan.nproc_per_node for nodes in range(1, plan.instances + 1)}
-    return tuple(nodes for nodes, count in ranks.items() if micro_batches % count == 0 and count % shard == 0)
+    return tuple(nodes for nodes, count in ranks.items() if plan.batch.fits(count) and count % group == 0)
 
 
 def job_surroundings(config: JobConfig) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
         cap_reason=cap.reason,
         deadline_s=own_limit_s if is_hard else caps.deadline_s(own_limit_s),
         worst_case_usd=None if worst_micro is None else worst_micro / 1e6,
-        batch=_split(config, instances * nproc) if config.task else None,
+        batch=_split(config, instances, nproc) if config.task else None,
         machine=capacity.machine,
         price_micro=price_micro,
         uncertainty=capacity.uncertainty,
@@ -131,23 +131,37 @@ def _refused(found: caps.LimitRefusal, limit_micro: int, rate: caps.CostRate, ca
     return error
 
 
-def _split(config: JobConfig, ranks: int) -> Batch | None:
+def _split(config: JobConfig, instances: int, nproc: int) -> Batch | None:
     training = config.training
     if training is None:
         return None
+    tensor, stages = training.parallel.tensor, training.parallel.pipeline
+    if nproc % tensor:
+        fits = ", ".join(str(number) for number in range(1, nproc + 1) if nproc % number == 0)
+        message = f"`parallel.tensor` {tensor} does not divide the {nproc} ranks of an instance"
+        raise ConfigError(message, key="training.parallel.tensor", hint=f"use one of {fits}")
+    if instances * nproc % (tensor * stages):
+        whole = instances * nproc // tensor
+        fits = ", ".join(str(number) for number in range(1, whole + 1) if whole % number == 0)
+        message = f"`parallel.pipeline` {stages} does not divide the {whole} ranks" + f" / {tensor} ranks" * (
+            tensor > 1
+        )
+        raise ConfigError(message, key="training.parallel.pipeline", hint=f"use one of {fits}")
+    ranks = instances * nproc // (tensor * stages)
     size = training.global_batch_size
     micro = training.micro_batch_size or max(1, size // ranks)
     if size % (micro * ranks):
         step = micro * ranks
         below, above = size // step * step, (size // step + 1) * step
         near = f"{below} or {above}" if below else f"{above}"
+        who = "ranks" if tensor * stages == 1 else f"groups of {tensor * stages} ranks"
         raise ConfigError(
             [
                 Fault(
-                    f"a global batch of {size} cannot be split over {ranks} ranks in micro-batches of {micro}",
+                    f"a global batch of {size} cannot be split over {ranks} {who} in micro-batches of {micro}",
                     key="training.global_batch_size",
                     hint=f"use {near}, or another micro_batch_size: global = micro x ranks x accumulation",
                 )
             ]
         )
-    return Batch(size, micro, size // (micro * ranks))
+    return Batch(size, micro, size // (micro * ranks), tensor, stages)

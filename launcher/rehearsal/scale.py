@@ -65,6 +65,7 @@ def choose(config: JobConfig, plan: Plan, most_nodes: int, most_nproc: int | Non
     if most_nproc is not None and nproc_most * nodes_most > len(gpus):
         has_gpus = False
     nodes, nproc = _fitting(plan, nodes_most, nproc_most)
+    has_gpus = has_gpus and nproc <= nproc_most
     each = len(gpus) // nodes if has_gpus else 0
     shares = tuple(tuple(gpus[number * each : number * each + each][:nproc]) for number in range(nodes))
     settings, words = [], []
@@ -76,22 +77,28 @@ def choose(config: JobConfig, plan: Plan, most_nodes: int, most_nproc: int | Non
             settings.append(f"resources.min_instances={nodes}")
         if plan.batch is not None:
             settings.append(f"training.micro_batch_size={plan.batch.micro_size}")
-            steps = plan.batch.global_size // (plan.batch.micro_size * nodes * nproc)
+            data_ranks = plan.batch.data_ranks(nodes * nproc)
+            steps = plan.batch.global_size // (plan.batch.micro_size * data_ranks)
             planned = plan.batch.accumulation
             words.append(f"{steps} micro-batches of {plan.batch.micro_size} a rank and step, not {planned}")
             shard = config.training.shard_size
-            if shard is not None and nodes * nproc % shard:
-                settings.append(f"training.shard_size={nproc}")
-                words.append(f"shards over {nproc} ranks, not {shard}")
+            if shard is not None and data_ranks % shard:
+                width = max(1, nproc // plan.batch.tensor)
+                settings.append(f"training.shard_size={width}")
+                words.append(f"shards over {width} ranks, not {shard}")
     if not has_gpus and plan.gpus_per_instance:
         words.append("on the CPU, over gloo")
     return Scale(nodes, nproc, shares, tuple(settings), tuple(words))
 
 
 def _fitting(plan: Plan, nodes_most: int, nproc_most: int) -> tuple[int, int]:
-    """Return the largest numbers of nodes and ranks that give each rank the same number of micro-batches."""
+    """Return the largest numbers of nodes and ranks that give each copy of the model the same number of micro-batches.
+
+    A copy that is spread over more ranks than fit is rehearsed on one node.
+    """
     if plan.batch is None:
         return nodes_most, nproc_most
-    micro_batches = plan.batch.global_size // plan.batch.micro_size
     tried = itertools.product(range(nodes_most, 0, -1), range(nproc_most, 0, -1))
-    return next((nodes, nproc) for nodes, nproc in tried if micro_batches % (nodes * nproc) == 0)
+    tensor = plan.batch.tensor  # ranks that share a layer are on one node
+    fits = ((nodes, nproc) for nodes, nproc in tried if plan.batch.fits(nodes * nproc) and not nproc % tensor)
+    return next(fits, (1, tensor * plan.batch.pipeline))

@@ -123,7 +123,10 @@ def environment(job: Job, series: Series) -> list[Row]:
         rows.append(("device", str(fields["device"])))
     rows += [(name, str(fields[key])) for key, name in _START_FIELDS if fields.get(key) is not None]
     if _is_number(fields.get("global_batch_size")) and _is_number(fields.get("micro_batch_size")):
-        split = f"{fields['micro_batch_size']} x {fields.get('ranks')} ranks x {fields.get('accumulation')} accumulated"
+        ranks = f"{fields.get('ranks')} ranks"
+        for key, words in (("tensor", "that share each layer"), ("pipeline", "stages")):
+            ranks += f" / {fields[key]} {words}" if fields.get(key, 1) != 1 else ""
+        split = f"{fields['micro_batch_size']} x {ranks} x {fields.get('accumulation')} accumulated"
         rows.append(("batch", f"{fields['global_batch_size']} samples a step = {split}"))
     if _is_number(fields.get("parameters")):
         rows.append(("parameters", f"{fields['parameters']:,}"))

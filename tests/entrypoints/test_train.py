@@ -807,3 +807,188 @@ def test_numbers_have_three_digits_and_a_unit() -> None:
     """Numbers have three digits and a unit."""
     assert [format.quantity(x) for x in (3.14159, 999.9, 8123.0, 12.34e6)] == ["3.14", "1k", "8.12k", "12.3M"]
     assert [metrics.duration(x) for x in (45, 720, 12000, 187200)] == ["45s", "12m", "3h20m", "2d4h"]
+
+
+# The example with little text and TASK's kill: DO is kill:RANK:CALL, evaluations included.
+CHARLM = (Path(__file__).parents[2] / "examples" / "charlm" / "task.py").read_text()
+CHARLM = (
+    CHARLM.replace("TEXT_BYTES = 1_000_000", "TEXT_BYTES = 20_000")
+    + """
+import os, signal
+plain_loss, calls = loss, 0
+
+def loss(model, batch):
+    global calls
+    calls += 1
+    todo = os.environ["DO"].split(":")
+    if todo[0] == "kill" and os.environ.get("RANK", "0") == todo[1] and calls == int(todo[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain_loss(model, batch)
+"""
+)
+# With a head of its own: the gradients of a tied parameter are added in another order in a pipeline.
+UNTIED = CHARLM.replace(
+    "self.norm = nn.LayerNorm(width)", "self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 128)"
+)
+UNTIED = UNTIED.replace("F.linear(self.norm(x), self.characters.weight)", "self.head(self.norm(x))")
+LANGUAGE = {
+    "text": CHARLM,
+    "params": {"context": 16, "layers": 2, "heads": 2, "width": 16, "dropout": 0.1},
+    "max_steps": 12,
+    "eval_every": 4,
+    "ema_decay": 0.9,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_split_layers_resume_bit_for_bit(tmp_path: Path, strategy: str) -> None:
+    """Two ranks share the layers of charlm, two groups of ranks the data: a kill -9 changes no loss and no weight."""
+    settings = {**LANGUAGE, "strategy": strategy, "parallel": {"tensor": 2}}
+    undisturbed = run(tmp_path / "whole", ranks=4, **settings)
+    assert undisturbed.code == 0, undisturbed.errors
+    assert "4 ranks / 2 that share each layer x 2 accumulation x 2 = 8 samples a step" in undisturbed.output
+    killed = run(tmp_path / "parts", ranks=4, do="kill:3:29", **settings)
+    again = run(tmp_path / "parts", ranks=4, **settings)
+    assert (killed.code != 0, again.code) == (True, 0), again.errors
+    assert joined(killed, again) == undisturbed.values("step", "loss")
+    assert again.values("eval", "loss").items() <= undisturbed.values("eval", "loss").items()
+    assert parameters(again) == parameters(undisturbed)
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return the run of charlm on one rank."""
+    done = run(tmp_path_factory.mktemp("language"), ranks=1, **LANGUAGE)
+    assert done.code == 0, done.errors
+    return done
+
+
+@pytest.mark.slow
+def test_job_resumes_on_another_layout(language: Run, tmp_path: Path) -> None:
+    """tensor 2 x pipeline 2 -> fsdp 4 -> pipeline 2 -> tensor 2 -> 1 rank: losses and evaluations as on one rank."""
+    turns = [
+        (4, "kill:3:14", {"parallel": {"tensor": 2, "pipeline": 2}}),
+        (4, "kill:2:12", {"strategy": "fsdp"}),
+        (2, "kill:0:45", {"parallel": {"pipeline": 2}}),
+        (2, "kill:0:9", {"parallel": {"tensor": 2}, "checkpoint": {"every_steps": 1}}),
+        (1, "", {}),
+    ]
+    parts = [
+        run(tmp_path / "parts", ranks=n, do=do, **{**LANGUAGE, "checkpoint": {"every_steps": 3}, **more})
+        for n, do, more in turns
+    ]
+    assert parts[-1].code == 0, parts[-1].errors
+    losses = {step: loss for part in parts for step, loss in part.values("step", "loss").items()}
+    assert losses == pytest.approx(language.values("step", "loss"), rel=1e-6)
+    assert [part.only("restart")["step"] for part in parts[1:]] == [3, 6, 9, 11]
+    changed = "; ".join(parts[1].only("restart")["changed"])
+    assert "the ranks that share a layer were 2, now 1" in changed
+    assert "the stages were 2, now 1" in changed
+    last = parts[-1].values("eval", "loss")
+    assert last == pytest.approx({step: language.values("eval", "loss")[step] for step in last}, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"parallel": {"tensor": 2, "pipeline": 2}},
+        {"parallel": {"tensor": 2, "sequence": True, "pipeline": 2}, "params": {"dropout": 0.0}, "text": UNTIED},
+        {"parallel": {"pipeline": 2}},
+        {"parallel": {"pipeline": 2}, "strategy": "fsdp", "activation_checkpointing": True},
+    ],
+    ids=["tensor", "sequence", "ddp", "fsdp"],
+)
+def test_stages_train_as_one_rank(language: Run, tmp_path: Path, more: dict[str, Any]) -> None:
+    """Stages of two ranks each, with a tied embedding: losses, evaluations and the export as on one rank."""
+    settings = {**LANGUAGE, **more, "params": {**LANGUAGE["params"], **more.get("params", {})}}
+    one = run(tmp_path / "one", ranks=1, **{**settings, "parallel": {}}) if "params" in more else language
+    done = run(tmp_path / "four", ranks=4, **settings)
+    assert done.code == 0, done.errors
+    assert done.values("step", "loss") == pytest.approx(one.values("step", "loss"), rel=1e-6)
+    assert done.values("eval", "loss") == pytest.approx(one.values("eval", "loss"), rel=1e-5)
+    exported, whole = (torch.load(each.folder / "output" / "model.pt", weights_only=True) for each in (done, one))
+    assert exported.keys() == whole.keys()
+    assert all(torch.allclose(value, whole[name], rtol=1e-3, atol=1e-4) for name, value in exported.items())
+
+
+STAGES = {**LANGUAGE, "text": UNTIED, "params": {**LANGUAGE["params"], "layers": 4}}
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return the run of STAGES on one rank."""
+    done = run(tmp_path_factory.mktemp("one"), ranks=1, **STAGES)
+    assert done.code == 0, done.errors
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [
+        (2, {"parallel": {"pipeline": 2}}),
+        (2, {"parallel": {"pipeline": 2, "schedule": "gpipe", "cut": [1]}, "activation_checkpointing": True}),
+        (4, {"parallel": {"pipeline": 4}}),
+    ],
+    ids=["1f1b", "gpipe recomputed", "4 stages"],
+)
+def test_pipeline_is_one_process_bit_for_bit(one_rank: Run, tmp_path: Path, ranks: int, more: dict[str, Any]) -> None:
+    """With dropout and clipping; killed in a step, the resumed run ends with the same losses, weights and export."""
+    killed = run(tmp_path, ranks=ranks, do="kill:1:58", **STAGES, **more)
+    again = run(tmp_path, ranks=ranks, **STAGES, **more)
+    assert (killed.code != 0, again.code) == (True, 0), again.errors
+    assert again.only("restart")["step"] == 5
+    assert joined(killed, again) == one_rank.values("step", "loss")
+    assert killed.values("eval", "loss") | again.values("eval", "loss") == one_rank.values("eval", "loss")
+    assert parameters(again) == parameters(one_rank)
+    exported = [torch.load(done.folder / "output" / "model.pt", weights_only=True) for done in (again, one_rank)]
+    assert exported[0].keys() == exported[1].keys()
+    assert all(torch.equal(value, exported[1][name]) for name, value in exported[0].items())
+
+
+@pytest.mark.slow
+def test_stages_on_other_machines_are_saved(one_rank: Run, tmp_path: Path) -> None:
+    """Stages that do not see rank 0's folder send their tensors at a save, and get them at a resume."""
+    elsewhere = (
+        'import os\nif os.environ.get("RANK") in ("2", "3"): os.environ["CLOUDTRAIN_CHECKPOINT_DIR"] += "/else"\n'
+    )
+    settings = {**STAGES, "text": elsewhere + UNTIED, "strategy": "fsdp", "parallel": {"pipeline": 2}}
+    killed = run(tmp_path, ranks=4, do="kill:1:33", **settings)
+    again = run(tmp_path, ranks=4, **settings)
+    assert (killed.code != 0, again.code) == (True, 0), again.errors
+    assert again.only("restart")["step"] == 5
+    losses = {**killed.values("step", "loss"), **again.values("step", "loss")}
+    assert losses == pytest.approx(one_rank.values("step", "loss"), rel=1e-6)
+    assert parameters(again).keys() == parameters(one_rank).keys()
+    last = killed.values("step", "loss").keys() & again.values("step", "loss").keys()
+    assert last
+    assert all(killed.values("step", "loss")[step] == again.values("step", "loss")[step] for step in last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "more", "why"),
+    [
+        (
+            "part(x).unflatten(-1, (-1, self.head_width))",
+            "part(x).view(*x.shape[:2], x.shape[2] // self.head_width, self.head_width)",
+            {},
+            "take the sizes of views from the tensor, for example -1 for the number of heads",
+        ),
+        ("", "", {"plan": {"characters": "embedding"}}, "a module's weight is used outside the module"),
+        ("x = block(x)", "x = block(x) + x", {"pipeline": 2, "tensor": 1}, "is not the output of blocks.0"),
+        ("x = block(x)", "x = block(x); x = block(x)", {"pipeline": 2, "tensor": 1}, "blocks.0 is called twice"),
+        ("", "", {"pipeline": 2, "tensor": 1, "cut": [2]}, "must be 1 rising numbers from 1 to 1"),
+    ],
+    ids=["views", "tied", "residual", "twice", "cut"],
+)
+def test_model_that_cannot_be_split_is_refused(
+    tmp_path: Path, old: str, new: str, more: dict[str, Any], why: str
+) -> None:
+    """The start ends with one sentence: what is wrong, and what to change."""
+    done = run(tmp_path, **{**LANGUAGE, "text": CHARLM.replace(old, new), "parallel": {"tensor": 2, **more}})
+    assert done.code == 1
+    assert "TaskError" in done.errors
+    assert why in done.errors

@@ -65,6 +65,39 @@ def test_plan_splits_the_batch(planned: Callable[..., Plan], settings: tuple[str
     assert batch.global_size == batch.micro_size * plan.ranks * batch.accumulation
 
 
+LAYOUT = ("resources.instances=2", "distributed.nproc_per_node=4", "training.global_batch_size=32")
+
+
+def test_plan_divides_the_ranks_by_the_layout(planned: Callable[..., Plan]) -> None:
+    """Two copies of the model on eight ranks; the plan says how long the stages of the pipeline wait."""
+    micro = "training.micro_batch_size=4"
+    plan = planned(*LAYOUT, micro, "training.parallel.tensor=2", "training.parallel.pipeline=2")
+    assert plan.batch == Batch(32, 4, 4, tensor=2, pipeline=2)
+    assert Plan.load(plan.dump()) == plan
+    lines = list(plan_text.lines(plan))
+    assert "global batch 32 = 4 x 8 ranks / 2 that share each layer / 2 stages x 4 accumulated" in lines
+    assert "pipeline: each stage waits at least 20 % of a step; 8 micro-batches or more would waste less" in lines
+
+
+@pytest.mark.parametrize(
+    ("layout", "key", "why"),
+    [
+        (("parallel.tensor=3",), "training.parallel.tensor", "does not divide the 4 ranks of an instance"),
+        (("parallel.pipeline=3",), "training.parallel.pipeline", "`parallel.pipeline` 3 does not divide the 8 ranks"),
+        (("parallel.tensor=4", "micro_batch_size=32"), "training.global_batch_size", "over 2 groups of 4 ranks"),
+    ],
+)
+def test_layout_that_does_not_fit_is_refused(
+    planned: Callable[..., Plan], layout: tuple[str, ...], key: str, why: str
+) -> None:
+    """The refusal names the key, and numbers that fit."""
+    with pytest.raises(ConfigError) as refused:
+        planned(*LAYOUT, *(f"training.{each}" for each in layout))
+    (fault,) = refused.value.faults
+    assert (fault.key, why in fault.message) == (key, True)
+    assert fault.hint.startswith("use ")
+
+
 @pytest.mark.parametrize(
     ("size", "micro", "near"), [(96, 16, "64 or 128"), (3, 1, "4"), (10, None, "8 or 16"), (48, 16, "64")]
 )

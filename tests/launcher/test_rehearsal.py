@@ -48,6 +48,9 @@ def plan(instances: int, nproc: int, batch: Batch | None = None, gpus: int = 0) 
         (plan(1, 8, Batch(64, 4, 2), gpus=8), 0, (1, 2)),
         (plan(2, 8, Batch(64, 4, 1), gpus=8), 8, (2, 4)),
         (plan(3, 1, Batch(12, 4, 1)), 0, (1, 1)),  # 3 micro-batches cannot be shared by 2 ranks
+        (plan(2, 8, Batch(64, 4, 1, tensor=4), gpus=8), 0, (1, 4)),  # a layer's ranks are on one node
+        (plan(4, 1, Batch(16, 4, 4, pipeline=4)), 0, (1, 4)),
+        (plan(2, 8, Batch(64, 4, 4, tensor=2, pipeline=2), gpus=8), 8, (2, 4)),
         (plan(2, 1), 1, (2, 1)),
         (plan(1, 1), 8, (1, 1)),
     ],

@@ -13,20 +13,25 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.settings import TrainingSettings
+from cloudtrain.entrypoints.trainer.strategies import pipeline, tensor
 from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
 from cloudtrain.entrypoints.trainer.strategies.ddp import ddp
-from cloudtrain.entrypoints.trainer.strategies.fsdp import fsdp, hsdp, shard_width
-from cloudtrain.entrypoints.trainer.strategies.strategy import LOW, Blocks, State, Strategy, finite
+from cloudtrain.entrypoints.trainer.strategies.fsdp import data_mesh, fsdp, hsdp, shard_width
+from cloudtrain.entrypoints.trainer.strategies.strategy import LOW, Blocks, State, Strategy, finite, share_weights
 
 __all__ = ["STRATEGIES", "Blocks", "State", "Strategy", "default_blocks", "finite", "wrap"]
 
-Maker = Callable[[TrainingSettings, nn.Module, torch.device, data.Split, Blocks | None, bool], Strategy]
+Maker = Callable[
+    [TrainingSettings, nn.Module, torch.device, data.Split, Blocks | None, bool, DeviceMesh | None], Strategy
+]
 
 STRATEGIES: dict[str, Maker] = {"ddp": ddp, "fsdp": fsdp, "hsdp": hsdp}
 
@@ -38,16 +43,52 @@ def wrap(
     split: data.Split,
     *,
     blocks: Blocks | None = None,
+    tensor_plan: tensor.TensorPlan | None = None,
+    probe: Callable[[nn.Module], object] | None = None,
     silent: bool = False,
 ) -> Strategy:
     """Return the module spread as the settings ask. Collective. Raises TaskError with all faults of the settings.
 
-    `silent`: no gradient or weight is sent, and the numbers are wrong: to measure the cost of communication.
+    `probe` computes the loss of a micro-batch, to trace a model for a pipeline. `silent`: no gradient or weight is
+    sent, and the numbers are wrong: to measure the cost of communication.
     """
     faults = [*_faults(settings, split), *_faults_here(settings, module, device)]
     if faults:
         raise TaskError("; ".join(faults))
-    return STRATEGIES[settings.strategy](settings, module, device, split, blocks, silent)
+    make = STRATEGIES[settings.strategy]
+    if settings.parallel.ranks == 1:
+        return make(settings, module, device, split, blocks, silent, None)
+    mesh = data_mesh(settings, device, split.ranks)
+    share_weights(module.parameters(), device)
+    found = default_blocks(module) if blocks is None else list(blocks(module))
+    if settings.parallel.pipeline == 1:
+        _split_layers(settings, module, device, found, tensor_plan, mesh)
+        return make(settings, module, device, split, lambda _: found, silent, mesh)
+    assert probe is not None
+    stage = pipeline.PipelineStage.cut_out(settings.parallel, module, found, probe, device, split.accumulation)
+    if settings.parallel.tensor > 1:
+        _split_layers(settings, module, device, found, tensor_plan, mesh)
+    stage.attach()
+    return stage.spread(make(settings, module, device, split, lambda _: list(stage.blocks), silent, mesh))
+
+
+def _split_layers(
+    settings: TrainingSettings,
+    module: nn.Module,
+    device: torch.device,
+    blocks: list[nn.Module],
+    tensor_plan: tensor.TensorPlan | None,
+    mesh: DeviceMesh,
+) -> None:
+    """Split the module's layers over neighbouring ranks; print the plan."""
+    parallel = settings.parallel
+    plan = tensor.find_plan(parallel, module, blocks, tensor_plan)
+    if dist.get_rank() == 0:
+        print(f"tensor {parallel.tensor}: {tensor.in_words(module, plan)}", flush=True)
+    own = {name for name, part in module.named_modules() if any(True for _ in part.parameters(recurse=False))}
+    units = blocks if settings.activation_checkpointing or settings.strategy != "ddp" else []
+    here = {name: kind for name, kind in plan.items() if name in own}  # a stage of a pipeline has some modules only
+    tensor.split(module.to(device), here, mesh["tensor"], units, sequence=parallel.sequence)
 
 
 def _faults(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
@@ -66,10 +107,31 @@ def _faults(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
         yield "cpu_offload needs shards to offload, and ddp has none; set strategy: fsdp"
     if settings.shard_size and name != "hsdp":
         yield f"shard_size is hsdp's, and the strategy is {name}; leave it out, or set strategy: hsdp"
+    if settings.parallel.ranks > 1:
+        yield from _parallel_faults(settings)
+    if settings.parallel.tensor == 1 and settings.parallel.sequence:
+        yield "parallel.sequence shares the sequence among the ranks of parallel.tensor, which is 1: set 2"
     if name == "hsdp":
         yield from _hsdp_faults(settings, split.ranks)
     if settings.reproducible == "strict":
         yield from _strict_faults(settings, split)
+
+
+def _parallel_faults(settings: TrainingSettings) -> Iterator[str]:
+    """Yield the settings that do not go with parallel.tensor or parallel.pipeline."""
+    key = "parallel.tensor" if settings.parallel.tensor > 1 else "parallel.pipeline"
+    if settings.reproducible == "strict":
+        yield f"reproducible: strict has a fixed order of sums, and {key} changes it; set standard"
+    if settings.compile:
+        yield f"compile does not go with {key}; leave one of them out"
+    if settings.compression != "none":
+        yield f"compression {settings.compression} does not go with {key}; set compression: none"
+    if settings.precision == "fp16":
+        yield f"precision fp16 does not go with {key}; set precision: bf16"
+    if settings.cpu_offload:
+        yield f"cpu_offload does not go with {key}; leave one of them out"
+    if settings.parallel.schedule not in pipeline.SCHEDULES:
+        yield f"parallel.schedule {settings.parallel.schedule!r} is unknown; there are {', '.join(pipeline.SCHEDULES)}"
 
 
 def _hsdp_faults(settings: TrainingSettings, ranks: int) -> Iterator[str]:

@@ -40,15 +40,30 @@ def saved(module: nn.Module) -> list[Place]:
     ]
 
 
+def _stage_group(stages: int) -> dist.ProcessGroup | None:
+    """Return the process group of this rank's stage. All ranks call it."""
+    each, own = dist.get_world_size() // stages, None
+    for first in range(0, dist.get_world_size(), each):
+        group = dist.new_group(list(range(first, first + each)))
+        own = group if first <= dist.get_rank() < first + each else own
+    return own
+
+
 class Buffers:
     """The persistent buffers of a module and, during a step of several micro-batches, their values at the start."""
 
-    def __init__(self, module: nn.Module, split: data.Split, first: int, silent: bool, *, keeps: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, split: data.Split, first: int, silent: bool, *, keeps: bool = False, stages: int = 1
+    ) -> None:
+        """`first` is the first virtual rank that this rank owns. Of `stages` stages each has its own buffers."""
         # The widest elements come first: so each buffer is aligned to its element size in the bytes that are sent.
         self._places = sorted(saved(module), key=lambda place: -getattr(*place).element_size())
-        self._rank, self._ranks = dist.get_rank(), split.ranks
+        each = dist.get_world_size() // stages
+        self._source = dist.get_rank() // each * each
+        self._group = _stage_group(stages) if stages > 1 else None
+        self._is_source, self._ranks = dist.get_rank() == self._source, split.ranks
         self._accumulation = split.accumulation
-        self._first = first  # the first virtual rank that this rank owns
+        self._first = first
         self._silent = silent
         self._keeps = keeps or split.accumulation > 1  # whether to keep the values at the step's start
         self._begin: list[torch.Tensor] = []
@@ -65,8 +80,8 @@ class Buffers:
             return
         here = self._tensors()
         sent = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in here])
-        dist.broadcast(sent, 0)
-        if self._rank:
+        dist.broadcast(sent, self._source, self._group)
+        if not self._is_source:
             sizes = [tensor.numel() * tensor.element_size() for tensor in here]
             for tensor, part in zip(here, torch.split(sent, sizes), strict=True):
                 tensor.copy_(part.view(tensor.dtype).view_as(tensor))
@@ -89,7 +104,7 @@ class Buffers:
             return  # virtual rank 0's values count; the next step overwrites the values of all other ranks
         if virtual == 0:
             self._end = [tensor.clone() for tensor in self._tensors()]
-        if last and self._rank == 0:
+        if last and self._is_source:
             self._write(self._end)
 
     def _tensors(self) -> list[torch.Tensor]:

@@ -15,9 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.rank.exchange import local_part
 from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.settings import TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
@@ -28,16 +30,19 @@ from cloudtrain.entrypoints.trainer.strategies.strategy import (
     Strategy,
     autocaster,
     clip,
+    clip_split,
     finite_gradients,
     no_state,
     share_weights,
     skip_state,
 )
 from cloudtrain.entrypoints.trainer.strategies.summation import TreeGradients
+from cloudtrain.entrypoints.trainer.strategies.tensor import sum_partial_gradients
 
 __all__ = ["ddp"]
 
 _AS_IT_IS = contextlib.nullcontext()
+_BUCKET_BYTES = 25 << 20  # as DistributedDataParallel's
 
 
 def ddp(
@@ -47,13 +52,21 @@ def ddp(
     split: data.Split,
     blocks: Blocks | None,
     silent: bool,
+    mesh: DeviceMesh | None,
 ) -> Strategy:
-    """Return the module on every rank, as the settings ask. Raises TaskError."""
+    """Return the module on every rank, as the settings ask. Raises TaskError.
+
+    `mesh`: of all ranks, if a copy of the model is spread over several.
+    """
     module = module.to(device)
     if settings.compile or settings.activation_checkpointing:
         blocks_of.prepare(settings, module, blocks_of.find(settings, module, blocks), whole=True)
     keeps = settings.on_nan == "skip"
-    buffers = Buffers(module, split, dist.get_rank() * split.accumulation, silent, keeps=keeps)
+    data_rank = dist.get_rank() if mesh is None else mesh.get_local_rank("replicate")
+    first, stages = data_rank * split.accumulation, settings.parallel.pipeline
+    buffers = Buffers(module, split, first, silent, keeps=keeps, stages=stages)
+    if mesh is not None:
+        return _of_split_model(settings, module, device, split, buffers, mesh, silent)
     if settings.reproducible == "strict":
         return _strict(settings, module, device, split, buffers, silent)
     if split.ranks == 1:
@@ -168,6 +181,70 @@ def _strict(
         sync_buffers=buffers.sync,
         undo_buffers=buffers.undo,
     )
+
+
+def _of_split_model(
+    settings: TrainingSettings,
+    module: nn.Module,
+    device: torch.device,
+    split: data.Split,
+    buffers: Buffers,
+    mesh: DeviceMesh,
+    silent: bool,
+) -> Strategy:
+    """Return copies of a model that is split over ranks.
+
+    torch's DistributedDataParallel takes no DTensors, and no forward passes before the backward pass of an earlier one.
+    """
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    copies = mesh.get_group("replicate")
+
+    @torch.no_grad()
+    def finish() -> None:
+        sum_partial_gradients(parameters)
+        if split.ranks == 1 or silent:
+            return
+        for parameter in parameters:  # a rank without a gradient must not leave the others waiting
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        parts = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        for bucket in _buckets(parts):
+            flat = torch.cat([part.reshape(-1) for part in bucket])
+            dist.all_reduce(flat, group=copies)
+            flat /= split.ranks
+            torch._foreach_copy_(
+                [part.view(-1) for part in bucket], list(torch.split(flat, [p.numel() for p in bucket]))
+            )
+
+    return Strategy(
+        module=module,
+        model=module,
+        divisor=split.accumulation,
+        strided=False,
+        micro_batch=buffers.micro_batch,
+        finish=finish,
+        autocast=autocaster(settings.precision, device),
+        clip=lambda max_norm: clip_split(parameters, max_norm),
+        finite_gradients=lambda: finite_gradients(parameters, agree=True),
+        rank_state=no_state,
+        load_rank_state=skip_state,
+        sync_buffers=buffers.sync,
+        undo_buffers=buffers.undo,
+    )
+
+
+def _buckets(parts: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield the tensors in groups of one type, of about _BUCKET_BYTES."""
+    for dtype in dict.fromkeys(part.dtype for part in parts):
+        bucket: list[torch.Tensor] = []
+        for part in parts:
+            if part.dtype == dtype:
+                bucket.append(part)
+                if sum(each.nbytes for each in bucket) >= _BUCKET_BYTES:
+                    yield bucket
+                    bucket = []
+        if bucket:
+            yield bucket
 
 
 def _once_all_are_used(module: nn.Module) -> Any:

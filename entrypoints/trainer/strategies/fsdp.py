@@ -26,6 +26,7 @@ from cloudtrain.entrypoints.trainer.strategies.strategy import (
     Blocks,
     Strategy,
     clip,
+    clip_split,
     clip_whole,
     finite_gradients,
     no_state,
@@ -34,7 +35,7 @@ from cloudtrain.entrypoints.trainer.strategies.strategy import (
 )
 from cloudtrain.entrypoints.trainer.strategies.summation import PartialSums, TreeReduceScatter, ladder
 
-__all__ = ["fsdp", "hsdp", "shard_width"]
+__all__ = ["data_mesh", "fsdp", "hsdp", "shard_width"]
 
 
 def fsdp(
@@ -44,9 +45,10 @@ def fsdp(
     split: data.Split,
     blocks: Blocks | None,
     silent: bool,
+    mesh: DeviceMesh | None,
 ) -> Strategy:
-    """Return the module sharded over all ranks. Raises TaskError."""
-    return _sharded(settings, module, device, split, blocks, silent, split.ranks)
+    """Return the module sharded over all ranks. Raises TaskError. `mesh`: of all ranks, if the layers are split."""
+    return _sharded(settings, module, device, split, blocks, silent, mesh)
 
 
 def hsdp(
@@ -56,9 +58,10 @@ def hsdp(
     split: data.Split,
     blocks: Blocks | None,
     silent: bool,
+    mesh: DeviceMesh | None,
 ) -> Strategy:
     """Return the module sharded over `shard_size` ranks, with a copy on every group of ranks. Raises TaskError."""
-    return _sharded(settings, module, device, split, blocks, silent, shard_width(settings, split.ranks))
+    return _sharded(settings, module, device, split, blocks, silent, mesh)
 
 
 def shard_width(settings: TrainingSettings, ranks: int) -> int:
@@ -66,7 +69,20 @@ def shard_width(settings: TrainingSettings, ranks: int) -> int:
 
     Fewer ranks than that are one group: a job that lost machines continues as fsdp.
     """
-    return min(settings.shard_size or int(os.environ.get("LOCAL_WORLD_SIZE") or ranks), ranks)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE") or 0) // settings.parallel.tensor
+    return min(settings.shard_size or local or ranks, ranks)
+
+
+def data_mesh(settings: TrainingSettings, device: torch.device, ranks: int) -> DeviceMesh:
+    """Return the mesh of all ranks: stages, then `ranks` data ranks by the strategy, then the ranks of a layer."""
+    tensor, stages = settings.parallel.tensor, settings.parallel.pipeline
+    width = {"ddp": 1, "fsdp": ranks}.get(settings.strategy) or shard_width(settings, ranks)
+    sizes = {"pipeline": stages, "replicate": ranks // width, "shard": width, "tensor": tensor}
+    wanted = {"ddp": ("replicate",), "fsdp": ("shard",)}.get(settings.strategy, ("replicate", "shard"))
+    if width == ranks:  # of hsdp too: a job that lost machines continues as fsdp
+        wanted = ("shard",) if settings.strategy != "ddp" else wanted
+    names = (*["pipeline"] * (stages > 1), *wanted, *["tensor"] * (tensor > 1))
+    return init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
 
 
 def _sharded(
@@ -76,32 +92,42 @@ def _sharded(
     split: data.Split,
     blocks: Blocks | None,
     silent: bool,
-    width: int,
+    mesh: DeviceMesh | None,
 ) -> Strategy:
     found = blocks_of.find(settings, module, blocks)
     _check(module, found)
-    share_weights(module.parameters(), device)
+    if mesh is None:
+        share_weights(module.parameters(), device)
+        mesh = data_mesh(settings, device, split.ranks)
+        data_rank = dist.get_rank()
+    else:
+        data_rank = dist.get_rank() // settings.parallel.tensor % split.ranks
+    names = tuple(name for name in mesh.mesh_dim_names or () if name in ("replicate", "shard"))
+    if silent:  # without the other dimension the copies are not summed
+        names = ("shard",)
     blocks_of.prepare(settings, module, found, whole=False)
-    _shard(settings, module, found, _mesh(device, split.ranks, width, silent))
+    stages = settings.parallel.pipeline
+    _shard(settings, module, found, mesh[names], keeps_gathered=stages > 1)
     strict = settings.reproducible == "strict"
-    first = dist.get_rank() * (1 if strict else split.accumulation)
-    buffers = Buffers(module, split, first, silent, keeps=settings.on_nan == "skip")
+    first = data_rank * (1 if strict else split.accumulation)
+    buffers = Buffers(module, split, first, silent, keeps=settings.on_nan == "skip", stages=stages)
     buffers.sync()
     if silent:
         _silence(module)
     elif strict and split.ranks > 1:
-        _sum_over_tree(module, width)
+        _sum_over_tree(module, mesh["shard"].size())
     parameters = [p for p in module.parameters() if p.requires_grad]  # the shards: see _reshard_after_evaluation
+    clips = clip_whole if strict else clip if settings.parallel.ranks == 1 else clip_split
     around = _Strict(module, parameters, buffers) if strict else _Standard(module, split, buffers)
     return Strategy(
         module=module,
         model=module,
         divisor=split.virtual if strict else split.accumulation,
         strided=strict,
-        micro_batch=around.micro_batch,
+        micro_batch=around.micro_batch if stages == 1 else buffers.micro_batch,
         finish=lambda: None,
         autocast=contextlib.nullcontext,  # the policy of _shard sets the precision
-        clip=lambda max_norm: (clip_whole if strict else clip)(parameters, max_norm),
+        clip=lambda max_norm: clips(parameters, max_norm),
         finite_gradients=lambda: finite_gradients(parameters, agree=True),
         rank_state=no_state,
         load_rank_state=skip_state,
@@ -143,14 +169,9 @@ def _kinds(owners: dict[nn.Parameter, tuple[str, str]]) -> dict[str, set[torch.d
     return kinds
 
 
-def _mesh(device: torch.device, ranks: int, width: int, silent: bool) -> DeviceMesh:
-    if width == ranks:
-        return init_device_mesh(device.type, (ranks,), mesh_dim_names=("shard",))
-    mesh = init_device_mesh(device.type, (ranks // width, width), mesh_dim_names=("replicate", "shard"))
-    return mesh["shard"] if silent else mesh  # without the other dimension the copies are not summed
-
-
-def _shard(settings: TrainingSettings, module: nn.Module, found: list[nn.Module], mesh: DeviceMesh) -> None:
+def _shard(
+    settings: TrainingSettings, module: nn.Module, found: list[nn.Module], mesh: DeviceMesh, *, keeps_gathered: bool
+) -> None:
     low = LOW.get(settings.precision)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if settings.cpu_offload else OffloadPolicy()
     inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
@@ -160,9 +181,11 @@ def _shard(settings: TrainingSettings, module: nn.Module, found: list[nn.Module]
         exact = MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=low)
         for norm in [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.affine]:
             fully_shard(norm, mesh=mesh, mp_policy=exact, offload_policy=offload)
+    # A stage of a pipeline gathers its parameters once a step, and not for each micro-batch.
+    reshards = False if keeps_gathered else None
     for block in found:
         if not isinstance(block, FSDPModule):
-            fully_shard(block, mesh=mesh, mp_policy=inner, offload_policy=offload)
+            fully_shard(block, mesh=mesh, mp_policy=inner, offload_policy=offload, reshard_after_forward=reshards)
     root = fully_shard(module, mesh=mesh, mp_policy=outer, offload_policy=offload)
     # Ranks with different unused parameters would send gradients of different sizes; now an unused gradient is zero.
     if hasattr(root, "set_reduce_scatter_unused_params"):  # new in torch 2.13

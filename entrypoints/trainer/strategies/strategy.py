@@ -13,9 +13,22 @@ import torch.distributed as dist
 from torch import nn
 
 from cloudtrain.entrypoints.rank.exchange import local_part
+from cloudtrain.entrypoints.trainer.optim import whole_norms
+from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
 
-__all__ = ["LOW", "Blocks", "State", "Strategy", "autocaster", "clip", "clip_whole", "finite", "finite_gradients"]
-__all__ += ["no_state", "skip_state", "share_weights"]
+__all__ = [
+    "LOW",
+    "Blocks",
+    "State",
+    "Strategy",
+    "autocaster",
+    "clip",
+    "clip_split",
+    "clip_whole",
+    "finite",
+    "finite_gradients",
+]
+__all__ += ["finite_gradients", "no_state", "skip_state", "share_weights"]
 
 Blocks = Callable[[Any], Iterable[Any]]
 State = dict[str, torch.Tensor]
@@ -47,6 +60,11 @@ class Strategy:
     load_rank_state: Callable[[State], None]  # the same state, for the same number of ranks; {} begins without state
     sync_buffers: Callable[[], None]  # to every rank, rank 0's: before evaluation, and before other ranks save them
     undo_buffers: Callable[[], None]  # back to the values at the start of an unfinished step of several micro-batches
+    # Of a stage of a pipeline: the passes of a step, which return the sum of losses, in place of the loop's own;
+    # evaluates a function of the model on the last stage; and the names of parameters that another stage saves.
+    walk: Callable[[Feed], torch.Tensor] | None = None
+    evaluate: Callable[[Callable[[nn.Module], Any]], Any] | None = None
+    saved_elsewhere: frozenset[str] = frozenset()
 
 
 def autocaster(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
@@ -60,6 +78,18 @@ def clip(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
     norm = nn.utils.clip_grad_norm_(parameters, max_norm)
     whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     return whole
+
+
+@torch.no_grad()
+def clip_split(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Clip like `clip`, for gradients that are split in several ways: one all-reduce for each way of splitting."""
+    moved = [p for p in parameters if p.grad is not None]
+    if not moved:
+        return torch.zeros(())
+    gradients = [local_part(p.grad) for p in moved if p.grad is not None]
+    norm: torch.Tensor = torch.linalg.vector_norm(whole_norms(moved, gradients)[0])
+    torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))  # as in torch's own function
+    return norm
 
 
 @torch.no_grad()
