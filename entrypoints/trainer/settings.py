@@ -91,6 +91,8 @@ class TrainingSettings:
     micro_batch_size: int | None = None  # on one rank, one forward pass; None: no accumulation
     strategy: str = "ddp"
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
+    # What ranks share: ddp: the optimizer's state (ZeRO-1), or None; fsdp, hsdp: gradients too (ZeRO-2), or parameters
+    shard: str | None = None
     shard_size: int | None = None  # hsdp: ranks that share one copy of the model; None: the ranks of one node
     precision: str = "fp32"
     reproducible: str = "standard"  # strict: the same bits on any number of ranks that divides the virtual ranks

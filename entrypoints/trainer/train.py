@@ -147,6 +147,7 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
         spread.undo_buffers()
     else:
         job.scaler.step(job.optimizer)
+        spread.share_update()
         if job.ema is not None:
             job.ema.update(progress.step + 1)
     job.scaler.update()

@@ -101,6 +101,13 @@ class Training(Section):
         description="For models that do not fit on one GPU.",
         examples=[{"tensor": 2}],
     )
+    shard: Literal["optimizer", "gradients", "parameters"] | None = Field(
+        None,
+        description="What the ranks share beside the data. optimizer: its state (ddp, ZeRO-1); gradients: these too "
+        "(fsdp, hsdp, ZeRO-2); parameters: these too (fsdp, hsdp, ZeRO-3). Default: nothing (ddp), parameters (fsdp, "
+        "hsdp).",
+        examples=["optimizer"],
+    )
     shard_size: int | None = Field(
         None, ge=1, description="Ranks that share one copy of the model (hsdp). Default: an instance's.", examples=[8]
     )

@@ -811,7 +811,9 @@ def test_numbers_have_three_digits_and_a_unit() -> None:
 
 # The example with little text and TASK's kill: DO is kill:RANK:CALL, evaluations included.
 CHARLM = (Path(__file__).parents[2] / "examples" / "charlm" / "task.py").read_text()
-CHARLM = CHARLM.replace("TEXT_BYTES = 1_000_000", "TEXT_BYTES = 20_000") + """
+CHARLM = (
+    CHARLM.replace("TEXT_BYTES = 1_000_000", "TEXT_BYTES = 20_000")
+    + """
 import os, signal
 plain_loss, calls = loss, 0
 
@@ -823,6 +825,7 @@ def loss(model, batch):
         os.kill(os.getpid(), signal.SIGKILL)
     return plain_loss(model, batch)
 """
+)
 LANGUAGE = {
     "text": CHARLM,
     "params": {"context": 16, "layers": 2, "heads": 2, "width": 16, "dropout": 0.1},
@@ -868,3 +871,50 @@ def test_job_resumes_on_another_layout(tmp_path: Path) -> None:
     assert "the ranks that share a layer were 2, now 1" in parts[1].only("restart")["changed"][1]
     last = parts[-1].values("eval", "loss")
     assert last == pytest.approx({step: one.values("eval", "loss")[step] for step in last}, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_sharded_optimizer_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """ZeRO-1, killed on 2 ranks, killed on 1 rank, ended on 2: with `strict` all losses and tensors are equal."""
+    settings = {**LANGUAGE, "eval_every": None, "shard": "optimizer", "reproducible": "strict"}
+    undisturbed = run(tmp_path / "whole", **settings)
+    assert undisturbed.code == 0, undisturbed.errors
+    turns = [(2, "kill:1:14"), (1, "kill:0:26"), (2, "")]
+    parts = [run(tmp_path / "parts", ranks=ranks, do=do, **settings) for ranks, do in turns]
+    assert parts[-1].code == 0, parts[-1].errors
+    assert [part.only("restart")["step"] for part in parts[1:]] == [5, 10]
+    assert joined(*parts) == undisturbed.values("step", "loss")
+    assert parameters(parts[-1]) == parameters(undisturbed)
+
+
+@pytest.mark.slow
+def test_job_resumes_with_other_shards(tmp_path: Path) -> None:
+    """ZeRO-1 on 4 ranks -> ZeRO-2 -> ddp -> ZeRO-1 on 2 -> fsdp -> 1 rank: the losses of one rank, to rounding."""
+    settings = {**LANGUAGE, "eval_every": None, "checkpoint": {"every_steps": 2}}
+    one = run(tmp_path / "one", ranks=1, **settings)
+    assert one.code == 0, one.errors
+    turns = [
+        (4, "kill:1:4", {"shard": "optimizer"}),
+        (4, "kill:2:4", {"shard": "gradients", "strategy": "fsdp"}),
+        (2, "kill:0:6", {}),
+        (2, "kill:1:6", {"shard": "optimizer"}),
+        (2, "kill:1:6", {"strategy": "fsdp"}),
+        (1, "", {"shard": "optimizer"}),
+    ]
+    parts = [run(tmp_path / "parts", ranks=n, do=do, **settings, **more) for n, do, more in turns]
+    assert parts[-1].code == 0, parts[-1].errors
+    losses = {step: loss for part in parts for step, loss in part.values("step", "loss").items()}
+    assert losses == pytest.approx(one.values("step", "loss"), rel=1e-6)
+    assert [part.only("restart")["step"] for part in parts[1:]] == [2, 4, 6, 8, 10]
+
+
+@pytest.mark.slow
+def test_sharded_optimizer_of_the_task(tmp_path: Path) -> None:
+    """Under ZeRO-1 a task's own optimizer gets shards too, even if created with state; the checkpoint is ddp's."""
+    own = "\ndef optimizer(model, params):\n    return torch.optim.Adagrad(model.parameters(), lr=0.1)\n"
+    settings = {"text": TASK + own, "max_steps": 4, "eval_every": None, "clip_norm": None}
+    whole, sharded = (run(tmp_path / str(shard), shard=shard, **settings) for shard in (None, "optimizer"))
+    assert sharded.code == 0, sharded.errors
+    assert sharded.values("step", "loss") == whole.values("step", "loss")
+    assert parameters(sharded) == parameters(whole)
+    assert "optimizer.first.weight.sum" in parameters(sharded)

@@ -442,6 +442,18 @@ RULES = [
     (task("training:\n  global_batch_size: 10\n  micro_batch_size: 4"), "10 is not a multiple of", [4, 5]),
     (task("training:\n  strategy: fsdp\n  compression: bf16"), "`compression` goes with `strategy: ddp`", [4, 5]),
     (task("training:\n  cpu_offload: true"), "`cpu_offload` needs shards", [4]),
+    (task("training:\n  shard: gradients"), "`shard: gradients` does not go with `strategy: ddp`", [4]),
+    (task("training:\n  strategy: hsdp\n  shard: optimizer"), "does not go with `strategy: hsdp`", [5, 4]),
+    (
+        task("training:\n  shard: optimizer\n  parallel: {tensor: 2}"),
+        "`shard: optimizer` does not go with `parallel.tensor`",
+        [4, 5],
+    ),
+    (
+        task("training:\n  reproducible: strict\n  shard: optimizer\n  optimizer: {name: lars}"),
+        "`lars` is not strict under `shard: optimizer`",
+        [6, 4, 5],
+    ),
     (task("training:\n  strategy: fsdp\n  shard_size: 2"), "`shard_size` goes with `strategy: hsdp`", [4, 5]),
     (task("training:\n  wrap_min_params: 9"), "`wrap_min_params` goes with `fsdp`", [4]),
     (task("training:\n  reproducible: strict\n  compression: fp16"), "`compression` rounds", [4, 5]),
