@@ -100,6 +100,7 @@ class TrainingSettings:
     compression: str = "none"  # of gradients between ranks, ddp: none fp16 bf16 powersgd
     powersgd_rank: int = 2
     activation_checkpointing: bool = False  # recompute the blocks' activations in the backward pass
+    activation_offload: bool = False  # keep the activations for the backward pass in host memory
     cpu_offload: bool = False  # fsdp and hsdp: parameters, gradients and optimizer state stay in host memory
     wrap_min_params: int | None = None  # fsdp: shard each submodule with this many parameters or more; None: the layers
     max_steps: int | None = None

@@ -9,6 +9,7 @@ report.py. Exit codes: 0 done; 75 stopped early but saved, so that a new start c
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
@@ -30,6 +31,7 @@ from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState, build, c
 from cloudtrain.entrypoints.trainer.resume import resume
 from cloudtrain.entrypoints.trainer.saving import NonFiniteError
 from cloudtrain.entrypoints.trainer.settings import read_spec, shortened
+from cloudtrain.entrypoints.trainer.strategies.offload import saved_on_host
 from cloudtrain.entrypoints.trainer.task import load_task
 
 __all__ = ["EXIT_DONE", "EXIT_SAVED", "NonFiniteError", "main"]
@@ -172,15 +174,16 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
     Each micro-batch's loss is a mean over m samples. Divided by the strategy's divisor in this function, and summed or
     averaged over the ranks by the strategy, the gradient is the mean over the G samples of the global batch.
     """
-    spread, owned = job.strategy, job.owned
-    must_agree = is_logged or job.spec.training.on_nan == "skip"
+    training, spread, owned = job.spec.training, job.strategy, job.owned
+    must_agree = is_logged or training.on_nan == "skip"
+    offloaded = functools.partial(saved_on_host, spread.module) if training.activation_offload else nullcontext
     total: torch.Tensor | float = 0.0  # in float64, with room for float32 sums in any order
     for virtual in owned:
         is_last = virtual == owned[-1]
         batch = job.meter.wait_for(batches)
-        data.seed_all(data.mix(job.spec.training.seed, data.FORWARD, progress.step, virtual))
+        data.seed_all(data.mix(training.seed, data.FORWARD, progress.step, virtual))
         with spread.micro_batch(virtual, is_last), _counted(job):
-            with spread.autocast():
+            with spread.autocast(), offloaded():
                 loss = _checked(job.task.loss(spread.model, batch))
             total += loss.item() if loss.device.type == "cpu" else loss.detach().double()
             # The agreement travels while the gradients are computed.

@@ -132,6 +132,11 @@ class Training(Section):
         description="Compute each layer's activations again in the backward pass: less memory, more time.",
         examples=[True],
     )
+    activation_offload: bool = Field(
+        False,
+        description="Keep the activations for the backward pass in host memory: less GPU memory, more time.",
+        examples=[True],
+    )
     cpu_offload: bool = Field(
         False, description="Keep parameters and optimizer state in host memory (fsdp, hsdp).", examples=[True]
     )

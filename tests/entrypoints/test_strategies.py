@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 from cloudtrain.entrypoints.errors import TaskError
@@ -29,6 +30,7 @@ from cloudtrain.entrypoints.trainer import data, optim, strategies
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ParallelSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
 from cloudtrain.entrypoints.trainer.strategies import summation
+from cloudtrain.entrypoints.trainer.strategies.offload import saved_on_host
 from cloudtrain.entrypoints.trainer.strategies.strategy import clip, clip_whole, finite, finite_gradients
 from cloudtrain.entrypoints.trainer.strategies.summation import PartialSums
 
@@ -217,6 +219,33 @@ def test_recomputed_blocks_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 2 + 4
     assert found[0].keys() == found[1].keys()
     assert digest(found[0]) == digest(found[1])
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_saved_activations_leave_the_device(moves: bool) -> None:
+    """With the offload nothing keeps an activation after the forward pass; the gradients are the same to the bit."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 13), nn.GELU(), nn.Linear(13, 1))
+    seen: list[StorageWeakRef] = []
+    model[0].register_forward_hook(lambda part, args, out: seen.append(StorageWeakRef(out.untyped_storage())))
+    x = torch.randn(4, 6)
+    expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    with saved_on_host(model) if moves else contextlib.nullcontext():
+        loss = model(x).sum()
+    assert seen[-1].expired() == moves
+    found = torch.autograd.grad(loss, list(model.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_parameters_stay_on_the_device() -> None:
+    """The backward pass reads the parameter itself, not a copy."""
+    layer, x = nn.Linear(3, 1, bias=False), torch.ones(1, 3, requires_grad=True)
+    with saved_on_host(layer):
+        out = layer(x)
+    layer.weight.data.fill_(5.0)
+    out.backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [[5.0, 5.0, 5.0]]
 
 
 # ------------------------------------------------------------------------------------------------------- with ranks

@@ -909,6 +909,27 @@ def test_job_resumes_with_other_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        (1, {"precision": "bf16"}),
+        (2, {"strategy": "fsdp", "activation_checkpointing": True}),
+        (2, {"parallel": {"tensor": 2}}),
+    ],
+    ids=["autocast", "fsdp-recomputed", "tensor"],
+)
+def test_offloaded_activations_change_no_bit(tmp_path: Path, ranks: int, settings: dict[str, Any]) -> None:
+    """Activations that wait in host memory give the same losses and weights, also with shards and split layers."""
+    both = [
+        run(tmp_path / str(moves), ranks=ranks, activation_offload=moves, **{**LANGUAGE, "max_steps": 4, **settings})
+        for moves in (False, True)
+    ]
+    assert [one.code for one in both] == [0, 0], both[1].errors
+    assert both[0].values("step", "loss") == both[1].values("step", "loss")
+    assert parameters(both[0]) == parameters(both[1])
+
+
+@pytest.mark.slow
 def test_sharded_optimizer_of_the_task(tmp_path: Path) -> None:
     """Under ZeRO-1 a task's own optimizer gets shards too, even if created with state; the checkpoint is ddp's."""
     own = "\ndef optimizer(model, params):\n    return torch.optim.Adagrad(model.parameters(), lr=0.1)\n"
