@@ -137,6 +137,7 @@ def _measure(
             if gradients(job, progress, batches) is not None:
                 raise Interrupted
             job.scaler.step(job.optimizer)
+            job.strategy.share_update()
             job.scaler.update()
             job.optimizer.zero_grad()
             progress.step += 1

@@ -273,11 +273,14 @@ def _optimizer(
     """Return the optimizer, and the share of its rate at which the warm-up begins."""
     wanted = spec.training
     if task.optimizer is not None:
-        return task.optimizer(spread.module, spec.params), 0.0
+        with spread.optimized():
+            return task.optimizer(spread.module, spec.params), 0.0
     # On CPUs, fused AdamW rounds a tensor's last elements differently, so shards would differ from the whole tensor.
-    fused = wanted.reproducible != "strict" or wanted.strategy == "ddp"
+    fused = wanted.reproducible != "strict" or (wanted.strategy == "ddp" and wanted.shard is None)
     warmup_start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch)
-    return optim.build(wanted.optimizer, spread.module.parameters(), split.global_batch, fused=fused), warmup_start
+    with spread.optimized():
+        parameters = list(spread.module.parameters())
+    return optim.build(wanted.optimizer, parameters, split.global_batch, fused=fused), warmup_start
 
 
 def _check_alike(length: int, fingerprint: str) -> None:

@@ -193,7 +193,8 @@ def _saved_here(job: TrainingJob) -> dict[str, torch.Tensor]:
 
 def optimizer_names(job: TrainingJob) -> dict[torch.Tensor, str]:
     """Return the name of each parameter in the optimizer, in the optimizer's order."""
-    names = {parameter: name for name, parameter in job.strategy.module.named_parameters()}
+    with job.strategy.optimized():
+        names = {parameter: name for name, parameter in job.strategy.module.named_parameters()}
     return {p: names[p] for group in job.optimizer.param_groups for p in group["params"]}
 
 

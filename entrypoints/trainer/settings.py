@@ -100,6 +100,8 @@ class TrainingSettings:
     micro_batch_size: int | None = None  # on one rank, one forward pass; None: no accumulation
     strategy: str = "ddp"
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
+    # What ranks share: ddp: the optimizer's state (ZeRO-1), or None; fsdp, hsdp: gradients too (ZeRO-2), or parameters
+    shard: str | None = None
     shard_size: int | None = None  # hsdp: ranks that share one copy of the model; None: the ranks of one node
     precision: str = "fp32"
     reproducible: str = "standard"  # strict: the same bits on any number of ranks that divides the virtual ranks
@@ -107,6 +109,7 @@ class TrainingSettings:
     compression: str = "none"  # of gradients between ranks, ddp: none fp16 bf16 powersgd
     powersgd_rank: int = 2
     activation_checkpointing: bool = False  # recompute the blocks' activations in the backward pass
+    activation_offload: bool = False  # keep the activations for the backward pass in host memory
     cpu_offload: bool = False  # fsdp and hsdp: parameters, gradients and optimizer state stay in host memory
     wrap_min_params: int | None = None  # fsdp: shard each submodule with this many parameters or more; None: the layers
     max_steps: int | None = None

@@ -32,6 +32,7 @@ from cloudtrain.entrypoints.trainer.resume import resume
 from cloudtrain.entrypoints.trainer.saving import NonFiniteError
 from cloudtrain.entrypoints.trainer.settings import read_spec, shortened
 from cloudtrain.entrypoints.trainer.strategies import tensor
+from cloudtrain.entrypoints.trainer.strategies.offload import saved_on_host
 from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
 from cloudtrain.entrypoints.trainer.task import load_task
 
@@ -150,6 +151,7 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
         spread.undo_buffers()
     else:
         job.scaler.step(job.optimizer)
+        spread.share_update()
         if job.ema is not None:
             job.ema.update(progress.step + 1)
     job.scaler.update()
@@ -174,8 +176,8 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
     Each micro-batch's loss is a mean over m samples. Divided by the strategy's divisor in this function, and summed or
     averaged over the ranks by the strategy, the gradient is the mean over the G samples of the global batch.
     """
-    spread, owned = job.strategy, job.owned
-    must_agree = is_logged or job.spec.training.on_nan == "skip"
+    training, spread, owned = job.spec.training, job.strategy, job.owned
+    must_agree = is_logged or training.on_nan == "skip"
     if spread.walk is not None:
         _piped_gradients(job, progress, batches, spread.walk, must_agree)
         return None
@@ -183,9 +185,9 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
     for virtual in owned:
         is_last = virtual == owned[-1]
         batch = job.meter.wait_for(batches)
-        data.seed_all(data.mix(job.spec.training.seed, data.FORWARD, progress.step, virtual))
+        data.seed_all(data.mix(training.seed, data.FORWARD, progress.step, virtual))
         with spread.micro_batch(virtual, is_last), _counted(job):
-            with spread.autocast():
+            with spread.autocast(), _offloaded(job):
                 loss = _loss(job, spread.model, batch)
             total += loss.item() if loss.device.type == "cpu" else loss.detach().double()
             # The agreement travels while the gradients are computed.
@@ -221,7 +223,7 @@ def _piped_gradients(
     spread = job.strategy
 
     def loss_of(model: Any, batch: Any) -> torch.Tensor:
-        with spread.autocast():
+        with spread.autocast(), _offloaded(job):
             return _loss(job, model, batch)
 
     def backward(loss: torch.Tensor) -> None:
@@ -255,6 +257,11 @@ def _counting(job: TrainingJob) -> Iterator[None]:
     with flops.FlopCounter() as counter:
         yield
     job.meter.flops_per_step = float(counter.total or 0) * job.split.virtual
+
+
+def _offloaded(job: TrainingJob) -> AbstractContextManager[Any]:
+    """Return a context for a forward pass, whose saved activations go to host memory if the settings ask for it."""
+    return saved_on_host(job.strategy.module) if job.spec.training.activation_offload else _AS_IT_IS
 
 
 def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:

@@ -52,6 +52,8 @@ retry.on: on_events
 params: hyperparameters hparams hyperparams config model_config
 training.parallel.tensor: tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size tp_size tp
 training.parallel.pipeline: pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size pp_size pp
+training.shard: zero_stage zero_optimization sharding_strategy
+training.activation_offload: offload_activations activation_cpu_offload
 training.max_steps: steps num_steps total_steps train_steps max_iters
 training.epochs: num_epochs num_train_epochs max_epochs
 training.micro_batch_size: per_device_train_batch_size micro_batch train_micro_batch_size_per_gpu

@@ -154,6 +154,8 @@ def _spreading(root: YamlNode) -> Iterator[Fault]:
     is_ddp = strategy == "ddp"
     offload = given(root, "training", "cpu_offload")
     compresses = _text(root, "training", "compression") not in ("", "none")
+    shard = _text(root, "training", "shard")
+    sharing = {"optimizer": "ddp", "gradients": "fsdp", "parameters": "fsdp"}.get(shard, "")
     for key, is_wrong, message, hint in (
         (
             "compression",
@@ -166,6 +168,12 @@ def _spreading(root: YamlNode) -> Iterator[Fault]:
             is_ddp and offload is not None and offload.value is True,
             "`cpu_offload` needs shards, and `ddp` has no shards",
             "write `strategy: fsdp`",
+        ),
+        (
+            "shard",
+            sharing != "" and is_ddp != (sharing == "ddp"),
+            f"`shard: {shard}` does not go with `strategy: {strategy}`",
+            f"write `strategy: {sharing}`",
         ),
         (
             "shard_size",
@@ -201,6 +209,7 @@ def _parallel(root: YamlNode) -> Iterator[Fault]:
         ("compression", ("fp16", "bf16", "powersgd"), "leave `compression` out"),
         ("precision", ("fp16",), "write `precision: bf16`"),
         ("cpu_offload", (True,), "leave one of them out"),
+        ("shard", ("optimizer",), "write `strategy: fsdp` and `shard: gradients`"),
     ):
         node = given(root, "training", key)
         if node is not None and node.value in wrong:
@@ -218,10 +227,14 @@ def _strict(root: YamlNode) -> Iterator[Fault]:
     if _text(root, "training", "compression") not in ("", "none"):
         message = "`reproducible: strict` sums exactly, and `compression` rounds"
         yield _in_training(root, message, "leave one of them out", ("compression",), here)
-    if optimizer in ("lars", "lamb") and strategy != "ddp":
-        message = f"`{optimizer}` is not strict under `{strategy}`: its norms depend on the shards"
-        paths: tuple[KeyPath, ...] = (("optimizer", "name"), here, ("strategy",))
-        yield _in_training(root, message, "write `strategy: ddp`, or `adamw`", *paths)
+    shards = _text(root, "training", "shard") == "optimizer"
+    if optimizer in ("lars", "lamb") and (strategy != "ddp" or shards):
+        under = "shard: optimizer" if shards else strategy
+        message = f"`{optimizer}` is not strict under `{under}`: its norms depend on the shards"
+        paths: tuple[KeyPath, ...] = (("optimizer", "name"), here, ("shard",) if shards else ("strategy",))
+        yield _in_training(
+            root, message, f"{'leave `shard` out' if shards else 'write `strategy: ddp`'}, or `adamw`", *paths
+        )
     whole, micro = _whole(root, "training", "global_batch_size"), _whole(root, "training", "micro_batch_size")
     count = whole // micro if whole and micro and whole % micro == 0 else 1
     if count & (count - 1):

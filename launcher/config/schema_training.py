@@ -114,6 +114,13 @@ class Training(Section):
         description="For models that do not fit on one GPU.",
         examples=[{"tensor": 2}],
     )
+    shard: Literal["optimizer", "gradients", "parameters"] | None = Field(
+        None,
+        description="What the ranks share beside the data. optimizer: its state (ddp, ZeRO-1); gradients: these too "
+        "(fsdp, hsdp, ZeRO-2); parameters: these too (fsdp, hsdp, ZeRO-3). Default: nothing (ddp), parameters (fsdp, "
+        "hsdp).",
+        examples=["optimizer"],
+    )
     shard_size: int | None = Field(
         None, ge=1, description="Ranks that share one copy of the model (hsdp). Default: an instance's.", examples=[8]
     )
@@ -136,6 +143,11 @@ class Training(Section):
     activation_checkpointing: bool = Field(
         False,
         description="Compute each layer's activations again in the backward pass: less memory, more time.",
+        examples=[True],
+    )
+    activation_offload: bool = Field(
+        False,
+        description="Keep the activations for the backward pass in host memory: less GPU memory, more time.",
         examples=[True],
     )
     cpu_offload: bool = Field(

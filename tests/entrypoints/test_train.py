@@ -992,3 +992,71 @@ def test_model_that_cannot_be_split_is_refused(
     assert done.code == 1
     assert "TaskError" in done.errors
     assert why in done.errors
+
+
+@pytest.mark.slow
+def test_sharded_optimizer_resumes_bit_for_bit(tmp_path: Path) -> None:
+    """ZeRO-1, killed on 2 ranks, killed on 1 rank, ended on 2: with `strict` all losses and tensors are equal."""
+    settings = {**LANGUAGE, "eval_every": None, "shard": "optimizer", "reproducible": "strict"}
+    undisturbed = run(tmp_path / "whole", **settings)
+    assert undisturbed.code == 0, undisturbed.errors
+    turns = [(2, "kill:1:14"), (1, "kill:0:26"), (2, "")]
+    parts = [run(tmp_path / "parts", ranks=ranks, do=do, **settings) for ranks, do in turns]
+    assert parts[-1].code == 0, parts[-1].errors
+    assert [part.only("restart")["step"] for part in parts[1:]] == [5, 10]
+    assert joined(*parts) == undisturbed.values("step", "loss")
+    assert parameters(parts[-1]) == parameters(undisturbed)
+
+
+@pytest.mark.slow
+def test_job_resumes_with_other_shards(tmp_path: Path) -> None:
+    """ZeRO-1 on 4 ranks -> ZeRO-2 -> ddp -> ZeRO-1 on 2 -> fsdp -> 1 rank: the losses of one rank, to rounding."""
+    settings = {**LANGUAGE, "eval_every": None, "checkpoint": {"every_steps": 2}}
+    one = run(tmp_path / "one", ranks=1, **settings)
+    assert one.code == 0, one.errors
+    turns = [
+        (4, "kill:1:4", {"shard": "optimizer"}),
+        (4, "kill:2:4", {"shard": "gradients", "strategy": "fsdp"}),
+        (2, "kill:0:6", {}),
+        (2, "kill:1:6", {"shard": "optimizer"}),
+        (2, "kill:1:6", {"strategy": "fsdp"}),
+        (1, "", {"shard": "optimizer"}),
+    ]
+    parts = [run(tmp_path / "parts", ranks=n, do=do, **settings, **more) for n, do, more in turns]
+    assert parts[-1].code == 0, parts[-1].errors
+    losses = {step: loss for part in parts for step, loss in part.values("step", "loss").items()}
+    assert losses == pytest.approx(one.values("step", "loss"), rel=1e-6)
+    assert [part.only("restart")["step"] for part in parts[1:]] == [2, 4, 6, 8, 10]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        (1, {"precision": "bf16"}),
+        (2, {"strategy": "fsdp", "activation_checkpointing": True}),
+        (2, {"parallel": {"tensor": 2}}),
+    ],
+    ids=["autocast", "fsdp-recomputed", "tensor"],
+)
+def test_offloaded_activations_change_no_bit(tmp_path: Path, ranks: int, settings: dict[str, Any]) -> None:
+    """Activations that wait in host memory give the same losses and weights, also with shards and split layers."""
+    both = [
+        run(tmp_path / str(moves), ranks=ranks, activation_offload=moves, **{**LANGUAGE, "max_steps": 4, **settings})
+        for moves in (False, True)
+    ]
+    assert [one.code for one in both] == [0, 0], both[1].errors
+    assert both[0].values("step", "loss") == both[1].values("step", "loss")
+    assert parameters(both[0]) == parameters(both[1])
+
+
+@pytest.mark.slow
+def test_sharded_optimizer_of_the_task(tmp_path: Path) -> None:
+    """Under ZeRO-1 a task's own optimizer gets shards too, even if created with state; the checkpoint is ddp's."""
+    own = "\ndef optimizer(model, params):\n    return torch.optim.Adagrad(model.parameters(), lr=0.1)\n"
+    settings = {"text": TASK + own, "max_steps": 4, "eval_every": None, "clip_norm": None}
+    whole, sharded = (run(tmp_path / str(shard), shard=shard, **settings) for shard in (None, "optimizer"))
+    assert sharded.code == 0, sharded.errors
+    assert sharded.values("step", "loss") == whole.values("step", "loss")
+    assert parameters(sharded) == parameters(whole)
+    assert "optimizer.first.weight.sum" in parameters(sharded)

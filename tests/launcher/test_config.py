@@ -450,6 +450,18 @@ RULES = [
     (task("training:\n  parallel: {pipeline: 2}\n  precision: fp16"), "does not go with `parallel.pipeline`", [4, 5]),
     (task("training:\n  parallel: {sequence: true}"), "`sequence` goes with `tensor`, which is 1", [4]),
     (task("training:\n  parallel: {cut: [2]}"), "`cut` goes with `pipeline`, which is 1", [4]),
+    (task("training:\n  shard: gradients"), "`shard: gradients` does not go with `strategy: ddp`", [4]),
+    (task("training:\n  strategy: hsdp\n  shard: optimizer"), "does not go with `strategy: hsdp`", [5, 4]),
+    (
+        task("training:\n  shard: optimizer\n  parallel: {tensor: 2}"),
+        "`shard: optimizer` does not go with `parallel.tensor`",
+        [4, 5],
+    ),
+    (
+        task("training:\n  reproducible: strict\n  shard: optimizer\n  optimizer: {name: lars}"),
+        "`lars` is not strict under `shard: optimizer`",
+        [6, 4, 5],
+    ),
     (task("training:\n  strategy: fsdp\n  shard_size: 2"), "`shard_size` goes with `strategy: hsdp`", [4, 5]),
     (task("training:\n  wrap_min_params: 9"), "`wrap_min_params` goes with `fsdp`", [4]),
     (task("training:\n  reproducible: strict\n  compression: fp16"), "`compression` rounds", [4, 5]),

@@ -20,12 +20,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.settings import TrainingSettings
+from cloudtrain.entrypoints.trainer.settings import TrainingSettings, suggest
 from cloudtrain.entrypoints.trainer.strategies import pipeline, tensor
 from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
 from cloudtrain.entrypoints.trainer.strategies.ddp import ddp
 from cloudtrain.entrypoints.trainer.strategies.fsdp import data_mesh, fsdp, hsdp, shard_width
 from cloudtrain.entrypoints.trainer.strategies.strategy import LOW, Blocks, State, Strategy, finite, share_weights
+from cloudtrain.entrypoints.trainer.strategies.zero import shard_optimizer
 
 __all__ = ["STRATEGIES", "Blocks", "State", "Strategy", "default_blocks", "finite", "wrap"]
 
@@ -34,6 +35,7 @@ Maker = Callable[
 ]
 
 STRATEGIES: dict[str, Maker] = {"ddp": ddp, "fsdp": fsdp, "hsdp": hsdp}
+_SHARDS = {"optimizer": "ddp", "gradients": "fsdp", "parameters": "fsdp"}  # the strategy that goes with `shard`
 
 
 def wrap(
@@ -57,7 +59,9 @@ def wrap(
         raise TaskError("; ".join(faults))
     make = STRATEGIES[settings.strategy]
     if settings.parallel.ranks == 1:
-        return make(settings, module, device, split, blocks, silent, None)
+        spread = make(settings, module, device, split, blocks, silent, None)
+        is_shared = settings.shard == "optimizer" and split.ranks > 1
+        return shard_optimizer(settings, spread, device, silent) if is_shared else spread
     mesh = data_mesh(settings, device, split.ranks)
     share_weights(module.parameters(), device)
     found = default_blocks(module) if blocks is None else list(blocks(module))
@@ -105,6 +109,10 @@ def _faults(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
         yield f"compression {settings.compression} is ddp's; {name} sends shards: leave it out, or set precision: bf16"
     if settings.cpu_offload and name == "ddp":
         yield "cpu_offload needs shards to offload, and ddp has none; set strategy: fsdp"
+    if settings.shard and settings.shard not in _SHARDS:
+        yield f"shard {settings.shard!r} is unknown; there are {', '.join(_SHARDS)}{suggest(settings.shard, _SHARDS)}"
+    elif settings.shard and _SHARDS[settings.shard] != name.replace("hsdp", "fsdp"):
+        yield f"shard: {settings.shard} does not go with {name}; set strategy: {_SHARDS[settings.shard]}"
     if settings.shard_size and name != "hsdp":
         yield f"shard_size is hsdp's, and the strategy is {name}; leave it out, or set strategy: hsdp"
     if settings.parallel.ranks > 1:
@@ -120,6 +128,8 @@ def _faults(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
 def _parallel_faults(settings: TrainingSettings) -> Iterator[str]:
     """Yield the settings that do not go with parallel.tensor or parallel.pipeline."""
     key = "parallel.tensor" if settings.parallel.tensor > 1 else "parallel.pipeline"
+    if settings.shard == "optimizer":
+        yield f"shard: optimizer does not go with {key}; set strategy: fsdp and shard: gradients"
     if settings.reproducible == "strict":
         yield f"reproducible: strict has a fixed order of sums, and {key} changes it; set standard"
     if settings.compile:
@@ -151,10 +161,11 @@ def _strict_faults(settings: TrainingSettings, split: data.Split) -> Iterator[st
         )
     if settings.strategy != "ddp" and not hasattr(FSDPModule, "set_custom_reduce_scatter"):
         yield f"reproducible: strict under {settings.strategy} needs a newer torch than {torch.__version__}; set ddp"
-    if settings.optimizer.name in ("lars", "lamb") and settings.strategy != "ddp":
+    if settings.optimizer.name in ("lars", "lamb") and (settings.strategy != "ddp" or settings.shard):
         yield (
             f"reproducible: strict needs norms that do not depend on shards, and {settings.optimizer.name}'s do under "
-            f"{settings.strategy}; set strategy: ddp, or optimizer: adamw"
+            f"{'shard: optimizer' if settings.shard == 'optimizer' else settings.strategy}; set strategy: ddp without "
+            "shard, or optimizer: adamw"
         )
     if settings.compression != "none":
         yield (
@@ -167,6 +178,9 @@ def _faults_here(settings: TrainingSettings, module: nn.Module, device: torch.de
     """Yield the settings that this model or this machine does not allow."""
     if not any(p.requires_grad for p in module.parameters()):
         yield "model(params) returned a module without a parameter that needs gradients: nothing to train"
+    numbers = [name for name, parameter in module.named_parameters() if not parameter.dim()]
+    if settings.shard == "optimizer" and numbers:
+        yield f"parameter {numbers[0]} is a single number, which cannot be sharded; give it the shape (1,)"
     if any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
         if device.type == "cpu":
             yield "SyncBatchNorm needs GPUs, and this job runs on CPUs; use BatchNorm, or GroupNorm"

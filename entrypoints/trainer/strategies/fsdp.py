@@ -107,7 +107,7 @@ def _sharded(
         names = ("shard",)
     blocks_of.prepare(settings, module, found, whole=False)
     stages = settings.parallel.pipeline
-    _shard(settings, module, found, mesh[names], keeps_gathered=stages > 1)
+    _shard(settings, module, found, mesh[names])
     strict = settings.reproducible == "strict"
     first = data_rank * (1 if strict else split.accumulation)
     buffers = Buffers(module, split, first, silent, keeps=settings.on_nan == "skip", stages=stages)
@@ -169,24 +169,23 @@ def _kinds(owners: dict[nn.Parameter, tuple[str, str]]) -> dict[str, set[torch.d
     return kinds
 
 
-def _shard(
-    settings: TrainingSettings, module: nn.Module, found: list[nn.Module], mesh: DeviceMesh, *, keeps_gathered: bool
-) -> None:
+def _shard(settings: TrainingSettings, module: nn.Module, found: list[nn.Module], mesh: DeviceMesh) -> None:
     low = LOW.get(settings.precision)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if settings.cpu_offload else OffloadPolicy()
     inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
     # The root returns fp32, so that the loss is computed in fp32, as under autocast.
+    # A stage of a pipeline gathers its parameters once a step, and not for each micro-batch.
+    keeps_gathered = settings.shard == "gradients" or settings.parallel.pipeline > 1
+    keep: dict[str, Any] = {"reshard_after_forward": False} if keeps_gathered else {}
     outer = MixedPrecisionPolicy(inner.param_dtype, inner.reduce_dtype, output_dtype=torch.float32 if low else None)
     if low:  # running statistics stay fp32, and batch norm takes no mixture of types
         exact = MixedPrecisionPolicy(param_dtype=torch.float32, output_dtype=low)
         for norm in [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.affine]:
-            fully_shard(norm, mesh=mesh, mp_policy=exact, offload_policy=offload)
-    # A stage of a pipeline gathers its parameters once a step, and not for each micro-batch.
-    reshards = False if keeps_gathered else None
+            fully_shard(norm, mesh=mesh, mp_policy=exact, offload_policy=offload, **keep)
     for block in found:
         if not isinstance(block, FSDPModule):
-            fully_shard(block, mesh=mesh, mp_policy=inner, offload_policy=offload, reshard_after_forward=reshards)
-    root = fully_shard(module, mesh=mesh, mp_policy=outer, offload_policy=offload)
+            fully_shard(block, mesh=mesh, mp_policy=inner, offload_policy=offload, **keep)
+    root = fully_shard(module, mesh=mesh, mp_policy=outer, offload_policy=offload, **keep)
     # Ranks with different unused parameters would send gradients of different sizes; now an unused gradient is zero.
     if hasattr(root, "set_reduce_scatter_unused_params"):  # new in torch 2.13
         root.set_reduce_scatter_unused_params(True)
@@ -194,10 +193,11 @@ def _shard(
 
 
 def _reshard_after_evaluation(module: nn.Module, _args: Any, _output: Any) -> None:
-    """Reshard the root: the root keeps its parameters gathered for a backward pass, and an evaluation has none."""
+    """Reshard what stays gathered for a backward pass, which an evaluation lacks: the root; the blocks under ZeRO-2."""
     if not torch.is_grad_enabled():
-        assert isinstance(module, FSDPModule)
-        module.reshard()
+        for part in module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
 
 
 def _sum_over_tree(module: nn.Module, width: int) -> None:

@@ -363,7 +363,7 @@ class PipelineStage:
             table = torch.stack([torch.zeros((), device=self.device) if norm is None else norm for norm in norms])
             dist.all_reduce(table, group=self.groups.forward)  # each norm is from one stage: the sum rounds nothing
             norm: torch.Tensor = torch.linalg.vector_norm(table)
-            torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+            torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))  # as in torch's own function
             return norm
 
         return replace(

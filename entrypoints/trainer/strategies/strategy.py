@@ -27,8 +27,11 @@ __all__ = [
     "clip_whole",
     "finite",
     "finite_gradients",
+    "no_state",
+    "scale_down",
+    "share_weights",
+    "skip_state",
 ]
-__all__ += ["finite_gradients", "no_state", "skip_state", "share_weights"]
 
 Blocks = Callable[[Any], Iterable[Any]]
 State = dict[str, torch.Tensor]
@@ -43,8 +46,8 @@ class Strategy:
 
     Only `autocast`, `undo_buffers`, `rank_state` and `load_rank_state` are local. A step is: for each virtual rank that
     this rank owns, in order, the forward pass and the backward pass of loss / divisor inside `micro_batch`; then
-    `finish`; then the gradients are those of the mean over the global batch. Buffers follow virtual rank 0, see
-    buffers.py.
+    `finish`; then the gradients are those of the mean over the global batch; then the optimizer's step; then
+    `share_update`. Buffers follow virtual rank 0, see buffers.py.
     """
 
     module: nn.Module  # the user's module: clean names, state_dict() that aliases the parameters, evaluation
@@ -65,6 +68,9 @@ class Strategy:
     walk: Callable[[Feed], torch.Tensor] | None = None
     evaluate: Callable[[Callable[[nn.Module], Any]], Any] | None = None
     saved_elsewhere: frozenset[str] = frozenset()
+    # Inside, the module has the parameters that the optimizer changes: to create the optimizer, and to name its state.
+    optimized: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    share_update: Callable[[], None] = lambda: None  # after the optimizer's step
 
 
 def autocaster(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
@@ -88,8 +94,13 @@ def clip_split(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Ten
         return torch.zeros(())
     gradients = [local_part(p.grad) for p in moved if p.grad is not None]
     norm: torch.Tensor = torch.linalg.vector_norm(whole_norms(moved, gradients)[0])
-    torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))  # as in torch's own function
+    scale_down(gradients, norm, max_norm)
     return norm
+
+
+def scale_down(gradients: list[torch.Tensor], norm: torch.Tensor, max_norm: float) -> None:
+    """Scale the gradients, or this rank's parts, from the norm down to `max_norm`."""
+    torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))  # as in torch's own function
 
 
 @torch.no_grad()
@@ -103,9 +114,7 @@ def clip_whole(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Ten
         return torch.zeros(())
     whole = (g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients)
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in whole]))
-    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # as in torch's own function
-    for gradient in gradients:
-        local_part(gradient).mul_(factor)
+    scale_down([local_part(gradient) for gradient in gradients], norm, max_norm)
     return norm
 
 
