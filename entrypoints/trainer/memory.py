@@ -155,6 +155,10 @@ def _changed(wanted: TrainingSettings, changes: Changes) -> TrainingSettings:
 def estimate(spec: Spec, task: Task, ranks: int, batch_of: Callable[[int], Any]) -> Estimate:
     """Return the memory of rank 0 of so many; `batch_of` returns a micro-batch of a size. Needs the process group."""
     wanted = replace(spec.training, compile=False)  # compiled code cannot run without data
+    if wanted.parallel.pipeline > 1:
+        raise TaskError("stages of a pipeline are not estimated yet")
+    if wanted.shard == "optimizer":
+        raise TaskError("shard: optimizer is not estimated yet")
     tensor = wanted.parallel.tensor
     if ranks % tensor:
         raise TaskError(f"training.parallel.tensor {tensor} does not divide the {ranks} ranks")

@@ -1,7 +1,7 @@
 """The memory line of a plan: whether a rank's part of the model fits on its GPU, before anything is paid for.
 
 Where torch is installed beside cloudtrain, entrypoints/trainer/memory.py runs a step of the task on tensors without
-data, in a process of its own. Elsewhere the number of parameters from the job's last run gives a lower bound.
+data, in a separate process. Elsewhere the number of parameters from the job's last run gives a lower bound.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ __all__ = ["gpu_bytes", "line", "of_plan"]
 
 Lines = list[dict[str, Any]]
 
-LIMIT_S = 30.0  # a model of 80 layers on 64 ranks takes 10 to 28 s on two busy cores, one of 6 layers 3 s
+LIMIT_S = 30.0  # a model of 80 layers on 64 ranks takes 10 to 28 s on two busy cores, a model of 6 layers 3 s
 KEPT, MOST_KEPT = "memory.json", 50  # in the home folder: the newest estimates
 FITS = 0.9  # of a GPU's memory: the rest is for its context, NCCL and the allocator's fragments, never measured here
 BYTES_A_PARAMETER = 16  # weights, gradients and the two states of AdamW in fp32
 
 
 def of_plan(prepared: Prepared, *, measures: bool = True) -> dict[str, Any] | None:
-    """Return the estimate as JSON, None if nothing is known. Without `measures`, only an estimate that is kept.
+    """Return the estimate as JSON, or None. Without `measures`, only a kept estimate.
 
-    `layouts`: the job's layout first, then layouts that would serve better, each with the changed keys of `training`.
-    `why`: why there is no estimate, or why it is a lower bound. `gpu_bytes`: of one GPU, None if unknown. `is_cut`:
-    the time did not suffice to try all layouts.
+    `layouts`: the job's layout first, then better layouts, each with the changed keys of `training`. `why`: the reason
+    for a missing estimate, or for a lower bound. `gpu_bytes`: a GPU's memory, None if unknown. `is_cut`: the time did
+    not suffice for all layouts.
     """
     capacity = gpu_bytes(prepared)
     found: dict[str, Any] = {"gpu_bytes": capacity, "layouts": [], "why": None, "is_cut": False}
@@ -85,7 +85,7 @@ def line(found: dict[str, Any]) -> str:
 
 
 def gpu_bytes(prepared: Prepared) -> int | None:
-    """Return the memory of one of the plan's GPUs by the price tables, None if it has none, or if it is unknown."""
+    """Return the memory of each of the plan's GPUs by the price tables; None without GPUs, or if unknown."""
     plan, wanted = prepared.plan, (prepared.config.resources.accelerators or "").partition(":")[0]
     if not plan.gpus_per_instance:
         return None
@@ -120,13 +120,13 @@ def _left_out(other: dict[str, Any]) -> str:
 
 
 def _ask(prepared: Prepared) -> dict[str, Any]:
-    """Return the job's spec, as far as it decides on memory."""
+    """Return the parts of the job's spec that decide on memory."""
     spec = job_spec(prepared.plan, prepared.config, prepared.config.name, 1).dump()
     return {**spec, "notices": None, "checkpoint": {}}
 
 
 def _measured(prepared: Prepared, ask: dict[str, Any], usable_bytes: int) -> tuple[Lines, bool]:
-    """Return the lines of entrypoints/trainer/memory.py, or one that says why there is none; whether time ran out."""
+    """Return the lines of entrypoints/trainer/memory.py, or a line with the reason; and whether time ran out."""
     config, base = prepared.config, prepared.config_file.parent.resolve()
     inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": uri for name, uri in job_surroundings(config)["inputs"].items()}
     environment = {

@@ -46,8 +46,10 @@ def found(own: float, *others: tuple[dict[str, Any], float], gpu: float | None =
         (found(75), "may not fit, about 75.0 GiB of 80.0 GiB per GPU, and CUDA and NCCL need some more; no other"),
         (
             found(112, ({"strategy": "fsdp", "activation_checkpointing": True}, 38)),
-            "does not fit, about 112.0 GiB of 80.0 GiB per GPU; "
-            "try strategy: fsdp, activation_checkpointing: true (38.0 GiB)",
+            (
+                "does not fit, about 112.0 GiB of 80.0 GiB per GPU; "
+                "try strategy: fsdp, activation_checkpointing: true (38.0 GiB)"
+            ),
         ),
         (found(112, is_cut=True), "no other layout of these ranks was found to fit in 30 s"),
         (
