@@ -128,12 +128,18 @@ def test_entries_not_fetched_are_never_touched(
     checkpoint(there, 2)
     checkpoint(there, 3)
     keep()
-    wait_until(lambda: "step-00000003" in names(here))
+    said = list[str]()
+
+    def differs() -> bool:
+        said.append(capsys.readouterr().out)
+        return "differs" in "".join(said)
+
+    wait_until(lambda: differs() and "step-00000003" in names(here))  # before node 0 removes its step 2
     checkpoint(there, 4)
     checkpoints.retain(there, 1)
     wait_until(lambda: names(here) == ["step-00000004", "step-00000002", "step-00000001"])
     assert [(path / "plain.pt").read_bytes() for path in mine] == before
-    told = capsys.readouterr().out
+    told = "".join([*said, capsys.readouterr().out])
     assert told.count("step-00000002 differs from node 0's, and was not copied: it stays unchanged") == 1
 
 
