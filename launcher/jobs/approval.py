@@ -27,7 +27,10 @@ def approved(
     the job, unless an attempt ended with an error and its code and config are sent again.
     Raises the errors of `check`, before any question, and UsageError if the input is not a terminal.
     """
-    for line in prepared.lines(before):
+    from cloudtrain.launcher.planning import memory
+
+    needed = memory.of_plan(prepared, measures=False) if before is None else None
+    for line in [*prepared.lines(before), *([memory.line(needed)] if needed else [])]:
         say(line)
     check()
     plan, budget = prepared.plan, prepared.config.budget

@@ -1,0 +1,311 @@
+"""The memory that a rank will need, without the memory: the job's own layout, run on tensors without data.
+
+    python -m cloudtrain.entrypoints.trainer.memory SPEC USABLE
+
+Runs in the code folder, before a submit. Prints a JSON line for each layout: first the job's, then either the first
+layout that fits into USABLE bytes, or layouts that fit without a setting that costs time. The model, the strategy
+and the optimizer are the trainer's own, on FakeTensors (torch's shapes without data) and a process group that sends
+nothing. So the figure holds gathered shards, recomputation and parts of layers as the job will. A GPU's context, NCCL
+and the fragments of the allocator are not in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import json
+import os
+import resource
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import default_collate
+
+from cloudtrain.entrypoints.contract import JobSpec
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.trainer import data, optim, strategies
+from cloudtrain.entrypoints.trainer.ema import Ema
+from cloudtrain.entrypoints.trainer.settings import ParallelSettings, Spec, TrainingSettings, read_spec
+from cloudtrain.entrypoints.trainer.task import Task, load_task
+
+__all__ = ["Estimate", "StorageCounter", "estimate", "main"]
+
+Changes = dict[str, Any]  # keys of `training` with their values
+
+_CPU = torch.device("cpu")
+_DATA = "it reads values of tensors, and an estimate has only their shapes"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A rank's memory. `static_bytes`: parameters, gradients and the optimizer's state, without activations.
+
+    `why`: why `bytes` is only the static part. `is_assumed`: the optimizer cannot run without data, and its state
+    counts as 8 bytes a parameter, like AdamW's.
+    """
+
+    bytes: int
+    static_bytes: int
+    parameters: int
+    is_assumed: bool = False
+    why: str | None = None
+
+
+def main(spec_file: str, usable_bytes: int) -> None:
+    """Print the layouts, a JSON line each; `usable_bytes` is 0 if unknown."""
+    out = sys.stdout
+    warnings.simplefilter("ignore")
+    physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_DATA, (physical_bytes // 2,) * 2)  # a model that needs values has real weights
+    with contextlib.redirect_stdout(sys.stderr):  # the task may print
+        try:
+            spec, job = read_spec(spec_file), JobSpec.load(json.loads(Path(spec_file).read_text()))
+            os.environ["LOCAL_WORLD_SIZE"] = str(job.nproc_per_node)  # hsdp reads it
+            ranks = job.nodes * job.nproc_per_node
+            for changes, found in _layouts(spec, ranks, job.nproc_per_node, usable_bytes):
+                print(json.dumps({"changes": changes, **dataclasses.asdict(found)}), file=out, flush=True)
+        except Exception as error:
+            print(json.dumps({"why": _reason(error)}), file=out, flush=True)
+
+
+def _layouts(spec: Spec, ranks: int, nproc: int, usable_bytes: int) -> Iterator[tuple[Changes, Estimate]]:
+    """Yield the job's layout, and those that would serve better; their changed keys of `training` come first."""
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    task = load_task(spec.target)
+    dataset = task.make_dataset(spec.params, "train")
+
+    @functools.cache
+    def batch_of(size: int) -> Any:
+        return (task.collate or default_collate)([dataset[index % len(dataset)] for index in range(size)])
+
+    own = estimate(spec, task, ranks, batch_of)
+    yield {}, own
+    if own.why or not usable_bytes:
+        return
+    does_fit = own.bytes <= usable_bytes
+    tried = _without(spec.training) if does_fit else _with(spec.training, ranks, nproc, own, usable_bytes)
+    for changes in tried:
+        with contextlib.suppress(Exception):  # a layout that this model or these ranks do not allow
+            found = estimate(replace(spec, training=_changed(spec.training, changes)), task, ranks, batch_of)
+            if found.why is None and found.bytes <= usable_bytes:
+                yield changes, found
+                if not does_fit:
+                    return
+
+
+def _without(wanted: TrainingSettings) -> Iterator[Changes]:
+    """Yield the settings that cost time, each left out."""
+    if wanted.parallel.tensor > 1:
+        yield {"parallel.tensor": 1}
+    if wanted.activation_checkpointing:
+        yield {"activation_checkpointing": False}
+
+
+def _smaller(wanted: TrainingSettings, ranks: int, own: Estimate, usable_bytes: int) -> Changes:
+    """Return the size of micro-batches, halved until the activations leave room; nothing to change for one sample."""
+    data_ranks = ranks // wanted.parallel.tensor
+    size = micro = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, data_ranks).micro
+    activations = own.bytes - own.static_bytes
+    while micro > 1 and own.static_bytes + activations * micro / size > usable_bytes:
+        micro = 1 if micro % 2 else micro // 2
+    return {} if micro == size else {"micro_batch_size": micro}
+
+
+def _with(wanted: TrainingSettings, ranks: int, nproc: int, own: Estimate, usable_bytes: int) -> Iterator[Changes]:
+    """Yield settings that need less memory, the cheapest in time first."""
+    small = _smaller(wanted, ranks, own, usable_bytes)
+    shards: Changes = {"strategy": "fsdp"} if wanted.strategy == "ddp" and ranks > wanted.parallel.tensor else {}
+    again: Changes = {} if wanted.activation_checkpointing else {"activation_checkpointing": True}
+    whole: Changes = {**shards, **again, **dict.fromkeys(small, 1)}
+    wider = [{**whole, "parallel.tensor": n} for n in (2, nproc) if nproc % n == 0 and n > wanted.parallel.tensor]
+    tried: list[Changes] = [{}]
+    for changes in (shards, small, again, {**shards, **small}, {**shards, **again}, whole, *wider):
+        is_split = "strategy" in changes or "parallel.tensor" in changes
+        if changes not in tried and (is_split or own.static_bytes <= usable_bytes):
+            tried.append(changes)
+            yield changes
+
+
+def _changed(wanted: TrainingSettings, changes: Changes) -> TrainingSettings:
+    own = {key: value for key, value in changes.items() if key != "parallel.tensor"}
+    if (tensor := changes.get("parallel.tensor")) is not None:
+        own["parallel"] = ParallelSettings() if tensor == 1 else replace(wanted.parallel, tensor=tensor)
+    return replace(wanted, **own)
+
+
+def estimate(spec: Spec, task: Task, ranks: int, batch_of: Callable[[int], Any]) -> Estimate:
+    """Return the memory of rank 0 of so many; `batch_of` returns a micro-batch of a size. Needs the process group."""
+    wanted = replace(spec.training, compile=False)  # compiled code cannot run without data
+    if wanted.parallel.pipeline > 1:
+        raise TaskError("stages of a pipeline are not estimated yet")
+    if wanted.shard == "optimizer":
+        raise TaskError("shard: optimizer is not estimated yet")
+    tensor = wanted.parallel.tensor
+    if ranks % tensor:
+        raise TaskError(f"training.parallel.tensor {tensor} does not divide the {ranks} ranks")
+    split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, ranks // tensor)
+    # DistributedDataParallel reads values. Its gradients are views of its buckets, which live all the time.
+    is_averaged = wanted.strategy == "ddp" and tensor == 1 and ranks > 1 and wanted.reproducible != "strict"
+    split = replace(split, ranks=1) if is_averaged else split
+    mode, counter = FakeTensorMode(allow_non_fake_inputs=True), StorageCounter()
+    module = _without_data(task, spec.params, mode)
+    parameters = sum(p.numel() for p in module.parameters())
+    for held in (*module.parameters(), *module.buffers()):
+        counter.count(held)
+    # Outside the mode, so that numbers which are no part of the model have values; the model's tensors keep the mode.
+    with counter:
+        job = replace(wanted, cpu_offload=False)
+        spread = strategies.wrap(job, module, _CPU, split, blocks=task.blocks, tensor_plan=task.tensor_plan)
+        trained = [p for p in spread.module.parameters() if p.requires_grad]
+        average = None if wanted.ema_decay is None else Ema(spread.module, wanted.ema_decay)
+        optimizer = _optimizer(spec, task, spread.module)
+        spare, is_assumed = _first_step(optimizer, trained)
+        gc.collect()
+        static_bytes = counter.live_bytes
+        if not is_averaged:
+            optimizer.zero_grad()
+    held_bytes = counter.live_bytes if wanted.cpu_offload else 0  # in the host's memory
+    counter.peak_bytes = counter.live_bytes
+    try:
+        batch = tree_map_only(torch.Tensor, mode.from_tensor, batch_of(split.micro))
+        with mode, counter:
+            _micro_batches(task, spread, batch, min(2, split.accumulation))
+        with counter:
+            spread.finish()
+            if not is_assumed:
+                optimizer.step()
+    except Exception as error:
+        static_bytes -= held_bytes
+        return Estimate(static_bytes, static_bytes, parameters, is_assumed, _reason(error))
+    del average, spare
+    return Estimate(counter.peak_bytes - held_bytes, static_bytes - held_bytes, parameters, is_assumed)
+
+
+def _without_data(task: Task, params: dict[str, Any], mode: FakeTensorMode) -> nn.Module:
+    """Return the model on tensors without data; a model whose construction needs values takes its memory once."""
+    try:
+        with mode:
+            module = task.model(params)
+    except Exception:
+        module = task.model(params)
+    if not isinstance(module, nn.Module):
+        raise TaskError(f"model(params) returned a {type(module).__name__}; it must return a torch.nn.Module")
+    for part in module.modules():
+        for held in (part._parameters, part._buffers):
+            held_here: dict[str, Any] = held
+            for name, value in held_here.items():
+                if value is not None and not isinstance(value, FakeTensor):
+                    held_here[name] = mode.from_tensor(value)
+    if not module.training:  # as in the job
+        module.train()
+    module.to = lambda *_args, **_kwargs: module  # type: ignore[method-assign]  # nothing to move
+    return module
+
+
+def _optimizer(spec: Spec, task: Task, module: nn.Module) -> torch.optim.Optimizer:
+    if task.optimizer is not None:
+        found: torch.optim.Optimizer = task.optimizer(module, spec.params)
+        return found
+    return optim.build(spec.training.optimizer, module.parameters())
+
+
+def _first_step(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> tuple[list[torch.Tensor], bool]:
+    """Let the optimizer make its state. Return tensors in place of the state, and whether they were needed."""
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        optimizer.step()
+    except Exception:
+        optimizer.state.clear()
+        return [torch.zeros_like(parameter) for parameter in trained for _ in range(2)], True
+    return [], False
+
+
+def _micro_batches(task: Task, spread: strategies.Strategy, batch: Any, count: int) -> None:
+    """Run the forward and the backward pass of the step's micro-batches."""
+    for virtual in range(count):
+        with spread.micro_batch(virtual, virtual == count - 1):
+            with spread.autocast():
+                loss = task.loss(spread.model, batch)
+            (loss / spread.divisor).backward()
+
+
+def _reason(error: Exception) -> str:
+    """Return the error in one line."""
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+        return _DATA
+    first = next(iter(str(error).splitlines()), "")
+    return first if isinstance(error, TaskError) else f"{type(error).__name__}: {first}"
+
+
+class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all storages that operations inside the context make, and that still live."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live_bytes = self.peak_bytes = 0
+        self._sizes: weakref.WeakKeyDictionary[torch.UntypedStorage, list[int]] = weakref.WeakKeyDictionary()
+        self._resize = torch.UntypedStorage.resize_
+
+    def __enter__(self) -> Any:
+        counter, resize = self, self._resize
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:  # fsdp frees gathered parameters with it
+            result = resize(storage, size)
+            if storage in counter._sizes:
+                cell = counter._sizes[storage]
+                counter._add(size - cell[0])
+                cell[0] = size
+            return result
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, torch.Tensor):
+                self.count(value)
+        return result
+
+    def count(self, tensor: torch.Tensor) -> None:
+        """Count the tensor's storage, once."""
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        storage = local.untyped_storage()
+        if storage not in self._sizes:
+            cell = self._sizes[storage] = [storage.nbytes()]
+            self._add(cell[0])
+            weakref.finalize(storage, lambda: self._add(-cell[0]))
+
+    def _add(self, size: int) -> None:
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(0)  # a data set of the task may leave threads

@@ -1,0 +1,195 @@
+"""The memory line of a plan: whether a rank's part of the model fits on its GPU, before anything is paid for.
+
+Where torch is installed beside cloudtrain, entrypoints/trainer/memory.py runs a step of the task on tensors without
+data, in a separate process. Elsewhere the number of parameters from the job's last run gives a lower bound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints import atomic_json
+from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.planning.job_spec import job_spec, job_surroundings
+from cloudtrain.launcher.prices import catalog
+from cloudtrain.launcher.store import home
+from cloudtrain.launcher.text.units import size
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.planning.prepare import Prepared
+
+__all__ = ["gpu_bytes", "line", "of_plan"]
+
+Lines = list[dict[str, Any]]
+
+LIMIT_S = 30.0  # a model of 80 layers on 64 ranks takes 10 to 28 s on two busy cores, a model of 6 layers 3 s
+KEPT, MOST_KEPT = "memory.json", 50  # in the home folder: the newest estimates
+FITS = 0.9  # of a GPU's memory: the rest is for its context, NCCL and the allocator's fragments, never measured here
+BYTES_A_PARAMETER = 16  # weights, gradients and the two states of AdamW in fp32
+
+
+def of_plan(prepared: Prepared, *, measures: bool = True) -> dict[str, Any] | None:
+    """Return the estimate as JSON, or None. Without `measures`, only a kept estimate.
+
+    `layouts`: the job's layout first, then better layouts, each with the changed keys of `training`. `why`: the reason
+    for a missing estimate, or for a lower bound. `gpu_bytes`: a GPU's memory, None if unknown. `is_cut`: the time did
+    not suffice for all layouts.
+    """
+    capacity = gpu_bytes(prepared)
+    found: dict[str, Any] = {"gpu_bytes": capacity, "layouts": [], "why": None, "is_cut": False}
+    if prepared.config.task and find_spec("torch") is not None:
+        ask = _ask(prepared)
+        key = hashlib.sha256(json.dumps([ask, capacity, prepared.bundle.code_sha256]).encode()).hexdigest()
+        kept = _kept()
+        if key not in kept and not measures:
+            return None
+        lines, found["is_cut"] = (
+            (kept[key], False) if key in kept else _measured(prepared, ask, int(FITS * (capacity or 0)))
+        )
+        found["layouts"] = [each for each in lines if "bytes" in each]
+        found["why"] = next((each["why"] for each in lines if each["why"]), None)
+        if found["why"] is None and not found["is_cut"] and key not in kept:
+            _keep({**kept, key: lines})
+    elif (parameters := _parameters(prepared.config.name)) is not None:
+        found["layouts"] = [{"changes": {}, "bytes": BYTES_A_PARAMETER * parameters, "parameters": parameters}]
+        found["why"] = "by the parameters of the last run, whole on each rank"
+    return found if found["layouts"] or found["why"] else None
+
+
+def line(found: dict[str, Any]) -> str:
+    """Return the estimate for people, `memory: fits, about 31.0 of 80.0 GiB per GPU`."""
+    if not found["layouts"]:
+        return f"memory: not estimated: {found['why']}"
+    own, *others = found["layouts"]
+    capacity, place = found["gpu_bytes"], "GPU" if found["gpu_bytes"] else "rank"
+    amount = f"{size(own['bytes'])}{f' of {size(capacity)}' if capacity else ''} per {place}"
+    assumed = "; the optimizer's state counts as 8 bytes a parameter" if own.get("is_assumed") else ""
+    if capacity and own["bytes"] > capacity:
+        return f"memory: does not fit, about {amount}{assumed}{_remedy(found)}"
+    if found["why"]:
+        return f"memory: at least {amount}, without activations: {found['why']}{assumed}"
+    if capacity and own["bytes"] > FITS * capacity:
+        return f"memory: may not fit, about {amount}, and CUDA and NCCL need some more{assumed}{_remedy(found)}"
+    unneeded = "".join(f"; without {_left_out(each)}: leave it out, it costs time" for each in others)
+    return f"memory: {'fits, ' if capacity else ''}about {amount}{assumed}{unneeded}"
+
+
+def gpu_bytes(prepared: Prepared) -> int | None:
+    """Return the memory of each of the plan's GPUs by the price tables; None without GPUs, or if unknown."""
+    plan, wanted = prepared.plan, (prepared.config.resources.accelerators or "").partition(":")[0]
+    if not plan.gpus_per_instance:
+        return None
+    own = [row for row in catalog.rows(prepared.config.backend) if row["instance_type"] == plan.machine]
+    tables = (catalog.rows(backend) for backend in catalog.backends())
+    named = [
+        row
+        for rows in tables
+        for row in rows
+        if catalog.is_named(wanted, row["accelerator"], row["accelerator_memory_gib"])
+    ]
+    for rows in (own, named):
+        if len(sizes := {row["accelerator_memory_gib"] for row in rows} - {""}) == 1:
+            return int(float(sizes.pop()) * 2**30)
+    return None
+
+
+def _remedy(found: dict[str, Any]) -> str:
+    others: Lines = found["layouts"][1:]
+    if others:
+        keys = ", ".join(f"{key}: {json.dumps(value).strip(chr(34))}" for key, value in others[0]["changes"].items())
+        return f"; try {keys} ({size(others[0]['bytes'])})"
+    if found["why"]:
+        return f", without activations: {found['why']}"
+    within = f" in {LIMIT_S:.0f} s" if found["is_cut"] else ""
+    return f"; no other layout of these ranks was found to fit{within}"
+
+
+def _left_out(other: dict[str, Any]) -> str:
+    key = next(iter(other["changes"]))
+    return f"{key} {size(other['bytes'])}"
+
+
+def _ask(prepared: Prepared) -> dict[str, Any]:
+    """Return the parts of the job's spec that decide on memory."""
+    spec = job_spec(prepared.plan, prepared.config, prepared.config.name, 1).dump()
+    return {**spec, "notices": None, "checkpoint": {}}
+
+
+def _measured(prepared: Prepared, ask: dict[str, Any], usable_bytes: int) -> tuple[Lines, bool]:
+    """Return the lines of entrypoints/trainer/memory.py, or a line with the reason; and whether time ran out."""
+    config, base = prepared.config, prepared.config_file.parent.resolve()
+    inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": uri for name, uri in job_surroundings(config)["inputs"].items()}
+    environment = {
+        **os.environ,
+        **config.env,
+        **{name: str(base / uri) for name, uri in inputs.items() if "://" not in uri},
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONDONTWRITEBYTECODE": "1",  # the code folder stays as it is
+        "HF_HUB_OFFLINE": "1",  # a plan downloads nothing
+        "OMP_NUM_THREADS": "1",
+    }
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as scratch:
+        spec = Path(scratch) / "spec.json"
+        spec.write_text(json.dumps(ask))
+        words = [sys.executable, "-m", "cloudtrain.entrypoints.trainer.memory", str(spec), str(usable_bytes)]
+        child = subprocess.Popen(
+            words,
+            cwd=base / config.code.dir,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        why, is_cut = "the task ended the process", False
+        try:
+            out, _ = child.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            why, is_cut = f"the task took longer than {LIMIT_S:.0f} s", True
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)  # data loaders too
+        out = out if child.returncode is not None else child.communicate()[0]
+    lines = [json.loads(each) for each in out.splitlines() if each.startswith("{") and each.endswith("}")]
+    return lines or [{"why": why}], is_cut
+
+
+def _parameters(name: str) -> int | None:
+    """Return the number of parameters that the newest run of this name has reported, None if unknown."""
+    from cloudtrain.launcher.store.database import Database
+
+    with contextlib.suppress(CloudtrainError, OSError, RuntimeError, ValueError):
+        if not (home.where() / "registry.sqlite").exists():
+            return None
+        database = Database(home.where())
+        rows = database.execute(
+            "SELECT fields FROM points JOIN jobs ON jobs.id = points.job_id WHERE jobs.name = ? AND kind = 'start' "
+            "ORDER BY jobs.seq DESC, attempt DESC, points.seq DESC LIMIT 1",
+            (name,),
+        )
+        found = json.loads(rows[0][0]).get("parameters") if rows else None
+        return found if isinstance(found, int) else None
+    return None
+
+
+def _kept() -> dict[str, Lines]:
+    with contextlib.suppress(CloudtrainError, OSError, RuntimeError):
+        found = atomic_json.read_json(home.where() / KEPT)
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _keep(estimates: dict[str, Lines]) -> None:
+    with contextlib.suppress(CloudtrainError, OSError):  # a plan works without it
+        atomic_json.write_json(home.home() / KEPT, dict(list(estimates.items())[-MOST_KEPT:]))

@@ -1,0 +1,227 @@
+"""The estimate of a rank's memory against the bytes that the same training really holds.
+
+torchrun starts this same file as the ranks: `python -m torch.distributed.run ... test_memory.py RESULT`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from cloudtrain.entrypoints.trainer import data, optim, strategies
+from cloudtrain.entrypoints.trainer.memory import StorageCounter
+from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ParallelSettings, TrainingSettings
+from cloudtrain.entrypoints.trainer.task import load_task
+
+CHARLM = Path(__file__).parents[2] / "examples" / "charlm" / "task.py"
+SMALL = {"context": 64, "layers": 4, "heads": 4, "width": 128, "dropout": 0.1}
+LONG = {"context": 256, "layers": 3, "heads": 6, "width": 192, "dropout": 0.0}
+MICRO = 4
+SHARED: list[dict[str, Any]] = [
+    {"strategy": "ddp"},
+    {"strategy": "fsdp"},
+    {"strategy": "fsdp", "activation_checkpointing": True, "precision": "bf16"},
+    {"strategy": "ddp", "parallel": {"tensor": 2}},
+]
+TASK = """
+import torch
+from torch import nn
+def model(params): return nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 1))
+def dataset(params, split): return [torch.zeros(8)] * 64
+def loss(model, batch): return model(batch).mean()
+"""
+
+
+def estimates(
+    folder: Path, task: str | Path, params: dict[str, Any], ranks: int = 1, usable_bytes: int = 0, **training: Any
+) -> list[dict[str, Any]]:
+    """Return the lines that the module prints for the task, a path or a text."""
+    if isinstance(task, str):
+        (folder / "task.py").write_text(task)
+        task = folder / "task.py"
+    spec = {
+        "job": "test",
+        "nproc_per_node": ranks,
+        "run": {"kind": "task", "target": str(task)},
+        "params": params,
+        "training": {"global_batch_size": MICRO * ranks, "micro_batch_size": MICRO, "max_steps": 1, **training},
+    }
+    (folder / "spec.json").write_text(json.dumps(spec))
+    words = ["-m", "cloudtrain.entrypoints.trainer.memory", "spec.json", str(usable_bytes)]
+    return [json.loads(line) for line in start(words, folder).splitlines()]
+
+
+def start(words: list[str], folder: Path) -> str:
+    """Return the output of Python with these arguments."""
+    from doubles import warmpython  # the ranks, which run this file, cannot import doubles
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = warmpython.run(words, folder, environment, 200)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return done.stdout
+
+
+def train(params: dict[str, Any], **training: Any) -> None:
+    """Take two steps of the example's GPT, spread over the ranks of the process group."""
+    parallel = ParallelSettings(**training.pop("parallel", {}))
+    task, ranks = load_task(CHARLM), dist.get_world_size() // parallel.tensor
+    settings = TrainingSettings(MICRO * ranks, MICRO, parallel=parallel, max_steps=2, **training)
+    batch = (torch.zeros(MICRO, params["context"], dtype=torch.int64),) * 2
+    split = data.split_batch(MICRO * ranks, MICRO, ranks)
+    spread = strategies.wrap(settings, task.model(params), torch.device("cpu"), split)
+    optimizer = optim.build(OptimizerSettings(), spread.module.parameters())
+    for _ in range(2):
+        with spread.micro_batch(0, True):
+            with spread.autocast():
+                loss = task.loss(spread.model, batch)
+            loss.backward()
+        spread.finish()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def allocated(work: Callable[[], None]) -> int:
+    """Return the most bytes that torch's allocator had given out at a time, by its own profiler."""
+    gc.collect()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+        gc.collect()
+    assert profile.profiler is not None
+    assert profile.profiler.kineto_results is not None
+    live = peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    assert live == 0  # otherwise memory from before was freed, and the peak is wrong
+    return peak
+
+
+@pytest.fixture
+def one_rank() -> Any:
+    """Be the only rank of a process group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("params", [SMALL, LONG], ids=["small", "long"])
+def test_estimate_equals_the_bytes_of_the_allocator(params: dict[str, Any], tmp_path: Path, one_rank: None) -> None:
+    """On one rank, with AdamW in fp32, and with and without recomputation, the estimate is within 5 %."""
+    found = estimates(tmp_path, CHARLM, params, usable_bytes=1 << 40, activation_checkpointing=True)
+    assert [each["changes"] for each in found] == [{}, {"activation_checkpointing": False}]
+    for each, again in zip(found, (True, False), strict=True):
+        held = allocated(lambda again=again: train(params, activation_checkpointing=again))  # type: ignore[misc]
+        assert each["bytes"] == pytest.approx(held, rel=0.05)
+    assert found[0]["bytes"] < 0.8 * found[1]["bytes"]
+
+
+@pytest.mark.slow
+def test_estimate_equals_the_bytes_of_two_ranks(tmp_path: Path) -> None:
+    """Copies, shards and parts of layers: within 5 % of the storages that rank 0 holds, without gloo's own buffers."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
+    start([*launcher, str(tmp_path / "held.json")], tmp_path)
+    held = json.loads((tmp_path / "held.json").read_text())
+    found = [estimates(tmp_path, CHARLM, LONG, 2, **_of_two(case))[0]["bytes"] for case in SHARED]
+    assert found == [pytest.approx(each, rel=0.05) for each in held]
+
+
+def _of_two(case: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a case for two ranks; ranks that share layers have the same micro-batches."""
+    return {**case, "global_batch_size": MICRO * (1 if "parallel" in case else 2)}
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "radam", "lars", "lamb"])
+def test_estimate_holds_the_state_of_each_optimizer(name: str, tmp_path: Path) -> None:
+    """Weights and gradients are 8 bytes a parameter; the state has 4 with momentum, 8 of the Adam kind."""
+    width = {"params": {}, "optimizer": {"name": name, "momentum": 0.9}}
+    found = estimates(tmp_path, TASK, **width)[0]
+    assert not found["is_assumed"]
+    state = 4 if name in ("sgd", "lars") else 8
+    assert found["static_bytes"] / found["parameters"] == pytest.approx(8 + state, rel=0.05)
+
+
+def test_estimate_counts_eight_bytes_for_an_optimizer_that_reads_values(tmp_path: Path) -> None:
+    """Such an optimizer cannot step without data: the estimate says that it assumes a state like AdamW's."""
+    own = """
+class Own(torch.optim.SGD):
+    def step(self):
+        print(float(self.param_groups[0]["params"][0].grad.sum()))
+def optimizer(model, params): return Own(model.parameters(), 0.1)
+"""
+    found = estimates(tmp_path, TASK + own, {})[0]
+    assert found["is_assumed"]
+    assert found["static_bytes"] / found["parameters"] == pytest.approx(16, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("model(batch).mean()", "model(batch).mean() * model(batch).sum().item()", "reads values of tensors"),
+        ("model(batch).mean()", "model(batch.nothing)", "AttributeError: 'FakeTensor' object has no attribute"),
+    ],
+)
+def test_loss_that_fails_leaves_a_lower_bound(old: str, new: str, why: str, tmp_path: Path) -> None:
+    """Parameters, gradients and the optimizer's state are known without a forward pass."""
+    found = estimates(tmp_path, TASK.replace(old, new), {}, usable_bytes=1)
+    assert len(found) == 1
+    assert why in found[0]["why"]
+    assert found[0]["bytes"] / found[0]["parameters"] == pytest.approx(16, rel=0.05)
+
+
+def test_task_that_fails_says_why_in_a_line(tmp_path: Path) -> None:
+    """Data that are not on this machine are no error."""
+    found = estimates(tmp_path, TASK.replace("return [torch", "return open('/nowhere') or [torch"), {})
+    assert found == [{"why": "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'"}]
+
+
+def test_model_that_reads_values_is_built_with_them(tmp_path: Path) -> None:
+    """For example rates of stochastic depth, by layer: `torch.linspace(...).tolist()`."""
+    text = TASK.replace(
+        "def model(params): return", "def model(params):\n    torch.linspace(0, 1, 3).tolist()\n    return"
+    )
+    assert estimates(tmp_path, text, {})[0]["bytes"] == estimates(tmp_path, TASK, {})[0]["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "share", "training", "changes"),
+    [
+        (4, 0.5, {}, {"strategy": "fsdp"}),
+        (1, 0.7, {"global_batch_size": 512, "micro_batch_size": 512}, {"micro_batch_size": 256}),
+    ],
+)
+def test_first_layout_that_fits_is_named(
+    ranks: int, share: float, training: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Shards before smaller micro-batches before recomputation; the layout's own figure fits."""
+    text = TASK.replace("nn.Linear(8, 64), nn.Linear(64, 1)", "*(nn.Linear(8, 8) for _ in range(40))")
+    whole = estimates(tmp_path, text, {}, ranks, **training)[0]["bytes"]
+    own, other = estimates(tmp_path, text, {}, ranks, int(share * whole), **training)
+    assert own["changes"] == {}
+    assert own["bytes"] == whole
+    assert other["changes"] == changes
+    assert other["bytes"] <= share * whole
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    peaks = []
+    for case in SHARED:
+        gc.collect()
+        with StorageCounter() as counter:
+            train(LONG, **case)
+        peaks.append(counter.peak_bytes)
+    if dist.get_rank() == 0:
+        Path(sys.argv[1]).write_text(json.dumps(peaks))
+    sys.stdout.flush()
+    os._exit(0)
