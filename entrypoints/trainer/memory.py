@@ -159,6 +159,8 @@ def estimate(spec: Spec, task: Task, ranks: int, batch_of: Callable[[int], Any])
         raise TaskError("stages of a pipeline are not estimated yet")
     if wanted.shard == "optimizer":
         raise TaskError("shard: optimizer is not estimated yet")
+    if wanted.activation_offload:  # the saved tensors would count as the device's
+        raise TaskError("activation_offload is not estimated yet")
     tensor = wanted.parallel.tensor
     if ranks % tensor:
         raise TaskError(f"training.parallel.tensor {tensor} does not divide the {ranks} ranks")

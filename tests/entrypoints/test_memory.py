@@ -184,6 +184,15 @@ def test_task_that_fails_says_why_in_a_line(tmp_path: Path) -> None:
     assert found == [{"why": "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'"}]
 
 
+@pytest.mark.parametrize(
+    ("training", "name"),
+    [({"shard": "optimizer"}, "shard: optimizer"), ({"activation_offload": True}, "activation_offload")],
+)
+def test_setting_without_an_estimate_is_named(training: dict[str, Any], name: str, tmp_path: Path) -> None:
+    """A figure that ignores the setting would say that a model does not fit which fits."""
+    assert estimates(tmp_path, TASK, {}, 2, **training) == [{"why": f"{name} is not estimated yet"}]
+
+
 def test_model_that_reads_values_is_built_with_them(tmp_path: Path) -> None:
     """For example rates of stochastic depth, by layer: `torch.linspace(...).tolist()`."""
     text = TASK.replace(
