@@ -18,6 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 from cloudtrain.entrypoints.errors import TaskError
@@ -257,6 +259,34 @@ def test_split_layers_repeat_their_bits(results: Any) -> None:
 
 
 @pytest.mark.slow
+def test_columns_with_one_input_send_one_gradient(results: Any) -> None:
+    """Each of 2 layers sends 2 outputs, and the gradients of 2 inputs: that of attention once, not for q, k and v."""
+    assert results(2)[0]["plain"]["transfers"] == 2 * (2 + 2)
+    assert results(1)[0]["plain"]["transfers"] == 0
+
+
+def test_shared_input_has_a_gradient_and_is_not_kept() -> None:
+    """An earlier pass without gradients does not take the input's gradient; after a forward pass nothing is kept."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        layer, x = Layer(16, 4), torch.ones(1, TIME, 16, requires_grad=True)
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        tensor.split(layer, {"q": "column", "k": "column"}, mesh, [], sequence=False)
+        with torch.no_grad():
+            layer.q(x)
+        layer.k(x).sum().backward()
+        assert x.grad is not None
+        seen: list[StorageWeakRef] = []
+        layer.norm_1.register_forward_hook(lambda part, args, out: seen.append(StorageWeakRef(out.untyped_storage())))
+        with torch.no_grad():
+            layer(x)
+        assert seen[0].expired()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
 def test_split_layers_train_in_bf16(results: Any) -> None:
     """Losses equal the losses of fp32 to about bf16's two digits."""
     found = results(2)[0]["plain bf16"]["losses"]
@@ -318,10 +348,13 @@ def train(
     model.eval()
     with torch.no_grad():
         scores = spread.module(torch.arange(TIME).expand(2, -1))
+    with CommDebugMode() as transfers:
+        spread.module(torch.arange(TIME).expand(2, -1)).sum().backward()
     weights = {name: whole(value).double() for name, value in spread.module.state_dict().items()}
     return {
         "losses": losses,
         "norms": norms,
+        "transfers": transfers.get_total_counts(),
         "evaluated": scores.double().abs().mean().item(),
         "names": sorted(weights),
         "weights": [weights[name].square().mean().sqrt().item() for name in sorted(weights)],

@@ -227,6 +227,7 @@ def split(module: nn.Module, plan: Plan, mesh: DeviceMesh, units: Iterable[nn.Mo
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # warns of the order of sums
     styles = {name: _style(kind, sequence) for name, kind in plan.items() if kind != "sequence"}
     parallelize_module(module, mesh, styles, src_data_rank=None)
+    _share_inputs(module, plan, mesh, _SEQUENCE if sequence else Replicate())
     partial = {part for name, part in module.named_modules() if plan.get(name) == "sequence"}
     made: dict[nn.Parameter, nn.Parameter] = {}  # tied parameters stay one parameter
     whole: list[tuple[nn.Module, str]] = []
@@ -255,6 +256,43 @@ def _style(kind: str, sequence: bool) -> ParallelStyle:
     if kind == "row":
         return RowwiseParallel(output_layouts=between)
     return RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+
+
+def _share_inputs(module: nn.Module, plan: Plan, mesh: DeviceMesh, layout: Placement) -> None:
+    """Distribute the input of several columns, as of q, k and v, once: one transfer of their summed gradients."""
+    for prefix, parent in module.named_modules():
+        names = {name: f"{prefix}.{name}".lstrip(".") for name, _ in parent.named_children()}
+        columns = [parent.get_submodule(name) for name, full in names.items() if plan.get(full) == "column"]
+        if len(columns) > 1:
+            shared: dict[tuple[int, int, bool], tuple[torch.Tensor, DTensor]] = {}  # at most the newest input
+            for column in columns:
+                column.register_forward_pre_hook(functools.partial(_distributed, shared, mesh, layout), prepend=True)
+            parent.register_forward_hook(functools.partial(_forget, shared), always_call=True)
+
+
+def _distributed(
+    shared: dict[tuple[int, int, bool], tuple[torch.Tensor, DTensor]],
+    mesh: DeviceMesh,
+    layout: Placement,
+    _column: nn.Module,
+    args: tuple[Any, ...],
+) -> tuple[Any, ...] | None:
+    given = args[0] if args else None
+    if not isinstance(given, torch.Tensor) or isinstance(given, DTensor):
+        return None
+    version = 0 if given.is_inference() else given._version
+    key = (id(given), version, torch.is_grad_enabled())  # the input is kept, so no other tensor has its id
+    if key not in shared:
+        shared.clear()
+        spread = DTensor.from_local(given, mesh, [layout], run_check=False)
+        if not layout.is_replicate():
+            spread = spread.redistribute(placements=[Replicate()])
+        shared[key] = given, spread
+    return shared[key][1], *args[1:]
+
+
+def _forget(shared: dict[Any, Any], *_: Any) -> None:
+    shared.clear()
 
 
 def _with_plain_parameters(unit: nn.Module, places: list[tuple[nn.Module, str]], partial: set[nn.Module]) -> None:
