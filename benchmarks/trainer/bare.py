@@ -1,4 +1,4 @@
-"""A plain DDP loop, as a careful person writes it: what every ratio is taken to."""
+"""A plain loop with DDP, or torch's parallelize_module, as a careful person writes it: what ratios are taken to."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import torch
 import torch.distributed as dist
 import workload
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -27,14 +30,29 @@ def main() -> None:
 
 
 def build(spec: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return the model in DDP and its optimizer, as cloudtrain makes them."""
+    """Return the model, in DDP or split over all ranks, and its optimizer, as cloudtrain makes them."""
     torch.manual_seed(spec["training"]["seed"])
-    model = DistributedDataParallel(workload.model(spec["params"]), gradient_as_bucket_view=True)
+    model = workload.model(spec["params"])
+    if "parallel" in spec["training"]:
+        groups = _split(model)
+    else:
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        groups = [list(model.parameters())]
     settings = spec["training"]["optimizer"]
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=settings["lr"], weight_decay=settings["weight_decay"], fused=True
+        [{"params": group} for group in groups], lr=settings["lr"], weight_decay=settings["weight_decay"], fused=True
     )
     return model, optimizer
+
+
+def _split(model: nn.Module) -> list[list[nn.Parameter]]:
+    """Split each layer over all ranks; return the split parameters, and the rest: fused AdamW takes no mixture."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plan = dict.fromkeys(("q", "k", "v", "mlp.0"), ColwiseParallel) | dict.fromkeys(("o", "mlp.2"), RowwiseParallel)
+    for block in model.blocks:
+        parallelize_module(block, mesh, {name: kind() for name, kind in plan.items()})
+    split = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    return [split, [parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)]]
 
 
 def train(
@@ -71,7 +89,8 @@ def steps(spec: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimiz
 def _batches(spec: dict[str, Any]) -> Iterator[Any]:
     training, epoch = spec["training"], 0
     data = workload.dataset(spec["params"], "train")
-    sampler: DistributedSampler[Any] = DistributedSampler(data, seed=training["seed"], drop_last=True)
+    alone = {"num_replicas": 1, "rank": 0} if "parallel" in training else {}  # ranks that share layers share samples
+    sampler: DistributedSampler[Any] = DistributedSampler(data, seed=training["seed"], drop_last=True, **alone)
     loader = DataLoader(data, training["micro_batch_size"], sampler=sampler, drop_last=True)
     while True:
         sampler.set_epoch(epoch)

@@ -37,6 +37,7 @@ MODELS = [
     Model("cnn", 8, 250),
     Model("transformer", 2, 110, {"gpt": TRANSFORMER}),
 ]
+SPLIT = Model("tensor", 4, 110, {"gpt": {**TRANSFORMER, "layers": 2, "heads": 4, "split": True}})
 
 
 @dataclass(frozen=True)

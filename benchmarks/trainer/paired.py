@@ -3,7 +3,7 @@
 On a machine that others use too, two runs of the same program differ by a fifth: ratios of whole runs say little. Here
 both loops live in the same ranks and take turns, some dozens of steps each (paired_ranks.py). What disturbs one block
 disturbs its neighbour, and the median ratio of neighbours is steady. A second bare loop in the trainer's place shows
-how far 1 is from 1.
+how far 1 is from 1. `tensor` is a transformer whose layers the two ranks share; its bare loop has parallelize_module.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trainer import contest
 from trainer.paired_ranks import BLOCK_S, BLOCKS, ITSELF, OURS, OWN_PACE
 
 ROUNDS = 3
-TARGETS = {"mlp": 1.05, "cnn": 1.02, "transformer": 1.02}
+TARGETS = {"mlp": 1.05, "cnn": 1.02, "transformer": 1.02, "tensor": 1.02}
 
 
 def run(rounds: int, models: Sequence[str], repo: Path | None, say: Callable[[str], None]) -> Report:
     """Measure; return what cloudtrain promises of a step, as ratios."""
     table = Report("Steps beside a bare loop's: two ranks, one thread each, blocks in turn")
-    for model in (model for model in contest.MODELS if model.name in models):
+    for model in (model for model in (*contest.MODELS, contest.SPLIT) if model.name in models):
         found: dict[str, list[float]] = {}
         for round_ in range(rounds):
             for name in (OURS, OWN_PACE, ITSELF):
@@ -49,7 +49,9 @@ def _one(name: str, model: contest.Model, repo: Path | None) -> dict[str, list[f
     folder = Path(tempfile.mkdtemp(prefix="cloudtrain-bench-"))
     try:
         script = Path(__file__).with_name("paired_ranks.py")
-        contest.launch("bare", contest.spec_of(model), folder, repo=repo, script=script, BENCH_PAIRED=name)
+        is_split = model is contest.SPLIT
+        split = {"global_batch_size": model.batch, "parallel": {"tensor": 2}} if is_split else {}
+        contest.launch("bare", contest.spec_of(model, **split), folder, repo=repo, script=script, BENCH_PAIRED=name)
         told: dict[str, list[float]] = json.loads((folder / "paired.json").read_text())
         return told
     finally:

@@ -72,7 +72,8 @@ def _trainer_steps(spec: dict[str, Any]) -> Iterator[None]:
     path = Path(f"endless-{os.environ['RANK']}.json")
     path.write_text(json.dumps(spec))
     read = settings.read_spec(path)
-    job = jobs.build(read, task.load_task(read.target), jobs.connect(read.timeout_s), Agreement(None))
+    place = jobs.connect(read.timeout_s, parallel=read.training.parallel)
+    job = jobs.build(read, task.load_task(read.target), place, Agreement(None))
     progress = resume.resume(job)
     yield
     job.meter.restart()

@@ -80,13 +80,32 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+class SplitBlock(nn.Module):
+    """The same layer with separate matrices for q, k and v, which two ranks can share."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.size = width // heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm1(x)
+        q, k, v = (part(y).unflatten(-1, (-1, self.size)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm2(x))
+
+
 class Gpt(nn.Module):
     """A small GPT; returns logits."""
 
-    def __init__(self, layers: int, width: int, heads: int, vocab: int, tokens: int) -> None:
+    def __init__(self, layers: int, width: int, heads: int, vocab: int, tokens: int, split: bool = False) -> None:
         super().__init__()
         self.token, self.position = nn.Embedding(vocab, width), nn.Parameter(0.02 * torch.randn(tokens, width))
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        kind = SplitBlock if split else Block
+        self.blocks = nn.ModuleList(kind(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
         self.apply(_shrink)
         self.head.weight = self.token.weight
