@@ -202,12 +202,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     fingerprint = data.fingerprint(train_data, wanted.seed)
     _check_alike(len(train_data), fingerprint)
     eval_data = _eval_split(spec, task, fingerprint, place)
-    data.seed_all(data.mix(wanted.seed, data.INIT, 1))
-    module = task.model(spec.params)
-    if not isinstance(module, torch.nn.Module):
-        raise TaskError(f"model(params) returned a {type(module).__name__}; it must return a torch.nn.Module")
-    if not module.training:  # as in pretrained models; parts frozen in eval mode stay frozen
-        module.train()
+    module = _module(spec, task)
     parameters = sum(p.numel() for p in module.parameters())
     spread = strategies.wrap(
         wanted,
@@ -256,6 +251,17 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         owned=split.owned(place.data_rank),
         board=_board(spec, place),
     )
+
+
+def _module(spec: Spec, task: Task) -> torch.nn.Module:
+    """Return the task's model, with weights from the job's seed, in training mode. Raises TaskError."""
+    data.seed_all(data.mix(spec.training.seed, data.INIT, 1))
+    module = task.model(spec.params)
+    if not isinstance(module, torch.nn.Module):
+        raise TaskError(f"model(params) returned a {type(module).__name__}; it must return a torch.nn.Module")
+    if not module.training:  # as in pretrained models; parts frozen in eval mode stay frozen
+        module.train()
+    return module
 
 
 def _probe(spec: Spec, task: Task, train_data: Any, split: data.Split) -> Callable[[torch.nn.Module], object]:

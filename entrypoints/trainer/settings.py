@@ -25,6 +25,7 @@ __all__ = [
     "ScheduleSettings",
     "Spec",
     "TrainingSettings",
+    "bubble",
     "read_spec",
     "shortened",
     "suggest",
@@ -166,6 +167,14 @@ _CHOICES = {
     "compression": ("none", "fp16", "bf16", "powersgd"),
     "on_nan": ("stop", "skip"),
 }
+
+
+def bubble(stages: int, micro_batches: int) -> float:
+    """Return the share of a step in which a stage of a pipeline waits, for stages of equal time.
+
+    Source: Huang et al. 2019 (GPipe), section 2.3: (p - 1) / (m + p - 1).
+    """
+    return (stages - 1) / (micro_batches + stages - 1)
 
 
 def read_spec(path: str | Path) -> Spec:

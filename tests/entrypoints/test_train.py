@@ -831,6 +831,17 @@ UNTIED = CHARLM.replace(
     "self.norm = nn.LayerNorm(width)", "self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 128)"
 )
 UNTIED = UNTIED.replace("F.linear(self.norm(x), self.characters.weight)", "self.head(self.norm(x))")
+# A head that is registered with the embedding's weight, and positions from a buffer that each block gets.
+BOUND = CHARLM.replace("F.linear(self.norm(x), self.characters.weight)", "self.head(self.norm(x))")
+BOUND = BOUND.replace(
+    "        self.apply(self.initialise)",
+    "        self.apply(self.initialise)\n"
+    "        self.head = nn.Linear(width, VOCABULARY, bias=False)\n"
+    "        self.head.weight = self.characters.weight\n"
+    "        self.register_buffer('waves', torch.arange(context).float().sin()[:, None])",
+)
+BOUND = BOUND.replace("x = block(x)", "x = block(x, self.waves[: text.shape[1]])")
+BOUND = BOUND.replace("def forward(self, x):\n        x = x +", "def forward(self, x, waves):\n        x = x + waves +")
 LANGUAGE = {
     "text": CHARLM,
     "params": {"context": 16, "layers": 2, "heads": 2, "width": 16, "dropout": 0.1},
@@ -897,13 +908,14 @@ def test_job_resumes_on_another_layout(language: Run, tmp_path: Path) -> None:
         {"parallel": {"tensor": 2, "sequence": True, "pipeline": 2}, "params": {"dropout": 0.0}, "text": UNTIED},
         {"parallel": {"pipeline": 2}},
         {"parallel": {"pipeline": 2}, "strategy": "fsdp", "activation_checkpointing": True},
+        {"parallel": {"pipeline": 2}, "text": BOUND},
     ],
-    ids=["tensor", "sequence", "ddp", "fsdp"],
+    ids=["tensor", "sequence", "ddp", "fsdp", "bound"],
 )
 def test_stages_train_as_one_rank(language: Run, tmp_path: Path, more: dict[str, Any]) -> None:
     """Stages of two ranks each, with a tied embedding: losses, evaluations and the export as on one rank."""
     settings = {**LANGUAGE, **more, "params": {**LANGUAGE["params"], **more.get("params", {})}}
-    one = run(tmp_path / "one", ranks=1, **{**settings, "parallel": {}}) if "params" in more else language
+    one = run(tmp_path / "one", ranks=1, **{**settings, "parallel": {}}) if "text" in more else language
     done = run(tmp_path / "four", ranks=4, **settings)
     assert done.code == 0, done.errors
     assert done.values("step", "loss") == pytest.approx(one.values("step", "loss"), rel=1e-6)
@@ -978,11 +990,20 @@ def test_stages_on_other_machines_are_saved(one_rank: Run, tmp_path: Path) -> No
             "take the sizes of views from the tensor, for example -1 for the number of heads",
         ),
         ("", "", {"plan": {"characters": "embedding"}}, "a module's weight is used outside the module"),
-        ("x = block(x)", "x = block(x) + x", {"pipeline": 2, "tensor": 1}, "is not the output of blocks.0"),
+        ("x = block(x)", "x = block(x) + x", {"pipeline": 2, "tensor": 1}, "is used again in a later block"),
         ("x = block(x)", "x = block(x); x = block(x)", {"pipeline": 2, "tensor": 1}, "blocks.0 is called twice"),
+        (
+            "        for block in self.blocks:\n            x = block(x)\n        return F.linear(self.norm(x)",
+            (
+                "        first = x\n        for block in self.blocks:\n            x = block(x)\n"
+                "        return F.linear(self.norm(x + first)"
+            ),
+            {"pipeline": 2, "tensor": 1},
+            "a value from before the blocks is used again",
+        ),
         ("", "", {"pipeline": 2, "tensor": 1, "cut": [2]}, "must be 1 rising numbers from 1 to 1"),
     ],
-    ids=["views", "tied", "residual", "twice", "cut"],
+    ids=["views", "tied", "residual", "twice", "skip", "cut"],
 )
 def test_model_that_cannot_be_split_is_refused(
     tmp_path: Path, old: str, new: str, more: dict[str, Any], why: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from cloudtrain.entrypoints.trainer.strategies.strategy import (
     Blocks,
     Strategy,
     autocaster,
+    buckets,
     clip,
     clip_split,
     finite_gradients,
@@ -42,7 +44,6 @@ from cloudtrain.entrypoints.trainer.strategies.tensor import sum_partial_gradien
 __all__ = ["ddp"]
 
 _AS_IT_IS = contextlib.nullcontext()
-_BUCKET_BYTES = 25 << 20  # as DistributedDataParallel's
 
 
 def ddp(
@@ -197,7 +198,7 @@ def _of_split_model(
     torch's DistributedDataParallel takes no DTensors, and no forward passes before the backward pass of an earlier one.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
-    copies = mesh.get_group("replicate")
+    copies, groups = mesh.get_group("replicate"), buckets(parameters)
 
     @torch.no_grad()
     def finish() -> None:
@@ -207,44 +208,20 @@ def _of_split_model(
         for parameter in parameters:  # a rank without a gradient must not leave the others waiting
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        parts = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
-        for bucket in _buckets(parts):
-            flat = torch.cat([part.reshape(-1) for part in bucket])
+        for group in groups:
+            parts = [local_part(parameter.grad) for parameter in group if parameter.grad is not None]
+            flat = torch.cat([part.reshape(-1) for part in parts])
             dist.all_reduce(flat, group=copies)
             flat /= split.ranks
-            torch._foreach_copy_(
-                [part.view(-1) for part in bucket], list(torch.split(flat, [p.numel() for p in bucket]))
-            )
+            for part, mean in zip(parts, torch.split(flat, [part.numel() for part in parts]), strict=True):
+                part.copy_(mean.view(part.shape))
 
-    return Strategy(
-        module=module,
-        model=module,
-        divisor=split.accumulation,
-        strided=False,
-        micro_batch=buffers.micro_batch,
+    return replace(
+        _plain(settings, module, device, split, buffers),
         finish=finish,
-        autocast=autocaster(settings.precision, device),
         clip=lambda max_norm: clip_split(parameters, max_norm),
         finite_gradients=lambda: finite_gradients(parameters, agree=True),
-        rank_state=no_state,
-        load_rank_state=skip_state,
-        sync_buffers=buffers.sync,
-        undo_buffers=buffers.undo,
     )
-
-
-def _buckets(parts: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield the tensors in groups of one type, of about _BUCKET_BYTES."""
-    for dtype in dict.fromkeys(part.dtype for part in parts):
-        bucket: list[torch.Tensor] = []
-        for part in parts:
-            if part.dtype == dtype:
-                bucket.append(part)
-                if sum(each.nbytes for each in bucket) >= _BUCKET_BYTES:
-                    yield bucket
-                    bucket = []
-        if bucket:
-            yield bucket
 
 
 def _once_all_are_used(module: nn.Module) -> Any:

@@ -15,24 +15,21 @@ import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.rank.exchange import local_part
 from cloudtrain.entrypoints.trainer.optim import whole_norms
-from cloudtrain.entrypoints.trainer.settings import ParallelSettings
+from cloudtrain.entrypoints.trainer.settings import ParallelSettings, bubble
+from cloudtrain.entrypoints.trainer.strategies.cut import Trace, cut, keep_stage, trace
+from cloudtrain.entrypoints.trainer.strategies.strategy import Strategy, scale_down
 
-if TYPE_CHECKING:
-    from cloudtrain.entrypoints.trainer.strategies.strategy import Strategy
-
-__all__ = ["SCHEDULES", "Feed", "PipelineStage", "Trace", "bubble", "cut", "even_cut", "trace"]
+__all__ = ["SCHEDULES", "Feed", "PipelineStage"]
 
 SCHEDULES = ("1f1b", "gpipe")
 
@@ -67,160 +64,6 @@ class Feed:
     loss: Callable[[Any, Any], torch.Tensor]
     backward: Callable[[torch.Tensor], None]
     between: Callable[[], None]
-
-
-# ------------------------------------------------------------------------------------------------- the cut of the model
-
-
-@dataclass(frozen=True)
-class Trace:
-    """One forward pass: the blocks in the order of their calls, and where parameters and buffers were used.
-
-    A phase is -1 before the first block, the number of a block, or the number of blocks behind the last block.
-    """
-
-    blocks: tuple[nn.Module, ...]
-    phases: dict[str, frozenset[int]]
-    parameters: tuple[str, ...]  # the names of the trainable parameters of the whole model, in order
-
-
-class _Uses(TorchDispatchMode):
-    """Notes the phase in which each known tensor is an operation's argument."""
-
-    def __init__(self, names: dict[torch.Tensor, str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.phase = -1
-        self.found: dict[str, set[int]] = {name: set() for name in names.values()}
-        self._names = {id(tensor): name for tensor, name in names.items()}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation."""
-        for value in torch.utils._pytree.tree_leaves((args, kwargs)):
-            if (name := self._names.get(id(value))) is not None:
-                self.found[name].add(self.phase)
-        return func(*args, **(kwargs or {}))
-
-
-def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Module], object]) -> Trace:
-    """Run the forward pass once on tensors without data, and return its trace. Raises TaskError.
-
-    `run` calls the task's loss. The blocks must form a chain: each is called once, and gets the output of the previous.
-    """
-    names = {part: name for name, part in module.named_modules()}
-    tensors: dict[torch.Tensor, str] = {}
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        tensors.setdefault(tensor, name)
-    uses, called, last = _Uses(tensors), list[nn.Module](), list[Any]()
-    forwards = {block: block.forward for block in blocks}
-
-    def follow(block: nn.Module) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            if block in called:
-                raise TaskError(f"parallel.pipeline: {names[block]} is called twice in one forward pass")
-            if last and not (args and args[0] is last[0]):
-                raise TaskError(
-                    f"parallel.pipeline: the first argument of {names[block]} is not the output of "
-                    f"{names[called[-1]]}, so the model cannot be cut between them; write blocks(model) in the task"
-                )
-            uses.phase = len(called)
-            called.append(block)
-            output = forwards[block](*args, **kwargs)
-            if not isinstance(output, torch.Tensor):
-                raise TaskError(f"parallel.pipeline: {names[block]} returns a {type(output).__name__}, not a tensor")
-            last[:] = [output]
-            uses.phase = len(blocks) if len(called) == len(blocks) else -2
-            return output
-
-        return forward
-
-    try:
-        for block in blocks:
-            block.forward = follow(block)
-        with torch.random.fork_rng(), FakeTensorMode(allow_non_fake_inputs=True), uses:
-            run(module)
-    except TaskError:
-        raise
-    except Exception as error:
-        raise TaskError(
-            f"parallel.pipeline: the forward pass cannot be traced without data: {type(error).__name__}: {error}"
-        ) from error
-    finally:
-        for block in blocks:
-            del block.forward
-    if len(called) < len(blocks):
-        missing = next(names[block] for block in blocks if block not in called)
-        raise TaskError(f"parallel.pipeline: the forward pass does not call {missing}; write blocks(model) in the task")
-    between = next((name for name, phases in uses.found.items() if -2 in phases), None)
-    if between is not None:
-        raise TaskError(f"parallel.pipeline: {between} is used between two blocks; write blocks(model) in the task")
-    phases = {name: frozenset(found) for name, found in uses.found.items()}
-    return Trace(tuple(called), phases, tuple(name for name, p in module.named_parameters() if p.requires_grad))
-
-
-def even_cut(blocks: int, stages: int) -> list[int]:
-    """Return the first block of each stage, for stages of equal numbers of blocks; earlier stages get the rest."""
-    each, rest = divmod(blocks, stages)
-    return [stage * each + min(stage, rest) for stage in range(stages)]
-
-
-def cut(settings: ParallelSettings, blocks: int) -> list[int]:
-    """Return the first block of each stage. Raises TaskError."""
-    stages = settings.pipeline
-    if blocks < stages:
-        raise TaskError(f"parallel.pipeline is {stages}, but the model has {blocks} blocks; set {blocks} or fewer")
-    if settings.cut == "even":
-        return even_cut(blocks, stages)
-    starts = [0, *settings.cut]
-    if len(starts) != stages or sorted(set(starts)) != starts or starts[-1] >= blocks:
-        raise TaskError(
-            f"parallel.cut {list(settings.cut)} must be {stages - 1} rising numbers from 1 to {blocks - 1}: the first "
-            "block of each later stage"
-        )
-    return starts
-
-
-def bubble(stages: int, micro_batches: int) -> float:
-    """Return the share of a step in which a stage waits, for stages of equal time.
-
-    Source: Huang et al. 2019 (GPipe), section 2.3: (p - 1) / (m + p - 1).
-    """
-    return (stages - 1) / (micro_batches + stages - 1)
-
-
-def keep_stage(
-    module: nn.Module, found: Trace, starts: Sequence[int], stage: int, device: torch.device
-) -> tuple[str, ...]:
-    """Remove the parameters and buffers of the other stages from the module.
-
-    Return the names of the parameters that the first and the last stage share, such as a tied embedding. The removed
-    tensors leave placeholders of the same shape without memory, because code before the blocks still runs. Raises
-    TaskError if other stages would share a parameter.
-    """
-    blocks, last = len(found.blocks), len(starts) - 1
-    stage_of = [sum(start <= number for start in starts) - 1 for number in range(blocks)]
-    shared = []
-    for part_name, part in list(module.named_modules()):
-        for kind in (part._parameters, part._buffers):
-            for name, tensor in list(kind.items()):
-                if tensor is None:
-                    continue
-                full = f"{part_name}.{name}".lstrip(".")
-                phases = found.phases.get(full) or frozenset({-1})
-                stages = {0 if n < 0 else last if n >= blocks else stage_of[n] for n in phases}
-                if len(stages) > 1 and kind is part._parameters:
-                    if stages != {0, last}:
-                        raise TaskError(
-                            f"parallel.pipeline: {full} is used in stages {sorted(stages)}; only the first and the "
-                            "last stage can share a parameter: change parallel.cut"
-                        )
-                    shared.append(full)
-                if stage not in stages:
-                    del kind[name]
-                    part.__dict__[name] = torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
-    return tuple(shared)
-
-
-# --------------------------------------------------------------------------------------------------------- the schedule
 
 
 @dataclass(frozen=True)
@@ -273,6 +116,11 @@ class PipelineStage:
     _incoming: torch.Tensor | None = None
     _state: torch.Tensor | None = None
     _sends: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
+    _head_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Learn the size of the bytes before an activation."""
+        self._head_bytes = _head(torch.empty(0), self.device).numel()
 
     @classmethod
     def cut_out(
@@ -363,7 +211,7 @@ class PipelineStage:
             table = torch.stack([torch.zeros((), device=self.device) if norm is None else norm for norm in norms])
             dist.all_reduce(table, group=self.groups.forward)  # each norm is from one stage: the sum rounds nothing
             norm: torch.Tensor = torch.linalg.vector_norm(table)
-            torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))  # as in torch's own function
+            scale_down(gradients, norm, max_norm)
             return norm
 
         return replace(
@@ -445,7 +293,7 @@ class PipelineStage:
         if self.number == 0:
             return
         source, group = self.groups.ranks[self.number - 1], self.groups.forward
-        head = torch.empty_like(_head(torch.empty(0), self.device))
+        head = torch.empty(self._head_bytes, dtype=torch.uint8)
         dist.recv(head, source, group)
         sizes = head[: 8 * (_MOST_DIMS + 2)].view(torch.int64).tolist()
         self._state = head[8 * (_MOST_DIMS + 2) :]

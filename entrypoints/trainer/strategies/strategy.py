@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,9 @@ from torch import nn
 
 from cloudtrain.entrypoints.rank.exchange import local_part
 from cloudtrain.entrypoints.trainer.optim import whole_norms
-from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
+
+if TYPE_CHECKING:
+    from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
 
 __all__ = [
     "LOW",
@@ -22,6 +24,7 @@ __all__ = [
     "State",
     "Strategy",
     "autocaster",
+    "buckets",
     "clip",
     "clip_split",
     "clip_whole",
@@ -37,6 +40,7 @@ Blocks = Callable[[Any], Iterable[Any]]
 State = dict[str, torch.Tensor]
 
 # The type for computation by `training.precision`; the weights that the optimizer changes are always fp32.
+_BUCKET_BYTES = 25 << 20  # as DistributedDataParallel's
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -71,6 +75,21 @@ class Strategy:
     # Inside, the module has the parameters that the optimizer changes: to create the optimizer, and to name its state.
     optimized: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     share_update: Callable[[], None] = lambda: None  # after the optimizer's step
+
+
+def buckets(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return the parameters in groups of one type, each sent at once: about _BUCKET_BYTES of this rank's values."""
+    found: list[list[nn.Parameter]] = []
+    sizes: dict[torch.dtype, int] = {}  # of the open bucket of each type
+    opened: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kind = parameter.dtype
+        if sizes.get(kind, _BUCKET_BYTES) >= _BUCKET_BYTES:
+            opened[kind], sizes[kind] = [], 0
+            found.append(opened[kind])
+        opened[kind].append(parameter)
+        sizes[kind] += local_part(parameter).nbytes
+    return found
 
 
 def autocaster(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:

@@ -26,6 +26,7 @@ from cloudtrain.entrypoints.rank.exchange import local_part
 from cloudtrain.entrypoints.trainer.settings import TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies.strategy import (
     Strategy,
+    buckets,
     clip_split,
     clip_whole,
     finite_gradients,
@@ -33,8 +34,6 @@ from cloudtrain.entrypoints.trainer.strategies.strategy import (
 )
 
 __all__ = ["shard_optimizer"]
-
-_BUCKET_BYTES = 25 << 20  # as DistributedDataParallel's
 
 # New names in torch 2.13, which warns of the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -47,7 +46,7 @@ def shard_optimizer(settings: TrainingSettings, spread: Strategy, device: torch.
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("shard",))
     trained = [p for p in spread.module.parameters() if p.requires_grad]
     shards = {parameter: _shard(parameter, mesh) for parameter in trained}
-    buckets = list(_buckets(trained))
+    groups = buckets(trained)
     whole: list[torch.Tensor] = []  # the step's gradients
     own = list(shards.values())
 
@@ -69,7 +68,7 @@ def shard_optimizer(settings: TrainingSettings, spread: Strategy, device: torch.
         return norm
 
     def share_update() -> None:
-        for bucket in buckets if not silent else ():
+        for bucket in groups if not silent else ():
             _exchange(bucket, mesh)
 
     return dataclasses.replace(
@@ -92,20 +91,6 @@ def _rows(tensor: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     first = min(mesh.get_local_rank() * count, len(tensor))
     local = tensor[first : first + count]
     return DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=tensor.shape, stride=tensor.stride())
-
-
-def _buckets(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters in groups of one type, of about _BUCKET_BYTES."""
-    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
-        bucket: list[nn.Parameter] = []
-        for parameter in parameters:
-            if parameter.dtype == dtype:
-                bucket.append(parameter)
-                if sum(each.nbytes for each in bucket) >= _BUCKET_BYTES:
-                    yield bucket
-                    bucket = []
-        if bucket:
-            yield bucket
 
 
 @torch.no_grad()

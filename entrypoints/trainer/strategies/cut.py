@@ -1,0 +1,186 @@
+"""Cuts a model into the stages of a pipeline, by a forward pass that shows where its values are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.trainer.settings import ParallelSettings
+
+__all__ = ["Trace", "cut", "keep_stage", "trace"]
+
+_BEFORE, _BETWEEN = -1, -2  # phases of a forward pass that belong to no block
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One forward pass: the blocks in the order of their calls, and where parameters and buffers were used.
+
+    A phase is -1 before the first block, the number of a block, or the number of blocks behind the last block.
+    """
+
+    blocks: tuple[nn.Module, ...]
+    phases: dict[str, frozenset[int]]
+    parameters: tuple[str, ...]  # the names of the trainable parameters of the whole model, in order
+
+
+class _Uses(TorchDispatchMode):
+    """Notes the phases in which tensors of the model are used; raises TaskError if an activation skips a block.
+
+    An activation is a value that depends on a parameter. Stages send each other only the outputs of blocks, so all
+    other activations must be used in the phase that has made them.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.phase = _BEFORE
+        self.output: torch.Tensor | None = None  # of the newest block
+        self.found: dict[str, set[int]] = {}
+        self._names: dict[int, list[str]] = {}  # a tied parameter has several names
+        self._made: dict[int, tuple[int, torch.Tensor]] = {}  # the phase of each activation, which is kept alive
+        self._parameters = {id(parameter) for parameter in module.parameters()}
+        named = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+        for name, tensor in (pair for pairs in named for pair in pairs):
+            self._names.setdefault(id(tensor), []).append(name)
+            self.found[name] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation."""
+        is_activation = False
+        for value in tree_leaves((args, kwargs)):
+            for name in self._names.get(id(value), ()):
+                self.found[name].add(self.phase)
+            made = self._made.get(id(value))
+            is_activation = is_activation or made is not None or id(value) in self._parameters
+            if made is not None and made[0] != self.phase and value is not self.output:
+                self._check(made[0])
+        result = func(*args, **(kwargs or {}))
+        if is_activation:
+            self._made |= {id(v): (self.phase, v) for v in tree_leaves(result) if isinstance(v, torch.Tensor)}
+        return result
+
+    def _check(self, made: int) -> None:
+        if (made, self.phase) != (_BEFORE, 0):
+            place = {_BEFORE: "before the blocks", _BETWEEN: "between two blocks"}
+            raise TaskError(
+                f"parallel.pipeline: a value from {place.get(made, f'block {made}')} is used again in a later block or "
+                "behind the blocks, and stages pass on only the output of each block; set parallel.pipeline: 1"
+            )
+
+
+def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Module], object]) -> Trace:
+    """Run the forward pass once on tensors without data, and return its trace. Raises TaskError.
+
+    `run` calls the task's loss. The blocks must form a chain: each is called once, and gets the output of the previous.
+    """
+    names = {part: name for name, part in module.named_modules()}
+    uses, called = _Uses(module), list[nn.Module]()
+    forwards = {block: block.forward for block in blocks}
+
+    def follow(block: nn.Module) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if block in called:
+                raise TaskError(f"parallel.pipeline: {names[block]} is called twice in one forward pass")
+            if called and not (args and args[0] is uses.output):
+                raise TaskError(
+                    f"parallel.pipeline: the first argument of {names[block]} is not the output of "
+                    f"{names[called[-1]]}, so the model cannot be cut between them; write blocks(model) in the task"
+                )
+            uses.phase = len(called)
+            called.append(block)
+            output = forwards[block](*args, **kwargs)
+            if not isinstance(output, torch.Tensor):
+                raise TaskError(f"parallel.pipeline: {names[block]} returns a {type(output).__name__}, not a tensor")
+            uses.output = output
+            uses.phase = len(blocks) if len(called) == len(blocks) else _BETWEEN
+            return output
+
+        return forward
+
+    try:
+        for block in blocks:
+            block.forward = follow(block)
+        with torch.random.fork_rng(), FakeTensorMode(allow_non_fake_inputs=True), uses:
+            run(module)
+    except TaskError:
+        raise
+    except Exception as error:
+        raise TaskError(
+            f"parallel.pipeline: the forward pass cannot be traced without data: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        for block in blocks:
+            del block.forward
+    if len(called) < len(blocks):
+        missing = next(names[block] for block in blocks if block not in called)
+        raise TaskError(f"parallel.pipeline: the forward pass does not call {missing}; write blocks(model) in the task")
+    between = next((name for name, _ in module.named_parameters() if _BETWEEN in uses.found[name]), None)
+    if between is not None:
+        raise TaskError(f"parallel.pipeline: {between} is used between two blocks; write blocks(model) in the task")
+    phases = {name: frozenset(found) for name, found in uses.found.items()}
+    return Trace(tuple(called), phases, tuple(name for name, p in module.named_parameters() if p.requires_grad))
+
+
+def cut(settings: ParallelSettings, blocks: int) -> list[int]:
+    """Return the first block of each stage; `even` gives the rest of the division to the first stages.
+
+    Raises TaskError.
+    """
+    stages = settings.pipeline
+    if blocks < stages:
+        raise TaskError(f"parallel.pipeline is {stages}, but the model has {blocks} blocks; set {blocks} or fewer")
+    if settings.cut == "even":
+        each, rest = divmod(blocks, stages)
+        return [stage * each + min(stage, rest) for stage in range(stages)]
+    starts = [0, *settings.cut]
+    if len(starts) != stages or sorted(set(starts)) != starts or starts[-1] >= blocks:
+        raise TaskError(
+            f"parallel.cut {list(settings.cut)} must be {stages - 1} rising numbers from 1 to {blocks - 1}: the first "
+            "block of each later stage"
+        )
+    return starts
+
+
+def keep_stage(
+    module: nn.Module, found: Trace, starts: Sequence[int], stage: int, device: torch.device
+) -> tuple[str, ...]:
+    """Remove the parameters and saved buffers of the other stages from the module.
+
+    Return the names of the parameters that the first and the last stage share, such as a tied embedding. A removed
+    parameter leaves a placeholder of the same shape without memory, because code before the blocks still runs; a
+    removed buffer leaves its values, from which such code may make masks or positions. Raises TaskError if other stages
+    would share a parameter.
+    """
+    blocks, last = len(found.blocks), len(starts) - 1
+    stage_of = [sum(start <= number for start in starts) - 1 for number in range(blocks)]
+    shared = []
+    for part_name, part in list(module.named_modules()):
+        for kind in (part._parameters, part._buffers):
+            for name, tensor in list(kind.items()):
+                if tensor is None or name in part._non_persistent_buffers_set:
+                    continue
+                full = f"{part_name}.{name}".lstrip(".")
+                phases = found.phases.get(full) or frozenset({_BEFORE})
+                stages = {0 if n < 0 else last if n >= blocks else stage_of[n] for n in phases}
+                if kind is part._buffers:
+                    stages = {min(stages)}
+                elif len(stages) > 1:
+                    if stages != {0, last}:
+                        raise TaskError(
+                            f"parallel.pipeline: {full} is used in stages {sorted(stages)}; only the first and the "
+                            "last stage can share a parameter: change parallel.cut"
+                        )
+                    shared.append(full)
+                if stage not in stages:
+                    del kind[name]
+                    empty = torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
+                    part.__dict__[name] = tensor.to(device) if kind is part._buffers else empty
+    return tuple(shared)
