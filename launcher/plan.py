@@ -31,6 +31,14 @@ class Batch:
         copies, rest = divmod(ranks, self.tensor * self.pipeline)
         return not rest and copies > 0 and self.global_size // self.micro_size % copies == 0
 
+    @property
+    def bubble(self) -> float:
+        """The share of a step in which a stage waits, for stages of equal time: (p - 1) / (m + p - 1).
+
+        Source: Huang et al. 2019 (GPipe), section 2.3.
+        """
+        return (self.pipeline - 1) / (self.accumulation + self.pipeline - 1)
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -46,13 +46,10 @@ def _machines(plan: Plan) -> Iterator[str]:
         shared = f" / {b.tensor} that share each layer" * (b.tensor > 1) + f" / {b.pipeline} stages" * (b.pipeline > 1)
         yield f"global batch {b.global_size} = {b.micro_size} x {ranks}{shared} x {b.accumulation} accumulated"
         if b.pipeline > 1:
-            from cloudtrain.entrypoints.trainer.settings import bubble
-
             more = (
                 f"; {4 * b.pipeline} micro-batches or more would waste less" if b.accumulation < 4 * b.pipeline else ""
             )
-            share = 100 * bubble(b.pipeline, b.accumulation)
-            yield f"pipeline: each stage waits at least {share:.0f} % of a step{more}"
+            yield f"pipeline: each stage waits at least {100 * b.bubble:.0f} % of a step{more}"
 
 
 def _time(plan: Plan) -> str:
