@@ -134,7 +134,8 @@ def _measure(
                 _synchronize(place)
                 dist.barrier()
             begin_s = time.perf_counter()
-            if gradients(job, progress, batches) is not None:
+            earlier = gradients(job, progress, batches)
+            if earlier is not None and earlier.stop:
                 raise Interrupted
             job.scaler.step(job.optimizer)
             job.strategy.share_update()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -264,13 +264,13 @@ def _module(spec: Spec, task: Task) -> torch.nn.Module:
     return module
 
 
-def _probe(spec: Spec, task: Task, train_data: Any, split: data.Split) -> Callable[[torch.nn.Module], object]:
-    """Return a function that computes the loss of the first micro-batch, to trace the model."""
+def _probe(spec: Spec, task: Task, train_data: Any, split: data.Split) -> strategies.Probe:
+    """Return a function that computes the loss of the first micro-batch, to trace and to time the model."""
     keys = iter([data.stream(spec.training.seed, len(train_data), 0, split.micro)])
     cpu = torch.device("cpu")
     batches = data.Batches(train_data, keys, seed=spec.training.seed, collate=task.collate, num_workers=0, device=cpu)
     batch = next(batches)
-    return lambda model: task.loss(model, batch)
+    return lambda model, device: task.loss(model, data.to_device(batch, device))
 
 
 def _optimizer(

@@ -25,7 +25,6 @@ __all__ = [
     "ScheduleSettings",
     "Spec",
     "TrainingSettings",
-    "bubble",
     "read_spec",
     "shortened",
     "suggest",
@@ -77,7 +76,9 @@ class ParallelSettings:
 
     `tensor`: ranks that share each layer's matrices. `sequence`: between the layers they share the sequence too.
     `plan`: the kind of each module by name or pattern; None: the task's `tensor_plan`, the model's own, or by names.
-    `pipeline`: stages, one after the other. `cut`: even, or the first block of each later stage.
+    `pipeline`: stages, one after the other. `cut`: even, timed, or the first block of each later stage.
+    `chunks`: pieces of the model in each stage, for the schedule interleaved. `weights`: the weights of a backward pass
+    under the schedule async, those of its forward pass (stash) or the newest (latest).
     """
 
     tensor: int = 1
@@ -86,6 +87,8 @@ class ParallelSettings:
     pipeline: int = 1
     schedule: str = "1f1b"
     cut: str | list[int] = "even"
+    chunks: int = 1
+    weights: str = "stash"
 
     @property
     def ranks(self) -> int:
@@ -169,14 +172,6 @@ _CHOICES = {
 }
 
 
-def bubble(stages: int, micro_batches: int) -> float:
-    """Return the share of a step in which a stage of a pipeline waits, for stages of equal time.
-
-    Source: Huang et al. 2019 (GPipe), section 2.3: (p - 1) / (m + p - 1).
-    """
-    return (stages - 1) / (micro_batches + stages - 1)
-
-
 def read_spec(path: str | Path) -> Spec:
     """Return the spec with every field checked for name and range. Raises TaskError."""
     raw = json.loads(Path(path).read_text())
@@ -236,7 +231,7 @@ def _check(training: TrainingSettings) -> None:
         value = getattr(training, name)
         if value not in known:
             raise TaskError(f"training.{name} is {value!r}; there are {', '.join(known)}{suggest(str(value), known)}")
-    for name in ("tensor", "pipeline"):
+    for name in ("tensor", "pipeline", "chunks"):
         if getattr(training.parallel, name) < 1:
             raise TaskError(f"training.parallel.{name} is {getattr(training.parallel, name)}; it must be positive")
     if training.monitor.mode not in ("min", "max"):

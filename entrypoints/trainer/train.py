@@ -9,6 +9,7 @@ report.py. Exit codes: 0 done; 75 stopped early but saved, so that a new start c
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
@@ -136,9 +137,9 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     factor = optim.lr_factor(training.schedule, progress.step, progress.max_steps, job.warmup_start)
     lr = optim.set_lr(job.optimizer, job.base_lrs, factor)
     is_logged = _is_logged(job, progress, progress.step + 1)
-    stopped = gradients(job, progress, batches, is_logged)
-    if stopped is not None:
-        return stopped
+    earlier = gradients(job, progress, batches, is_logged)
+    if earlier is not None and earlier.stop:
+        return earlier
     skips = training.on_nan == "skip"
     verdict = job.agreement.finish() if skips else NOTHING  # all ranks must agree before any update
     norm = None
@@ -160,7 +161,7 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     progress.samples += job.split.global_batch
     job.meter.tick()
     if not skips:
-        verdict = job.agreement.finish()
+        verdict = earlier or job.agreement.finish()
     loss = verdict.loss / job.split.virtual
     _count_skipped(job, progress, is_left_out, loss)
     _look_at(job, progress, verdict, 0.0 if is_left_out else loss, lr)
@@ -171,7 +172,7 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
 
 
 def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_logged: bool = False) -> Agreed | None:
-    """Sum the gradients of this rank's micro-batches. Return None, or the verdict with a stop request.
+    """Sum the gradients of this rank's micro-batches. Return None, or an agreement: with a stop request, or an earlier.
 
     Each micro-batch's loss is a mean over m samples. Divided by the strategy's divisor in this function, and summed or
     averaged over the ranks by the strategy, the gradient is the mean over the G samples of the global batch.
@@ -179,8 +180,7 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
     training, spread, owned = job.spec.training, job.strategy, job.owned
     must_agree = is_logged or training.on_nan == "skip"
     if spread.walk is not None:
-        _piped_gradients(job, progress, batches, spread.walk, must_agree)
-        return None
+        return _piped_gradients(job, progress, batches, spread.walk, must_agree)
     total: torch.Tensor | float = 0.0  # in float64, with room for float32 sums in any order
     for virtual in owned:
         is_last = virtual == owned[-1]
@@ -218,32 +218,47 @@ def _piped_gradients(
     batches: data.Batches,
     walk: Callable[[Feed], torch.Tensor],
     must_agree: bool,
-) -> None:
-    """Sum the gradients of a step over the stages. The stages agree at its end: inside they are at different passes."""
-    spread = job.strategy
+) -> Agreed | None:
+    """Sum the gradients of a step over the stages. The stages agree at its end: inside they are at different passes.
+
+    With the schedule async a stage does not wait for the others at the end of a step: the agreement of an earlier step
+    is returned, except in a step that is logged.
+    """
+    spread, training = job.strategy, job.spec.training
 
     def loss_of(model: Any, batch: Any) -> torch.Tensor:
         with spread.autocast(), _offloaded(job):
             return _loss(job, model, batch)
 
+    def seed(virtual: int, steps: int) -> None:
+        data.seed_all(data.mix(training.seed, data.FORWARD, progress.step + steps, virtual))
+
     def backward(loss: torch.Tensor) -> None:
         (loss if spread.divisor == 1 else loss / spread.divisor).backward()  # type: ignore[no-untyped-call]
 
-    total = walk(
-        Feed(
-            owned=job.owned,
-            batch=lambda: job.meter.wait_for(batches),
-            seed=lambda virtual: data.seed_all(data.mix(job.spec.training.seed, data.FORWARD, progress.step, virtual)),
-            loss=loss_of,
-            backward=backward,
-            between=heartbeat.beat,
-        )
-    )
+    batch = functools.partial(job.meter.wait_for, batches)
+    left = _steps_to_empty(job, progress)
+    total = walk(Feed(job.owned, batch, seed, loss_of, backward, heartbeat.beat, left))
+    earlier = job.agreement.finish() if training.parallel.schedule == "async" else None
+    if earlier is not None and earlier.stop:
+        job.optimizer.zero_grad()
+        return earlier
     if job.agreement.is_due(must_agree):
         shared = float(total) if job.place.counts and (must_agree or total.device.type == "cpu") else 0.0
         failed, saving_now = job.saver.failure is not None, job.saver.is_busy
         job.agreement.begin(job.meter.step_s, len(job.owned), loss=shared, failed=failed, saving=saving_now)
     spread.finish()
+    return None if must_agree else earlier
+
+
+def _steps_to_empty(job: TrainingJob, progress: TrainState) -> int:
+    """Return the steps after this one until a save by steps, an evaluation or the end.
+
+    At these steps a pipeline with the schedule async has no micro-batch in flight, so a resume from them is exact.
+    """
+    every = (job.spec.checkpoint.every_steps, job.spec.training.eval_every)
+    ends = [-(-(progress.step + 1) // steps) * steps for steps in every if steps]
+    return min([*ends, progress.last_step]) - progress.step - 1
 
 
 def _counted(job: TrainingJob) -> AbstractContextManager[None]:

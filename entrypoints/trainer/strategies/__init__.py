@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,17 +20,28 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.rank.exchange import share
 from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.settings import TrainingSettings, suggest
-from cloudtrain.entrypoints.trainer.strategies import pipeline, tensor
+from cloudtrain.entrypoints.trainer.settings import ParallelSettings, TrainingSettings, suggest
+from cloudtrain.entrypoints.trainer.strategies import cut, schedules, tensor
 from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
 from cloudtrain.entrypoints.trainer.strategies.ddp import ddp
 from cloudtrain.entrypoints.trainer.strategies.fsdp import data_mesh, fsdp, hsdp, shard_width
-from cloudtrain.entrypoints.trainer.strategies.strategy import LOW, Blocks, State, Strategy, finite, share_weights
+from cloudtrain.entrypoints.trainer.strategies.pipeline import PipelineStage
+from cloudtrain.entrypoints.trainer.strategies.strategy import (
+    LOW,
+    Blocks,
+    State,
+    Strategy,
+    autocaster,
+    finite,
+    share_weights,
+)
 from cloudtrain.entrypoints.trainer.strategies.zero import shard_optimizer
 
 __all__ = ["STRATEGIES", "Blocks", "State", "Strategy", "default_blocks", "finite", "wrap"]
 
+Probe = Callable[[nn.Module, torch.device], object]  # computes the loss of a micro-batch, on a device
 Maker = Callable[
     [TrainingSettings, nn.Module, torch.device, data.Split, Blocks | None, bool, DeviceMesh | None], Strategy
 ]
@@ -46,13 +58,13 @@ def wrap(
     *,
     blocks: Blocks | None = None,
     tensor_plan: tensor.TensorPlan | None = None,
-    probe: Callable[[nn.Module], object] | None = None,
+    probe: Probe | None = None,
     silent: bool = False,
 ) -> Strategy:
     """Return the module spread as the settings ask. Collective. Raises TaskError with all faults of the settings.
 
-    `probe` computes the loss of a micro-batch, to trace a model for a pipeline. `silent`: no gradient or weight is
-    sent, and the numbers are wrong: to measure the cost of communication.
+    `probe` is needed to cut a model into the stages of a pipeline. `silent`: no gradient or weight is sent, and the
+    numbers are wrong: to measure the cost of communication.
     """
     faults = [*_faults(settings, split), *_faults_here(settings, module, device)]
     if faults:
@@ -69,11 +81,60 @@ def wrap(
         _split_layers(settings, module, device, found, tensor_plan, mesh)
         return make(settings, module, device, split, lambda _: found, silent, mesh)
     assert probe is not None
-    stage = pipeline.PipelineStage.cut_out(settings.parallel, module, found, probe, device, split.accumulation)
+    stage = _cut_out(settings, module, found, probe, device, split.accumulation)
     if settings.parallel.tensor > 1:
         _split_layers(settings, module, device, found, tensor_plan, mesh)
     stage.attach()
-    return stage.spread(make(settings, module, device, split, lambda _: list(stage.blocks), silent, mesh))
+    return stage.spread(make(settings, module, device, split, lambda _: stage.blocks, silent, mesh))
+
+
+def _cut_out(
+    settings: TrainingSettings,
+    module: nn.Module,
+    blocks: list[nn.Module],
+    probe: Probe,
+    device: torch.device,
+    micro_batches: int,
+) -> PipelineStage:
+    """Return this rank's stage of the model; print all stages."""
+    parallel, is_head = settings.parallel, dist.get_rank() == 0
+    names = {part: name for name, part in module.named_modules()}
+    found = cut.trace(module, blocks, lambda model: probe(model, torch.device("cpu")))
+    times: list[float] = []
+    if parallel.cut == "timed":
+        recomputes = settings.activation_checkpointing
+        if is_head:
+            with autocaster(settings.precision, device)():
+                times = cut.block_times(module, found.blocks, probe, device, recomputes=recomputes)
+        times = share(times)
+    starts = cut.cut(parallel, len(found.blocks), times)
+    if is_head:
+        print(_stages_in_words(parallel, [names[block] for block in found.blocks], starts, times, micro_batches))
+    return PipelineStage.cut_out(parallel, module, found, starts, device)
+
+
+def _stages_in_words(
+    parallel: ParallelSettings, blocks: list[str], starts: list[int], times: list[float], micro_batches: int
+) -> str:
+    """Return the blocks of each stage and, for measured blocks, the time of a micro-batch in each stage."""
+    spans = [slice(*span) for span in itertools.pairwise([*starts, len(blocks)])]
+    stages, waits = [], "if the stages take equal time"
+    each_s = [1.0] * parallel.pipeline
+    if times:
+        each_s = [sum(sum(times[span]) for span in spans[n :: parallel.pipeline]) for n in range(parallel.pipeline)]
+        waits = "by these times"
+    for number, stage_s in enumerate(each_s):
+        pieces = [blocks[span] for span in spans[number :: parallel.pipeline]]
+        stage = " and ".join(names[0] + (f" to {names[-1]}" if len(names) > 1 else "") for names in pieces)
+        stages.append(stage + (f" ({1000 * stage_s:.3g} ms)" if times else ""))
+    share = 100 * schedules.idle_share(parallel.schedule, each_s, parallel.chunks, micro_batches)
+    stale = f"; the weights of stage 1 are up to {parallel.pipeline - 1} micro-batches old, which costs accuracy" * (
+        parallel.schedule == "async"
+    )
+    return (
+        f"pipeline {parallel.pipeline}: {'; '.join(stages)}; with {parallel.schedule} and {micro_batches} "
+        f"micro-batches stages wait {share:.0f} % of a step, {waits}{stale}"
+    )
 
 
 def _split_layers(
@@ -117,6 +178,8 @@ def _faults(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
         yield f"shard_size is hsdp's, and the strategy is {name}; leave it out, or set strategy: hsdp"
     if settings.parallel.ranks > 1:
         yield from _parallel_faults(settings)
+    if settings.parallel.pipeline > 1:
+        yield from _pipeline_faults(settings, split)
     if settings.parallel.tensor == 1 and settings.parallel.sequence:
         yield "parallel.sequence shares the sequence among the ranks of parallel.tensor, which is 1: set 2"
     if name == "hsdp":
@@ -140,8 +203,47 @@ def _parallel_faults(settings: TrainingSettings) -> Iterator[str]:
         yield f"precision fp16 does not go with {key}; set precision: bf16"
     if settings.cpu_offload:
         yield f"cpu_offload does not go with {key}; leave one of them out"
-    if settings.parallel.schedule not in pipeline.SCHEDULES:
-        yield f"parallel.schedule {settings.parallel.schedule!r} is unknown; there are {', '.join(pipeline.SCHEDULES)}"
+
+
+def _pipeline_faults(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
+    """Yield the settings that do not go with the schedule of the pipeline."""
+    parallel = settings.parallel
+    known = schedules.SCHEDULES
+    if parallel.schedule not in known:
+        yield f"parallel.schedule {parallel.schedule!r} is unknown; there are {', '.join(known)}"
+    if parallel.chunks > 1 and parallel.schedule != "interleaved":
+        yield f"parallel.chunks goes with schedule: interleaved, and the schedule is {parallel.schedule}"
+    if parallel.schedule == "interleaved":
+        if parallel.chunks == 1:
+            yield "parallel.schedule: interleaved needs parallel.chunks: 2 or more"
+        if split.accumulation % parallel.pipeline:
+            yield (
+                f"parallel.schedule: interleaved needs a multiple of parallel.pipeline {parallel.pipeline} "
+                f"micro-batches a step, and there are {split.accumulation}; set another micro_batch_size or "
+                "schedule: 1f1b"
+            )
+    if parallel.schedule == "async":
+        yield from _async_faults(settings)
+
+
+def _async_faults(settings: TrainingSettings) -> Iterator[str]:
+    """Yield the settings that do not go with updates while later micro-batches are in flight."""
+    parallel, does_not = settings.parallel, "does not go with parallel.schedule: async"
+    if settings.strategy != "ddp":
+        yield f"strategy {settings.strategy} {does_not}; set strategy: ddp, or schedule: 1f1b"
+    if parallel.tensor > 1:
+        yield f"parallel.tensor {does_not}; set schedule: 1f1b"
+    if settings.clip_norm:
+        yield f"clip_norm {does_not}, because the norm needs all stages at once; leave it out, or set schedule: 1f1b"
+    if settings.on_nan == "skip":
+        yield f"on_nan: skip {does_not}; set on_nan: stop"
+    for name in ("activation_checkpointing", "activation_offload"):
+        if getattr(settings, name):
+            yield f"{name} {does_not}; leave one of them out"
+    if parallel.weights not in ("stash", "latest"):
+        yield f"parallel.weights {parallel.weights!r} is unknown; there are stash, latest"
+    if parallel.weights == "latest" and settings.precision != "fp32":
+        yield f"parallel.weights: latest needs precision: fp32, since {settings.precision} computes with copies"
 
 
 def _hsdp_faults(settings: TrainingSettings, ranks: int) -> Iterator[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +17,12 @@ from torch.utils._pytree import tree_leaves
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer.settings import ParallelSettings
+from cloudtrain.entrypoints.trainer.strategies.buffers import places
+from cloudtrain.entrypoints.trainer.strategies.schedules import balanced
 
-__all__ = ["Trace", "cut", "keep_stage", "trace"]
+__all__ = ["Trace", "block_times", "cut", "keep_stage", "trace"]
 
+_MEASUREMENTS = 3
 _BEFORE, _BETWEEN = -1, -2  # phases of a forward pass that belong to no block
 
 
@@ -129,28 +135,120 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
     return Trace(tuple(called), phases, tuple(name for name, p in module.named_parameters() if p.requires_grad))
 
 
-def cut(settings: ParallelSettings, blocks: int) -> list[int]:
-    """Return the first block of each stage; `even` gives the rest of the division to the first stages.
+def cut(settings: ParallelSettings, blocks: int, times: Sequence[float]) -> list[int]:
+    """Return the first block of each piece: a stage, or a chunk of a stage. `times` are the blocks', for `timed`.
 
-    Raises TaskError.
+    `even` gives the rest of the division to the first pieces. Raises TaskError.
     """
-    stages = settings.pipeline
-    if blocks < stages:
-        raise TaskError(f"parallel.pipeline is {stages}, but the model has {blocks} blocks; set {blocks} or fewer")
-    if settings.cut == "even":
-        each, rest = divmod(blocks, stages)
-        return [stage * each + min(stage, rest) for stage in range(stages)]
-    starts = [0, *settings.cut]
-    if len(starts) != stages or sorted(set(starts)) != starts or starts[-1] >= blocks:
+    pieces = settings.pipeline * settings.chunks
+    if blocks < pieces:
+        chunks = f" x parallel.chunks {settings.chunks}" if settings.chunks > 1 else ""
         raise TaskError(
-            f"parallel.cut {list(settings.cut)} must be {stages - 1} rising numbers from 1 to {blocks - 1}: the first "
-            "block of each later stage"
+            f"parallel.pipeline {settings.pipeline}{chunks} needs {pieces} blocks, but the model has {blocks}; set "
+            "fewer, or write blocks(model) in the task, which returns smaller blocks"
+        )
+    if settings.cut == "timed":
+        return balanced(times, pieces)
+    if settings.cut == "even":
+        each, rest = divmod(blocks, pieces)
+        return [piece * each + min(piece, rest) for piece in range(pieces)]
+    starts = [0, *settings.cut]
+    if len(starts) != pieces or sorted(set(starts)) != starts or starts[-1] >= blocks:
+        raise TaskError(
+            f"parallel.cut {list(settings.cut)} must be {pieces - 1} rising numbers from 1 to {blocks - 1}: the first "
+            f"block of each later {'stage' if settings.chunks == 1 else 'chunk'}"
         )
     return starts
 
 
+def block_times(
+    module: nn.Module,
+    blocks: Sequence[nn.Module],
+    run: Callable[[nn.Module, torch.device], object],
+    device: torch.device,
+    *,
+    recomputes: bool,
+) -> list[float]:
+    """Return the seconds of a forward and backward pass through each block, on the input that the block really gets.
+
+    `run` calls the task's loss on a batch on the device. The code before the blocks counts for the first block,
+    the code behind them for the last: three times its forward pass. The whole model may not fit on the device, so each
+    block is there only during its measurement. The shortest of several measurements counts. Parameters and buffers
+    keep their values.
+    """
+    inside = {id(tensor) for block in blocks for tensor in (*block.parameters(), *block.buffers())}
+    for tensor in (*module.parameters(), *module.buffers()):
+        if id(tensor) not in inside:
+            tensor.data = tensor.data.to(device)
+    kept = [(owner, name, getattr(owner, name).clone()) for owner, name in places(module)]
+    outputs: dict[nn.Module, torch.Tensor] = {}
+    times: dict[nn.Module, float] = {}
+    clock: list[float] = []  # when the first block begins, and when each block ends
+
+    def timed(block: nn.Module, forward: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+        clock.append(_now_s(device))
+        if block not in outputs:
+            times[block], outputs[block] = _time(block, forward, args, kwargs, device, recomputes)
+        clock.append(_now_s(device))
+        return outputs[block]
+
+    around = []
+    try:
+        for block in blocks:
+            block.forward = functools.partial(timed, block, block.forward)
+        with torch.random.fork_rng(), torch.no_grad():
+            for _ in range(1 + _MEASUREMENTS):  # the first run measures the blocks, the others only the code around
+                clock[:] = [_now_s(device)]
+                run(module, device)
+                around.append((clock[1] - clock[0], _now_s(device) - clock[-1]))
+    finally:
+        for block in blocks:
+            del block.forward
+    for owner, name, value in kept:
+        getattr(owner, name).copy_(value)
+    before_s, behind_s = (3 * min(parts) for parts in zip(*around[1:], strict=True))
+    found = [times[block] for block in blocks]
+    found[0] += before_s
+    found[-1] += behind_s
+    return found
+
+
+def _time(
+    block: nn.Module,
+    forward: Callable[..., torch.Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: torch.device,
+    recomputes: bool,
+) -> tuple[float, torch.Tensor]:
+    """Return the shortest time of a block, and its output."""
+    home = next((parameter.device for parameter in block.parameters()), device)
+    block.to(device)
+    shortest_s = math.inf
+    for _ in range(1 + _MEASUREMENTS):  # the first warms caches
+        first = args[0].detach().requires_grad_(args[0].is_floating_point())
+        begin_s = _now_s(device)
+        with torch.enable_grad():
+            output = forward(first, *args[1:], **kwargs)
+        middle_s = _now_s(device)
+        output.backward(torch.ones_like(output))  # type: ignore[no-untyped-call]
+        end_s = _now_s(device)
+        shortest_s = min(shortest_s, end_s - begin_s + recomputes * (middle_s - begin_s))
+    for parameter in block.parameters():
+        parameter.grad = None
+    block.to(home)
+    return shortest_s, output.detach()
+
+
+def _now_s(device: torch.device) -> float:
+    """Return the time after all work of the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 def keep_stage(
-    module: nn.Module, found: Trace, starts: Sequence[int], stage: int, device: torch.device
+    module: nn.Module, found: Trace, starts: Sequence[int], stages: int, stage: int, device: torch.device
 ) -> tuple[str, ...]:
     """Remove the parameters and saved buffers of the other stages from the module.
 
@@ -159,8 +257,8 @@ def keep_stage(
     removed buffer leaves its values, from which such code may make masks or positions. Raises TaskError if other stages
     would share a parameter.
     """
-    blocks, last = len(found.blocks), len(starts) - 1
-    stage_of = [sum(start <= number for start in starts) - 1 for number in range(blocks)]
+    blocks, last = len(found.blocks), stages - 1
+    stage_of = [(sum(start <= number for start in starts) - 1) % stages for number in range(blocks)]
     shared = []
     for part_name, part in list(module.named_modules()):
         for kind in (part._parameters, part._buffers):
@@ -169,17 +267,17 @@ def keep_stage(
                     continue
                 full = f"{part_name}.{name}".lstrip(".")
                 phases = found.phases.get(full) or frozenset({_BEFORE})
-                stages = {0 if n < 0 else last if n >= blocks else stage_of[n] for n in phases}
+                users = {0 if n < 0 else last if n >= blocks else stage_of[n] for n in phases}
                 if kind is part._buffers:
-                    stages = {min(stages)}
-                elif len(stages) > 1:
-                    if stages != {0, last}:
+                    users = {min(users)}
+                elif len(users) > 1:
+                    if users != {0, last}:
                         raise TaskError(
-                            f"parallel.pipeline: {full} is used in stages {sorted(stages)}; only the first and the "
+                            f"parallel.pipeline: {full} is used in stages {sorted(users)}; only the first and the "
                             "last stage can share a parameter: change parallel.cut"
                         )
                     shared.append(full)
-                if stage not in stages:
+                if stage not in users:
                     del kind[name]
                     empty = torch.zeros((), dtype=tensor.dtype, device=device).expand(tensor.shape)
                     part.__dict__[name] = tensor.to(device) if kind is part._buffers else empty

@@ -5,33 +5,37 @@ blocks before the stage's own only pass on the activation that the previous stag
 block an exception ends the pass. The parameters of other stages are removed; names stay those of the whole model.
 
 The generator's state travels with the activation, and gradients add up in the order of the micro-batches: so the losses
-are those of one process bit for bit, dropout included. Schedules: gpipe (Huang et al. 2019), all forward passes first;
-1f1b (Narayanan et al. 2019, PipeDream-Flush), which keeps at most a micro-batch for each later stage.
+are those of one process bit for bit, dropout included. The schedules are in schedules.py.
+
+`async` starts the forward passes of later steps before this step's update, so that no stage waits at the end of a step
+(PipeDream, Harlap et al. 2018). The backward pass of a micro-batch then uses the weights of its forward pass (`weights:
+stash`), or the newest (`latest`). The number of updates between the two passes is the staleness, and is reported.
 """
 
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.rank.exchange import local_part
 from cloudtrain.entrypoints.trainer.optim import whole_norms
-from cloudtrain.entrypoints.trainer.settings import ParallelSettings, bubble
-from cloudtrain.entrypoints.trainer.strategies.cut import Trace, cut, keep_stage, trace
-from cloudtrain.entrypoints.trainer.strategies.strategy import Strategy, scale_down
+from cloudtrain.entrypoints.trainer.settings import ParallelSettings
+from cloudtrain.entrypoints.trainer.strategies.cut import Trace, keep_stage
+from cloudtrain.entrypoints.trainer.strategies.schedules import Order
+from cloudtrain.entrypoints.trainer.strategies.strategy import StageTimes, Strategy, scale_down
 
-__all__ = ["SCHEDULES", "Feed", "PipelineStage"]
-
-SCHEDULES = ("1f1b", "gpipe")
+__all__ = ["Feed", "PipelineStage"]
 
 T = TypeVar("T")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -54,16 +58,18 @@ class _LossEnds(_PassEnds):
 class Feed:
     """The micro-batches of a step on this rank: `owned` are their virtual ranks.
 
-    `batch` returns the next batch; `seed` seeds the generators; `loss` returns the checked loss of (model, batch);
-    `backward` runs the backward pass of a loss; `between` is called after each pass.
+    `batch` returns the next batch; `seed(virtual, steps)` seeds the generators for a micro-batch so many steps later;
+    `loss` returns the checked loss of (model, batch); `backward` runs the backward pass of a loss; `between` is called
+    after each pass. The pipeline must be empty `steps_left` steps after this one.
     """
 
     owned: range
     batch: Callable[[], Any]
-    seed: Callable[[int], None]
+    seed: Callable[[int, int], None]
     loss: Callable[[Any, Any], torch.Tensor]
     backward: Callable[[torch.Tensor], None]
     between: Callable[[], None]
+    steps_left: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,15 +100,61 @@ class Groups:
 
 @dataclass
 class _Pass:
-    """A micro-batch between its forward and its backward pass."""
+    """A micro-batch between its forward and its backward pass through a chunk; `version` counts weight updates."""
 
     received: torch.Tensor | None = None
     output: torch.Tensor | None = None
+    version: int = 0
+
+
+class _Weights:
+    """The weights of the forward passes whose backward passes are still to come.
+
+    Tensors that autograd saves for a backward pass refer to the parameters, which an update changes in place. Instead a
+    pass saves the parameter's version; the values of a version are copied when an update replaces them.
+    """
+
+    def __init__(self, module: nn.Module, keeps: bool) -> None:
+        """`keeps`: whether a backward pass uses the weights of its forward pass, or the newest weights."""
+        self.version = 0
+        self._keeps = keeps
+        self._own = {local_part(p).untyped_storage().data_ptr(): local_part(p).detach() for p in module.parameters()}
+        self._old: dict[int, dict[int, torch.Tensor]] = {}
+
+    def saved(self) -> saved_tensors_hooks:
+        """Return a context for a forward pass, which saves parameters by version."""
+        version = self.version
+
+        def pack(tensor: torch.Tensor) -> Any:
+            address = tensor.untyped_storage().data_ptr()
+            own = self._own.get(address)
+            if own is None:
+                return tensor
+            return address, tensor.size(), tensor.stride(), tensor.storage_offset() - own.storage_offset()
+
+        def unpack(packed: Any) -> torch.Tensor:
+            if isinstance(packed, torch.Tensor):
+                return packed
+            address, size, stride, offset = packed
+            values = self._old.get(version, self._own)[address]
+            return values.as_strided(size, stride, values.storage_offset() + offset)
+
+        return saved_tensors_hooks(pack, unpack)
+
+    def update(self, in_flight: set[int]) -> None:
+        """Prepare for an update: keep the values that passes in flight, by version, still need."""
+        self._old = {version: values for version, values in self._old.items() if version in in_flight}
+        if self._keeps and self.version in in_flight:
+            self._old[self.version] = {address: own.clone() for address, own in self._own.items()}
+        self.version += 1
 
 
 @dataclass
 class PipelineStage:
-    """This rank's stage of a pipeline, in a module without the parameters of the other stages."""
+    """This rank's stage of a pipeline, in a module without the parameters of the other stages.
+
+    `starts`: the first block of each piece of the model; a stage has one piece, or one for each chunk.
+    """
 
     module: nn.Module
     number: int
@@ -110,13 +162,22 @@ class PipelineStage:
     found: Trace
     shared: tuple[str, ...]
     groups: Groups
-    schedule: str
+    settings: ParallelSettings
     device: torch.device
     _around: Callable[[int, bool], AbstractContextManager[Any]] = field(init=False)
+    _head_bytes: int = field(init=False)
+    _weights: _Weights | None = None
+    _piece: int = 0  # in progress
+    _has_ended: bool = False  # the pass behind the piece's last block
     _incoming: torch.Tensor | None = None
     _state: torch.Tensor | None = None
     _sends: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
-    _head_bytes: int = field(init=False)
+    _batches: dict[int, Any] = field(default_factory=dict)  # by micro-batch, until its last chunk
+    _passes: dict[tuple[int, int], _Pass] = field(default_factory=dict)  # between forward and backward
+    _begun: int = 0  # forward passes of this step
+    _waited_s: float = 0.0
+    _waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    _stale: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Learn the size of the bytes before an activation."""
@@ -124,56 +185,30 @@ class PipelineStage:
 
     @classmethod
     def cut_out(
-        cls,
-        settings: ParallelSettings,
-        module: nn.Module,
-        blocks: Sequence[nn.Module],
-        probe: Callable[[nn.Module], object],
-        device: torch.device,
-        micro_batches: int,
+        cls, settings: ParallelSettings, module: nn.Module, found: Trace, starts: Sequence[int], device: torch.device
     ) -> PipelineStage:
-        """Trace the model, and remove the other stages' parameters. Collective; prints the stages. Raises TaskError."""
-        names = {part: name for name, part in module.named_modules()}
-        found = trace(module, blocks, probe)
-        starts = tuple(cut(settings, len(found.blocks)))
+        """Remove the other stages' parameters. Collective. Raises TaskError."""
         groups = Groups.create(settings.pipeline)
         number = groups.ranks.index(dist.get_rank())
-        if dist.get_rank() == 0:
-            ends = [*starts[1:], len(found.blocks)]
-            stages = [
-                names[found.blocks[first]] + (f" to {names[found.blocks[end - 1]]}" if end - first > 1 else "")
-                for first, end in zip(starts, ends, strict=True)
-            ]
-            share = 100 * bubble(settings.pipeline, micro_batches)
-            print(
-                f"pipeline {settings.pipeline}: {'; '.join(stages)}; with {settings.schedule} and {micro_batches} "
-                f"micro-batches each stage waits {share:.0f} % of a step, if the stages take equal time",
-                flush=True,
-            )
-        shared = keep_stage(module, found, starts, number, device)
-        return cls(module, number, starts, found, shared, groups, settings.schedule, device)
+        shared = keep_stage(module, found, starts, settings.pipeline, number, device)
+        return cls(module, number, tuple(starts), found, shared, groups, settings, device)
 
     @property
     def is_last(self) -> bool:
         """Whether this stage computes the loss."""
-        return self.number == len(self.starts) - 1
+        return self.number == self.settings.pipeline - 1
 
     @property
-    def blocks(self) -> tuple[nn.Module, ...]:
+    def blocks(self) -> list[nn.Module]:
         """The blocks of this stage."""
-        end = len(self.found.blocks) if self.is_last else self.starts[self.number + 1]
-        return self.found.blocks[self.starts[self.number] : end]
+        pieces = range(self.number, len(self.starts), self.settings.pipeline)
+        return [block for piece in pieces for block in self.found.blocks[slice(*self._span(piece))]]
 
     def attach(self) -> None:
-        """Make the module compute this stage's blocks only."""
-        first = self.starts[self.number]
-        for block in self.found.blocks[: max(0, first - 1)]:
-            block.forward = _pass_on
-        if first:
-            self.found.blocks[first - 1].forward = self._receive
-        if self.is_last:
-            return
-        self.found.blocks[self.starts[self.number + 1]].forward = _end_pass
+        """Make the module compute the blocks of the piece in progress only."""
+        for number, block in enumerate(self.found.blocks):
+            # Outside the block's hooks, with which fsdp would gather parameters that this pass does not need.
+            block._call_impl = functools.partial(self._call, number, block._call_impl)  # type: ignore[method-assign]
         forward = self.module.forward
 
         @functools.wraps(forward)
@@ -181,15 +216,25 @@ class PipelineStage:
             try:
                 return forward(*args, **kwargs)
             except _PassEnds as end:
+                self._has_ended = True
                 return end.output
 
         self.module.forward = until_the_end
 
     def spread(self, strategy: Strategy) -> Strategy:
-        """Return the strategy of this stage's module, with the passes of the pipeline."""
-        if not self.is_last:
-            self.module.register_forward_hook(_end_loss)  # after the hooks of fsdp
-        self._around = strategy.micro_batch
+        """Return the strategy of this stage's module, with the passes of the pipeline. Raises TaskError."""
+        self.module.register_forward_hook(self._end_loss)  # after the hooks of fsdp
+        # With chunks or passes of later steps, no pass begins with the buffers of the step's begin.
+        is_plain = self.settings.schedule in ("1f1b", "gpipe")
+        self._around = strategy.micro_batch if is_plain else lambda _virtual, _last: nullcontext()
+        if not is_plain and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.module.modules()):
+            raise TaskError(f"parallel.schedule: {self.settings.schedule} does not go with batch norm; set 1f1b")
+        if self.settings.schedule == "async":
+            self._weights = _Weights(self.module, self.settings.weights == "stash")
+            if self.shared:
+                raise TaskError(
+                    f"parallel.schedule: async does not go with {self.shared[0]}, which two stages share; set 1f1b"
+                )
         own = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         ends = [own[name] for name in self.shared if name in own]
         elsewhere = frozenset(self.shared) if self.is_last else frozenset()
@@ -220,90 +265,153 @@ class PipelineStage:
             finish=finish,
             walk=self.walk,
             evaluate=self.evaluate,
+            stage_times=self.times,
             saved_elsewhere=elsewhere,
         )
 
     def walk(self, feed: Feed) -> torch.Tensor:
-        """Run the forward and backward passes of a step; return the sum of the losses, a float64.
+        """Run the passes of a step; return the sum of the losses, a float64: 0 before the last stage.
 
-        The sum is 0 before the last stage. The gradients of this stage's parameters are summed over `feed.owned`.
+        The gradients of this stage's parameters are summed over `feed.owned`.
         """
-        count, later = len(feed.owned), len(self.starts) - 1 - self.number
-        ahead = count if self.schedule == "gpipe" else later
+        parallel, count = self.settings, len(feed.owned)
+        order = Order(parallel.schedule, parallel.pipeline, parallel.chunks, self.number, count)
+        steps = 1 + feed.steps_left if self._weights is not None else 1
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        waiting: list[_Pass] = []
-        done = 0
-        for number, virtual in enumerate(feed.owned):
-            waiting.append(self._forward(feed, virtual, number == count - 1))
-            if self.is_last and (loss := waiting[-1].output) is not None:
-                total += loss.detach().double()
-            if number >= ahead:
-                self._backward(feed, waiting.pop(0), done == count - 1)
-                done += 1
-        while waiting:
-            self._backward(feed, waiting.pop(0), done == count - 1)
-            done += 1
-        self._flush()
+        for number in range(order.passes):
+            while self._begun < min(number + order.ahead + 1, steps * order.passes):
+                chunk, micro_batch = order.forward(self._begun)
+                self._begun += 1
+                self._forward(feed, chunk, micro_batch)
+            chunk, micro_batch = order.backward(number)
+            made = self._passes.pop((chunk, micro_batch))
+            if self._piece_of(chunk) == len(self.starts) - 1 and made.output is not None:
+                total += made.output.detach().double()
+            self._backward(feed, chunk, made, number == order.passes - 1)
+        self._begun -= order.passes
+        self._passes = {(chunk, number - count): made for (chunk, number), made in self._passes.items()}
+        if self._weights is not None:
+            self._weights.update({made.version for made in self._passes.values()})
+        if not self._passes:
+            self._flush()
         return total
 
     def evaluate(self, run: Callable[[nn.Module], T]) -> T | None:
         """Return the result of `run(model)` on the last stage, None on the others; without gradients."""
-        self._take()
-        try:
-            result = run(self.module)
-        except _LossEnds as end:
-            self._send_on(end.output)
-            self._flush()
-            return None
+        result: T | None = None
+        for chunk in range(self.settings.chunks):
+            self._take(chunk)
+            try:
+                result = run(self.module)
+            except _LossEnds as end:
+                self._send_on(end.output)
+        self._flush()
         return result
 
-    def _forward(self, feed: Feed, virtual: int, last: bool) -> _Pass:
-        self._take()
-        batch = feed.batch()
-        feed.seed(virtual)
-        made = _Pass(self._incoming)
-        with self._around(virtual, last):
+    def times(self) -> StageTimes:
+        """Return the times since the last call."""
+        for begin, end in self._waits:
+            end.synchronize()
+            self._waited_s += begin.elapsed_time(end) / 1e3
+        stale = self._stale or [0]
+        found = StageTimes(self._waited_s, sum(stale) / len(stale), max(stale))
+        self._waited_s = 0.0
+        self._waits.clear()
+        self._stale.clear()
+        return found
+
+    def _piece_of(self, chunk: int) -> int:
+        return chunk * self.settings.pipeline + self.number
+
+    def _span(self, piece: int) -> tuple[int, int]:
+        """Return the first block of a piece, and the first block behind."""
+        ends = (*self.starts[1:], len(self.found.blocks))
+        return self.starts[piece], ends[piece]
+
+    def _call(self, number: int, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Stand for the call of a block: compute the block, pass on its input, receive, or end the pass."""
+        first, end = self._span(self._piece)
+        if number >= end:
+            raise _PassEnds(args[0])
+        if number >= first:
+            return own(*args, **kwargs)
+        return self._receive() if number == first - 1 else args[0]
+
+    def _end_loss(self, _module: nn.Module, _args: Any, output: torch.Tensor) -> None:
+        if self._has_ended:
+            self._has_ended = False
+            raise _LossEnds(output)
+
+    def _forward(self, feed: Feed, chunk: int, micro_batch: int) -> None:
+        count = len(feed.owned)
+        virtual, is_last = feed.owned[micro_batch % count], micro_batch % count == count - 1
+        self._take(chunk)
+        if chunk == 0:
+            self._batches[micro_batch] = feed.batch()
+        keeps = chunk < self.settings.chunks - 1
+        batch = self._batches[micro_batch] if keeps else self._batches.pop(micro_batch)
+        feed.seed(virtual, micro_batch // count)
+        version = self._weights.version if self._weights is not None else 0
+        made = self._passes[chunk, micro_batch] = _Pass(self._incoming, version=version)
+        with self._around(virtual, is_last), self._weights.saved() if self._weights is not None else nullcontext():
             try:
                 made.output = feed.loss(self.module, batch)
             except _LossEnds as end:
                 made.output = end.output
                 self._send_on(end.output)
         feed.between()
-        return made
 
-    def _backward(self, feed: Feed, made: _Pass, last: bool) -> None:
+    def _backward(self, feed: Feed, chunk: int, made: _Pass, last: bool) -> None:
         output, made.output = made.output, None
         assert output is not None
         if isinstance(self.module, FSDPModule):
             self.module.set_requires_gradient_sync(last)
             self.module.set_reshard_after_backward(last)
-        if self.is_last:
+        if self._weights is not None:
+            self._stale.append(self._weights.version - made.version)
+        piece, stages = self._piece_of(chunk), self.settings.pipeline
+        if piece == len(self.starts) - 1:
             feed.backward(output)
         else:
             gradient = torch.empty_like(output)
-            dist.recv(gradient, self.groups.ranks[self.number + 1], self.groups.backward)
+            self._recv(gradient, (self.number + 1) % stages, self.groups.backward)
             torch.autograd.backward(output, gradient)
         if (received := made.received) is not None:
             back = torch.zeros_like(received) if received.grad is None else received.grad
-            self._send(back.contiguous(), self.groups.ranks[self.number - 1], self.groups.backward)
+            self._send(back.contiguous(), (self.number - 1) % stages, self.groups.backward)
         feed.between()
 
-    def _take(self) -> None:
-        """Receive the activation of the previous stage, with its shape and the generator's state."""
-        if self.number == 0:
+    def _take(self, chunk: int) -> None:
+        """Begin a pass of a chunk: receive the previous piece's activation, its shape and the generator's state."""
+        self._piece, self._incoming = self._piece_of(chunk), None
+        if self._piece == 0:
             return
-        source, group = self.groups.ranks[self.number - 1], self.groups.forward
+        source, group = (self.number - 1) % self.settings.pipeline, self.groups.forward
         head = torch.empty(self._head_bytes, dtype=torch.uint8)
-        dist.recv(head, source, group)
+        self._recv(head, source, group)
         sizes = head[: 8 * (_MOST_DIMS + 2)].view(torch.int64).tolist()
         self._state = head[8 * (_MOST_DIMS + 2) :]
         dims, dtype = sizes[0], _DTYPES[sizes[1]]
         received = torch.empty(sizes[2 : 2 + dims], dtype=dtype, device=self.device)
-        dist.recv(received, source, group)
+        self._recv(received, source, group)
         self._incoming = received.requires_grad_(torch.is_grad_enabled())
 
-    def _receive(self, *_args: Any, **_kwargs: Any) -> torch.Tensor:
-        """Stand for the block before this stage's first: return the received activation."""
+    def _recv(self, tensor: torch.Tensor, stage: int, group: dist.ProcessGroup) -> None:
+        """Receive a tensor, and count the wait: on a GPU by its own clock, since the call returns at once."""
+        if tensor.device.type == "cuda":
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            dist.recv(tensor, self.groups.ranks[stage], group)
+            end.record()
+            self._waits.append((begin, end))
+            return
+        begin_s = time.perf_counter()
+        dist.recv(tensor, self.groups.ranks[stage], group)
+        if self.device.type == "cpu":
+            self._waited_s += time.perf_counter() - begin_s
+
+    def _receive(self) -> torch.Tensor:
+        """Return the received activation, in place of the block before the piece's first."""
         received, state = self._incoming, self._state
         assert received is not None
         assert state is not None
@@ -314,12 +422,12 @@ class PipelineStage:
         return received
 
     def _send_on(self, output: torch.Tensor) -> None:
-        target, group = self.groups.ranks[self.number + 1], self.groups.forward
+        target, group = (self.number + 1) % self.settings.pipeline, self.groups.forward
         self._send(_head(output, self.device), target, group)
         self._send(output.detach().contiguous(), target, group)
 
-    def _send(self, tensor: torch.Tensor, target: int, group: dist.ProcessGroup) -> None:
-        work = dist.isend(tensor, target, group)
+    def _send(self, tensor: torch.Tensor, stage: int, group: dist.ProcessGroup) -> None:
+        work = dist.isend(tensor, self.groups.ranks[stage], group)
         assert work is not None
         self._sends = [pair for pair in self._sends if not pair[0].is_completed()]
         self._sends.append((work, tensor))
@@ -339,15 +447,3 @@ def _head(output: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
     return torch.cat([torch.tensor(shape, dtype=torch.int64).view(torch.uint8), *states])
-
-
-def _pass_on(*args: Any, **_kwargs: Any) -> Any:
-    return args[0]
-
-
-def _end_pass(*args: Any, **_kwargs: Any) -> Any:
-    raise _PassEnds(args[0])
-
-
-def _end_loss(_module: nn.Module, _args: Any, output: torch.Tensor) -> None:
-    raise _LossEnds(output)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LOW",
     "Blocks",
+    "StageTimes",
     "State",
     "Strategy",
     "autocaster",
@@ -42,6 +43,18 @@ State = dict[str, torch.Tensor]
 # The type for computation by `training.precision`; the weights that the optimizer changes are always fp32.
 _BUCKET_BYTES = 25 << 20  # as DistributedDataParallel's
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """Seconds in which a stage of a pipeline waited for others, and its staleness.
+
+    Staleness is the number of weight updates between a micro-batch's forward and backward pass.
+    """
+
+    waited_s: float
+    mean_staleness: float
+    most_staleness: int
 
 
 @dataclass(frozen=True)
@@ -68,9 +81,11 @@ class Strategy:
     sync_buffers: Callable[[], None]  # to every rank, rank 0's: before evaluation, and before other ranks save them
     undo_buffers: Callable[[], None]  # back to the values at the start of an unfinished step of several micro-batches
     # Of a stage of a pipeline: the passes of a step, which return the sum of losses, in place of the loop's own;
-    # evaluates a function of the model on the last stage; and the names of parameters that another stage saves.
+    # evaluates a function of the model on the last stage; the times since the last call; and the names of parameters
+    # that another stage saves.
     walk: Callable[[Feed], torch.Tensor] | None = None
     evaluate: Callable[[Callable[[nn.Module], Any]], Any] | None = None
+    stage_times: Callable[[], StageTimes] | None = None
     saved_elsewhere: frozenset[str] = frozenset()
     # Inside, the module has the parameters that the optimizer changes: to create the optimizer, and to name its state.
     optimized: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
