@@ -909,8 +909,15 @@ def test_job_resumes_on_another_layout(language: Run, tmp_path: Path) -> None:
         {"parallel": {"pipeline": 2}},
         {"parallel": {"pipeline": 2}, "strategy": "fsdp", "activation_checkpointing": True},
         {"parallel": {"pipeline": 2}, "text": BOUND},
+        {
+            "parallel": {"pipeline": 2, "schedule": "interleaved", "chunks": 2},
+            "strategy": "fsdp",
+            "activation_checkpointing": True,
+            "params": {"layers": 4},
+            "text": UNTIED,
+        },
     ],
-    ids=["tensor", "sequence", "ddp", "fsdp", "bound"],
+    ids=["tensor", "sequence", "ddp", "fsdp", "bound", "interleaved fsdp"],
 )
 def test_stages_train_as_one_rank(language: Run, tmp_path: Path, more: dict[str, Any]) -> None:
     """Stages of two ranks each, with a tied embedding: losses, evaluations and the export as on one rank."""
@@ -942,13 +949,15 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Run:
     [
         (2, {"parallel": {"pipeline": 2}}),
         (2, {"parallel": {"pipeline": 2, "schedule": "gpipe", "cut": [1]}, "activation_checkpointing": True}),
-        (4, {"parallel": {"pipeline": 4}}),
+        (4, {"parallel": {"pipeline": 4, "cut": "timed"}}),
+        (2, {"parallel": {"pipeline": 2, "schedule": "interleaved", "chunks": 2}}),
     ],
-    ids=["1f1b", "gpipe recomputed", "4 stages"],
+    ids=["1f1b", "gpipe recomputed", "4 stages, timed", "interleaved"],
 )
 def test_pipeline_is_one_process_bit_for_bit(one_rank: Run, tmp_path: Path, ranks: int, more: dict[str, Any]) -> None:
     """With dropout and clipping; killed in a step, the resumed run ends with the same losses, weights and export."""
-    killed = run(tmp_path, ranks=ranks, do="kill:1:58", **STAGES, **more)
+    calls = 57 * more["parallel"].get("chunks", 1)  # of the loss, after the trace
+    killed = run(tmp_path, ranks=ranks, do=f"kill:1:{1 + calls}", **STAGES, **more)
     again = run(tmp_path, ranks=ranks, **STAGES, **more)
     assert (killed.code != 0, again.code) == (True, 0), again.errors
     assert again.only("restart")["step"] == 5
