@@ -45,29 +45,36 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Seconds of a step, and each part's share of the step; `noise` is the share by which two equal runs differ."""
+    """Seconds of a step, and each part's share of the step; `noise` is the share by which two equal runs differ.
+
+    `bubble`: the stages of a pipeline wait for each other. `stages_s`: the seconds in which each stage computes.
+    """
 
     step_s: float
     network: float
     data: float
+    bubble: float
     compute: float
     noise: float
     bound: str
     sentence: str
+    stages_s: tuple[float, ...] = ()
 
 
 def diagnose(spec: Spec, task: Task, place: RankContext, agreement: Agreement, gradients: Gradients) -> int:
     """Measure the three runs, report the bound, and return the exit code. No training, no saving."""
     measured: dict[str, list[float]] = {}
+    waits: tuple[float, ...] = ()  # of the stages in a step of the newest normal run
     try:
         for name in ("normal", "silent", "synthetic", "normal"):
-            seconds = _measure(spec, task, place, agreement, gradients, name)
+            seconds, waited = _measure(spec, task, place, agreement, gradients, name)
             measured.setdefault(name, []).append(seconds)
+            waits = waited if name == "normal" else waits
             if place.is_head:
                 emit("step", f"{name}: {_ms(seconds)} a step", run=name, seconds=seconds)
     except Interrupted:
         return EXIT_SAVED
-    found = conclude(measured["normal"], measured["silent"][0], measured["synthetic"][0], spec, place)
+    found = conclude(measured["normal"], measured["silent"][0], measured["synthetic"][0], spec, place, waits)
     if place.is_head:
         emit("done", found.sentence, diagnosis=asdict(found))
         folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
@@ -77,22 +84,44 @@ def diagnose(spec: Spec, task: Task, place: RankContext, agreement: Agreement, g
     return EXIT_DONE
 
 
-def conclude(normal: list[float], silent: float, synthetic: float, spec: Spec, place: RankContext) -> Diagnosis:
-    """Return the diagnosis from the seconds of a step in each run."""
+def conclude(
+    normal: list[float],
+    silent: float,
+    synthetic: float,
+    spec: Spec,
+    place: RankContext,
+    waits: tuple[float, ...] = (),
+) -> Diagnosis:
+    """Return the diagnosis from the seconds of a step in each run; `waits`: the seconds in which each stage waits."""
     step_s = statistics.mean(normal)
     noise = (max(normal) - min(normal)) / step_s
     network = max(0.0, 1 - silent / step_s) if place.ranks > 1 else 0.0
     loading = max(0.0, 1 - synthetic / step_s)
-    compute = max(0.0, 1 - network - loading)
-    shares = {"network": network, "data": loading, "compute": compute}
+    bubble = min(1.0, statistics.mean(waits) / step_s) if waits else 0.0
+    stages_s = tuple(max(0.0, step_s - wait) for wait in waits)
+    compute = max(0.0, 1 - network - loading - bubble)
+    shares = {"network": network, "data": loading, "bubble": bubble, "compute": compute}
+    if not waits:
+        del shares["bubble"]
     parts = ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares.items())
-    measured = f"of {_ms(step_s)} a step, {parts} (two like runs differ by {100 * noise:.0f} %)"
+    measured = f"of {_ms(step_s)} a step, {parts} (two like runs differ by {100 * noise:.0f} %){_stages(stages_s)}"
     bound = max(shares, key=lambda name: shares[name])
     if noise > NOTABLE and noise > abs(shares[bound] - sorted(shares.values())[-2]):
         sentence = f"unclear: {measured}; try again on a quieter machine, or with more --steps"
-        return Diagnosis(step_s, network, loading, compute, noise, "unclear", sentence)
+        return Diagnosis(step_s, network, loading, bubble, compute, noise, "unclear", sentence, stages_s)
     sentence = f"bound by {bound}: {measured}; {_advice(bound, shares, spec, place)}"
-    return Diagnosis(step_s, network, loading, compute, noise, bound, sentence)
+    return Diagnosis(step_s, network, loading, bubble, compute, noise, bound, sentence, stages_s)
+
+
+def _stages(stages_s: tuple[float, ...]) -> str:
+    """Return the slowest stage of a pipeline in words."""
+    if not stages_s:
+        return ""
+    slowest = max(range(len(stages_s)), key=lambda stage: stages_s[stage])
+    return (
+        f"; the slowest stage is {slowest + 1} of {len(stages_s)}: it computes {_ms(stages_s[slowest])}, the stages' "
+        f"mean is {_ms(statistics.mean(stages_s))}"
+    )
 
 
 def _advice(bound: str, shares: dict[str, float], spec: Spec, place: RankContext) -> str:
@@ -101,6 +130,11 @@ def _advice(bound: str, shares: dict[str, float], spec: Spec, place: RankContext
     if bound == "data":
         more = max(2, 2 * wanted.num_workers)
         return f"try num_workers: {more} (now {wanted.num_workers}), cheaper transforms, or data nearer to the machine"
+    if bound == "bubble":
+        tries = ["more micro-batches a step: a smaller micro_batch_size or a larger global_batch_size"]
+        if wanted.parallel.cut != "timed":
+            tries.append("parallel.cut: timed")
+        return "try " + ", or ".join(tries)
     if bound == "network":
         tries = ["a larger micro_batch_size or global_batch_size, so that ranks send less often"]
         if wanted.strategy == "ddp" and wanted.compression == "none":
@@ -114,15 +148,15 @@ def _advice(bound: str, shares: dict[str, float], spec: Spec, place: RankContext
     if not wanted.compile:
         tries.append("compile: true")
     tries.append("more ranks")
-    second = [name for name in ("network", "data") if shares[name] > NOTABLE]
+    second = [name for name in ("network", "data", "bubble") if shares.get(name, 0.0) > NOTABLE]
     rest = f"then look at {' and '.join(second)}" if second else "nothing else waits"
     return f"try {', '.join(tries)}; {rest}"
 
 
 def _measure(
     spec: Spec, task: Task, place: RankContext, agreement: Agreement, gradients: Gradients, name: str
-) -> float:
-    """Return the seconds of a step: the median over the steps, for the slowest rank."""
+) -> tuple[float, tuple[float, ...]]:
+    """Return the seconds of a step, the median over the steps for the slowest rank, and the stages' waits in a step."""
     job = build(spec, task, place, agreement, silent=name == "silent")
     count = spec.training.diagnose_steps or 1
     progress = TrainState(max_steps=WARM_UP + count)
@@ -133,6 +167,7 @@ def _measure(
             if number == WARM_UP:
                 _synchronize(place)
                 dist.barrier()
+                _waits(job)
             begin_s = time.perf_counter()
             earlier = gradients(job, progress, batches)
             if earlier is not None and earlier.stop:
@@ -153,9 +188,16 @@ def _measure(
             batches.close()
     slowest = torch.tensor(statistics.median(took[WARM_UP:]))
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    waits = tuple(seconds / count for seconds in _waits(job))
     del job, batches
     gc.collect()  # one model at a time
-    return slowest.item()
+    return slowest.item(), waits
+
+
+def _waits(job: TrainingJob) -> tuple[float, ...]:
+    """Return the seconds in which each stage of a pipeline has waited since the last call; () without a pipeline."""
+    times = job.strategy.stage_times
+    return () if times is None else times().waited_s
 
 
 def _batches(job: TrainingJob, steps: int, *, is_synthetic: bool) -> Iterator[Any]:

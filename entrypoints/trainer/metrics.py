@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import resource
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from cloudtrain.entrypoints.format import quantity
 from cloudtrain.entrypoints.trainer.flops import mfu
+
+if TYPE_CHECKING:
+    from cloudtrain.entrypoints.trainer.strategies.strategy import StageTimes
 
 __all__ = ["ThroughputMeter", "Speed", "ddp_communication", "duration", "peak_memory"]
 
@@ -40,6 +44,10 @@ class Speed:
     samples_per_s: float
     tokens_per_s: float | None
     mfu: float | None
+    bubble: float | None  # the share of a step in which the stages of a pipeline wait for each other, their mean
+    staleness: (
+        float | None
+    )  # updates between a forward pass and its backward pass, the mean of rank 0's: schedule async
     memory_bytes: int  # peak of rank 0 so far: GPU memory of tensors, or the process's memory without a GPU
 
     def fields(self) -> dict[str, float]:
@@ -53,6 +61,10 @@ class Speed:
             parts.append(f"{quantity(self.tokens_per_s)} tokens/s")
         if self.mfu is not None:
             parts.append(f"mfu {100 * self.mfu:.2g}%")
+        if self.bubble is not None:
+            parts.append(f"bubble {100 * self.bubble:.0f}%")
+        if self.staleness:
+            parts.append(f"staleness {self.staleness:.2g}")
         if self.data_s > _SLOW_DATA * self.step_s:
             parts.append(f"waiting {100 * self.data_s / self.step_s:.0f}% for data")
         return " ".join(parts)
@@ -72,14 +84,19 @@ class ThroughputMeter:
         ranks: int = 1,
         peak_tflops: float | None = None,
         communication: Callable[[], float | None] | None = None,
+        stage_times: Callable[[], StageTimes] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        """`samples_per_step` covers all ranks; `peak_tflops` one rank; `communication` returns seconds a step."""
+        """`samples_per_step` covers all ranks; `peak_tflops` one rank; `communication` returns seconds a step.
+
+        `stage_times` returns a pipeline's times since its last call; all ranks then measure together.
+        """
         self._samples_per_step = samples_per_step
         self._tokens_per_sample = tokens_per_sample
         self._ranks = ranks
         self._peak_tflops = peak_tflops
         self._communication = communication or (lambda: None)
+        self._stage_times = stage_times
         self._device = device or torch.device("cpu")
         self._since_s = time.perf_counter()
         self._steps = self._all_steps = 0
@@ -111,6 +128,8 @@ class ThroughputMeter:
         if self.step_s == 0.0:  # a first figure at once: the deadline's margin needs a figure before the first log line
             self.step_s = self._first_s = time.perf_counter() - self._since_s
             self._first_data_s = self._data_s
+            if self._stage_times is not None:
+                self._stage_times()  # left out, like the first step
 
     def skip(self, seconds: float) -> None:
         """Leave out time for work other than steps, such as evaluating."""
@@ -136,6 +155,7 @@ class ThroughputMeter:
         if self._first_s and steps > 1:  # no mean includes the first step, so that the time left is right at once
             steps, passed_s, data_s = steps - 1, passed_s - self._first_s, data_s - self._first_data_s
         self._first_s = 0.0
+        stages = self._stage_times() if self._stage_times is not None else None
         if passed_s > 0.0:
             self.step_s = passed_s / steps
         data_s = min(data_s / steps, self.step_s)
@@ -157,6 +177,8 @@ class ThroughputMeter:
             samples_per_s=rate,
             tokens_per_s=rate * self._tokens_per_sample if self._tokens_per_sample else None,
             mfu=share,
+            bubble=None if stages is None else statistics.mean(stages.waited_s) / (steps * self.step_s),
+            staleness=None if stages is None or not stages.most_staleness else stages.mean_staleness,
             memory_bytes=self._memory(now_s),
         )
 

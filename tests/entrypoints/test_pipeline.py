@@ -111,12 +111,10 @@ def simulated(order: list[schedules.Order], times: list[float]) -> float:
     return 1 - 3 * count * sum(times) / (stages * max(clocks))
 
 
-@pytest.mark.parametrize(("stages", "count"), [(2, 1), (2, 8), (4, 8), (4, 16)])
+@pytest.mark.parametrize(("stages", "count"), [(2, 8), (4, 8), (4, 16)])
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)])
 def test_stages_wait_as_the_formula_says(schedule: str, chunks: int, stages: int, count: int) -> None:
     """The passes of equal stages, on a virtual clock, wait (p - 1) / (v m + p - 1) of a step."""
-    if schedule == "interleaved" and count % stages:
-        pytest.skip("refused: no whole rounds of micro-batches")
     order = [schedules.Order(schedule, stages, chunks, stage, count) for stage in range(stages)]
     found = simulated(order, [1.0] * stages)
     assert found == pytest.approx((stages - 1) / (chunks * count + stages - 1))
@@ -303,7 +301,7 @@ def train(weights: str, count: int) -> dict[str, Any]:
         losses.append(total.item() / count)
     assert spread.stage_times is not None
     times = spread.stage_times()
-    return {"losses": losses, "staleness": [times.most_staleness, times.mean_staleness]}
+    return {"losses": losses, "staleness": [times.most_staleness, times.mean_staleness], "waited_s": times.waited_s}
 
 
 def main() -> None:

@@ -309,12 +309,15 @@ class PipelineStage:
         return result
 
     def times(self) -> StageTimes:
-        """Return the times since the last call."""
+        """Return the times since the last call. Collective."""
         for begin, end in self._waits:
             end.synchronize()
             self._waited_s += begin.elapsed_time(end) / 1e3
+        waited = torch.zeros(self.settings.pipeline, dtype=torch.float64)
+        waited[self.number] = self._waited_s
+        dist.all_reduce(waited, group=self.groups.forward)
         stale = self._stale or [0]
-        found = StageTimes(self._waited_s, sum(stale) / len(stale), max(stale))
+        found = StageTimes(tuple(waited.tolist()), sum(stale) / len(stale), max(stale))
         self._waited_s = 0.0
         self._waits.clear()
         self._stale.clear()
@@ -397,8 +400,8 @@ class PipelineStage:
         self._incoming = received.requires_grad_(torch.is_grad_enabled())
 
     def _recv(self, tensor: torch.Tensor, stage: int, group: dist.ProcessGroup) -> None:
-        """Receive a tensor, and count the wait: on a GPU by its own clock, since the call returns at once."""
-        if tensor.device.type == "cuda":
+        """Receive a tensor. In training, count the wait: on a GPU by its own clock, since the call returns at once."""
+        if tensor.device.type == "cuda" and torch.is_grad_enabled():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
             dist.recv(tensor, self.groups.ranks[stage], group)
@@ -407,7 +410,7 @@ class PipelineStage:
             return
         begin_s = time.perf_counter()
         dist.recv(tensor, self.groups.ranks[stage], group)
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and torch.is_grad_enabled():
             self._waited_s += time.perf_counter() - begin_s
 
     def _receive(self) -> torch.Tensor:

@@ -47,12 +47,12 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Seconds in which a stage of a pipeline waited for others, and its staleness.
+    """Seconds in which each stage of a pipeline waited for other stages, and the staleness of this rank's stage.
 
     Staleness is the number of weight updates between a micro-batch's forward and backward pass.
     """
 
-    waited_s: float
+    waited_s: tuple[float, ...]
     mean_staleness: float
     most_staleness: int
 
@@ -81,8 +81,8 @@ class Strategy:
     sync_buffers: Callable[[], None]  # to every rank, rank 0's: before evaluation, and before other ranks save them
     undo_buffers: Callable[[], None]  # back to the values at the start of an unfinished step of several micro-batches
     # Of a stage of a pipeline: the passes of a step, which return the sum of losses, in place of the loop's own;
-    # evaluates a function of the model on the last stage; the times since the last call; and the names of parameters
-    # that another stage saves.
+    # evaluates a function of the model on the last stage; the times of all stages since the last call; and the names of
+    # parameters that another stage saves.
     walk: Callable[[Feed], torch.Tensor] | None = None
     evaluate: Callable[[Callable[[nn.Module], Any]], Any] | None = None
     stage_times: Callable[[], StageTimes] | None = None
