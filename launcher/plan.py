@@ -13,7 +13,8 @@ __all__ = ["Batch", "Plan"]
 class Batch:
     """How one optimizer step's samples are split: global = micro x ranks / (tensor x pipeline) x accumulation.
 
-    The ranks that hold one copy of the model, `tensor` times `pipeline`, compute the same samples.
+    The ranks that hold one copy of the model, `tensor` times `pipeline`, compute the same samples. `bubble` is the
+    share of a step in which a stage of a pipeline waits, for stages of equal time.
     """
 
     global_size: int
@@ -21,6 +22,7 @@ class Batch:
     accumulation: int
     tensor: int = 1
     pipeline: int = 1
+    bubble: float = 0.0
 
     def data_ranks(self, ranks: int) -> int:
         """Return how many copies of the model so many ranks hold."""
@@ -30,14 +32,6 @@ class Batch:
         """Return whether so many ranks share the micro-batches evenly."""
         copies, rest = divmod(ranks, self.tensor * self.pipeline)
         return not rest and copies > 0 and self.global_size // self.micro_size % copies == 0
-
-    @property
-    def bubble(self) -> float:
-        """The share of a step in which a stage waits, for stages of equal time: (p - 1) / (m + p - 1).
-
-        Source: Huang et al. 2019 (GPipe), section 2.3.
-        """
-        return (self.pipeline - 1) / (self.accumulation + self.pipeline - 1)
 
 
 @dataclass(frozen=True)
@@ -103,7 +97,8 @@ class Plan:
         kept["alert_micro"] = tuple(kept.get("alert_micro", ()))
         if isinstance(batch := kept["batch"], dict):
             sizes = (batch.get(key, 0) for key in ("global_size", "micro_size", "accumulation"))
-            kept["batch"] = Batch(*sizes, *(batch.get(key, 1) for key in ("tensor", "pipeline")))
+            parts = (batch.get(key, default) for key, default in (("tensor", 1), ("pipeline", 1), ("bubble", 0.0)))
+            kept["batch"] = Batch(*sizes, *parts)
         if (worst_usd := kept["worst_case_usd"]) is not None:
             kept.setdefault("worst_case_micro", round(worst_usd * 1_000_000))
         return cls(**kept)

@@ -195,7 +195,8 @@ def _spreading(root: YamlNode) -> Iterator[Fault]:
 def _parallel(root: YamlNode) -> Iterator[Fault]:
     """Yield the settings that do not go with `parallel` (entrypoints/trainer/strategies)."""
     sizes = {name: _whole(root, "training", "parallel", name) or 1 for name in ("tensor", "pipeline")}
-    for name, goes_with in (("sequence", "tensor"), ("schedule", "pipeline"), ("cut", "pipeline")):
+    of_pipeline = (("schedule", "pipeline"), ("cut", "pipeline"), ("chunks", "pipeline"), ("weights", "pipeline"))
+    for name, goes_with in (("sequence", "tensor"), *of_pipeline):
         node = given(root, "training", "parallel", name)
         if node is not None and node.value is not False and sizes[goes_with] < 2:
             message, hint = f"`{name}` goes with `{goes_with}`, which is 1", f"write `{goes_with}: 2` or more"
@@ -215,6 +216,40 @@ def _parallel(root: YamlNode) -> Iterator[Fault]:
         if node is not None and node.value in wrong:
             shown = f"`{key}: {str(node.value).lower()}`"
             yield _in_training(root, f"{shown} does not go with `parallel.{split}`", hint, (key,), ("parallel", split))
+    if sizes["pipeline"] > 1:
+        yield from _schedule(root)
+
+
+def _schedule(root: YamlNode) -> Iterator[Fault]:
+    """Yield the settings that do not go with the schedule of a pipeline."""
+    schedule = _text(root, "training", "parallel", "schedule") or "1f1b"
+    here: KeyPath = ("parallel", "schedule")
+    chunks = _whole(root, "training", "parallel", "chunks") or 1
+    if (chunks > 1) != (schedule == "interleaved"):
+        message = f"`schedule: {schedule}` and `chunks: {chunks}` do not go together"
+        hint = "write `schedule: interleaved` and `chunks: 2` or more, or leave both out"
+        yield _in_training(root, message, hint, ("parallel", "chunks"), here)
+    weights = _text(root, "training", "parallel", "weights")
+    if weights and schedule != "async":
+        message, hint = "`weights` goes with `schedule: async`", "leave it out, or write `schedule: async`"
+        yield _in_training(root, message, hint, ("parallel", "weights"), here)
+    if schedule != "async":
+        return
+    is_split = (_whole(root, "training", "parallel", "tensor") or 1) > 1
+    refused: tuple[tuple[KeyPath, tuple[object, ...] | None, str], ...] = (
+        (("strategy",), ("fsdp", "hsdp"), "write `strategy: ddp`"),
+        (("parallel", "tensor"), None if is_split else (), "leave it out"),
+        (("clip_norm",), None, "leave it out"),
+        (("on_nan",), ("skip",), "write `on_nan: stop`"),
+        (("activation_checkpointing",), (True,), "leave it out"),
+        (("activation_offload",), (True,), "leave it out"),
+        (("precision",), ("bf16",) if weights == "latest" else (), "write `weights: stash`"),
+    )
+    for path, wrong, hint in refused:
+        node = given(root, "training", *path)
+        if node is not None and (wrong is None or node.value in wrong):
+            message = f"`{'.'.join(map(str, path))}` does not go with `schedule: async`"
+            yield _in_training(root, message, f"{hint}, or write `schedule: 1f1b`", path, here)
 
 
 def _strict(root: YamlNode) -> Iterator[Fault]:

@@ -88,15 +88,26 @@ class Parallel(Section):
     pipeline: int = Field(
         1, ge=1, description="Stages of the model, one after the other, on different ranks.", examples=[2]
     )
-    schedule: Literal["1f1b", "gpipe"] = Field(
+    schedule: Literal["1f1b", "gpipe", "interleaved", "async"] = Field(
         "1f1b",
-        description="The order of passes: 1f1b keeps at most a micro-batch for each later stage, gpipe all of a step.",
+        description="The order of passes: 1f1b keeps at most a micro-batch for each later stage, gpipe all of a step; "
+        "interleaved has several `chunks` a stage, and waits less; async never waits, and trains with older weights.",
         examples=["gpipe"],
     )
-    cut: Literal["even"] | Many[Annotated[int, Field(ge=1)]] = Field(
+    cut: Literal["even", "timed"] | Many[Annotated[int, Field(ge=1)]] = Field(
         "even",
-        description="Where stages begin: equal numbers of blocks, or the first block of each later stage.",
-        examples=[[4, 8]],
+        description="Where stages begin: equal numbers of blocks; equal times, measured at the start; or the first "
+        "block of each later stage.",
+        examples=["timed", [4, 8]],
+    )
+    chunks: int = Field(
+        1, ge=1, description="Separate pieces of the model in each stage, for `schedule: interleaved`.", examples=[2]
+    )
+    weights: Literal["stash", "latest"] = Field(
+        "stash",
+        description="The weights of a backward pass under `schedule: async`: those of its forward pass, of which "
+        "copies are kept, or the latest.",
+        examples=["latest"],
     )
 
 

@@ -45,7 +45,9 @@ def _machines(plan: Plan) -> Iterator[str]:
         b = plan.batch
         shared = f" / {b.tensor} that share each layer" * (b.tensor > 1) + f" / {b.pipeline} stages" * (b.pipeline > 1)
         yield f"global batch {b.global_size} = {b.micro_size} x {ranks}{shared} x {b.accumulation} accumulated"
-        if b.pipeline > 1:
+        if b.pipeline > 1 and not b.bubble:
+            yield f"pipeline: weights are up to {b.pipeline - 1} micro-batches old, which costs accuracy; no bubble"
+        elif b.pipeline > 1:
             more = (
                 f"; {4 * b.pipeline} micro-batches or more would waste less" if b.accumulation < 4 * b.pipeline else ""
             )

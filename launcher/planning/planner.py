@@ -13,6 +13,7 @@ from cloudtrain.launcher.plan import Batch, Plan
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Capacity
     from cloudtrain.launcher.config.schema import Budget, JobConfig
+    from cloudtrain.launcher.config.schema_training import Parallel
 
 __all__ = ["STOP_TAIL_S", "make"]
 
@@ -164,4 +165,20 @@ def _split(config: JobConfig, instances: int, nproc: int) -> Batch | None:
                 )
             ]
         )
-    return Batch(size, micro, size // (micro * ranks), tensor, stages)
+    return _with_bubble(Batch(size, micro, size // (micro * ranks), tensor, stages), training.parallel)
+
+
+def _with_bubble(batch: Batch, parallel: Parallel) -> Batch:
+    """Return the batch with its bubble: (p - 1) / (v m + p - 1) for p stages of v chunks and m micro-batches a step.
+
+    Source: Huang et al. 2019 (GPipe), section 2.3; Narayanan et al. 2021, section 2.2. Raises ConfigError if the
+    schedule needs another number of micro-batches.
+    """
+    stages, count = parallel.pipeline, batch.accumulation
+    if parallel.schedule == "interleaved" and count % stages:
+        message = f"`schedule: interleaved` needs a multiple of {stages} micro-batches a step, and there are {count}"
+        hint = "use another global_batch_size or micro_batch_size, or `schedule: 1f1b`"
+        raise ConfigError(message, key="training.parallel.schedule", hint=hint)
+    if parallel.schedule == "async":
+        return batch
+    return replace(batch, bubble=(stages - 1) / (parallel.chunks * count + stages - 1))

@@ -81,7 +81,7 @@ def test_balanced_cut_is_the_best_of_all() -> None:
         assert slowest(times, starts) == pytest.approx(min(slowest(times, other) for other in others))
 
 
-def simulated(order: list[schedules.Order], times: list[float]) -> float:
+def simulated(order: list[schedules.PassOrder], times: list[float]) -> float:
     """Return the share of a step in which the stages wait; a backward pass takes twice a forward pass."""
     stages, chunks, count = len(order), order[0].chunks, order[0].count
     passes: list[list[tuple[bool, int, int]]] = []
@@ -115,7 +115,7 @@ def simulated(order: list[schedules.Order], times: list[float]) -> float:
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)])
 def test_stages_wait_as_the_formula_says(schedule: str, chunks: int, stages: int, count: int) -> None:
     """The passes of equal stages, on a virtual clock, wait (p - 1) / (v m + p - 1) of a step."""
-    order = [schedules.Order(schedule, stages, chunks, stage, count) for stage in range(stages)]
+    order = [schedules.PassOrder(schedule, stages, chunks, stage, count) for stage in range(stages)]
     found = simulated(order, [1.0] * stages)
     assert found == pytest.approx((stages - 1) / (chunks * count + stages - 1))
     assert found == pytest.approx(schedules.idle_share(schedule, [1.0] * stages, chunks, count))
@@ -124,7 +124,7 @@ def test_stages_wait_as_the_formula_says(schedule: str, chunks: int, stages: int
 @pytest.mark.parametrize("times", [[8.0, 5.0], [3.0, 4.0, 2.0, 4.0], [1.0, 1.0, 1.0, 6.0]])
 def test_formula_bounds_the_wait_of_unequal_stages(times: list[float]) -> None:
     """With 16 micro-batches a step takes 0 to 17 % less than the formula's bound."""
-    order = [schedules.Order("1f1b", len(times), 1, stage, 16) for stage in range(len(times))]
+    order = [schedules.PassOrder("1f1b", len(times), 1, stage, 16) for stage in range(len(times))]
     busy = sum(times) / len(times)
     step, bound = (
         busy / (1 - share) for share in (simulated(order, times), schedules.idle_share("1f1b", times, 1, 16))

@@ -970,6 +970,24 @@ def test_pipeline_is_one_process_bit_for_bit(one_rank: Run, tmp_path: Path, rank
 
 
 @pytest.mark.slow
+def test_stale_weights_resume_bit_for_bit(tmp_path: Path) -> None:
+    """With the schedule async the pipeline is empty at saves by steps, so a kill changes no loss and no weight."""
+    settings = {**STAGES, "clip_norm": None, "log_every": 2, "parallel": {"pipeline": 2, "schedule": "async"}}
+    undisturbed = run(tmp_path / "whole", ranks=2, **settings)
+    assert undisturbed.code == 0, undisturbed.errors
+    assert "stages wait 0 % of a step, if the stages take equal time; the weights of stage 1" in undisturbed.output
+    killed = run(tmp_path / "parts", ranks=2, do="kill:1:38", **settings)
+    again = run(tmp_path / "parts", ranks=2, **settings)
+    assert (killed.code != 0, again.code) == (True, 0), again.errors
+    assert joined(killed, again) == undisturbed.values("step", "loss")
+    assert parameters(again) == parameters(undisturbed)
+    stale = undisturbed.values("step", "staleness")
+    assert stale
+    assert all(0 < value <= 1 for value in stale.values())
+    assert all(0 <= share < 1 for share in undisturbed.values("step", "bubble").values())
+
+
+@pytest.mark.slow
 def test_stages_on_other_machines_are_saved(one_rank: Run, tmp_path: Path) -> None:
     """Stages that do not see rank 0's folder send their tensors at a save, and get them at a resume."""
     elsewhere = (

@@ -450,6 +450,28 @@ RULES = [
     (task("training:\n  parallel: {pipeline: 2}\n  precision: fp16"), "does not go with `parallel.pipeline`", [4, 5]),
     (task("training:\n  parallel: {sequence: true}"), "`sequence` goes with `tensor`, which is 1", [4]),
     (task("training:\n  parallel: {cut: [2]}"), "`cut` goes with `pipeline`, which is 1", [4]),
+    (task("training:\n  parallel:\n    pipeline: 2\n    chunks: 2"), "`chunks: 2` do not go together", [6]),
+    (
+        task("training:\n  parallel:\n    pipeline: 2\n    schedule: interleaved"),
+        "`schedule: interleaved` and `chunks: 1` do not go together",
+        [6],
+    ),
+    (task("training:\n  parallel: {pipeline: 2, weights: latest}"), "`weights` goes with `schedule: async`", [4]),
+    (
+        task("training:\n  clip_norm: 1\n  parallel: {pipeline: 2, schedule: async}"),
+        "`clip_norm` does not go with `schedule: async`",
+        [4, 5],
+    ),
+    (
+        task("training:\n  strategy: fsdp\n  parallel: {pipeline: 2, schedule: async}"),
+        "`strategy` does not go with `schedule: async`",
+        [4, 5],
+    ),
+    (
+        task("training:\n  precision: bf16\n  parallel: {pipeline: 2, schedule: async, weights: latest}"),
+        "`precision` does not go with `schedule: async`",
+        [4, 5],
+    ),
     (task("training:\n  shard: gradients"), "`shard: gradients` does not go with `strategy: ddp`", [4]),
     (task("training:\n  strategy: hsdp\n  shard: optimizer"), "does not go with `strategy: hsdp`", [5, 4]),
     (

@@ -72,7 +72,7 @@ def test_plan_divides_the_ranks_by_the_layout(planned: Callable[..., Plan]) -> N
     """Two copies of the model on eight ranks; the plan says how long the stages of the pipeline wait."""
     micro = "training.micro_batch_size=4"
     plan = planned(*LAYOUT, micro, "training.parallel.tensor=2", "training.parallel.pipeline=2")
-    assert plan.batch == Batch(32, 4, 4, tensor=2, pipeline=2)
+    assert plan.batch == Batch(32, 4, 4, tensor=2, pipeline=2, bubble=0.2)
     assert Plan.load(plan.dump()) == plan
     lines = list(plan_text.lines(plan))
     assert "global batch 32 = 4 x 8 ranks / 2 that share each layer / 2 stages x 4 accumulated" in lines
@@ -80,8 +80,28 @@ def test_plan_divides_the_ranks_by_the_layout(planned: Callable[..., Plan]) -> N
 
 
 @pytest.mark.parametrize(
+    ("schedule", "line"),
+    [
+        (("interleaved", "chunks=2"), "pipeline: each stage waits at least 20 % of a step; 8 micro-batches"),
+        (("async",), "pipeline: weights are up to 1 micro-batches old, which costs accuracy; no bubble"),
+    ],
+)
+def test_plan_says_what_a_schedule_costs(planned: Callable[..., Plan], schedule: tuple[str, ...], line: str) -> None:
+    """Chunks shorten the wait; without a wait the weights are old."""
+    name, *more = schedule
+    keys = ["pipeline=2", f"schedule={name}", *more]
+    plan = planned(*LAYOUT, "training.micro_batch_size=4", *(f"training.parallel.{key}" for key in keys))
+    assert any(found.startswith(line) for found in plan_text.lines(plan))
+
+
+@pytest.mark.parametrize(
     ("layout", "key", "why"),
     [
+        (
+            ("parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.chunks=2"),
+            "training.parallel.schedule",
+            "a multiple of 2 micro-batches a step, and there are 1",
+        ),
         (("parallel.tensor=3",), "training.parallel.tensor", "does not divide the 4 ranks of an instance"),
         (("parallel.pipeline=3",), "training.parallel.pipeline", "`parallel.pipeline` 3 does not divide the 8 ranks"),
         (("parallel.tensor=4", "micro_batch_size=32"), "training.global_batch_size", "over 2 groups of 4 ranks"),

@@ -32,7 +32,7 @@ from cloudtrain.entrypoints.rank.exchange import local_part
 from cloudtrain.entrypoints.trainer.optim import whole_norms
 from cloudtrain.entrypoints.trainer.settings import ParallelSettings
 from cloudtrain.entrypoints.trainer.strategies.cut import Trace, keep_stage
-from cloudtrain.entrypoints.trainer.strategies.schedules import Order
+from cloudtrain.entrypoints.trainer.strategies.schedules import PassOrder
 from cloudtrain.entrypoints.trainer.strategies.strategy import StageTimes, Strategy, scale_down
 
 __all__ = ["Feed", "PipelineStage"]
@@ -275,7 +275,7 @@ class PipelineStage:
         The gradients of this stage's parameters are summed over `feed.owned`.
         """
         parallel, count = self.settings, len(feed.owned)
-        order = Order(parallel.schedule, parallel.pipeline, parallel.chunks, self.number, count)
+        order = PassOrder(parallel.schedule, parallel.pipeline, parallel.chunks, self.number, count)
         steps = 1 + feed.steps_left if self._weights is not None else 1
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for number in range(order.passes):

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["SCHEDULES", "Order", "balanced", "idle_share"]
+__all__ = ["SCHEDULES", "PassOrder", "balanced", "idle_share"]
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "async")
 
 
 @dataclass(frozen=True)
-class Order:
+class PassOrder:
     """The order of the passes of stage `stage` of `stages`, for `count` micro-batches a step."""
 
     schedule: str
