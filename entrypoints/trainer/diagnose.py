@@ -137,7 +137,7 @@ def _advice(bound: str, shares: dict[str, float], spec: Spec, place: RankContext
         return "try " + ", or ".join(tries)
     if bound == "network":
         tries = ["a larger micro_batch_size or global_batch_size, so that ranks send less often"]
-        if wanted.strategy == "ddp" and wanted.compression == "none":
+        if wanted.strategy == "ddp" and wanted.compression == "none" and wanted.parallel.ranks == 1:
             tries.insert(0, "compression: bf16")
         if wanted.strategy == "fsdp":
             tries.insert(0, "strategy: hsdp, which sends shards within an instance only")
@@ -145,7 +145,7 @@ def _advice(bound: str, shares: dict[str, float], spec: Spec, place: RankContext
     tries = []
     if wanted.precision == "fp32" and place.device.type == "cuda":
         tries.append("precision: bf16")
-    if not wanted.compile:
+    if not wanted.compile and wanted.parallel.ranks == 1:
         tries.append("compile: true")
     tries.append("more ranks")
     second = [name for name in ("network", "data", "bubble") if shares.get(name, 0.0) > NOTABLE]

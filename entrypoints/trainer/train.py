@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.errors import TaskError
@@ -238,7 +239,8 @@ def _piped_gradients(
 
     batch = functools.partial(job.meter.wait_for, batches)
     left = _steps_to_empty(job, progress)
-    total = walk(Feed(job.owned, batch, seed, loss_of, backward, heartbeat.beat, left))
+    with _counted(job):
+        total = walk(Feed(job.owned, batch, seed, loss_of, backward, heartbeat.beat, left))
     earlier = job.agreement.finish() if training.parallel.schedule == "async" else None
     if earlier is not None and earlier.stop:
         job.optimizer.zero_grad()
@@ -262,16 +264,27 @@ def _steps_to_empty(job: TrainingJob, progress: TrainState) -> int:
 
 
 def _counted(job: TrainingJob) -> AbstractContextManager[None]:
-    """Return a context that counts the first micro-batch's arithmetic, if the device's peak is known."""
-    is_wanted = job.meter.flops_per_step is None and job.meter.knows_peak and not job.spec.training.compile
-    return _counting(job) if is_wanted else _AS_IT_IS
+    """Return a context that counts the arithmetic of the first micro-batch, or of a pipeline's first step.
+
+    The count is needed only if the device's peak is known.
+    """
+    training = job.spec.training
+    is_wanted = job.meter.flops_per_step is None and job.meter.knows_peak and not training.compile
+    # With the schedule async a step holds other passes than its own.
+    return _counting(job) if is_wanted and training.parallel.schedule != "async" else _AS_IT_IS
 
 
 @contextmanager
 def _counting(job: TrainingJob) -> Iterator[None]:
     with flops.FlopCounter() as counter:
         yield
-    job.meter.flops_per_step = float(counter.total or 0) * job.split.virtual
+    count = float(counter.total or 0)
+    if job.place.pipeline == 1:
+        job.meter.flops_per_step = count * job.split.virtual
+        return
+    stages = torch.tensor(count, dtype=torch.float64)
+    dist.all_reduce(stages)
+    job.meter.flops_per_step = float(stages) / job.place.tensor
 
 
 def _offloaded(job: TrainingJob) -> AbstractContextManager[Any]:

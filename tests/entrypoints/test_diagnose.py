@@ -12,7 +12,7 @@ import torch
 from cloudtrain.entrypoints.contract import CheckpointSettings
 from cloudtrain.entrypoints.trainer.diagnose import conclude
 from cloudtrain.entrypoints.trainer.job import RankContext
-from cloudtrain.entrypoints.trainer.settings import Spec, TrainingSettings
+from cloudtrain.entrypoints.trainer.settings import ParallelSettings, Spec, TrainingSettings
 
 SLOW_DATA = """
 import time, torch
@@ -27,6 +27,23 @@ class Slow:
 def model(params): return nn.Linear(4, 2)
 def dataset(params, split): return Slow() if split == "train" else None
 def loss(model, batch): return nn.functional.cross_entropy(model(batch[0]), batch[1])
+"""
+
+SLOW_STAGE = """
+import time, torch
+from torch import nn
+
+class Slow(nn.Module):
+    def __init__(self, duration_s):
+        super().__init__()
+        self.linear, self.duration_s = nn.Linear(4, 4), duration_s
+    def forward(self, x):
+        time.sleep(self.duration_s)
+        return self.linear(x)
+
+def model(params): return nn.Sequential(Slow(0.005), Slow(0.02))
+def dataset(params, split): return torch.utils.data.TensorDataset(torch.ones(64, 4))
+def loss(model, batch): return model(batch[0]).mean()
 """
 
 
@@ -65,6 +82,32 @@ def test_unclear_result_is_reported() -> None:
 def test_one_rank_has_no_network() -> None:
     """The share of the network is 0 for one rank, whatever the times are."""
     assert conclude([0.1, 0.1], 0.05, 0.1, spec(), RankContext(0, 1, torch.device("cpu"))).network == 0.0
+
+
+def test_stages_that_wait_for_each_other() -> None:
+    """The bubble is the mean share of the stages' waits; the sentence names the slowest stage, and the ways out."""
+    layout = ParallelSettings(pipeline=2)
+    place = RankContext(0, 2, torch.device("cpu"), pipeline=2)
+    found = conclude([0.1, 0.1], 0.1, 0.1, spec(parallel=layout), place, (0.08, 0.04))
+    assert (found.bound, found.bubble, found.compute) == ("bubble", pytest.approx(0.6), pytest.approx(0.4))
+    assert "the slowest stage is 2 of 2: it computes 60 ms, the stages' mean is 40 ms" in found.sentence
+    assert found.sentence.endswith("or a larger global_batch_size, or parallel.cut: timed")
+
+
+@pytest.mark.slow
+def test_job_with_a_slow_stage(cli: Any, project: Callable[..., Path]) -> None:
+    """The command measures the wait of both stages of a pipeline whose second block takes four times the first."""
+    folder = project()
+    (folder / "task.py").write_text(SLOW_STAGE)
+    (folder / "cloudtrain.yaml").write_text(
+        "name: slow\ntask: task.py\nresources: {instances: 2}\n"
+        "training: {global_batch_size: 8, micro_batch_size: 2, max_steps: 5, parallel: {pipeline: 2}}\n"
+    )
+    done = cli("diagnose", "--steps", "5", "--json", cwd=folder)
+    assert done.code == 0, done.stderr
+    assert "the slowest stage is 2 of 2" in done.json["sentence"]
+    # The second stage takes 20 ms of each micro-batch's 25, so a step of 4 has 85 ms and the stages work 20 and 80.
+    assert done.json["bubble"] == pytest.approx(1 - 50 / 85, abs=0.1)
 
 
 @pytest.mark.slow
