@@ -45,9 +45,8 @@ class Speed:
     tokens_per_s: float | None
     mfu: float | None
     bubble: float | None  # the share of a step in which the stages of a pipeline wait for each other, their mean
-    staleness: (
-        float | None
-    )  # updates between a forward pass and its backward pass, the mean of rank 0's: schedule async
+    bubble_expected: float | None  # by the schedule and, for `cut: timed`, the measured times of the blocks
+    staleness: float | None  # updates between a forward and its backward pass, the mean of rank 0's: schedule async
     memory_bytes: int  # peak of rank 0 so far: GPU memory of tensors, or the process's memory without a GPU
 
     def fields(self) -> dict[str, float]:
@@ -62,7 +61,7 @@ class Speed:
         if self.mfu is not None:
             parts.append(f"mfu {100 * self.mfu:.2g}%")
         if self.bubble is not None:
-            parts.append(f"bubble {100 * self.bubble:.0f}%")
+            parts.append(f"bubble {100 * self.bubble:.0f}% (expected {100 * (self.bubble_expected or 0.0):.0f}%)")
         if self.staleness:
             parts.append(f"staleness {self.staleness:.2g}")
         if self.data_s > _SLOW_DATA * self.step_s:
@@ -178,6 +177,7 @@ class ThroughputMeter:
             tokens_per_s=rate * self._tokens_per_sample if self._tokens_per_sample else None,
             mfu=share,
             bubble=None if stages is None else statistics.mean(stages.waited_s) / (steps * self.step_s),
+            bubble_expected=None if stages is None else stages.expected,
             staleness=None if stages is None or not stages.most_staleness else stages.mean_staleness,
             memory_bytes=self._memory(now_s),
         )

@@ -222,6 +222,8 @@ def _speed(progress: dict[str, Any]) -> str:
             parts.append(f"{quantity(rate)} {unit}")
     if isinstance(used := progress.get("mfu"), float | int):
         parts.append(f"mfu {100 * used:.2g} %")
+    if isinstance(idle := progress.get("bubble"), float | int):
+        parts.append(f"bubble {100 * idle:.2g} %")
     if isinstance(step_s := progress.get("step_s"), float | int):
         parts.append(f"{step_time(step_s)} a step")
     if (share := data_share(progress)) is not None:

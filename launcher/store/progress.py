@@ -13,7 +13,7 @@ from cloudtrain.launcher.store import gpu_figures, loss_bins, sanitize
 __all__ = ["data_share", "finite", "fold", "shown"]
 
 _COUNTS = ("step", "max_steps", "samples", "tokens")
-_FIGURES = ("loss", "lr", "samples_per_s", "tokens_per_s", "epoch", "mfu", "step_s", "data_s", "memory_bytes")
+_FIGURES = ("loss", "lr", "samples_per_s", "tokens_per_s", "epoch", "mfu", "bubble", "step_s", "data_s", "memory_bytes")
 # Hugging Face's folders, and names with the word: `step_50`, `global_step250`, `epoch=3-step=500.ckpt`.
 _STEP = re.compile(r"(?:^checkpoint-|(?:^|[-_])(?:global_?)?step[-_=]?)(\d{1,18})(?:\.[a-z]+)?$", re.IGNORECASE)
 _MOST_UNKEPT = 6  # names of files that are not kept

@@ -108,33 +108,37 @@ def _cut_out(
                 times = cut.block_times(module, found.blocks, probe, device, recomputes=recomputes)
         times = share(times)
     starts = cut.cut(parallel, len(found.blocks), times)
+    spans = [slice(*span) for span in itertools.pairwise([*starts, len(found.blocks)])]
+    of_stages = [spans[stage :: parallel.pipeline] for stage in range(parallel.pipeline)]
+    stages_s = [sum(sum(times[span]) for span in own) for own in of_stages] if times else []
+    equal = [1.0] * parallel.pipeline
+    expected = schedules.idle_share(parallel.schedule, stages_s or equal, parallel.chunks, micro_batches)
     if is_head:
-        print(_stages_in_words(parallel, [names[block] for block in found.blocks], starts, times, micro_batches))
-    return PipelineStage.cut_out(parallel, module, found, starts, device)
+        pieces = [[[names[block] for block in found.blocks[span]] for span in own] for own in of_stages]
+        print(_in_words(parallel, pieces, stages_s, micro_batches, expected), flush=True)
+    return PipelineStage.cut_out(parallel, module, found, starts, device, expected)
 
 
-def _stages_in_words(
-    parallel: ParallelSettings, blocks: list[str], starts: list[int], times: list[float], micro_batches: int
+def _in_words(
+    parallel: ParallelSettings,
+    pieces: list[list[list[str]]],
+    stages_s: list[float],
+    micro_batches: int,
+    expected: float,
 ) -> str:
-    """Return the blocks of each stage and, for measured blocks, the time of a micro-batch in each stage."""
-    spans = [slice(*span) for span in itertools.pairwise([*starts, len(blocks)])]
-    stages, waits = [], "if the stages take equal time"
-    each_s = [1.0] * parallel.pipeline
-    if times:
-        each_s = [sum(sum(times[span]) for span in spans[n :: parallel.pipeline]) for n in range(parallel.pipeline)]
-        waits = "by these times"
-    for number, stage_s in enumerate(each_s):
-        pieces = [blocks[span] for span in spans[number :: parallel.pipeline]]
-        stage = " and ".join(names[0] + (f" to {names[-1]}" if len(names) > 1 else "") for names in pieces)
-        stages.append(stage + (f" ({1000 * stage_s:.3g} ms)" if times else ""))
-    share = 100 * schedules.idle_share(parallel.schedule, each_s, parallel.chunks, micro_batches)
-    stale = f"; the weights of stage 1 are up to {parallel.pipeline - 1} micro-batches old, which costs accuracy" * (
-        parallel.schedule == "async"
-    )
-    return (
+    """Return the blocks of each stage, the measured time of a micro-batch in each stage, and the expected bubble."""
+    stages = []
+    for number, own in enumerate(pieces):
+        stage = " and ".join(names[0] + (f" to {names[-1]}" if len(names) > 1 else "") for names in own)
+        stages.append(stage + (f" ({1000 * stages_s[number]:.3g} ms)" if stages_s else ""))
+    words = (
         f"pipeline {parallel.pipeline}: {'; '.join(stages)}; with {parallel.schedule} and {micro_batches} "
-        f"micro-batches stages wait {share:.0f} % of a step, {waits}{stale}"
+        f"micro-batches stages wait {100 * expected:.0f} % of a step, "
+        + ("by these times" if stages_s else "if the stages take equal time")
     )
+    if parallel.schedule == "async":
+        words += f"; the weights of stage 1 are up to {parallel.pipeline - 1} micro-batches old, which costs accuracy"
+    return words
 
 
 def _split_layers(

@@ -164,6 +164,7 @@ class PipelineStage:
     groups: Groups
     settings: ParallelSettings
     device: torch.device
+    expected: float = 0.0  # the share of a step in which the stages wait
     _around: Callable[[int, bool], AbstractContextManager[Any]] = field(init=False)
     _head_bytes: int = field(init=False)
     _weights: _Weights | None = None
@@ -185,13 +186,19 @@ class PipelineStage:
 
     @classmethod
     def cut_out(
-        cls, settings: ParallelSettings, module: nn.Module, found: Trace, starts: Sequence[int], device: torch.device
+        cls,
+        settings: ParallelSettings,
+        module: nn.Module,
+        found: Trace,
+        starts: Sequence[int],
+        device: torch.device,
+        expected: float,
     ) -> PipelineStage:
         """Remove the other stages' parameters. Collective. Raises TaskError."""
         groups = Groups.create(settings.pipeline)
         number = groups.ranks.index(dist.get_rank())
         shared = keep_stage(module, found, starts, settings.pipeline, number, device)
-        return cls(module, number, tuple(starts), found, shared, groups, settings, device)
+        return cls(module, number, tuple(starts), found, shared, groups, settings, device, expected)
 
     @property
     def is_last(self) -> bool:
@@ -317,7 +324,7 @@ class PipelineStage:
         waited[self.number] = self._waited_s
         dist.all_reduce(waited, group=self.groups.forward)
         stale = self._stale or [0]
-        found = StageTimes(tuple(waited.tolist()), sum(stale) / len(stale), max(stale))
+        found = StageTimes(tuple(waited.tolist()), self.expected, sum(stale) / len(stale), max(stale))
         self._waited_s = 0.0
         self._waits.clear()
         self._stale.clear()

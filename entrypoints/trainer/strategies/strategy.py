@@ -49,10 +49,12 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class StageTimes:
     """Seconds in which each stage of a pipeline waited for other stages, and the staleness of this rank's stage.
 
+    `expected`: the share of a step in which the stages wait, by the schedule and the measured times of the blocks.
     Staleness is the number of weight updates between a micro-batch's forward and backward pass.
     """
 
     waited_s: tuple[float, ...]
+    expected: float
     mean_staleness: float
     most_staleness: int
 
