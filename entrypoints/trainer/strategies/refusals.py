@@ -1,0 +1,171 @@
+"""Refusals: contradictions in the settings, and settings that the model or the machine does not allow.
+
+A refusal is a sentence with a cure. The launcher refuses most contradictions before a submit
+(launcher/config/rules.py). The trainer checks them again, because a spec may come from other sources.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import shutil
+from collections.abc import Collection, Iterator
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from cloudtrain.entrypoints.trainer import data
+from cloudtrain.entrypoints.trainer.settings import TrainingSettings, suggest
+from cloudtrain.entrypoints.trainer.strategies import schedules
+from cloudtrain.entrypoints.trainer.strategies.fsdp import shard_width
+from cloudtrain.entrypoints.trainer.strategies.strategy import LOW
+
+__all__ = ["of_place", "of_settings"]
+
+_SHARDS = {"optimizer": "ddp", "gradients": "fsdp", "parameters": "fsdp"}  # the strategy that goes with `shard`
+
+
+def of_settings(settings: TrainingSettings, split: data.Split, strategies: Collection[str]) -> Iterator[str]:
+    """Yield the contradictions in the settings; `strategies` are the known names."""
+    name = settings.strategy
+    if name not in strategies:
+        close = difflib.get_close_matches(name, strategies, n=1)
+        yield f"strategy {name!r} is unknown; there are {', '.join(strategies)}" + (
+            f"; did you mean `{close[0]}`?" if close else ""
+        )
+    if settings.precision not in ("fp32", *LOW):
+        yield f"precision {settings.precision!r} is unknown; there are fp32, {', '.join(LOW)}"
+    if settings.compression != "none" and name != "ddp":
+        yield f"compression {settings.compression} is ddp's; {name} sends shards: leave it out, or set precision: bf16"
+    if settings.cpu_offload and name == "ddp":
+        yield "cpu_offload needs shards to offload, and ddp has none; set strategy: fsdp"
+    if settings.shard and settings.shard not in _SHARDS:
+        yield f"shard {settings.shard!r} is unknown; there are {', '.join(_SHARDS)}{suggest(settings.shard, _SHARDS)}"
+    elif settings.shard and _SHARDS[settings.shard] != name.replace("hsdp", "fsdp"):
+        yield f"shard: {settings.shard} does not go with {name}; set strategy: {_SHARDS[settings.shard]}"
+    if settings.shard_size and name != "hsdp":
+        yield f"shard_size is hsdp's, and the strategy is {name}; leave it out, or set strategy: hsdp"
+    if settings.parallel.ranks > 1:
+        yield from _parallel_faults(settings)
+    if settings.parallel.pipeline > 1:
+        yield from _pipeline_faults(settings, split)
+    if settings.parallel.tensor == 1 and settings.parallel.sequence:
+        yield "parallel.sequence shares the sequence among the ranks of parallel.tensor, which is 1: set 2"
+    if name == "hsdp":
+        yield from _hsdp_faults(settings, split.ranks)
+    if settings.reproducible == "strict":
+        yield from _strict_faults(settings, split)
+
+
+def _parallel_faults(settings: TrainingSettings) -> Iterator[str]:
+    """Yield the contradictions between the settings and parallel.tensor or parallel.pipeline."""
+    key = "parallel.tensor" if settings.parallel.tensor > 1 else "parallel.pipeline"
+    if settings.shard == "optimizer":
+        yield f"shard: optimizer does not go with {key}; set strategy: fsdp and shard: gradients"
+    if settings.reproducible == "strict":
+        yield f"reproducible: strict has a fixed order of sums, and {key} changes it; set standard"
+    if settings.compile:
+        yield f"compile does not go with {key}; leave one of them out"
+    if settings.compression != "none":
+        yield f"compression {settings.compression} does not go with {key}; set compression: none"
+    if settings.precision == "fp16":
+        yield f"precision fp16 does not go with {key}; set precision: bf16"
+    if settings.cpu_offload:
+        yield f"cpu_offload does not go with {key}; leave one of them out"
+
+
+def _pipeline_faults(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
+    """Yield the contradictions between the settings and the schedule of the pipeline."""
+    parallel = settings.parallel
+    known = schedules.SCHEDULES
+    if parallel.schedule not in known:
+        yield f"parallel.schedule {parallel.schedule!r} is unknown; there are {', '.join(known)}"
+    if isinstance(parallel.cut, str) and parallel.cut not in ("even", "timed"):
+        yield f"parallel.cut {parallel.cut!r} is unknown; there are even, timed, or the first block of each later stage"
+    if parallel.chunks > 1 and parallel.schedule != "interleaved":
+        yield f"parallel.chunks goes with schedule: interleaved, and the schedule is {parallel.schedule}"
+    if parallel.schedule == "interleaved":
+        if parallel.chunks == 1:
+            yield "parallel.schedule: interleaved needs parallel.chunks: 2 or more"
+        if split.accumulation % parallel.pipeline:
+            yield (
+                f"parallel.schedule: interleaved needs a multiple of parallel.pipeline {parallel.pipeline} "
+                f"micro-batches a step, and there are {split.accumulation}; set another micro_batch_size or "
+                "schedule: 1f1b"
+            )
+    if parallel.schedule == "async":
+        yield from _async_faults(settings)
+
+
+def _async_faults(settings: TrainingSettings) -> Iterator[str]:
+    """Yield the contradictions between the settings and the schedule async."""
+    parallel, does_not = settings.parallel, "does not go with parallel.schedule: async"
+    if settings.strategy != "ddp":
+        yield f"strategy {settings.strategy} {does_not}; set strategy: ddp, or schedule: 1f1b"
+    if parallel.tensor > 1:
+        yield f"parallel.tensor {does_not}; set schedule: 1f1b"
+    if settings.clip_norm:
+        yield f"clip_norm {does_not}, because the norm needs all stages at once; leave it out, or set schedule: 1f1b"
+    if settings.on_nan == "skip":
+        yield f"on_nan: skip {does_not}; set on_nan: stop"
+    for name in ("activation_checkpointing", "activation_offload"):
+        if getattr(settings, name):
+            yield f"{name} {does_not}; leave one of them out"
+    if parallel.weights not in ("stash", "latest"):
+        yield f"parallel.weights {parallel.weights!r} is unknown; there are stash, latest"
+    if parallel.weights == "latest" and settings.precision != "fp32":
+        yield f"parallel.weights: latest needs precision: fp32, since {settings.precision} computes with copies"
+
+
+def _hsdp_faults(settings: TrainingSettings, ranks: int) -> Iterator[str]:
+    """Yield the contradictions between the number of ranks and shard_size."""
+    width = shard_width(settings, ranks)
+    if ranks % width:
+        fits = ", ".join(str(n) for n in range(2, ranks + 1) if ranks % n == 0)
+        yield f"shard_size {width} does not divide the {ranks} ranks; set one of {fits}"
+    elif width == 1 and ranks > 1:
+        yield f"shard_size 1 shards nothing over {ranks} ranks; set strategy: ddp, or a larger shard_size"
+
+
+def _strict_faults(settings: TrainingSettings, split: data.Split) -> Iterator[str]:
+    """Yield the contradictions between the settings and reproducible: strict."""
+    if split.virtual & (split.virtual - 1):
+        yield (
+            f"reproducible: strict sums over a binary tree, and {split.virtual} micro-batches a step are no power of "
+            f"two (global_batch_size {split.global_batch} / micro_batch_size {split.micro}); change one of the sizes"
+        )
+    if settings.strategy != "ddp" and not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+        yield f"reproducible: strict under {settings.strategy} needs a newer torch than {torch.__version__}; set ddp"
+    if settings.optimizer.name in ("lars", "lamb") and (settings.strategy != "ddp" or settings.shard):
+        yield (
+            f"reproducible: strict needs norms that do not depend on shards, and {settings.optimizer.name}'s do under "
+            f"{'shard: optimizer' if settings.shard == 'optimizer' else settings.strategy}; set strategy: ddp without "
+            "shard, or optimizer: adamw"
+        )
+    if settings.compression != "none":
+        yield (
+            f"reproducible: strict sums exactly, and compression {settings.compression} rounds by rank; set "
+            "compression: none, or reproducible: standard"
+        )
+
+
+def of_place(settings: TrainingSettings, module: nn.Module, device: torch.device) -> Iterator[str]:
+    """Yield the settings that the model or the machine does not allow."""
+    if not any(p.requires_grad for p in module.parameters()):
+        yield "model(params) returned a module without a parameter that needs gradients: nothing to train"
+    numbers = [name for name, parameter in module.named_parameters() if not parameter.dim()]
+    if settings.shard == "optimizer" and numbers:
+        yield f"parameter {numbers[0]} is a single number, which cannot be sharded; give it the shape (1,)"
+    if any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
+        if device.type == "cpu":
+            yield "SyncBatchNorm needs GPUs, and this job runs on CPUs; use BatchNorm, or GroupNorm"
+        elif settings.reproducible == "strict":
+            yield "SyncBatchNorm's statistics depend on the number of ranks, and reproducible is strict; use BatchNorm"
+    if not settings.compile:
+        return
+    if device.type == "cpu" and not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++")):
+        yield "compile needs a C++ compiler on CPUs, and there is neither g++ nor clang++; install one, or set it false"
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        yield "compile needs the package triton on GPUs, which is not installed; install it, or set compile: false"
