@@ -38,11 +38,15 @@ def build(spec: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
     else:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         groups = [list(model.parameters())]
+    return model, adamw(spec, groups)
+
+
+def adamw(spec: dict[str, Any], groups: list[list[nn.Parameter]]) -> torch.optim.Optimizer:
+    """Return the optimizer of the spec."""
     settings = spec["training"]["optimizer"]
-    optimizer = torch.optim.AdamW(
+    return torch.optim.AdamW(
         [{"params": group} for group in groups], lr=settings["lr"], weight_decay=settings["weight_decay"], fused=True
     )
-    return model, optimizer
 
 
 def _split(model: nn.Module) -> list[list[nn.Parameter]]:
@@ -75,7 +79,7 @@ def steps(spec: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimiz
     """Take steps for as long as they are asked for; yield the number of each."""
     training, rank = spec["training"], dist.get_rank()
     max_steps, log_every = training["max_steps"], training["log_every"]
-    for batch in _batches(spec):
+    for batch in batches(spec):
         loss = workload.loss(model, batch)
         loss.backward()
         optimizer.step()
@@ -86,10 +90,11 @@ def steps(spec: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimiz
         yield step
 
 
-def _batches(spec: dict[str, Any]) -> Iterator[Any]:
+def batches(spec: dict[str, Any]) -> Iterator[Any]:
+    """Yield this rank's micro-batches without end."""
     training, epoch = spec["training"], 0
     data = workload.dataset(spec["params"], "train")
-    alone = {"num_replicas": 1, "rank": 0} if "parallel" in training else {}  # ranks that share layers share samples
+    alone = {"num_replicas": 1, "rank": 0} if "parallel" in training else {}  # ranks that share a model share samples
     sampler: DistributedSampler[Any] = DistributedSampler(data, seed=training["seed"], drop_last=True, **alone)
     loader = DataLoader(data, training["micro_batch_size"], sampler=sampler, drop_last=True)
     while True:

@@ -23,12 +23,16 @@ MARK = "  ::ct "  # as in entrypoints/events.py
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained: its name, parameters of workload.py, samples a rank and step, and steps in a run."""
+    """What is trained: its name, parameters of workload.py, samples of a micro-batch, and steps in a run.
+
+    `training` has more settings; without any, a step has a micro-batch on each rank.
+    """
 
     name: str
     batch: int
     steps: int
     params: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
 
 
 TRANSFORMER = {"layers": 8, "width": 320, "heads": 5, "vocab": 256, "tokens": 32}
@@ -37,7 +41,16 @@ MODELS = [
     Model("cnn", 8, 250),
     Model("transformer", 2, 110, {"gpt": TRANSFORMER}),
 ]
-SPLIT = Model("tensor", 4, 110, {"gpt": {**TRANSFORMER, "layers": 2, "heads": 4, "split": True}})
+PARALLEL = [
+    Model(
+        *("tensor", 4, 110, {"gpt": {**TRANSFORMER, "layers": 2, "heads": 4, "split": True}}),
+        {"global_batch_size": 4, "parallel": {"tensor": 2}},
+    ),
+    Model(
+        *("pipeline", 2, 110, {"gpt": {**TRANSFORMER, "layers": 4, "tied": False}}),
+        {"global_batch_size": 16, "parallel": {"pipeline": 2}},
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,7 @@ def spec_of(model: Model, checkpoint: dict[str, Any] | None = None, **training: 
             "optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01},
             "seed": 1,
             "log_every": 10,
+            **model.training,
             **training,
         },
         "checkpoint": checkpoint or {},

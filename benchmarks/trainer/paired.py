@@ -4,6 +4,8 @@ On a machine that others use too, two runs of the same program differ by a fifth
 both loops live in the same ranks and take turns, some dozens of steps each (paired_ranks.py). What disturbs one block
 disturbs its neighbour, and the median ratio of neighbours is steady. A second bare loop in the trainer's place shows
 how far 1 is from 1. `tensor` is a transformer whose layers the two ranks share; its bare loop has parallelize_module.
+`pipeline` is a transformer in two stages; its bare loop is bare_pipeline.py, and the trainer's ddp is measured beside
+it. Processor times are those of both ranks together.
 """
 
 from __future__ import annotations
@@ -18,19 +20,20 @@ from pathlib import Path
 from report import BELOW, PASS, Report
 
 from trainer import contest
-from trainer.paired_ranks import BLOCK_S, BLOCKS, ITSELF, OURS, OWN_PACE
+from trainer.paired_ranks import BESIDE_DDP, BLOCK_S, BLOCKS, ITSELF, OURS, OWN_PACE
 
 ROUNDS = 3
-TARGETS = {"mlp": 1.05, "cnn": 1.02, "transformer": 1.02, "tensor": 1.02}
+TARGETS = {"mlp": 1.05, "cnn": 1.02, "transformer": 1.02, "tensor": 1.02, "pipeline": 1.02}
+DDP_TARGET = 1.05  # processor time of a pipeline's step to that of ddp with the same global batch
 
 
 def run(rounds: int, models: Sequence[str], repo: Path | None, say: Callable[[str], None]) -> Report:
     """Measure; return what cloudtrain promises of a step, as ratios."""
     table = Report("Steps beside a bare loop's: two ranks, one thread each, blocks in turn")
-    for model in (model for model in (*contest.MODELS, contest.SPLIT) if model.name in models):
+    for model in (model for model in (*contest.MODELS, *contest.PARALLEL) if model.name in models):
         found: dict[str, list[float]] = {}
         for round_ in range(rounds):
-            for name in (OURS, OWN_PACE, ITSELF):
+            for name in (OURS, OWN_PACE, ITSELF, *([BESIDE_DDP] if "pipeline" in model.name else [])):
                 for clock, ratios in _one(name, model, repo).items():
                     found.setdefault(f"{name} {clock}", []).extend(ratios)
                 say(f"round {round_ + 1} of {rounds}: {model.name}, {name}, in turns with the bare loop")
@@ -41,6 +44,12 @@ def run(rounds: int, models: Sequence[str], repo: Path | None, say: Callable[[st
                 measured = f"{ours:.3f}x of the bare loop, which is {itself:.3f}x of itself"
                 verdict = PASS if ours <= target else BELOW
                 table.rows.append((f"{model.name}, {name}: {what}", measured, f"<= {target}x", verdict))
+            if f"{BESIDE_DDP} {clock}" in found:
+                ours = statistics.median(found[f"{BESIDE_DDP} {clock}"])
+                target_ok = (f"<= {DDP_TARGET}x", ours <= DDP_TARGET) if clock == "cpu" else ("", None)
+                table.timing(
+                    f"{model.name}: {what}", f"{ours:.3f}x of the trainer's ddp", target_ok[0], ok=target_ok[1]
+                )
     table.notes.append(f"medians over {rounds} runs of {BLOCKS} pairs of blocks of {BLOCK_S} s or so")
     return table
 
@@ -49,9 +58,7 @@ def _one(name: str, model: contest.Model, repo: Path | None) -> dict[str, list[f
     folder = Path(tempfile.mkdtemp(prefix="cloudtrain-bench-"))
     try:
         script = Path(__file__).with_name("paired_ranks.py")
-        is_split = model is contest.SPLIT
-        split = {"global_batch_size": model.batch, "parallel": {"tensor": 2}} if is_split else {}
-        contest.launch("bare", contest.spec_of(model, **split), folder, repo=repo, script=script, BENCH_PAIRED=name)
+        contest.launch("bare", contest.spec_of(model), folder, repo=repo, script=script, BENCH_PAIRED=name)
         told: dict[str, list[float]] = json.loads((folder / "paired.json").read_text())
         return told
     finally:

@@ -12,31 +12,38 @@ from typing import Any
 
 BLOCKS, BLOCK_S = 60, 0.15  # of each contestant in a run, after the first, which warm up; long enough to time
 OURS, OWN_PACE, ITSELF = "cloudtrain", "cloudtrain, log_every unset", "itself"
+BESIDE_DDP = "cloudtrain beside its ddp"
 
 
 def main() -> None:
     """Take blocks of steps in turn, as one rank; rank 0 writes the ratios of neighbours."""
     import bare
+    import bare_pipeline
+    import torch
     import torch.distributed as dist
 
     spec = json.loads(Path(os.environ["CLOUDTRAIN_SPEC"]).read_text())
     spec["training"]["max_steps"] = 10**9
     ours = _trainer_steps(spec)
     next(ours)  # connects the ranks
-    steps: dict[str, Iterator[Any]] = {name: bare.steps(spec, *bare.build(spec)) for name in ("bare", ITSELF)}
-    steps |= {OURS: ours, OWN_PACE: ours}
+    loop: Any = bare_pipeline if "pipeline" in spec["training"].get("parallel", {}) else bare
+    steps: dict[str, Iterator[Any]] = {name: loop.steps(spec, *loop.build(spec)) for name in ("bare", ITSELF)}
+    steps |= {OURS: ours, OWN_PACE: ours, BESIDE_DDP: ours}
     first, second = "bare", os.environ["BENCH_PAIRED"]  # what is not asked for takes no step
+    if second == BESIDE_DDP:
+        first = "ddp"
+        steps[first] = _trainer_steps(_without_stages(spec), is_connected=True)
+        next(steps[first])
     begin_s = time.perf_counter()
     for name in (first, second) * 30:
         next(steps[name])
     size = _agreed(dist, max(10, round(BLOCK_S * 60 / (time.perf_counter() - begin_s))))
-    ratios: dict[str, list[float]] = {"wall": [], "cpu": []}
+    taken = torch.empty(BLOCKS, 2, 2, dtype=torch.float64)
     for pair in range(BLOCKS):
-        taken = {}
-        for name in (first, second) if pair % 2 else (second, first):
-            taken[name] = _time(steps[name], size, dist)
-        for clock, index in (("wall", 0), ("cpu", 1)):
-            ratios[clock].append(taken[second][index] / taken[first][index])
+        for index in (0, 1) if pair % 2 else (1, 0):
+            taken[pair, index] = torch.tensor(_time(steps[(first, second)[index]], size, dist))
+    dist.all_reduce(taken)
+    ratios = dict(zip(("wall", "cpu"), (taken[:, 1] / taken[:, 0]).T.tolist(), strict=True))
     if dist.get_rank() == 0:
         Path("paired.json").write_text(json.dumps(ratios))
     dist.barrier()
@@ -61,8 +68,15 @@ def _agreed(dist: Any, value: int) -> int:
     return int(shared)
 
 
-def _trainer_steps(spec: dict[str, Any]) -> Iterator[None]:
+def _without_stages(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec with a copy of the model on each rank."""
+    return {**spec, "training": {key: value for key, value in spec["training"].items() if key != "parallel"}}
+
+
+def _trainer_steps(spec: dict[str, Any], is_connected: bool = False) -> Iterator[None]:
     """Yield once the job is built, then after each step that the trainer's own loop takes."""
+    import torch
+
     from cloudtrain.entrypoints.rank.agree import Agreement
     from cloudtrain.entrypoints.trainer import job as jobs
     from cloudtrain.entrypoints.trainer import resume, settings, task, train
@@ -72,7 +86,11 @@ def _trainer_steps(spec: dict[str, Any]) -> Iterator[None]:
     path = Path(f"endless-{os.environ['RANK']}.json")
     path.write_text(json.dumps(spec))
     read = settings.read_spec(path)
-    place = jobs.connect(read.timeout_s, parallel=read.training.parallel)
+    if is_connected:
+        place = jobs.RankContext(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), torch.device("cpu"))
+    else:  # older versions have no `parallel`
+        parallel = {"parallel": read.training.parallel} if "parallel" in spec["training"] else {}
+        place = jobs.connect(read.timeout_s, **parallel)
     job = jobs.build(read, task.load_task(read.target), place, Agreement(None))
     progress = resume.resume(job)
     yield

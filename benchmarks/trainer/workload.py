@@ -101,14 +101,17 @@ class SplitBlock(nn.Module):
 class Gpt(nn.Module):
     """A small GPT; returns logits."""
 
-    def __init__(self, layers: int, width: int, heads: int, vocab: int, tokens: int, split: bool = False) -> None:
+    def __init__(
+        self, layers: int, width: int, heads: int, vocab: int, tokens: int, split: bool = False, tied: bool = True
+    ) -> None:
         super().__init__()
         self.token, self.position = nn.Embedding(vocab, width), nn.Parameter(0.02 * torch.randn(tokens, width))
         kind = SplitBlock if split else Block
         self.blocks = nn.ModuleList(kind(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab, bias=False)
         self.apply(_shrink)
-        self.head.weight = self.token.weight
+        if tied:
+            self.head.weight = self.token.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.token(tokens) + self.position

@@ -22,6 +22,7 @@ from cloudtrain.entrypoints.trainer.strategies import cut, refusals, schedules, 
 from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
 from cloudtrain.entrypoints.trainer.strategies.ddp import ddp
 from cloudtrain.entrypoints.trainer.strategies.fsdp import data_mesh, fsdp, hsdp
+from cloudtrain.entrypoints.trainer.strategies.links import Links
 from cloudtrain.entrypoints.trainer.strategies.pipeline import PipelineStage
 from cloudtrain.entrypoints.trainer.strategies.strategy import (
     Blocks,
@@ -52,12 +53,13 @@ def wrap(
     blocks: Blocks | None = None,
     tensor_plan: tensor.TensorPlan | None = None,
     probe: Probe | None = None,
+    connect: Callable[[int, torch.device], Links] | None = None,
     silent: bool = False,
 ) -> Strategy:
     """Return the module spread as the settings ask. Collective. Raises TaskError with all faults of the settings.
 
-    `probe` is needed to cut a model into the stages of a pipeline. `silent`: no gradient or weight is sent, and the
-    numbers are wrong: to measure the cost of communication.
+    `probe` is needed to cut a model into the stages of a pipeline, which `connect` joins. `silent`: no gradient or
+    weight is sent, and the numbers are wrong: to measure the cost of communication.
     """
     faults = [*refusals.of_settings(settings, split, STRATEGIES), *refusals.of_place(settings, module, device)]
     if faults:
@@ -74,7 +76,8 @@ def wrap(
         _split_layers(settings, module, device, found, tensor_plan, mesh)
         return make(settings, module, device, split, lambda _: found, silent, mesh)
     assert probe is not None
-    stage = _cut_out(settings, module, found, probe, device, split.accumulation)
+    links = (connect or Links.create)(settings.parallel.pipeline, device)
+    stage = _cut_out(settings, module, found, probe, device, split.accumulation, links)
     if settings.parallel.tensor > 1:
         _split_layers(settings, module, device, found, tensor_plan, mesh)
     stage.attach()
@@ -88,8 +91,9 @@ def _cut_out(
     probe: Probe,
     device: torch.device,
     micro_batches: int,
+    links: Links,
 ) -> PipelineStage:
-    """Return this rank's stage of the model; print all stages."""
+    """Return this rank's stage of the model, without the parameters of the other stages; print all stages."""
     parallel, is_head = settings.parallel, dist.get_rank() == 0
     names = {part: name for name, part in module.named_modules()}
     found = cut.trace(module, blocks, lambda model: probe(model, torch.device("cpu")))
@@ -109,7 +113,8 @@ def _cut_out(
     if is_head:
         pieces = [[[names[block] for block in found.blocks[span]] for span in own] for own in of_stages]
         print(_in_words(parallel, pieces, stages_s, micro_batches, expected), flush=True)
-    return PipelineStage.cut_out(parallel, module, found, starts, device, expected)
+    shared = cut.keep_stage(module, found, starts, parallel.pipeline, links.number, device)
+    return PipelineStage(module, tuple(starts), found, shared, links, parallel, device, expected)
 
 
 def _in_words(

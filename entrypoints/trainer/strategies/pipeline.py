@@ -15,8 +15,7 @@ stash`), or the newest (`latest`). The number of updates between the two passes 
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -31,15 +30,14 @@ from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.rank.exchange import local_part
 from cloudtrain.entrypoints.trainer.optim import whole_norms
 from cloudtrain.entrypoints.trainer.settings import ParallelSettings
-from cloudtrain.entrypoints.trainer.strategies.cut import Trace, keep_stage
+from cloudtrain.entrypoints.trainer.strategies.cut import Trace
+from cloudtrain.entrypoints.trainer.strategies.links import Activation, Links
 from cloudtrain.entrypoints.trainer.strategies.schedules import PassOrder
 from cloudtrain.entrypoints.trainer.strategies.strategy import StageTimes, Strategy, scale_down
 
 __all__ = ["Feed", "PipelineStage"]
 
 T = TypeVar("T")
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_MOST_DIMS = 8
 
 
 class _PassEnds(BaseException):
@@ -72,37 +70,11 @@ class Feed:
     steps_left: int = 0
 
 
-@dataclass(frozen=True)
-class Groups:
-    """The ranks of one pipeline, by stage, and process groups between them: for each direction, for all, for the ends.
-
-    `ends` has the first and the last stage.
-    """
-
-    ranks: tuple[int, ...]
-    forward: dist.ProcessGroup
-    backward: dist.ProcessGroup
-    ends: dist.ProcessGroup | None
-
-    @classmethod
-    def create(cls, stages: int) -> Groups:
-        """Return the groups of this rank's pipeline. All ranks call it."""
-        each, found = dist.get_world_size() // stages, None
-        for first in range(each):
-            line = list(range(first, dist.get_world_size(), each))
-            forward, backward, ends = dist.new_group(line), dist.new_group(line), dist.new_group([line[0], line[-1]])
-            if dist.get_rank() in line:
-                is_end = dist.get_rank() in (line[0], line[-1])
-                found = cls(tuple(line), forward, backward, ends if is_end else None)
-        assert found is not None
-        return found
-
-
 @dataclass
 class _Pass:
     """A micro-batch between its forward and its backward pass through a chunk; `version` counts weight updates."""
 
-    received: torch.Tensor | None = None
+    received: Activation | None = None
     output: torch.Tensor | None = None
     version: int = 0
 
@@ -157,48 +129,27 @@ class PipelineStage:
     """
 
     module: nn.Module
-    number: int
     starts: tuple[int, ...]
     found: Trace
-    shared: tuple[str, ...]
-    groups: Groups
+    shared: tuple[str, ...]  # the names of parameters that the first and the last stage share
+    links: Links
     settings: ParallelSettings
     device: torch.device
-    expected: float = 0.0  # the share of a step in which the stages wait
+    expected: float  # the share of a step in which the stages wait
     _around: Callable[[int, bool], AbstractContextManager[Any]] = field(init=False)
-    _head_bytes: int = field(init=False)
     _weights: _Weights | None = None
     _piece: int = 0  # in progress
     _has_ended: bool = False  # the pass behind the piece's last block
-    _incoming: torch.Tensor | None = None
-    _state: torch.Tensor | None = None
-    _sends: list[tuple[dist.Work, torch.Tensor]] = field(default_factory=list)
+    _incoming: Activation | None = None
     _batches: dict[int, Any] = field(default_factory=dict)  # by micro-batch, until its last chunk
     _passes: dict[tuple[int, int], _Pass] = field(default_factory=dict)  # between forward and backward
     _begun: int = 0  # forward passes of this step
-    _waited_s: float = 0.0
-    _waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     _stale: list[int] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        """Learn the size of the bytes before an activation."""
-        self._head_bytes = _head(torch.empty(0), self.device).numel()
-
-    @classmethod
-    def cut_out(
-        cls,
-        settings: ParallelSettings,
-        module: nn.Module,
-        found: Trace,
-        starts: Sequence[int],
-        device: torch.device,
-        expected: float,
-    ) -> PipelineStage:
-        """Remove the other stages' parameters. Collective. Raises TaskError."""
-        groups = Groups.create(settings.pipeline)
-        number = groups.ranks.index(dist.get_rank())
-        shared = keep_stage(module, found, starts, settings.pipeline, number, device)
-        return cls(module, number, tuple(starts), found, shared, groups, settings, device, expected)
+    @property
+    def number(self) -> int:
+        """The number of this stage."""
+        return self.links.number
 
     @property
     def is_last(self) -> bool:
@@ -252,7 +203,7 @@ class PipelineStage:
             for parameter in ends:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                dist.all_reduce(local_part(parameter.grad), group=self.groups.ends)
+                dist.all_reduce(local_part(parameter.grad), group=self.links.ends)
 
         @torch.no_grad()
         def clip(max_norm: float) -> torch.Tensor:
@@ -261,7 +212,7 @@ class PipelineStage:
             counted = dict(zip(moved, whole_norms(list(moved.values()), gradients)[0], strict=True))
             norms = [counted.get(name) if name not in elsewhere else None for name in self.found.parameters]
             table = torch.stack([torch.zeros((), device=self.device) if norm is None else norm for norm in norms])
-            dist.all_reduce(table, group=self.groups.forward)  # each norm is from one stage: the sum rounds nothing
+            dist.all_reduce(table, group=self.links.forward)  # each norm is from one stage: the sum rounds nothing
             norm: torch.Tensor = torch.linalg.vector_norm(table)
             scale_down(gradients, norm, max_norm)
             return norm
@@ -300,33 +251,28 @@ class PipelineStage:
         if self._weights is not None:
             self._weights.update({made.version for made in self._passes.values()})
         if not self._passes:
-            self._flush()
+            self.links.flush()
         return total
 
     def evaluate(self, run: Callable[[nn.Module], T]) -> T | None:
         """Return the result of `run(model)` on the last stage, None on the others; without gradients."""
         result: T | None = None
         for chunk in range(self.settings.chunks):
-            self._take(chunk)
+            self._begin(chunk)
             try:
                 result = run(self.module)
             except _LossEnds as end:
-                self._send_on(end.output)
-        self._flush()
+                self.links.give(end.output)
+        self.links.flush()
         return result
 
     def times(self) -> StageTimes:
         """Return the times since the last call. Collective."""
-        for begin, end in self._waits:
-            end.synchronize()
-            self._waited_s += begin.elapsed_time(end) / 1e3
         waited = torch.zeros(self.settings.pipeline, dtype=torch.float64)
-        waited[self.number] = self._waited_s
-        dist.all_reduce(waited, group=self.groups.forward)
+        waited[self.number] = self.links.waited_s()
+        dist.all_reduce(waited, group=self.links.forward)
         stale = self._stale or [0]
         found = StageTimes(tuple(waited.tolist()), self.expected, sum(stale) / len(stale), max(stale))
-        self._waited_s = 0.0
-        self._waits.clear()
         self._stale.clear()
         return found
 
@@ -345,7 +291,11 @@ class PipelineStage:
             raise _PassEnds(args[0])
         if number >= first:
             return own(*args, **kwargs)
-        return self._receive() if number == first - 1 else args[0]
+        if number < first - 1:
+            return args[0]
+        assert self._incoming is not None
+        self._incoming.set_generators()
+        return self._incoming.tensor
 
     def _end_loss(self, _module: nn.Module, _args: Any, output: torch.Tensor) -> None:
         if self._has_ended:
@@ -355,7 +305,7 @@ class PipelineStage:
     def _forward(self, feed: Feed, chunk: int, micro_batch: int) -> None:
         count = len(feed.owned)
         virtual, is_last = feed.owned[micro_batch % count], micro_batch % count == count - 1
-        self._take(chunk)
+        self._begin(chunk)
         if chunk == 0:
             self._batches[micro_batch] = feed.batch()
         keeps = chunk < self.settings.chunks - 1
@@ -368,7 +318,7 @@ class PipelineStage:
                 made.output = feed.loss(self.module, batch)
             except _LossEnds as end:
                 made.output = end.output
-                self._send_on(end.output)
+                self.links.give(end.output)
         feed.between()
 
     def _backward(self, feed: Feed, chunk: int, made: _Pass, last: bool) -> None:
@@ -379,81 +329,15 @@ class PipelineStage:
             self.module.set_reshard_after_backward(last)
         if self._weights is not None:
             self._stale.append(self._weights.version - made.version)
-        piece, stages = self._piece_of(chunk), self.settings.pipeline
-        if piece == len(self.starts) - 1:
+        if self._piece_of(chunk) == len(self.starts) - 1:
             feed.backward(output)
         else:
-            gradient = torch.empty_like(output)
-            self._recv(gradient, (self.number + 1) % stages, self.groups.backward)
-            torch.autograd.backward(output, gradient)
-        if (received := made.received) is not None:
-            back = torch.zeros_like(received) if received.grad is None else received.grad
-            self._send(back.contiguous(), (self.number - 1) % stages, self.groups.backward)
+            torch.autograd.backward(output, self.links.take_gradient(output))
+        if made.received is not None:
+            self.links.give_gradient(made.received.tensor)
         feed.between()
 
-    def _take(self, chunk: int) -> None:
-        """Begin a pass of a chunk: receive the previous piece's activation, its shape and the generator's state."""
-        self._piece, self._incoming = self._piece_of(chunk), None
-        if self._piece == 0:
-            return
-        source, group = (self.number - 1) % self.settings.pipeline, self.groups.forward
-        head = torch.empty(self._head_bytes, dtype=torch.uint8)
-        self._recv(head, source, group)
-        sizes = head[: 8 * (_MOST_DIMS + 2)].view(torch.int64).tolist()
-        self._state = head[8 * (_MOST_DIMS + 2) :]
-        dims, dtype = sizes[0], _DTYPES[sizes[1]]
-        received = torch.empty(sizes[2 : 2 + dims], dtype=dtype, device=self.device)
-        self._recv(received, source, group)
-        self._incoming = received.requires_grad_(torch.is_grad_enabled())
-
-    def _recv(self, tensor: torch.Tensor, stage: int, group: dist.ProcessGroup) -> None:
-        """Receive a tensor. In training, count the wait: on a GPU by its own clock, since the call returns at once."""
-        if tensor.device.type == "cuda" and torch.is_grad_enabled():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            begin.record()
-            dist.recv(tensor, self.groups.ranks[stage], group)
-            end.record()
-            self._waits.append((begin, end))
-            return
-        begin_s = time.perf_counter()
-        dist.recv(tensor, self.groups.ranks[stage], group)
-        if self.device.type == "cpu" and torch.is_grad_enabled():
-            self._waited_s += time.perf_counter() - begin_s
-
-    def _receive(self) -> torch.Tensor:
-        """Return the received activation, in place of the block before the piece's first."""
-        received, state = self._incoming, self._state
-        assert received is not None
-        assert state is not None
-        cpu = len(torch.get_rng_state())
-        torch.set_rng_state(state[:cpu].clone())
-        if self.device.type == "cuda":
-            torch.cuda.set_rng_state(state[cpu:].clone(), self.device)
-        return received
-
-    def _send_on(self, output: torch.Tensor) -> None:
-        target, group = (self.number + 1) % self.settings.pipeline, self.groups.forward
-        self._send(_head(output, self.device), target, group)
-        self._send(output.detach().contiguous(), target, group)
-
-    def _send(self, tensor: torch.Tensor, stage: int, group: dist.ProcessGroup) -> None:
-        work = dist.isend(tensor, self.groups.ranks[stage], group)
-        assert work is not None
-        self._sends = [pair for pair in self._sends if not pair[0].is_completed()]
-        self._sends.append((work, tensor))
-
-    def _flush(self) -> None:
-        for work, _ in self._sends:
-            work.wait()
-        self._sends.clear()
-
-
-def _head(output: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the bytes that precede an activation: its dimensions, type and shape, and the generators' states."""
-    if output.dim() > _MOST_DIMS or output.dtype not in _DTYPES:
-        raise TaskError(f"parallel.pipeline: a block returns {output.dtype} of {output.dim()} dimensions")
-    shape = [output.dim(), _DTYPES.index(output.dtype), *output.shape, *[0] * (_MOST_DIMS - output.dim())]
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return torch.cat([torch.tensor(shape, dtype=torch.int64).view(torch.uint8), *states])
+    def _begin(self, chunk: int) -> None:
+        """Begin a pass of a chunk, with the output of the previous piece of the model."""
+        self._piece = self._piece_of(chunk)
+        self._incoming = self.links.take(self._piece) if self._piece else None
