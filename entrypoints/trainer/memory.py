@@ -22,6 +22,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,11 @@ from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim, strategies
 from cloudtrain.entrypoints.trainer.ema import Ema
-from cloudtrain.entrypoints.trainer.settings import ParallelSettings, Spec, TrainingSettings, read_spec
+from cloudtrain.entrypoints.trainer.settings import Spec, TrainingSettings, read_spec
+from cloudtrain.entrypoints.trainer.strategies.links import Activation, Links
+from cloudtrain.entrypoints.trainer.strategies.offload import saved_on_host
+from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
+from cloudtrain.entrypoints.trainer.strategies.zero import shard_optimizer
 from cloudtrain.entrypoints.trainer.task import Task, load_task
 
 __all__ = ["Estimate", "StorageCounter", "estimate", "main"]
@@ -60,7 +65,7 @@ class Estimate:
     """A rank's memory. `static_bytes`: parameters, gradients and the optimizer's state, without activations.
 
     `why`: why `bytes` is only the static part. `is_assumed`: the optimizer cannot run without data, and its state
-    counts as 8 bytes a parameter, like AdamW's.
+    counts as 8 bytes a parameter, like AdamW's. `stage`: the number of the pipeline's stage that needs most, from 1.
     """
 
     bytes: int
@@ -68,6 +73,7 @@ class Estimate:
     parameters: int
     is_assumed: bool = False
     why: str | None = None
+    stage: int | None = None
 
 
 def main(spec_file: str, usable_bytes: int) -> None:
@@ -89,7 +95,6 @@ def main(spec_file: str, usable_bytes: int) -> None:
 
 def _layouts(spec: Spec, ranks: int, nproc: int, usable_bytes: int) -> Iterator[tuple[Changes, Estimate]]:
     """Yield the job's layout, and those that would serve better; their changed keys of `training` come first."""
-    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     task = load_task(spec.target)
     dataset = task.make_dataset(spec.params, "train")
 
@@ -114,6 +119,8 @@ def _layouts(spec: Spec, ranks: int, nproc: int, usable_bytes: int) -> Iterator[
 
 def _without(wanted: TrainingSettings) -> Iterator[Changes]:
     """Yield the settings that cost time, each left out."""
+    if wanted.parallel.pipeline > 1:
+        yield {"parallel.pipeline": 1}
     if wanted.parallel.tensor > 1:
         yield {"parallel.tensor": 1}
     if wanted.activation_checkpointing:
@@ -122,7 +129,7 @@ def _without(wanted: TrainingSettings) -> Iterator[Changes]:
 
 def _smaller(wanted: TrainingSettings, ranks: int, own: Estimate, usable_bytes: int) -> Changes:
     """Return the size of micro-batches, halved until the activations leave room; nothing to change for one sample."""
-    data_ranks = ranks // wanted.parallel.tensor
+    data_ranks = ranks // wanted.parallel.ranks
     size = micro = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, data_ranks).micro
     activations = own.bytes - own.static_bytes
     while micro > 1 and own.static_bytes + activations * micro / size > usable_bytes:
@@ -133,54 +140,92 @@ def _smaller(wanted: TrainingSettings, ranks: int, own: Estimate, usable_bytes: 
 def _with(wanted: TrainingSettings, ranks: int, nproc: int, own: Estimate, usable_bytes: int) -> Iterator[Changes]:
     """Yield settings that need less memory, the cheapest in time first."""
     small = _smaller(wanted, ranks, own, usable_bytes)
-    shards: Changes = {"strategy": "fsdp"} if wanted.strategy == "ddp" and ranks > wanted.parallel.tensor else {}
+    shards: Changes = {"strategy": "fsdp"} if wanted.strategy == "ddp" and ranks > wanted.parallel.ranks else {}
     again: Changes = {} if wanted.activation_checkpointing else {"activation_checkpointing": True}
     whole: Changes = {**shards, **again, **dict.fromkeys(small, 1)}
     wider = [{**whole, "parallel.tensor": n} for n in (2, nproc) if nproc % n == 0 and n > wanted.parallel.tensor]
+    longer = [{**whole, "parallel.pipeline": n} for n in (2, 4, 8) if ranks % n == 0 and n > wanted.parallel.pipeline]
     tried: list[Changes] = [{}]
-    for changes in (shards, small, again, {**shards, **small}, {**shards, **again}, whole, *wider):
-        is_split = "strategy" in changes or "parallel.tensor" in changes
+    for changes in (shards, small, again, {**shards, **small}, {**shards, **again}, whole, *wider, *longer):
+        is_split = not {"strategy", "parallel.tensor", "parallel.pipeline"}.isdisjoint(changes)
         if changes not in tried and (is_split or own.static_bytes <= usable_bytes):
             tried.append(changes)
             yield changes
 
 
 def _changed(wanted: TrainingSettings, changes: Changes) -> TrainingSettings:
-    own = {key: value for key, value in changes.items() if key != "parallel.tensor"}
-    if (tensor := changes.get("parallel.tensor")) is not None:
-        own["parallel"] = ParallelSettings() if tensor == 1 else replace(wanted.parallel, tensor=tensor)
-    return replace(wanted, **own)
+    own = {key: value for key, value in changes.items() if "." not in key}
+    layout = {key.partition(".")[2]: value for key, value in changes.items() if "." in key}
+    parallel = wanted.parallel
+    if layout.get("tensor") == 1:
+        parallel = replace(parallel, sequence=False, plan=None)
+    if layout.get("pipeline") == 1:
+        parallel = replace(parallel, schedule="1f1b", cut="even", chunks=1)
+    return replace(wanted, parallel=replace(parallel, **layout), **own)
 
 
 def estimate(spec: Spec, task: Task, ranks: int, batch_of: Callable[[int], Any]) -> Estimate:
-    """Return the memory of rank 0 of so many; `batch_of` returns a micro-batch of a size. Needs the process group."""
+    """Return the memory of the rank that needs most; `batch_of` returns a micro-batch of a size. Raises TaskError.
+
+    Of equal pieces of a model the first stage keeps the most micro-batches, and the last has the largest output. A cut
+    by time is not known before the job, and is taken as even.
+    """
+    parallel = spec.training.parallel
+    if parallel.pipeline == 1:
+        return _of_rank(spec, task, ranks, 0, batch_of)
+    if parallel.cut == "timed":
+        spec = replace(spec, training=replace(spec.training, parallel=replace(parallel, cut="even")))
+    stages = range(parallel.pipeline) if isinstance(parallel.cut, list) else (0, parallel.pipeline - 1)
+    each = ranks // parallel.pipeline
+    found = [replace(_of_rank(spec, task, ranks, s * each, batch_of), stage=s + 1) for s in stages]
+    whole = sum(p.numel() for p in _without_data(task, spec.params, FakeTensorMode()).parameters())
+    return replace(max(found, key=lambda stage: stage.bytes), parameters=whole)
+
+
+def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[int], Any]) -> Estimate:
+    """Return the memory of a rank."""
     wanted = replace(spec.training, compile=False)  # compiled code cannot run without data
-    if wanted.parallel.pipeline > 1:
-        raise TaskError("stages of a pipeline are not estimated yet")
-    if wanted.shard == "optimizer":
-        raise TaskError("shard: optimizer is not estimated yet")
-    if wanted.activation_offload:  # the saved tensors would count as the device's
-        raise TaskError("activation_offload is not estimated yet")
-    tensor = wanted.parallel.tensor
-    if ranks % tensor:
-        raise TaskError(f"training.parallel.tensor {tensor} does not divide the {ranks} ranks")
-    split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, ranks // tensor)
+    parallel = wanted.parallel
+    if ranks % parallel.ranks:
+        layout = f"training.parallel.tensor {parallel.tensor} x pipeline {parallel.pipeline}"
+        raise TaskError(f"{layout} does not divide the {ranks} ranks")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+    split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, ranks // parallel.ranks)
     # DistributedDataParallel reads values. Its gradients are views of its buckets, which live all the time.
-    is_averaged = wanted.strategy == "ddp" and tensor == 1 and ranks > 1 and wanted.reproducible != "strict"
+    is_averaged = wanted.strategy == "ddp" and parallel.ranks == 1 and ranks > 1 and wanted.reproducible != "strict"
+    is_shared = wanted.shard == "optimizer" and ranks > 1
     split = replace(split, ranks=1) if is_averaged else split
     mode, counter = FakeTensorMode(allow_non_fake_inputs=True), StorageCounter()
     module = _without_data(task, spec.params, mode)
     parameters = sum(p.numel() for p in module.parameters())
     for held in (*module.parameters(), *module.buffers()):
         counter.count(held)
+    batch = tree_map_only(torch.Tensor, mode.from_tensor, batch_of(split.micro))
     # Outside the mode, so that numbers which are no part of the model have values; the model's tensors keep the mode.
     with counter:
-        job = replace(wanted, cpu_offload=False)
-        spread = strategies.wrap(job, module, _CPU, split, blocks=task.blocks, tensor_plan=task.tensor_plan)
+        spread = strategies.wrap(
+            replace(wanted, cpu_offload=False),
+            module,
+            _CPU,
+            split,
+            blocks=task.blocks,
+            tensor_plan=task.tensor_plan,
+            probe=lambda model, _: task.loss(model, batch),
+            connect=_Unconnected.create,
+        )
         trained = [p for p in spread.module.parameters() if p.requires_grad]
+        if is_shared and is_averaged:
+            spread = shard_optimizer(wanted, spread, _CPU, silent=False)
         average = None if wanted.ema_decay is None else Ema(spread.module, wanted.ema_decay)
-        optimizer = _optimizer(spec, task, spread.module)
-        spare, is_assumed = _first_step(optimizer, trained)
+        with spread.optimized():
+            optimizer = _optimizer(spec, task, spread.module)
+            spare, is_assumed = _first_step(optimizer, [p for p in spread.module.parameters() if p.requires_grad])
+        if is_shared:
+            optimizer.zero_grad()
+            for parameter in trained:
+                parameter.grad = torch.zeros_like(parameter)
         gc.collect()
         static_bytes = counter.live_bytes
         if not is_averaged:
@@ -188,18 +233,36 @@ def estimate(spec: Spec, task: Task, ranks: int, batch_of: Callable[[int], Any])
     held_bytes = counter.live_bytes if wanted.cpu_offload else 0  # in the host's memory
     counter.peak_bytes = counter.live_bytes
     try:
-        batch = tree_map_only(torch.Tensor, mode.from_tensor, batch_of(split.micro))
         with mode, counter:
-            _micro_batches(task, spread, batch, min(2, split.accumulation))
+            _passes(wanted, task, spread, batch, split)
         with counter:
             spread.finish()
             if not is_assumed:
                 optimizer.step()
+            spread.share_update()
     except Exception as error:
         static_bytes -= held_bytes
         return Estimate(static_bytes, static_bytes, parameters, is_assumed, _reason(error))
     del average, spare
     return Estimate(counter.peak_bytes - held_bytes, static_bytes - held_bytes, parameters, is_assumed)
+
+
+class _Unconnected(Links):
+    """A stage without neighbours: activations have the right shape and no data."""
+
+    def take(self, traced: tuple[torch.Size, torch.dtype]) -> Activation:
+        """Return an activation."""
+        return Activation(torch.empty(traced[0], dtype=traced[1], requires_grad=True), None)
+
+    def take_gradient(self, output: torch.Tensor) -> torch.Tensor:
+        """Return a gradient."""
+        return torch.empty_like(output)
+
+    def give(self, output: torch.Tensor) -> None:
+        """Send nothing."""
+
+    def give_gradient(self, received: torch.Tensor) -> None:
+        """Send nothing."""
 
 
 def _without_data(task: Task, params: dict[str, Any], mode: FakeTensorMode) -> nn.Module:
@@ -242,13 +305,28 @@ def _first_step(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -
     return [], False
 
 
-def _micro_batches(task: Task, spread: strategies.Strategy, batch: Any, count: int) -> None:
-    """Run the forward and the backward pass of the step's micro-batches."""
-    for virtual in range(count):
-        with spread.micro_batch(virtual, virtual == count - 1):
-            with spread.autocast():
-                loss = task.loss(spread.model, batch)
-            (loss / spread.divisor).backward()
+def _passes(wanted: TrainingSettings, task: Task, spread: strategies.Strategy, batch: Any, split: data.Split) -> None:
+    """Run the forward and backward passes of as many micro-batches as are held at once."""
+    offloaded = functools.partial(saved_on_host, spread.module, "meta") if wanted.activation_offload else nullcontext
+
+    def loss_of(model: Any, batch: Any) -> Any:
+        with spread.autocast(), offloaded():
+            return task.loss(model, batch)
+
+    def backward(loss: Any) -> None:
+        (loss / spread.divisor).backward()
+
+    stages, schedule = wanted.parallel.pipeline, wanted.parallel.schedule
+    count = min(split.accumulation, 2 if stages == 1 else 2 * stages)
+    if spread.walk is None:
+        for virtual in range(count):
+            with spread.micro_batch(virtual, virtual == count - 1):
+                backward(loss_of(spread.model, batch))
+        return
+    owned = range(split.accumulation if schedule == "gpipe" else count)
+    feed = Feed(owned, lambda: batch, lambda *_: None, loss_of, backward, lambda: None, steps_left=stages)
+    for _ in range(stages if schedule == "async" else 1):  # until all versions of the weights are kept
+        spread.walk(feed)
 
 
 def _reason(error: Exception) -> str:
@@ -294,8 +372,10 @@ class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def count(self, tensor: torch.Tensor) -> None:
-        """Count the tensor's storage, once."""
+        """Count the tensor's storage, once; the device meta stands for the host's memory, and does not count."""
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if local.device.type == "meta":
+            return
         storage = local.untyped_storage()
         if storage not in self._sizes:
             cell = self._sizes[storage] = [storage.nbytes()]

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from cloudtrain.entrypoints.trainer import data, optim, strategies
 from cloudtrain.entrypoints.trainer.memory import StorageCounter
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ParallelSettings, TrainingSettings
+from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
 from cloudtrain.entrypoints.trainer.task import load_task
 
 CHARLM = Path(__file__).parents[2] / "examples" / "charlm" / "task.py"
@@ -31,7 +32,16 @@ SHARED: list[dict[str, Any]] = [
     {"strategy": "fsdp"},
     {"strategy": "fsdp", "activation_checkpointing": True, "precision": "bf16"},
     {"strategy": "ddp", "parallel": {"tensor": 2}},
+    {"strategy": "ddp", "shard": "optimizer"},
+    {"strategy": "ddp", "parallel": {"pipeline": 2}},
+    {"strategy": "ddp", "parallel": {"pipeline": 2, "schedule": "gpipe"}, "activation_checkpointing": True},
+    {
+        "strategy": "ddp",
+        "parallel": {"pipeline": 2, "schedule": "interleaved", "chunks": 2},
+        "params": LONG | {"layers": 4},
+    },
 ]
+COUNT = 4  # micro-batches of a step of a pipeline
 TASK = """
 import torch
 from torch import nn
@@ -70,22 +80,35 @@ def start(words: list[str], folder: Path) -> str:
     return done.stdout
 
 
-def train(params: dict[str, Any], **training: Any) -> None:
-    """Take two steps of the example's GPT, spread over the ranks of the process group."""
+def train(params: dict[str, Any], counter: StorageCounter | None = None, **training: Any) -> None:
+    """Take two steps of the example's GPT, spread over the ranks of the process group; `counter` counts the steps."""
     parallel = ParallelSettings(**training.pop("parallel", {}))
-    task, ranks = load_task(CHARLM), dist.get_world_size() // parallel.tensor
-    settings = TrainingSettings(MICRO * ranks, MICRO, parallel=parallel, max_steps=2, **training)
+    task, ranks = load_task(CHARLM), dist.get_world_size() // parallel.ranks
+    size = MICRO * ranks * (COUNT if parallel.pipeline > 1 else 1)
+    settings = TrainingSettings(size, MICRO, parallel=parallel, max_steps=2, **training)
     batch = (torch.zeros(MICRO, params["context"], dtype=torch.int64),) * 2
-    split = data.split_batch(MICRO * ranks, MICRO, ranks)
-    spread = strategies.wrap(settings, task.model(params), torch.device("cpu"), split)
-    optimizer = optim.build(OptimizerSettings(), spread.module.parameters())
+    split = data.split_batch(size, MICRO, ranks)
+    module = task.model(params)
+    probe = lambda module, _: task.loss(module, batch)  # noqa: E731
+    spread = strategies.wrap(settings, module, torch.device("cpu"), split, probe=probe)
+    if counter is not None:  # a trace has activations of the whole model, without data
+        gc.collect()
+        counter.peak_bytes = counter.live_bytes
+    with spread.optimized():
+        optimizer = optim.build(OptimizerSettings(), spread.module.parameters())
     for _ in range(2):
-        with spread.micro_batch(0, True):
-            with spread.autocast():
-                loss = task.loss(spread.model, batch)
-            loss.backward()
+        if spread.walk is not None:
+            spread.walk(
+                Feed(split.owned(0), lambda: batch, lambda *_: None, task.loss, torch.Tensor.backward, lambda: None, 2)
+            )
+        else:
+            with spread.micro_batch(0, True):
+                with spread.autocast():
+                    loss = task.loss(spread.model, batch)
+                loss.backward()
         spread.finish()
         optimizer.step()
+        spread.share_update()
         optimizer.zero_grad()
 
 
@@ -131,13 +154,14 @@ def test_estimate_equals_the_bytes_of_two_ranks(tmp_path: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
     start([*launcher, str(tmp_path / "held.json")], tmp_path)
     held = json.loads((tmp_path / "held.json").read_text())
-    found = [estimates(tmp_path, CHARLM, LONG, 2, **_of_two(case))[0]["bytes"] for case in SHARED]
+    found = [estimates(tmp_path, CHARLM, ranks=2, **{"params": LONG, **_of_two(case)})[0]["bytes"] for case in SHARED]
     assert found == [pytest.approx(each, rel=0.05) for each in held]
 
 
 def _of_two(case: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a case for two ranks; ranks that share layers have the same micro-batches."""
-    return {**case, "global_batch_size": MICRO * (1 if "parallel" in case else 2)}
+    """Return the settings of a case for two ranks; ranks that share a model have the same micro-batches."""
+    parallel = case.get("parallel", {})
+    return {**case, "global_batch_size": MICRO * (COUNT if "pipeline" in parallel else 1 if parallel else 2)}
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "radam", "lars", "lamb"])
@@ -184,13 +208,29 @@ def test_task_that_fails_says_why_in_a_line(tmp_path: Path) -> None:
     assert found == [{"why": "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere'"}]
 
 
-@pytest.mark.parametrize(
-    ("training", "name"),
-    [({"shard": "optimizer"}, "shard: optimizer"), ({"activation_offload": True}, "activation_offload")],
-)
-def test_setting_without_an_estimate_is_named(training: dict[str, Any], name: str, tmp_path: Path) -> None:
-    """A figure that ignores the setting would say that a model does not fit which fits."""
-    assert estimates(tmp_path, TASK, {}, 2, **training) == [{"why": f"{name} is not estimated yet"}]
+def test_offloaded_activations_do_not_count(tmp_path: Path) -> None:
+    """With activation_offload, twice the layers need only the memory of their parameters, gradients and states."""
+
+    def needed(layers: int, **training: Any) -> dict[str, Any]:
+        text = TASK.replace("nn.Linear(8, 64), nn.Linear(64, 1)", f"*(nn.Linear(8, 8) for _ in range({layers}))")
+        return estimates(tmp_path, text, {}, global_batch_size=512, micro_batch_size=512, **training)[0]
+
+    short, long = (needed(layers, activation_offload=True) for layers in (20, 40))
+    more = 16 * (long["parameters"] - short["parameters"])
+    assert long["bytes"] - short["bytes"] == pytest.approx(more, rel=0.05)
+    assert needed(40)["bytes"] > 2 * long["bytes"]
+
+
+def test_estimate_names_the_stage_and_what_a_pipeline_saves(tmp_path: Path) -> None:
+    """The last stage needs most where the explicit cut gives it most blocks; without the pipeline more is needed."""
+    text = TASK.replace("nn.Linear(8, 64), nn.Linear(64, 1)", "*(nn.Linear(64, 64) for _ in range(40))")
+    text = text.replace("torch.zeros(8)", "torch.zeros(64)")
+    parallel = {"pipeline": 2, "cut": [8]}
+    own, other = estimates(tmp_path, text, {}, 2, 1 << 40, parallel=parallel)
+    assert own["stage"] == 2
+    assert (other["changes"], other["stage"]) == ({"parallel.pipeline": 1}, None)
+    assert own["parameters"] == other["parameters"]
+    assert own["static_bytes"] == pytest.approx(32 / 40 * other["static_bytes"], rel=0.05)
 
 
 def test_model_that_reads_values_is_built_with_them(tmp_path: Path) -> None:
@@ -228,7 +268,7 @@ if __name__ == "__main__":
     for case in SHARED:
         gc.collect()
         with StorageCounter() as counter:
-            train(LONG, **case)
+            train(**{"params": LONG, "counter": counter, **case})
         peaks.append(counter.peak_bytes)
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(peaks))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -28,12 +28,13 @@ _BEFORE, _BETWEEN = -1, -2  # phases of a forward pass that belong to no block
 
 @dataclass(frozen=True)
 class Trace:
-    """One forward pass: the blocks in the order of their calls, and where parameters and buffers were used.
+    """One forward pass: the blocks in the order of their calls, their outputs, and the uses of parameters and buffers.
 
     A phase is -1 before the first block, the number of a block, or the number of blocks behind the last block.
     """
 
     blocks: tuple[nn.Module, ...]
+    outputs: tuple[tuple[torch.Size, torch.dtype], ...]
     phases: dict[str, frozenset[int]]
     parameters: tuple[str, ...]  # the names of the trainable parameters of the whole model, in order
 
@@ -89,6 +90,7 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
     """
     names = {part: name for name, part in module.named_modules()}
     uses, called = _Uses(module), list[nn.Module]()
+    outputs: list[tuple[torch.Size, torch.dtype]] = []
     forwards = {block: block.forward for block in blocks}
 
     def follow(block: nn.Module) -> Callable[..., Any]:
@@ -106,6 +108,7 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
             if not isinstance(output, torch.Tensor):
                 raise TaskError(f"parallel.pipeline: {names[block]} returns a {type(output).__name__}, not a tensor")
             uses.output = output
+            outputs.append((output.shape, output.dtype))
             uses.phase = len(blocks) if len(called) == len(blocks) else _BETWEEN
             return output
 
@@ -114,7 +117,9 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
     try:
         for block in blocks:
             block.forward = follow(block)
-        with torch.random.fork_rng(), FakeTensorMode(allow_non_fake_inputs=True), uses:
+        fakes = [parameter.fake_mode for parameter in module.parameters() if isinstance(parameter, FakeTensor)]
+        mode = fakes[0] if fakes else FakeTensorMode(allow_non_fake_inputs=True)
+        with torch.random.fork_rng(), mode, uses:
             run(module)
     except TaskError:
         raise
@@ -132,7 +137,9 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
     if between is not None:
         raise TaskError(f"parallel.pipeline: {between} is used between two blocks; write blocks(model) in the task")
     phases = {name: frozenset(found) for name, found in uses.found.items()}
-    return Trace(tuple(called), phases, tuple(name for name, p in module.named_parameters() if p.requires_grad))
+    return Trace(
+        tuple(called), tuple(outputs), phases, tuple(name for name, p in module.named_parameters() if p.requires_grad)
+    )
 
 
 def cut(settings: ParallelSettings, blocks: int, times: Sequence[float]) -> list[int]:

@@ -73,9 +73,9 @@ class Links:
         assert found is not None
         return found
 
-    def take(self, piece: int) -> Activation:
-        """Return the activation for a piece of the model; the previous stage sends them in the order of the passes."""
-        del piece
+    def take(self, traced: tuple[torch.Size, torch.dtype]) -> Activation:
+        """Return the next activation of the previous stage. A shorter batch has another shape than the traced."""
+        del traced
         head = torch.empty(self._head_bytes, dtype=torch.uint8)
         self._receive(head, self._previous, self.forward)
         sizes = head[: 8 * (_MOST_DIMS + 2)].view(torch.int64).tolist()

@@ -19,10 +19,11 @@ from cloudtrain.entrypoints.rank.exchange import local_part
 __all__ = ["saved_on_host"]
 
 
-def saved_on_host(module: nn.Module) -> AbstractContextManager[Any]:
+def saved_on_host(module: nn.Module, host_device: str = "cpu") -> AbstractContextManager[Any]:
     """Return a context for a forward pass, whose saved tensors go to host memory, and back in the backward pass.
 
-    Parameters, and on a GPU tensors that are in host memory already, are left alone.
+    Parameters, and on a GPU tensors that are in host memory already, are left alone. The device meta
+    keeps nothing.
     """
     parameters = {_address(parameter) for parameter in module.parameters()}
 
@@ -33,7 +34,7 @@ def saved_on_host(module: nn.Module) -> AbstractContextManager[Any]:
             return tensor
         part = local_part(tensor)
         on_gpu = part.device.type == "cuda"
-        host = torch.empty_like(part, device="cpu", pin_memory=on_gpu)
+        host = torch.empty_like(part, device=host_device, pin_memory=on_gpu)
         host.copy_(part, non_blocking=on_gpu)  # the backward pass is later in the same stream
         return tensor.device, host, _spread(tensor)
 
@@ -41,14 +42,14 @@ def saved_on_host(module: nn.Module) -> AbstractContextManager[Any]:
         if isinstance(packed, torch.Tensor):
             return packed
         device, host, spread = packed
-        part: torch.Tensor = host.to(device, non_blocking=True)
+        part = torch.empty_like(host, device=device).copy_(host, non_blocking=True)
         return part if spread is None else DTensor.from_local(part, *spread[:2], run_check=False, **spread[2])
 
     return saved_tensors_hooks(pack, unpack)
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return local_part(tensor).untyped_storage().data_ptr()
+    return int(local_part(tensor).untyped_storage()._cdata)
 
 
 def _spread(tensor: torch.Tensor) -> Any:

@@ -90,7 +90,7 @@ class _Weights:
         """`keeps`: whether a backward pass uses the weights of its forward pass, or the newest weights."""
         self.version = 0
         self._keeps = keeps
-        self._own = {local_part(p).untyped_storage().data_ptr(): local_part(p).detach() for p in module.parameters()}
+        self._own = {local_part(p).untyped_storage()._cdata: local_part(p).detach() for p in module.parameters()}
         self._old: dict[int, dict[int, torch.Tensor]] = {}
 
     def saved(self) -> saved_tensors_hooks:
@@ -98,7 +98,7 @@ class _Weights:
         version = self.version
 
         def pack(tensor: torch.Tensor) -> Any:
-            address = tensor.untyped_storage().data_ptr()
+            address = tensor.untyped_storage()._cdata
             own = self._own.get(address)
             if own is None:
                 return tensor
@@ -108,7 +108,7 @@ class _Weights:
             if isinstance(packed, torch.Tensor):
                 return packed
             address, size, stride, offset = packed
-            values = self._old.get(version, self._own)[address]
+            values: torch.Tensor = self._old.get(version, self._own)[address]
             return values.as_strided(size, stride, values.storage_offset() + offset)
 
         return saved_tensors_hooks(pack, unpack)
@@ -340,4 +340,5 @@ class PipelineStage:
     def _begin(self, chunk: int) -> None:
         """Begin a pass of a chunk, with the output of the previous piece of the model."""
         self._piece = self._piece_of(chunk)
-        self._incoming = self.links.take(self._piece) if self._piece else None
+        first, _ = self._span(self._piece)
+        self._incoming = self.links.take(self.found.outputs[first - 1]) if first else None

@@ -68,6 +68,7 @@ def shard_optimizer(settings: TrainingSettings, spread: Strategy, device: torch.
         return norm
 
     def share_update() -> None:
+        whole.clear()  # DDP allocates its buckets anew before the second step, while these are views of the old
         for bucket in groups if not silent else ():
             _exchange(bucket, mesh)
 
