@@ -46,6 +46,7 @@ from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim, strategies
 from cloudtrain.entrypoints.trainer.ema import Ema
 from cloudtrain.entrypoints.trainer.settings import Spec, TrainingSettings, read_spec
+from cloudtrain.entrypoints.trainer.strategies.cut import Output
 from cloudtrain.entrypoints.trainer.strategies.links import Activation, Links
 from cloudtrain.entrypoints.trainer.strategies.offload import saved_on_host
 from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
@@ -250,9 +251,9 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
 class _Unconnected(Links):
     """A stage without neighbours: activations have the right shape and no data."""
 
-    def take(self, traced: tuple[torch.Size, torch.dtype]) -> Activation:
+    def take(self, traced: Output) -> Activation:
         """Return an activation."""
-        return Activation(torch.empty(traced[0], dtype=traced[1], requires_grad=True), None)
+        return Activation(torch.empty(traced.shape, dtype=traced.dtype, requires_grad=True), None)
 
     def take_gradient(self, output: torch.Tensor) -> torch.Tensor:
         """Return a gradient."""

@@ -47,6 +47,7 @@ def of_plan(prepared: Prepared, *, measures: bool = True) -> dict[str, Any] | No
     """
     capacity = gpu_bytes(prepared)
     found: dict[str, Any] = {"gpu_bytes": capacity, "layouts": [], "why": None, "is_cut": False}
+    found["bubble"] = prepared.plan.batch.bubble if prepared.plan.batch else 0.0
     if prepared.config.task and find_spec("torch") is not None:
         ask = _ask(prepared)
         key = hashlib.sha256(json.dumps([ask, capacity, prepared.bundle.code_sha256]).encode()).hexdigest()
@@ -73,6 +74,7 @@ def line(found: dict[str, Any]) -> str:
     own, *others = found["layouts"]
     capacity, place = found["gpu_bytes"], "GPU" if found["gpu_bytes"] else "rank"
     amount = f"{size(own['bytes'])}{f' of {size(capacity)}' if capacity else ''} per {place}"
+    amount += f" (stage {own['stage']})" if own.get("stage") else ""
     assumed = "; the optimizer's state counts as 8 bytes a parameter" if own.get("is_assumed") else ""
     if capacity and own["bytes"] > capacity:
         return f"memory: does not fit, about {amount}{assumed}{_remedy(found)}"
@@ -80,7 +82,7 @@ def line(found: dict[str, Any]) -> str:
         return f"memory: at least {amount}, without activations: {found['why']}{assumed}"
     if capacity and own["bytes"] > FITS * capacity:
         return f"memory: may not fit, about {amount}, and CUDA and NCCL need some more{assumed}{_remedy(found)}"
-    unneeded = "".join(f"; without {_left_out(each)}: leave it out, it costs time" for each in others)
+    unneeded = "".join(f"; without {_left_out(each, found)}" for each in others)
     return f"memory: {'fits, ' if capacity else ''}about {amount}{assumed}{unneeded}"
 
 
@@ -114,9 +116,11 @@ def _remedy(found: dict[str, Any]) -> str:
     return f"; no other layout of these ranks was found to fit{within}"
 
 
-def _left_out(other: dict[str, Any]) -> str:
+def _left_out(other: dict[str, Any], found: dict[str, Any]) -> str:
     key = next(iter(other["changes"]))
-    return f"{key} {size(other['bytes'])}"
+    bubble = found.get("bubble") or 0.0
+    cost = f"{100 * bubble:.0f} %" if key == "parallel.pipeline" and bubble else "time"
+    return f"{key} {size(other['bytes'])}: leave it out, it costs {cost}"
 
 
 def _ask(prepared: Prepared) -> dict[str, Any]:

@@ -1029,14 +1029,32 @@ def test_stages_on_other_machines_are_saved(one_rank: Run, tmp_path: Path) -> No
             "a value from before the blocks is used again",
         ),
         ("", "", {"pipeline": 2, "tensor": 1, "cut": [2]}, "must be 1 rising numbers from 1 to 1"),
+        ("", "", {"pipeline": 2, "tensor": 1, "schedule": "async"}, "which two stages share; set 1f1b"),
+        (
+            "self.apply(self.initialise)\n",
+            (
+                "self.apply(self.initialise)\n        for part in (self.characters, self.positions, self.blocks[0]):\n"
+                "            part.requires_grad_(False)\n        self.head = nn.Linear(width, VOCABULARY)\n"
+            ),
+            {"pipeline": 2, "tensor": 1},
+            "stage 1 of 2 computes nothing that needs gradients",
+        ),
+        (
+            "def evaluate(model, batch):\n",
+            "def evaluate(model, batch):\n    model(batch[0])\n",
+            {"pipeline": 2, "tensor": 1},
+            "evaluate(model, batch) calls the model twice",
+        ),
     ],
-    ids=["views", "tied", "residual", "twice", "skip", "cut"],
+    ids=["views", "tied", "residual", "twice", "skip", "cut", "stale", "frozen", "evaluate"],
 )
 def test_model_that_cannot_be_split_is_refused(
     tmp_path: Path, old: str, new: str, more: dict[str, Any], why: str
 ) -> None:
     """The start ends with one sentence: what is wrong, and what to change."""
-    done = run(tmp_path, **{**LANGUAGE, "text": CHARLM.replace(old, new), "parallel": {"tensor": 2, **more}})
+    done = run(
+        tmp_path, **{**LANGUAGE, "text": CHARLM.replace(old, new), "parallel": {"tensor": 2, **more}, "clip_norm": None}
+    )
     assert done.code == 1
     assert "TaskError" in done.errors
     assert why in done.errors

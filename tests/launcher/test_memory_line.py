@@ -53,6 +53,10 @@ def found(own: float, *others: tuple[dict[str, Any], float], gpu: float | None =
         ),
         (found(112, is_cut=True), "no other layout of these ranks was found to fit in 30 s"),
         (
+            found(31, ({"parallel.pipeline": 1}, 52)) | {"bubble": 0.12},
+            "fits, about 31.0 GiB of 80.0 GiB per GPU; without parallel.pipeline 52.0 GiB: leave it out, it costs 12 %",
+        ),
+        (
             found(31, ({"parallel.tensor": 1}, 52)),
             "fits, about 31.0 GiB of 80.0 GiB per GPU; without parallel.tensor 52.0 GiB: leave it out, it costs time",
         ),

@@ -114,6 +114,12 @@ def _cut_out(
         pieces = [[[names[block] for block in found.blocks[span]] for span in own] for own in of_stages]
         print(_in_words(parallel, pieces, stages_s, micro_batches, expected), flush=True)
     shared = cut.keep_stage(module, found, starts, parallel.pipeline, links.number, device)
+    is_frozen = not any(parameter.requires_grad for parameter in module.parameters())
+    if is_frozen or (links.number == 0 and not found.outputs[starts[1] - 1].needs_gradient):
+        raise TaskError(
+            f"parallel.pipeline: stage {1 + links.number} of {parallel.pipeline} computes nothing that needs gradients; "
+            "set another parallel.cut or fewer stages"
+        )
     return PipelineStage(module, tuple(starts), found, shared, links, parallel, device, expected)
 
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,10 +20,18 @@ from cloudtrain.entrypoints.trainer.settings import ParallelSettings
 from cloudtrain.entrypoints.trainer.strategies.buffers import places
 from cloudtrain.entrypoints.trainer.strategies.schedules import balanced
 
-__all__ = ["Trace", "block_times", "cut", "keep_stage", "trace"]
+__all__ = ["Output", "Trace", "block_times", "cut", "keep_stage", "trace"]
 
 _MEASUREMENTS = 3
 _BEFORE, _BETWEEN = -1, -2  # phases of a forward pass that belong to no block
+
+
+class Output(NamedTuple):
+    """The output of a block."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    needs_gradient: bool
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class Trace:
     """
 
     blocks: tuple[nn.Module, ...]
-    outputs: tuple[tuple[torch.Size, torch.dtype], ...]
+    outputs: tuple[Output, ...]
     phases: dict[str, frozenset[int]]
     parameters: tuple[str, ...]  # the names of the trainable parameters of the whole model, in order
 
@@ -90,7 +98,7 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
     """
     names = {part: name for name, part in module.named_modules()}
     uses, called = _Uses(module), list[nn.Module]()
-    outputs: list[tuple[torch.Size, torch.dtype]] = []
+    outputs: list[Output] = []
     forwards = {block: block.forward for block in blocks}
 
     def follow(block: nn.Module) -> Callable[..., Any]:
@@ -108,7 +116,7 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
             if not isinstance(output, torch.Tensor):
                 raise TaskError(f"parallel.pipeline: {names[block]} returns a {type(output).__name__}, not a tensor")
             uses.output = output
-            outputs.append((output.shape, output.dtype))
+            outputs.append(Output(output.shape, output.dtype, output.requires_grad))
             uses.phase = len(blocks) if len(called) == len(blocks) else _BETWEEN
             return output
 

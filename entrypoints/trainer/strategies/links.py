@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.trainer.strategies.cut import Output
 
 __all__ = ["Activation", "Links"]
 
@@ -73,7 +74,7 @@ class Links:
         assert found is not None
         return found
 
-    def take(self, traced: tuple[torch.Size, torch.dtype]) -> Activation:
+    def take(self, traced: Output) -> Activation:
         """Return the next activation of the previous stage. A shorter batch has another shape than the traced."""
         del traced
         head = torch.empty(self._head_bytes, dtype=torch.uint8)
@@ -91,7 +92,7 @@ class Links:
 
     def take_gradient(self, output: torch.Tensor) -> torch.Tensor:
         """Return the gradient of an activation that the next stage got."""
-        gradient = torch.empty_like(output)
+        gradient = torch.empty(output.shape, dtype=output.dtype, device=output.device)  # contiguous
         self._receive(gradient, self._next, self.backward)
         return gradient
 

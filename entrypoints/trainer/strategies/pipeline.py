@@ -250,7 +250,7 @@ class PipelineStage:
         self._passes = {(chunk, number - count): made for (chunk, number), made in self._passes.items()}
         if self._weights is not None:
             self._weights.update({made.version for made in self._passes.values()})
-        if not self._passes:
+        if self._weights is None or not feed.steps_left:
             self.links.flush()
         return total
 
@@ -293,9 +293,11 @@ class PipelineStage:
             return own(*args, **kwargs)
         if number < first - 1:
             return args[0]
-        assert self._incoming is not None
-        self._incoming.set_generators()
-        return self._incoming.tensor
+        if self._incoming is None:  # a trace has checked the loss
+            raise TaskError("parallel.pipeline: evaluate(model, batch) calls the model twice; call it once")
+        incoming, self._incoming = self._incoming, None
+        incoming.set_generators()
+        return incoming.tensor
 
     def _end_loss(self, _module: nn.Module, _args: Any, output: torch.Tensor) -> None:
         if self._has_ended:
