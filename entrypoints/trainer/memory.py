@@ -21,6 +21,7 @@ import resource
 import sys
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -251,16 +252,30 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
 class _Unconnected(Links):
     """A stage without neighbours: activations have the right shape and no data."""
 
-    def take(self, traced: Output) -> Activation:
+    def __init__(self, *how: Any) -> None:
+        super().__init__(*how)
+        self._traced: deque[Output] = deque()
+        self._outputs: deque[torch.Tensor] = deque()
+
+    def expect(self, traced: Output) -> None:
+        """Prepare an activation."""
+        self._traced.append(traced)
+
+    def take(self) -> Activation:
         """Return an activation."""
+        traced = self._traced.popleft()
         return Activation(torch.empty(traced.shape, dtype=traced.dtype, requires_grad=True), None)
 
-    def take_gradient(self, output: torch.Tensor) -> torch.Tensor:
-        """Return a gradient."""
-        return torch.empty_like(output)
-
-    def give(self, output: torch.Tensor) -> None:
+    def give(self, output: torch.Tensor, traced: Output) -> None:
         """Send nothing."""
+
+    def expect_gradient(self, output: torch.Tensor) -> None:
+        """Prepare a gradient."""
+        self._outputs.append(torch.empty_like(output))
+
+    def take_gradient(self) -> torch.Tensor:
+        """Return a gradient."""
+        return self._outputs.popleft()
 
     def give_gradient(self, received: torch.Tensor) -> None:
         """Send nothing."""

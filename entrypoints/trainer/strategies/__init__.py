@@ -96,7 +96,8 @@ def _cut_out(
     """Return this rank's stage of the model, without the parameters of the other stages; print all stages."""
     parallel, is_head = settings.parallel, dist.get_rank() == 0
     names = {part: name for name, part in module.named_modules()}
-    found = cut.trace(module, blocks, lambda model: probe(model, torch.device("cpu")))
+    with autocaster(settings.precision, torch.device("cpu"))():
+        found = cut.trace(module, blocks, lambda model: probe(model, torch.device("cpu")))
     times: list[float] = []
     if parallel.cut == "timed":
         recomputes = settings.activation_checkpointing
@@ -117,8 +118,8 @@ def _cut_out(
     is_frozen = not any(parameter.requires_grad for parameter in module.parameters())
     if is_frozen or (links.number == 0 and not found.outputs[starts[1] - 1].needs_gradient):
         raise TaskError(
-            f"parallel.pipeline: stage {1 + links.number} of {parallel.pipeline} computes nothing that needs gradients; "
-            "set another parallel.cut or fewer stages"
+            f"parallel.pipeline: stage {1 + links.number} of {parallel.pipeline} computes nothing that needs "
+            "gradients; set another parallel.cut or fewer stages"
         )
     return PipelineStage(module, tuple(starts), found, shared, links, parallel, device, expected)
 

@@ -1,11 +1,14 @@
 """The connections between the stages of a pipeline: activations go forward, gradients go backward.
 
-The generator's state travels with the activation. Receives block; sends are asynchronous.
+The generator's state travels with the activation. On CPUs the two are one message, if the activation has the size that
+the trace of the model has found. A receive is posted before its message is needed: gloo's sender waits for it.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +21,9 @@ __all__ = ["Activation", "Links"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _MOST_DIMS = 8
+_SIZES = 8 * (_MOST_DIMS + 2)  # bytes of an activation's dimensions, type and shape
+_ALIGNMENT = 64  # bytes
+_VALUES = 1  # the tag of an activation behind its head: heads of later activations are already expected
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,8 @@ class Activation:
         cpu = len(torch.get_rng_state())
         torch.set_rng_state(self.state[:cpu].clone())
         if self.tensor.device.type == "cuda":
-            torch.cuda.set_rng_state(self.state[cpu:].clone(), self.tensor.device)
+            states = self.state[cpu:].clone()
+            torch.cuda.set_rng_state(states[: len(torch.cuda.get_rng_state(self.tensor.device))], self.tensor.device)
 
 
 class Links:
@@ -56,7 +63,9 @@ class Links:
         self.number = ranks.index(dist.get_rank())
         self._device = device
         self._previous, self._next = ranks[self.number - 1], ranks[(self.number + 1) % len(ranks)]
-        self._head_bytes = _head(torch.empty(0), device).numel()
+        self._head_bytes = len(_head(torch.empty(0), device))
+        self._activations: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._gradients: deque[tuple[dist.Work, torch.Tensor]] = deque()
         self._sends: list[tuple[dist.Work, torch.Tensor]] = []
         self._waited_s = 0.0
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -74,26 +83,45 @@ class Links:
         assert found is not None
         return found
 
-    def take(self, traced: Output) -> Activation:
-        """Return the next activation of the previous stage. A shorter batch has another shape than the traced."""
-        del traced
-        head = torch.empty(self._head_bytes, dtype=torch.uint8)
-        self._receive(head, self._previous, self.forward)
-        sizes = head[: 8 * (_MOST_DIMS + 2)].view(torch.int64).tolist()
-        dims, dtype = sizes[0], _DTYPES[sizes[1]]
-        received = torch.empty(sizes[2 : 2 + dims], dtype=dtype, device=self._device)
-        self._receive(received, self._previous, self.forward)
-        return Activation(received.requires_grad_(torch.is_grad_enabled()), head[8 * (_MOST_DIMS + 2) :])
+    def expect(self, traced: Output) -> None:
+        """Begin to receive an activation of the previous stage; another shape than the traced is possible."""
+        packet = torch.empty(self._head_bytes + self._inline_bytes(traced), dtype=torch.uint8)
+        self._activations.append((self._posted(packet, self._previous, self.forward), packet))
 
-    def give(self, output: torch.Tensor) -> None:
+    def take(self) -> Activation:
+        """Return the expected activation."""
+        work, packet = self._activations.popleft()
+        self._wait(work)
+        sizes = packet[:_SIZES].view(torch.int64).tolist()
+        shape, dtype = sizes[2 : 2 + sizes[0]], _DTYPES[sizes[1]]
+        inline = packet[self._head_bytes :]
+        if len(inline) == math.prod(shape) * dtype.itemsize:
+            received = inline.view(dtype).view(shape)
+        else:
+            received = torch.empty(shape, dtype=dtype, device=self._device)
+            self._wait(self._posted(received, self._previous, self.forward, _VALUES), received)
+        return Activation(received.requires_grad_(torch.is_grad_enabled()), packet[_SIZES : self._head_bytes])
+
+    def give(self, output: torch.Tensor, traced: Output) -> None:
         """Send an activation to the next stage. Raises TaskError if its type cannot be sent."""
-        self._send(_head(output, self._device), self._next, self.forward)
-        self._send(output.detach().contiguous(), self._next, self.forward)
+        head, values, inline = _head(output, self._device), output.detach().contiguous(), self._inline_bytes(traced)
+        packet = torch.empty(len(head) + inline, dtype=torch.uint8)
+        packet[: len(head)] = head
+        if is_inline := values.nbytes == inline:
+            packet[len(head) :] = values.view(-1).view(torch.uint8)
+        self._send(packet, self._next, self.forward)
+        if not is_inline:
+            self._send(values, self._next, self.forward, _VALUES)
 
-    def take_gradient(self, output: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of an activation that the next stage got."""
+    def expect_gradient(self, output: torch.Tensor) -> None:
+        """Begin to receive the gradient of an activation that the next stage got."""
         gradient = torch.empty(output.shape, dtype=output.dtype, device=output.device)  # contiguous
-        self._receive(gradient, self._next, self.backward)
+        self._gradients.append((self._posted(gradient, self._next, self.backward), gradient))
+
+    def take_gradient(self) -> torch.Tensor:
+        """Return the expected gradient."""
+        work, gradient = self._gradients.popleft()
+        self._wait(work, gradient)
         return gradient
 
     def give_gradient(self, received: torch.Tensor) -> None:
@@ -116,22 +144,31 @@ class Links:
         self._waits.clear()
         return found
 
-    def _receive(self, tensor: torch.Tensor, source: int, group: dist.ProcessGroup) -> None:
-        """Receive a tensor. In training, count the wait: on a GPU by its own clock, since the call returns at once."""
-        if tensor.device.type == "cuda" and torch.is_grad_enabled():
+    def _inline_bytes(self, traced: Output) -> int:
+        """Return the bytes of an activation in the message of its head: 0 on a GPU, where heads go between CPUs."""
+        return math.prod(traced.shape) * traced.dtype.itemsize if self._device.type == "cpu" else 0
+
+    def _posted(self, tensor: torch.Tensor, source: int, group: dist.ProcessGroup, tag: int = 0) -> dist.Work:
+        work = dist.irecv(tensor, source, group, tag)
+        assert work is not None
+        return work
+
+    def _wait(self, work: dist.Work, tensor: torch.Tensor | None = None) -> None:
+        """Wait for a tensor. In training, count the wait: on a GPU by its own clock, since the call returns at once."""
+        if tensor is not None and tensor.device.type == "cuda" and torch.is_grad_enabled():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
-            dist.recv(tensor, source, group)
+            work.wait()
             end.record()
             self._waits.append((begin, end))
             return
         begin_s = time.perf_counter()
-        dist.recv(tensor, source, group)
+        work.wait()
         if self._device.type == "cpu" and torch.is_grad_enabled():
             self._waited_s += time.perf_counter() - begin_s
 
-    def _send(self, tensor: torch.Tensor, target: int, group: dist.ProcessGroup) -> None:
-        work = dist.isend(tensor, target, group)
+    def _send(self, tensor: torch.Tensor, target: int, group: dist.ProcessGroup, tag: int = 0) -> None:
+        work = dist.isend(tensor, target, group, tag)
         assert work is not None
         self._sends = [pair for pair in self._sends if not pair[0].is_completed()]
         self._sends.append((work, tensor))
@@ -145,4 +182,6 @@ def _head(output: torch.Tensor, device: torch.device) -> torch.Tensor:
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
-    return torch.cat([torch.tensor(shape, dtype=torch.int64).view(torch.uint8), *states])
+    parts = [torch.tensor(shape, dtype=torch.int64).view(torch.uint8), *states]
+    padding = -sum(map(len, parts)) % _ALIGNMENT  # behind it the values have the alignment of their own memory
+    return torch.cat([*parts, torch.empty(padding, dtype=torch.uint8)])

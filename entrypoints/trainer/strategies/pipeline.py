@@ -144,6 +144,7 @@ class PipelineStage:
     _batches: dict[int, Any] = field(default_factory=dict)  # by micro-batch, until its last chunk
     _passes: dict[tuple[int, int], _Pass] = field(default_factory=dict)  # between forward and backward
     _begun: int = 0  # forward passes of this step
+    _expected: int = 0  # forward passes of this step whose activations are being received
     _stale: list[int] = field(default_factory=list)
 
     @property
@@ -234,18 +235,23 @@ class PipelineStage:
         """
         parallel, count = self.settings, len(feed.owned)
         order = PassOrder(parallel.schedule, parallel.pipeline, parallel.chunks, self.number, count)
-        steps = 1 + feed.steps_left if self._weights is not None else 1
+        most = order.passes * (1 + feed.steps_left if self._weights is not None else 1)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for number in range(order.passes):
-            while self._begun < min(number + order.ahead + 1, steps * order.passes):
-                chunk, micro_batch = order.forward(self._begun)
+            while self._begun < min(number + order.ahead + 1, most):
+                for coming in range(self._expected, min(self._begun + 2, most)):
+                    self._expect(order.forward(coming)[0])
+                self._expected = min(self._begun + 2, most)
+                self._forward(feed, *order.forward(self._begun))
                 self._begun += 1
-                self._forward(feed, chunk, micro_batch)
+            for coming in range(number + bool(number), min(number + 2, order.passes)):
+                self._expect_gradient(*order.backward(coming))
             chunk, micro_batch = order.backward(number)
             made = self._passes.pop((chunk, micro_batch))
             if self._piece_of(chunk) == len(self.starts) - 1 and made.output is not None:
                 total += made.output.detach().double()
             self._backward(feed, chunk, made, number == order.passes - 1)
+        self._expected -= order.passes
         self._begun -= order.passes
         self._passes = {(chunk, number - count): made for (chunk, number), made in self._passes.items()}
         if self._weights is not None:
@@ -258,11 +264,12 @@ class PipelineStage:
         """Return the result of `run(model)` on the last stage, None on the others; without gradients."""
         result: T | None = None
         for chunk in range(self.settings.chunks):
+            self._expect(chunk)
             self._begin(chunk)
             try:
                 result = run(self.module)
             except _LossEnds as end:
-                self.links.give(end.output)
+                self._give(end.output)
         self.links.flush()
         return result
 
@@ -320,7 +327,7 @@ class PipelineStage:
                 made.output = feed.loss(self.module, batch)
             except _LossEnds as end:
                 made.output = end.output
-                self.links.give(end.output)
+                self._give(end.output)
         feed.between()
 
     def _backward(self, feed: Feed, chunk: int, made: _Pass, last: bool) -> None:
@@ -334,13 +341,29 @@ class PipelineStage:
         if self._piece_of(chunk) == len(self.starts) - 1:
             feed.backward(output)
         else:
-            torch.autograd.backward(output, self.links.take_gradient(output))
+            torch.autograd.backward(output, self.links.take_gradient())
         if made.received is not None:
             self.links.give_gradient(made.received.tensor)
         feed.between()
 
+    def _expect(self, chunk: int) -> None:
+        """Begin to receive the output of the piece of the model before the chunk."""
+        if piece := self._piece_of(chunk):
+            self.links.expect(self.found.outputs[self.starts[piece] - 1])
+
+    def _expect_gradient(self, chunk: int, micro_batch: int) -> None:
+        """Begin to receive the gradient of the chunk's output."""
+        if self._piece_of(chunk) < len(self.starts) - 1:
+            output = self._passes[chunk, micro_batch].output
+            assert output is not None
+            self.links.expect_gradient(output)
+
     def _begin(self, chunk: int) -> None:
         """Begin a pass of a chunk, with the output of the previous piece of the model."""
         self._piece = self._piece_of(chunk)
-        first, _ = self._span(self._piece)
-        self._incoming = self.links.take(self.found.outputs[first - 1]) if first else None
+        self._incoming = self.links.take() if self._piece else None
+
+    def _give(self, output: torch.Tensor) -> None:
+        """Send the output of the piece in progress."""
+        _, end = self._span(self._piece)
+        self.links.give(output, self.found.outputs[end - 1])
