@@ -46,7 +46,7 @@ from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim, strategies
 from cloudtrain.entrypoints.trainer.ema import Ema
-from cloudtrain.entrypoints.trainer.settings import Spec, TrainingSettings, read_spec
+from cloudtrain.entrypoints.trainer.settings import ParallelSettings, Spec, TrainingSettings, read_spec
 from cloudtrain.entrypoints.trainer.strategies.cut import Output
 from cloudtrain.entrypoints.trainer.strategies.links import Activation, Links
 from cloudtrain.entrypoints.trainer.strategies.offload import saved_on_host
@@ -234,19 +234,36 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
             optimizer.zero_grad()
     held_bytes = counter.live_bytes if wanted.cpu_offload else 0  # in the host's memory
     counter.peak_bytes = counter.live_bytes
+    counts, peaks = _counts(parallel, split.accumulation), []
     try:
-        with mode, counter:
-            _passes(wanted, task, spread, batch, split)
-        with counter:
-            spread.finish()
-            if not is_assumed:
-                optimizer.step()
-            spread.share_update()
+        for count in counts:
+            with mode, counter:
+                _passes(wanted, task, spread, batch, range(count))
+            with counter:
+                spread.finish()
+                if not is_assumed:
+                    optimizer.step()
+                spread.share_update()
+                optimizer.zero_grad()
+            peaks.append(counter.peak_bytes)
     except Exception as error:
         static_bytes -= held_bytes
         return Estimate(static_bytes, static_bytes, parameters, is_assumed, _reason(error))
     del average, spare
-    return Estimate(counter.peak_bytes - held_bytes, static_bytes - held_bytes, parameters, is_assumed)
+    peak_bytes = peaks[-1] + (split.accumulation - counts[-1]) * (peaks[-1] - peaks[0])
+    return Estimate(peak_bytes - held_bytes, static_bytes - held_bytes, parameters, is_assumed)
+
+
+def _counts(parallel: ParallelSettings, accumulation: int) -> list[int]:
+    """Return the micro-batches of a step that holds as much memory as the job's.
+
+    Under gpipe every micro-batch of a step is held: two steps show the memory of a further one.
+    """
+    if parallel.pipeline == 1:
+        return [min(2, accumulation)]
+    if parallel.schedule == "gpipe" and accumulation > 4:
+        return [3, 4]
+    return [min(accumulation, 2 * parallel.pipeline if parallel.schedule != "gpipe" else 4)]
 
 
 class _Unconnected(Links):
@@ -321,8 +338,8 @@ def _first_step(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -
     return [], False
 
 
-def _passes(wanted: TrainingSettings, task: Task, spread: strategies.Strategy, batch: Any, split: data.Split) -> None:
-    """Run the forward and backward passes of as many micro-batches as are held at once."""
+def _passes(wanted: TrainingSettings, task: Task, spread: strategies.Strategy, batch: Any, owned: range) -> None:
+    """Run the forward and backward passes of the micro-batches of a step."""
     offloaded = functools.partial(saved_on_host, spread.module, "meta") if wanted.activation_offload else nullcontext
 
     def loss_of(model: Any, batch: Any) -> Any:
@@ -332,16 +349,14 @@ def _passes(wanted: TrainingSettings, task: Task, spread: strategies.Strategy, b
     def backward(loss: Any) -> None:
         (loss / spread.divisor).backward()
 
-    stages, schedule = wanted.parallel.pipeline, wanted.parallel.schedule
-    count = min(split.accumulation, 2 if stages == 1 else 2 * stages)
     if spread.walk is None:
-        for virtual in range(count):
-            with spread.micro_batch(virtual, virtual == count - 1):
+        for virtual in owned:
+            with spread.micro_batch(virtual, virtual == owned[-1]):
                 backward(loss_of(spread.model, batch))
         return
-    owned = range(split.accumulation if schedule == "gpipe" else count)
+    stages = wanted.parallel.pipeline
     feed = Feed(owned, lambda: batch, lambda *_: None, loss_of, backward, lambda: None, steps_left=stages)
-    for _ in range(stages if schedule == "async" else 1):  # until all versions of the weights are kept
+    for _ in range(stages if wanted.parallel.schedule == "async" else 1):  # until all versions of the weights are kept
         spread.walk(feed)
 
 

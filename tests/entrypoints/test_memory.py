@@ -230,6 +230,20 @@ def test_offloaded_activations_do_not_count(tmp_path: Path) -> None:
     assert needed(40)["bytes"] > 2 * long["bytes"]
 
 
+def test_estimate_of_gpipe_grows_by_a_micro_batch(tmp_path: Path) -> None:
+    """Eight micro-batches need as much more than six as six than four, which run; stages of 1f1b need no more."""
+
+    def needed(count: int, schedule: str) -> int:
+        parallel: dict[str, Any] = {"pipeline": 2, "schedule": schedule}
+        found = estimates(tmp_path, CHARLM, SMALL, 2, global_batch_size=MICRO * count, parallel=parallel)
+        return int(found[0]["bytes"])
+
+    four, six, eight = (needed(count, "gpipe") for count in (4, 6, 8))
+    assert eight - six == pytest.approx(six - four, rel=0.01)
+    assert six > 1.2 * four
+    assert needed(8, "1f1b") == needed(4, "1f1b")
+
+
 def test_estimate_names_the_stage_and_what_a_pipeline_saves(tmp_path: Path) -> None:
     """The last stage needs most where the explicit cut gives it most blocks; without the pipeline more is needed."""
     text = TASK.replace("nn.Linear(8, 64), nn.Linear(64, 1)", "*(nn.Linear(64, 64) for _ in range(40))")
