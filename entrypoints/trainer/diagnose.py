@@ -64,12 +64,12 @@ class Diagnosis:
 def diagnose(spec: Spec, task: Task, place: RankContext, agreement: Agreement, gradients: Gradients) -> int:
     """Measure the three runs, report the bound, and return the exit code. No training, no saving."""
     measured: dict[str, list[float]] = {}
-    waits: tuple[float, ...] = ()  # of the stages in a step of the newest normal run
+    waits: tuple[float, ...] = ()  # of the stages in a step, with data in memory
     try:
         for name in ("normal", "silent", "synthetic", "normal"):
             seconds, waited = _measure(spec, task, place, agreement, gradients, name)
             measured.setdefault(name, []).append(seconds)
-            waits = waited if name == "normal" else waits
+            waits = waited if name == "synthetic" else waits  # not the waits for data of another stage
             if place.is_head:
                 emit("step", f"{name}: {_ms(seconds)} a step", run=name, seconds=seconds)
     except Interrupted:

@@ -239,6 +239,7 @@ def _piped_gradients(
 
     batch = functools.partial(job.meter.wait_for, batches)
     left = _steps_to_empty(job, progress)
+    must_agree = must_agree or not left  # an evaluation or a save may follow, with agreements of its own
     with _counted(job):
         total = walk(Feed(job.owned, batch, seed, loss_of, backward, heartbeat.beat, left))
     earlier = job.agreement.finish() if training.parallel.schedule == "async" else None

@@ -90,8 +90,9 @@ class Parallel(Section):
     )
     schedule: Literal["1f1b", "gpipe", "interleaved", "async"] = Field(
         "1f1b",
-        description="The order of passes: 1f1b keeps at most a micro-batch for each later stage, gpipe all of a step; "
-        "interleaved has several `chunks` a stage, and waits less; async never waits, and trains with older weights.",
+        description="The order of passes: 1f1b keeps one micro-batch, and one more for each later stage, gpipe all of "
+        "a step; interleaved has several `chunks` a stage, and waits less; async never waits, and trains with older "
+        "weights.",
         examples=["gpipe"],
     )
     cut: Literal["even", "timed"] | Many[Annotated[int, Field(ge=1)]] = Field(

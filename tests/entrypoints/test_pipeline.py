@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, strategies
 from cloudtrain.entrypoints.trainer.settings import ParallelSettings, TrainingSettings
+from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
 from cloudtrain.entrypoints.trainer.strategies import cut, schedules
 from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
 
@@ -188,6 +189,59 @@ def test_settings_that_do_not_go_with_a_schedule_are_refused(
     settings = TrainingSettings(global_batch_size=3, max_steps=1, parallel=layout, **more)
     with pytest.raises(TaskError, match=why):
         strategies.wrap(settings, model(), CPU, data.Split(3, 1, 1, 3))
+
+
+def traced(module: nn.Module) -> cut.Trace:
+    """Return the trace of a module of blocks, with all children of a Sequential."""
+    return cut.trace(
+        module, blocks_of.default_blocks(module, whole=True), lambda called: called(torch.ones(2, 4)).sum()
+    )
+
+
+def test_children_without_parameters_are_blocks_of_a_sequential() -> None:
+    """An activation function between two layers is computed by one stage, and breaks no chain."""
+    found = traced(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)))
+    assert [type(block) for block in found.blocks] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert [output.needs_gradient for output in found.outputs] == [True] * 3
+
+
+class Skipped(nn.Module):
+    """A block whose layer a traced pass leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the first layer's output."""
+        return self.first(x)
+
+
+def test_parameter_that_the_trace_skips_stays_in_its_block() -> None:
+    """Stochastic depth may skip a layer in the traced pass; the stage of its block keeps the layer."""
+    module = nn.Sequential(Skipped(), Skipped())
+    cut.keep_stage(module, traced(module), [0, 1], 2, 1, CPU)
+    assert [name for name, _ in module.named_parameters()] == [
+        *("1.first.weight", "1.first.bias", "1.layer.weight", "1.layer.bias")
+    ]
+
+
+def test_trace_finds_changed_buffers_and_outputs_changed_in_place() -> None:
+    """Buffers are named, so that schedules can refuse them; a change between two blocks is refused at once."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), Slow(0.0))
+    assert set(traced(module).written) == {"1.num_batches_tracked", "2.calls"}
+    assert module[1].num_batches_tracked == module[2].calls == 0
+
+    class Changing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers[1](self.layers[0](x).relu_())
+
+    with pytest.raises(TaskError, match=r"the output of layers\.0 is changed in place before layers\.1"):
+        traced(Changing())
 
 
 # ------------------------------------------------------------------------------------------------------ stale weights

@@ -71,8 +71,9 @@ def wrap(
         return shard_optimizer(settings, spread, device, silent) if is_shared else spread
     mesh = data_mesh(settings, device, split.ranks)
     share_weights(module.parameters(), device)
-    found = default_blocks(module) if blocks is None else list(blocks(module))
-    if settings.parallel.pipeline == 1:
+    is_cut = settings.parallel.pipeline > 1
+    found = default_blocks(module, whole=is_cut) if blocks is None else list(blocks(module))
+    if not is_cut:
         _split_layers(settings, module, device, found, tensor_plan, mesh)
         return make(settings, module, device, split, lambda _: found, silent, mesh)
     assert probe is not None
@@ -138,8 +139,8 @@ def _in_words(
         stages.append(stage + (f" ({1000 * stages_s[number]:.3g} ms)" if stages_s else ""))
     words = (
         f"pipeline {parallel.pipeline}: {'; '.join(stages)}; with {parallel.schedule} and {micro_batches} "
-        f"micro-batches stages wait {100 * expected:.0f} % of a step, "
-        + ("by these times" if stages_s else "if the stages take equal time")
+        f"micro-batches, stages wait {100 * expected:.0f} % of a step, "
+        + ("by these times" if stages_s else "assuming equal stages")
     )
     if parallel.schedule == "async":
         words += f"; the weights of stage 1 are up to {parallel.pipeline - 1} micro-batches old, which costs accuracy"

@@ -42,18 +42,20 @@ def find(settings: TrainingSettings, module: nn.Module, blocks: Blocks | None) -
     return sorted((block for block in found if block is not module), key=lambda block: -depth[block])
 
 
-def default_blocks(model: nn.Module) -> list[nn.Module]:
+def default_blocks(model: nn.Module, *, whole: bool = False) -> list[nn.Module]:
     """Return the outermost children of a ModuleList or Sequential that have parameters.
 
-    A transformer's layers nearly always have this form. Parameters outside the blocks belong to the root.
+    A transformer's layers nearly always have this form. Parameters outside the blocks belong to the root. `whole`: also
+    the children without parameters, such as activation functions, of a Sequential.
     """
     found: list[nn.Module] = []
     for child in model.children():
         holder = isinstance(child, (nn.ModuleList, nn.ModuleDict))  # a holder has no forward pass: never a block
         if isinstance(model, (nn.ModuleList, nn.Sequential)) and not holder:
-            found += [child] if any(True for _ in child.parameters()) else []
+            is_needed = whole and isinstance(model, nn.Sequential)
+            found += [child] if is_needed or any(True for _ in child.parameters()) else []
         else:
-            found += default_blocks(child)
+            found += default_blocks(child, whole=whole)
     return found
 
 

@@ -4,6 +4,9 @@ A step's first micro-batch begins with rank 0's persistent buffers on every rank
 the same values, and its changes to the buffers are undone. So the buffers equal those of a job with one micro-batch a
 step. Rank 0 has the valid values; all ranks have them after `sync`. Buffers registered with persistent=False are not
 saved, so a resumed job could not rely on them, and are left alone.
+
+A stage of a pipeline runs several forward passes before the first backward pass, which would find a saved buffer
+changed. So each forward pass of a stage has copies of the buffers.
 """
 
 from __future__ import annotations
@@ -66,6 +69,7 @@ class Buffers:
         self._first = first
         self._silent = silent
         self._keeps = keeps or split.accumulation > 1  # whether to keep the values at the step's start
+        self._lends = stages > 1 and split.accumulation > 1
         self._begin: list[torch.Tensor] = []
         self._end: list[torch.Tensor] = []
 
@@ -97,18 +101,27 @@ class Buffers:
             self._write(self._begin)
         elif not self._silent:
             self.sync()
+        own = self._tensors()
         if virtual == self._first and self._keeps:
-            self._begin = [tensor.clone() for tensor in self._tensors()]
+            self._begin = [tensor.clone() for tensor in own]
+        if self._lends:
+            self._lend([tensor.clone() for tensor in own])
         yield
         if self._accumulation == 1:
             return  # virtual rank 0's values count; the next step overwrites the values of all other ranks
         if virtual == 0:
             self._end = [tensor.clone() for tensor in self._tensors()]
+        if self._lends:
+            self._lend(own)
         if last and self._is_source:
             self._write(self._end)
 
     def _tensors(self) -> list[torch.Tensor]:
         return [getattr(owner, name).detach() for owner, name in self._places]
+
+    def _lend(self, tensors: list[torch.Tensor]) -> None:
+        for (owner, name), tensor in zip(self._places, tensors, strict=True):
+            setattr(owner, name, tensor)
 
     @torch.no_grad()
     def _write(self, values: list[torch.Tensor]) -> None:

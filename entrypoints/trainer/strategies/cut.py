@@ -38,11 +38,12 @@ class Output(NamedTuple):
 class Trace:
     """One forward pass: the blocks in the order of their calls, their outputs, and the uses of parameters and buffers.
 
-    A phase is -1 before the first block, the number of a block, or the number of blocks behind the last block.
+    A phase is -1 before the first block, the number of a block, or the number of blocks after the last block.
     """
 
     blocks: tuple[nn.Module, ...]
     outputs: tuple[Output, ...]
+    written: tuple[str, ...]  # the names of the saved buffers that the pass has changed
     phases: dict[str, frozenset[int]]
     parameters: tuple[str, ...]  # the names of the trainable parameters of the whole model, in order
 
@@ -58,7 +59,9 @@ class _Uses(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = _BEFORE
         self.output: torch.Tensor | None = None  # of the newest block
+        self.version = 0  # of the output, changed by each operation in place
         self.found: dict[str, set[int]] = {}
+        self.written: list[str] = []
         self._names: dict[int, list[str]] = {}  # a tied parameter has several names
         self._made: dict[int, tuple[int, torch.Tensor]] = {}  # the phase of each activation, which is kept alive
         self._parameters = {id(parameter) for parameter in module.parameters()}
@@ -77,6 +80,9 @@ class _Uses(TorchDispatchMode):
             is_activation = is_activation or made is not None or id(value) in self._parameters
             if made is not None and made[0] != self.phase and value is not self.output:
                 self._check(made[0])
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self.written += self._names.get(id(value), ())
         result = func(*args, **(kwargs or {}))
         if is_activation:
             self._made |= {id(v): (self.phase, v) for v in tree_leaves(result) if isinstance(v, torch.Tensor)}
@@ -87,7 +93,7 @@ class _Uses(TorchDispatchMode):
             place = {_BEFORE: "before the blocks", _BETWEEN: "between two blocks"}
             raise TaskError(
                 f"parallel.pipeline: a value from {place.get(made, f'block {made}')} is used again in a later block or "
-                "behind the blocks, and stages pass on only the output of each block; set parallel.pipeline: 1"
+                "after the blocks, and stages pass on only the output of each block; set parallel.pipeline: 1"
             )
 
 
@@ -100,11 +106,17 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
     uses, called = _Uses(module), list[nn.Module]()
     outputs: list[Output] = []
     forwards = {block: block.forward for block in blocks}
+    kept = _kept_buffers(module)  # a counter that is a single number changes even without data
 
     def follow(block: nn.Module) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if block in called:
                 raise TaskError(f"parallel.pipeline: {names[block]} is called twice in one forward pass")
+            if uses.output is not None and uses.output._version != uses.version:
+                raise TaskError(
+                    f"parallel.pipeline: the output of {names[called[-1]]} is changed in place before {names[block]}; "
+                    "use an operation that returns a new tensor"
+                )
             if called and not (args and args[0] is uses.output):
                 raise TaskError(
                     f"parallel.pipeline: the first argument of {names[block]} is not the output of "
@@ -115,7 +127,7 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
             output = forwards[block](*args, **kwargs)
             if not isinstance(output, torch.Tensor):
                 raise TaskError(f"parallel.pipeline: {names[block]} returns a {type(output).__name__}, not a tensor")
-            uses.output = output
+            uses.output, uses.version = output, output._version
             outputs.append(Output(output.shape, output.dtype, output.requires_grad))
             uses.phase = len(blocks) if len(called) == len(blocks) else _BETWEEN
             return output
@@ -138,6 +150,7 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
     finally:
         for block in blocks:
             del block.forward
+        _restore(kept)
     if len(called) < len(blocks):
         missing = next(names[block] for block in blocks if block not in called)
         raise TaskError(f"parallel.pipeline: the forward pass does not call {missing}; write blocks(model) in the task")
@@ -145,8 +158,13 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
     if between is not None:
         raise TaskError(f"parallel.pipeline: {between} is used between two blocks; write blocks(model) in the task")
     phases = {name: frozenset(found) for name, found in uses.found.items()}
+    saved = module.state_dict(keep_vars=True)
     return Trace(
-        tuple(called), tuple(outputs), phases, tuple(name for name, p in module.named_parameters() if p.requires_grad)
+        blocks=tuple(called),
+        outputs=tuple(outputs),
+        written=tuple(name for name in uses.written if name in saved),
+        phases=phases,
+        parameters=tuple(name for name, p in module.named_parameters() if p.requires_grad),
     )
 
 
@@ -187,7 +205,7 @@ def block_times(
     """Return the seconds of a forward and backward pass through each block, on the input that the block really gets.
 
     `run` calls the task's loss on a batch on the device. The code before the blocks counts for the first block,
-    the code behind them for the last: three times its forward pass. The whole model may not fit on the device, so each
+    the code after them for the last: three times its forward pass. The whole model may not fit on the device, so each
     block is there only during its measurement. The shortest of several measurements counts. Parameters and buffers
     keep their values.
     """
@@ -195,7 +213,7 @@ def block_times(
     for tensor in (*module.parameters(), *module.buffers()):
         if id(tensor) not in inside:
             tensor.data = tensor.data.to(device)
-    kept = [(owner, name, getattr(owner, name).clone()) for owner, name in places(module)]
+    kept = _kept_buffers(module)
     outputs: dict[nn.Module, torch.Tensor] = {}
     times: dict[nn.Module, float] = {}
     clock: list[float] = []  # when the first block begins, and when each block ends
@@ -219,8 +237,7 @@ def block_times(
     finally:
         for block in blocks:
             del block.forward
-    for owner, name, value in kept:
-        getattr(owner, name).copy_(value)
+    _restore(kept)
     before_s, behind_s = (3 * min(parts) for parts in zip(*around[1:], strict=True))
     found = [times[block] for block in blocks]
     found[0] += before_s
@@ -244,7 +261,7 @@ def _time(
         first = args[0].detach().requires_grad_(args[0].is_floating_point())
         begin_s = _now_s(device)
         with torch.enable_grad():
-            output = forward(first, *args[1:], **kwargs)
+            output = forward(first.clone(), *args[1:], **kwargs)  # the block may change its input in place
         middle_s = _now_s(device)
         output.backward(torch.ones_like(output))  # type: ignore[no-untyped-call]
         end_s = _now_s(device)
@@ -253,6 +270,17 @@ def _time(
         parameter.grad = None
     block.to(home)
     return shortest_s, output.detach()
+
+
+def _kept_buffers(module: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the buffers with copies of their values."""
+    buffers = [getattr(owner, name) for owner, name in places(module)]
+    return [(buffer, buffer.clone()) for buffer in buffers]
+
+
+def _restore(kept: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for buffer, values in kept:
+        buffer.copy_(values)
 
 
 def _now_s(device: torch.device) -> float:
@@ -273,6 +301,11 @@ def keep_stage(
     would share a parameter.
     """
     blocks, last = len(found.blocks), stages - 1
+    inside = {
+        id(tensor): number
+        for number, block in enumerate(found.blocks)
+        for tensor in (*block.parameters(), *block.buffers())
+    }
     stage_of = [(sum(start <= number for start in starts) - 1) % stages for number in range(blocks)]
     shared = []
     for part_name, part in list(module.named_modules()):
@@ -281,7 +314,8 @@ def keep_stage(
                 if tensor is None or name in part._non_persistent_buffers_set:
                     continue
                 full = f"{part_name}.{name}".lstrip(".")
-                phases = found.phases.get(full) or frozenset({_BEFORE})
+                # The traced pass may have skipped a part, as stochastic depth does.
+                phases = found.phases.get(full) or frozenset({inside.get(id(tensor), _BEFORE)})
                 users = {0 if n < 0 else last if n >= blocks else stage_of[n] for n in phases}
                 if kind is part._buffers:
                     users = {min(users)}

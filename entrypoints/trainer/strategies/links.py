@@ -47,8 +47,9 @@ class Activation:
 class Links:
     """The connections of a stage with its neighbours in a ring of `ranks`, by stage.
 
-    `forward` and `backward` are process groups of the ranks, one for each direction; `ends`, of the first and the last
-    stage only.
+    `forward` and `backward` are process groups of the ranks, one for each direction. `around` are two more, for the
+    messages between the last and the first stage: NCCL would order the messages of a pair of ranks in one group. `ends`
+    has the first and the last stage only.
     """
 
     def __init__(
@@ -56,11 +57,15 @@ class Links:
         ranks: list[int],
         forward: dist.ProcessGroup,
         backward: dist.ProcessGroup,
+        around: tuple[dist.ProcessGroup, dist.ProcessGroup],
         ends: dist.ProcessGroup | None,
         device: torch.device,
     ) -> None:
-        self.forward, self.backward, self.ends = forward, backward, ends
+        self.forward, self.ends = forward, ends
         self.number = ranks.index(dist.get_rank())
+        is_first, is_last = self.number == 0, self.number == len(ranks) - 1
+        self._from_previous, self._to_previous = around if is_first else (forward, backward)
+        self._to_next, self._from_next = around if is_last else (forward, backward)
         self._device = device
         self._previous, self._next = ranks[self.number - 1], ranks[(self.number + 1) % len(ranks)]
         self._head_bytes = len(_head(torch.empty(0), device))
@@ -76,17 +81,18 @@ class Links:
         each, found = dist.get_world_size() // stages, None
         for first in range(each):
             line = list(range(first, dist.get_world_size(), each))
-            forward, backward, ends = dist.new_group(line), dist.new_group(line), dist.new_group([line[0], line[-1]])
+            forward, backward, *around = (dist.new_group(line) for _ in range(4))
+            ends = dist.new_group([line[0], line[-1]])
             if dist.get_rank() in line:
                 is_end = dist.get_rank() in (line[0], line[-1])
-                found = cls(line, forward, backward, ends if is_end else None, device)
+                found = cls(line, forward, backward, (around[0], around[1]), ends if is_end else None, device)
         assert found is not None
         return found
 
     def expect(self, traced: Output) -> None:
         """Begin to receive an activation of the previous stage; another shape than the traced is possible."""
         packet = torch.empty(self._head_bytes + self._inline_bytes(traced), dtype=torch.uint8)
-        self._activations.append((self._posted(packet, self._previous, self.forward), packet))
+        self._activations.append((self._posted(packet, self._previous, self._from_previous), packet))
 
     def take(self) -> Activation:
         """Return the expected activation."""
@@ -99,7 +105,7 @@ class Links:
             received = inline.view(dtype).view(shape)
         else:
             received = torch.empty(shape, dtype=dtype, device=self._device)
-            self._wait(self._posted(received, self._previous, self.forward, _VALUES), received)
+            self._wait(self._posted(received, self._previous, self._from_previous, _VALUES), received)
         return Activation(received.requires_grad_(torch.is_grad_enabled()), packet[_SIZES : self._head_bytes])
 
     def give(self, output: torch.Tensor, traced: Output) -> None:
@@ -109,14 +115,14 @@ class Links:
         packet[: len(head)] = head
         if is_inline := values.nbytes == inline:
             packet[len(head) :] = values.view(-1).view(torch.uint8)
-        self._send(packet, self._next, self.forward)
+        self._send(packet, self._next, self._to_next)
         if not is_inline:
-            self._send(values, self._next, self.forward, _VALUES)
+            self._send(values, self._next, self._to_next, _VALUES)
 
     def expect_gradient(self, output: torch.Tensor) -> None:
         """Begin to receive the gradient of an activation that the next stage got."""
         gradient = torch.empty(output.shape, dtype=output.dtype, device=output.device)  # contiguous
-        self._gradients.append((self._posted(gradient, self._next, self.backward), gradient))
+        self._gradients.append((self._posted(gradient, self._next, self._from_next), gradient))
 
     def take_gradient(self) -> torch.Tensor:
         """Return the expected gradient."""
@@ -127,7 +133,7 @@ class Links:
     def give_gradient(self, received: torch.Tensor) -> None:
         """Send the gradient of an activation to the previous stage."""
         gradient = torch.zeros_like(received) if received.grad is None else received.grad
-        self._send(gradient.contiguous(), self._previous, self.backward)
+        self._send(gradient.contiguous(), self._previous, self._to_previous)
 
     def flush(self) -> None:
         """Wait until the neighbours have received everything."""

@@ -87,10 +87,12 @@ class _Weights:
     """
 
     def __init__(self, module: nn.Module, keeps: bool) -> None:
-        """`keeps`: whether a backward pass uses the weights of its forward pass, or the newest weights."""
+        """`keeps`: whether a backward pass uses the weights of its forward pass, or the newest. Raises TaskError."""
         self.version = 0
         self._keeps = keeps
         self._own = {local_part(p).untyped_storage()._cdata: local_part(p).detach() for p in module.parameters()}
+        if len(self._own) < len(list(module.parameters())):
+            raise TaskError("parallel.schedule: async needs parameters in memory of their own; set schedule: 1f1b")
         self._old: dict[int, dict[int, torch.Tensor]] = {}
 
     def saved(self) -> saved_tensors_hooks:
@@ -139,7 +141,8 @@ class PipelineStage:
     _around: Callable[[int, bool], AbstractContextManager[Any]] = field(init=False)
     _weights: _Weights | None = None
     _piece: int = 0  # in progress
-    _has_ended: bool = False  # the pass behind the piece's last block
+    _is_inside: bool = False  # the module's forward pass
+    _has_ended: bool = False  # the pass, after the piece's last block
     _incoming: Activation | None = None
     _batches: dict[int, Any] = field(default_factory=dict)  # by micro-batch, until its last chunk
     _passes: dict[tuple[int, int], _Pass] = field(default_factory=dict)  # between forward and backward
@@ -159,9 +162,10 @@ class PipelineStage:
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The blocks of this stage."""
+        """The blocks of this stage that have parameters."""
         pieces = range(self.number, len(self.starts), self.settings.pipeline)
-        return [block for piece in pieces for block in self.found.blocks[slice(*self._span(piece))]]
+        own = [block for piece in pieces for block in self.found.blocks[slice(*self._span(piece))]]
+        return [block for block in own if any(True for _ in block.parameters())]
 
     def attach(self) -> None:
         """Make the module compute the blocks of the piece in progress only."""
@@ -172,11 +176,14 @@ class PipelineStage:
 
         @functools.wraps(forward)
         def until_the_end(*args: Any, **kwargs: Any) -> Any:
+            self._is_inside = True
             try:
                 return forward(*args, **kwargs)
             except _PassEnds as end:
                 self._has_ended = True
                 return end.output
+            finally:
+                self._is_inside = False
 
         self.module.forward = until_the_end
 
@@ -186,13 +193,16 @@ class PipelineStage:
         # With chunks or passes of later steps, no pass begins with the buffers of the step's begin.
         is_plain = self.settings.schedule in ("1f1b", "gpipe")
         self._around = strategy.micro_batch if is_plain else lambda _virtual, _last: nullcontext()
-        if not is_plain and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.module.modules()):
-            raise TaskError(f"parallel.schedule: {self.settings.schedule} does not go with batch norm; set 1f1b")
+        if not is_plain and self.found.written:
+            raise TaskError(
+                f"parallel.schedule: {self.settings.schedule} cannot train a model that changes its buffer "
+                f"{self.found.written[0]}; set schedule: 1f1b"
+            )
         if self.settings.schedule == "async":
             self._weights = _Weights(self.module, self.settings.weights == "stash")
             if self.shared:
                 raise TaskError(
-                    f"parallel.schedule: async does not go with {self.shared[0]}, which two stages share; set 1f1b"
+                    f"parallel.schedule: async cannot train {self.shared[0]}, because two stages share it; set 1f1b"
                 )
         own = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         ends = [own[name] for name in self.shared if name in own]
@@ -287,13 +297,15 @@ class PipelineStage:
         return chunk * self.settings.pipeline + self.number
 
     def _span(self, piece: int) -> tuple[int, int]:
-        """Return the first block of a piece, and the first block behind."""
+        """Return the first block of a piece, and the first block after the piece."""
         ends = (*self.starts[1:], len(self.found.blocks))
         return self.starts[piece], ends[piece]
 
     def _call(self, number: int, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Stand for the call of a block: compute the block, pass on its input, receive, or end the pass."""
         first, end = self._span(self._piece)
+        if not self._is_inside:
+            raise TaskError("parallel.pipeline: loss and evaluate must call the model itself, and not its parts")
         if number >= end:
             raise _PassEnds(args[0])
         if number >= first:
@@ -304,7 +316,7 @@ class PipelineStage:
             raise TaskError("parallel.pipeline: evaluate(model, batch) calls the model twice; call it once")
         incoming, self._incoming = self._incoming, None
         incoming.set_generators()
-        return incoming.tensor
+        return incoming.tensor.clone()  # the block may change its input in place
 
     def _end_loss(self, _module: nn.Module, _args: Any, output: torch.Tensor) -> None:
         if self._has_ended:
@@ -331,6 +343,7 @@ class PipelineStage:
         feed.between()
 
     def _backward(self, feed: Feed, chunk: int, made: _Pass, last: bool) -> None:
+        self._piece = self._piece_of(chunk)  # recomputation may call blocks
         output, made.output = made.output, None
         assert output is not None
         if isinstance(self.module, FSDPModule):
