@@ -50,7 +50,7 @@ def run(rounds: int, models: Sequence[str], repo: Path | None, say: Callable[[st
                 table.timing(
                     f"{model.name}: {what}", f"{ours:.3f}x of the trainer's ddp", target_ok[0], ok=target_ok[1]
                 )
-    table.notes.append(f"medians over {rounds} runs of {BLOCKS} pairs of blocks of {BLOCK_S} s or so")
+    table.notes.append(f"medians over {rounds} runs of at most {BLOCKS} pairs of blocks of {BLOCK_S} s or so")
     return table
 
 

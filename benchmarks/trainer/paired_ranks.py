@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 BLOCKS, BLOCK_S = 60, 0.15  # of each contestant in a run, after the first, which warm up; long enough to time
+LEAST_BLOCKS, MOST_S = 12, 45  # fewer blocks of a slow step
 OURS, OWN_PACE, ITSELF = "cloudtrain", "cloudtrain, log_every unset", "itself"
 BESIDE_DDP = "cloudtrain beside its ddp"
 
@@ -37,9 +38,11 @@ def main() -> None:
     begin_s = time.perf_counter()
     for name in (first, second) * 30:
         next(steps[name])
-    size = _agreed(dist, max(10, round(BLOCK_S * 60 / (time.perf_counter() - begin_s))))
-    taken = torch.empty(BLOCKS, 2, 2, dtype=torch.float64)
-    for pair in range(BLOCKS):
+    step_s = (time.perf_counter() - begin_s) / 60
+    size = _agreed(dist, max(10, round(BLOCK_S / step_s)))
+    pairs = _agreed(dist, min(BLOCKS, max(LEAST_BLOCKS, round(MOST_S / (2 * size * step_s)))))
+    taken = torch.empty(pairs, 2, 2, dtype=torch.float64)
+    for pair in range(pairs):
         for index in (0, 1) if pair % 2 else (1, 0):
             taken[pair, index] = torch.tensor(_time(steps[(first, second)[index]], size, dist))
     dist.all_reduce(taken)

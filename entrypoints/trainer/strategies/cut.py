@@ -151,19 +151,26 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
         for block in blocks:
             del block.forward
         _restore(kept)
+    return _concluded(module, blocks, called, outputs, uses)
+
+
+def _concluded(
+    module: nn.Module, blocks: Sequence[nn.Module], called: list[nn.Module], outputs: list[Output], uses: _Uses
+) -> Trace:
+    """Return the trace after the pass. Raises TaskError if the pass has left out a block, or used parts between two."""
+    names = {part: name for name, part in module.named_modules()}
     if len(called) < len(blocks):
         missing = next(names[block] for block in blocks if block not in called)
         raise TaskError(f"parallel.pipeline: the forward pass does not call {missing}; write blocks(model) in the task")
     between = next((name for name, _ in module.named_parameters() if _BETWEEN in uses.found[name]), None)
     if between is not None:
         raise TaskError(f"parallel.pipeline: {between} is used between two blocks; write blocks(model) in the task")
-    phases = {name: frozenset(found) for name, found in uses.found.items()}
     saved = module.state_dict(keep_vars=True)
     return Trace(
         blocks=tuple(called),
         outputs=tuple(outputs),
         written=tuple(name for name in uses.written if name in saved),
-        phases=phases,
+        phases={name: frozenset(found) for name, found in uses.found.items()},
         parameters=tuple(name for name, p in module.named_parameters() if p.requires_grad),
     )
 
