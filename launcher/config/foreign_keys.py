@@ -52,6 +52,8 @@ retry.on: on_events
 params: hyperparameters hparams hyperparams config model_config
 training.parallel.tensor: tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size tp_size tp
 training.parallel.pipeline: pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size pp_size pp
+training.parallel.schedule: pipeline_parallel_schedule pipeline_schedule pp_schedule
+training.parallel.chunks: virtual_pipeline_model_parallel_size num_virtual_stages
 training.shard: zero_stage zero_optimization sharding_strategy
 training.activation_offload: offload_activations activation_cpu_offload
 training.max_steps: steps num_steps total_steps train_steps max_iters
