@@ -146,7 +146,15 @@ def _with(wanted: TrainingSettings, ranks: int, nproc: int, own: Estimate, usabl
     again: Changes = {} if wanted.activation_checkpointing else {"activation_checkpointing": True}
     whole: Changes = {**shards, **again, **dict.fromkeys(small, 1)}
     wider = [{**whole, "parallel.tensor": n} for n in (2, nproc) if nproc % n == 0 and n > wanted.parallel.tensor]
-    longer = [{**whole, "parallel.pipeline": n} for n in (2, 4, 8) if ranks % n == 0 and n > wanted.parallel.pipeline]
+    micro = 1 if small else wanted.micro_batch_size or wanted.global_batch_size
+    # Otherwise a step has less than two micro-batches for each stage, whatever their number, and stages mostly wait.
+    is_filled = wanted.global_batch_size * wanted.parallel.tensor >= 2 * micro * ranks
+    stages = (2, 4, 8) if is_filled else ()
+    longer = [
+        {**again, **dict.fromkeys(small, 1), "parallel.pipeline": n}  # without shards, which some models do not allow
+        for n in stages
+        if ranks % n == 0 and n > wanted.parallel.pipeline
+    ]
     tried: list[Changes] = [{}]
     for changes in (shards, small, again, {**shards, **small}, {**shards, **again}, whole, *wider, *longer):
         is_split = not {"strategy", "parallel.tensor", "parallel.pipeline"}.isdisjoint(changes)
@@ -169,19 +177,24 @@ def _changed(wanted: TrainingSettings, changes: Changes) -> TrainingSettings:
 def estimate(spec: Spec, task: Task, ranks: int, batch_of: Callable[[int], Any]) -> Estimate:
     """Return the memory of the rank that needs most; `batch_of` returns a micro-batch of a size. Raises TaskError.
 
-    Of equal pieces of a model the first stage keeps the most micro-batches, and the last has the largest output. A cut
-    by time is not known before the job, and is taken as even.
+    Of equal blocks the first stage keeps the most micro-batches, and the last has the largest output. A cut by time is
+    not known before the job, and is taken as even.
     """
     parallel = spec.training.parallel
     if parallel.pipeline == 1:
         return _of_rank(spec, task, ranks, 0, batch_of)
     if parallel.cut == "timed":
         spec = replace(spec, training=replace(spec.training, parallel=replace(parallel, cut="even")))
-    stages = range(parallel.pipeline) if isinstance(parallel.cut, list) else (0, parallel.pipeline - 1)
-    each = ranks // parallel.pipeline
-    found = [replace(_of_rank(spec, task, ranks, s * each, batch_of), stage=s + 1) for s in stages]
-    whole = sum(p.numel() for p in _without_data(task, spec.params, FakeTensorMode()).parameters())
-    return replace(max(found, key=lambda stage: stage.bytes), parameters=whole)
+    module = _without_data(task, spec.params, FakeTensorMode(allow_non_fake_inputs=True))
+    blocks = strategies.default_blocks(module) if task.blocks is None else task.blocks(module)
+    is_equal = len({tuple(p.shape for p in block.parameters()) for block in blocks}) == 1
+    is_even = is_equal and not isinstance(parallel.cut, list)
+    each, found = ranks // parallel.pipeline, list[Estimate]()
+    for stage in (0, parallel.pipeline - 1) if is_even else range(parallel.pipeline):
+        found.append(replace(_of_rank(spec, task, ranks, stage * each, batch_of), stage=stage + 1))
+        if found[-1].why:  # the larger figure of another stage would hide the reason
+            return found[-1]
+    return max(found, key=lambda stage: stage.bytes)
 
 
 def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[int], Any]) -> Estimate:

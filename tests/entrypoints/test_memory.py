@@ -244,6 +244,32 @@ def test_estimate_of_gpipe_grows_by_a_micro_batch(tmp_path: Path) -> None:
     assert needed(8, "1f1b") == needed(4, "1f1b")
 
 
+def test_a_stage_in_the_middle_may_need_most(tmp_path: Path) -> None:
+    """With an even cut too: blocks differ in size."""
+    blocks = (
+        "nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4096), nn.Linear(4096, 8), nn.Linear(8, 8), nn.Linear(8, 1)"
+    )
+    text = TASK.replace("nn.Linear(8, 64), nn.Linear(64, 1)", blocks)
+    found = estimates(tmp_path, text, {}, 3, global_batch_size=3 * MICRO, parallel={"pipeline": 3})[0]
+    assert found["stage"] == 2
+    assert found["static_bytes"] == pytest.approx(16 * found["parameters"], rel=0.05)
+
+
+@pytest.mark.parametrize(("size", "changes"), [(16, [{"parallel.pipeline": 2}]), (2, [])])
+def test_stages_are_tried_last_and_only_with_enough_micro_batches(
+    size: int, changes: list[dict[str, int]], tmp_path: Path
+) -> None:
+    """For a model that fsdp refuses and that has no plan for split layers; two micro-batches a stage are enough."""
+    net = "(lambda net: setattr(net[0], 'weight', nn.Parameter(net[0].weight.t())) or net)(nn.Sequential(NET))"
+    net = net.replace("NET", "*(nn.Linear(8, 8) for _ in range(40))")
+    text = TASK.replace("nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 1))", net)
+    training = {"global_batch_size": size, "micro_batch_size": 1, "activation_checkpointing": True}
+    whole = estimates(tmp_path, text, {}, 2, **training)[0]["bytes"]
+    own, *others = estimates(tmp_path, text, {}, 2, int(0.7 * whole), **training)
+    assert own["bytes"] == whole
+    assert [each["changes"] for each in others] == changes
+
+
 def test_estimate_names_the_stage_and_what_a_pipeline_saves(tmp_path: Path) -> None:
     """The last stage needs most where the explicit cut gives it most blocks; without the pipeline more is needed."""
     text = TASK.replace("nn.Linear(8, 64), nn.Linear(64, 1)", "*(nn.Linear(64, 64) for _ in range(40))")
