@@ -195,12 +195,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     wanted = spec.training
     split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, place.data_ranks)
     optim.lr_factor(wanted.schedule, 0, 1)  # report an unknown schedule before reading the data
-    data.seed_all(data.mix(wanted.seed, data.INIT, 0))
-    train_data = task.make_dataset(spec.params, "train")
-    if train_data is None:
-        raise TaskError("dataset(params, 'train') returned None; the training split is needed")
-    fingerprint = data.fingerprint(train_data, wanted.seed)
-    _check_alike(len(train_data), fingerprint)
+    train_data, fingerprint = _train_split(spec, task)
     eval_data = _eval_split(spec, task, fingerprint, place)
     module = _module(spec, task)
     parameters = sum(p.numel() for p in module.parameters())
@@ -251,6 +246,17 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         owned=split.owned(place.data_rank),
         board=_board(spec, place),
     )
+
+
+def _train_split(spec: Spec, task: Task) -> tuple[Any, str]:
+    """Return the training data and their fingerprint. Collective. Raises TaskError."""
+    data.seed_all(data.mix(spec.training.seed, data.INIT, 0))
+    found = task.make_dataset(spec.params, "train")
+    if found is None:
+        raise TaskError("dataset(params, 'train') returned None; the training split is needed")
+    fingerprint = data.fingerprint(found, spec.training.seed)
+    _check_alike(len(found), fingerprint)
+    return found, fingerprint
 
 
 def _module(spec: Spec, task: Task) -> torch.nn.Module:

@@ -201,12 +201,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     """Return the memory of a rank."""
     wanted = replace(spec.training, compile=False)  # compiled code cannot run without data
     parallel = wanted.parallel
-    if ranks % parallel.ranks:
-        layout = f"training.parallel.tensor {parallel.tensor} x pipeline {parallel.pipeline}"
-        raise TaskError(f"{layout} does not divide the {ranks} ranks")
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+    _be_rank(rank, ranks, parallel)
     split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, ranks // parallel.ranks)
     # DistributedDataParallel reads values. Its gradients are views of its buckets, which live all the time.
     is_averaged = wanted.strategy == "ddp" and parallel.ranks == 1 and ranks > 1 and wanted.reproducible != "strict"
@@ -247,24 +242,45 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
             optimizer.zero_grad()
     held_bytes = counter.live_bytes if wanted.cpu_offload else 0  # in the host's memory
     counter.peak_bytes = counter.live_bytes
-    counts, peaks = _counts(parallel, split.accumulation), []
+    static_bytes -= held_bytes
+
+    def step(count: int) -> None:
+        with mode, counter:
+            _passes(wanted, task, spread, batch, range(count))
+        with counter:
+            spread.finish()
+            if not is_assumed:
+                optimizer.step()
+            spread.share_update()
+            optimizer.zero_grad()
+
     try:
-        for count in counts:
-            with mode, counter:
-                _passes(wanted, task, spread, batch, range(count))
-            with counter:
-                spread.finish()
-                if not is_assumed:
-                    optimizer.step()
-                spread.share_update()
-                optimizer.zero_grad()
-            peaks.append(counter.peak_bytes)
+        peak_bytes = _peak_bytes(counter, step, parallel, split.accumulation) - held_bytes
     except Exception as error:
-        static_bytes -= held_bytes
         return Estimate(static_bytes, static_bytes, parameters, is_assumed, _reason(error))
     del average, spare
-    peak_bytes = peaks[-1] + (split.accumulation - counts[-1]) * (peaks[-1] - peaks[0])
-    return Estimate(peak_bytes - held_bytes, static_bytes - held_bytes, parameters, is_assumed)
+    return Estimate(peak_bytes, static_bytes, parameters, is_assumed)
+
+
+def _be_rank(rank: int, ranks: int, parallel: ParallelSettings) -> None:
+    """Be a rank of a process group that sends nothing. Raises TaskError if the layout does not divide the ranks."""
+    if ranks % parallel.ranks:
+        layout = f"training.parallel.tensor {parallel.tensor} x pipeline {parallel.pipeline}"
+        raise TaskError(f"{layout} does not divide the {ranks} ranks")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+
+
+def _peak_bytes(
+    counter: StorageCounter, step: Callable[[int], None], parallel: ParallelSettings, accumulation: int
+) -> int:
+    """Return the most bytes that live at once in a step of so many micro-batches; `step` takes their number."""
+    counts, peaks = _counts(parallel, accumulation), list[int]()
+    for count in counts:
+        step(count)
+        peaks.append(counter.peak_bytes)
+    return peaks[-1] + (accumulation - counts[-1]) * (peaks[-1] - peaks[0])
 
 
 def _counts(parallel: ParallelSettings, accumulation: int) -> list[int]:
