@@ -215,16 +215,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     batch = tree_map_only(torch.Tensor, mode.from_tensor, batch_of(split.micro))
     # Outside the mode, so that numbers which are no part of the model have values; the model's tensors keep the mode.
     with counter:
-        spread = strategies.wrap(
-            replace(wanted, cpu_offload=False),
-            module,
-            _CPU,
-            split,
-            blocks=task.blocks,
-            tensor_plan=task.tensor_plan,
-            probe=lambda model, _: task.loss(model, batch),
-            connect=_Unconnected.create,
-        )
+        spread = _spread(wanted, task, module, split, batch)
         trained = [p for p in spread.module.parameters() if p.requires_grad]
         if is_shared and is_averaged:
             spread = shard_optimizer(wanted, spread, _CPU, silent=False)
@@ -260,6 +251,22 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         return Estimate(static_bytes, static_bytes, parameters, is_assumed, _reason(error))
     del average, spare
     return Estimate(peak_bytes, static_bytes, parameters, is_assumed)
+
+
+def _spread(
+    wanted: TrainingSettings, task: Task, module: nn.Module, split: data.Split, batch: Any
+) -> strategies.Strategy:
+    """Return the module spread over the ranks as in the job, without connections to other stages."""
+    return strategies.wrap(
+        replace(wanted, cpu_offload=False),
+        module,
+        _CPU,
+        split,
+        blocks=task.blocks,
+        tensor_plan=task.tensor_plan,
+        probe=lambda model, _: task.loss(model, batch),
+        connect=_Unconnected.create,
+    )
 
 
 def _be_rank(rank: int, ranks: int, parallel: ParallelSettings) -> None:
