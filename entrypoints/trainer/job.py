@@ -316,6 +316,7 @@ def _meter(
         peak_tflops=wanted.peak_tflops or flops.device_peak_tflops(place.device, wanted.precision),
         communication=ddp_communication(spread.model, wanted.log_every or 10),
         stage_times=spread.stage_times,
+        figures=spread.figures,
         device=place.device,
     )
 

@@ -48,10 +48,12 @@ class Speed:
     bubble_expected: float | None  # by the schedule and, for `cut: timed`, the measured times of the blocks
     staleness: float | None  # updates between a forward and its backward pass, the mean of rank 0's: schedule async
     memory_bytes: int  # peak of rank 0 so far: GPU memory of tensors, or the process's memory without a GPU
+    figures: dict[str, float]  # of the strategy, such as bytes_sent: what rank 0 sends in a step
 
     def fields(self) -> dict[str, float]:
         """Return the known values by name: the step event's fields."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        known = {name: value for name, value in vars(self).items() if value is not None and name != "figures"}
+        return known | self.figures
 
     def text(self) -> str:
         """Return the rates in words, `8.1k samples/s 16.6M tokens/s mfu 41%`, with the wait for data if large."""
@@ -84,9 +86,12 @@ class ThroughputMeter:
         peak_tflops: float | None = None,
         communication: Callable[[], float | None] | None = None,
         stage_times: Callable[[], StageTimes] | None = None,
+        figures: Callable[[], dict[str, float]] | None = None,
         device: torch.device | None = None,
     ) -> None:
         """`samples_per_step` covers all ranks; `peak_tflops` one rank; `communication` returns seconds a step.
+
+        `figures` returns a strategy's figures since its last call.
 
         `stage_times` returns a pipeline's times since its last call; all ranks then measure together.
         """
@@ -96,6 +101,7 @@ class ThroughputMeter:
         self._peak_tflops = peak_tflops
         self._communication = communication or (lambda: None)
         self._stage_times = stage_times
+        self._figures = figures or dict
         self._device = device or torch.device("cpu")
         self._since_s = time.perf_counter()
         self._steps = self._all_steps = 0
@@ -161,6 +167,7 @@ class ThroughputMeter:
         communication_s = self._communication()
         if communication_s is not None:  # a sample of one step may exceed the mean
             communication_s = min(communication_s, self.step_s - data_s)
+        figures = self._figures()
         self._all_steps += self._steps
         self._since_s, self._steps, self._data_s, self._checkpoint_s = now_s, 0, 0.0, 0.0
         rate = self._samples_per_step / self.step_s
@@ -180,6 +187,7 @@ class ThroughputMeter:
             bubble_expected=None if stages is None else stages.expected,
             staleness=None if stages is None or not stages.most_staleness else stages.mean_staleness,
             memory_bytes=self._memory(now_s),
+            figures=figures,
         )
 
     def _memory(self, now_s: float) -> int:

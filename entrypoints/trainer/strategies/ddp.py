@@ -27,6 +27,7 @@ from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
 from cloudtrain.entrypoints.trainer.strategies.buffers import Buffers
 from cloudtrain.entrypoints.trainer.strategies.compression import compress
 from cloudtrain.entrypoints.trainer.strategies.strategy import (
+    LOW,
     Blocks,
     Strategy,
     autocaster,
@@ -119,6 +120,10 @@ def _averaged(
     elif settings.compression != "none":
         keeper = compress(model, settings.compression, settings.powersgd_rank)
     parameters = [p for p in module.parameters() if p.requires_grad]
+    # What a ring sends: Patarasuk and Yuan 2009.
+    ring_bytes = 2 * (split.ranks - 1) / split.ranks * sum(p.nbytes for p in parameters)
+    if settings.compression in LOW:
+        ring_bytes *= LOW[settings.compression].itemsize / torch.float32.itemsize
 
     @contextlib.contextmanager
     def unsynced(virtual: int) -> Iterator[None]:
@@ -144,6 +149,7 @@ def _averaged(
         load_rank_state=keeper.load if keeper else skip_state,
         sync_buffers=buffers.sync,
         undo_buffers=buffers.undo,
+        figures=lambda: {"bytes_sent": 0.0 if silent else ring_bytes},
     )
 
 

@@ -63,10 +63,10 @@ class StageTimes:
 class Strategy:
     """One model, spread over the ranks, with functions that all ranks call or no rank calls.
 
-    Only `autocast`, `undo_buffers`, `rank_state` and `load_rank_state` are local. A step is: for each virtual rank that
-    this rank owns, in order, the forward pass and the backward pass of loss / divisor inside `micro_batch`; then
-    `finish`; then the gradients are those of the mean over the global batch; then the optimizer's step; then
-    `share_update`. Buffers follow virtual rank 0, see buffers.py.
+    Only `autocast`, `undo_buffers`, `rank_state`, `load_rank_state` and `figures` are local. A step is: for each
+    virtual rank that this rank owns, in order, the forward pass and the backward pass of loss / divisor inside
+    `micro_batch`; then `finish`; then the gradients are those of the mean over the global batch; then the optimizer's
+    step; then `share_update`. Buffers follow virtual rank 0, see buffers.py.
     """
 
     module: nn.Module  # the user's module: clean names, state_dict() that aliases the parameters, evaluation
@@ -92,6 +92,8 @@ class Strategy:
     # Inside, the module has the parameters that the optimizer changes: to create the optimizer, and to name its state.
     optimized: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     share_update: Callable[[], None] = lambda: None  # after the optimizer's step
+    # Figures of the method for the step event, of this rank since the last call: bytes_sent is a step's mean.
+    figures: Callable[[], dict[str, float]] = dict
 
 
 def buckets(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
