@@ -48,9 +48,9 @@ class Speed:
     bubble_expected: float | None  # by the schedule and, for `cut: timed`, the measured times of the blocks
     staleness: float | None  # updates between a forward and its backward pass, the mean of rank 0's: schedule async
     memory_bytes: int  # peak of rank 0 so far: GPU memory of tensors, or the process's memory without a GPU
-    figures: dict[str, float]  # of the strategy, such as bytes_sent: what rank 0 sends in a step
+    figures: dict[str, Any]  # of the strategy, such as bytes_sent: what rank 0 sends in a step
 
-    def fields(self) -> dict[str, float]:
+    def fields(self) -> dict[str, Any]:
         """Return the known values by name: the step event's fields."""
         known = {name: value for name, value in vars(self).items() if value is not None and name != "figures"}
         return known | self.figures
@@ -101,7 +101,7 @@ class ThroughputMeter:
         self._peak_tflops = peak_tflops
         self._communication = communication or (lambda: None)
         self._stage_times = stage_times
-        self._figures = figures or dict
+        self.figures: Callable[[], dict[str, Any]] = figures or dict
         self._device = device or torch.device("cpu")
         self._since_s = time.perf_counter()
         self._steps = self._all_steps = 0
@@ -167,7 +167,7 @@ class ThroughputMeter:
         communication_s = self._communication()
         if communication_s is not None:  # a sample of one step may exceed the mean
             communication_s = min(communication_s, self.step_s - data_s)
-        figures = self._figures()
+        figures = self.figures()
         self._all_steps += self._steps
         self._since_s, self._steps, self._data_s, self._checkpoint_s = now_s, 0, 0.0, 0.0
         rate = self._samples_per_step / self.step_s

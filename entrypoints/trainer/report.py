@@ -15,7 +15,7 @@ from cloudtrain.entrypoints.format import quantity
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 from cloudtrain.entrypoints.trainer.metrics import duration
 
-__all__ = ["say", "say_done", "say_preempted", "say_skipped", "say_start", "say_step", "write_outcome"]
+__all__ = ["is_logged", "say", "say_done", "say_preempted", "say_skipped", "say_start", "say_step", "write_outcome"]
 
 
 _silenced: list[Exception] = []
@@ -75,6 +75,11 @@ def _machine(device: torch.device) -> dict[str, Any]:
     return found
 
 
+def is_logged(job: TrainingJob, progress: TrainState, step: int) -> bool:
+    """Return whether the step has an event of its own."""
+    return step % (job.spec.training.log_every or progress.log_every) == 0 or step == progress.last_step
+
+
 def say_step(job: TrainingJob, progress: TrainState, loss: float, lr: float, norm: torch.Tensor | None) -> None:
     """Report a step; all ranks call it, since the clocks of all ranks begin a new window."""
     progress.loss = loss
@@ -104,9 +109,9 @@ def say_step(job: TrainingJob, progress: TrainState, loss: float, lr: float, nor
     )
 
 
-def _rounded(fields: dict[str, float]) -> dict[str, float]:
+def _rounded(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the figures in four digits: more digits would only lengthen every log line."""
-    return {name: value if isinstance(value, int) else float(f"{value:.4g}") for name, value in fields.items()}
+    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in fields.items()}
 
 
 def say_skipped(job: TrainingJob, progress: TrainState, loss: float) -> None:

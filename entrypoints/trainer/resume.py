@@ -201,7 +201,7 @@ def _intact(job: TrainingJob, path: Path) -> _Intact | str:
         return f"{folders.TRAINER} has no {lacking[0]}"
     _require_own(job, found)
     try:
-        reader = loader.open_reader(found, whole=job.spec.training.strategy == "ddp")
+        reader = loader.open_reader(found, whole=job.spec.training.strategy in ("ddp", "async"))
     except folders.CheckpointError as error:
         return str(error)
     plain = reader.plain if isinstance(reader.plain, dict) else {}

@@ -23,6 +23,7 @@ __all__ = [
     "OptimizerSettings",
     "ParallelSettings",
     "ScheduleSettings",
+    "ServerSettings",
     "Spec",
     "TrainingSettings",
     "read_spec",
@@ -97,6 +98,24 @@ class ParallelSettings:
 
 
 @dataclass(frozen=True)
+class ServerSettings:
+    """The parameter servers of strategy async.
+
+    `shards`: of the weights, each on a rank of its own; None: one a node. `staleness`: the weight of a late gradient,
+    capped (min(1, N / (1 + tau))) or none. `softsync`: gradients averaged in an update. `max_lead`: tickets that a
+    worker may be ahead of the slowest (SSP). `order`: gradients are applied as they arrive, or by tickets.
+    `lease_s`: a worker silent for so long is lost.
+    """
+
+    shards: int | None = None
+    staleness: str = "capped"
+    softsync: int = 1
+    max_lead: int | None = None
+    order: str = "arrival"
+    lease_s: float = 60.0
+
+
+@dataclass(frozen=True)
 class TrainingSettings:
     """Section `training`. Batch sizes count samples; steps are optimizer steps."""
 
@@ -104,6 +123,7 @@ class TrainingSettings:
     micro_batch_size: int | None = None  # on one rank, one forward pass; None: no accumulation
     strategy: str = "ddp"
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
     # What ranks share: ddp: the optimizer's state (ZeRO-1), or None; fsdp, hsdp: gradients too (ZeRO-2), or parameters
     shard: str | None = None
     shard_size: int | None = None  # hsdp: ranks that share one copy of the model; None: the ranks of one node
@@ -185,6 +205,7 @@ def read_spec(path: str | Path) -> Spec:
     )
     settings["schedule"] = _fill(ScheduleSettings, "training.schedule", settings.get("schedule") or {})
     settings["parallel"] = _fill(ParallelSettings, "training.parallel", settings.get("parallel") or {})
+    settings["server"] = _fill(ServerSettings, "training.server", settings.get("server") or {})
     settings["monitor"] = _fill(MonitorSettings, "training.monitor", settings.get("monitor") or {})
     training = _fill(TrainingSettings, "training", settings)
     _check(training)
@@ -234,8 +255,20 @@ def _check(training: TrainingSettings) -> None:
     for name in ("tensor", "pipeline", "chunks"):
         if getattr(training.parallel, name) < 1:
             raise TaskError(f"training.parallel.{name} is {getattr(training.parallel, name)}; it must be positive")
+    _check_server(training.server)
     if training.monitor.mode not in ("min", "max"):
         raise TaskError(f"training.monitor.mode is {training.monitor.mode!r}; there are min and max")
+
+
+def _check_server(server: ServerSettings) -> None:
+    for name, least in (("shards", 1), ("softsync", 1), ("max_lead", 0), ("lease_s", 2)):
+        value = getattr(server, name)
+        if value is not None and value < least:
+            raise TaskError(f"training.server.{name} is {value}; it must be at least {least}")
+    for name, known in (("staleness", ("capped", "none")), ("order", ("arrival", "tickets"))):
+        value = getattr(server, name)
+        if value not in known:
+            raise TaskError(f"training.server.{name} is {value!r}; there are {', '.join(known)}{suggest(value, known)}")
 
 
 def shortened(spec: Spec) -> Spec:

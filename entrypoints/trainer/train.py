@@ -30,6 +30,7 @@ from cloudtrain.entrypoints.trainer import data, flops, optim, report, saving
 from cloudtrain.entrypoints.trainer.diagnose import diagnose
 from cloudtrain.entrypoints.trainer.evaluate import evaluate
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState, build, connect
+from cloudtrain.entrypoints.trainer.parameter_server import training as parameter_server
 from cloudtrain.entrypoints.trainer.resume import resume
 from cloudtrain.entrypoints.trainer.saving import NonFiniteError
 from cloudtrain.entrypoints.trainer.settings import read_spec, shortened
@@ -91,11 +92,11 @@ def train(job: TrainingJob, progress: TrainState) -> str | None:
     if patience is not None and progress.stale >= patience:  # the job had stopped early, and failed after the stop
         return EARLY
     job.meter.restart()
-    with _batches(job, progress) as batches:
+    with _steps(job, progress) as take_step:
         # Evaluate first, if the evaluation was interrupted.
         stop = _evaluate(job, progress) if _evaluation_is_due(job, progress) else None
         while stop is None and progress.step < progress.last_step:
-            verdict = _step(job, progress, batches)
+            verdict = take_step()
             stop = verdict.stop
             if progress.step == progress.last_step:  # first: the training is safe even if the evaluation fails
                 saving.begin(job, progress)
@@ -120,6 +121,17 @@ def _hold(job: TrainingJob, progress: TrainState) -> None:
 
 
 @contextmanager
+def _steps(job: TrainingJob, progress: TrainState) -> Iterator[Callable[[], Agreed]]:
+    """Yield a function that takes a step; under strategy async, all steps to the next save or evaluation."""
+    if job.spec.training.strategy == "async":
+        with parameter_server.running(job, progress) as train_to_boundary:
+            yield train_to_boundary
+        return
+    with _batches(job, progress) as batches:
+        yield functools.partial(_step, job, progress, batches)
+
+
+@contextmanager
 def _batches(job: TrainingJob, progress: TrainState) -> Iterator[data.Batches]:
     """Open the stream of this rank's micro-batches at the job's position."""
     training, place = job.spec.training, job.place
@@ -137,7 +149,7 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     training, spread = job.spec.training, job.strategy
     factor = optim.lr_factor(training.schedule, progress.step, progress.max_steps, job.warmup_start)
     lr = optim.set_lr(job.optimizer, job.base_lrs, factor)
-    is_logged = _is_logged(job, progress, progress.step + 1)
+    is_logged = report.is_logged(job, progress, progress.step + 1)
     earlier = gradients(job, progress, batches, is_logged)
     if earlier is not None and earlier.stop:
         return earlier
@@ -316,10 +328,6 @@ def _checked(loss: object) -> torch.Tensor:
             "taken from .item() or numpy?"
         )
     return loss.squeeze() if loss.dim() else loss
-
-
-def _is_logged(job: TrainingJob, progress: TrainState, step: int) -> bool:
-    return step % (job.spec.training.log_every or progress.log_every) == 0 or step == progress.last_step
 
 
 def _is_healthy(job: TrainingJob, verdict: Agreed) -> bool:

@@ -20,7 +20,7 @@ from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.settings import ParallelSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import cut, refusals, schedules, tensor
 from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
-from cloudtrain.entrypoints.trainer.strategies.ddp import ddp
+from cloudtrain.entrypoints.trainer.strategies.ddp import copies, ddp
 from cloudtrain.entrypoints.trainer.strategies.fsdp import data_mesh, fsdp, hsdp
 from cloudtrain.entrypoints.trainer.strategies.links import Links
 from cloudtrain.entrypoints.trainer.strategies.pipeline import PipelineStage
@@ -41,7 +41,7 @@ Maker = Callable[
     [TrainingSettings, nn.Module, torch.device, data.Split, Blocks | None, bool, DeviceMesh | None], Strategy
 ]
 
-STRATEGIES: dict[str, Maker] = {"ddp": ddp, "fsdp": fsdp, "hsdp": hsdp}
+STRATEGIES: dict[str, Maker] = {"ddp": ddp, "fsdp": fsdp, "hsdp": hsdp, "async": copies}
 
 
 def wrap(

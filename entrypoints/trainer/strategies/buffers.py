@@ -22,7 +22,7 @@ from torch import nn
 
 from cloudtrain.entrypoints.trainer import data
 
-__all__ = ["Buffers", "places", "saved"]
+__all__ = ["Buffers", "pack", "places", "saved", "unpack"]
 
 Place = tuple[nn.Module, str]  # a module and the name of a buffer: a module may replace the tensor itself
 
@@ -43,6 +43,27 @@ def saved(module: nn.Module) -> list[Place]:
     ]
 
 
+def _aligned(module: nn.Module) -> list[Place]:
+    """Return the saved buffers, the widest elements first: each is then aligned to its element size in `pack`."""
+    return sorted(saved(module), key=lambda place: -getattr(*place).element_size())
+
+
+def pack(module: nn.Module) -> torch.Tensor:
+    """Return all persistent buffers of the module as bytes, uint8."""
+    parts = [getattr(*place).detach().contiguous().view(-1).view(torch.uint8).cpu() for place in _aligned(module)]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+
+
+@torch.no_grad()
+def unpack(module: nn.Module, packed: torch.Tensor) -> None:
+    """Fill the module's persistent buffers with the result of `pack`."""
+    at = 0
+    for place in _aligned(module):
+        tensor = getattr(*place)
+        tensor.copy_(packed[at : at + tensor.nbytes].view(tensor.dtype).view_as(tensor))
+        at += tensor.nbytes
+
+
 def _stage_group(stages: int) -> dist.ProcessGroup | None:
     """Return the process group of this rank's stage. All ranks call it."""
     each, own = dist.get_world_size() // stages, None
@@ -59,8 +80,7 @@ class Buffers:
         self, module: nn.Module, split: data.Split, first: int, silent: bool, *, keeps: bool = False, stages: int = 1
     ) -> None:
         """`first` is the first virtual rank that this rank owns. Of `stages` stages each has its own buffers."""
-        # The widest elements come first: so each buffer is aligned to its element size in the bytes that are sent.
-        self._places = sorted(saved(module), key=lambda place: -getattr(*place).element_size())
+        self._places = _aligned(module)
         each = dist.get_world_size() // stages
         self._source = dist.get_rank() // each * each
         self._group = _stage_group(stages) if stages > 1 else None

@@ -42,7 +42,7 @@ from cloudtrain.entrypoints.trainer.strategies.strategy import (
 from cloudtrain.entrypoints.trainer.strategies.summation import TreeGradients
 from cloudtrain.entrypoints.trainer.strategies.tensor import sum_partial_gradients
 
-__all__ = ["ddp"]
+__all__ = ["copies", "ddp"]
 
 _AS_IT_IS = contextlib.nullcontext()
 
@@ -74,6 +74,21 @@ def ddp(
     if split.ranks == 1:
         return _plain(settings, module, device, split, buffers)
     return _averaged(settings, module, device, split, buffers, silent)
+
+
+def copies(
+    settings: TrainingSettings,
+    module: nn.Module,
+    device: torch.device,
+    split: data.Split,
+    blocks: Blocks | None,
+    silent: bool,
+    mesh: DeviceMesh | None,
+) -> Strategy:
+    """Return the module on every rank, for strategy async: the ranks save and evaluate, and its workers train."""
+    module = module.to(device)
+    share_weights(module.parameters(), device)
+    return _plain(settings, module, device, split, Buffers(module, split, 0, silent))
 
 
 def _plain(

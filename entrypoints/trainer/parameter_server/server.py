@@ -1,0 +1,249 @@
+"""The server of a rank that hosts a shard: one thread a connection. The first shard's server hands out the tickets."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import socket
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from cloudtrain.entrypoints.trainer.parameter_server import wire
+from cloudtrain.entrypoints.trainer.parameter_server.shard import Shard
+from cloudtrain.entrypoints.trainer.parameter_server.tickets import Tickets
+from cloudtrain.entrypoints.trainer.parameter_server.wire import Kind, WireMessage
+
+__all__ = ["News", "Server"]
+
+_STOPPED_LEASE_S = 10.0  # for a silent worker, once the job must stop: platforms give a job 30 s and more
+
+
+@dataclass(frozen=True)
+class News:
+    """Progress since the last call: tickets done, the limit, the mean loss of each finished step, and faults.
+
+    `failure`: a worker's error, in words. `left_out`: the steps of tickets without an update.
+    """
+
+    done: int
+    limit: int
+    losses: list[float] = field(default_factory=list)
+    failure: str | None = None
+    left_out: list[int] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+class Server:
+    """Serves a shard to the workers; with `tickets` also hands out the work. Close it at the end."""
+
+    def __init__(
+        self, shard: Shard, secret: bytes, ranks: int, lease_s: float, tickets: Tickets | None, *, skips: bool = False
+    ) -> None:
+        """`lease_s`: a worker without a sign of life for so long is lost, and its tickets are handed out again.
+
+        `skips`: a gradient that is not finite leaves its ticket out; otherwise it is a failure.
+        """
+        self.shard = shard
+        self._secret, self._ranks, self._lease_s, self._skips = secret, ranks, lease_s, skips
+        self._tickets = tickets
+        self._changed = threading.Condition()
+        self._connections: dict[str, list[socket.socket]] = {}
+        self._losses: dict[int, float] = {}
+        self._told = tickets.done if tickets else 0
+        self._failure: str | None = None
+        self._left_out: list[int] = []
+        self._lost: list[str] = []
+        self._most_lead = 0
+        self._is_closed = False
+        self._listener = socket.create_server(("", 0), backlog=2 * ranks)
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, name="shard", daemon=True).start()
+
+    def open(self, limit: int) -> None:
+        """Hand out tickets up to the limit."""
+        with self._changed:
+            assert self._tickets is not None
+            self._tickets.open(limit)
+            self._changed.notify_all()
+
+    def close_early(self, *, must_stop: bool) -> None:
+        """End the work at the step whose tickets have been handed out. `must_stop`: do not wait long for a worker."""
+        with self._changed:
+            assert self._tickets is not None
+            self._tickets.close()
+            if must_stop:
+                self._lease_s = min(self._lease_s, _STOPPED_LEASE_S)
+            self._changed.notify_all()
+
+    def news(self, until: int, wait_s: float) -> News:
+        """Return the progress; wait until the tickets below `until` are done, or for a failure, at most `wait_s`."""
+        with self._changed:
+            tickets = self._tickets
+            assert tickets is not None
+
+            def is_due() -> bool:
+                return tickets.is_complete or tickets.done >= until or self._failure is not None
+
+            self._changed.wait_for(is_due, wait_s)
+            losses = []
+            while self._told + self._ranks <= tickets.done:
+                own = range(self._told, self._told + self._ranks)
+                losses.append(sum(self._losses.pop(ticket) for ticket in own) / self._ranks)
+                self._told = own.stop
+            left_out, self._left_out = self._left_out, []
+            lost, self._lost = self._lost, []
+            return News(tickets.done, tickets.limit, losses, self._failure, left_out, lost)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the living workers; since the last call the largest lead, and the staleness: mean, largest, counts."""
+        with self.shard.lock:
+            counts, self.shard.staleness = self.shard.staleness, Counter()
+        with self._changed:
+            found: dict[str, Any] = {"workers": len(self._connections), "lead": self._most_lead}
+            self._most_lead = 0
+        if counts:
+            found["tau_mean"] = sum(tau * count for tau, count in counts.items()) / counts.total()
+            found["tau_max"] = max(counts)
+            found["tau_counts"] = [counts[tau] for tau in range(max(counts) + 1)]
+        return found
+
+    def close(self) -> None:
+        """End all connections: the workers leave."""
+        with self._changed:
+            self._is_closed = True
+            for connection in [each for own in self._connections.values() for each in own]:
+                _shut(connection)
+            self._changed.notify_all()
+        _shut(self._listener)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            with contextlib.suppress(OSError):
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._greet, args=(connection,), name="worker", daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Check the secret, and serve the connection until its end."""
+        worker = ""
+        with contextlib.suppress(OSError, EOFError, ValueError, KeyError), connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.settimeout(self._lease_s)
+            secret = bytearray(wire.SECRET_BYTES)
+            wire.receive_into(connection, memoryview(secret))
+            if not hmac.compare_digest(bytes(secret), self._secret):
+                return
+            first = wire.receive(connection)
+            name = bytearray(min(first.size, 256))
+            wire.receive_into(connection, memoryview(name))
+            worker = name.decode()
+            with self._changed:
+                self._connections.setdefault(worker, []).append(connection)
+            if first.kind is Kind.BEAT:
+                self._watch(worker, connection)
+            else:
+                connection.settimeout(None)  # a dead machine is noticed by its beats
+                self._serve(worker, connection)
+        if worker:
+            self._lose(worker)
+
+    def _watch(self, worker: str, connection: socket.socket) -> None:
+        """Count the worker as living until its beats end, or stay out for a lease."""
+        if self._tickets is not None:
+            with self._changed:
+                self._tickets.join(worker)
+        wire.send(connection, WireMessage(Kind.BEAT))  # the worker may take tickets from now on
+        connection.settimeout(min(1.0, self._lease_s / 4))
+        last_s = time.monotonic()
+        while time.monotonic() - last_s < self._lease_s:
+            with contextlib.suppress(TimeoutError):
+                if not connection.recv(64):
+                    return
+                last_s = time.monotonic()
+
+    def _lose(self, worker: str) -> None:
+        """Free the worker's tickets, and end its connections: a worker that was stopped must not go on unnoticed."""
+        with self._changed:
+            own = self._connections.pop(worker, [])
+            if own and not self._is_closed:
+                self._lost.append(worker)
+            if self._tickets is not None:
+                self._tickets.leave(worker)
+            for connection in own:
+                _shut(connection)
+            self._changed.notify_all()
+
+    def _serve(self, worker: str, connection: socket.socket) -> None:
+        shard = self.shard
+        room = torch.empty_like(shard.weights)
+        buffers = None if shard.buffers is None else torch.empty_like(shard.buffers)
+        has_buffers = buffers is not None and buffers.numel() > 0
+        kept = memoryview(b"") if buffers is None else wire.memory(buffers)
+        while True:
+            message = wire.receive(connection)
+            if message.kind is Kind.TAKE:
+                wire.send(connection, WireMessage(Kind.TAKE, self._take(worker, message.ticket)))
+            elif message.kind is Kind.PULL:
+                version = shard.pull(message.ticket, room, buffers)
+                wire.send(connection, WireMessage(Kind.PULL, message.ticket, version), wire.memory(room), kept)
+            elif message.kind in (Kind.PUSH, Kind.LEFT_OUT):
+                is_finite = message.kind is Kind.PUSH
+                wire.receive_into(connection, wire.memory(room) if is_finite else memoryview(b""))
+                rest = message.size - (room.nbytes if is_finite else 0)
+                wire.receive_into(connection, kept[:rest])
+                if self._commit(worker, message, is_finite):
+                    sent = buffers if has_buffers and rest else None
+                    shard.push(message.ticket, message.version, room if is_finite else None, sent)
+                wire.send(connection, WireMessage(message.kind, message.ticket))
+            elif message.kind is Kind.FAIL:
+                text = bytearray(min(message.size, 1 << 16))
+                wire.receive_into(connection, memoryview(text))
+                self._fail(text.decode(errors="replace"))
+
+    def _take(self, worker: str, finished: int) -> int:
+        """Return the worker's next ticket; wait until there is one. Raises EOFError at the end."""
+        tickets = self._tickets
+        assert tickets is not None
+        with self._changed:
+            if finished >= 0:
+                tickets.finish(worker, finished)
+                self._most_lead = max(self._most_lead, tickets.lead)
+                self._changed.notify_all()
+            while not self._is_closed:
+                ticket = tickets.take(worker)
+                if ticket is not None:
+                    return ticket
+                self._changed.wait()
+        raise EOFError("the run has ended")
+
+    def _commit(self, worker: str, message: WireMessage, is_finite: bool) -> bool:
+        """Return whether the ticket's gradient is to be applied."""
+        with self._changed:
+            if not is_finite and not self._skips:
+                step = message.ticket // self._ranks + 1
+                self._failure = self._failure or f"loss or gradient of a worker is not finite in step {step}"
+                self._changed.notify_all()
+                raise EOFError("the run has failed")
+            if self._tickets is None:
+                return True
+            is_new = self._tickets.commit(worker, message.ticket)
+            if is_new:
+                self._losses[message.ticket] = message.value
+                if not is_finite:
+                    self._left_out.append(message.ticket // self._ranks + 1)
+            return is_new
+
+    def _fail(self, text: str) -> None:
+        with self._changed:
+            self._failure = self._failure or text
+            self._changed.notify_all()
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,200 @@
+"""A shard: an equal range of all weights, with the optimizer's state, that gradients are applied to as they arrive.
+
+The weights of all trainable parameters form one vector in the module's order; a shard is a range of this vector, its
+pieces parts of parameters. With tau updates between a gradient's pull and its push, and c gradients averaged in an
+update, a gradient weighs min(1, N / (1 + tau)), and the rate is c / N of ddp's (sqrt(c / N) for Adam's family).
+Sources: Zhang et al. 2015 (arXiv:1511.05950) for rate / tau and softsync; the cap at 1, because an update with small
+tau would otherwise move with the rate of a whole batch.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import torch
+from torch import nn
+
+from cloudtrain.entrypoints.trainer import optim
+from cloudtrain.entrypoints.trainer.settings import TrainingSettings
+
+__all__ = ["FLUSHED", "LEFT_OUT", "RECORD", "STARTED", "Shard", "Slice", "shard_range", "slices"]
+
+RECORD = struct.Struct("<qq")  # of the update log: the version that the worker read, the ticket
+# In place of a version: a ticket without an update; an incomplete average is applied; the first ticket of the log.
+LEFT_OUT, FLUSHED, STARTED = -1, -2, -3
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The elements start .. stop of a parameter, flattened, which are the elements from `at` on of the shard."""
+
+    name: str
+    start: int
+    stop: int
+    at: int
+
+
+def shard_range(elements: int, number: int, shards: int) -> range:
+    """Return the elements of a shard: equal ranges, up to one element."""
+    return range(elements * number // shards, elements * (number + 1) // shards)
+
+
+def slices(module: nn.Module, number: int, shards: int) -> list[Slice]:
+    """Return the parts of parameters in a shard, in the order of its elements."""
+    named = [(name, p.numel()) for name, p in module.named_parameters() if p.requires_grad]
+    own, at, found = shard_range(sum(size for _, size in named), number, shards), 0, []
+    for name, size in named:
+        start, stop = max(own.start, at), min(own.stop, at + size)
+        if start < stop:
+            found.append(Slice(name, start - at, stop - at, start - own.start))
+        at += size
+    return found
+
+
+@dataclass(frozen=True)
+class _Pushed:
+    """A gradient on its way into the weights; None: left out."""
+
+    version: int
+    gradient: torch.Tensor | None
+    buffers: torch.Tensor | None
+
+
+class Shard:
+    """The weights of one shard and their updates; safe for threads. `lock` guards all state."""
+
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        pieces: Sequence[nn.Parameter],
+        ranks: int,
+        first: int,
+        factor: Callable[[int], float],
+        buffers: torch.Tensor | None = None,
+        log: BinaryIO | None = None,
+    ) -> None:
+        """`pieces` are views of one vector, in order; `first` is the first ticket; `factor` gives the schedule by step.
+
+        `buffers` are the module's persistent buffers as bytes, on the first shard; `log` gets a RECORD an update.
+        """
+        self.lock = threading.Lock()
+        self.pieces = list(pieces)
+        self._ranks, self._softsync = ranks, settings.server.softsync
+        self._is_capped = settings.server.staleness == "capped"
+        self._is_ordered = settings.server.order == "tickets"
+        self._is_adaptive = settings.optimizer.name in ("adamw", "radam")
+        self.optimizer = optim.build(settings.optimizer, self.pieces, settings.global_batch_size, fused=True)
+        if settings.optimizer.name == "sgd" and ranks > 1:  # 3.9 in place of 5.7 ms for 10 M weights; other rounding
+            self.optimizer.param_groups[0].update(fused=True, foreach=False)
+        self._base_lr = float(self.optimizer.param_groups[0]["lr"])
+        self._factor = factor
+        self.weights = torch.empty(0) if not self.pieces else _whole(self.pieces)
+        self._sum = torch.zeros_like(self.weights)
+        self._count = 0  # gradients in `_sum`
+        self.buffers, self._next_buffers = buffers, buffers
+        self._log = log
+        self.version = 0  # updates so far
+        self.applied = first  # tickets so far, in any order
+        self._has: set[int] = set()  # tickets since the last boundary
+        self._pending: dict[int, _Pushed] = {}  # in order: tickets that wait for an earlier one
+        self._kept: dict[int, tuple[int, torch.Tensor, torch.Tensor | None]] = {}  # in order: weights by ticket
+        self.staleness: Counter[int] = Counter()
+        self.average: torch.Tensor | None = None  # of the weights, if the job keeps one
+        self.after_step: Callable[[int], None] = lambda step: None
+
+    def begin(self) -> None:
+        """Begin at a boundary: all tickets handed out are applied. The next tickets read the present weights."""
+        with self.lock:
+            self._has.clear()
+            self._kept.clear()
+            if self._is_ordered:
+                for ticket in range(self.applied, self.applied + self._ranks):
+                    self._keep(ticket)
+
+    def flush(self) -> None:
+        """Apply an incomplete average, at a boundary."""
+        with self.lock:
+            if self._count:
+                self._record(FLUSHED, self._count)
+                self._update()
+
+    def pull(self, ticket: int, room: torch.Tensor, buffers: torch.Tensor | None = None) -> int:
+        """Copy the weights for the ticket to `room`, and the buffers; return their version."""
+        with self.lock:
+            version, weights, kept = self._kept.get(ticket, (self.version, self.weights, self.buffers))
+            room.copy_(weights)
+            if buffers is not None and kept is not None:
+                buffers.copy_(kept)
+            return version
+
+    def push(
+        self, ticket: int, version: int, gradient: torch.Tensor | None, buffers: torch.Tensor | None = None
+    ) -> bool:
+        """Apply the ticket's gradient, which is overwritten; return False if the shard has it already.
+
+        `gradient` None: the ticket counts, without an update. `buffers`: of the step's first virtual rank.
+        """
+        with self.lock:
+            if ticket in self._has:
+                return False
+            self._has.add(ticket)
+            if not self._is_ordered:
+                self._apply(ticket, _Pushed(version, gradient, buffers))
+                return True
+            own = None if gradient is None else gradient.clone()
+            self._pending[ticket] = _Pushed(version, own, None if buffers is None else buffers.clone())
+            while self.applied in self._pending:
+                done = self.applied
+                self._apply(done, self._pending.pop(done))
+                self._kept.pop(done, None)
+                self._keep(done + self._ranks)
+            return True
+
+    def _keep(self, ticket: int) -> None:
+        buffers = None if self.buffers is None else self.buffers.clone()
+        self._kept[ticket] = (self.version, self.weights.clone(), buffers)
+
+    @torch.no_grad()
+    def _apply(self, ticket: int, pushed: _Pushed) -> None:
+        gradient, tau = pushed.gradient, self.version - pushed.version
+        self._record(LEFT_OUT if gradient is None else pushed.version, ticket)
+        self.applied += 1
+        if gradient is not None:
+            self.staleness[tau] += 1
+            weight = min(1.0, self._ranks / (1 + tau)) if self._is_capped else 1.0
+            self._sum.add_(gradient, alpha=weight) if self._count else torch.mul(gradient, weight, out=self._sum)
+            self._count += 1
+            if pushed.buffers is not None and self._next_buffers is not None:
+                self._next_buffers = pushed.buffers.clone()
+            if self._count == self._softsync:
+                self._update()
+        if self.applied % self._ranks == 0:
+            self.after_step(self.applied // self._ranks)
+
+    def _update(self) -> None:
+        share = self._count / self._ranks
+        share = math.sqrt(share) if self._is_adaptive else share
+        if self._count > 1:
+            self._sum /= self._count
+        factor = self._factor((self.applied - 1) // self._ranks)
+        optim.set_lr(self.optimizer, [self._base_lr * share], factor)
+        for piece, part in zip(self.pieces, torch.split(self._sum, [p.numel() for p in self.pieces]), strict=True):
+            piece.grad = part.view(piece.shape)
+        self.optimizer.step()
+        self.buffers, self._count, self.version = self._next_buffers, 0, self.version + 1
+
+    def _record(self, version: int, ticket: int) -> None:
+        if self._log is not None:
+            self._log.write(RECORD.pack(version, ticket))
+
+
+def _whole(pieces: Sequence[nn.Parameter]) -> torch.Tensor:
+    """Return the vector of which the pieces are consecutive views."""
+    size = sum(piece.numel() for piece in pieces)
+    return pieces[0].detach().as_strided((size,), (1,), pieces[0].storage_offset())

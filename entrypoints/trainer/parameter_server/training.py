@@ -1,0 +1,369 @@
+"""The rank process of asynchronous training: hosts a shard, supervises a worker, and meets the other ranks.
+
+Training runs from boundary to boundary. A boundary is the end of a step at which a save, an evaluation or the end is
+due: there all tickets handed out are applied, so the state is that of whole steps, on any number of ranks. In between
+the rank processes, which compute nothing, meet a few times a second to agree on stops and saves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.rank import exchange, heartbeat
+from cloudtrain.entrypoints.rank.agree import Agreed
+from cloudtrain.entrypoints.trainer import optim, report, saving
+from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
+from cloudtrain.entrypoints.trainer.parameter_server.server import News, Server
+from cloudtrain.entrypoints.trainer.parameter_server.shard import (
+    FLUSHED,
+    RECORD,
+    STARTED,
+    Shard,
+    Slice,
+    shard_range,
+    slices,
+)
+from cloudtrain.entrypoints.trainer.parameter_server.tickets import Tickets
+from cloudtrain.entrypoints.trainer.parameter_server.worker import VARIABLE, WorkerOrder
+from cloudtrain.entrypoints.trainer.strategies.buffers import pack, unpack
+
+__all__ = ["log_path", "running"]
+
+_POLL_S = 0.2
+_MOST_DEATHS = 5  # of a rank's worker, without a finished ticket in between
+
+
+def log_path(folder: Path, shard: int, shards: int, ranks: int) -> Path:
+    """Return the path of a shard's update log in an output folder; a changed number of ranks begins other logs."""
+    return folder / "updates" / f"ranks-{ranks}-shard-{shard}-of-{shards}.log"
+
+
+@contextlib.contextmanager
+def running(job: TrainingJob, progress: TrainState) -> Iterator[Callable[[], Agreed]]:
+    """Start the shards and the workers; yield a function that trains to the next boundary. All ranks call it.
+
+    The function returns the ranks' agreement: the reason to stop, or whether a save is due.
+    """
+    ranks, nodes = job.place.ranks, int(os.environ.get("GROUP_WORLD_SIZE") or 1)
+    count = min(job.spec.training.server.shards or nodes, ranks)
+    hosts = [number * ranks // count for number in range(count)]
+    own = hosts.index(job.place.rank) if job.place.rank in hosts else None
+    with contextlib.ExitStack() as opened:
+        rank = _Rank(job, progress, hosts, own, opened)
+        opened.callback(rank.close)
+        yield rank.train_to_boundary
+
+
+class _Rank:
+    """One rank's shard, server and worker; `_server` and `_shard` are None on ranks that host no shard."""
+
+    def __init__(
+        self, job: TrainingJob, progress: TrainState, hosts: list[int], own: int | None, opened: contextlib.ExitStack
+    ) -> None:
+        self._job, self._progress, self._hosts, self._own = job, progress, hosts, own
+        self._ranks = job.place.ranks
+        self._log: BinaryIO | None = None
+        self._shard: Shard | None = None
+        self._server: Server | None = None
+        self._slices: list[Slice] = []
+        self._finished, self._deaths, self._starts = 0, 0, 0
+        secret = exchange.share(secrets.token_hex(32))
+        if own is not None:
+            self._log = _opened_log(own, len(hosts), self._ranks, progress.step * self._ranks)
+            self._shard = self._loaded(own)
+            wanted = job.spec.training.server
+            tickets = None
+            if own == 0:
+                first = progress.step * self._ranks
+                tickets = Tickets(self._ranks, first, max_lead=wanted.max_lead, is_ordered=wanted.order == "tickets")
+            skips = job.spec.training.on_nan == "skip"
+            self._server = Server(self._shard, bytes.fromhex(secret), self._ranks, wanted.lease_s, tickets, skips=skips)
+        addresses = exchange.gather([_own_address(), self._server.port] if self._server else None)
+        self._order = WorkerOrder(
+            name="",
+            shards=[tuple(addresses[host]) for host in hosts],
+            secret=secret,
+            ranks=self._ranks,
+            step=progress.step,
+            samples=progress.samples,
+            parent=os.getpid(),
+        )
+        if job.place.is_head and self._server is not None:
+            job.meter.figures = self._figures
+        self._scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="cloudtrain-worker-"))
+        self._worker = self._started()
+
+    def close(self) -> None:
+        """End the worker and the server."""
+        if self._server is not None:
+            self._server.close()
+        self._worker.kill()
+        self._worker.wait()
+        if self._log is not None:
+            self._log.close()
+
+    def train_to_boundary(self) -> Agreed:
+        """Train to the next boundary. Raises TaskError or NonFiniteError, on all ranks, after a worker's failure."""
+        job, progress = self._job, self._progress
+        job.optimizer.state.clear()  # the shards have it
+        if self._shard is not None:
+            self._shard.begin()
+        dist.barrier()  # all shards are ready before a ticket is handed out
+        if job.place.is_head and self._server is not None:
+            self._server.open(_next_boundary(job, progress) * self._ranks)
+        is_closing, seen = False, Agreed()
+        while True:
+            job.agreement.begin(job.meter.step_s, failed=job.saver.failure is not None, saving=job.saver.is_busy)
+            verdict = job.agreement.finish()
+            if verdict.failed:
+                saving.retry_later(job, progress)
+            seen = Agreed(seen.stop or verdict.stop, seen.save or verdict.save)
+            if (seen.stop or seen.save) and self._server is not None and job.place.is_head:
+                if seen.stop or not is_closing:
+                    self._server.close_early(must_stop=seen.stop is not None)
+                is_closing = True
+            self._look_after_worker()
+            told = exchange.share(self._told())
+            self._follow(News(**told))
+            if told["done"] == told["limit"]:
+                break
+        self._gather()
+        return seen
+
+    def _told(self) -> dict[str, object]:
+        """Return the first shard's news, on rank 0."""
+        if not self._job.place.is_head or self._server is None:
+            return {}
+        next_line = self._progress.step + 1
+        while not report.is_logged(self._job, self._progress, next_line):
+            next_line += 1
+        return dataclasses.asdict(self._server.news(next_line * self._ranks, _POLL_S))
+
+    def _follow(self, news: News) -> None:
+        """Report the finished steps, and raise a worker's failure. All ranks have the same news."""
+        job, progress = self._job, self._progress
+        if news.done != self._finished:
+            self._finished, self._deaths = news.done, 0
+            heartbeat.beat()
+        for worker in news.lost:
+            if job.place.is_head:
+                print(f"worker {worker} is lost; its tickets are handed out again, and training continues", flush=True)
+        for step in news.left_out:
+            text = f"a part of step {step} is left out: its loss or gradient is not finite"
+            report.say(job, "step", text, step=step, max_steps=progress.max_steps, skipped=True)
+        if news.failure is not None:
+            if "not finite" in news.failure:
+                saving.fail(job, progress, news.failure)
+            raise TaskError(news.failure)
+        for loss in news.losses:
+            progress.step += 1
+            progress.samples += job.split.global_batch
+            job.meter.tick()
+            if report.is_logged(job, progress, progress.step):
+                training = job.spec.training
+                factor = optim.lr_factor(training.schedule, progress.step - 1, progress.max_steps, job.warmup_start)
+                report.say_step(job, progress, loss, job.base_lrs[0] * factor, None)
+
+    def _figures(self) -> dict[str, Any]:
+        # A worker pulls the weights and pushes a gradient for each ticket.
+        sent = 2.0 * sum(p.nbytes for p in _trained(self._job.strategy.module))
+        return {"bytes_sent": sent, **(self._server.figures() if self._server else {})}
+
+    def _look_after_worker(self) -> None:
+        """Start the worker again if it has ended. Raises TaskError if it ends again and again."""
+        code = self._worker.poll()
+        if code is None:
+            return
+        self._deaths += 1
+        if self._deaths > _MOST_DEATHS:
+            raise TaskError(
+                f"the worker of rank {self._job.place.rank} has ended {self._deaths} times without a finished step, "
+                f"at last with code {code}; its log lines say why"
+            )
+        print(f"the worker of rank {self._job.place.rank} has ended with code {code}; it starts again", flush=True)
+        self._worker = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """Start the worker: a new process, since a fork after threads and CUDA is not safe."""
+        self._starts += 1
+        order = dataclasses.replace(self._order, name=f"{self._job.place.rank}.{self._starts}")
+        environment = {
+            **os.environ,
+            VARIABLE: json.dumps(dataclasses.asdict(order)),
+            "CLOUDTRAIN_CHECKPOINT_DIR": self._scratch,
+        }
+        for name in ("CLOUDTRAIN_RESULT_DIR", "CLOUDTRAIN_OUTPUT_DIR"):
+            environment.pop(name, None)
+        command = [sys.executable, "-m", "cloudtrain.entrypoints.trainer.parameter_server.worker"]
+        return subprocess.Popen(command, env=environment)
+
+    def _loaded(self, number: int) -> Shard:
+        """Return this rank's shard with the job's present weights, optimizer state and average."""
+        job = self._job
+        module, training = job.strategy.module, job.spec.training
+        named = dict(module.named_parameters())
+        self._slices = slices(module, number, len(self._hosts))
+        kind = _trained(module)[0].dtype
+        size = sum(piece.stop - piece.start for piece in self._slices)
+        vector = torch.empty(size, dtype=kind)
+        for piece in self._slices:
+            vector[_here(piece)] = named[piece.name].detach().reshape(-1)[piece.start : piece.stop].cpu()
+        pieces = [nn.Parameter(vector[_here(piece)]) for piece in self._slices]
+
+        def factor(step: int) -> float:
+            return optim.lr_factor(training.schedule, step, self._progress.max_steps, job.warmup_start)
+
+        first, buffers = self._progress.step * self._ranks, pack(module) if number == 0 else None
+        shard = Shard(training, pieces, self._ranks, first, factor, buffers, self._log)
+        for piece, own in zip(self._slices, pieces, strict=True):
+            for key, value in job.optimizer.state.get(named[piece.name], {}).items():
+                shard.optimizer.state[own][key] = value.clone() if key == "step" else _cut(value, piece)
+        if job.ema is not None:
+            ema, averages = job.ema, job.ema.tensors()
+            average = torch.cat([_cut(averages[piece.name], piece) for piece in self._slices])
+            shard.average = average
+
+            def follow(step: int) -> None:
+                average.lerp_(shard.weights.to(average.dtype), 1.0 - ema.decay(step))
+
+            shard.after_step = follow
+        return shard
+
+    @torch.no_grad()
+    def _gather(self) -> None:
+        """Give every rank the weights, the optimizer's state, the average and the buffers of all shards."""
+        job, shard = self._job, self._shard
+        if shard is not None:
+            shard.flush()
+            if self._log is not None:
+                self._log.flush()
+                os.fsync(self._log.fileno())
+        named = dict(job.strategy.module.named_parameters())
+        described = exchange.gather(None if shard is None else _state_keys(shard))
+        elements = sum(p.numel() for p in _trained(job.strategy.module))
+        averages = job.ema.tensors() if job.ema is not None else {}
+        for number, host in enumerate(self._hosts):
+            parts = slices(job.strategy.module, number, len(self._hosts))
+            size = len(shard_range(elements, number, len(self._hosts)))
+            mine = shard if self._own == number else None
+            weights = _sent(None if mine is None else mine.weights, size, _trained(job.strategy.module)[0].dtype, host)
+            _spread(weights, parts, named)
+            if averages:
+                kind = next(iter(averages.values())).dtype
+                _spread(_sent(None if mine is None else mine.average, size, kind, host), parts, averages)
+            for key, dtype in described[host]["tensors"].items():
+                values = None if mine is None else torch.cat([mine.optimizer.state[p][key] for p in mine.pieces])
+                whole = _sent(values, size, getattr(torch, dtype), host)
+                _spread(whole, parts, {part.name: self._state_of(named[part.name], key, whole.dtype) for part in parts})
+            for key, value in described[host]["numbers"].items():
+                for part in parts:
+                    job.optimizer.state[named[part.name]][key] = torch.tensor(value, dtype=torch.float32)
+        if shard is not None and shard.buffers is not None:
+            unpack(job.strategy.module, shard.buffers)
+        job.strategy.sync_buffers()
+
+    def _state_of(self, parameter: torch.Tensor, key: str, dtype: torch.dtype) -> torch.Tensor:
+        state = self._job.optimizer.state[parameter]
+        if key not in state:
+            state[key] = torch.zeros_like(parameter, dtype=dtype)
+        found: torch.Tensor = state[key]
+        return found
+
+
+def _state_keys(shard: Shard) -> dict[str, dict[str, Any]]:
+    """Return the names in the optimizer's state of a parameter: tensors with their types, and numbers."""
+    state = shard.optimizer.state.get(shard.pieces[0], {}) if shard.pieces else {}
+    tensors = {k: str(v.dtype).removeprefix("torch.") for k, v in state.items() if k != "step" and v is not None}
+    numbers = {k: float(v) for k, v in state.items() if k == "step"}
+    return {"tensors": tensors, "numbers": numbers}
+
+
+def _sent(own: torch.Tensor | None, size: int, dtype: torch.dtype, host: int) -> torch.Tensor:
+    """Return the host's vector on every rank."""
+    values = torch.empty(size, dtype=dtype) if own is None else own
+    dist.broadcast(values, host)
+    return values
+
+
+def _spread(vector: torch.Tensor, parts: list[Slice], targets: Mapping[str, torch.Tensor]) -> None:
+    """Copy a shard's vector into the tensors of its parameters, by name."""
+    for part in parts:
+        targets[part.name].view(-1)[part.start : part.stop].copy_(vector[_here(part)])
+
+
+def _here(piece: Slice) -> slice:
+    return slice(piece.at, piece.at + piece.stop - piece.start)
+
+
+def _cut(value: torch.Tensor, piece: Slice) -> torch.Tensor:
+    return value.detach().reshape(-1)[piece.start : piece.stop].cpu().clone()
+
+
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+def _next_boundary(job: TrainingJob, progress: TrainState) -> int:
+    """Return the next step at which a save, an evaluation, a rehearsal's pause or the end is due."""
+    every = (job.spec.checkpoint.every_steps, job.spec.training.eval_every if job.eval_data is not None else None)
+    ends = [(progress.step // steps + 1) * steps for steps in every if steps]
+    if progress.rehearsal is not None and (held := progress.rehearsal.hold_at) and held > progress.step:
+        ends.append(held)
+    return min([*ends, progress.last_step])
+
+
+def _own_address() -> str:
+    """Return this machine's address on the way to the first rank's machine."""
+    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    family, _, _, _, address = socket.getaddrinfo(
+        master, int(os.environ.get("MASTER_PORT") or 1), type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def _opened_log(number: int, shards: int, ranks: int, tickets: int) -> BinaryIO | None:
+    """Open the shard's update log for appending, cut to the tickets of the checkpoint; None without an output folder.
+
+    A log that does not reach the checkpoint is begun anew.
+    """
+    folder = os.environ.get("CLOUDTRAIN_OUTPUT_DIR")
+    if not folder:
+        return None
+    path = log_path(Path(folder), number, shards, ranks)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = (
+        [*RECORD.iter_unpack(path.read_bytes()[: path.stat().st_size // RECORD.size * RECORD.size])]
+        if path.exists()
+        else []
+    )
+    size = count = 0
+    for version, _ in found:
+        if count == tickets - found[0][1] and version != FLUSHED:
+            break
+        size, count = size + RECORD.size, count + (version not in (FLUSHED, STARTED))
+    log = path.open("r+b" if found else "w+b")
+    if found and count == tickets - found[0][1]:
+        log.truncate(size)
+        log.seek(size)
+        return log
+    log.truncate(0)
+    log.write(RECORD.pack(STARTED, tickets))
+    return log

@@ -1,0 +1,75 @@
+"""Messages between workers and shards: a fixed head, then raw bytes of weights, gradients and buffers.
+
+A connection begins with the job's secret: any process on the network can reach the port. Tensors are sent from, and
+received into, their own memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+__all__ = ["SECRET_BYTES", "Kind", "WireMessage", "memory", "receive", "receive_into", "send"]
+
+SECRET_BYTES = 32
+_HEAD = struct.Struct("<BqqdQ")  # kind, ticket, version, value, bytes that follow
+
+
+class Kind(IntEnum):
+    """The kinds of messages; `value` is a loss or unused."""
+
+    COMPUTE = 1  # worker: this connection is for work; the bytes are its name
+    BEAT = 2  # worker: this connection is for signs of life; the bytes are its name
+    TAKE = 3  # worker: the ticket before is finished (-1: none), the next ticket please; shard: the ticket
+    PULL = 4  # worker: the weights for a ticket please; shard: their version and bytes
+    PUSH = 5  # worker: a ticket's gradient; shard: received
+    LEFT_OUT = 6  # worker: a ticket whose loss or gradient is not finite; shard: received
+    FAIL = 7  # worker: the task's own error; the bytes are its text
+
+
+@dataclass(frozen=True)
+class WireMessage:
+    """A message's head; `size` bytes follow."""
+
+    kind: Kind
+    ticket: int = -1
+    version: int = 0
+    value: float = 0.0
+    size: int = 0
+
+
+def memory(tensor: torch.Tensor) -> memoryview:
+    """Return the memory of a contiguous CPU tensor, which must outlive the view."""
+    if not tensor.numel():
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
+def send(to: socket.socket, message: WireMessage, *parts: memoryview | bytes) -> None:
+    """Send the head and the parts; `size` is set to theirs. Raises OSError if the connection is lost."""
+    size = sum(len(part) for part in parts)
+    to.sendall(_HEAD.pack(message.kind, message.ticket, message.version, message.value, size))
+    for part in parts:
+        to.sendall(part)
+
+
+def receive(source: socket.socket) -> WireMessage:
+    """Return the next message's head. Raises EOFError at the end of the connection, OSError if it is lost."""
+    head = bytearray(_HEAD.size)
+    receive_into(source, memoryview(head))
+    kind, ticket, version, value, size = _HEAD.unpack(head)
+    return WireMessage(Kind(kind), ticket, version, value, size)
+
+
+def receive_into(source: socket.socket, room: memoryview) -> None:
+    """Fill the room. Raises EOFError if the connection ends before."""
+    while room:
+        count = source.recv_into(room)
+        if not count:
+            raise EOFError("the other side has closed the connection")
+        room = room[count:]

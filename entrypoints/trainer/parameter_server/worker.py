@@ -1,0 +1,234 @@
+"""A worker: the child process of a rank that computes gradients and holds no state of its own.
+
+For each ticket it pulls the weights, computes the gradient that a rank would compute under ddp, and pushes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from cloudtrain.entrypoints import processes
+from cloudtrain.entrypoints.errors import TaskError
+from cloudtrain.entrypoints.rank.agree import Agreement
+from cloudtrain.entrypoints.trainer import data
+from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState, build, connect
+from cloudtrain.entrypoints.trainer.parameter_server import wire
+from cloudtrain.entrypoints.trainer.parameter_server.shard import shard_range
+from cloudtrain.entrypoints.trainer.parameter_server.wire import Kind, WireMessage
+from cloudtrain.entrypoints.trainer.settings import ServerSettings, Spec, read_spec
+from cloudtrain.entrypoints.trainer.strategies.buffers import pack, unpack
+from cloudtrain.entrypoints.trainer.task import Task, load_task
+
+__all__ = ["VARIABLE", "Gradients", "WorkerOrder", "main"]
+
+VARIABLE = "CLOUDTRAIN_WORKER"  # in a worker's environment: its WorkerOrder
+_BEATS_IN_LEASE = 5
+
+
+@dataclass(frozen=True)
+class WorkerOrder:
+    """What a rank tells its worker: the shards' addresses, the secret as hex, and where the tickets begin.
+
+    `step` and `samples` are the progress at the first ticket; `ranks` is the number of tickets a step; `parent` is the
+    rank's process.
+    """
+
+    name: str
+    shards: list[tuple[str, int]]
+    secret: str
+    ranks: int
+    step: int
+    samples: int
+    parent: int
+
+
+class Gradients:
+    """Computes the gradients of tickets: those that a rank would compute under ddp, before they are averaged."""
+
+    def __init__(self, spec: Spec, task: Task, ranks: int, step: int, samples: int) -> None:
+        """Build the model as a single rank's, in its own process group. Raises TaskError."""
+        alone = dataclasses.replace(
+            spec.training,
+            strategy="ddp",
+            server=ServerSettings(),
+            global_batch_size=spec.training.global_batch_size // ranks,
+            micro_batch_size=data.split_batch(
+                spec.training.global_batch_size, spec.training.micro_batch_size, ranks
+            ).micro,
+            eval_every=None,
+            ema_decay=None,
+            tensorboard=False,
+            on_nan="stop",
+        )
+        only_training = dataclasses.replace(
+            task, evaluate=None, dataset=lambda params, split: task.dataset(params, split) if split == "train" else None
+        )
+        spec = dataclasses.replace(
+            spec, training=alone, checkpoint=dataclasses.replace(spec.checkpoint, mirror=None, every_s=None)
+        )
+        agreement = Agreement(None, is_alone=True)
+        for number in (signal.SIGTERM, signal.SIGUSR1):  # the rank decides when to stop
+            signal.signal(number, signal.SIG_IGN)
+        place = connect(spec.timeout_s)
+        self.job: TrainingJob = build(spec, only_training, place, agreement)
+        self._ranks, self._step, self._samples = ranks, step, samples
+        self._each, self._global_batch = self.job.split.accumulation, spec.training.global_batch_size * ranks
+        self.parameters = [p for p in self.job.strategy.module.parameters() if p.requires_grad]
+        self.weights = torch.empty(sum(p.numel() for p in self.parameters), dtype=self.parameters[0].dtype)
+
+    @torch.no_grad()
+    def load(self, buffers: torch.Tensor) -> None:
+        """Give the model the values of `weights`, and the buffers."""
+        for parameter, values in zip(self.parameters, self._parts(), strict=True):
+            parameter.copy_(values.view(parameter.shape))
+        unpack(self.job.strategy.module, buffers)
+
+    def compute(self, ticket: int) -> tuple[float, bool]:
+        """Replace `weights` by the gradient; return the mean loss, and whether loss and gradient are finite."""
+        from cloudtrain.entrypoints.trainer.train import gradients  # train.py starts this module
+
+        step, number = divmod(ticket, self._ranks)
+        owned = range(number * self._each, (number + 1) * self._each)
+        job, spread = dataclasses.replace(self.job, owned=owned), self.job.strategy
+        job = dataclasses.replace(
+            job,
+            strategy=dataclasses.replace(
+                spread, micro_batch=lambda virtual, last: spread.micro_batch(virtual - owned.start, last)
+            ),
+        )
+        position = self._samples + (step - self._step) * self._global_batch
+        training = job.spec.training
+        keys = (
+            data.stream(training.seed, len(job.train_data), position + virtual * job.split.micro, job.split.micro)
+            for virtual in owned
+        )
+        batches = job.batches(job.train_data, keys)
+        job.optimizer.zero_grad()
+        gradients(job, TrainState(step=step), batches, is_logged=True)
+        loss = job.agreement.finish().loss / self._each
+        if training.clip_norm:
+            spread.clip(training.clip_norm)
+        for parameter, values in zip(self.parameters, self._parts(), strict=True):
+            if parameter.grad is None:
+                values.zero_()
+            else:
+                values.copy_(parameter.grad.detach().reshape(-1))
+        return loss, bool(torch.isfinite(self.weights).all()) and loss == loss and abs(loss) != float("inf")
+
+    def buffers(self) -> torch.Tensor:
+        """Return the model's persistent buffers as bytes."""
+        return pack(self.job.strategy.module)
+
+    def _parts(self) -> tuple[torch.Tensor, ...]:
+        return torch.split(self.weights, [p.numel() for p in self.parameters])
+
+
+def main() -> int:
+    """Compute tickets until the shards end the connection; return the exit code."""
+    processes.die_with_parent()
+    order = WorkerOrder(**json.loads(os.environ.pop(VARIABLE)))
+    if os.getppid() != order.parent:  # the rank ended before this process could follow
+        return 1
+    for name in ("RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+    spec = read_spec(os.environ["CLOUDTRAIN_SPEC"])
+    with contextlib.suppress(OSError, EOFError), contextlib.ExitStack() as opened:
+        try:
+            compute = Gradients(spec, load_task(spec.target), order.ranks, order.step, order.samples)
+            shards = [opened.enter_context(_connected(order, Kind.BEAT, 0))]
+            wire.receive(shards[0])
+            threading.Thread(target=_beat, args=(shards[0], spec.training.server.lease_s), daemon=True).start()
+            shards = [opened.enter_context(_connected(order, Kind.COMPUTE, n)) for n in range(len(order.shards))]
+        except Exception as error:
+            _report(order, error)
+            return 1
+        try:
+            _work(compute, shards, order.ranks)
+        except (OSError, EOFError):
+            raise
+        except Exception as error:
+            _report(order, error)
+            return 1
+    return 0
+
+
+def _work(compute: Gradients, shards: list[socket.socket], ranks: int) -> None:
+    """Compute tickets; return never. Raises EOFError or OSError at the end of the connection."""
+    ranges = [shard_range(compute.weights.numel(), n, len(shards)) for n in range(len(shards))]
+    rooms = [wire.memory(compute.weights[own.start : own.stop]) for own in ranges]
+    buffers, finished = compute.buffers(), -1
+    while True:
+        wire.send(shards[0], WireMessage(Kind.TAKE, finished))
+        ticket = wire.receive(shards[0]).ticket
+        for shard in shards:
+            wire.send(shard, WireMessage(Kind.PULL, ticket))
+        versions = []
+        for number, (shard, room) in enumerate(zip(shards, rooms, strict=True)):
+            versions.append(wire.receive(shard).version)
+            wire.receive_into(shard, room)
+            if number == 0:
+                wire.receive_into(shard, wire.memory(buffers))
+        compute.load(buffers)
+        loss, is_finite = compute.compute(ticket)
+        kind, own = (Kind.PUSH if is_finite else Kind.LEFT_OUT), b"" if ticket % ranks else _bytes(compute.buffers())
+        for number, (shard, room) in enumerate(zip(shards, rooms, strict=True)):
+            parts = (*((room,) if is_finite else ()), *((own,) if number == 0 else ()))
+            wire.send(shard, WireMessage(kind, ticket, versions[number], loss), *parts)
+            if number == 0:
+                wire.receive(shard)  # the first shard decides whether the ticket counts
+        for shard in shards[1:]:
+            wire.receive(shard)
+        finished = ticket
+
+
+def _bytes(buffers: torch.Tensor) -> bytes:
+    return bytes(wire.memory(buffers))
+
+
+@contextlib.contextmanager
+def _connected(order: WorkerOrder, kind: Kind, number: int) -> Iterator[socket.socket]:
+    with socket.create_connection(order.shards[number], timeout=60) as connection:
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(bytes.fromhex(order.secret))
+        wire.send(connection, WireMessage(kind), order.name.encode())
+        yield connection
+
+
+def _beat(connection: socket.socket, lease_s: float) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection.sendall(b"\0")
+            time.sleep(lease_s / _BEATS_IN_LEASE)
+
+
+def _report(order: WorkerOrder, error: Exception) -> None:
+    """Tell the first shard of an error in the task: training cannot continue."""
+    if isinstance(error, TaskError):
+        text = str(error)
+    else:
+        traceback.print_exc()
+        text = "".join(traceback.format_exception_only(error)).strip()
+    sys.stderr.flush()
+    with contextlib.suppress(OSError), _connected(order, Kind.COMPUTE, 0) as connection:
+        wire.send(connection, WireMessage(Kind.FAIL), text.encode())
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # tearing gloo down may hang (see train.py)
