@@ -182,7 +182,6 @@ class Server:
         shard = self.shard
         room = torch.empty_like(shard.weights)
         buffers = None if shard.buffers is None else torch.empty_like(shard.buffers)
-        has_buffers = buffers is not None and buffers.numel() > 0
         kept = memoryview(b"") if buffers is None else wire.memory(buffers)
         while True:
             message = wire.receive(connection)
@@ -192,18 +191,33 @@ class Server:
                 version = shard.pull(message.ticket, room, buffers)
                 wire.send(connection, WireMessage(Kind.PULL, message.ticket, version), wire.memory(room), kept)
             elif message.kind in (Kind.PUSH, Kind.LEFT_OUT):
-                is_finite = message.kind is Kind.PUSH
-                wire.receive_into(connection, wire.memory(room) if is_finite else memoryview(b""))
-                rest = message.size - (room.nbytes if is_finite else 0)
-                wire.receive_into(connection, kept[:rest])
-                if self._commit(worker, message, is_finite):
-                    sent = buffers if has_buffers and rest else None
-                    shard.push(message.ticket, message.version, room if is_finite else None, sent)
+                self._receive_gradient(worker, connection, message, room, buffers)
                 wire.send(connection, WireMessage(message.kind, message.ticket))
             elif message.kind is Kind.FAIL:
                 text = bytearray(min(message.size, 1 << 16))
                 wire.receive_into(connection, memoryview(text))
                 self._fail(text.decode(errors="replace"))
+
+    def _receive_gradient(
+        self,
+        worker: str,
+        connection: socket.socket,
+        message: WireMessage,
+        room: torch.Tensor,
+        buffers: torch.Tensor | None,
+    ) -> None:
+        """Receive the versions of all shards, the gradient if finite, and the buffers if sent; apply them."""
+        versions = torch.empty(message.version, dtype=torch.int64)
+        wire.receive_into(connection, wire.memory(versions))
+        rest, gradient = message.size - versions.nbytes, None
+        if message.kind is Kind.PUSH:
+            gradient, rest = room, rest - room.nbytes
+            wire.receive_into(connection, wire.memory(room))
+        sent = buffers if rest and buffers is not None and rest == buffers.nbytes else None
+        if sent is not None:
+            wire.receive_into(connection, wire.memory(sent))
+        if self._commit(worker, message, gradient is not None):
+            self.shard.push(message.ticket, tuple(versions.tolist()), gradient, sent)
 
     def _take(self, worker: str, finished: int) -> int:
         """Return the worker's next ticket; wait until there is one. Raises EOFError at the end."""

@@ -10,12 +10,13 @@ tau would otherwise move with the rate of a whole batch.
 from __future__ import annotations
 
 import math
+import os
 import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -23,11 +24,38 @@ from torch import nn
 from cloudtrain.entrypoints.trainer import optim
 from cloudtrain.entrypoints.trainer.settings import TrainingSettings
 
-__all__ = ["FLUSHED", "LEFT_OUT", "RECORD", "STARTED", "Shard", "Slice", "shard_range", "slices"]
+__all__ = [
+    "FLUSHED",
+    "LEFT_OUT",
+    "STARTED",
+    "Record",
+    "Shard",
+    "Slice",
+    "UpdateLog",
+    "Versions",
+    "pieces_of",
+    "read_log",
+    "shard_range",
+    "slices",
+]
 
-RECORD = struct.Struct("<qq")  # of the update log: the version that the worker read, the ticket
-# In place of a version: a ticket without an update; an incomplete average is applied; the first ticket of the log.
+# In place of versions: a ticket without an update; an incomplete average is applied; the first ticket of the log.
 LEFT_OUT, FLUSHED, STARTED = -1, -2, -3
+
+
+Versions = tuple[int, ...]  # of the weights that a gradient was computed from, by shard
+
+
+@dataclass(frozen=True)
+class Record:
+    """An entry of an update log: a ticket, and the versions of all shards that its gradient was computed from."""
+
+    ticket: int
+    versions: Versions
+
+    def packed(self) -> bytes:
+        """Return the entry's bytes."""
+        return struct.pack(f"<q{len(self.versions)}q", self.ticket, *self.versions)
 
 
 @dataclass(frozen=True)
@@ -57,11 +85,63 @@ def slices(module: nn.Module, number: int, shards: int) -> list[Slice]:
     return found
 
 
+@torch.no_grad()
+def pieces_of(module: nn.Module, number: int, shards: int) -> tuple[list[Slice], list[nn.Parameter]]:
+    """Return the slices of a shard, and their present values as parameters: consecutive views of one vector."""
+    named, own = dict(module.named_parameters()), slices(module, number, shards)
+    parts = [named[part.name].detach().reshape(-1)[part.start : part.stop].cpu() for part in own]
+    vector = torch.cat(parts)
+    return own, [nn.Parameter(part) for part in torch.split(vector, [part.numel() for part in parts])]
+
+
+def read_log(path: Path, shards: int) -> list[Record]:
+    """Return the entries of an update log, without an incomplete last entry."""
+    entry, content = struct.Struct(f"<q{shards}q"), path.read_bytes()
+    found = entry.iter_unpack(content[: len(content) // entry.size * entry.size])
+    return [Record(values[0], values[1:]) for values in found]
+
+
+class UpdateLog:
+    """A shard's update log, open for appending."""
+
+    def __init__(self, path: Path, shards: int, first: int) -> None:
+        """Continue the log at ticket `first`: later entries are cut off. A log that does not reach it begins anew."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._shards = shards
+        found = read_log(path, shards) if path.exists() else []
+        kept = 0
+        count = found[0].ticket if found else -1
+        for entry in found:
+            if count == first and entry.versions[0] != FLUSHED:
+                break
+            kept, count = kept + 1, count + (entry.versions[0] not in (FLUSHED, STARTED))
+        self._file = path.open("r+b" if count == first else "wb")
+        if count == first:
+            self._file.seek(kept * 8 * (1 + shards))
+            self._file.truncate()
+        else:
+            self.write(Record(first, (STARTED,)))
+
+    def write(self, entry: Record) -> None:
+        """Append an entry; a mark in place of versions fills their room."""
+        versions = entry.versions if len(entry.versions) == self._shards else entry.versions * self._shards
+        self._file.write(Record(entry.ticket, versions).packed())
+
+    def sync(self) -> None:
+        """Make all entries durable."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
 @dataclass(frozen=True)
 class _Pushed:
     """A gradient on its way into the weights; None: left out."""
 
-    version: int
+    versions: Versions
     gradient: torch.Tensor | None
     buffers: torch.Tensor | None
 
@@ -72,18 +152,20 @@ class Shard:
     def __init__(
         self,
         settings: TrainingSettings,
+        number: int,
         pieces: Sequence[nn.Parameter],
         ranks: int,
         first: int,
         factor: Callable[[int], float],
         buffers: torch.Tensor | None = None,
-        log: BinaryIO | None = None,
+        log: UpdateLog | None = None,
     ) -> None:
         """`pieces` are views of one vector, in order; `first` is the first ticket; `factor` gives the schedule by step.
 
-        `buffers` are the module's persistent buffers as bytes, on the first shard; `log` gets a RECORD an update.
+        `buffers` are the module's persistent buffers as bytes, on the first shard; `log` gets a Record an update.
         """
         self.lock = threading.Lock()
+        self.number = number
         self.pieces = list(pieces)
         self._ranks, self._softsync = ranks, settings.server.softsync
         self._is_capped = settings.server.staleness == "capped"
@@ -94,7 +176,7 @@ class Shard:
             self.optimizer.param_groups[0].update(fused=True, foreach=False)
         self._base_lr = float(self.optimizer.param_groups[0]["lr"])
         self._factor = factor
-        self.weights = torch.empty(0) if not self.pieces else _whole(self.pieces)
+        self.weights = _whole(self.pieces)
         self._sum = torch.zeros_like(self.weights)
         self._count = 0  # gradients in `_sum`
         self.buffers, self._next_buffers = buffers, buffers
@@ -121,7 +203,7 @@ class Shard:
         """Apply an incomplete average, at a boundary."""
         with self.lock:
             if self._count:
-                self._record(FLUSHED, self._count)
+                self._log_entry(self._count, (FLUSHED,))
                 self._update()
 
     def pull(self, ticket: int, room: torch.Tensor, buffers: torch.Tensor | None = None) -> int:
@@ -134,7 +216,7 @@ class Shard:
             return version
 
     def push(
-        self, ticket: int, version: int, gradient: torch.Tensor | None, buffers: torch.Tensor | None = None
+        self, ticket: int, versions: Versions, gradient: torch.Tensor | None, buffers: torch.Tensor | None = None
     ) -> bool:
         """Apply the ticket's gradient, which is overwritten; return False if the shard has it already.
 
@@ -145,10 +227,10 @@ class Shard:
                 return False
             self._has.add(ticket)
             if not self._is_ordered:
-                self._apply(ticket, _Pushed(version, gradient, buffers))
+                self._apply(ticket, _Pushed(versions, gradient, buffers))
                 return True
             own = None if gradient is None else gradient.clone()
-            self._pending[ticket] = _Pushed(version, own, None if buffers is None else buffers.clone())
+            self._pending[ticket] = _Pushed(versions, own, None if buffers is None else buffers.clone())
             while self.applied in self._pending:
                 done = self.applied
                 self._apply(done, self._pending.pop(done))
@@ -162,8 +244,8 @@ class Shard:
 
     @torch.no_grad()
     def _apply(self, ticket: int, pushed: _Pushed) -> None:
-        gradient, tau = pushed.gradient, self.version - pushed.version
-        self._record(LEFT_OUT if gradient is None else pushed.version, ticket)
+        gradient, tau = pushed.gradient, self.version - pushed.versions[self.number]
+        self._log_entry(ticket, (LEFT_OUT,) if gradient is None else pushed.versions)
         self.applied += 1
         if gradient is not None:
             self.staleness[tau] += 1
@@ -189,9 +271,9 @@ class Shard:
         self.optimizer.step()
         self.buffers, self._count, self.version = self._next_buffers, 0, self.version + 1
 
-    def _record(self, version: int, ticket: int) -> None:
+    def _log_entry(self, ticket: int, versions: Versions) -> None:
         if self._log is not None:
-            self._log.write(RECORD.pack(version, ticket))
+            self._log.write(Record(ticket, versions))
 
 
 def _whole(pieces: Sequence[nn.Parameter]) -> torch.Tensor:

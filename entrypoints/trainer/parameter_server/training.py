@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,11 +31,10 @@ from cloudtrain.entrypoints.trainer import optim, report, saving
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 from cloudtrain.entrypoints.trainer.parameter_server.server import News, Server
 from cloudtrain.entrypoints.trainer.parameter_server.shard import (
-    FLUSHED,
-    RECORD,
-    STARTED,
     Shard,
     Slice,
+    UpdateLog,
+    pieces_of,
     shard_range,
     slices,
 )
@@ -78,14 +77,16 @@ class _Rank:
     ) -> None:
         self._job, self._progress, self._hosts, self._own = job, progress, hosts, own
         self._ranks = job.place.ranks
-        self._log: BinaryIO | None = None
+        self._log: UpdateLog | None = None
         self._shard: Shard | None = None
         self._server: Server | None = None
         self._slices: list[Slice] = []
         self._finished, self._deaths, self._starts = 0, 0, 0
         secret = exchange.share(secrets.token_hex(32))
         if own is not None:
-            self._log = _opened_log(own, len(hosts), self._ranks, progress.step * self._ranks)
+            if folder := os.environ.get("CLOUDTRAIN_OUTPUT_DIR"):
+                path = log_path(Path(folder), own, len(hosts), self._ranks)
+                self._log = UpdateLog(path, len(hosts), progress.step * self._ranks)
             self._shard = self._loaded(own)
             wanted = job.spec.training.server
             tickets = None
@@ -218,19 +219,13 @@ class _Rank:
         job = self._job
         module, training = job.strategy.module, job.spec.training
         named = dict(module.named_parameters())
-        self._slices = slices(module, number, len(self._hosts))
-        kind = _trained(module)[0].dtype
-        size = sum(piece.stop - piece.start for piece in self._slices)
-        vector = torch.empty(size, dtype=kind)
-        for piece in self._slices:
-            vector[_here(piece)] = named[piece.name].detach().reshape(-1)[piece.start : piece.stop].cpu()
-        pieces = [nn.Parameter(vector[_here(piece)]) for piece in self._slices]
+        self._slices, pieces = pieces_of(module, number, len(self._hosts))
 
         def factor(step: int) -> float:
             return optim.lr_factor(training.schedule, step, self._progress.max_steps, job.warmup_start)
 
         first, buffers = self._progress.step * self._ranks, pack(module) if number == 0 else None
-        shard = Shard(training, pieces, self._ranks, first, factor, buffers, self._log)
+        shard = Shard(training, number, pieces, self._ranks, first, factor, buffers, self._log)
         for piece, own in zip(self._slices, pieces, strict=True):
             for key, value in job.optimizer.state.get(named[piece.name], {}).items():
                 shard.optimizer.state[own][key] = value.clone() if key == "step" else _cut(value, piece)
@@ -252,8 +247,7 @@ class _Rank:
         if shard is not None:
             shard.flush()
             if self._log is not None:
-                self._log.flush()
-                os.fsync(self._log.fileno())
+                self._log.sync()
         named = dict(job.strategy.module.named_parameters())
         described = exchange.gather(None if shard is None else _state_keys(shard))
         elements = sum(p.numel() for p in _trained(job.strategy.module))
@@ -337,33 +331,3 @@ def _own_address() -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing
         return str(probe.getsockname()[0])
-
-
-def _opened_log(number: int, shards: int, ranks: int, tickets: int) -> BinaryIO | None:
-    """Open the shard's update log for appending, cut to the tickets of the checkpoint; None without an output folder.
-
-    A log that does not reach the checkpoint is begun anew.
-    """
-    folder = os.environ.get("CLOUDTRAIN_OUTPUT_DIR")
-    if not folder:
-        return None
-    path = log_path(Path(folder), number, shards, ranks)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found = (
-        [*RECORD.iter_unpack(path.read_bytes()[: path.stat().st_size // RECORD.size * RECORD.size])]
-        if path.exists()
-        else []
-    )
-    size = count = 0
-    for version, _ in found:
-        if count == tickets - found[0][1] and version != FLUSHED:
-            break
-        size, count = size + RECORD.size, count + (version not in (FLUSHED, STARTED))
-    log = path.open("r+b" if found else "w+b")
-    if found and count == tickets - found[0][1]:
-        log.truncate(size)
-        log.seek(size)
-        return log
-    log.truncate(0)
-    log.write(RECORD.pack(STARTED, tickets))
-    return log

@@ -27,8 +27,10 @@ class Kind(IntEnum):
     BEAT = 2  # worker: this connection is for signs of life; the bytes are its name
     TAKE = 3  # worker: the ticket before is finished (-1: none), the next ticket please; shard: the ticket
     PULL = 4  # worker: the weights for a ticket please; shard: their version and bytes
-    PUSH = 5  # worker: a ticket's gradient; shard: received
-    LEFT_OUT = 6  # worker: a ticket whose loss or gradient is not finite; shard: received
+    # worker: a ticket's loss, the versions of all shards that it read (`version` is their number), its gradient, and
+    # the buffers from rank 0's tickets; shard: received
+    PUSH = 5
+    LEFT_OUT = 6  # the same without a gradient: loss or gradient is not finite
     FAIL = 7  # worker: the task's own error; the bytes are its text
 
 

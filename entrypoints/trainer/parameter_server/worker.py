@@ -84,7 +84,7 @@ class Gradients:
             signal.signal(number, signal.SIG_IGN)
         place = connect(spec.timeout_s)
         self.job: TrainingJob = build(spec, only_training, place, agreement)
-        self._ranks, self._step, self._samples = ranks, step, samples
+        self.ranks, self._step, self._samples = ranks, step, samples
         self._each, self._global_batch = self.job.split.accumulation, spec.training.global_batch_size * ranks
         self.parameters = [p for p in self.job.strategy.module.parameters() if p.requires_grad]
         self.weights = torch.empty(sum(p.numel() for p in self.parameters), dtype=self.parameters[0].dtype)
@@ -100,7 +100,7 @@ class Gradients:
         """Replace `weights` by the gradient; return the mean loss, and whether loss and gradient are finite."""
         from cloudtrain.entrypoints.trainer.train import gradients  # train.py starts this module
 
-        step, number = divmod(ticket, self._ranks)
+        step, number = divmod(ticket, self.ranks)
         owned = range(number * self._each, (number + 1) * self._each)
         job, spread = dataclasses.replace(self.job, owned=owned), self.job.strategy
         job = dataclasses.replace(
@@ -184,9 +184,10 @@ def _work(compute: Gradients, shards: list[socket.socket], ranks: int) -> None:
         compute.load(buffers)
         loss, is_finite = compute.compute(ticket)
         kind, own = (Kind.PUSH if is_finite else Kind.LEFT_OUT), b"" if ticket % ranks else _bytes(compute.buffers())
+        read = _bytes(torch.tensor(versions))
         for number, (shard, room) in enumerate(zip(shards, rooms, strict=True)):
-            parts = (*((room,) if is_finite else ()), *((own,) if number == 0 else ()))
-            wire.send(shard, WireMessage(kind, ticket, versions[number], loss), *parts)
+            parts = (read, *((room,) if is_finite else ()), *((own,) if number == 0 else ()))
+            wire.send(shard, WireMessage(kind, ticket, len(shards), loss), *parts)
             if number == 0:
                 wire.receive(shard)  # the first shard decides whether the ticket counts
         for shard in shards[1:]:
@@ -194,8 +195,8 @@ def _work(compute: Gradients, shards: list[socket.socket], ranks: int) -> None:
         finished = ticket
 
 
-def _bytes(buffers: torch.Tensor) -> bytes:
-    return bytes(wire.memory(buffers))
+def _bytes(values: torch.Tensor) -> bytes:
+    return bytes(wire.memory(values))
 
 
 @contextlib.contextmanager
