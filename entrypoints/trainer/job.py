@@ -285,6 +285,8 @@ def _optimizer(
     """Return the optimizer, and the share of its rate at which the warm-up begins."""
     wanted = spec.training
     if task.optimizer is not None:
+        if wanted.strategy == "async":
+            raise TaskError("optimizer(model, params) does not go with strategy: async; set training.optimizer instead")
         with spread.optimized():
             return task.optimizer(spread.module, spec.params), 0.0
     # On CPUs, fused AdamW rounds a tensor's last elements differently, so shards would differ from the whole tensor.

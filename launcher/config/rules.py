@@ -55,6 +55,7 @@ def faults_of(root: YamlNode) -> list[Fault]:
         *_spreading(root),
         *_strict(root),
         *_parallel(root),
+        *_asynchronous(root),
         *_optimizing(root),
         *_mirror(root),
         *_notify(root),
@@ -250,6 +251,38 @@ def _schedule(root: YamlNode) -> Iterator[Fault]:
         if node is not None and (wrong is None or node.value in wrong):
             message = f"`{'.'.join(map(str, path))}` does not go with `schedule: async`"
             yield _in_training(root, message, f"{hint}, or write `schedule: 1f1b`", path, here)
+
+
+def _asynchronous(root: YamlNode) -> Iterator[Fault]:
+    """Yield the settings that do not go with `strategy: async`, and settings of its servers without it."""
+    strategy = _text(root, "training", "strategy") or "ddp"
+    if strategy != "async":
+        if given(root, "training", "server") is not None:
+            message = f"`server` goes with `strategy: async`, not with `{strategy}`"
+            yield _in_training(root, message, "leave it out, or write `strategy: async`", ("server",), ("strategy",))
+        return
+    sizes = [name for name in ("tensor", "pipeline") if _whole(root, "training", "parallel", name) > 1]
+    is_ordered = _text(root, "training", "server", "order") == "tickets"
+    refused: tuple[tuple[KeyPath, tuple[object, ...] | None, str], ...] = (
+        (("precision",), ("fp16",), "write `precision: bf16`"),
+        (("optimizer", "name"), ("lars", "lamb"), "servers hold parts of layers; write `adamw` or `sgd`"),
+        (
+            ("reproducible",),
+            ("strict",),
+            "write `standard`; `server.order: tickets` repeats a run to the bit on the same ranks",
+        ),
+        (("num_workers",), None if _whole(root, "training", "num_workers") else (), "a worker loads its own samples"),
+        (("shard",), None, "leave it out"),
+        *((("parallel", name), None, "leave it out") for name in sizes),
+        (("server", "max_lead"), None if is_ordered else (), "with `order: tickets` no rank gets ahead: leave it out"),
+    )
+    for path, wrong, hint in refused:
+        node = given(root, "training", *path)
+        if node is not None and (wrong is None or node.value in wrong):
+            against = ("server", "order") if path[0] == "server" else ("strategy",)
+            shown = "order: tickets" if path[0] == "server" else "strategy: async"
+            message = f"`{'.'.join(map(str, path))}` does not go with `{shown}`"
+            yield _in_training(root, message, hint, path, against)
 
 
 def _strict(root: YamlNode) -> Iterator[Fault]:

@@ -6,9 +6,9 @@ from pydantic import Field, model_validator
 
 from cloudtrain.launcher.config.kinds import Duration, Many, Section, Text
 
-__all__ = ["Checkpoint", "Monitor", "Optimizer", "Parallel", "Schedule", "Strategy", "Training"]
+__all__ = ["Checkpoint", "Monitor", "Optimizer", "Parallel", "Schedule", "Server", "Strategy", "Training"]
 
-Strategy = Literal["ddp", "fsdp", "hsdp"]  # as in the trainer: add a strategy in both lists
+Strategy = Literal["ddp", "fsdp", "hsdp", "async"]  # as in the trainer: add a strategy in both lists
 
 
 class Optimizer(Section):
@@ -112,19 +112,59 @@ class Parallel(Section):
     )
 
 
+class Server(Section):
+    """The parameter servers of `strategy: async`, and how they apply gradients that are late."""
+
+    shards: int | None = Field(
+        None,
+        ge=1,
+        description="Parts of the weights, each served by another rank. Default: one an instance.",
+        examples=[2],
+    )
+    staleness: Literal["capped", "none"] = Field(
+        "capped",
+        description="The weight of a gradient that is tau updates late, on N ranks: min(1, N / (1 + tau)), or 1.",
+        examples=["none"],
+    )
+    softsync: int = Field(
+        1, ge=1, description="Gradients that are averaged in an update, at most the ranks.", examples=[2]
+    )
+    max_lead: int | None = Field(
+        None,
+        ge=0,
+        description="Gradients that a rank may be ahead of the slowest (bounded staleness, SSP). Default: any number.",
+        examples=[3],
+    )
+    order: Literal["arrival", "tickets"] = Field(
+        "arrival",
+        description="Apply gradients as they arrive; or in a fixed order, which repeats a run to the bit but waits for "
+        "the slowest rank.",
+        examples=["tickets"],
+    )
+    lease_s: float = Field(
+        60.0, ge=2, description="Seconds without a sign of life after which a worker is lost.", examples=[20]
+    )
+
+
 class Training(Section):
     """The shared trainer's settings; only for a `task`."""
 
     strategy: Strategy = Field(
         "ddp",
         description="How model and gradients are spread over the ranks: replicated (ddp), sharded (fsdp), or sharded "
-        "within a group of ranks and replicated over the groups (hsdp).",
+        "within a group of ranks and replicated over the groups (hsdp); async: servers apply the gradients of workers "
+        "that do not wait for each other.",
         examples=["fsdp"],
     )
     parallel: Parallel = Field(
         Parallel.model_construct(),
         description="For models that do not fit on one GPU.",
         examples=[{"tensor": 2}],
+    )
+    server: Server = Field(
+        Server.model_construct(),
+        description="The servers of `strategy: async`.",
+        examples=[{"softsync": 2}],
     )
     shard: Literal["optimizer", "gradients", "parameters"] | None = Field(
         None,

@@ -149,6 +149,10 @@ def _split(config: JobConfig, instances: int, nproc: int) -> Batch | None:
         )
         raise ConfigError(message, key="training.parallel.pipeline", hint=f"use one of {fits}")
     ranks = instances * nproc // (tensor * stages)
+    for key, most in (("softsync", training.server.softsync), ("shards", training.server.shards or 1)):
+        if most > ranks:
+            message = f"`server.{key}` {most} is more than the {ranks} ranks"
+            raise ConfigError(message, key=f"training.server.{key}", hint=f"use at most {ranks}")
     size = training.global_batch_size
     micro = training.micro_batch_size or max(1, size // ranks)
     if size % (micro * ranks):

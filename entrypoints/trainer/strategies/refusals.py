@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.settings import TrainingSettings, suggest
+from cloudtrain.entrypoints.trainer.settings import ServerSettings, TrainingSettings, suggest
 from cloudtrain.entrypoints.trainer.strategies import schedules
 from cloudtrain.entrypoints.trainer.strategies.fsdp import shard_width
 from cloudtrain.entrypoints.trainer.strategies.strategy import LOW
@@ -57,6 +57,10 @@ def of_settings(settings: TrainingSettings, split: data.Split, strategies: Colle
         yield from _hsdp_faults(settings, split.ranks)
     if settings.reproducible == "strict":
         yield from _strict_faults(settings, split)
+    if name == "async":
+        yield from _server_faults(settings, split.ranks)
+    elif settings.server != ServerSettings():
+        yield f"server is async's, and the strategy is {name}; leave it out, or set strategy: async"
 
 
 def _parallel_faults(settings: TrainingSettings) -> Iterator[str]:
@@ -119,6 +123,26 @@ def _async_faults(settings: TrainingSettings) -> Iterator[str]:
         yield f"parallel.weights: latest needs precision: fp32, since {settings.precision} computes with copies"
 
 
+def _server_faults(settings: TrainingSettings, ranks: int) -> Iterator[str]:
+    """Yield the contradictions between the settings and strategy async."""
+    server, does_not = settings.server, "does not go with strategy: async"
+    if settings.precision == "fp16":
+        yield f"precision fp16 {does_not}; set precision: bf16"
+    if settings.optimizer.name in ("lars", "lamb"):
+        yield f"optimizer {settings.optimizer.name} {does_not}, whose servers hold parts of layers; set adamw or sgd"
+    if settings.reproducible == "strict":
+        yield f"reproducible: strict {does_not}; server.order: tickets repeats a run to the bit on the same ranks"
+    if settings.num_workers:
+        yield f"num_workers {does_not}: a worker loads the samples of its own ticket; leave it out"
+    if settings.cpu_offload or settings.parallel.ranks > 1:
+        yield f"{'cpu_offload' if settings.cpu_offload else 'parallel'} {does_not}; leave it out"
+    for key, most in (("softsync", server.softsync), ("shards", server.shards or 1)):
+        if most > ranks:
+            yield f"server.{key} {most} is more than the {ranks} ranks; set at most {ranks}"
+    if server.max_lead is not None and server.order == "tickets":
+        yield "server.max_lead does not go with server.order: tickets, where no rank gets ahead; leave it out"
+
+
 def _hsdp_faults(settings: TrainingSettings, ranks: int) -> Iterator[str]:
     """Yield the contradictions between the number of ranks and shard_size."""
     width = shard_width(settings, ranks)
@@ -155,11 +179,16 @@ def of_place(settings: TrainingSettings, module: nn.Module, device: torch.device
     """Yield the settings that the model or the machine does not allow."""
     if not any(p.requires_grad for p in module.parameters()):
         yield "model(params) returned a module without a parameter that needs gradients: nothing to train"
+    kinds = {p.dtype for p in module.parameters() if p.requires_grad}
+    if settings.strategy == "async" and len(kinds) > 1:
+        yield f"strategy async needs parameters of one type; there are {', '.join(sorted(map(str, kinds)))}"
     numbers = [name for name, parameter in module.named_parameters() if not parameter.dim()]
     if settings.shard == "optimizer" and numbers:
         yield f"parameter {numbers[0]} is a single number, which cannot be sharded; give it the shape (1,)"
     if any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
-        if device.type == "cpu":
+        if settings.strategy == "async":
+            yield "SyncBatchNorm needs all ranks in each step, and strategy async has no such step; use GroupNorm"
+        elif device.type == "cpu":
             yield "SyncBatchNorm needs GPUs, and this job runs on CPUs; use BatchNorm, or GroupNorm"
         elif settings.reproducible == "strict":
             yield "SyncBatchNorm's statistics depend on the number of ranks, and reproducible is strict; use BatchNorm"
