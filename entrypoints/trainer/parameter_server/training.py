@@ -15,7 +15,6 @@ import secrets
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,18 +62,14 @@ def running(job: TrainingJob, progress: TrainState) -> Iterator[Callable[[], Agr
     count = min(job.spec.training.server.shards or nodes, ranks)
     hosts = [number * ranks // count for number in range(count)]
     own = hosts.index(job.place.rank) if job.place.rank in hosts else None
-    with contextlib.ExitStack() as opened:
-        rank = _Rank(job, progress, hosts, own, opened)
-        opened.callback(rank.close)
+    with contextlib.closing(_Rank(job, progress, hosts, own)) as rank:
         yield rank.train_to_boundary
 
 
 class _Rank:
     """One rank's shard, server and worker; `_server` and `_shard` are None on ranks that host no shard."""
 
-    def __init__(
-        self, job: TrainingJob, progress: TrainState, hosts: list[int], own: int | None, opened: contextlib.ExitStack
-    ) -> None:
+    def __init__(self, job: TrainingJob, progress: TrainState, hosts: list[int], own: int | None) -> None:
         self._job, self._progress, self._hosts, self._own = job, progress, hosts, own
         self._ranks = job.place.ranks
         self._log: UpdateLog | None = None
@@ -107,7 +102,6 @@ class _Rank:
         )
         if job.place.is_head and self._server is not None:
             job.meter.figures = self._figures
-        self._scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="cloudtrain-worker-"))
         self._worker = self._started()
 
     def close(self) -> None:
@@ -204,11 +198,7 @@ class _Rank:
         """Start the worker: a new process, since a fork after threads and CUDA is not safe."""
         self._starts += 1
         order = dataclasses.replace(self._order, name=f"{self._job.place.rank}.{self._starts}")
-        environment = {
-            **os.environ,
-            VARIABLE: json.dumps(dataclasses.asdict(order)),
-            "CLOUDTRAIN_CHECKPOINT_DIR": self._scratch,
-        }
+        environment = {**os.environ, VARIABLE: json.dumps(dataclasses.asdict(order))}
         for name in ("CLOUDTRAIN_RESULT_DIR", "CLOUDTRAIN_OUTPUT_DIR"):
             environment.pop(name, None)
         command = [sys.executable, "-m", "cloudtrain.entrypoints.trainer.parameter_server.worker"]

@@ -46,10 +46,12 @@ class WireMessage:
 
 
 def memory(tensor: torch.Tensor) -> memoryview:
-    """Return the memory of a contiguous CPU tensor, which must outlive the view."""
+    """Return the memory of a contiguous CPU tensor."""
     if not tensor.numel():
         return memoryview(b"")
-    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+    shared = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    shared.tensor = tensor  # type: ignore[attr-defined]  # keeps the memory as long as the view
+    return memoryview(shared).cast("B")
 
 
 def send(to: socket.socket, message: WireMessage, *parts: memoryview | bytes) -> None:

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -82,8 +83,11 @@ class Gradients:
         agreement = Agreement(None, is_alone=True)
         for number in (signal.SIGTERM, signal.SIGUSR1):  # the rank decides when to stop
             signal.signal(number, signal.SIG_IGN)
-        place = connect(spec.timeout_s)
-        self.job: TrainingJob = build(spec, only_training, place, agreement)
+        with _alone():
+            place = connect(spec.timeout_s)
+        with tempfile.TemporaryDirectory() as scratch:  # a worker saves nothing
+            os.environ["CLOUDTRAIN_CHECKPOINT_DIR"] = scratch
+            self.job: TrainingJob = build(spec, only_training, place, agreement)
         self.ranks, self._step, self._samples = ranks, step, samples
         self._each, self._global_batch = self.job.split.accumulation, spec.training.global_batch_size * ranks
         self.parameters = [p for p in self.job.strategy.module.parameters() if p.requires_grad]
@@ -136,14 +140,22 @@ class Gradients:
         return torch.split(self.weights, [p.numel() for p in self.parameters])
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Hide torchrun's rank: the worker is the only rank of its process group. The task sees the rank again."""
+    hidden = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE") if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
 def main() -> int:
     """Compute tickets until the shards end the connection; return the exit code."""
     processes.die_with_parent()
     order = WorkerOrder(**json.loads(os.environ.pop(VARIABLE)))
     if os.getppid() != order.parent:  # the rank ended before this process could follow
         return 1
-    for name in ("RANK", "WORLD_SIZE"):
-        os.environ.pop(name, None)
     spec = read_spec(os.environ["CLOUDTRAIN_SPEC"])
     with contextlib.suppress(OSError, EOFError), contextlib.ExitStack() as opened:
         try:

@@ -1,0 +1,487 @@
+"""Asynchronous training: tickets, shards and messages in one process; then real runs with workers that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.trainer.parameter_server import wire
+from cloudtrain.entrypoints.trainer.parameter_server.server import Server
+from cloudtrain.entrypoints.trainer.parameter_server.shard import (
+    FLUSHED,
+    LEFT_OUT,
+    STARTED,
+    Record,
+    Shard,
+    UpdateLog,
+    pieces_of,
+    read_log,
+    slices,
+)
+from cloudtrain.entrypoints.trainer.parameter_server.tickets import Tickets
+from cloudtrain.entrypoints.trainer.parameter_server.wire import Kind, WireMessage
+from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ServerSettings, TrainingSettings
+from doubles import warmpython
+
+# --------------------------------------------------------------------------------------------------- in one process
+
+
+def shard(ranks: int, log: UpdateLog | None = None, shards: int = 1, number: int = 0, **server: Any) -> Shard:
+    """Return a shard of three weights, trained by SGD with rate 1."""
+    module = nn.Linear(3, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    wanted = TrainingSettings(8, optimizer=OptimizerSettings("sgd", 1.0), server=ServerSettings(**server))
+    return Shard(wanted, number, pieces_of(module, number, shards)[1], ranks, 0, lambda step: 1.0, None, log)
+
+
+@dataclass
+class Simulation:
+    """Workers on a virtual clock: each takes a ticket, reads, computes for a random time, and pushes."""
+
+    tickets: Tickets
+    shards: list[Shard]
+    speeds: dict[str, float]
+    chance: random.Random
+    staleness: list[int]
+    kills: int = 0
+
+    def run(self) -> None:
+        """Run to the limit; `kills` workers die at random moments, also between two shards."""
+        busy: dict[str, tuple[float, int, tuple[int, ...]]] = {}
+        now_s = 0.0
+        for worker in self.speeds:
+            self.tickets.join(worker)
+        while not self.tickets.is_complete:
+            for worker in sorted(self.speeds, key=lambda _: self.chance.random()):
+                if worker not in busy and (ticket := self.tickets.take(worker)) is not None:
+                    versions = tuple(each.pull(ticket, torch.empty(each.weights.numel())) for each in self.shards)
+                    busy[worker] = (now_s + self.speeds[worker] * self.chance.uniform(0.9, 1.1), ticket, versions)
+            worker = min(busy, key=lambda name: busy[name][0])
+            now_s, ticket, versions = busy.pop(worker)
+            dies_at = None
+            if self.kills and self.chance.random() < 0.02:
+                dies_at = self.chance.randrange(len(self.shards) + 1)
+                self.kills -= 1
+            self._push(worker, ticket, versions, dies_at)
+
+    def _push(self, worker: str, ticket: int, versions: tuple[int, ...], dies_at: int | None) -> None:
+        for number, each in enumerate(self.shards):
+            if dies_at == number:
+                break
+            if number == 0:
+                self.staleness.append(each.version - versions[0])
+                if not self.tickets.commit(worker, ticket):
+                    self.staleness.pop()
+                    continue
+            each.push(ticket, versions, torch.ones(each.weights.numel()))
+        if dies_at is None:
+            self.tickets.finish(worker, ticket)
+        else:
+            self.tickets.leave(worker)
+            del self.speeds[worker]
+
+
+def simulation(workers: int, count: int, seed: int = 0, shards: int = 1, **server: Any) -> Simulation:
+    """Return a simulation of workers of equal speed with `count` tickets."""
+    lead = server.get("max_lead")
+    tickets = Tickets(workers, max_lead=lead)
+    tickets.open(count)
+    built = [shard(workers, shards=shards, number=number, **server) for number in range(shards)]
+    return Simulation(tickets, built, {f"{n}": 1.0 for n in range(workers)}, random.Random(seed), [])
+
+
+def test_killed_workers_lose_no_ticket_and_repeat_none() -> None:
+    """In 20 campaigns that kill 2 of 4 workers at random, every shard applies each ticket exactly once."""
+    for seed in range(20):
+        found = simulation(4, 400, seed, shards=2)
+        found.kills = 2
+        found.run()
+        assert len(found.speeds) == 2
+        for each in found.shards:
+            assert each.applied == 400
+            assert each._has == set(range(400))
+
+
+@pytest.mark.parametrize(
+    ("workers", "softsync", "mean"), [(1, 1, 0.0), (2, 1, 1.0), (4, 1, 3.0), (4, 2, 1.5), (8, 4, 1.75)]
+)
+def test_mean_staleness_is_the_other_workers_over_the_average(workers: int, softsync: int, mean: float) -> None:
+    """Over 10,000 updates the mean staleness is (N - 1) / c, also with one slow worker."""
+    for slow in (1.0, 3.0):
+        found = simulation(workers, 10_000, softsync=softsync)
+        found.speeds["0"] = slow
+        found.run()
+        assert sum(found.staleness) / len(found.staleness) == pytest.approx(mean, abs=0.3 if softsync > 1 else 0.05)
+
+
+@pytest.mark.parametrize("lead", [0, 1, 3])
+def test_bounded_staleness_is_never_exceeded(lead: int) -> None:
+    """With max_lead s no update of N workers is staler than (2 s + 1)(N - 1), whoever is slow."""
+    for seed in range(3):
+        found = simulation(4, 3000, seed, max_lead=lead)
+        found.speeds["0"] = 3.0
+        found.run()
+        assert max(found.staleness) <= (2 * lead + 1) * 3
+        assert found.tickets.lead <= lead + 1
+
+
+def test_joining_worker_begins_at_the_slowest_clock() -> None:
+    """A new worker neither waits for the others' past, nor makes the others wait for its own."""
+    tickets = Tickets(2, max_lead=1)
+    tickets.open(100)
+    for worker in ("a", "b"):
+        tickets.join(worker)
+    for _ in range(3):
+        for worker in ("a", "b"):
+            ticket = tickets.take(worker)
+            assert ticket is not None
+            tickets.finish(worker, ticket)
+    tickets.join("c")
+    assert [tickets.take(worker) for worker in ("a", "b", "c")] == [6, 7, 8]
+
+
+def test_late_gradients_weigh_less_and_rates_are_shared() -> None:
+    """A gradient that is tau late on N ranks moves the weights by rate / N x min(1, N / (1 + tau))."""
+    found = shard(2)
+    moved = []
+    for ticket, version in enumerate((0, 0, 0, 0, 4)):
+        before = found.weights.clone()
+        assert found.push(ticket, (version,), torch.ones(3))
+        moved.append(float((before - found.weights)[0]))
+    assert moved == pytest.approx([0.5, 0.5, 0.5 * 2 / 3, 0.5 * 2 / 4, 0.5])
+    assert found.staleness == Counter({0: 2, 1: 1, 2: 1, 3: 1})
+
+
+def test_averaged_gradients_move_once_and_the_rest_at_the_boundary() -> None:
+    """With softsync 2 of 4 ranks, two gradients make an update of half the rate; a rest is applied by `flush`."""
+    found = shard(4, softsync=2)
+    for ticket in range(3):
+        found.push(ticket, (0,), torch.full((3,), float(ticket)))
+    assert found.weights.tolist() == [-0.25] * 3  # the mean of 0 and 1, times 2 / 4
+    found.flush()
+    weight = 4 / (1 + 1)  # one update late: capped to 1
+    assert found.weights.tolist() == pytest.approx([-0.25 - 2.0 * min(1, weight) / 4] * 3)
+    assert found.version == 2
+
+
+def test_ticket_that_arrives_twice_counts_once() -> None:
+    """A shard ignores a ticket that it has, and counts a ticket without an update."""
+    found = shard(1)
+    assert found.push(0, (0,), torch.ones(3))
+    assert not found.push(0, (0,), torch.ones(3))
+    assert found.push(1, (0,), None)
+    assert found.weights.tolist() == [-1.0] * 3
+    assert (found.applied, found.version) == (2, 1)
+
+
+def test_ordered_shard_applies_in_order_and_keeps_old_weights() -> None:
+    """With `order: tickets`, ticket i reads the weights after ticket i - N, whatever arrives first."""
+    found, room = shard(2, order="tickets"), torch.empty(3)
+    found.begin()
+    found.push(1, (0,), torch.ones(3))
+    assert found.version == 0  # ticket 0 is missing
+    found.push(0, (0,), torch.ones(3))
+    assert found.version == 2
+    assert [found.pull(ticket, room) for ticket in (2, 3)] == [1, 2]
+    assert room.tolist() == found.weights.tolist()
+
+
+def test_shards_cover_all_weights_once() -> None:
+    """The parts of 3 shards are all elements of all parameters, in order; frozen parameters have no part."""
+    module = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2))
+    module[1].bias.requires_grad_(False)
+    found = [part for number in range(3) for part in slices(module, number, 3)]
+    covered = Counter((part.name, element) for part in found for element in range(part.start, part.stop))
+    wanted = {name: p.numel() for name, p in module.named_parameters() if p.requires_grad}
+    assert covered == Counter((name, element) for name, size in wanted.items() for element in range(size))
+    values = torch.cat([p.detach() for number in range(3) for p in pieces_of(module, number, 3)[1]])
+    assert values.tolist() == torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad]).tolist()
+
+
+def test_update_log_is_cut_to_the_checkpoint(tmp_path: Path) -> None:
+    """A continued log keeps the entries up to the first ticket, and its average's end; a short log begins anew."""
+    log = UpdateLog(tmp_path / "a.log", 2, 0)
+    for ticket in range(4):
+        log.write(Record(ticket, (ticket, 7)))
+    log.write(Record(1, (FLUSHED,)))
+    log.write(Record(4, (LEFT_OUT,)))
+    log.sync()
+    log.close()
+    UpdateLog(tmp_path / "a.log", 2, 4).close()
+    kept = read_log(tmp_path / "a.log", 2)
+    assert [entry.ticket for entry in kept] == [0, 0, 1, 2, 3, 1]
+    assert (kept[0].versions, kept[-1].versions) == ((STARTED, STARTED), (FLUSHED, FLUSHED))
+    UpdateLog(tmp_path / "a.log", 2, 9).close()
+    assert read_log(tmp_path / "a.log", 2) == [Record(9, (STARTED, STARTED))]
+
+
+# ------------------------------------------------------------------------------------------------------ connections
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Return a server of one shard and ten tickets, on two ranks."""
+    tickets = Tickets(2)
+    found = Server(shard(2), b"s" * wire.SECRET_BYTES, 2, 2.0, tickets)
+    found.open(10)
+    yield found
+    found.close()
+
+
+def connected(server: Server, name: str, kind: Kind, secret: bytes = b"s" * wire.SECRET_BYTES) -> socket.socket:
+    """Return a worker's connection."""
+    found = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    found.sendall(secret)
+    wire.send(found, WireMessage(kind), name.encode())
+    return found
+
+
+def beating(server: Server, name: str) -> tuple[socket.socket, socket.socket]:
+    """Return the beats' and the work's connection of a worker that the server knows."""
+    beats = connected(server, name, Kind.BEAT)
+    wire.receive(beats)
+    return beats, connected(server, name, Kind.COMPUTE)
+
+
+def taken(work: socket.socket, finished: int = -1) -> int:
+    """Return the worker's next ticket."""
+    wire.send(work, WireMessage(Kind.TAKE, finished))
+    return wire.receive(work).ticket
+
+
+def test_connection_without_the_secret_is_closed(server: Server) -> None:
+    """A process on the network that does not know the job's secret gets no answer."""
+    with connected(server, "a", Kind.BEAT, b"x" * wire.SECRET_BYTES) as found, pytest.raises((EOFError, OSError)):
+        wire.receive(found)
+
+
+def test_worker_pulls_and_pushes(server: Server) -> None:
+    """A push moves the weights that the next pull returns; its loss is the step's."""
+    beats, work = beating(server, "a")
+    room, one = torch.empty(3), torch.tensor([0])
+    with beats, work:
+        for number in range(2):
+            assert taken(work, number - 1) == number
+            wire.send(work, WireMessage(Kind.PULL, number))
+            assert wire.receive(work).version == number
+            wire.receive_into(work, wire.memory(room))
+            push = WireMessage(Kind.PUSH, number, 1, 3.0 + number)
+            wire.send(work, push, bytes(wire.memory(one)), bytes(wire.memory(torch.ones(3))))
+            wire.receive(work)
+        assert room.tolist() == [-0.5] * 3
+        assert taken(work, 1) == 2
+        news = server.news(2, 30.0)
+        assert (news.done, news.losses) == (2, [3.5])
+
+
+def test_tickets_of_a_silent_worker_are_handed_out_again(server: Server) -> None:
+    """A worker without beats for the lease loses its ticket and its connections: it must not go on unnoticed."""
+    beats, work = beating(server, "silent")
+    with beats, work:
+        assert taken(work) == 0
+        with pytest.raises(EOFError):  # at the end of the lease
+            wire.receive(work)
+        others, other = beating(server, "other")
+        with others, other:
+            assert taken(other) == 0
+            assert server.news(0, 0.0).lost == ["silent"]
+
+
+def test_gradient_that_is_not_finite_is_a_failure(server: Server) -> None:
+    """Without on_nan: skip, the run fails with the step's number, and the weights stay finite."""
+    beats, work = beating(server, "a")
+    with beats, work:
+        assert taken(work) == 0
+        wire.send(work, WireMessage(Kind.LEFT_OUT, 0, 1, float("nan")), bytes(wire.memory(torch.tensor([0]))))
+        with pytest.raises((EOFError, OSError)):
+            wire.receive(work)
+        failure = server.news(10, 30.0).failure
+        assert failure is not None
+        assert "step 1" in failure
+        assert server.shard.weights.tolist() == [0.0] * 3
+
+
+# -------------------------------------------------------------------------------------------------------- real runs
+
+TASK = """
+import os, signal, torch
+from pathlib import Path
+from torch import nn
+from torch.nn import functional as F
+
+RANK = int(os.environ.get("RANK", 0))
+calls = 0
+
+class Points:
+    def __len__(self): return 37
+    def __getitem__(self, index):
+        return torch.arange(6.0).mul(index).sin() + 0.1 * torch.rand(6), index % 3
+
+def dataset(params, split):
+    return Points() if split == "train" else None
+
+def model(params):
+    return nn.Sequential(nn.Linear(6, 16, bias=False), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 3))
+
+def loss(model, batch):
+    global calls
+    calls += 1
+    todo = os.environ.get("DO", "").split(":")
+    done = Path("done-" + "-".join(todo))
+    if todo[0] and todo[1] in ("any", str(RANK)) and calls == int(todo[2]) and not done.exists():
+        done.touch()
+        if todo[0] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if todo[0] == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if todo[0] == "rank":
+            os.kill(os.getppid(), signal.SIGKILL)
+        if todo[0] == "raise":
+            raise ValueError("no such label")
+    return F.cross_entropy(model(batch[0]), batch[1])
+"""
+
+TRAINING = {
+    "strategy": "async",
+    "global_batch_size": 8,
+    "micro_batch_size": 2,
+    "max_steps": 30,
+    "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
+    "schedule": {"name": "cosine", "warmup_steps": 4},
+    "clip_norm": 1.0,
+    "seed": 1,
+    "log_every": 1,
+}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A finished run: the exit code, the output, the losses by step, and the exported weights."""
+
+    code: int
+    output: str
+    losses: dict[int, float]
+    weights: dict[str, torch.Tensor]
+
+
+def run(folder: Path, ranks: int = 2, do: str = "", **settings: Any) -> Ran:
+    """Train in the folder, from its newest checkpoint on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "task.py").write_text(TASK)
+    spec = {
+        "job": "test",
+        "run": {"kind": "task", "target": "task.py"},
+        "training": {**TRAINING, **settings},
+        "checkpoint": {"every_steps": 10, "keep": 5, "resume": "auto", "blocking": True},
+        "timeout_s": 30,
+    }
+    (folder / "spec.json").write_text(json.dumps(spec))
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
+    found = warmpython.run(
+        ["-m", *launcher, "cloudtrain.entrypoints.trainer.train"], folder, {**environment(folder), "DO": do}, 100
+    )
+    parsed = [fields for line in found.stdout.splitlines() if (fields := events.parse(line)[1])]
+    losses = {fields["step"]: fields["loss"] for fields in parsed if fields["e"] == "step"}
+    path = folder / "output" / "model.pt"
+    weights = torch.load(path, weights_only=True) if path.exists() else {}
+    return Ran(found.returncode, found.stdout + found.stderr, losses, weights)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the variables of a run in the folder."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "CLOUDTRAIN_SPEC": "spec.json",
+        "CLOUDTRAIN_CHECKPOINT_DIR": str(folder / "checkpoints"),
+        "CLOUDTRAIN_OUTPUT_DIR": str(folder / "output"),
+    }
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """Assert that the weights have equal names and bits."""
+    assert one.keys() == other.keys()
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def assert_applied_once(folder: Path, tickets: int, shards: int = 1) -> None:
+    """Assert that each shard's log has every ticket exactly once."""
+    paths = sorted((folder / "output" / "updates").glob("*.log"))
+    assert len(paths) == shards
+    for path in paths:
+        entries = [entry for entry in read_log(path, shards) if entry.versions[0] not in (FLUSHED, STARTED)]
+        assert sorted(entry.ticket for entry in entries) == list(range(tickets))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [TRAINING["optimizer"], {"name": "adamw", "lr": 0.01, "weight_decay": 0.01}])
+def test_one_worker_equals_ddp_to_the_bit(tmp_path: Path, optimizer: dict[str, Any]) -> None:
+    """On one rank the losses, the weights, the buffers and the average are those of ddp."""
+    settings = {"optimizer": optimizer, "ema_decay": 0.9}
+    plain = run(tmp_path / "ddp", 1, strategy="ddp", **settings)
+    found = run(tmp_path / "async", 1, **settings)
+    assert found.code == 0, found.output
+    assert found.losses == plain.losses
+    assert_equal(found.weights, plain.weights)
+
+
+@pytest.mark.slow
+def test_ordered_run_repeats_to_the_bit_through_kills(tmp_path: Path) -> None:
+    """With `order: tickets`, a killed worker and a killed rank with a resume change no bit of losses and weights."""
+    server = {"order": "tickets", "shards": 2, "lease_s": 5}
+    plain = run(tmp_path / "plain", server=server)
+    assert plain.code == 0, plain.output
+    kill = run(tmp_path / "killed", do="kill:any:21", server=server)
+    assert kill.code == 0, kill.output
+    assert "it starts again" in kill.output
+    assert kill.losses == plain.losses
+    assert_equal(kill.weights, plain.weights)
+    assert_applied_once(tmp_path / "killed", 60, 2)
+    stopped = run(tmp_path / "rank", do="rank:any:44", server=server)
+    assert stopped.code != 0
+    resumed = run(tmp_path / "rank", server=server)
+    assert "resuming from step" in resumed.output
+    assert resumed.losses == {step: loss for step, loss in plain.losses.items() if step > 30 - len(resumed.losses)}
+    assert_equal(resumed.weights, plain.weights)
+    assert_applied_once(tmp_path / "rank", 60, 2)
+
+
+@pytest.mark.slow
+def test_stopped_worker_costs_a_lease_and_the_run_replays(tmp_path: Path) -> None:
+    """A worker that SIGSTOP stops is lost after its lease; training goes on, and the logs replay to the bit."""
+    folder = tmp_path / "run"
+    found = run(folder, do="stop:any:9", server={"lease_s": 2, "softsync": 2, "shards": 2})
+    assert found.code == 0, found.output
+    assert "is lost; its tickets are handed out again" in found.output
+    assert_applied_once(folder, 60, 2)
+    replayed = warmpython.run(
+        ["-m", "cloudtrain.entrypoints.trainer.parameter_server.replay", "output"], folder, environment(folder), 100
+    )
+    assert replayed.returncode == 0, replayed.stderr
+    assert_equal(torch.load(folder / "output" / "replayed.pt", weights_only=True), found.weights)
+
+
+@pytest.mark.slow
+def test_checkpoint_continues_under_ddp_on_other_ranks(tmp_path: Path) -> None:
+    """A checkpoint of async on 2 ranks, with a task that raises later, continues under ddp on one rank."""
+    folder = tmp_path / "run"
+    failed = run(folder, do="raise:any:44")
+    assert failed.code != 0
+    assert "no such label" in failed.output
+    found = run(folder, 1, strategy="ddp")
+    assert found.code == 0, found.output
+    assert "the strategy was async, now ddp" in found.output
+    assert max(found.losses) == 30
