@@ -13,13 +13,13 @@ from pathlib import Path
 
 from report import Report
 
-from trainer import layouts, paired, relayout, saves, stages, steps
+from trainer import layouts, paired, relayout, saves, server, stages, steps
 
 
 def main() -> int:
     """Measure what was asked for; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", choices=("paired", "stages", "layouts", "relayout", "steps", "saves"))
+    parser.add_argument("--only", choices=("paired", "stages", "layouts", "relayout", "server", "steps", "saves"))
     parser.add_argument("--rounds", type=int, help="of each part; by default as many as it needs")
     parser.add_argument("--models", default=",".join(paired.TARGETS))
     parser.add_argument(
@@ -39,6 +39,8 @@ def main() -> int:
         reports.append(layouts.run(asked.rounds or layouts.ROUNDS, asked.repo, _say))
     if asked.only in (None, "relayout"):
         reports.append(relayout.run(asked.rounds or relayout.ROUNDS, asked.repo, _say))
+    if asked.only in (None, "server"):
+        reports.append(server.run(asked.rounds or server.ROUNDS, _say))
     if asked.only in (None, "steps"):
         chosen = asked.contestants.split(";") if asked.contestants else steps.CONTESTANTS
         contestants = tuple(name for name in steps.CONTESTANTS if name in (steps.BARE, steps.AGAIN) or name in chosen)
