@@ -20,10 +20,10 @@ from report import Report
 from torch import nn
 
 from cloudtrain.entrypoints.trainer.parameter_server import wire
-from cloudtrain.entrypoints.trainer.parameter_server.server import Server
-from cloudtrain.entrypoints.trainer.parameter_server.shard import Shard
+from cloudtrain.entrypoints.trainer.parameter_server.server import ShardServer
+from cloudtrain.entrypoints.trainer.parameter_server.shard import WeightShard
 from cloudtrain.entrypoints.trainer.parameter_server.tickets import Tickets
-from cloudtrain.entrypoints.trainer.parameter_server.wire import Kind, WireMessage
+from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, TrainingSettings
 
 ROUNDS, WEIGHTS, UPDATES, RANKS, TARGET = 5, 10_000_000, 20, 4, 20.0
@@ -52,7 +52,7 @@ def _rate(optimizer: str) -> float:
         assert process.stdout is not None
         assert process.stdin is not None
         port = int(process.stdout.readline())
-        with _connected(port, Kind.BEAT) as beats, _connected(port, Kind.COMPUTE) as work:
+        with _connected(port, MessageKind.BEAT) as beats, _connected(port, MessageKind.COMPUTE) as work:
             wire.receive(beats)
             _update(work, 0)  # creates the optimizer's state
             print("begin", file=process.stdin, flush=True)
@@ -65,7 +65,7 @@ def _rate(optimizer: str) -> float:
     return UPDATES / taken_s
 
 
-def _connected(port: int, kind: Kind) -> socket.socket:
+def _connected(port: int, kind: MessageKind) -> socket.socket:
     found = socket.create_connection(("127.0.0.1", port), timeout=60)
     found.sendall(SECRET)
     wire.send(found, WireMessage(kind), b"bench")
@@ -74,12 +74,12 @@ def _connected(port: int, kind: Kind) -> socket.socket:
 
 def _update(work: socket.socket, ticket: int) -> None:
     room, version = torch.zeros(WEIGHTS), torch.zeros(1, dtype=torch.int64)
-    wire.send(work, WireMessage(Kind.TAKE, ticket - 1))
+    wire.send(work, WireMessage(MessageKind.TAKE, ticket - 1))
     wire.receive(work)
-    wire.send(work, WireMessage(Kind.PULL, ticket))
+    wire.send(work, WireMessage(MessageKind.PULL, ticket))
     version.fill_(wire.receive(work).version)
     wire.receive_into(work, wire.memory(room))
-    wire.send(work, WireMessage(Kind.PUSH, ticket, 1, 1.0), wire.memory(version), wire.memory(room))
+    wire.send(work, WireMessage(MessageKind.PUSH, ticket, 1, 1.0), wire.memory(version), wire.memory(room))
     wire.receive(work)
 
 
@@ -88,8 +88,8 @@ def main() -> None:
     torch.set_num_threads(1)
     settings = TrainingSettings(8, optimizer=OPTIMIZERS[sys.argv[1]])
     tickets = Tickets(RANKS)
-    shard = Shard(settings, 0, [nn.Parameter(torch.zeros(WEIGHTS))], RANKS, 0, lambda step: 1.0)
-    server = Server(shard, SECRET, RANKS, 60.0, tickets)
+    shard = WeightShard(settings, 0, [nn.Parameter(torch.zeros(WEIGHTS))], RANKS, 0, lambda step: 1.0)
+    server = ShardServer(shard, SECRET, RANKS, 60.0, tickets)
     server.open(UPDATES + 2)
     print(server.port, flush=True)
     sys.stdin.readline()

@@ -15,7 +15,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ import torch.distributed as dist
 
 from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.events import emit
+from cloudtrain.entrypoints.rank import exchange, savings
 from cloudtrain.entrypoints.rank.agree import Agreed, Agreement
 from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.job import RankContext, TrainingJob, TrainState, build
-from cloudtrain.entrypoints.trainer.settings import Spec
+from cloudtrain.entrypoints.trainer.settings import ServerSettings, Spec, TrainingSettings
 from cloudtrain.entrypoints.trainer.task import Task
 
 __all__ = ["Diagnosis", "conclude", "diagnose"]
@@ -39,6 +40,10 @@ WARM_UP = 5  # steps before the clock: caches, DDP's second bucket layout, the G
 NOTABLE = 0.1  # of a step: less is not worth a change
 
 
+# Strategies whose ranks do not meet in each step, and their section of the settings.
+_APART = {"async": ("server", ServerSettings())}
+
+
 class Interrupted(Exception):
     """The ranks received a stop request."""
 
@@ -48,6 +53,7 @@ class Diagnosis:
     """Seconds of a step, and each part's share of the step; `noise` is the share by which two equal runs differ.
 
     `bubble`: the stages of a pipeline wait for each other. `stages_s`: the seconds in which each stage computes.
+    `step`: what rank/savings.py needs to compare methods, for ddp whose network share is above the noise.
     """
 
     step_s: float
@@ -59,22 +65,35 @@ class Diagnosis:
     bound: str
     sentence: str
     stages_s: tuple[float, ...] = ()
+    step: savings.MeasuredStep | None = None
 
 
 def diagnose(spec: Spec, task: Task, place: RankContext, agreement: Agreement, gradients: Gradients) -> int:
-    """Measure the three runs, report the bound, and return the exit code. No training, no saving."""
+    """Measure the three runs, report the bound, and return the exit code. No training, no saving.
+
+    The step of a strategy whose ranks do not meet in each step is measured as ddp's.
+    """
+    if spec.training.strategy in _APART:
+        section, default = _APART[spec.training.strategy]
+        plain: Any = {"strategy": "ddp", section: default}
+        spec = replace(spec, training=replace(spec.training, **plain))
     measured: dict[str, list[float]] = {}
     waits: tuple[float, ...] = ()  # of the stages in a step, with data in memory
+    ranks_s: tuple[float, ...] = ()  # of each rank in a step without communication
+    size = 0.0
     try:
         for name in ("normal", "silent", "synthetic", "normal"):
-            seconds, waited = _measure(spec, task, place, agreement, gradients, name)
+            seconds, waited, each_s, size = _measure(spec, task, place, agreement, gradients, name)
             measured.setdefault(name, []).append(seconds)
+            ranks_s = each_s if name == "silent" else ranks_s
             waits = waited if name == "synthetic" else waits  # not the waits for data of another stage
             if place.is_head:
                 emit("step", f"{name}: {_ms(seconds)} a step", run=name, seconds=seconds)
     except Interrupted:
         return EXIT_SAVED
-    found = conclude(measured["normal"], measured["silent"][0], measured["synthetic"][0], spec, place, waits)
+    found = conclude(
+        measured["normal"], measured["silent"][0], measured["synthetic"][0], spec, place, waits, size, ranks_s
+    )
     if place.is_head:
         emit("done", found.sentence, diagnosis=asdict(found))
         folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
@@ -91,8 +110,14 @@ def conclude(
     spec: Spec,
     place: RankContext,
     waits: tuple[float, ...] = (),
+    gradient_bytes: float = 0.0,
+    ranks_s: tuple[float, ...] = (),
 ) -> Diagnosis:
-    """Return the diagnosis from the seconds of a step in each run; `waits`: the seconds in which each stage waits."""
+    """Return the diagnosis from the seconds of a step in each run; `waits`: the seconds in which each stage waits.
+
+    `gradient_bytes` is the size of all gradients, and `ranks_s` each rank's step without communication: to compare
+    methods that send less or wait less.
+    """
     step_s = statistics.mean(normal)
     noise = (max(normal) - min(normal)) / step_s
     network = max(0.0, 1 - silent / step_s) if place.ranks > 1 else 0.0
@@ -110,7 +135,25 @@ def conclude(
         sentence = f"unclear: {measured}; try again on a quieter machine, or with more --steps"
         return Diagnosis(step_s, network, loading, bubble, compute, noise, "unclear", sentence, stages_s)
     sentence = f"bound by {bound}: {measured}; {_advice(bound, shares, spec, place)}"
-    return Diagnosis(step_s, network, loading, bubble, compute, noise, bound, sentence, stages_s)
+    step = None
+    if network > max(noise, NOTABLE) and gradient_bytes and _is_plain(spec.training):
+        sent = 2 * (place.ranks - 1) / place.ranks * gradient_bytes
+        states = {"sgd": int(spec.training.optimizer.momentum > 0), "lars": 1}.get(spec.training.optimizer.name, 2)
+        step = savings.MeasuredStep(step_s * (1 - network), gradient_bytes, sent / (network * step_s), states, ranks_s)
+        expected = savings.expected_steps(step, place.ranks, is_uneven=_are_uneven(ranks_s))
+        sentence += f"; {savings.in_words(step, place.ranks, expected)} (docs/training.md says what each costs)"
+    return Diagnosis(step_s, network, loading, bubble, compute, noise, bound, sentence, stages_s, step)
+
+
+def _is_plain(wanted: TrainingSettings) -> bool:
+    """Return whether a step all-reduces whole gradients, which the other methods replace."""
+    is_dense = wanted.compression == "none" and wanted.shard is None and wanted.reproducible != "strict"
+    return wanted.strategy == "ddp" and wanted.parallel.ranks == 1 and is_dense
+
+
+def _are_uneven(ranks_s: tuple[float, ...]) -> bool:
+    """Return whether one rank is much slower than the others."""
+    return bool(ranks_s) and max(ranks_s) > (1 + 2 * NOTABLE) * statistics.median(ranks_s)
 
 
 def _stages(stages_s: tuple[float, ...]) -> str:
@@ -155,8 +198,11 @@ def _advice(bound: str, shares: dict[str, float], spec: Spec, place: RankContext
 
 def _measure(
     spec: Spec, task: Task, place: RankContext, agreement: Agreement, gradients: Gradients, name: str
-) -> tuple[float, tuple[float, ...]]:
-    """Return the seconds of a step, the median over the steps for the slowest rank, and the stages' waits in a step."""
+) -> tuple[float, tuple[float, ...], tuple[float, ...], float]:
+    """Return the seconds of a step, the median over the steps for the slowest rank, and the stages' waits in a step.
+
+    Then each rank's own median, and the bytes of all gradients.
+    """
     job = build(spec, task, place, agreement, silent=name == "silent")
     count = spec.training.diagnose_steps or 1
     progress = TrainState(max_steps=WARM_UP + count)
@@ -186,12 +232,12 @@ def _measure(
     finally:
         if isinstance(batches, data.Batches):
             batches.close()
-    slowest = torch.tensor(statistics.median(took[WARM_UP:]))
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    ranks_s = tuple(exchange.gather(statistics.median(took[WARM_UP:])))
+    size = float(sum(p.nbytes for p in job.strategy.module.parameters() if p.requires_grad))
     waits = tuple(seconds / count for seconds in _waits(job))
     del job, batches
     gc.collect()  # one model at a time
-    return slowest.item(), waits
+    return max(ranks_s), waits, ranks_s, size
 
 
 def _waits(job: TrainingJob) -> tuple[float, ...]:

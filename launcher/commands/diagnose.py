@@ -25,6 +25,7 @@ def command(overrides: Overrides, steps: int, yes: bool, as_json: bool) -> int:
     """
     from cloudtrain.launcher.jobs import submit
     from cloudtrain.launcher.jobs.follow import wait
+    from cloudtrain.launcher.planning.methods import diagnosis_name
     from cloudtrain.launcher.planning.prepare import prepare
     from cloudtrain.launcher.store.home import home
     from cloudtrain.launcher.store.registry import Registry
@@ -34,7 +35,7 @@ def command(overrides: Overrides, steps: int, yes: bool, as_json: bool) -> int:
         raise UsageError("only a `task` can be diagnosed", hint="a script's steps are its own: profile it with torch")
     overrides = replace(overrides, settings=(*overrides.settings, *measuring))
     config = overrides.load()
-    config = config.model_copy(update={"name": f"{config.name[:31]}-diagnose"})
+    config = config.model_copy(update={"name": diagnosis_name(config.name)})
     folder = home()
     with overrides.placing():
         prepared = prepare(config, overrides.file, folder / "bundles", dry=False)

@@ -38,7 +38,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
     with overrides.placing():
         prepared = prepare(config, overrides.file, Path(), dry=True)
     from cloudtrain.launcher.money.budget_preview import books_of
-    from cloudtrain.launcher.planning import memory
+    from cloudtrain.launcher.planning import memory, methods
     from cloudtrain.launcher.planning.bundle import size_words
 
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro
@@ -50,6 +50,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
     largest = ", ".join(f"{name} {size_words(size)}" for name, size in prepared.bundle.largest[:3])
     lines = [f"{line}; largest: {largest}" if line.startswith("code: ") else line for line in prepared.lines()]
     lines += [memory.line(needed)] if needed else []
+    lines += [advice] if (advice := methods.advice(config, prepared.plan.ranks)) else []
     print_text([*lines, *books.lines(worst_micro)])
     return 0
 

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from cloudtrain.launcher.config.kinds import Duration, Many, Section, Text
 
-__all__ = ["Checkpoint", "Monitor", "Optimizer", "Parallel", "Schedule", "Server", "Strategy", "Training"]
+__all__ = ["Checkpoint", "Monitor", "Optimizer", "Parallel", "ParameterServer", "Schedule", "Strategy", "Training"]
 
 Strategy = Literal["ddp", "fsdp", "hsdp", "async"]  # as in the trainer: add a strategy in both lists
 
@@ -112,7 +112,7 @@ class Parallel(Section):
     )
 
 
-class Server(Section):
+class ParameterServer(Section):
     """The parameter servers of `strategy: async`, and how they apply gradients that are late."""
 
     shards: int | None = Field(
@@ -161,8 +161,8 @@ class Training(Section):
         description="For models that do not fit on one GPU.",
         examples=[{"tensor": 2}],
     )
-    server: Server = Field(
-        Server.model_construct(),
+    server: ParameterServer = Field(
+        ParameterServer.model_construct(),
         description="The servers of `strategy: async`.",
         examples=[{"softsync": 2}],
     )

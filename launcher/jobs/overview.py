@@ -24,7 +24,7 @@ from cloudtrain.launcher.jobs.describe import (
 )
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.money.forecast import Forecast, forecast
-from cloudtrain.launcher.store import gpu_figures, loss_bins
+from cloudtrain.launcher.store import exchange_figures, gpu_figures, loss_bins
 from cloudtrain.launcher.store.progress import data_share, unkept
 from cloudtrain.launcher.store.progress import shown as progress_words
 from cloudtrain.launcher.store.registry import Registry, submitter_lives
@@ -183,6 +183,10 @@ def _progress_lines(job: Job, money: Forecast, now_s: float) -> list[str]:
         lines += ["  progress    no step reported yet", *_script_hint(job, "reports steps: docs/scripts.md, Curves")]
     if job.active and (speed := _speed(progress)):
         lines.append(f"  speed       {speed}")
+    if exchanged := exchange_figures.words(progress):
+        lines.append(f"  exchange    {exchanged}")
+    if staleness := exchange_figures.histogram(progress, charts.signs_of().levels):
+        lines.append(f"  staleness   {staleness}")
     if gpus := gpu_figures.words(progress):
         lines.append(f"  GPUs        {gpus}")
     if job.active and (warning := gpu_figures.warning(progress)):

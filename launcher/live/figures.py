@@ -24,7 +24,7 @@ from cloudtrain.launcher.live.rows import (
     row,
     sides,
 )
-from cloudtrain.launcher.store import gpu_figures
+from cloudtrain.launcher.store import exchange_figures, gpu_figures
 from cloudtrain.launcher.text import charts
 from cloudtrain.launcher.text.charts import Signs
 from cloudtrain.launcher.text.money import clock
@@ -36,6 +36,7 @@ __all__ = [
     "attempts",
     "checkpoint",
     "error",
+    "exchange",
     "following",
     "gpus",
     "heading",
@@ -187,6 +188,14 @@ def split(curves: Curves, width: int, signs: Signs) -> list[Text]:
     runs = charts.stacked(shares, room if room >= _LEAST_BAR else 0, signs)
     drawn = [(run, _PART_COLOURS[place % 4]) for place, run in enumerate(runs)]
     return [labelled(width, signs, "step time", took, *drawn, *legend[0 if room >= _LEAST_BAR else 1 :])]
+
+
+def exchange(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:
+    """Return what the ranks exchange, and the staleness of updates."""
+    progress = watched.job.attempt.progress
+    bars = exchange_figures.histogram(progress, signs.levels)
+    found = (("exchange", exchange_figures.words(progress)), ("staleness", bars))
+    return [labelled(width, signs, name, words) for name, words in found if words]
 
 
 def gpus(watched: WatchedJob, width: int, signs: Signs) -> list[Text]:

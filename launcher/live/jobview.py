@@ -86,6 +86,7 @@ def _sections(watched: WatchedJob, size: tuple[int, int], signs: Signs, now_s: f
         (6, lambda: figures.track(curves.rate, width, max(1, tall - 1), signs)),
         (7, lambda: figures.metrics(watched, width, signs)),
         (8, lambda: figures.split(curves, width, signs)),
+        (9, lambda: figures.exchange(watched, width, signs)),
         (6, lambda: figures.gpus(watched, width, signs)),
         (10, lambda: figures.memory(curves, width, signs)),
         (3, lambda: figures.spend(watched, width, signs)),

@@ -223,6 +223,7 @@ _RESULTS = {
     "loss": "loss",
     "lowest_loss": "lowest loss",
     "samples_per_s": "samples/s",
+    "bytes_sent": "bytes a step",
     "running_s": "time",
     "spend_usd": "cost, USD",
 }

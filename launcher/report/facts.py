@@ -12,7 +12,7 @@ from cloudtrain.entrypoints.format import dollars, span
 from cloudtrain.launcher.job import Attempt, Job
 from cloudtrain.launcher.metering import meter
 from cloudtrain.launcher.money.forecast import limit_micro
-from cloudtrain.launcher.store import gpu_figures
+from cloudtrain.launcher.store import exchange_figures, gpu_figures
 from cloudtrain.launcher.store.series import Series
 from cloudtrain.launcher.text.money import moment
 
@@ -53,6 +53,7 @@ def results(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float)
         "loss": losses[-1][0] if losses else job.attempt.progress.get("loss"),
         "lowest_loss": min(losses, key=lambda each: each[0])[0] if losses else None,
         "samples_per_s": _median(series, "samples_per_s"),
+        "bytes_sent": _median(series, "bytes_sent"),
         "running_s": sum(_ran_s(attempt, now_s) for attempt in attempts),
         "spend_usd": spent / 1e6 if spent else None,  # a machine without a price does not necessarily cost zero
     }
@@ -83,6 +84,10 @@ def headline(job: Job, attempts: Sequence[Attempt], series: Series, now_s: float
         cards.append((title, figure(value), f"best {figure(best[0])}{_at(best[1])}" if best else ""))
     if (rate := _median(series, "samples_per_s")) is not None:
         cards.append(("Throughput", figure(float(f"{rate:.4g}")), "samples/s, median"))
+    if (sent := exchange_figures.words(progress)) and any(name in progress for name in exchange_figures.NAMES[1:]):
+        cards.append(
+            ("Exchange", sent.partition(", ")[0], exchange_figures.histogram(progress) or sent.partition(", ")[2])
+        )
     if (busy := gpu_figures.mean(progress)) is not None:
         cards.append(("GPUs", f"{busy:.0f} %", f"busy, mean; at the end {gpu_figures.words(progress)}"))
     ran_s = sum(_ran_s(attempt, now_s) for attempt in attempts)

@@ -8,12 +8,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from cloudtrain.entrypoints import events
-from cloudtrain.launcher.store import gpu_figures, loss_bins, sanitize
+from cloudtrain.launcher.store import exchange_figures, gpu_figures, loss_bins, sanitize
 
 __all__ = ["data_share", "finite", "fold", "shown"]
 
 _COUNTS = ("step", "max_steps", "samples", "tokens")
-_FIGURES = ("loss", "lr", "samples_per_s", "tokens_per_s", "epoch", "mfu", "bubble", "step_s", "data_s", "memory_bytes")
+_FIGURES = (
+    *("loss", "lr", "samples_per_s", "tokens_per_s", "epoch", "mfu", "bubble", "step_s", "data_s", "memory_bytes"),
+    *exchange_figures.NAMES,
+)
 # Hugging Face's folders, and names with the word: `step_50`, `global_step250`, `epoch=3-step=500.ckpt`.
 _STEP = re.compile(r"(?:^checkpoint-|(?:^|[-_])(?:global_?)?step[-_=]?)(\d{1,18})(?:\.[a-z]+)?$", re.IGNORECASE)
 _MOST_UNKEPT = 6  # names of files that are not kept
@@ -27,7 +30,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
     time of the last step, `saved_s` of the last save, `saved_after` the last step reported before a save without a
     step, `resumed_step` the step from which the attempt resumed,
     `forecast` the step and the end in the first forecast, `curve` the loss over time (`store.loss_bins`), `gpus` the
-    GPUs' figures by rank (`gpu_figures`), `unkept` the files of a script that nothing keeps.
+    GPUs' figures by rank (`gpu_figures`), `staleness` the updates by staleness (`exchange_figures`), `unkept` the files
+    of a script that nothing keeps.
     """
     now = dict(progress)
     points: list[tuple[float, int, float]] = []
@@ -44,6 +48,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
             now = {key: value for key, value in now.items() if key not in fields} | {
                 key: value for key, value in fields.items() if value is not None
             }
+            if (staleness := exchange_figures.fold(now.get("staleness"), event)) is not None:
+                now["staleness"] = staleness
             if kind == "step" and time_s is not None:
                 now["stepped_s"] = time_s
                 if fields.get("eta_s") is not None:  # keep the first forecast, to compare with the result

@@ -19,7 +19,7 @@
   };
   const REASONS = {user: "a stop", budget: "the budget's end", time_limit: "the time limit", preempted: "a preemption", node_failure: "a node failure", error: "an error"};
   const PARTS = [["data_s", "data"], ["compute_s", "compute"], ["communication_s", "communication"], ["checkpoint_s", "checkpoint"]];
-  const KNOWN = new Set(["attempt", "time_s", "step", "usd", "loss", "lr", "grad_norm", "samples_per_s", "tokens_per_s", "mfu",
+  const KNOWN = new Set(["attempt", "bytes_sent", "time_s", "step", "usd", "loss", "lr", "grad_norm", "samples_per_s", "tokens_per_s", "mfu",
     "step_s", "memory_bytes", "weight", "epoch", "samples", ...PARTS.map((part) => part[0])]);
   const EXAMPLE = 'print(f\'step {step}  ::ct {{"e":"step","step":{step},"max_steps":{total},"loss":{loss}}}\', flush=True)';
   const views = new WeakMap();
@@ -201,6 +201,7 @@
     add("lr", "Learning rate", number, {zero: true});
     add("grad_norm", "Gradient norm", number, {log: true, unit: "before clipping", smooth: true});
     add("memory_bytes", "Memory, most in use", bytes, {unit: "rank 0", zero: true, base: 1024});
+    add("bytes_sent", "Sent by a rank in a step", bytes, {zero: true});
     for (const key of ownColumns(view.jobs)) add(key, key.replace(/_/g, " "), number, {smooth: true});
     const spend = spendSpec(view);
     if (spend) specs.push(spend);

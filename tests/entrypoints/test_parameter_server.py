@@ -18,32 +18,32 @@ from torch import nn
 
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.trainer.parameter_server import wire
-from cloudtrain.entrypoints.trainer.parameter_server.server import Server
+from cloudtrain.entrypoints.trainer.parameter_server.server import ShardServer
 from cloudtrain.entrypoints.trainer.parameter_server.shard import (
     FLUSHED,
     LEFT_OUT,
     STARTED,
-    Record,
-    Shard,
+    UpdateEntry,
     UpdateLog,
+    WeightShard,
     pieces_of,
     read_log,
     slices,
 )
 from cloudtrain.entrypoints.trainer.parameter_server.tickets import Tickets
-from cloudtrain.entrypoints.trainer.parameter_server.wire import Kind, WireMessage
+from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ServerSettings, TrainingSettings
 from doubles import warmpython
 
 # --------------------------------------------------------------------------------------------------- in one process
 
 
-def shard(ranks: int, log: UpdateLog | None = None, shards: int = 1, number: int = 0, **server: Any) -> Shard:
+def shard(ranks: int, log: UpdateLog | None = None, shards: int = 1, number: int = 0, **server: Any) -> WeightShard:
     """Return a shard of three weights, trained by SGD with rate 1."""
     module = nn.Linear(3, 1, bias=False)
     nn.init.zeros_(module.weight)
     wanted = TrainingSettings(8, optimizer=OptimizerSettings("sgd", 1.0), server=ServerSettings(**server))
-    return Shard(wanted, number, pieces_of(module, number, shards)[1], ranks, 0, lambda step: 1.0, None, log)
+    return WeightShard(wanted, number, pieces_of(module, number, shards)[1], ranks, 0, lambda step: 1.0, None, log)
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Simulation:
     """Workers on a virtual clock: each takes a ticket, reads, computes for a random time, and pushes."""
 
     tickets: Tickets
-    shards: list[Shard]
+    shards: list[WeightShard]
     speeds: dict[str, float]
     chance: random.Random
     staleness: list[int]
@@ -214,9 +214,9 @@ def test_update_log_is_cut_to_the_checkpoint(tmp_path: Path) -> None:
     """A continued log keeps the entries up to the first ticket, and its average's end; a short log begins anew."""
     log = UpdateLog(tmp_path / "a.log", 2, 0)
     for ticket in range(4):
-        log.write(Record(ticket, (ticket, 7)))
-    log.write(Record(1, (FLUSHED,)))
-    log.write(Record(4, (LEFT_OUT,)))
+        log.write(UpdateEntry(ticket, (ticket, 7)))
+    log.write(UpdateEntry(1, (FLUSHED,)))
+    log.write(UpdateEntry(4, (LEFT_OUT,)))
     log.sync()
     log.close()
     UpdateLog(tmp_path / "a.log", 2, 4).close()
@@ -224,23 +224,25 @@ def test_update_log_is_cut_to_the_checkpoint(tmp_path: Path) -> None:
     assert [entry.ticket for entry in kept] == [0, 0, 1, 2, 3, 1]
     assert (kept[0].versions, kept[-1].versions) == ((STARTED, STARTED), (FLUSHED, FLUSHED))
     UpdateLog(tmp_path / "a.log", 2, 9).close()
-    assert read_log(tmp_path / "a.log", 2) == [Record(9, (STARTED, STARTED))]
+    assert read_log(tmp_path / "a.log", 2) == [UpdateEntry(9, (STARTED, STARTED))]
 
 
 # ------------------------------------------------------------------------------------------------------ connections
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server() -> Iterator[ShardServer]:
     """Return a server of one shard and ten tickets, on two ranks."""
     tickets = Tickets(2)
-    found = Server(shard(2), b"s" * wire.SECRET_BYTES, 2, 2.0, tickets)
+    found = ShardServer(shard(2), b"s" * wire.SECRET_BYTES, 2, 2.0, tickets)
     found.open(10)
     yield found
     found.close()
 
 
-def connected(server: Server, name: str, kind: Kind, secret: bytes = b"s" * wire.SECRET_BYTES) -> socket.socket:
+def connected(
+    server: ShardServer, name: str, kind: MessageKind, secret: bytes = b"s" * wire.SECRET_BYTES
+) -> socket.socket:
     """Return a worker's connection."""
     found = socket.create_connection(("127.0.0.1", server.port), timeout=30)
     found.sendall(secret)
@@ -248,36 +250,39 @@ def connected(server: Server, name: str, kind: Kind, secret: bytes = b"s" * wire
     return found
 
 
-def beating(server: Server, name: str) -> tuple[socket.socket, socket.socket]:
+def beating(server: ShardServer, name: str) -> tuple[socket.socket, socket.socket]:
     """Return the beats' and the work's connection of a worker that the server knows."""
-    beats = connected(server, name, Kind.BEAT)
+    beats = connected(server, name, MessageKind.BEAT)
     wire.receive(beats)
-    return beats, connected(server, name, Kind.COMPUTE)
+    return beats, connected(server, name, MessageKind.COMPUTE)
 
 
 def taken(work: socket.socket, finished: int = -1) -> int:
     """Return the worker's next ticket."""
-    wire.send(work, WireMessage(Kind.TAKE, finished))
+    wire.send(work, WireMessage(MessageKind.TAKE, finished))
     return wire.receive(work).ticket
 
 
-def test_connection_without_the_secret_is_closed(server: Server) -> None:
+def test_connection_without_the_secret_is_closed(server: ShardServer) -> None:
     """A process on the network that does not know the job's secret gets no answer."""
-    with connected(server, "a", Kind.BEAT, b"x" * wire.SECRET_BYTES) as found, pytest.raises((EOFError, OSError)):
+    with (
+        connected(server, "a", MessageKind.BEAT, b"x" * wire.SECRET_BYTES) as found,
+        pytest.raises((EOFError, OSError)),
+    ):
         wire.receive(found)
 
 
-def test_worker_pulls_and_pushes(server: Server) -> None:
+def test_worker_pulls_and_pushes(server: ShardServer) -> None:
     """A push moves the weights that the next pull returns; its loss is the step's."""
     beats, work = beating(server, "a")
     room, one = torch.empty(3), torch.tensor([0])
     with beats, work:
         for number in range(2):
             assert taken(work, number - 1) == number
-            wire.send(work, WireMessage(Kind.PULL, number))
+            wire.send(work, WireMessage(MessageKind.PULL, number))
             assert wire.receive(work).version == number
             wire.receive_into(work, wire.memory(room))
-            push = WireMessage(Kind.PUSH, number, 1, 3.0 + number)
+            push = WireMessage(MessageKind.PUSH, number, 1, 3.0 + number)
             wire.send(work, push, bytes(wire.memory(one)), bytes(wire.memory(torch.ones(3))))
             wire.receive(work)
         assert room.tolist() == [-0.5] * 3
@@ -286,7 +291,7 @@ def test_worker_pulls_and_pushes(server: Server) -> None:
         assert (news.done, news.losses) == (2, [3.5])
 
 
-def test_tickets_of_a_silent_worker_are_handed_out_again(server: Server) -> None:
+def test_tickets_of_a_silent_worker_are_handed_out_again(server: ShardServer) -> None:
     """A worker without beats for the lease loses its ticket and its connections: it must not go on unnoticed."""
     beats, work = beating(server, "silent")
     with beats, work:
@@ -299,12 +304,12 @@ def test_tickets_of_a_silent_worker_are_handed_out_again(server: Server) -> None
             assert server.news(0, 0.0).lost == ["silent"]
 
 
-def test_gradient_that_is_not_finite_is_a_failure(server: Server) -> None:
+def test_gradient_that_is_not_finite_is_a_failure(server: ShardServer) -> None:
     """Without on_nan: skip, the run fails with the step's number, and the weights stay finite."""
     beats, work = beating(server, "a")
     with beats, work:
         assert taken(work) == 0
-        wire.send(work, WireMessage(Kind.LEFT_OUT, 0, 1, float("nan")), bytes(wire.memory(torch.tensor([0]))))
+        wire.send(work, WireMessage(MessageKind.LEFT_OUT, 0, 1, float("nan")), bytes(wire.memory(torch.tensor([0]))))
         with pytest.raises((EOFError, OSError)):
             wire.receive(work)
         failure = server.news(10, 30.0).failure

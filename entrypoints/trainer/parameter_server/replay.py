@@ -30,9 +30,9 @@ from cloudtrain.entrypoints.trainer.parameter_server.shard import (
     FLUSHED,
     LEFT_OUT,
     STARTED,
-    Record,
-    Shard,
+    UpdateEntry,
     Versions,
+    WeightShard,
     pieces_of,
     read_log,
 )
@@ -58,7 +58,7 @@ class _Computed:
 class _History:
     """A shard that is computed again: the entries still to apply, and old weights that later gradients read."""
 
-    def __init__(self, shard: Shard, entries: list[Record], readers: Counter[int]) -> None:
+    def __init__(self, shard: WeightShard, entries: list[UpdateEntry], readers: Counter[int]) -> None:
         """`readers`: by version of this shard, the gradients that were computed from it."""
         self.shard = shard
         self.left = deque(entries)
@@ -98,7 +98,7 @@ def replay(spec: Spec, folder: Path) -> nn.Module:
     histories = []
     for number, entries in enumerate(logs):
         pieces, buffers = pieces_of(module, number, len(logs))[1], pack(module) if number == 0 else None
-        shard = Shard(settings, number, pieces, ranks, 0, _factor(settings, steps), buffers)
+        shard = WeightShard(settings, number, pieces, ranks, 0, _factor(settings, steps), buffers)
         histories.append(_History(shard, entries, Counter(versions[number] for _, versions in uses)))
     computed: dict[_Key, _Computed] = {}
     while any(history.left for history in histories):
@@ -148,7 +148,7 @@ def _advance(
     return count
 
 
-def _compute(entry: Record, histories: list[_History], compute: Gradients) -> _Computed:
+def _compute(entry: UpdateEntry, histories: list[_History], compute: Gradients) -> _Computed:
     read = [history.take(version) for history, version in zip(histories, entry.versions, strict=True)]
     torch.cat([own for own, _ in read], out=compute.weights)
     compute.load(pack(compute.job.strategy.module) if read[0][1] is None else read[0][1])
@@ -161,7 +161,7 @@ def _factor(settings: TrainingSettings, steps: int) -> Callable[[int], float]:
     return lambda step: optim.lr_factor(settings.schedule, step, steps, start)
 
 
-def _logs(folder: Path) -> tuple[int, list[list[Record]]]:
+def _logs(folder: Path) -> tuple[int, list[list[UpdateEntry]]]:
     """Return the number of ranks, and each shard's entries. Raises TaskError if the logs are not a whole run's."""
     found = {path: match for path in sorted(folder.glob("updates/*.log")) if (match := _NAME.fullmatch(path.name))}
     layouts = {(int(match[1]), int(match[3])) for match in found.values()}

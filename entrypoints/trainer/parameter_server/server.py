@@ -14,17 +14,17 @@ from typing import Any
 import torch
 
 from cloudtrain.entrypoints.trainer.parameter_server import wire
-from cloudtrain.entrypoints.trainer.parameter_server.shard import Shard
+from cloudtrain.entrypoints.trainer.parameter_server.shard import WeightShard
 from cloudtrain.entrypoints.trainer.parameter_server.tickets import Tickets
-from cloudtrain.entrypoints.trainer.parameter_server.wire import Kind, WireMessage
+from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage
 
-__all__ = ["News", "Server"]
+__all__ = ["ServerNews", "ShardServer"]
 
 _STOPPED_LEASE_S = 10.0  # for a silent worker, once the job must stop: platforms give a job 30 s and more
 
 
 @dataclass(frozen=True)
-class News:
+class ServerNews:
     """Progress since the last call: tickets done, the limit, the mean loss of each finished step, and faults.
 
     `failure`: a worker's error, in words. `left_out`: the steps of tickets without an update.
@@ -38,11 +38,18 @@ class News:
     lost: list[str] = field(default_factory=list)
 
 
-class Server:
+class ShardServer:
     """Serves a shard to the workers; with `tickets` also hands out the work. Close it at the end."""
 
     def __init__(
-        self, shard: Shard, secret: bytes, ranks: int, lease_s: float, tickets: Tickets | None, *, skips: bool = False
+        self,
+        shard: WeightShard,
+        secret: bytes,
+        ranks: int,
+        lease_s: float,
+        tickets: Tickets | None,
+        *,
+        skips: bool = False,
     ) -> None:
         """`lease_s`: a worker without a sign of life for so long is lost, and its tickets are handed out again.
 
@@ -80,7 +87,7 @@ class Server:
                 self._lease_s = min(self._lease_s, _STOPPED_LEASE_S)
             self._changed.notify_all()
 
-    def news(self, until: int, wait_s: float) -> News:
+    def news(self, until: int, wait_s: float) -> ServerNews:
         """Return the progress; wait until the tickets below `until` are done, or for a failure, at most `wait_s`."""
         with self._changed:
             tickets = self._tickets
@@ -97,7 +104,7 @@ class Server:
                 self._told = own.stop
             left_out, self._left_out = self._left_out, []
             lost, self._lost = self._lost, []
-            return News(tickets.done, tickets.limit, losses, self._failure, left_out, lost)
+            return ServerNews(tickets.done, tickets.limit, losses, self._failure, left_out, lost)
 
     def figures(self) -> dict[str, Any]:
         """Return the living workers; since the last call the largest lead, and the staleness: mean, largest, counts."""
@@ -144,7 +151,7 @@ class Server:
             worker = name.decode()
             with self._changed:
                 self._connections.setdefault(worker, []).append(connection)
-            if first.kind is Kind.BEAT:
+            if first.kind is MessageKind.BEAT:
                 self._watch(worker, connection)
             else:
                 connection.settimeout(None)  # a dead machine is noticed by its beats
@@ -157,7 +164,7 @@ class Server:
         if self._tickets is not None:
             with self._changed:
                 self._tickets.join(worker)
-        wire.send(connection, WireMessage(Kind.BEAT))  # the worker may take tickets from now on
+        wire.send(connection, WireMessage(MessageKind.BEAT))  # the worker may take tickets from now on
         connection.settimeout(min(1.0, self._lease_s / 4))
         last_s = time.monotonic()
         while time.monotonic() - last_s < self._lease_s:
@@ -185,15 +192,15 @@ class Server:
         kept = memoryview(b"") if buffers is None else wire.memory(buffers)
         while True:
             message = wire.receive(connection)
-            if message.kind is Kind.TAKE:
-                wire.send(connection, WireMessage(Kind.TAKE, self._take(worker, message.ticket)))
-            elif message.kind is Kind.PULL:
+            if message.kind is MessageKind.TAKE:
+                wire.send(connection, WireMessage(MessageKind.TAKE, self._take(worker, message.ticket)))
+            elif message.kind is MessageKind.PULL:
                 version = shard.pull(message.ticket, room, buffers)
-                wire.send(connection, WireMessage(Kind.PULL, message.ticket, version), wire.memory(room), kept)
-            elif message.kind in (Kind.PUSH, Kind.LEFT_OUT):
+                wire.send(connection, WireMessage(MessageKind.PULL, message.ticket, version), wire.memory(room), kept)
+            elif message.kind in (MessageKind.PUSH, MessageKind.LEFT_OUT):
                 self._receive_gradient(worker, connection, message, room, buffers)
                 wire.send(connection, WireMessage(message.kind, message.ticket))
-            elif message.kind is Kind.FAIL:
+            elif message.kind is MessageKind.FAIL:
                 text = bytearray(min(message.size, 1 << 16))
                 wire.receive_into(connection, memoryview(text))
                 self._fail(text.decode(errors="replace"))
@@ -210,7 +217,7 @@ class Server:
         versions = torch.empty(message.version, dtype=torch.int64)
         wire.receive_into(connection, wire.memory(versions))
         rest, gradient = message.size - versions.nbytes, None
-        if message.kind is Kind.PUSH:
+        if message.kind is MessageKind.PUSH:
             gradient, rest = room, rest - room.nbytes
             wire.receive_into(connection, wire.memory(room))
         sent = buffers if rest and buffers is not None and rest == buffers.nbytes else None

@@ -28,9 +28,9 @@ __all__ = [
     "FLUSHED",
     "LEFT_OUT",
     "STARTED",
-    "Record",
-    "Shard",
-    "Slice",
+    "UpdateEntry",
+    "WeightShard",
+    "WeightSlice",
     "UpdateLog",
     "Versions",
     "pieces_of",
@@ -47,7 +47,7 @@ Versions = tuple[int, ...]  # of the weights that a gradient was computed from, 
 
 
 @dataclass(frozen=True)
-class Record:
+class UpdateEntry:
     """An entry of an update log: a ticket, and the versions of all shards that its gradient was computed from."""
 
     ticket: int
@@ -59,7 +59,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Slice:
+class WeightSlice:
     """The elements start .. stop of a parameter, flattened, which are the elements from `at` on of the shard."""
 
     name: str
@@ -73,20 +73,20 @@ def shard_range(elements: int, number: int, shards: int) -> range:
     return range(elements * number // shards, elements * (number + 1) // shards)
 
 
-def slices(module: nn.Module, number: int, shards: int) -> list[Slice]:
+def slices(module: nn.Module, number: int, shards: int) -> list[WeightSlice]:
     """Return the parts of parameters in a shard, in the order of its elements."""
     named = [(name, p.numel()) for name, p in module.named_parameters() if p.requires_grad]
     own, at, found = shard_range(sum(size for _, size in named), number, shards), 0, []
     for name, size in named:
         start, stop = max(own.start, at), min(own.stop, at + size)
         if start < stop:
-            found.append(Slice(name, start - at, stop - at, start - own.start))
+            found.append(WeightSlice(name, start - at, stop - at, start - own.start))
         at += size
     return found
 
 
 @torch.no_grad()
-def pieces_of(module: nn.Module, number: int, shards: int) -> tuple[list[Slice], list[nn.Parameter]]:
+def pieces_of(module: nn.Module, number: int, shards: int) -> tuple[list[WeightSlice], list[nn.Parameter]]:
     """Return the slices of a shard, and their present values as parameters: consecutive views of one vector."""
     named, own = dict(module.named_parameters()), slices(module, number, shards)
     parts = [named[part.name].detach().reshape(-1)[part.start : part.stop].cpu() for part in own]
@@ -94,11 +94,11 @@ def pieces_of(module: nn.Module, number: int, shards: int) -> tuple[list[Slice],
     return own, [nn.Parameter(part) for part in torch.split(vector, [part.numel() for part in parts])]
 
 
-def read_log(path: Path, shards: int) -> list[Record]:
+def read_log(path: Path, shards: int) -> list[UpdateEntry]:
     """Return the entries of an update log, without an incomplete last entry."""
     entry, content = struct.Struct(f"<q{shards}q"), path.read_bytes()
     found = entry.iter_unpack(content[: len(content) // entry.size * entry.size])
-    return [Record(values[0], values[1:]) for values in found]
+    return [UpdateEntry(values[0], values[1:]) for values in found]
 
 
 class UpdateLog:
@@ -120,12 +120,12 @@ class UpdateLog:
             self._file.seek(kept * 8 * (1 + shards))
             self._file.truncate()
         else:
-            self.write(Record(first, (STARTED,)))
+            self.write(UpdateEntry(first, (STARTED,)))
 
-    def write(self, entry: Record) -> None:
+    def write(self, entry: UpdateEntry) -> None:
         """Append an entry; a mark in place of versions fills their room."""
         versions = entry.versions if len(entry.versions) == self._shards else entry.versions * self._shards
-        self._file.write(Record(entry.ticket, versions).packed())
+        self._file.write(UpdateEntry(entry.ticket, versions).packed())
 
     def sync(self) -> None:
         """Make all entries durable."""
@@ -146,7 +146,7 @@ class _Pushed:
     buffers: torch.Tensor | None
 
 
-class Shard:
+class WeightShard:
     """The weights of one shard and their updates; safe for threads. `lock` guards all state."""
 
     def __init__(
@@ -162,7 +162,7 @@ class Shard:
     ) -> None:
         """`pieces` are views of one vector, in order; `first` is the first ticket; `factor` gives the schedule by step.
 
-        `buffers` are the module's persistent buffers as bytes, on the first shard; `log` gets a Record an update.
+        `buffers` are the module's persistent buffers as bytes, on the first shard; `log` gets a UpdateEntry an update.
         """
         self.lock = threading.Lock()
         self.number = number
@@ -273,7 +273,7 @@ class Shard:
 
     def _log_entry(self, ticket: int, versions: Versions) -> None:
         if self._log is not None:
-            self._log.write(Record(ticket, versions))
+            self._log.write(UpdateEntry(ticket, versions))
 
 
 def _whole(pieces: Sequence[nn.Parameter]) -> torch.Tensor:

@@ -88,7 +88,7 @@ class Tickets:
         return ticket
 
     def commit(self, worker: str, ticket: int) -> bool:
-        """Record that the first shard gets the ticket's gradient; False if the shard has the gradient already."""
+        """UpdateEntry that the first shard gets the ticket's gradient; False if the shard has the gradient already."""
         if ticket not in self._workers[worker].held:
             raise KeyError(f"worker {worker} does not hold ticket {ticket}")
         if ticket in self._committed:
@@ -97,7 +97,7 @@ class Tickets:
         return True
 
     def finish(self, worker: str, ticket: int) -> None:
-        """Record that all shards have the ticket's gradient."""
+        """UpdateEntry that all shards have the ticket's gradient."""
         own = self._workers[worker]
         own.held.remove(ticket)
         own.clock += 1

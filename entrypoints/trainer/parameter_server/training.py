@@ -28,11 +28,11 @@ from cloudtrain.entrypoints.rank import exchange, heartbeat
 from cloudtrain.entrypoints.rank.agree import Agreed
 from cloudtrain.entrypoints.trainer import optim, report, saving
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
-from cloudtrain.entrypoints.trainer.parameter_server.server import News, Server
+from cloudtrain.entrypoints.trainer.parameter_server.server import ServerNews, ShardServer
 from cloudtrain.entrypoints.trainer.parameter_server.shard import (
-    Shard,
-    Slice,
     UpdateLog,
+    WeightShard,
+    WeightSlice,
     pieces_of,
     shard_range,
     slices,
@@ -73,9 +73,9 @@ class _Rank:
         self._job, self._progress, self._hosts, self._own = job, progress, hosts, own
         self._ranks = job.place.ranks
         self._log: UpdateLog | None = None
-        self._shard: Shard | None = None
-        self._server: Server | None = None
-        self._slices: list[Slice] = []
+        self._shard: WeightShard | None = None
+        self._server: ShardServer | None = None
+        self._slices: list[WeightSlice] = []
         self._finished, self._deaths, self._starts = 0, 0, 0
         secret = exchange.share(secrets.token_hex(32))
         if own is not None:
@@ -89,7 +89,9 @@ class _Rank:
                 first = progress.step * self._ranks
                 tickets = Tickets(self._ranks, first, max_lead=wanted.max_lead, is_ordered=wanted.order == "tickets")
             skips = job.spec.training.on_nan == "skip"
-            self._server = Server(self._shard, bytes.fromhex(secret), self._ranks, wanted.lease_s, tickets, skips=skips)
+            self._server = ShardServer(
+                self._shard, bytes.fromhex(secret), self._ranks, wanted.lease_s, tickets, skips=skips
+            )
         addresses = exchange.gather([_own_address(), self._server.port] if self._server else None)
         self._order = WorkerOrder(
             name="",
@@ -135,7 +137,7 @@ class _Rank:
                 is_closing = True
             self._look_after_worker()
             told = exchange.share(self._told())
-            self._follow(News(**told))
+            self._follow(ServerNews(**told))
             if told["done"] == told["limit"]:
                 break
         self._gather()
@@ -150,7 +152,7 @@ class _Rank:
             next_line += 1
         return dataclasses.asdict(self._server.news(next_line * self._ranks, _POLL_S))
 
-    def _follow(self, news: News) -> None:
+    def _follow(self, news: ServerNews) -> None:
         """Report the finished steps, and raise a worker's failure. All ranks have the same news."""
         job, progress = self._job, self._progress
         if news.done != self._finished:
@@ -204,7 +206,7 @@ class _Rank:
         command = [sys.executable, "-m", "cloudtrain.entrypoints.trainer.parameter_server.worker"]
         return subprocess.Popen(command, env=environment)
 
-    def _loaded(self, number: int) -> Shard:
+    def _loaded(self, number: int) -> WeightShard:
         """Return this rank's shard with the job's present weights, optimizer state and average."""
         job = self._job
         module, training = job.strategy.module, job.spec.training
@@ -215,7 +217,7 @@ class _Rank:
             return optim.lr_factor(training.schedule, step, self._progress.max_steps, job.warmup_start)
 
         first, buffers = self._progress.step * self._ranks, pack(module) if number == 0 else None
-        shard = Shard(training, number, pieces, self._ranks, first, factor, buffers, self._log)
+        shard = WeightShard(training, number, pieces, self._ranks, first, factor, buffers, self._log)
         for piece, own in zip(self._slices, pieces, strict=True):
             for key, value in job.optimizer.state.get(named[piece.name], {}).items():
                 shard.optimizer.state[own][key] = value.clone() if key == "step" else _cut(value, piece)
@@ -270,7 +272,7 @@ class _Rank:
         return found
 
 
-def _state_keys(shard: Shard) -> dict[str, dict[str, Any]]:
+def _state_keys(shard: WeightShard) -> dict[str, dict[str, Any]]:
     """Return the names in the optimizer's state of a parameter: tensors with their types, and numbers."""
     state = shard.optimizer.state.get(shard.pieces[0], {}) if shard.pieces else {}
     tensors = {k: str(v.dtype).removeprefix("torch.") for k, v in state.items() if k != "step" and v is not None}
@@ -285,17 +287,17 @@ def _sent(own: torch.Tensor | None, size: int, dtype: torch.dtype, host: int) ->
     return values
 
 
-def _spread(vector: torch.Tensor, parts: list[Slice], targets: Mapping[str, torch.Tensor]) -> None:
+def _spread(vector: torch.Tensor, parts: list[WeightSlice], targets: Mapping[str, torch.Tensor]) -> None:
     """Copy a shard's vector into the tensors of its parameters, by name."""
     for part in parts:
         targets[part.name].view(-1)[part.start : part.stop].copy_(vector[_here(part)])
 
 
-def _here(piece: Slice) -> slice:
+def _here(piece: WeightSlice) -> slice:
     return slice(piece.at, piece.at + piece.stop - piece.start)
 
 
-def _cut(value: torch.Tensor, piece: Slice) -> torch.Tensor:
+def _cut(value: torch.Tensor, piece: WeightSlice) -> torch.Tensor:
     return value.detach().reshape(-1)[piece.start : piece.stop].cpu().clone()
 
 

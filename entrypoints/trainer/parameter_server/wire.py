@@ -14,13 +14,13 @@ from enum import IntEnum
 
 import torch
 
-__all__ = ["SECRET_BYTES", "Kind", "WireMessage", "memory", "receive", "receive_into", "send"]
+__all__ = ["SECRET_BYTES", "MessageKind", "WireMessage", "memory", "receive", "receive_into", "send"]
 
 SECRET_BYTES = 32
 _HEAD = struct.Struct("<BqqdQ")  # kind, ticket, version, value, bytes that follow
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """The kinds of messages; `value` is a loss or unused."""
 
     COMPUTE = 1  # worker: this connection is for work; the bytes are its name
@@ -38,7 +38,7 @@ class Kind(IntEnum):
 class WireMessage:
     """A message's head; `size` bytes follow."""
 
-    kind: Kind
+    kind: MessageKind
     ticket: int = -1
     version: int = 0
     value: float = 0.0
@@ -67,7 +67,7 @@ def receive(source: socket.socket) -> WireMessage:
     head = bytearray(_HEAD.size)
     receive_into(source, memoryview(head))
     kind, ticket, version, value, size = _HEAD.unpack(head)
-    return WireMessage(Kind(kind), ticket, version, value, size)
+    return WireMessage(MessageKind(kind), ticket, version, value, size)
 
 
 def receive_into(source: socket.socket, room: memoryview) -> None:

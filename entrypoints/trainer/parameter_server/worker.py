@@ -28,7 +28,7 @@ from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState, build, connect
 from cloudtrain.entrypoints.trainer.parameter_server import wire
 from cloudtrain.entrypoints.trainer.parameter_server.shard import shard_range
-from cloudtrain.entrypoints.trainer.parameter_server.wire import Kind, WireMessage
+from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage
 from cloudtrain.entrypoints.trainer.settings import ServerSettings, Spec, read_spec
 from cloudtrain.entrypoints.trainer.strategies.buffers import pack, unpack
 from cloudtrain.entrypoints.trainer.task import Task, load_task
@@ -160,10 +160,10 @@ def main() -> int:
     with contextlib.suppress(OSError, EOFError), contextlib.ExitStack() as opened:
         try:
             compute = Gradients(spec, load_task(spec.target), order.ranks, order.step, order.samples)
-            shards = [opened.enter_context(_connected(order, Kind.BEAT, 0))]
+            shards = [opened.enter_context(_connected(order, MessageKind.BEAT, 0))]
             wire.receive(shards[0])
             threading.Thread(target=_beat, args=(shards[0], spec.training.server.lease_s), daemon=True).start()
-            shards = [opened.enter_context(_connected(order, Kind.COMPUTE, n)) for n in range(len(order.shards))]
+            shards = [opened.enter_context(_connected(order, MessageKind.COMPUTE, n)) for n in range(len(order.shards))]
         except Exception as error:
             _report(order, error)
             return 1
@@ -183,10 +183,10 @@ def _work(compute: Gradients, shards: list[socket.socket], ranks: int) -> None:
     rooms = [wire.memory(compute.weights[own.start : own.stop]) for own in ranges]
     buffers, finished = compute.buffers(), -1
     while True:
-        wire.send(shards[0], WireMessage(Kind.TAKE, finished))
+        wire.send(shards[0], WireMessage(MessageKind.TAKE, finished))
         ticket = wire.receive(shards[0]).ticket
         for shard in shards:
-            wire.send(shard, WireMessage(Kind.PULL, ticket))
+            wire.send(shard, WireMessage(MessageKind.PULL, ticket))
         versions = []
         for number, (shard, room) in enumerate(zip(shards, rooms, strict=True)):
             versions.append(wire.receive(shard).version)
@@ -195,7 +195,10 @@ def _work(compute: Gradients, shards: list[socket.socket], ranks: int) -> None:
                 wire.receive_into(shard, wire.memory(buffers))
         compute.load(buffers)
         loss, is_finite = compute.compute(ticket)
-        kind, own = (Kind.PUSH if is_finite else Kind.LEFT_OUT), b"" if ticket % ranks else _bytes(compute.buffers())
+        kind, own = (
+            (MessageKind.PUSH if is_finite else MessageKind.LEFT_OUT),
+            b"" if ticket % ranks else _bytes(compute.buffers()),
+        )
         read = _bytes(torch.tensor(versions))
         for number, (shard, room) in enumerate(zip(shards, rooms, strict=True)):
             parts = (read, *((room,) if is_finite else ()), *((own,) if number == 0 else ()))
@@ -212,7 +215,7 @@ def _bytes(values: torch.Tensor) -> bytes:
 
 
 @contextlib.contextmanager
-def _connected(order: WorkerOrder, kind: Kind, number: int) -> Iterator[socket.socket]:
+def _connected(order: WorkerOrder, kind: MessageKind, number: int) -> Iterator[socket.socket]:
     with socket.create_connection(order.shards[number], timeout=60) as connection:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -236,8 +239,8 @@ def _report(order: WorkerOrder, error: Exception) -> None:
         traceback.print_exc()
         text = "".join(traceback.format_exception_only(error)).strip()
     sys.stderr.flush()
-    with contextlib.suppress(OSError), _connected(order, Kind.COMPUTE, 0) as connection:
-        wire.send(connection, WireMessage(Kind.FAIL), text.encode())
+    with contextlib.suppress(OSError), _connected(order, MessageKind.COMPUTE, 0) as connection:
+        wire.send(connection, WireMessage(MessageKind.FAIL), text.encode())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,43 @@
+"""The advice of a plan: what methods that send less or wait less would save, by the job's newest diagnosis."""
+
+from __future__ import annotations
+
+from cloudtrain.entrypoints.rank import savings
+from cloudtrain.launcher.config import JobConfig
+from cloudtrain.launcher.store.home import home
+from cloudtrain.launcher.store.registry import Registry
+
+__all__ = ["advice", "diagnosis_name"]
+
+_LONGEST_NAME = 31  # of a job's own name in the name of its diagnosis
+
+
+def diagnosis_name(name: str) -> str:
+    """Return the name of the job that diagnoses the job of this name."""
+    return f"{name[:_LONGEST_NAME]}-diagnose"
+
+
+def advice(config: JobConfig, ranks: int) -> str | None:
+    """Return the expected savings on `ranks` ranks, or None: without a diagnosis, or if the network costs little."""
+    if config.training is None or ranks < 2:
+        return None
+    wanted = diagnosis_name(config.name)
+    found = [job for job in Registry(home()).jobs() if job.name == wanted and job.attempt.progress.get("diagnosis")]
+    if not found:
+        return None
+    newest = max(found, key=lambda job: job.id)
+    step = _measured(newest.attempt.progress["diagnosis"].get("step"))
+    if step is None:
+        return None
+    return f"by {newest.id}, {savings.in_words(step, ranks, savings.expected_steps(step, ranks))}"
+
+
+def _measured(given: object) -> savings.MeasuredStep | None:
+    """Return the step of a diagnosis; None if the value, which a job has written, is not valid."""
+    if not isinstance(given, dict):
+        return None
+    names = ("compute_s", "gradient_bytes", "bandwidth", "states")
+    values = [given.get(name) for name in names]
+    if not all(isinstance(value, int | float) and value > 0 for value in values):
+        return None
+    return savings.MeasuredStep(*values)  # type: ignore[arg-type]

@@ -1,0 +1,58 @@
+"""The figures of how ranks exchange gradients or weights: bytes, averages, staleness, residuals; from step events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cloudtrain.entrypoints.format import quantity
+from cloudtrain.launcher.store import sanitize
+
+__all__ = ["NAMES", "fold", "histogram", "words"]
+
+NAMES = ("bytes_sent", "averages", "density", "threshold", "residual_norm", "tau_mean", "tau_max", "lead", "workers")
+_MOST_TAU = 64  # a larger staleness counts as this
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def fold(counts: list[int] | None, event: Mapping[str, Any]) -> list[int] | None:
+    """Return the updates by staleness, 0 first, with those of a step event; None before the first."""
+    told = event.get("tau_counts")
+    if not isinstance(told, list):
+        return counts
+    found = list(counts or ())
+    for tau, each in enumerate(told):
+        number, place = sanitize.count(each) or 0, min(tau, _MOST_TAU)
+        found += [0] * (place + 1 - len(found))
+        found[place] += number
+    return found
+
+
+def words(progress: Mapping[str, Any]) -> str:
+    """Return the newest figures in a few words; empty without figures."""
+    known = {name: value for name in NAMES if isinstance(value := progress.get(name), float | int)}
+    parts = []
+    if known.get("bytes_sent"):
+        parts.append(f"a rank sends {quantity(float(known['bytes_sent']))}B a step")
+    if "averages" in known:
+        parts.append(f"{known['averages']:.0f} averages")
+    if "density" in known:
+        parts.append(f"density {100 * known['density']:.2g} %")
+    if "residual_norm" in known:
+        parts.append(f"residual norm {known['residual_norm']:.3g}")
+    if "tau_mean" in known:
+        parts.append(f"staleness {known['tau_mean']:.2g}, most {known.get('tau_max', 0):.0f}")
+    if "workers" in known:
+        parts.append(f"{known['workers']:.0f} workers")
+    return ", ".join(parts)
+
+
+def histogram(progress: Mapping[str, Any], levels: str = _BARS) -> str:
+    """Return the updates by staleness as bars, `0 ▁▃█▂ 3`; empty without figures. `levels` go from low to high."""
+    counts = progress.get("staleness")
+    if not isinstance(counts, list) or not any(counts):
+        return ""
+    most = max(counts)
+    bars = "".join(levels[round((len(levels) - 1) * count / most)] if count else " " for count in counts)
+    mean = sum(tau * count for tau, count in enumerate(counts)) / sum(counts)
+    return f"0 {bars} {len(counts) - 1}, mean {mean:.2g} of {sum(counts)} updates"
