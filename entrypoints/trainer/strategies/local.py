@@ -277,12 +277,12 @@ class Rounds:
         """Call `use` for each tensor with the mean of `term` over the ranks; the extra memory is a bucket's."""
         ranks = dist.get_world_size(group)
         for bucket in buckets(tensors):
-            flat = torch.cat([term(tensor.detach()).reshape(-1) for tensor in bucket])
+            flat = torch.cat([term(tensor).reshape(-1) for tensor in bucket])
             flat = flat.float() if flat.element_size() < 4 else flat  # a sum in half precision would lose digits
             dist.all_reduce(flat, group=group)
             flat /= ranks
             for tensor, mean in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
-                use(tensor.detach(), mean.view(tensor.shape))
+                use(tensor, mean.view(tensor.shape))
             self._sent_bytes += 2 * (ranks - 1) / ranks * flat.nbytes  # by a ring, as ddp counts
 
     @torch.no_grad()
