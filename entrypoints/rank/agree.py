@@ -67,6 +67,7 @@ class Agreement:
         self._left = 1  # polls until the next agreement, the same on all ranks
         self._keeps_time = False
         self._every_s: float | None = None
+        self._spacing_s = _EVERY_S
         self._ask_file: Path | None = None
         self._looked_s = 0.0
         self._save_waits = False
@@ -80,12 +81,20 @@ class Agreement:
         self._seen.add(number)
 
     def start(
-        self, rank: int, every_s: float | None, save_s: float, ask_file: Path | None = None, upload_s: float = 0.0
+        self,
+        rank: int,
+        every_s: float | None,
+        save_s: float,
+        ask_file: Path | None = None,
+        upload_s: float = 0.0,
+        spacing_s: float = _EVERY_S,
     ) -> None:
         """Start the clocks, after the process group; rank 0's clocks count. A file at `ask_file` requests a save.
 
         `save_s` and `upload_s` are guesses, valid until the first save and the first upload have been timed.
+        `spacing_s` is the time between agreements of short micro-batches.
         """
+        self._spacing_s = spacing_s
         self._keeps_time = rank == 0
         self._every_s = every_s
         self._ask_file = ask_file
@@ -144,7 +153,7 @@ class Agreement:
             margin = margin_s(self._save_s, self._upload_s, step_s, saving=saving)
             votes[2] = float(self._deadline_s is not None and time.monotonic() > self._deadline_s - margin)
             votes[3] = float(self._save_is_due())
-            votes[6] = float(min(max(1, int(_EVERY_S * polls / step_s)), _MOST)) if step_s else 1.0
+            votes[6] = float(min(max(1, int(self._spacing_s * polls / step_s)), _MOST)) if step_s else 1.0
             votes[7] = float(_log_every(step_s))
         self._votes = torch.tensor(votes, dtype=torch.float64)
         self._has_begun = True

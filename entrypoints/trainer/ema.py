@@ -50,14 +50,17 @@ class Ema:
         return min(self._decay, (1 + steps_done) / (10 + steps_done))
 
     @torch.no_grad()
-    def update(self, steps_done: int) -> None:
-        """Move the average towards the weights; `steps_done` counts optimizer steps, including the present step."""
+    def update(self, steps_done: int, steps: int = 1) -> None:
+        """Move the average towards the weights; `steps_done` counts optimizer steps, including the present step.
+
+        `steps` since the last update: the decay is that of so many updates.
+        """
         averages = [local_part(average) for average in self._averages.values()]
         weights = [
             local_part(parameter).to(average.dtype)
             for parameter, average in zip(self._parameters.values(), averages, strict=True)
         ]
-        torch._foreach_lerp_(averages, weights, 1.0 - self.decay(steps_done))
+        torch._foreach_lerp_(averages, weights, 1.0 - self.decay(steps_done) ** steps)
 
     @torch.no_grad()
     def reset(self) -> None:

@@ -27,11 +27,14 @@ from cloudtrain.entrypoints.trainer import data, flops, optim, strategies, tenso
 from cloudtrain.entrypoints.trainer.ema import Ema
 from cloudtrain.entrypoints.trainer.metrics import ThroughputMeter, ddp_communication
 from cloudtrain.entrypoints.trainer.settings import ParallelSettings, Spec, TrainingSettings
+from cloudtrain.entrypoints.trainer.strategies import refusals
 from cloudtrain.entrypoints.trainer.task import Task
 
 __all__ = ["TrainingJob", "RankContext", "TrainState", "build", "connect"]
 
 ASK_FILE = "save-now"  # any user may create the file in the checkpoint folder: save, and continue
+# Each agreement aligns the ranks, which wait for no other rank between averages. In the deadline's spare seconds.
+_APART_SPACING_S = 2.0
 _SAVE_BYTES_PER_S = 100e6  # for the deadline's margin until a save is timed: a slow disk or network share
 
 
@@ -142,7 +145,9 @@ class TrainState:
     best_step: int | None = None
     stale: int = 0  # evaluations since the best
     log_every: int = 10  # without a setting, until the duration of a step is known
-    skipped: int = 0  # steps left out because of a nonfinite loss or gradient
+    skipped: int = 0  # steps in a row left out because of a nonfinite loss or gradient
+    left_out: int = 0  # of this rank alone, since the last average
+    own_loss: torch.Tensor | float = 0.0  # the sum of this rank's losses in the present step
     loss: float | None = None
     path: Path | None = None  # of the newest checkpoint
     rehearsal: RehearsalSteps | None = None
@@ -193,6 +198,8 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     `silent`: the ranks exchange no gradients; for measuring the cost of the exchange.
     """
     wanted = spec.training
+    if faults := list(refusals.of_saves(wanted, spec.checkpoint.every_steps)):
+        raise TaskError("; ".join(faults))
     split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, place.data_ranks)
     optim.lr_factor(wanted.schedule, 0, 1)  # report an unknown schedule before reading the data
     train_data, fingerprint = _train_split(spec, task)
@@ -222,7 +229,11 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     second = published.open_mirror(published.of_job(spec.checkpoint.mirror, spec.job))
     uploader = None if second is None else Uploader(second, spec.checkpoint.keep)
     guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S
-    agreement.start(place.rank, spec.checkpoint.every_s, guess_s, folder / ASK_FILE, guess_s if uploader else 0.0)
+    spacing = {"spacing_s": _APART_SPACING_S} if wanted.strategy == "local" else {}
+    upload_s = guess_s if uploader else 0.0
+    agreement.start(place.rank, spec.checkpoint.every_s, guess_s, folder / ASK_FILE, upload_s, **spacing)
+    scaler = torch.amp.GradScaler(place.device.type, enabled=wanted.precision == "fp16")
+    spread.attach(optimizer, scaler)
     return TrainingJob(
         spec=spec,
         task=task,
@@ -233,7 +244,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         eval_data=eval_data,
         strategy=spread,
         optimizer=optimizer,
-        scaler=torch.amp.GradScaler(place.device.type, enabled=wanted.precision == "fp16"),
+        scaler=scaler,
         ema=None if wanted.ema_decay is None else Ema(spread.module, wanted.ema_decay),
         base_lrs=[float(group["lr"]) for group in optimizer.param_groups],
         warmup_start=warmup_start,
@@ -316,7 +327,8 @@ def _meter(
         tokens_per_sample=wanted.tokens_per_sample,
         ranks=place.ranks,
         peak_tflops=wanted.peak_tflops or flops.device_peak_tflops(place.device, wanted.precision),
-        communication=ddp_communication(spread.model, wanted.log_every or 10),
+        # Under local the clocks of the first steps would be reported for ever.
+        communication=ddp_communication(spread.model, wanted.log_every or 10) if wanted.strategy != "local" else None,
         stage_times=spread.stage_times,
         figures=spread.figures,
         device=place.device,

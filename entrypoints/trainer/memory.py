@@ -46,9 +46,10 @@ from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim, strategies
 from cloudtrain.entrypoints.trainer.ema import Ema
-from cloudtrain.entrypoints.trainer.settings import ParallelSettings, Spec, TrainingSettings, read_spec
+from cloudtrain.entrypoints.trainer.settings import LocalSettings, ParallelSettings, Spec, TrainingSettings, read_spec
 from cloudtrain.entrypoints.trainer.strategies.cut import Output
 from cloudtrain.entrypoints.trainer.strategies.links import Activation, Links
+from cloudtrain.entrypoints.trainer.strategies.local import outer_copies
 from cloudtrain.entrypoints.trainer.strategies.offload import saved_on_host
 from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
 from cloudtrain.entrypoints.trainer.strategies.zero import shard_optimizer
@@ -200,6 +201,9 @@ def estimate(spec: Spec, task: Task, ranks: int, batch_of: Callable[[int], Any])
 def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[int], Any]) -> Estimate:
     """Return the memory of a rank."""
     wanted = replace(spec.training, compile=False)  # compiled code cannot run without data
+    local = wanted.local or LocalSettings()
+    is_local = wanted.strategy == "local" and ranks > 1
+    wanted = replace(wanted, strategy="ddp", local=None) if wanted.strategy == "local" else wanted
     parallel = wanted.parallel
     _be_rank(rank, ranks, parallel)
     split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, ranks // parallel.ranks)
@@ -207,6 +211,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     is_averaged = wanted.strategy == "ddp" and parallel.ranks == 1 and ranks > 1 and wanted.reproducible != "strict"
     is_shared = wanted.shard == "optimizer" and ranks > 1
     split = replace(split, ranks=1) if is_averaged else split
+    is_averaged = is_averaged and (not is_local or local.sync_steps > 0)  # a rank that trains alone has no buckets
     mode, counter = FakeTensorMode(allow_non_fake_inputs=True), StorageCounter()
     module = _without_data(task, spec.params, mode)
     parameters = sum(p.numel() for p in module.parameters())
@@ -219,6 +224,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         trained = [p for p in spread.module.parameters() if p.requires_grad]
         if is_shared and is_averaged:
             spread = shard_optimizer(wanted, spread, _CPU, silent=False)
+        outer = outer_copies(local, trained) if is_local else []
         average = None if wanted.ema_decay is None else Ema(spread.module, wanted.ema_decay)
         with spread.optimized():
             optimizer = _optimizer(spec, task, spread.module)
@@ -249,7 +255,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         peak_bytes = _peak_bytes(counter, step, parallel, split.accumulation) - held_bytes
     except Exception as error:
         return Estimate(static_bytes, static_bytes, parameters, is_assumed, _reason(error))
-    del average, spare
+    del average, outer, spare
     return Estimate(peak_bytes, static_bytes, parameters, is_assumed)
 
 

@@ -15,7 +15,8 @@ from cloudtrain.entrypoints.format import quantity
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 from cloudtrain.entrypoints.trainer.metrics import duration
 
-__all__ = ["is_logged", "say", "say_done", "say_preempted", "say_skipped", "say_start", "say_step", "write_outcome"]
+__all__ = ["is_logged", "say", "say_done", "say_left_out", "say_preempted", "say_skipped", "say_start", "say_step"]
+__all__ += ["write_outcome"]
 
 
 _silenced: list[Exception] = []
@@ -118,6 +119,13 @@ def say_skipped(job: TrainingJob, progress: TrainState, loss: float) -> None:
     """Report a skipped step."""
     text = f"step {progress.step}/{progress.max_steps} left out: its loss ({loss:.4g}) or gradient is not finite"
     say(job, "step", text, step=progress.step, max_steps=progress.max_steps, skipped=True)
+
+
+def say_left_out(job: TrainingJob, progress: TrainState, count: int) -> None:
+    """Report the steps that ranks left out, each alone, since the last average."""
+    text = f"step {progress.step}/{progress.max_steps}: ranks left out {count} of their steps since the last average: "
+    text += "loss or gradient not finite"
+    say(job, "step", text, step=progress.step, max_steps=progress.max_steps, skipped=True, left_out=count)
 
 
 def say_preempted(job: TrainingJob, progress: TrainState, reason: str) -> None:

@@ -21,6 +21,7 @@ from cloudtrain.entrypoints.rank import exchange
 from cloudtrain.entrypoints.rank.exchange import local_part
 from cloudtrain.entrypoints.trainer import saving
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
+from cloudtrain.entrypoints.trainer.strategies.strategy import WHOLE
 
 __all__ = ["choose", "differences", "resume"]
 
@@ -54,8 +55,9 @@ def resume(job: TrainingJob) -> TrainState:
     chosen, damaged = _agree(job)
     found, reader = chosen or (None, None)
     progress = TrainState()
+    notes: list[str] = []
     if found is not None and reader is not None:
-        _load(job, found, reader)
+        notes = _load(job, found, reader)
         progress.step = progress.resumed_from = found.step
         progress.path = found.path
         for name in saving.CARRIED:
@@ -74,7 +76,7 @@ def resume(job: TrainingJob) -> TrainState:
     else:
         progress.max_steps = training.max_steps or 0
     if job.place.is_head:
-        _report(job, found, damaged, time.perf_counter() - begin_s)
+        _report(job, found, damaged, notes, time.perf_counter() - begin_s)
     return progress
 
 
@@ -201,7 +203,7 @@ def _intact(job: TrainingJob, path: Path) -> _Intact | str:
         return f"{folders.TRAINER} has no {lacking[0]}"
     _require_own(job, found)
     try:
-        reader = loader.open_reader(found, whole=job.spec.training.strategy in ("ddp", "async"))
+        reader = loader.open_reader(found, whole=job.spec.training.strategy in WHOLE)
     except folders.CheckpointError as error:
         return str(error)
     plain = reader.plain if isinstance(reader.plain, dict) else {}
@@ -290,8 +292,11 @@ def _set_aside_later(folder: Path, step: int) -> None:
             folders.set_aside(path, "old")
 
 
-def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.CheckpointReader) -> None:
-    """Fill the live state from the checkpoint. Raises TaskError, on all ranks, for a different model's checkpoint."""
+def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.CheckpointReader) -> list[str]:
+    """Fill the live state from the checkpoint; return notes for the report.
+
+    Raises TaskError, on all ranks, for a different model's checkpoint.
+    """
     model = job.strategy.module.state_dict()
     weights = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
@@ -316,12 +321,30 @@ def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.Check
             _load_optimizer(job, reader)
     if reader.plain["scaler"] and job.scaler.is_enabled():
         job.scaler.load_state_dict(reader.plain["scaler"])
-    if found.trainer["world_size"] == job.place.ranks:
-        own = f"rank.{job.place.rank}."
-        mine = {name.removeprefix(own) for name in reader.shapes if name.startswith(own)}
-        there = {name.split(".")[1] for name in reader.shapes if name.startswith("rank.")}
-        if reader.is_seen_by_all and len(there) == job.place.ranks:  # all ranks' states, or no rank's state
-            job.strategy.load_rank_state({name: reader.read(own + name) for name in mine})
+    shared = [name for name in reader.shapes if name.startswith("strategy.")]
+    job.strategy.load_shared_state({n.partition(".")[2]: reader.read(n) for n in shared}, found.step)
+    own = f"rank.{job.place.rank}."
+    mine = {name.removeprefix(own) for name in reader.shapes if name.startswith(own)}
+    there = {name.split(".")[1] for name in reader.shapes if name.startswith("rank.")}
+    is_same = found.trainer["world_size"] == job.place.ranks
+    is_whole = reader.is_seen_by_all and len(there) == job.place.ranks  # all ranks' states, or no rank's state
+    if is_same and is_whole:
+        job.strategy.load_rank_state({name: reader.read(own + name) for name in mine})
+    return _notes(job, found, reader, has_own=is_same and is_whole)
+
+
+def _notes(
+    job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.CheckpointReader, *, has_own: bool
+) -> list[str]:
+    """Return what the strategy local cannot continue exactly; `has_own`: each rank has loaded its own state."""
+    is_local, notes = job.spec.training.strategy == "local", list[str]()
+    kinds = {parts[3] for name in reader.shapes if (parts := name.split("."))[::2][:2] == ["rank", "local"]}
+    if kinds and not (is_local and has_own):
+        what = "weights" if "weight" in kinds else "optimizer states"
+        notes.append(f"the ranks had different {what}, and all ranks continue from the mean")
+    if is_local and found.trainer["world_size"] != job.place.ranks:
+        notes.append("with another number of ranks a rank's steps between averages take other samples")
+    return notes
 
 
 def _hand_over_copies(job: TrainingJob, weights: dict[str, torch.Tensor]) -> None:
@@ -400,7 +423,11 @@ def _first(names: list[str], count: int = 4) -> str:
 
 
 def _report(
-    job: TrainingJob, found: folders.FoundCheckpoint | None, damaged: list[tuple[Path, str]], load_s: float
+    job: TrainingJob,
+    found: folders.FoundCheckpoint | None,
+    damaged: list[tuple[Path, str]],
+    notes: list[str],
+    load_s: float,
 ) -> None:
     step = found.step if found else 0
     for path, fault in damaged:
@@ -410,6 +437,7 @@ def _report(
     if found is None and _restarts() == 0 and job.spec.attempt == 1:
         return
     changed = differences(found.trainer, job.identity) if found else []
+    changed += notes
     if job.task.optimizer is not None:
         but = "the new ones hold, but of your optimizer's groups only lr: the rest is the checkpoint's"
         changed = [text.replace("the new ones hold", but) for text in changed]

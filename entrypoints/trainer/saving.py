@@ -61,18 +61,19 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
     carried = {name: getattr(progress, name) for name in CARRIED}
     job.agreement.saving()
     job.strategy.sync_buffers()  # every rank writes a part of the replicated state
-    job.saver.begin(
-        Snapshot(
-            step=progress.step,
-            tensors=_saved_here(job),
-            own=job.strategy.rank_state(),
-            plain=_plain(job),
-            trainer={**job.identity, **carried},
-            parameters=frozenset(f"model.{name}" for name, _ in job.strategy.module.named_parameters()),
-            best=best,
-        ),
-        heartbeat.beat,
-    )
+    with job.strategy.merged() as own:
+        job.saver.begin(
+            Snapshot(
+                step=progress.step,
+                tensors=_saved_here(job),
+                own={**job.strategy.rank_state(), **own},
+                plain=_plain(job),
+                trainer={**job.identity, **carried},
+                parameters=frozenset(f"model.{name}" for name, _ in job.strategy.module.named_parameters()),
+                best=best,
+            ),
+            heartbeat.beat,
+        )
     if job.spec.checkpoint.blocking:
         finish(job, progress)
     job.meter.add("checkpoint", time.perf_counter() - begin_s)
@@ -178,7 +179,7 @@ def tensors(job: TrainingJob) -> dict[str, torch.Tensor]:
                 found[f"optimizer.{name}.{key}"] = value
     if job.ema is not None:
         found |= {f"ema.{name}": value for name, value in job.ema.tensors().items()}
-    return found
+    return found | {f"strategy.{name}": value for name, value in job.strategy.shared_state().items()}
 
 
 def _saved_here(job: TrainingJob) -> dict[str, torch.Tensor]:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from cloudtrain.entrypoints.checkpoints.folder import CheckpointError
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.rank import heartbeat, rehearsal, variables
+from cloudtrain.entrypoints.rank import exchange, heartbeat, rehearsal, variables
 from cloudtrain.entrypoints.rank.agree import NOTHING, Agreed, Agreement
 from cloudtrain.entrypoints.trainer import data, flops, optim, report, saving
 from cloudtrain.entrypoints.trainer.diagnose import diagnose
@@ -102,7 +102,8 @@ def train(job: TrainingJob, progress: TrainState) -> str | None:
                 saving.begin(job, progress)
             if stop is None and _evaluation_is_due(job, progress):
                 stop = _evaluate(job, progress)
-            if verdict.save or (every and progress.step % every == 0):
+            is_due = verdict.save or bool(every and progress.step % every == 0)
+            if is_due and job.strategy.is_alike():  # a request waits in the agreement for the ranks' next average
                 saving.begin(job, progress)
             saving.collect(job, progress)
             if rehearsed is not None and rehearsed.hold_at == progress.step and stop is None:
@@ -153,32 +154,38 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     earlier = gradients(job, progress, batches, is_logged)
     if earlier is not None and earlier.stop:
         return earlier
-    skips = training.on_nan == "skip"
-    verdict = job.agreement.finish() if skips else NOTHING  # all ranks must agree before any update
+    skips, is_lone = training.on_nan == "skip", spread.is_lone(progress.step)
+    agrees = skips and not is_lone
+    verdict = job.agreement.finish() if agrees else NOTHING  # all ranks must agree before any update
     norm = None
     if training.clip_norm or skips:
         job.scaler.unscale_(job.optimizer)
     if training.clip_norm:
         norm = spread.clip(training.clip_norm)
-    is_left_out = skips and not _is_healthy(job, verdict)
+    is_left_out = skips and not _is_healthy(job, progress.own_loss if is_lone else verdict.loss)
     if is_left_out:
         spread.undo_buffers()
     else:
         job.scaler.step(job.optimizer)
         spread.share_update()
-        if job.ema is not None:
-            job.ema.update(progress.step + 1)
+    covered = spread.after_step(progress.step + 1, progress.last_step)
+    if job.ema is not None and covered and (is_lone or not is_left_out):
+        job.ema.update(progress.step + 1, covered)
     job.scaler.update()
     job.optimizer.zero_grad()
     progress.step += 1
     progress.samples += job.split.global_batch
     job.meter.tick()
-    if not skips:
+    if not agrees:
         verdict = earlier or job.agreement.finish()
     loss = verdict.loss / job.split.virtual
-    _count_skipped(job, progress, is_left_out, loss)
-    _look_at(job, progress, verdict, 0.0 if is_left_out else loss, lr)
-    if is_logged and not is_left_out:
+    if skips and is_lone:
+        _count_left_out(job, progress, is_left_out, is_met=covered > 0)
+    else:
+        _count_skipped(job, progress, is_left_out, loss)
+    is_bad = is_left_out or (skips and not math.isfinite(loss))  # of a lone step: on any rank
+    _look_at(job, progress, verdict, 0.0 if is_bad else loss, lr)
+    if is_logged and not is_bad:
         report.say_step(job, progress, loss, lr, norm)
     progress.log_every = verdict.log_every or progress.log_every
     return verdict
@@ -191,7 +198,7 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
     averaged over the ranks by the strategy, the gradient is the mean over the G samples of the global batch.
     """
     training, spread, owned = job.spec.training, job.strategy, job.owned
-    must_agree = is_logged or training.on_nan == "skip"
+    must_agree = is_logged or (training.on_nan == "skip" and not spread.is_lone(progress.step))
     if spread.walk is not None:
         return _piped_gradients(job, progress, batches, spread.walk, must_agree)
     total: torch.Tensor | float = 0.0  # in float64, with room for float32 sums in any order
@@ -221,6 +228,7 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
                 job.optimizer.zero_grad()
                 spread.undo_buffers()  # the save then holds the state after the last whole step
                 return verdict
+    progress.own_loss = total
     spread.finish()
     return None
 
@@ -330,9 +338,9 @@ def _checked(loss: object) -> torch.Tensor:
     return loss.squeeze() if loss.dim() else loss
 
 
-def _is_healthy(job: TrainingJob, verdict: Agreed) -> bool:
+def _is_healthy(job: TrainingJob, loss: torch.Tensor | float) -> bool:
     """Return whether loss and gradient are finite; in fp16 the scaler checks the gradient."""
-    return math.isfinite(verdict.loss) and (job.scaler.is_enabled() or job.strategy.finite_gradients())
+    return math.isfinite(loss) and (job.scaler.is_enabled() or job.strategy.finite_gradients())
 
 
 def _count_skipped(job: TrainingJob, progress: TrainState, is_left_out: bool, loss: float) -> None:
@@ -342,6 +350,21 @@ def _count_skipped(job: TrainingJob, progress: TrainState, is_left_out: bool, lo
     report.say_skipped(job, progress, loss)
     if progress.skipped >= MAX_SKIPPED:
         saving.fail(job, progress, f"{MAX_SKIPPED} steps in a row had a loss or gradient that was not finite")
+
+
+def _count_left_out(job: TrainingJob, progress: TrainState, is_left_out: bool, *, is_met: bool) -> None:
+    """Count the steps that this rank left out alone; at an average (`is_met`) report those of all ranks."""
+    progress.skipped = progress.skipped + 1 if is_left_out else 0
+    progress.left_out += is_left_out
+    if not is_met:
+        return
+    in_a_row, counts = zip(*exchange.gather([progress.skipped, progress.left_out]), strict=True)
+    progress.left_out = 0
+    if sum(counts):
+        report.say_left_out(job, progress, sum(counts))
+    if max(in_a_row) >= MAX_SKIPPED:
+        what = f"rank {in_a_row.index(max(in_a_row))} had {max(in_a_row)} steps in a row"
+        saving.fail(job, progress, f"{what} whose loss or gradient was not finite")
 
 
 def _look_at(job: TrainingJob, progress: TrainState, verdict: Agreed, loss: float, lr: float) -> None:
@@ -354,7 +377,7 @@ def _look_at(job: TrainingJob, progress: TrainState, verdict: Agreed, loss: floa
 
 
 def _evaluation_is_due(job: TrainingJob, progress: TrainState) -> bool:
-    if job.eval_data is None or progress.evaluated_step == progress.step:
+    if job.eval_data is None or progress.evaluated_step == progress.step or not job.strategy.is_alike():
         return False
     every = job.spec.training.eval_every
     return progress.step == progress.last_step or bool(every and progress.step and progress.step % every == 0)

@@ -1,4 +1,6 @@
-"""How a model is spread over the ranks: ddp (a copy each), fsdp (a shard each), hsdp (shards within, copies between).
+"""How a model is spread over the ranks.
+
+ddp: a copy each; fsdp: a shard each; hsdp: shards within, copies between; local: a copy each, averaged now and then.
 
 A strategy is a record of functions (strategy.py), created by one function for each strategy; the training loop uses
 only the record. A new strategy is a file beside ddp.py and a line in STRATEGIES.
@@ -23,6 +25,7 @@ from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
 from cloudtrain.entrypoints.trainer.strategies.ddp import copies, ddp
 from cloudtrain.entrypoints.trainer.strategies.fsdp import data_mesh, fsdp, hsdp
 from cloudtrain.entrypoints.trainer.strategies.links import Links
+from cloudtrain.entrypoints.trainer.strategies.local import local
 from cloudtrain.entrypoints.trainer.strategies.pipeline import PipelineStage
 from cloudtrain.entrypoints.trainer.strategies.strategy import (
     Blocks,
@@ -41,7 +44,7 @@ Maker = Callable[
     [TrainingSettings, nn.Module, torch.device, data.Split, Blocks | None, bool, DeviceMesh | None], Strategy
 ]
 
-STRATEGIES: dict[str, Maker] = {"ddp": ddp, "fsdp": fsdp, "hsdp": hsdp, "async": copies}
+STRATEGIES: dict[str, Maker] = {"ddp": ddp, "fsdp": fsdp, "hsdp": hsdp, "local": local, "async": copies}
 
 
 def wrap(

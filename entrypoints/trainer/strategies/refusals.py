@@ -17,12 +17,12 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from cloudtrain.entrypoints.trainer import data
-from cloudtrain.entrypoints.trainer.settings import ServerSettings, TrainingSettings, suggest
+from cloudtrain.entrypoints.trainer.settings import LocalSettings, ServerSettings, TrainingSettings, suggest
 from cloudtrain.entrypoints.trainer.strategies import schedules
 from cloudtrain.entrypoints.trainer.strategies.fsdp import shard_width
-from cloudtrain.entrypoints.trainer.strategies.strategy import LOW
+from cloudtrain.entrypoints.trainer.strategies.strategy import LOW, WHOLE
 
-__all__ = ["of_place", "of_settings"]
+__all__ = ["of_place", "of_saves", "of_settings"]
 
 _SHARDS = {"optimizer": "ddp", "gradients": "fsdp", "parameters": "fsdp"}  # the strategy that goes with `shard`
 
@@ -38,15 +38,20 @@ def of_settings(settings: TrainingSettings, split: data.Split, strategies: Colle
     if settings.precision not in ("fp32", *LOW):
         yield f"precision {settings.precision!r} is unknown; there are fp32, {', '.join(LOW)}"
     if settings.compression != "none" and name != "ddp":
-        yield f"compression {settings.compression} is ddp's; {name} sends shards: leave it out, or set precision: bf16"
-    if settings.cpu_offload and name == "ddp":
-        yield "cpu_offload needs shards to offload, and ddp has none; set strategy: fsdp"
+        sent = "weights" if name == "local" else "shards"
+        yield f"compression {settings.compression} is ddp's; {name} sends {sent}: leave it out, or set precision: bf16"
+    if settings.cpu_offload and name in WHOLE:
+        yield f"cpu_offload needs shards to offload, and {name} has none; set strategy: fsdp"
     if settings.shard and settings.shard not in _SHARDS:
         yield f"shard {settings.shard!r} is unknown; there are {', '.join(_SHARDS)}{suggest(settings.shard, _SHARDS)}"
     elif settings.shard and _SHARDS[settings.shard] != name.replace("hsdp", "fsdp"):
         yield f"shard: {settings.shard} does not go with {name}; set strategy: {_SHARDS[settings.shard]}"
     if settings.shard_size and name != "hsdp":
         yield f"shard_size is hsdp's, and the strategy is {name}; leave it out, or set strategy: hsdp"
+    if settings.local is not None and name != "local":
+        yield f"the section local is of strategy: local, and the strategy is {name}; leave it out, or set local"
+    if name == "local":
+        yield from _local_faults(settings)
     if settings.parallel.ranks > 1:
         yield from _parallel_faults(settings)
     if settings.parallel.pipeline > 1:
@@ -61,6 +66,46 @@ def of_settings(settings: TrainingSettings, split: data.Split, strategies: Colle
         yield from _server_faults(settings, split.ranks)
     elif settings.server != ServerSettings():
         yield f"server is async's, and the strategy is {name}; leave it out, or set strategy: async"
+
+
+def _local_faults(settings: TrainingSettings) -> Iterator[str]:
+    """Yield the contradictions between the settings and strategy: local."""
+    wanted = settings.local or LocalSettings()
+    outer, period = wanted.outer, wanted.period
+    if period < 2:
+        yield f"local.period is {period}, and an average after each step is ddp; set strategy: ddp, or 2 or more"
+    elif wanted.group_period is not None and (wanted.group_period < 1 or period % wanted.group_period):
+        fits = ", ".join(str(n) for n in range(1, period) if period % n == 0)
+        yield f"local.group_period {wanted.group_period} does not divide local.period {period}; set one of {fits}"
+    if period > 1:
+        yield from _odd(wanted.sync_steps, "local.sync_steps", period)
+        yield from _odd(settings.eval_every or 0, "eval_every", period)
+    if wanted.optimizer_state not in (None, "average", "keep"):
+        yield f"local.optimizer_state {wanted.optimizer_state!r} is unknown; there are average, keep"
+    if outer.lr <= 0 or not 0 <= outer.momentum < 1:
+        yield f"local.outer has lr {outer.lr} and momentum {outer.momentum}; set lr over 0, momentum from 0 to below 1"
+    if settings.parallel.ranks > 1:
+        yield "parallel spreads one copy over several ranks, and under local each rank has a copy; set strategy: ddp"
+    if settings.reproducible == "strict":
+        yield "reproducible: strict gives the same bits on any number of ranks, and local cannot; set standard, or ddp"
+    if settings.diagnose_steps:
+        yield (
+            "diagnose_steps measures the transfers of every step, and local has few steps with transfers; set "
+            f"strategy: ddp: local keeps 1/{period} of the network's share"
+        )
+
+
+def of_saves(settings: TrainingSettings, every_steps: int | None) -> Iterator[str]:
+    """Yield the contradiction between strategy: local and checkpoint.every_steps."""
+    if settings.strategy == "local" and (period := (settings.local or LocalSettings()).period) > 1:
+        yield from _odd(every_steps or 0, "checkpoint.every_steps", period)
+
+
+def _odd(steps: int, name: str, period: int) -> Iterator[str]:
+    """Yield the fault of a number of steps after which the ranks do not average."""
+    if steps % period:
+        near = " or ".join(str(n) for n in (steps // period * period, -(-steps // period) * period) if n)
+        yield f"{name} {steps} is no multiple of local.period {period}, and the ranks differ then; set {near}"
 
 
 def _parallel_faults(settings: TrainingSettings) -> Iterator[str]:
@@ -160,7 +205,7 @@ def _strict_faults(settings: TrainingSettings, split: data.Split) -> Iterator[st
             f"reproducible: strict sums over a binary tree, and {split.virtual} micro-batches a step are no power of "
             f"two (global_batch_size {split.global_batch} / micro_batch_size {split.micro}); change one of the sizes"
         )
-    if settings.strategy != "ddp" and not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+    if settings.strategy not in WHOLE and not hasattr(FSDPModule, "set_custom_reduce_scatter"):
         yield f"reproducible: strict under {settings.strategy} needs a newer torch than {torch.__version__}; set ddp"
     if settings.optimizer.name in ("lars", "lamb") and (settings.strategy != "ddp" or settings.shard):
         yield (
@@ -186,8 +231,8 @@ def of_place(settings: TrainingSettings, module: nn.Module, device: torch.device
     if settings.shard == "optimizer" and numbers:
         yield f"parameter {numbers[0]} is a single number, which cannot be sharded; give it the shape (1,)"
     if any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
-        if settings.strategy == "async":
-            yield "SyncBatchNorm needs all ranks in each step, and strategy async has no such step; use GroupNorm"
+        if settings.strategy in ("local", "async"):
+            yield f"SyncBatchNorm needs all ranks in every step, and under {settings.strategy} they train alone; use BatchNorm"
         elif device.type == "cpu":
             yield "SyncBatchNorm needs GPUs, and this job runs on CPUs; use BatchNorm, or GroupNorm"
         elif settings.reproducible == "strict":

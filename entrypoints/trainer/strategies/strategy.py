@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOW",
+    "WHOLE",
     "Blocks",
     "StageTimes",
     "State",
@@ -39,10 +40,12 @@ __all__ = [
 
 Blocks = Callable[[Any], Iterable[Any]]
 State = dict[str, torch.Tensor]
+Tensor = TypeVar("Tensor", bound=torch.Tensor)
 
 # The type for computation by `training.precision`; the weights that the optimizer changes are always fp32.
 _BUCKET_BYTES = 25 << 20  # as DistributedDataParallel's
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+WHOLE = ("ddp", "local", "async")  # the strategies whose ranks hold the whole model, gradients and optimizer state
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,13 @@ class StageTimes:
 class Strategy:
     """One model, spread over the ranks, with functions that all ranks call or no rank calls.
 
-    Only `autocast`, `undo_buffers`, `rank_state`, `load_rank_state` and `figures` are local. A step is: for each
-    virtual rank that this rank owns, in order, the forward pass and the backward pass of loss / divisor inside
-    `micro_batch`; then `finish`; then the gradients are those of the mean over the global batch; then the optimizer's
-    step; then `share_update`. Buffers follow virtual rank 0, see buffers.py.
+    Only `autocast`, `undo_buffers`, `rank_state`, `load_rank_state`, `figures`, `is_alike` and `is_lone` are local. A
+    step is: for each virtual rank that this rank owns, in order, the forward pass and the backward pass of
+    loss / divisor inside `micro_batch`; then `finish`; then the gradients are those of the mean over the global batch;
+    then the optimizer's step and `share_update`; then `after_step`. Buffers follow virtual rank 0, see buffers.py.
+
+    Under the strategy local ranks train apart between averages. Such a step is a lone step: its gradients are those of
+    this rank's samples, and `clip` and `finite_gradients` see only them.
     """
 
     module: nn.Module  # the user's module: clean names, state_dict() that aliases the parameters, evaluation
@@ -94,15 +100,27 @@ class Strategy:
     share_update: Callable[[], None] = lambda: None  # after the optimizer's step
     # Figures of the method for the step event, of this rank since the last call: bytes_sent is a step's mean.
     figures: Callable[[], dict[str, float]] = dict
+    # Called once, with the optimizer and the scaler of the job.
+    attach: Callable[[torch.optim.Optimizer, torch.amp.GradScaler], None] = lambda optimizer, scaler: None
+    is_lone: Callable[[int], bool] = lambda step: False  # whether this step, counted from 0, is a lone step
+    # After every step, also a left-out step, with the steps done and the run's last step: averages, if due. Returns the
+    # steps since the ranks last had the same weights, 0 if the weights differ now.
+    after_step: Callable[[int, int], int] = lambda step, last_step: 1
+    is_alike: Callable[[], bool] = lambda: True  # whether all ranks have the same weights: else no save, no evaluation
+    # For a save at any step. Inside, model and optimizer have the ranks' means; yields this rank's own values.
+    merged: Callable[[], AbstractContextManager[State]] = lambda: contextlib.nullcontext({})
+    # State of the method, equal on all ranks and saved once; loaded with the steps done, before `load_rank_state`.
+    shared_state: Callable[[], State] = dict
+    load_shared_state: Callable[[State, int], None] = lambda state, step: None
 
 
-def buckets(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return the parameters in groups of one type, each sent at once: about _BUCKET_BYTES of this rank's values."""
-    found: list[list[nn.Parameter]] = []
-    sizes: dict[torch.dtype, int] = {}  # of the open bucket of each type
-    opened: dict[torch.dtype, list[nn.Parameter]] = {}
+def buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return the tensors in groups of one type and device, each sent at once: about _BUCKET_BYTES of this rank's."""
+    found: list[list[Tensor]] = []
+    sizes: dict[Any, int] = {}  # of the open bucket of each type
+    opened: dict[Any, list[Tensor]] = {}
     for parameter in parameters:
-        kind = parameter.dtype
+        kind = (parameter.dtype, parameter.device)
         if sizes.get(kind, _BUCKET_BYTES) >= _BUCKET_BYTES:
             opened[kind], sizes[kind] = [], 0
             found.append(opened[kind])
