@@ -41,7 +41,7 @@ NOTABLE = 0.1  # of a step: less is not worth a change
 
 
 # Strategies whose ranks do not meet in each step, and their section of the settings.
-_APART = {"async": ("server", ServerSettings())}
+_APART: dict[str, tuple[str, Any]] = {"async": ("server", ServerSettings()), "local": ("local", None)}
 
 
 class Interrupted(Exception):
@@ -218,6 +218,7 @@ def _measure(
             earlier = gradients(job, progress, batches)
             if earlier is not None and earlier.stop:
                 raise Interrupted
+            job.strategy.exchange(progress.step)
             job.scaler.step(job.optimizer)
             job.strategy.share_update()
             job.scaler.update()

@@ -21,6 +21,7 @@ from cloudtrain.entrypoints.rank import exchange
 from cloudtrain.entrypoints.rank.exchange import local_part
 from cloudtrain.entrypoints.trainer import saving
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
+from cloudtrain.entrypoints.trainer.strategies.sparse import SPARSE
 from cloudtrain.entrypoints.trainer.strategies.strategy import WHOLE
 
 __all__ = ["choose", "differences", "resume"]
@@ -342,6 +343,9 @@ def _notes(
     if kinds and not (is_local and has_own):
         what = "weights" if "weight" in kinds else "optimizer states"
         notes.append(f"the ranks had different {what}, and all ranks continue from the mean")
+    has_residuals = any(".sparse.residual." in name for name in reader.shapes)
+    if has_residuals and (not has_own or job.spec.training.compression not in SPARSE):
+        notes.append("the residuals of compressed gradients belong to other ranks, and are dropped")
     if is_local and found.trainer["world_size"] != job.place.ranks:
         notes.append("with another number of ranks a rank's steps between averages take other samples")
     return notes

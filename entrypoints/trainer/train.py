@@ -166,6 +166,7 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     if is_left_out:
         spread.undo_buffers()
     else:
+        spread.exchange(progress.step)
         job.scaler.step(job.optimizer)
         spread.share_update()
     covered = spread.after_step(progress.step + 1, progress.last_step)

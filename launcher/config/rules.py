@@ -55,6 +55,7 @@ def faults_of(root: YamlNode) -> list[Fault]:
         *_spreading(root),
         *_strict(root),
         *_parallel(root),
+        *_compression(root),
         *_asynchronous(root),
         *_optimizing(root),
         *_mirror(root),
@@ -208,7 +209,7 @@ def _parallel(root: YamlNode) -> Iterator[Fault]:
     for key, wrong, hint in (
         ("reproducible", ("strict",), "write `reproducible: standard`"),
         ("compile", (True,), "leave one of them out"),
-        ("compression", ("fp16", "bf16", "powersgd"), "leave `compression` out"),
+        ("compression", ("fp16", "bf16", "powersgd", "threshold", "topk"), "leave `compression` out"),
         ("precision", ("fp16",), "write `precision: bf16`"),
         ("cpu_offload", (True,), "leave one of them out"),
         ("shard", ("optimizer",), "write `strategy: fsdp` and `shard: gradients`"),
@@ -251,6 +252,31 @@ def _schedule(root: YamlNode) -> Iterator[Fault]:
         if node is not None and (wrong is None or node.value in wrong):
             message = f"`{'.'.join(map(str, path))}` does not go with `schedule: async`"
             yield _in_training(root, message, f"{hint}, or write `schedule: 1f1b`", path, here)
+
+
+def _compression(root: YamlNode) -> Iterator[Fault]:
+    """Yield the settings that do not go with sparse gradients, and settings of theirs without them."""
+    kind = _text(root, "training", "compression")
+    here: KeyPath = ("compression",)
+    if kind not in ("threshold", "topk"):
+        for key in ("compression_density", "compression_warmup_steps"):
+            if given(root, "training", key) is not None:
+                message, hint = f"`{key}` goes with `compression: threshold` or `topk`", "leave it out, or write one"
+                yield _in_training(root, message, hint, (key,), here)
+        return
+    density = given(root, "training", "compression_density")
+    if kind == "threshold" and density is not None and density.value in (1, 1.0):
+        message = "`compression_density: 1` sends everything"
+        yield _in_training(root, message, "write less, or `compression: none`", ("compression_density",), here)
+    for key, wrong, hint in (
+        ("precision", ("fp16",), "write `precision: bf16`"),
+        ("shard", ("optimizer",), "leave one of them out"),
+    ):
+        node = given(root, "training", key)
+        if node is not None and node.value in wrong:
+            yield _in_training(
+                root, f"`{key}: {node.value}` does not go with `compression: {kind}`", hint, (key,), here
+            )
 
 
 def _asynchronous(root: YamlNode) -> Iterator[Fault]:

@@ -186,10 +186,21 @@ class Training(Section):
         examples=["strict"],
     )
     compile: bool = Field(False, description="Compile the model with torch.compile.", examples=[True])
-    compression: Literal["none", "fp16", "bf16", "powersgd"] = Field(
+    compression: Literal["none", "fp16", "bf16", "powersgd", "threshold", "topk"] = Field(
         "none",
-        description="How gradients travel between ranks (ddp): in half precision, or low rank.",
+        description="How gradients travel between ranks (ddp): in half precision; low rank (powersgd); the signs and "
+        "mean sizes of the largest entries (threshold); or the largest entries (topk).",
         examples=["bf16"],
+    )
+    compression_density: float = Field(
+        0.01,
+        gt=0,
+        le=1,
+        description="The share of a gradient's entries that a rank sends in a step (threshold, topk).",
+        examples=[0.001],
+    )
+    compression_warmup_steps: int = Field(
+        0, ge=0, description="Steps in which the density falls from 25 % to `compression_density`.", examples=[500]
     )
     powersgd_rank: int = Field(2, ge=1, description="Rank of powersgd's approximation.", examples=[4])
     activation_checkpointing: bool = Field(

@@ -58,7 +58,7 @@ MOMENTUM = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
         ({"reproducible": "strict"}, "the same bits on any number of ranks, and local cannot"),
         ({"diagnose_steps": 10}, "set strategy: ddp: local keeps 1/16 of the network's share"),
         ({"strategy": "ddp", "local": LocalSettings()}, "the section local is of strategy: local"),
-        ({"module": nn.SyncBatchNorm(2)}, "under local ranks train alone; use BatchNorm"),
+        ({"module": nn.SyncBatchNorm(2)}, "under local each is alone; use BatchNorm"),
     ],
 )
 def test_settings_against_local_are_refused(settings: dict[str, Any], why: str) -> None:

@@ -437,8 +437,13 @@ def parameters(done: Run) -> dict[str, bytes]:
             {"compression": "powersgd", "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9}},
             marks=pytest.mark.soak,
         ),
+        {
+            "compression": "threshold",
+            "params": {"width": 64},
+            "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
+        },
     ],
-    ids=["fp16-ema-workers", "bf16-lamb", "fp16-fsdp-radam", "powersgd-momentum"],
+    ids=["fp16-ema-workers", "bf16-lamb", "fp16-fsdp-radam", "powersgd-momentum", "threshold-momentum"],
 )
 def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Scaler, average and error feedback have their own state: after two stops the end is the same."""

@@ -20,6 +20,7 @@ from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.settings import LocalSettings, ServerSettings, TrainingSettings, suggest
 from cloudtrain.entrypoints.trainer.strategies import schedules
 from cloudtrain.entrypoints.trainer.strategies.fsdp import shard_width
+from cloudtrain.entrypoints.trainer.strategies.sparse import SPARSE
 from cloudtrain.entrypoints.trainer.strategies.strategy import LOW, WHOLE
 
 __all__ = ["of_place", "of_saves", "of_settings"]
@@ -40,6 +41,10 @@ def of_settings(settings: TrainingSettings, split: data.Split, strategies: Colle
     if settings.compression != "none" and name != "ddp":
         sent = "weights" if name == "local" else "shards"
         yield f"compression {settings.compression} is ddp's; {name} sends {sent}: leave it out, or set precision: bf16"
+    if settings.compression in SPARSE:
+        yield from _sparse_faults(settings)
+    elif settings.compression_density != 0.01 or settings.compression_warmup_steps:
+        yield "compression_density and compression_warmup_steps go with compression: threshold or topk; leave them out"
     if settings.cpu_offload and name in WHOLE:
         yield f"cpu_offload needs shards to offload, and {name} has none; set strategy: fsdp"
     if settings.shard and settings.shard not in _SHARDS:
@@ -106,6 +111,17 @@ def _odd(steps: int, name: str, period: int) -> Iterator[str]:
     if steps % period:
         near = " or ".join(str(n) for n in (steps // period * period, -(-steps // period) * period) if n)
         yield f"{name} {steps} is no multiple of local.period {period}, and the ranks differ then; set {near}"
+
+
+def _sparse_faults(settings: TrainingSettings) -> Iterator[str]:
+    """Yield the contradictions between the settings and compression: threshold or topk."""
+    kind, density = settings.compression, settings.compression_density
+    if density > 1 or (kind == "threshold" and density >= 1):
+        yield f"compression_density {density:g} sends everything; set compression: none, or a density below 1"
+    if settings.precision == "fp16":
+        yield f"compression {kind} does not go with precision fp16, whose scale changes; set precision: bf16"
+    if settings.shard:
+        yield f"compression {kind} needs whole gradients, and shard: {settings.shard} splits them; leave one out"
 
 
 def _parallel_faults(settings: TrainingSettings) -> Iterator[str]:
@@ -232,7 +248,7 @@ def of_place(settings: TrainingSettings, module: nn.Module, device: torch.device
         yield f"parameter {numbers[0]} is a single number, which cannot be sharded; give it the shape (1,)"
     if any(isinstance(part, nn.SyncBatchNorm) for part in module.modules()):
         if settings.strategy in ("local", "async"):
-            yield f"SyncBatchNorm needs all ranks in every step, and under {settings.strategy} they train alone; use BatchNorm"
+            yield f"SyncBatchNorm needs all ranks in a step, and under {settings.strategy} each is alone; use BatchNorm"
         elif device.type == "cpu":
             yield "SyncBatchNorm needs GPUs, and this job runs on CPUs; use BatchNorm, or GroupNorm"
         elif settings.reproducible == "strict":

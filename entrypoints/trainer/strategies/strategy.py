@@ -100,6 +100,8 @@ class Strategy:
     share_update: Callable[[], None] = lambda: None  # after the optimizer's step
     # Figures of the method for the step event, of this rank since the last call: bytes_sent is a step's mean.
     figures: Callable[[], dict[str, float]] = dict
+    # Before the optimizer's step, with the steps done, after clipping: sends gradients that `finish` has not sent.
+    exchange: Callable[[int], None] = lambda step: None
     # Called once, with the optimizer and the scaler of the job.
     attach: Callable[[torch.optim.Optimizer, torch.amp.GradScaler], None] = lambda optimizer, scaler: None
     is_lone: Callable[[int], bool] = lambda step: False  # whether this step, counted from 0, is a lone step
