@@ -12,7 +12,7 @@ from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher.commands.options import Overrides, config_options, json_option
 from cloudtrain.launcher.errors import ConfigError, Fault, require_all
 from cloudtrain.launcher.planning import clear_values
-from cloudtrain.launcher.planning.prepare import require_a_plan
+from cloudtrain.launcher.planning.prepare import few_averages, require_a_plan
 from cloudtrain.launcher.text.terminal import say
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
         click.echo(json.dumps({"ok": False, "file": str(file), "faults": faults}, indent=2))
         return exc.exit_code
     job = jobs[-1]
-    warnings = list(clear_values.notes_of(job, file))
+    warnings = [*clear_values.notes_of(job, file), *few_averages(job)]
     if job.resources.accelerators:
         from cloudtrain.launcher.prices import catalog
 

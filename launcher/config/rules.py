@@ -53,6 +53,7 @@ def faults_of(root: YamlNode) -> list[Fault]:
         *_exclusive(root),
         *_numbers(root),
         *_spreading(root),
+        *_local(root),
         *_strict(root),
         *_parallel(root),
         *_compression(root),
@@ -153,7 +154,7 @@ def _numbers(root: YamlNode) -> Iterator[Fault]:
 def _spreading(root: YamlNode) -> Iterator[Fault]:
     """Yield the faults that the trainer's strategies would find on the nodes (entrypoints/strategies)."""
     strategy = _text(root, "training", "strategy") or "ddp"
-    is_ddp = strategy == "ddp"
+    is_ddp, is_whole = strategy == "ddp", strategy in ("ddp", "local")
     offload = given(root, "training", "cpu_offload")
     compresses = _text(root, "training", "compression") not in ("", "none")
     shard = _text(root, "training", "shard")
@@ -167,13 +168,13 @@ def _spreading(root: YamlNode) -> Iterator[Fault]:
         ),
         (
             "cpu_offload",
-            is_ddp and offload is not None and offload.value is True,
-            "`cpu_offload` needs shards, and `ddp` has no shards",
+            is_whole and offload is not None and offload.value is True,
+            f"`cpu_offload` needs shards, and `{strategy}` has no shards",
             "write `strategy: fsdp`",
         ),
         (
             "shard",
-            sharing != "" and is_ddp != (sharing == "ddp"),
+            sharing != "" and (strategy == "local" or is_ddp != (sharing == "ddp")),
             f"`shard: {shard}` does not go with `strategy: {strategy}`",
             f"write `strategy: {sharing}`",
         ),
@@ -185,13 +186,59 @@ def _spreading(root: YamlNode) -> Iterator[Fault]:
         ),
         (
             "wrap_min_params",
-            is_ddp and given(root, "training", "wrap_min_params") is not None,
-            "`wrap_min_params` goes with `fsdp` and `hsdp`, not with `ddp`",
+            is_whole and given(root, "training", "wrap_min_params") is not None,
+            f"`wrap_min_params` goes with `fsdp` and `hsdp`, not with `{strategy}`",
             "leave it out, or write `strategy: fsdp`",
+        ),
+        (
+            "local",
+            strategy != "local" and given(root, "training", "local") is not None,
+            f"`local` goes with `strategy: local`, not with `{strategy}`",
+            "leave it out, or write `strategy: local`",
         ),
     ):
         if is_wrong:
             yield _in_training(root, message, hint, (key,), ("strategy",))
+
+
+def _local(root: YamlNode) -> Iterator[Fault]:
+    """Yield the faults of averages that are rare, under `strategy: local` (entrypoints/trainer/strategies/local.py)."""
+    if _text(root, "training", "strategy") != "local":
+        return
+    period = _whole(root, "training", "local", "period") or 16
+    here: KeyPath = ("local", "period")
+    if period == 1:
+        message = "`period: 1` averages after each step, which is ddp"
+        yield _in_training(root, message, "write `strategy: ddp`, or 2 or more", here, ("strategy",))
+    group = _whole(root, "training", "local", "group_period")
+    if group and period % group:
+        fits = ", ".join(str(n) for n in range(1, period) if period % n == 0)
+        message = f"`group_period` {group} does not divide `period` {period}"
+        yield _in_training(root, message, f"write one of {fits}", ("local", "group_period"), here)
+    for section, *path in (
+        ("training", "local", "sync_steps"),
+        ("training", "eval_every"),
+        ("checkpoint", "every_steps"),
+    ):
+        steps = _whole(root, section, *path)
+        if period > 1 and steps % period:
+            near = [str(n) for n in (steps // period * period, -(-steps // period) * period) if n]
+            message = f"`{path[-1]}` {steps} is no multiple of `local.period` {period}, and the ranks differ then"
+            keys = [(section, *path), *([("training", *here)] if given(root, "training", *here) else [])]
+            yield _between(root, message, f"write {' or '.join(near)}", *keys)
+    if _text(root, "training", "reproducible") == "strict":
+        message = "`reproducible: strict` has the same bits on any number of ranks, and `local` has not"
+        yield _in_training(root, message, "write `standard`, or `strategy: ddp`", ("reproducible",), ("strategy",))
+    split = any((_whole(root, "training", "parallel", name) or 1) > 1 for name in ("tensor", "pipeline"))
+    if split:
+        message = "under `strategy: local` each rank has a copy of the model, and `parallel` spreads a copy"
+        yield _in_training(
+            root, message, "write `strategy: ddp`, or leave `parallel` out", ("parallel",), ("strategy",)
+        )
+    if given(root, "training", "diagnose_steps"):
+        message = "`diagnose_steps` measures the transfers of every step, and `local` has few steps with transfers"
+        hint = f"write `strategy: ddp`: `local` keeps 1/{period} of the network's share"
+        yield _in_training(root, message, hint, ("strategy",))
 
 
 def _parallel(root: YamlNode) -> Iterator[Fault]:

@@ -6,9 +6,20 @@ from pydantic import Field, model_validator
 
 from cloudtrain.launcher.config.kinds import Duration, Many, Section, Text
 
-__all__ = ["Checkpoint", "Monitor", "Optimizer", "Parallel", "ParameterServer", "Schedule", "Strategy", "Training"]
+__all__ = [
+    "Checkpoint",
+    "Local",
+    "Monitor",
+    "Optimizer",
+    "Outer",
+    "Parallel",
+    "ParameterServer",
+    "Schedule",
+    "Strategy",
+]
+__all__ += ["Training"]
 
-Strategy = Literal["ddp", "fsdp", "hsdp", "async"]  # as in the trainer: add a strategy in both lists
+Strategy = Literal["ddp", "fsdp", "hsdp", "local", "async"]  # as in the trainer: add a strategy in both lists
 
 
 class Optimizer(Section):
@@ -146,15 +157,54 @@ class ParameterServer(Section):
     )
 
 
+class Outer(Section):
+    """The optimizer of the averages: SGD with Nesterov momentum along the ranks' mean movement (DiLoCo)."""
+
+    lr: float = Field(1.0, gt=0, description="Learning rate of an average; 1.0 takes the mean.", examples=[0.7])
+    momentum: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Momentum over averages. 0.6 suits some tens of averages; 0.9 needs 100 or more.",
+        examples=[0.6],
+    )
+
+
+class Local(Section):
+    """When the ranks of `strategy: local` average their weights; between averages they send nothing."""
+
+    period: int = Field(16, ge=1, description="Steps between averages over all ranks, 2 or more.", examples=[32])
+    sync_steps: int = Field(
+        0, ge=0, description="First steps that are ddp's, a multiple of `period` (post-local SGD).", examples=[160]
+    )
+    optimizer_state: Literal["average", "keep"] | None = Field(
+        None,
+        description="The optimizer's state at an average: averaged too, or kept by each rank. Default: average, or "
+        "keep with `outer.momentum`.",
+        examples=["keep"],
+    )
+    group_period: int | None = Field(
+        None, ge=1, description="Steps between averages within an instance; divides `period`.", examples=[4]
+    )
+    outer: Outer = Field(
+        Outer.model_construct(),
+        description="How an average moves the weights. Default: to the mean.",
+        examples=[{"lr": 0.7, "momentum": 0.6}],
+    )
+
+
 class Training(Section):
     """The shared trainer's settings; only for a `task`."""
 
     strategy: Strategy = Field(
         "ddp",
-        description="How model and gradients are spread over the ranks: replicated (ddp), sharded (fsdp), or sharded "
-        "within a group of ranks and replicated over the groups (hsdp); async: servers apply the gradients of workers "
-        "that do not wait for each other.",
+        description="How model and gradients are spread over the ranks: replicated (ddp), sharded (fsdp), sharded "
+        "within a group of ranks and replicated over the groups (hsdp), replicated and averaged from time to time, "
+        "for slow networks (local), or trained by workers that do not wait for each other (async).",
         examples=["fsdp"],
+    )
+    local: Local | None = Field(
+        None, description="When the ranks average (`strategy: local`).", examples=[{"period": 32}]
     )
     parallel: Parallel = Field(
         Parallel.model_construct(),

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["DRY_SUFFIX", "Prepared", "prepare", "refused", "require_a_plan"]
+__all__ = ["DRY_SUFFIX", "Prepared", "few_averages", "prepare", "refused", "require_a_plan"]
 
 MOST_NAMED = 3  # changed files, in a warning
+LONG_MOMENTUM, MANY_AVERAGES = 0.9, 100  # see `few_averages`
 DRY_SUFFIX = "00000"  # in place of the random part of a submit's id
 
 
@@ -135,6 +136,24 @@ def _old_code(names: list[str]) -> tuple[str, ...]:
     return (f"warning: {', '.join(names[:MOST_NAMED])}{more} {old}",) if names else ()
 
 
+def few_averages(config: JobConfig) -> Iterator[str]:
+    """Yield a warning if the outer momentum of `strategy: local` remembers a large part of a short job.
+
+    Momentum 0.9 remembers about 10 averages. With 28, 14 and 7 averages a small CNN lost 4, 1.4 and 1.5 points of
+    accuracy with 0.7/0.9, and no point with 0.7/0.6 (measured 2026); Douillard et al. 2023 had 128.
+    """
+    training = config.training
+    local, steps = training.local, training.max_steps
+    if training.strategy != "local" or local is None or steps is None or local.outer.momentum < LONG_MOMENTUM:
+        return
+    averages = -(-max(0, steps - local.sync_steps) // local.period)
+    if averages < MANY_AVERAGES:
+        yield (
+            f"training.local.outer.momentum {local.outer.momentum:g} needs {MANY_AVERAGES} averages or more, and this "
+            f"job has {averages}: 0.6 loses less accuracy"
+        )
+
+
 def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Iterator[str]:
     """Yield the config keys that the backend ignores, and further facts to know before a submit."""
     runs_here = traits(config.backend).runs_here
@@ -167,6 +186,7 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
         gpus = counted(there, "GPU") if there else "no GPU"
         ignored = f"ignored on {config.backend}: resources.accelerators ({wanted})"
         yield f"{ignored}; this machine has {gpus} for each instance"
+    yield from few_averages(config)
     if config.resources.accelerators:
         from cloudtrain.launcher.prices import catalog
 

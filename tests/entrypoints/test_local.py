@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.checkpoints import shards
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim, strategies
 from cloudtrain.entrypoints.trainer.settings import (
@@ -174,6 +177,215 @@ def test_one_bucket_is_the_only_spare_copy(found: Any) -> None:
     assert max(found[0]["buckets"]["sizes"]) <= 27 << 20
     assert sum(found[0]["buckets"]["sizes"]) == 40_000_000
     assert found[0]["buckets"]["is_in_place"]
+
+
+# ------------------------------------------------------------------------------------------------------------- jobs
+
+# Dropout, batch norm, an incomplete last round. DO says what to do, on which rank, in which micro-batch.
+TASK = """
+import math, os, signal
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+RANK = int(os.environ.get("RANK", 0))
+calls = 0
+
+def dataset(params, split):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(37 if split == "train" else 11, 6, generator=generator)
+    return torch.utils.data.TensorDataset(x, (x.sum(1) > 0).long())
+
+def model(params):
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+
+def loss(model, batch):
+    global calls
+    calls += torch.is_grad_enabled()
+    todo = os.environ.get("DO", "").split(":")
+    if todo[0] and RANK == int(todo[1]) and calls == int(todo[2]):
+        if todo[0] == "nan":
+            return F.cross_entropy(model(batch[0]), batch[1]) * math.nan
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "term": signal.SIGTERM}[todo[0]])
+    return F.cross_entropy(model(batch[0]), batch[1])
+"""
+TRAINING: dict[str, Any] = {
+    "strategy": "local",
+    "local": {"period": 4},
+    "global_batch_size": 8,
+    "micro_batch_size": 2,
+    "max_steps": 14,
+    "optimizer": {"name": "adamw", "lr": 0.02},
+    "log_every": 1,
+    "eval_every": 4,
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A finished run of a job: the exit code, the output, and the events."""
+
+    code: int
+    errors: str
+    output: str
+    folder: Path
+    events: list[dict[str, Any]]
+
+    def losses(self, event: str = "step") -> dict[int, str]:
+        """Return the bits of the loss by step."""
+        return {e["step"]: float(e["loss"]).hex() for e in self.events if e["e"] == event and "loss" in e}
+
+    def only(self, event: str) -> dict[str, Any]:
+        """Return the only event of the kind."""
+        (found,) = (found for found in self.events if found["e"] == event)
+        return found
+
+    def saved(self, step: int | None = None) -> dict[str, torch.Tensor]:
+        """Return the tensors of a checkpoint, by default of the newest."""
+        pattern = "step-????????" if step is None else f"step-{step:08d}"
+        newest = max((self.folder / "checkpoints").glob(pattern))
+        found: dict[str, torch.Tensor] = {}
+        for shard in map(shards.open_shard, sorted(newest.glob("shard-*"))):
+            for box, begin in shard.boxes:
+                whole = found.setdefault(box.name, torch.empty(box.whole, dtype=box.dtype))
+                place = tuple(slice(o, o + n) for o, n in zip(box.offset, box.shape, strict=True))
+                whole[place] = shard.tensor(box, begin)
+        return found
+
+
+def job(folder: Path, do: str = "", ranks: int = 2, checkpoint: dict[str, Any] | None = None, **settings: Any) -> Job:
+    """Train in the folder, from its newest checkpoint on."""
+    from doubles import warmpython
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "task.py").write_text(TASK)
+    spec = {
+        "job": "test",
+        "run": {"kind": "task", "target": "task.py"},
+        "training": {**TRAINING, **settings},
+        "checkpoint": {"every_steps": 4, "keep": 5, "resume": "auto", "blocking": True, **(checkpoint or {})},
+        "timeout_s": 30,
+    }
+    (folder / "spec.json").write_text(json.dumps(spec))
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "CLOUDTRAIN_SPEC": "spec.json",
+        "CLOUDTRAIN_CHECKPOINT_DIR": str(folder / "checkpoints"),
+        "CLOUDTRAIN_RESULT_DIR": str(folder),
+        "DO": do,
+    }
+    done = warmpython.run(["-m", *launcher, "cloudtrain.entrypoints.trainer.train"], folder, environment, 100)
+    parsed = [fields for line in done.stdout.splitlines() if (fields := events.parse(line)[1])]
+    return Job(done.returncode, done.stderr, done.stdout, folder, parsed)
+
+
+def joined(jobs: list[Job], event: str = "step") -> dict[int, str]:
+    """Return the losses of several runs; runs must agree on steps trained twice."""
+    found: dict[int, str] = {}
+    for one in jobs:
+        for step, loss in one.losses(event).items():
+            assert found.setdefault(step, loss) == loss, (step, one.folder)
+    return found
+
+
+def assert_same_end(parts: list[Job], whole: Job) -> None:
+    """Assert that interrupted runs had the losses, and have the saved bits, of the whole run."""
+    assert whole.code == parts[-1].code == 0, whole.errors + parts[-1].errors
+    for event in ("step", "eval"):
+        assert joined(parts, event) == whole.losses(event)
+    before, after = whole.saved(), parts[-1].saved()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Return a job of two ranks that SIGTERM to rank 1 has stopped between two averages."""
+    found = job(tmp_path_factory.mktemp("stopped"), "term:1:12")
+    assert found.only("preempt")["step"] in (5, 6), found.errors
+    return found
+
+
+@pytest.mark.slow
+def test_interrupted_job_resumes_bit_for_bit(stopped: Job, tmp_path: Path) -> None:
+    """After SIGTERM between averages, and SIGKILL after the next average, all losses and weights are equal as hex."""
+    whole = job(tmp_path / "whole")
+    shutil.copytree(stopped.folder / "checkpoints", tmp_path / "parts/checkpoints")
+    first = stopped.only("preempt")["step"]
+    parts = [stopped, job(tmp_path / "parts", f"kill:1:{2 * (9 - first)}"), job(tmp_path / "parts")]
+    assert parts[1].code != 0
+    assert [part.only("restart")["step"] for part in parts[1:]] == [first, 8]
+    assert [part.only("restart")["changed"] for part in parts[1:]] == [[], []]
+    assert_same_end(parts, whole)
+    assert sorted(whole.losses("eval")) == [4, 8, 12, 14]
+    assert {e["step"]: e["averages"] for e in whole.events if "averages" in e} == {
+        step: -(-step // 4) if step % 4 == 0 or step == 14 else step // 4 for step in range(1, 15)
+    }
+
+
+@pytest.mark.slow
+def test_stopped_job_saves_the_ranks_mean(stopped: Job, tmp_path: Path) -> None:
+    """Weights and moments are the means of both ranks' own, and not slices; one rank goes on from them, and says so."""
+    saved = stopped.saved()
+    for kind, own in (("model", "weight"), ("optimizer", "state")):
+        prefix = f"rank.0.local.{own}."
+        names = [name.removeprefix(prefix) for name in saved if name.startswith(prefix)]
+        assert names
+        for name in names:
+            ranks = [saved[f"rank.{rank}.local.{own}.{name}"] for rank in range(2)]
+            assert torch.equal(saved[f"{kind}.{name}"], (ranks[0] + ranks[1]) / 2)
+    assert not torch.equal(saved["rank.0.local.weight.0.weight"], saved["rank.1.local.weight.0.weight"])
+    shutil.copytree(stopped.folder / "checkpoints", tmp_path / "checkpoints")
+    alone = job(tmp_path, ranks=1)
+    assert alone.code == 0, alone.errors
+    assert "strategy local on one rank is ddp" in alone.output
+    assert "the ranks had different weights, and all ranks continue from the mean" in alone.only("restart")["changed"]
+
+
+@pytest.mark.slow
+def test_outer_momentum_scaler_and_average_resume_bit_for_bit(tmp_path: Path) -> None:
+    """DiLoCo with each rank's own moments and scaler, ema, skipping and group averages: two stops change no bit."""
+    settings = {
+        "local": {"period": 4, "sync_steps": 4, "group_period": 2, "outer": {"lr": 0.7, "momentum": 0.6}},
+        "precision": "fp16",
+        "ema_decay": 0.9,
+        "on_nan": "skip",
+        "clip_norm": 1.0,
+    }
+    whole = job(tmp_path / "whole", **settings)
+    parts = [job(tmp_path / "parts", do, **settings) for do in ("term:1:14", "kill:0:5", "")]
+    assert parts[0].only("preempt")["step"] in (6, 7)
+    assert_same_end(parts, whole)
+    saved = whole.saved()
+    assert {"strategy.momentum.0.weight", "rank.1.local.state.0.weight.exp_avg", "rank.1.scaler"} <= saved.keys()
+    assert "strategy.anchor.0.weight" not in saved  # at an average the weights are the anchor
+    between = parts[0].saved(parts[0].only("preempt")["step"])
+    assert {"strategy.anchor.0.weight", "rank.0.local.weight.0.weight"} <= between.keys()
+
+
+@pytest.mark.slow
+def test_rank_leaves_out_its_own_step(tmp_path: Path) -> None:
+    """A nan on rank 1 costs that rank's step, reported at the average; a requested save waits for the average."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/save-now").touch()
+    done = job(tmp_path, "nan:1:3", on_nan="skip", checkpoint={"every_steps": None})
+    assert done.code == 0, done.errors
+    assert [(e["step"], e["left_out"]) for e in done.events if "left_out" in e] == [(4, 1)]
+    assert sorted(done.losses()) == [step for step in range(1, 15) if step != 2]
+    assert [e["step"] for e in done.events if e["e"] == "checkpoint" and "bytes" in e] == [4, 14]
+
+
+@pytest.mark.slow
+def test_saves_off_the_averages_are_refused_by_the_job(tmp_path: Path) -> None:
+    """The job ends before training."""
+    refused = job(tmp_path, ranks=1, checkpoint={"every_steps": 6})
+    assert refused.code == 1
+    assert "checkpoint.every_steps 6 is no multiple of local.period 4, and the ranks differ then; set 4 or 8" in (
+        refused.errors
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- the ranks
