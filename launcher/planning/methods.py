@@ -1,4 +1,4 @@
-"""The advice of a plan: what methods that send less or wait less would save, by the job's newest diagnosis."""
+"""A plan's advice: the savings of methods that send less or wait less, from the newest diagnosis of the job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def diagnosis_name(name: str) -> str:
 
 
 def advice(config: JobConfig, ranks: int) -> str | None:
-    """Return the expected savings on `ranks` ranks, or None: without a diagnosis, or if the network costs little."""
+    """Return the expected savings on `ranks` ranks; None without a diagnosis, or if the network costs little."""
     if config.training is None or ranks < 2:
         return None
     wanted = diagnosis_name(config.name)
@@ -33,7 +33,7 @@ def advice(config: JobConfig, ranks: int) -> str | None:
 
 
 def _measured(given: object) -> savings.MeasuredStep | None:
-    """Return the step of a diagnosis; None if the value, which a job has written, is not valid."""
+    """Return the step of a diagnosis, or None for invalid values: jobs write the diagnosis."""
     if not isinstance(given, dict):
         return None
     names = ("compute_s", "gradient_bytes", "bandwidth", "states")

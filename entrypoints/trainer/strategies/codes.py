@@ -27,7 +27,10 @@ def encode(indices: torch.Tensor, is_negative: torch.Tensor) -> torch.Tensor:
 
 
 def decode(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the indices, int64, and the signs of the entries: the arguments of `encode`."""
+    """Return the indices, int64, and the signs of the entries: the arguments of `encode`.
+
+    A word ends at the sum of all gaps up to and including the word, where an entry takes an element of its own.
+    """
     low = (words & _SKIP).to(torch.int64)
     is_entry = low != _SKIP
     ends = (low + is_entry).cumsum(0) - 1
