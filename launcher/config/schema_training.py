@@ -6,7 +6,17 @@ from pydantic import Field, model_validator
 
 from cloudtrain.launcher.config.kinds import Duration, Many, Section, Text
 
-__all__ = ["Checkpoint", "Local", "Monitor", "Optimizer", "Outer", "Parallel", "Schedule", "Strategy", "Training"]
+__all__ = [
+    "Checkpoint",
+    "LocalTraining",
+    "Monitor",
+    "Optimizer",
+    "OuterTraining",
+    "Parallel",
+    "Schedule",
+    "Strategy",
+    "Training",
+]
 
 Strategy = Literal["ddp", "fsdp", "hsdp", "local"]  # as in the trainer: add a strategy in both lists
 
@@ -112,7 +122,7 @@ class Parallel(Section):
     )
 
 
-class Outer(Section):
+class OuterTraining(Section):
     """The optimizer of the averages: SGD with Nesterov momentum along the ranks' mean movement (DiLoCo)."""
 
     lr: float = Field(1.0, gt=0, description="Learning rate of an average; 1.0 takes the mean.", examples=[0.7])
@@ -125,7 +135,7 @@ class Outer(Section):
     )
 
 
-class Local(Section):
+class LocalTraining(Section):
     """When the ranks of `strategy: local` average their weights; between averages they send nothing."""
 
     period: int = Field(16, ge=1, description="Steps between averages over all ranks, 2 or more.", examples=[32])
@@ -141,8 +151,8 @@ class Local(Section):
     group_period: int | None = Field(
         None, ge=1, description="Steps between averages within an instance; divides `period`.", examples=[4]
     )
-    outer: Outer = Field(
-        Outer.model_construct(),
+    outer: OuterTraining = Field(
+        OuterTraining.model_construct(),
         description="How an average moves the weights. Default: to the mean.",
         examples=[{"lr": 0.7, "momentum": 0.6}],
     )
@@ -158,7 +168,7 @@ class Training(Section):
         "for slow networks (local).",
         examples=["fsdp"],
     )
-    local: Local | None = Field(
+    local: LocalTraining | None = Field(
         None, description="When the ranks average (`strategy: local`).", examples=[{"period": 32}]
     )
     parallel: Parallel = Field(
