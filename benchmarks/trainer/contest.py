@@ -118,7 +118,7 @@ def run(contestant: str, spec: dict[str, Any], folder: Path, *, ranks: int = 2, 
         cpu_s=head["cpu_s"],
         rss_mb=head["rss"] / 1024,
         bytes_per_400=head["bytes_out"][0] * 400 / head["counted_at"],
-        events=_events(folder / "output.txt"),
+        events=events_of(folder / "output.txt"),
         notes=notes,
     )
 
@@ -177,7 +177,7 @@ def _environment(folder: Path, repo: Path | None) -> dict[str, str]:
     }
 
 
-def _events(output: Path) -> list[dict[str, Any]]:
+def events_of(output: Path) -> list[dict[str, Any]]:
     """Return the fields of the lines that have any."""
     tails = (line.rpartition(MARK) for line in output.read_text(errors="replace").splitlines())
     return [json.loads(tail) for _, mark, tail in tails if mark]

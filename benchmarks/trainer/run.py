@@ -13,13 +13,14 @@ from pathlib import Path
 
 from report import Report
 
-from trainer import layouts, paired, relayout, saves, server, stages, steps
+from trainer import layouts, methods, paired, relayout, saves, server, stages, steps
 
 
 def main() -> int:
     """Measure what was asked for; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", choices=("paired", "stages", "layouts", "relayout", "server", "steps", "saves"))
+    parts = ("paired", "stages", "layouts", "relayout", "methods", "server", "steps", "saves")
+    parser.add_argument("--only", choices=parts)
     parser.add_argument("--rounds", type=int, help="of each part; by default as many as it needs")
     parser.add_argument("--models", default=",".join(paired.TARGETS))
     parser.add_argument(
@@ -48,6 +49,8 @@ def main() -> int:
         reports += steps.run(rounds, asked.models.split(","), contestants, asked.repo, _say, **tuned)
     if asked.only in (None, "saves"):
         reports += saves.run(asked.rounds or saves.ROUNDS, asked.repo, _say)
+    if asked.only in (None, "methods"):
+        reports.append(methods.run(asked.rounds or methods.ROUNDS, asked.repo, _say))
     for report in reports:
         report.show()
     return 0

@@ -8,16 +8,16 @@ from cloudtrain.launcher.config.kinds import Duration, Many, Section, Text
 
 __all__ = [
     "Checkpoint",
-    "Local",
+    "LocalTraining",
     "Monitor",
     "Optimizer",
-    "Outer",
+    "OuterTraining",
     "Parallel",
     "ParameterServer",
     "Schedule",
     "Strategy",
+    "Training",
 ]
-__all__ += ["Training"]
 
 Strategy = Literal["ddp", "fsdp", "hsdp", "local", "async"]  # as in the trainer: add a strategy in both lists
 
@@ -157,7 +157,7 @@ class ParameterServer(Section):
     )
 
 
-class Outer(Section):
+class OuterTraining(Section):
     """The optimizer of the averages: SGD with Nesterov momentum along the ranks' mean movement (DiLoCo)."""
 
     lr: float = Field(1.0, gt=0, description="Learning rate of an average; 1.0 takes the mean.", examples=[0.7])
@@ -170,7 +170,7 @@ class Outer(Section):
     )
 
 
-class Local(Section):
+class LocalTraining(Section):
     """When the ranks of `strategy: local` average their weights; between averages they send nothing."""
 
     period: int = Field(16, ge=1, description="Steps between averages over all ranks, 2 or more.", examples=[32])
@@ -186,8 +186,8 @@ class Local(Section):
     group_period: int | None = Field(
         None, ge=1, description="Steps between averages within an instance; divides `period`.", examples=[4]
     )
-    outer: Outer = Field(
-        Outer.model_construct(),
+    outer: OuterTraining = Field(
+        OuterTraining.model_construct(),
         description="How an average moves the weights. Default: to the mean.",
         examples=[{"lr": 0.7, "momentum": 0.6}],
     )
@@ -203,7 +203,7 @@ class Training(Section):
         "for slow networks (local), or trained by workers that do not wait for each other (async).",
         examples=["fsdp"],
     )
-    local: Local | None = Field(
+    local: LocalTraining | None = Field(
         None, description="When the ranks average (`strategy: local`).", examples=[{"period": 32}]
     )
     parallel: Parallel = Field(

@@ -144,7 +144,7 @@ def few_averages(config: JobConfig) -> Iterator[str]:
     """
     training = config.training
     local, steps = training.local, training.max_steps
-    if training.strategy != "local" or local is None or steps is None or local.outer.momentum < LONG_MOMENTUM:
+    if local is None or steps is None or local.outer.momentum < LONG_MOMENTUM:
         return
     averages = -(-max(0, steps - local.sync_steps) // local.period)
     if averages < MANY_AVERAGES:
