@@ -35,6 +35,10 @@ def _local(**settings: Any) -> dict[str, Any]:
     return {"strategy": "local", "local": settings}
 
 
+def _async(**settings: Any) -> dict[str, Any]:
+    return {"strategy": "async", "server": settings}
+
+
 DILOCO = {"lr": 0.7, "momentum": 0.6}
 METHODS = [
     Method("ddp"),
@@ -43,6 +47,14 @@ METHODS = [
     Method("local 16, outer 0.7/0.6", _local(period=16, outer=DILOCO), 0.984),
     Method("local 16, outer 0.7/0.6, state averaged", _local(period=16, outer=DILOCO, optimizer_state="average")),
     Method("local 16 after 112 steps of ddp", _local(period=16, sync_steps=112)),
+    Method("threshold 1 %", {"compression": "threshold"}, 0.969),
+    Method("threshold 0.1 %", {"compression": "threshold", "compression_density": 0.001}),
+    Method("top-k 10 %", {"compression": "topk", "compression_density": 0.1}),
+    Method("top-k 1 %", {"compression": "topk"}),
+    Method("powersgd", {"compression": "powersgd"}),
+    Method("async", _async()),
+    Method("async, softsync 2", _async(softsync=2)),
+    Method("async, no scaling by staleness", _async(staleness="none")),
 ]
 
 

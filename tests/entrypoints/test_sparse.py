@@ -22,8 +22,7 @@ from torch.nn import functional as F
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim, strategies
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, TrainingSettings
-from cloudtrain.entrypoints.trainer.strategies.codes import decode, encode
-from cloudtrain.entrypoints.trainer.strategies.sparse import SparseGradients, density_of
+from cloudtrain.entrypoints.trainer.strategies.sparse import SparseGradients, decode, density_of, encode
 
 CPU = torch.device("cpu")
 SPLIT = data.Split(16, 4, 4, 1)

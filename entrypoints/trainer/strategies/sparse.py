@@ -11,6 +11,10 @@ entries themselves. Sources: Seide et al. 2014 and Strom 2015 (the residual), Dr
 
 SGD's momentum comes before the residual, since a momentum over sparse sums would jump: u = m u + g; r += u. Clipping
 comes before too, so the norm is that of this rank's own gradient.
+
+An entry travels as a 16-bit word: the low 15 bits are the number of elements between it and the entry before, the
+highest bit is the sign. 32,767 stands for so many elements without an entry, in a word of its own. At a density of 1 %
+a word is sent for 100 elements of 4 bytes: 200 times less.
 """
 
 from __future__ import annotations
@@ -22,16 +26,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cloudtrain.entrypoints.trainer.strategies.codes import decode, encode
 from cloudtrain.entrypoints.trainer.strategies.strategy import State
 
-__all__ = ["SPARSE", "SparseGradients", "density_of"]
+__all__ = ["SPARSE", "SparseGradients", "decode", "density_of", "encode"]
 
 SPARSE = ("threshold", "topk")
 _LEAST = 1024  # elements of a parameter; smaller parameters, such as biases, are sent whole
 _SAMPLED = 20_000  # entries that the quantile is taken from: within 7 % of a density of 1 %
 _FIRST_DENSITY = 0.25
 _PREFIX = "sparse."
+_SKIP = 0x7FFF  # elements that a word without an entry skips
 
 
 def density_of(step: int, density: float, warmup_steps: int) -> float:
@@ -39,6 +43,30 @@ def density_of(step: int, density: float, warmup_steps: int) -> float:
     if step >= warmup_steps or density >= _FIRST_DENSITY:
         return density
     return float(_FIRST_DENSITY * (density / _FIRST_DENSITY) ** (step / warmup_steps))
+
+
+def encode(indices: torch.Tensor, is_negative: torch.Tensor) -> torch.Tensor:
+    """Return the words, int16, of entries at increasing `indices` (n,), int64, with signs (n,), bool."""
+    before = torch.nn.functional.pad(indices[:-1], (1, 0), value=-1)[: indices.numel()]
+    gaps = indices - before - 1
+    words = gaps % _SKIP + is_negative.to(torch.int64) * (_SKIP + 1)
+    skips = gaps // _SKIP
+    if bool(skips.any()):
+        places = torch.arange(indices.numel(), device=indices.device) + skips.cumsum(0)
+        whole = words.new_full((int(places[-1]) + 1,), _SKIP)
+        words = whole.index_copy_(0, places, words)
+    return words.to(torch.int16)  # wraps: the sign becomes the word's
+
+
+def decode(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the indices, int64, and the signs of the entries: the arguments of `encode`.
+
+    A word ends at the sum of all gaps up to and including the word, where an entry takes an element of its own.
+    """
+    low = (words & _SKIP).to(torch.int64)
+    is_entry = low != _SKIP
+    ends = (low + is_entry).cumsum(0) - 1
+    return ends[is_entry], words[is_entry] < 0
 
 
 class SparseGradients:
@@ -155,7 +183,7 @@ class SparseGradients:
 
 @dataclass(frozen=True)
 class _Code:
-    """One rank's sent entries: the words of codes.py, and their values, or the means of the two signs.
+    """One rank's sent entries: the words of `encode`, and their values, or the means of the two signs.
 
     `values`: float32, (entries,) of topk, or (2,) of threshold: the means of positive and of negative entries.
     """
