@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from cloudtrain.entrypoints.checkpoints import published
 from cloudtrain.entrypoints.checkpoints.saver import Saver
@@ -211,6 +212,8 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     )
     split = dataclasses.replace(split, is_strided=spread.strided)
     optimizer, warmup_start = _optimizer(spec, task, spread, split)
+    if task.optimizer is None:  # a user's optimizer keeps its settings
+        spread.attach(optimizer)
     identity = {
         **_settings(spec, task, split),
         "optimizer": type(optimizer).__name__,
@@ -233,7 +236,10 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         eval_data=eval_data,
         strategy=spread,
         optimizer=optimizer,
-        scaler=torch.amp.GradScaler(place.device.type, enabled=wanted.precision == "fp16"),
+        # Before an exchange the ranks have different gradients: then they agree on whether to leave out a step.
+        scaler=(torch.amp.GradScaler if spread.exchange is None else ShardedGradScaler)(
+            place.device.type, enabled=wanted.precision == "fp16"
+        ),
         ema=None if wanted.ema_decay is None else Ema(spread.module, wanted.ema_decay),
         base_lrs=[float(group["lr"]) for group in optimizer.param_groups],
         warmup_start=warmup_start,

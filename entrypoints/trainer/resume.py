@@ -53,9 +53,9 @@ def resume(job: TrainingJob) -> TrainState:
     begin_s = time.perf_counter()
     chosen, damaged = _agree(job)
     found, reader = chosen or (None, None)
-    progress = TrainState()
+    progress, is_whole = TrainState(), True
     if found is not None and reader is not None:
-        _load(job, found, reader)
+        is_whole = _load(job, found, reader)
         progress.step = progress.resumed_from = found.step
         progress.path = found.path
         for name in saving.CARRIED:
@@ -74,7 +74,7 @@ def resume(job: TrainingJob) -> TrainState:
     else:
         progress.max_steps = training.max_steps or 0
     if job.place.is_head:
-        _report(job, found, damaged, time.perf_counter() - begin_s)
+        _report(job, found, damaged, time.perf_counter() - begin_s, is_whole=is_whole)
     return progress
 
 
@@ -290,8 +290,11 @@ def _set_aside_later(folder: Path, step: int) -> None:
             folders.set_aside(path, "old")
 
 
-def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.CheckpointReader) -> None:
-    """Fill the live state from the checkpoint. Raises TaskError, on all ranks, for a different model's checkpoint."""
+def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.CheckpointReader) -> bool:
+    """Fill the live state from the checkpoint; return whether no rank's own state was dropped.
+
+    Raises TaskError, on all ranks, for a different model's checkpoint.
+    """
     model = job.strategy.module.state_dict()
     weights = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
@@ -316,12 +319,14 @@ def _load(job: TrainingJob, found: folders.FoundCheckpoint, reader: loader.Check
             _load_optimizer(job, reader)
     if reader.plain["scaler"] and job.scaler.is_enabled():
         job.scaler.load_state_dict(reader.plain["scaler"])
+    there = {name.split(".")[1] for name in reader.shapes if name.startswith("rank.")}
     if found.trainer["world_size"] == job.place.ranks:
         own = f"rank.{job.place.rank}."
         mine = {name.removeprefix(own) for name in reader.shapes if name.startswith(own)}
-        there = {name.split(".")[1] for name in reader.shapes if name.startswith("rank.")}
         if reader.is_seen_by_all and len(there) == job.place.ranks:  # all ranks' states, or no rank's state
             job.strategy.load_rank_state({name: reader.read(own + name) for name in mine})
+            return True
+    return not there
 
 
 def _hand_over_copies(job: TrainingJob, weights: dict[str, torch.Tensor]) -> None:
@@ -400,7 +405,12 @@ def _first(names: list[str], count: int = 4) -> str:
 
 
 def _report(
-    job: TrainingJob, found: folders.FoundCheckpoint | None, damaged: list[tuple[Path, str]], load_s: float
+    job: TrainingJob,
+    found: folders.FoundCheckpoint | None,
+    damaged: list[tuple[Path, str]],
+    load_s: float,
+    *,
+    is_whole: bool,
 ) -> None:
     step = found.step if found else 0
     for path, fault in damaged:
@@ -413,6 +423,8 @@ def _report(
     if job.task.optimizer is not None:
         but = "the new ones hold, but of your optimizer's groups only lr: the rest is the checkpoint's"
         changed = [text.replace("the new ones hold", but) for text in changed]
+    if not is_whole:
+        changed.append("the ranks' own state, such as residuals of compression, is dropped, and starts at zero")
     origin = f"resuming from step {step} ({found.path})" if found else "there is no checkpoint: starting from step 0"
     text = f"{origin}; changed since: {'; '.join(changed)}" if changed else origin
     path_ = str(found.path) if found else None

@@ -110,8 +110,10 @@ class TrainingSettings:
     precision: str = "fp32"
     reproducible: str = "standard"  # strict: the same bits on any number of ranks that divides the virtual ranks
     compile: bool = False
-    compression: str = "none"  # of gradients between ranks, ddp: none fp16 bf16 powersgd
+    compression: str = "none"  # of gradients between ranks, ddp: none fp16 bf16 powersgd threshold topk
     powersgd_rank: int = 2
+    compression_density: float = 0.01  # threshold, topk: the share of the gradient's entries that a rank sends
+    compression_warmup_steps: int = 0  # threshold, topk: the density falls to compression_density in these steps
     activation_checkpointing: bool = False  # recompute the blocks' activations in the backward pass
     activation_offload: bool = False  # keep the activations for the backward pass in host memory
     cpu_offload: bool = False  # fsdp and hsdp: parameters, gradients and optimizer state stay in host memory
@@ -156,6 +158,7 @@ _POSITIVE = (
     "micro_batch_size",
     "shard_size",
     "powersgd_rank",
+    "compression_density",
     "wrap_min_params",
     "log_every",
     "eval_every",
@@ -167,7 +170,7 @@ _POSITIVE = (
 _CHOICES = {
     "precision": ("fp32", "bf16", "fp16"),
     "reproducible": ("standard", "strict"),
-    "compression": ("none", "fp16", "bf16", "powersgd"),
+    "compression": ("none", "fp16", "bf16", "powersgd", "threshold", "topk"),
     "on_nan": ("stop", "skip"),
 }
 

@@ -144,7 +144,7 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     skips = training.on_nan == "skip"
     verdict = job.agreement.finish() if skips else NOTHING  # all ranks must agree before any update
     norm = None
-    if training.clip_norm or skips:
+    if training.clip_norm or skips or spread.exchange is not None:
         job.scaler.unscale_(job.optimizer)
     if training.clip_norm:
         norm = spread.clip(training.clip_norm)
@@ -152,6 +152,8 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     if is_left_out:
         spread.undo_buffers()
     else:
+        if spread.exchange is not None:
+            spread.exchange(progress.step)
         job.scaler.step(job.optimizer)
         spread.share_update()
         if job.ema is not None:

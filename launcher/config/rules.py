@@ -25,6 +25,7 @@ STORES = ("file", "s3", "gs", "https", "abfss", "wasbs")
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _AZURE = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
 _RUNNABLES = ("task", "script", "module")
+_SPARSE = ("threshold", "topk")  # kinds of `compression` that send some entries of the gradient
 _OF_SCRIPTS = ("resume_args", "keep", "progress", "on_stop")
 _LAUNCHERS = (
     "torch.distributed.run",
@@ -53,6 +54,7 @@ def faults_of(root: YamlNode) -> list[Fault]:
         *_exclusive(root),
         *_numbers(root),
         *_spreading(root),
+        *_sparse(root),
         *_strict(root),
         *_parallel(root),
         *_optimizing(root),
@@ -192,6 +194,26 @@ def _spreading(root: YamlNode) -> Iterator[Fault]:
             yield _in_training(root, message, hint, (key,), ("strategy",))
 
 
+def _sparse(root: YamlNode) -> Iterator[Fault]:
+    """Yield the settings that do not go with `compression: threshold` or `topk`, or that only these have."""
+    kind = _text(root, "training", "compression") or "none"
+    here: KeyPath = ("compression",)
+    if kind not in _SPARSE:
+        for key in ("compression_density", "compression_warmup_steps"):
+            if given(root, "training", key) is not None:
+                message = f"`{key}` goes with `compression: threshold` or `topk`, not with `{kind}`"
+                yield _in_training(root, message, "leave it out, or write `compression: threshold`", (key,), here)
+        return
+    density = given(root, "training", "compression_density")
+    if kind == "threshold" and density is not None and density.value in (1, 1.0):
+        message = "`compression: threshold` sends signs and means, so density 1 is not dense"
+        hint = "write a density below 1, for example 0.01, or `compression: topk`"
+        yield _in_training(root, message, hint, ("compression_density",), here)
+    if _text(root, "training", "shard") == "optimizer":
+        message = f"`shard: optimizer` does not go with `compression: {kind}`"
+        yield _in_training(root, message, "leave one of them out", ("shard",), here)
+
+
 def _parallel(root: YamlNode) -> Iterator[Fault]:
     """Yield the settings that do not go with `parallel` (entrypoints/trainer/strategies)."""
     sizes = {name: _whole(root, "training", "parallel", name) or 1 for name in ("tensor", "pipeline")}
@@ -207,7 +229,7 @@ def _parallel(root: YamlNode) -> Iterator[Fault]:
     for key, wrong, hint in (
         ("reproducible", ("strict",), "write `reproducible: standard`"),
         ("compile", (True,), "leave one of them out"),
-        ("compression", ("fp16", "bf16", "powersgd"), "leave `compression` out"),
+        ("compression", ("fp16", "bf16", "powersgd", *_SPARSE), "leave `compression` out"),
         ("precision", ("fp16",), "write `precision: bf16`"),
         ("cpu_offload", (True,), "leave one of them out"),
         ("shard", ("optimizer",), "write `strategy: fsdp` and `shard: gradients`"),

@@ -47,9 +47,18 @@ class PowerSGD:
         self._rank = rank
         self._names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
         self._matrices = {name: p for name, p in module.named_parameters() if p.requires_grad and self._fits(p)}
+        self._other_bytes = sum(
+            p.nbytes for name, p in module.named_parameters() if p.requires_grad and name not in self._matrices
+        )
         self._errors: State = {}
         self._qs: State = {}
         self.load({})
+
+    @property
+    def summed_bytes(self) -> int:
+        """The bytes that the ranks sum in a step: P and Q of each matrix, and the other gradients."""
+        thin = sum((len(p) + p[0].numel()) * self._rank * p.element_size() for p in self._matrices.values())
+        return thin + self._other_bytes
 
     def state(self) -> State:
         """Return this rank's approximation errors so far, and the Q of every matrix."""

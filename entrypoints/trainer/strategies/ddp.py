@@ -26,6 +26,7 @@ from cloudtrain.entrypoints.trainer.settings import TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
 from cloudtrain.entrypoints.trainer.strategies.buffers import Buffers
 from cloudtrain.entrypoints.trainer.strategies.compression import compress
+from cloudtrain.entrypoints.trainer.strategies.sparse import SPARSE, spread_sparsely
 from cloudtrain.entrypoints.trainer.strategies.strategy import (
     LOW,
     Blocks,
@@ -71,8 +72,13 @@ def ddp(
         return _of_split_model(settings, module, device, split, buffers, mesh, silent)
     if settings.reproducible == "strict":
         return _strict(settings, module, device, split, buffers, silent)
+    plain = _plain(settings, module, device, split, buffers)
     if split.ranks == 1:
-        return _plain(settings, module, device, split, buffers)
+        if settings.compression in SPARSE:
+            print(f"compression {settings.compression}: one rank sends nothing; gradients stay dense", flush=True)
+        return plain
+    if settings.compression in SPARSE:
+        return spread_sparsely(settings, plain, device, split.ranks, silent)
     return _averaged(settings, module, device, split, buffers, silent)
 
 
@@ -121,7 +127,8 @@ def _averaged(
         keeper = compress(model, settings.compression, settings.powersgd_rank)
     parameters = [p for p in module.parameters() if p.requires_grad]
     # What a ring sends: Patarasuk and Yuan 2009.
-    ring_bytes = 2 * (split.ranks - 1) / split.ranks * sum(p.nbytes for p in parameters)
+    summed_bytes = sum(p.nbytes for p in parameters) if keeper is None else keeper.summed_bytes
+    ring_bytes = 2 * (split.ranks - 1) / split.ranks * summed_bytes
     if settings.compression in LOW:
         ring_bytes *= LOW[settings.compression].itemsize / torch.float32.itemsize
 

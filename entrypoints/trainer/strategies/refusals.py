@@ -20,6 +20,7 @@ from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.settings import TrainingSettings, suggest
 from cloudtrain.entrypoints.trainer.strategies import schedules
 from cloudtrain.entrypoints.trainer.strategies.fsdp import shard_width
+from cloudtrain.entrypoints.trainer.strategies.sparse import SPARSE
 from cloudtrain.entrypoints.trainer.strategies.strategy import LOW
 
 __all__ = ["of_place", "of_settings"]
@@ -39,6 +40,7 @@ def of_settings(settings: TrainingSettings, split: data.Split, strategies: Colle
         yield f"precision {settings.precision!r} is unknown; there are fp32, {', '.join(LOW)}"
     if settings.compression != "none" and name != "ddp":
         yield f"compression {settings.compression} is ddp's; {name} sends shards: leave it out, or set precision: bf16"
+    yield from _sparse_faults(settings)
     if settings.cpu_offload and name == "ddp":
         yield "cpu_offload needs shards to offload, and ddp has none; set strategy: fsdp"
     if settings.shard and settings.shard not in _SHARDS:
@@ -57,6 +59,25 @@ def of_settings(settings: TrainingSettings, split: data.Split, strategies: Colle
         yield from _hsdp_faults(settings, split.ranks)
     if settings.reproducible == "strict":
         yield from _strict_faults(settings, split)
+
+
+def _sparse_faults(settings: TrainingSettings) -> Iterator[str]:
+    """Yield the contradictions between the settings and compression threshold or topk."""
+    density, kind = settings.compression_density, settings.compression
+    if kind not in SPARSE:
+        for key in ("compression_density", "compression_warmup_steps"):
+            if getattr(settings, key) != getattr(TrainingSettings, key):
+                yield f"{key} goes with compression threshold or topk, and the compression is {kind}; leave it out"
+        return
+    if kind == "threshold" and density >= 1:
+        yield (
+            f"compression_density {density:g} needs a threshold of 0, which sends each entry as a mean of all entries; "
+            "set a density below 1, for example 0.01, or compression: topk"
+        )
+    elif density > 1:
+        yield f"compression_density {density:g} is more than all entries; set 1 or less, for example 0.01"
+    if settings.shard == "optimizer":
+        yield f"shard: optimizer does not go with compression {kind}; leave one of them out"
 
 
 def _parallel_faults(settings: TrainingSettings) -> Iterator[str]:

@@ -65,8 +65,9 @@ class Strategy:
 
     Only `autocast`, `undo_buffers`, `rank_state`, `load_rank_state` and `figures` are local. A step is: for each
     virtual rank that this rank owns, in order, the forward pass and the backward pass of loss / divisor inside
-    `micro_batch`; then `finish`; then the gradients are those of the mean over the global batch; then the optimizer's
-    step; then `share_update`. Buffers follow virtual rank 0, see buffers.py.
+    `micro_batch`; then `finish`; then the gradients are those of the mean over the global batch, or with `exchange`
+    this rank's own until `exchange`; then the optimizer's step; then `share_update`. Buffers follow virtual rank 0, see
+    buffers.py.
     """
 
     module: nn.Module  # the user's module: clean names, state_dict() that aliases the parameters, evaluation
@@ -92,6 +93,10 @@ class Strategy:
     # Inside, the module has the parameters that the optimizer changes: to create the optimizer, and to name its state.
     optimized: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     share_update: Callable[[], None] = lambda: None  # after the optimizer's step
+    # Of a method that sends after clipping: (step counted from 0) replaces this rank's gradients, unscaled and clipped,
+    # by the mean over the ranks; before the optimizer's step, unless the step is left out.
+    exchange: Callable[[int], None] | None = None
+    attach: Callable[[torch.optim.Optimizer], None] = lambda _: None  # changes a built-in optimizer for the method
     # Figures of the method for the step event, of this rank since the last call: bytes_sent is a step's mean.
     figures: Callable[[], dict[str, float]] = dict
 
