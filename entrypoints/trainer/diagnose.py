@@ -218,7 +218,9 @@ def _measure(
             earlier = gradients(job, progress, batches)
             if earlier is not None and earlier.stop:
                 raise Interrupted
-            job.strategy.exchange(progress.step)
+            if job.strategy.exchange is not None:
+                job.scaler.unscale_(job.optimizer)
+                job.strategy.exchange(progress.step)
             job.scaler.step(job.optimizer)
             job.strategy.share_update()
             job.scaler.update()

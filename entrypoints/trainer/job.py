@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from cloudtrain.entrypoints.checkpoints import published
 from cloudtrain.entrypoints.checkpoints.saver import Saver
@@ -218,6 +219,8 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     )
     split = dataclasses.replace(split, is_strided=spread.strided)
     optimizer, warmup_start = _optimizer(spec, task, spread, split)
+    if task.optimizer is None:  # a user's optimizer keeps its settings
+        spread.adopt(optimizer)
     identity = {
         **_settings(spec, task, split),
         "optimizer": type(optimizer).__name__,
@@ -232,7 +235,9 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     spacing = {"spacing_s": _APART_SPACING_S} if wanted.strategy == "local" else {}
     upload_s = guess_s if uploader else 0.0
     agreement.start(place.rank, spec.checkpoint.every_s, guess_s, folder / ASK_FILE, upload_s, **spacing)
-    scaler = torch.amp.GradScaler(place.device.type, enabled=wanted.precision == "fp16")
+    # Before an exchange the ranks have different gradients: then they agree on whether to leave out a step.
+    scaling = torch.amp.GradScaler if spread.exchange is None else ShardedGradScaler
+    scaler = scaling(place.device.type, enabled=wanted.precision == "fp16")
     spread.attach(optimizer, scaler)
     return TrainingJob(
         spec=spec,

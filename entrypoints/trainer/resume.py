@@ -343,9 +343,9 @@ def _notes(
     if kinds and not (is_local and has_own):
         what = "weights" if "weight" in kinds else "optimizer states"
         notes.append(f"the ranks had different {what}, and all ranks continue from the mean")
-    has_residuals = any(".sparse.residual." in name for name in reader.shapes)
+    has_residuals = any(name.startswith("rank.") and name.split(".")[2] == "residual" for name in reader.shapes)
     if has_residuals and (not has_own or job.spec.training.compression not in SPARSE):
-        notes.append("the residuals of compressed gradients belong to other ranks, and are dropped")
+        notes.append("the ranks' own state, residuals of compression, is dropped, and starts at zero")
     if is_local and found.trainer["world_size"] != job.place.ranks:
         notes.append("with another number of ranks a rank's steps between averages take other samples")
     return notes

@@ -171,8 +171,8 @@ class TrainingSettings:
     compile: bool = False
     compression: str = "none"  # of gradients between ranks, ddp: none fp16 bf16 powersgd threshold topk
     powersgd_rank: int = 2
-    compression_density: float = 0.01  # threshold and topk: the share of a gradient's entries that a rank sends
-    compression_warmup_steps: int = 0  # steps in which the density falls from 25 %
+    compression_density: float = 0.01  # threshold, topk: the share of the gradient's entries that a rank sends
+    compression_warmup_steps: int = 0  # threshold, topk: the density falls to compression_density in these steps
     activation_checkpointing: bool = False  # recompute the blocks' activations in the backward pass
     activation_offload: bool = False  # keep the activations for the backward pass in host memory
     cpu_offload: bool = False  # fsdp and hsdp: parameters, gradients and optimizer state stay in host memory

@@ -158,7 +158,7 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     agrees = skips and not is_lone
     verdict = job.agreement.finish() if agrees else NOTHING  # all ranks must agree before any update
     norm = None
-    if training.clip_norm or skips:
+    if training.clip_norm or skips or spread.exchange is not None:
         job.scaler.unscale_(job.optimizer)
     if training.clip_norm:
         norm = spread.clip(training.clip_norm)
@@ -166,7 +166,8 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     if is_left_out:
         spread.undo_buffers()
     else:
-        spread.exchange(progress.step)
+        if spread.exchange is not None:
+            spread.exchange(progress.step)
         job.scaler.step(job.optimizer)
         spread.share_update()
     covered = spread.after_step(progress.step + 1, progress.last_step)

@@ -25,6 +25,7 @@ STORES = ("file", "s3", "gs", "https", "abfss", "wasbs")
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _AZURE = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
 _RUNNABLES = ("task", "script", "module")
+_SPARSE = ("threshold", "topk")  # kinds of `compression` that send some entries of the gradient
 _OF_SCRIPTS = ("resume_args", "keep", "progress", "on_stop")
 _LAUNCHERS = (
     "torch.distributed.run",
@@ -54,9 +55,9 @@ def faults_of(root: YamlNode) -> list[Fault]:
         *_numbers(root),
         *_spreading(root),
         *_local(root),
+        *_sparse(root),
         *_strict(root),
         *_parallel(root),
-        *_compression(root),
         *_asynchronous(root),
         *_optimizing(root),
         *_mirror(root),
@@ -241,6 +242,26 @@ def _local(root: YamlNode) -> Iterator[Fault]:
         yield _in_training(root, message, hint, ("strategy",))
 
 
+def _sparse(root: YamlNode) -> Iterator[Fault]:
+    """Yield the settings that do not go with `compression: threshold` or `topk`, or that only these have."""
+    kind = _text(root, "training", "compression") or "none"
+    here: KeyPath = ("compression",)
+    if kind not in _SPARSE:
+        for key in ("compression_density", "compression_warmup_steps"):
+            if given(root, "training", key) is not None:
+                message = f"`{key}` goes with `compression: threshold` or `topk`, not with `{kind}`"
+                yield _in_training(root, message, "leave it out, or write `compression: threshold`", (key,), here)
+        return
+    density = given(root, "training", "compression_density")
+    if kind == "threshold" and density is not None and density.value in (1, 1.0):
+        message = "`compression: threshold` sends signs and means, so density 1 is not dense"
+        hint = "write a density below 1, for example 0.01, or `compression: topk`"
+        yield _in_training(root, message, hint, ("compression_density",), here)
+    if _text(root, "training", "shard") == "optimizer":
+        message = f"`shard: optimizer` does not go with `compression: {kind}`"
+        yield _in_training(root, message, "leave one of them out", ("shard",), here)
+
+
 def _parallel(root: YamlNode) -> Iterator[Fault]:
     """Yield the settings that do not go with `parallel` (entrypoints/trainer/strategies)."""
     sizes = {name: _whole(root, "training", "parallel", name) or 1 for name in ("tensor", "pipeline")}
@@ -256,7 +277,7 @@ def _parallel(root: YamlNode) -> Iterator[Fault]:
     for key, wrong, hint in (
         ("reproducible", ("strict",), "write `reproducible: standard`"),
         ("compile", (True,), "leave one of them out"),
-        ("compression", ("fp16", "bf16", "powersgd", "threshold", "topk"), "leave `compression` out"),
+        ("compression", ("fp16", "bf16", "powersgd", *_SPARSE), "leave `compression` out"),
         ("precision", ("fp16",), "write `precision: bf16`"),
         ("cpu_offload", (True,), "leave one of them out"),
         ("shard", ("optimizer",), "write `strategy: fsdp` and `shard: gradients`"),
@@ -299,31 +320,6 @@ def _schedule(root: YamlNode) -> Iterator[Fault]:
         if node is not None and (wrong is None or node.value in wrong):
             message = f"`{'.'.join(map(str, path))}` does not go with `schedule: async`"
             yield _in_training(root, message, f"{hint}, or write `schedule: 1f1b`", path, here)
-
-
-def _compression(root: YamlNode) -> Iterator[Fault]:
-    """Yield the settings that do not go with sparse gradients, and settings of theirs without them."""
-    kind = _text(root, "training", "compression")
-    here: KeyPath = ("compression",)
-    if kind not in ("threshold", "topk"):
-        for key in ("compression_density", "compression_warmup_steps"):
-            if given(root, "training", key) is not None:
-                message, hint = f"`{key}` goes with `compression: threshold` or `topk`", "leave it out, or write one"
-                yield _in_training(root, message, hint, (key,), here)
-        return
-    density = given(root, "training", "compression_density")
-    if kind == "threshold" and density is not None and density.value in (1, 1.0):
-        message = "`compression_density: 1` sends everything"
-        yield _in_training(root, message, "write less, or `compression: none`", ("compression_density",), here)
-    for key, wrong, hint in (
-        ("precision", ("fp16",), "write `precision: bf16`"),
-        ("shard", ("optimizer",), "leave one of them out"),
-    ):
-        node = given(root, "training", key)
-        if node is not None and node.value in wrong:
-            yield _in_training(
-                root, f"`{key}: {node.value}` does not go with `compression: {kind}`", hint, (key,), here
-            )
 
 
 def _asynchronous(root: YamlNode) -> Iterator[Fault]:

@@ -238,21 +238,26 @@ class Training(Section):
     compile: bool = Field(False, description="Compile the model with torch.compile.", examples=[True])
     compression: Literal["none", "fp16", "bf16", "powersgd", "threshold", "topk"] = Field(
         "none",
-        description="How gradients travel between ranks (ddp): in half precision; low rank (powersgd); the signs and "
-        "mean sizes of the largest entries (threshold); or the largest entries (topk).",
-        examples=["bf16"],
+        description="How gradients travel between ranks (ddp): in half precision, at low rank, or as their largest "
+        "entries: by sign and mean (threshold) or by value (topk), with the rest added to later steps.",
+        examples=["bf16", "threshold"],
     )
+    powersgd_rank: int = Field(2, ge=1, description="Rank of powersgd's approximation.", examples=[4])
     compression_density: float = Field(
         0.01,
         gt=0,
         le=1,
-        description="The share of a gradient's entries that a rank sends in a step (threshold, topk).",
-        examples=[0.001],
+        description="Share of the entries that a rank sends in a step, for `compression: threshold` (below 1) and "
+        "`topk`.",
+        examples=[0.1],
     )
     compression_warmup_steps: int = Field(
-        0, ge=0, description="Steps in which the density falls from 25 % to `compression_density`.", examples=[500]
+        0,
+        ge=0,
+        description="Steps in which the density falls from 25 % in stages of a quarter (6.25 %, 1.6 %, ...) to "
+        "`compression_density`.",
+        examples=[200],
     )
-    powersgd_rank: int = Field(2, ge=1, description="Rank of powersgd's approximation.", examples=[4])
     activation_checkpointing: bool = Field(
         False,
         description="Compute each layer's activations again in the backward pass: less memory, more time.",

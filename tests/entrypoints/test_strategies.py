@@ -68,7 +68,7 @@ def refusal(
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"strategy": "fdsp"}, "there are ddp, fsdp, hsdp, local; did you mean `fsdp`"),
+        ({"strategy": "fdsp"}, "there are ddp, fsdp, hsdp, local, async; did you mean `fsdp`"),
         ({"precision": "fp8"}, "there are fp32, bf16, fp16"),
         ({"strategy": "fsdp", "compression": "fp16"}, "compression fp16 is ddp's"),
         ({"cpu_offload": True}, "set strategy: fsdp"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -439,11 +440,12 @@ def parameters(done: Run) -> dict[str, bytes]:
         ),
         {
             "compression": "threshold",
-            "params": {"width": 64},
+            "precision": "fp16",
+            "params": {"width": 40},  # the layers have 1600 weights, and tensors below 1000 are dense
             "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
         },
     ],
-    ids=["fp16-ema-workers", "bf16-lamb", "fp16-fsdp-radam", "powersgd-momentum", "threshold-momentum"],
+    ids=["fp16-ema-workers", "bf16-lamb", "fp16-fsdp-radam", "powersgd-momentum", "threshold-fp16-momentum"],
 )
 def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Scaler, average and error feedback have their own state: after two stops the end is the same."""
@@ -502,6 +504,20 @@ def test_nan_step_is_skipped_on_request(tmp_path: Path) -> None:
     assert done.code == 0, done.errors
     assert [e["step"] for e in done.events if e.get("skipped")] == [7]
     assert sorted(done.values("step", "loss")) == [step for step in range(1, 17) if step != 7]
+
+
+@pytest.mark.slow
+def test_residuals_of_a_left_out_step_and_of_other_ranks_are_dropped(tmp_path: Path) -> None:
+    """With top-k a nan step changes no residual; on fewer ranks the residuals are dropped, and the event says so."""
+    settings = {"compression": "topk", "params": {"width": 40}, "on_nan": "skip"}
+    done = run(tmp_path, do="nan:1:13", **settings)
+    assert [e["step"] for e in done.events if e.get("skipped")] == [7]
+    assert all(math.isfinite(norm) for norm in done.values("step", "residual_norm").values())
+    assert 0 < min(done.values("step", "bytes_sent").values()) < 4000
+    again = run(tmp_path, ranks=1, **{**settings, "max_steps": 18})
+    assert any("residuals of compression, is dropped" in text for text in again.only("restart")["changed"])
+    assert "one rank sends nothing" in again.output
+    assert again.outcome()["step"] == 18
 
 
 @pytest.mark.slow

@@ -513,6 +513,15 @@ RULES = [
     ),
     (task("training:\n  wrap_min_params: 9"), "`wrap_min_params` goes with `fsdp`", [4]),
     (task("training:\n  reproducible: strict\n  compression: fp16"), "`compression` rounds", [4, 5]),
+    (task("training:\n  compression: threshold\n  compression_density: 1"), "so density 1 is not dense", [5, 4]),
+    (task("training:\n  compression_density: 0.1"), "`compression_density` goes with `compression: threshold`", [4]),
+    (
+        task("training:\n  compression: bf16\n  compression_warmup_steps: 9"),
+        "`compression_warmup_steps` goes with `compression: threshold`",
+        [5, 4],
+    ),
+    (task("training:\n  shard: optimizer\n  compression: topk"), "`shard: optimizer` does not go with", [4, 5]),
+    (task("training:\n  compression: topk\n  parallel: {tensor: 2}"), "`compression: topk` does not go", [4, 5]),
     (
         task("training:\n  reproducible: strict\n  strategy: fsdp\n  optimizer: {name: lamb}"),
         "`lamb` is not strict under `fsdp`",

@@ -47,16 +47,18 @@ class PowerSGD:
         self._rank = rank
         self._names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
         self._matrices = {name: p for name, p in module.named_parameters() if p.requires_grad and self._fits(p)}
-        self._others = sum(p.numel() for name, p in module.named_parameters() if p.requires_grad)
-        self._others -= sum(p.numel() for p in self._matrices.values())
+        self._other_bytes = sum(
+            p.nbytes for name, p in module.named_parameters() if p.requires_grad and name not in self._matrices
+        )
         self._errors: State = {}
         self._qs: State = {}
         self.load({})
 
-    def sent_elements(self) -> int:
-        """Return how many elements a step all-reduces: P and Q of the matrices, and the other gradients."""
-        thin = sum((p.shape[0] + p[0].numel()) * self._rank for p in self._matrices.values())
-        return thin + self._others
+    @property
+    def summed_bytes(self) -> int:
+        """The bytes that the ranks sum in a step: P and Q of each matrix, and the other gradients."""
+        thin = sum((len(p) + p[0].numel()) * self._rank * p.element_size() for p in self._matrices.values())
+        return thin + self._other_bytes
 
     def state(self) -> State:
         """Return this rank's approximation errors so far, and the Q of every matrix."""

@@ -26,7 +26,7 @@ from cloudtrain.entrypoints.trainer.settings import TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
 from cloudtrain.entrypoints.trainer.strategies.buffers import Buffers
 from cloudtrain.entrypoints.trainer.strategies.compression import compress
-from cloudtrain.entrypoints.trainer.strategies.sparse import SPARSE, SparseGradients
+from cloudtrain.entrypoints.trainer.strategies.sparse import SPARSE, spread_sparsely
 from cloudtrain.entrypoints.trainer.strategies.strategy import (
     LOW,
     Blocks,
@@ -72,12 +72,13 @@ def ddp(
         return _of_split_model(settings, module, device, split, buffers, mesh, silent)
     if settings.reproducible == "strict":
         return _strict(settings, module, device, split, buffers, silent)
+    plain = _plain(settings, module, device, split, buffers)
     if split.ranks == 1:
         if settings.compression in SPARSE:
-            print(f"compression {settings.compression} on one rank has no use: no gradient is sent", flush=True)
-        return _plain(settings, module, device, split, buffers)
+            print(f"compression {settings.compression}: one rank sends nothing; gradients stay dense", flush=True)
+        return plain
     if settings.compression in SPARSE:
-        return _sparse(settings, module, device, split, buffers, silent)
+        return spread_sparsely(settings, plain, device, split.ranks, silent)
     return _averaged(settings, module, device, split, buffers, silent)
 
 
@@ -140,12 +141,11 @@ def _averaged(
     elif settings.compression != "none":
         keeper = compress(model, settings.compression, settings.powersgd_rank)
     parameters = [p for p in module.parameters() if p.requires_grad]
-    size = sum(p.nbytes for p in parameters)
-    if keeper is not None:
-        size = 4 * keeper.sent_elements()
-    elif settings.compression in LOW:
-        size = sum(p.numel() for p in parameters) * LOW[settings.compression].itemsize
-    ring_bytes = 2 * (split.ranks - 1) / split.ranks * size  # of an all-reduce: Patarasuk and Yuan 2009
+    # What a ring sends: Patarasuk and Yuan 2009.
+    summed_bytes = sum(p.nbytes for p in parameters) if keeper is None else keeper.summed_bytes
+    ring_bytes = 2 * (split.ranks - 1) / split.ranks * summed_bytes
+    if settings.compression in LOW:
+        ring_bytes *= LOW[settings.compression].itemsize / torch.float32.itemsize
 
     @contextlib.contextmanager
     def unsynced(virtual: int) -> Iterator[None]:
@@ -172,29 +172,6 @@ def _averaged(
         sync_buffers=buffers.sync,
         undo_buffers=buffers.undo,
         figures=lambda: {"bytes_sent": 0.0 if silent else ring_bytes},
-    )
-
-
-def _sparse(
-    settings: TrainingSettings,
-    module: nn.Module,
-    device: torch.device,
-    split: data.Split,
-    buffers: Buffers,
-    silent: bool,
-) -> Strategy:
-    share_weights(module.parameters(), device)
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    kind, density, warmup = settings.compression, settings.compression_density, settings.compression_warmup_steps
-    gradients = SparseGradients(module, kind, density, warmup, is_silent=silent)
-    return replace(
-        _plain(settings, module, device, split, buffers),
-        finite_gradients=lambda: finite_gradients(parameters, agree=not silent),
-        exchange=gradients.exchange,
-        attach=gradients.attach,
-        rank_state=gradients.state,
-        load_rank_state=gradients.load,
-        figures=gradients.figures,
     )
 
 

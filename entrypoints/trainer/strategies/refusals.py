@@ -41,10 +41,7 @@ def of_settings(settings: TrainingSettings, split: data.Split, strategies: Colle
     if settings.compression != "none" and name != "ddp":
         sent = "weights" if name == "local" else "shards"
         yield f"compression {settings.compression} is ddp's; {name} sends {sent}: leave it out, or set precision: bf16"
-    if settings.compression in SPARSE:
-        yield from _sparse_faults(settings)
-    elif settings.compression_density != 0.01 or settings.compression_warmup_steps:
-        yield "compression_density and compression_warmup_steps go with compression: threshold or topk; leave them out"
+    yield from _sparse_faults(settings)
     if settings.cpu_offload and name in WHOLE:
         yield f"cpu_offload needs shards to offload, and {name} has none; set strategy: fsdp"
     if settings.shard and settings.shard not in _SHARDS:
@@ -114,14 +111,22 @@ def _odd(steps: int, name: str, period: int) -> Iterator[str]:
 
 
 def _sparse_faults(settings: TrainingSettings) -> Iterator[str]:
-    """Yield the contradictions between the settings and compression: threshold or topk."""
-    kind, density = settings.compression, settings.compression_density
-    if density > 1 or (kind == "threshold" and density >= 1):
-        yield f"compression_density {density:g} sends everything; set compression: none, or a density below 1"
-    if settings.precision == "fp16":
-        yield f"compression {kind} does not go with precision fp16, whose scale changes; set precision: bf16"
-    if settings.shard:
-        yield f"compression {kind} needs whole gradients, and shard: {settings.shard} splits them; leave one out"
+    """Yield the contradictions between the settings and compression threshold or topk."""
+    density, kind = settings.compression_density, settings.compression
+    if kind not in SPARSE:
+        for key in ("compression_density", "compression_warmup_steps"):
+            if getattr(settings, key) != getattr(TrainingSettings, key):
+                yield f"{key} goes with compression threshold or topk, and the compression is {kind}; leave it out"
+        return
+    if kind == "threshold" and density >= 1:
+        yield (
+            f"compression_density {density:g} needs a threshold of 0, which sends each entry as a mean of all entries; "
+            "set a density below 1, for example 0.01, or compression: topk"
+        )
+    elif density > 1:
+        yield f"compression_density {density:g} is more than all entries; set 1 or less, for example 0.01"
+    if settings.shard == "optimizer":
+        yield f"shard: optimizer does not go with compression {kind}; leave one of them out"
 
 
 def _parallel_faults(settings: TrainingSettings) -> Iterator[str]:

@@ -68,8 +68,9 @@ class Strategy:
 
     Only `autocast`, `undo_buffers`, `rank_state`, `load_rank_state`, `figures`, `is_alike` and `is_lone` are local. A
     step is: for each virtual rank that this rank owns, in order, the forward pass and the backward pass of
-    loss / divisor inside `micro_batch`; then `finish`; then the gradients are those of the mean over the global batch;
-    then the optimizer's step and `share_update`; then `after_step`. Buffers follow virtual rank 0, see buffers.py.
+    loss / divisor inside `micro_batch`; then `finish`; then the gradients are those of the mean over the global batch,
+    or with `exchange` this rank's own until `exchange`; then the optimizer's step and `share_update`; then
+    `after_step`. Buffers follow virtual rank 0, see buffers.py.
 
     Under the strategy local ranks train apart between averages. Such a step is a lone step: its gradients are those of
     this rank's samples, and `clip` and `finite_gradients` see only them.
@@ -98,10 +99,12 @@ class Strategy:
     # Inside, the module has the parameters that the optimizer changes: to create the optimizer, and to name its state.
     optimized: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     share_update: Callable[[], None] = lambda: None  # after the optimizer's step
+    # Of a method that sends after clipping: (step counted from 0) replaces this rank's gradients, unscaled and clipped,
+    # by the mean over the ranks; before the optimizer's step, unless the step is left out.
+    exchange: Callable[[int], None] | None = None
+    adopt: Callable[[torch.optim.Optimizer], None] = lambda _: None  # changes a built-in optimizer for the method
     # Figures of the method for the step event, of this rank since the last call: bytes_sent is a step's mean.
     figures: Callable[[], dict[str, float]] = dict
-    # Before the optimizer's step, with the steps done, after clipping: sends gradients that `finish` has not sent.
-    exchange: Callable[[int], None] = lambda step: None
     # Called once, with the optimizer and the scaler of the job.
     attach: Callable[[torch.optim.Optimizer, torch.amp.GradScaler], None] = lambda optimizer, scaler: None
     is_lone: Callable[[int], bool] = lambda step: False  # whether this step, counted from 0, is a lone step
