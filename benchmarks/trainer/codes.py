@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cloudtrain.entrypoints.trainer.settings import TrainingSettings
-from cloudtrain.entrypoints.trainer.strategies.sparse import SparseExchange
 from report import Report
 from torch import nn
 
+from cloudtrain.entrypoints.trainer.settings import TrainingSettings
+from cloudtrain.entrypoints.trainer.strategies.sparse import SparseExchange
 from trainer import contest
 
 ROUNDS, STEPS = 3, 41
@@ -90,7 +90,7 @@ def _step_s(compression: str, rate: str, repo: Path | None) -> dict[str, Any]:
         (folder / "spec.json").write_text(json.dumps(spec))
         with _link(rate):
             ranks = [_started(rank, folder, repo) for rank in range(2)]
-            if any([rank.wait(570) for rank in ranks]):
+            if sum(rank.wait(570) != 0 for rank in ranks):  # wait for both
                 raise RuntimeError((folder / "output.0").read_text()[-3000:])
         return [event for event in contest._events(folder / "output.0") if event["e"] == "step"][-1]
     finally:
