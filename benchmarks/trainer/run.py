@@ -13,13 +13,13 @@ from pathlib import Path
 
 from report import Report
 
-from trainer import layouts, methods, paired, relayout, saves, server, stages, steps
+from trainer import codes, layouts, methods, paired, relayout, saves, server, stages, steps
 
 
 def main() -> int:
     """Measure what was asked for; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parts = ("paired", "stages", "layouts", "relayout", "methods", "server", "steps", "saves")
+    parts = ("paired", "stages", "layouts", "relayout", "methods", "codes", "server", "steps", "saves")
     parser.add_argument("--only", choices=parts)
     parser.add_argument("--rounds", type=int, help="of each part; by default as many as it needs")
     parser.add_argument("--models", default=",".join(paired.TARGETS))
@@ -38,6 +38,8 @@ def main() -> int:
         reports.append(stages.run(asked.rounds or stages.ROUNDS, asked.repo, _say))
     if asked.only in (None, "layouts"):
         reports.append(layouts.run(asked.rounds or layouts.ROUNDS, asked.repo, _say))
+    if asked.only in (None, "codes"):
+        reports.append(codes.run(asked.rounds or codes.ROUNDS, asked.repo, _say))
     if asked.only in (None, "relayout"):
         reports.append(relayout.run(asked.rounds or relayout.ROUNDS, asked.repo, _say))
     if asked.only in (None, "server"):
