@@ -14,15 +14,15 @@ assert _spec is not None
 assert _spec.loader is not None
 _digits = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_digits)
-MEAN, DEVIATION = 0.3053, 0.3760  # of all pixels, in 0 .. 1
 loss, evaluate = _digits.loss, _digits.evaluate
 
 
 def dataset(params: dict[str, Any], split: str) -> Any:
-    """Return the images, not shifted, with mean 0 and variance 1: 10 epochs are then enough for ddp's 98.4 %."""
-    found = _digits.dataset({"shift": False}, split)
-    found.images = (found.images - MEAN) / DEVIATION
-    return found
+    """Return the images, not shifted.
+
+    With images of mean 0 and variance 1 the figures are the same within the noise of the seeds.
+    """
+    return _digits.dataset({"shift": False}, split)
 
 
 def model(params: dict[str, Any]) -> nn.Module:
