@@ -236,10 +236,6 @@ def _local(root: YamlNode) -> Iterator[Fault]:
         yield _in_training(
             root, message, "write `strategy: ddp`, or leave `parallel` out", ("parallel",), ("strategy",)
         )
-    if given(root, "training", "diagnose_steps"):
-        message = "`diagnose_steps` measures the transfers of every step, and `local` has few steps with transfers"
-        hint = f"write `strategy: ddp`: `local` keeps 1/{period} of the network's share"
-        yield _in_training(root, message, hint, ("strategy",))
 
 
 def _sparse(root: YamlNode) -> Iterator[Fault]:

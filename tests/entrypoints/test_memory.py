@@ -290,6 +290,18 @@ def test_model_that_reads_values_is_built_with_them(tmp_path: Path) -> None:
     assert estimates(tmp_path, text, {})[0]["bytes"] == estimates(tmp_path, TASK, {})[0]["bytes"]
 
 
+def test_estimate_of_local_counts_the_outer_copies(tmp_path: Path) -> None:
+    """A rank that trains alone has ddp's memory; the outer optimizer keeps a copy of the weights, and its momentum."""
+    one = {"strategy": "ddp"}
+    local = {"strategy": "local", "local": {"period": 4}}
+    outer = {"strategy": "local", "local": {"period": 4, "outer": {"lr": 0.7, "momentum": 0.6}}}
+    alone = estimates(tmp_path, TASK, {}, 1, **one)[0]
+    plain, moved = (estimates(tmp_path, TASK, {}, 2, **settings)[0] for settings in (local, outer))
+    assert plain["why"] is None
+    assert plain["static_bytes"] == alone["static_bytes"]
+    assert moved["static_bytes"] == plain["static_bytes"] + 2 * 4 * plain["parameters"]
+
+
 @pytest.mark.parametrize(
     ("ranks", "share", "training", "changes"),
     [

@@ -833,6 +833,16 @@ def test_validate_reports_a_valid_file(load: Load, tmp_path: Path) -> None:
     assert result.output == f"{tmp_path / 'cloudtrain.yaml'}: ok (backend local, 2 instances)\n"
 
 
+@pytest.mark.parametrize(("steps", "is_short"), [(160, True), (1600, False)])
+def test_long_outer_momentum_in_a_short_job_has_a_warning(
+    load: Load, tmp_path: Path, cli: Any, steps: int, is_short: bool
+) -> None:
+    """Momentum 0.9 remembers ten averages; the warning of `validate` gives their number."""
+    load(task(f"training:\n  strategy: local\n  max_steps: {steps}\n  local: {{outer: {{lr: 0.7, momentum: 0.9}}}}"))
+    warnings = cli("validate", "--json", cwd=tmp_path).json["warnings"]
+    assert ["this job has 10: 0.6 loses less accuracy" in line for line in warnings] == [True] * is_short
+
+
 @pytest.mark.parametrize(
     ("hosts", "what", "place"),
     [

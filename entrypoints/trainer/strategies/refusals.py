@@ -90,11 +90,6 @@ def _local_faults(settings: TrainingSettings) -> Iterator[str]:
         yield "parallel spreads one copy over several ranks, and under local each rank has a copy; set strategy: ddp"
     if settings.reproducible == "strict":
         yield "reproducible: strict gives the same bits on any number of ranks, and local cannot; set standard, or ddp"
-    if settings.diagnose_steps:
-        yield (
-            "diagnose_steps measures the transfers of every step, and local has few steps with transfers; set "
-            f"strategy: ddp: local keeps 1/{period} of the network's share"
-        )
 
 
 def of_saves(settings: TrainingSettings, every_steps: int | None) -> Iterator[str]:
