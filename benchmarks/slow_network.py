@@ -149,13 +149,13 @@ def _progress(box: Sandbox, job: str) -> dict[str, Any]:
 
 def _kill_worker(host: Host, *, is_async: bool) -> str:
     """Send SIGKILL to the process that computes on the host; return its kind."""
-    wanted = b"parameter_server.worker" if is_async else b"trainer.train"
+    wanted = b"parameter_server.worker" if is_async else b"agent.worker"
     kind = "the worker" if is_async else "the rank"
     space = Path(f"/proc/{host.pid}/ns/net").readlink()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes()
-            if wanted in words and b"distributed.run" not in words and (folder / "ns" / "net").readlink() == space:
+            if wanted in words and (folder / "ns" / "net").readlink() == space:
                 os.kill(int(folder.name), signal.SIGKILL)
                 return kind
         except OSError:

@@ -36,6 +36,7 @@ CARRIED = (
     *("best", "best_of", "best_step", "stale"),
 )
 _KINDS = ("model", "ema")
+MAX_SKIPPED = 100  # consecutive steps with on_nan: skip; then the model itself is broken
 MAX_FAILED = 3  # background saves in a row: a share may fail briefly, but a job that cannot save must not continue
 
 

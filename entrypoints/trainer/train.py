@@ -45,7 +45,6 @@ EXIT_DONE, EXIT_SAVED = 0, 75
 EARLY = "early stop"  # by the monitored metric: the job is done, and reports it
 _AS_IT_IS = nullcontext()
 LAST_SAVE_S = 60.0  # the other ranks wait for this rank, or have died and their part of the save is lost
-MAX_SKIPPED = 100  # consecutive steps with on_nan: skip; then the model itself is broken
 
 
 def main() -> int:
@@ -350,8 +349,8 @@ def _count_skipped(job: TrainingJob, progress: TrainState, is_left_out: bool, lo
     if not is_left_out:
         return
     report.say_skipped(job, progress, loss)
-    if progress.skipped >= MAX_SKIPPED:
-        saving.fail(job, progress, f"{MAX_SKIPPED} steps in a row had a loss or gradient that was not finite")
+    if progress.skipped >= saving.MAX_SKIPPED:
+        saving.fail(job, progress, f"{saving.MAX_SKIPPED} steps in a row had a loss or gradient that was not finite")
 
 
 def _count_left_out(job: TrainingJob, progress: TrainState, is_left_out: bool, *, is_met: bool) -> None:
@@ -364,7 +363,7 @@ def _count_left_out(job: TrainingJob, progress: TrainState, is_left_out: bool, *
     progress.left_out = 0
     if sum(counts):
         report.say_left_out(job, progress, sum(counts))
-    if max(in_a_row) >= MAX_SKIPPED:
+    if max(in_a_row) >= saving.MAX_SKIPPED:
         what = f"rank {in_a_row.index(max(in_a_row))} had {max(in_a_row)} steps in a row"
         saving.fail(job, progress, f"{what} whose loss or gradient was not finite")
 

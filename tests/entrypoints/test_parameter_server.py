@@ -26,11 +26,13 @@ from cloudtrain.entrypoints.trainer.parameter_server.shard import (
     UpdateEntry,
     UpdateLog,
     WeightShard,
+    WeightSlice,
     pieces_of,
     read_log,
     slices,
 )
 from cloudtrain.entrypoints.trainer.parameter_server.tickets import Tickets
+from cloudtrain.entrypoints.trainer.parameter_server.training import _spread
 from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ServerSettings, TrainingSettings
 from doubles import warmpython
@@ -152,6 +154,25 @@ def test_joining_worker_begins_at_the_slowest_clock() -> None:
     assert [tickets.take(worker) for worker in ("a", "b", "c")] == [6, 7, 8]
 
 
+def test_closed_work_ends_at_a_step() -> None:
+    """After `close` the work ends with the step of the last ticket; a save takes one step at least, a stop none."""
+    tickets = Tickets(4)
+    tickets.open(100)
+    tickets.join("a")
+    tickets.close(least=1)
+    assert tickets.limit == 4
+    taken_first = [tickets.take("a") for _ in range(5)]
+    assert taken_first == [0, 1, 2, 3, None]
+    tickets.open(100)
+    assert tickets.take("a") == 4
+    tickets.close()
+    assert tickets.limit == 8
+    fresh = Tickets(4, 12)
+    fresh.open(100)
+    fresh.close()
+    assert fresh.is_complete
+
+
 def test_late_gradients_weigh_less_and_rates_are_shared() -> None:
     """A gradient that is tau late on N ranks moves the weights by rate / N x min(1, N / (1 + tau))."""
     found = shard(2)
@@ -174,6 +195,13 @@ def test_averaged_gradients_move_once_and_the_rest_at_the_boundary() -> None:
     weight = 4 / (1 + 1)  # one update late: capped to 1
     assert found.weights.tolist() == pytest.approx([-0.25 - 2.0 * min(1, weight) / 4] * 3)
     assert found.version == 2
+
+
+def test_parts_of_a_parameter_that_is_not_contiguous() -> None:
+    """A shard's vector fills its part of a channels_last parameter, and the rest keeps its values."""
+    weight = torch.zeros(2, 3, 2, 2).to(memory_format=torch.channels_last)
+    _spread(torch.arange(10.0), [WeightSlice("w", 4, 12, 1)], {"w": weight})
+    assert weight.reshape(-1).tolist() == [0.0] * 4 + [float(n) for n in range(1, 9)] + [0.0] * 12
 
 
 def test_ticket_that_arrives_twice_counts_once() -> None:
@@ -353,6 +381,8 @@ def loss(model, batch):
             os.kill(os.getpid(), signal.SIGSTOP)
         if todo[0] == "rank":
             os.kill(os.getppid(), signal.SIGKILL)
+        if todo[0] == "nan":
+            return F.cross_entropy(model(batch[0]), batch[1]) * float("nan")
         if todo[0] == "raise":
             raise ValueError("no such label")
     return F.cross_entropy(model(batch[0]), batch[1])
@@ -398,7 +428,7 @@ def run(folder: Path, ranks: int = 2, do: str = "", **settings: Any) -> Ran:
         ["-m", *launcher, "cloudtrain.entrypoints.trainer.train"], folder, {**environment(folder), "DO": do}, 100
     )
     parsed = [fields for line in found.stdout.splitlines() if (fields := events.parse(line)[1])]
-    losses = {fields["step"]: fields["loss"] for fields in parsed if fields["e"] == "step"}
+    losses = {fields["step"]: fields["loss"] for fields in parsed if "loss" in fields and fields["e"] == "step"}
     path = folder / "output" / "model.pt"
     weights = torch.load(path, weights_only=True) if path.exists() else {}
     return Ran(found.returncode, found.stdout + found.stderr, losses, weights)
@@ -477,6 +507,16 @@ def test_stopped_worker_costs_a_lease_and_the_run_replays(tmp_path: Path) -> Non
     )
     assert replayed.returncode == 0, replayed.stderr
     assert_equal(torch.load(folder / "output" / "replayed.pt", weights_only=True), found.weights)
+
+
+@pytest.mark.slow
+def test_gradient_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    """With on_nan: skip one ticket has no update, and counts; the losses of all steps are finite."""
+    found = run(tmp_path, do="nan:any:9", on_nan="skip")
+    assert found.code == 0, found.output
+    assert "is left out: its loss or gradient is not finite" in found.output
+    assert_applied_once(tmp_path, 60)
+    assert all(abs(loss) < 10 for loss in found.losses.values())
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from cloudtrain.entrypoints.trainer.parameter_server import wire
 from cloudtrain.entrypoints.trainer.parameter_server.shard import WeightShard
 from cloudtrain.entrypoints.trainer.parameter_server.tickets import Tickets
 from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage
+from cloudtrain.entrypoints.trainer.saving import MAX_SKIPPED
 
 __all__ = ["ServerNews", "ShardServer"]
 
@@ -65,6 +66,7 @@ class ShardServer:
         self._failure: str | None = None
         self._left_out: list[int] = []
         self._lost: list[str] = []
+        self._skipped = 0  # gradients in a row that were not finite
         self._most_lead = 0
         self._is_closed = False
         self._listener = socket.create_server(("", 0), backlog=2 * ranks)
@@ -82,7 +84,7 @@ class ShardServer:
         """End the work at the step whose tickets have been handed out. `must_stop`: do not wait long for a worker."""
         with self._changed:
             assert self._tickets is not None
-            self._tickets.close()
+            self._tickets.close(least=0 if must_stop else 1)  # a save without a new step would be asked for again
             if must_stop:
                 self._lease_s = min(self._lease_s, _STOPPED_LEASE_S)
             self._changed.notify_all()
@@ -100,7 +102,8 @@ class ShardServer:
             losses = []
             while self._told + self._ranks <= tickets.done:
                 own = range(self._told, self._told + self._ranks)
-                losses.append(sum(self._losses.pop(ticket) for ticket in own) / self._ranks)
+                known = [self._losses.pop(ticket) for ticket in own if ticket in self._losses]
+                losses.append(sum(known) / len(known) if known else 0.0)  # no loss: all tickets were left out
                 self._told = own.stop
             left_out, self._left_out = self._left_out, []
             lost, self._lost = self._lost, []
@@ -253,10 +256,13 @@ class ShardServer:
             if self._tickets is None:
                 return True
             is_new = self._tickets.commit(worker, message.ticket)
-            if is_new:
-                self._losses[message.ticket] = message.value
-                if not is_finite:
-                    self._left_out.append(message.ticket // self._ranks + 1)
+            if is_new and is_finite:
+                self._losses[message.ticket], self._skipped = message.value, 0
+            elif is_new:
+                self._left_out.append(message.ticket // self._ranks + 1)
+                self._skipped += 1
+                if self._skipped >= MAX_SKIPPED:
+                    self._failure = f"{MAX_SKIPPED} gradients in a row were not finite"
             return is_new
 
     def _fail(self, text: str) -> None:

@@ -55,9 +55,10 @@ class Tickets:
         """Allow tickets below the limit."""
         self.limit = limit
 
-    def close(self) -> None:
-        """Lower the limit to the end of the step whose tickets have been handed out."""
-        self.limit = min(self.limit, -(-self._next // self._ranks) * self._ranks)
+    def close(self, *, least: int = 0) -> None:
+        """Lower the limit to the end of the step whose tickets have been handed out, at least `least` steps on."""
+        end = max(-(-self._next // self._ranks), self.done // self._ranks + least) * self._ranks
+        self.limit = min(self.limit, end)
 
     def join(self, worker: str) -> None:
         """Add a worker; its clock begins at the slowest worker's."""

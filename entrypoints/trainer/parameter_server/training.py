@@ -290,7 +290,11 @@ def _sent(own: torch.Tensor | None, size: int, dtype: torch.dtype, host: int) ->
 def _spread(vector: torch.Tensor, parts: list[WeightSlice], targets: Mapping[str, torch.Tensor]) -> None:
     """Copy a shard's vector into the tensors of its parameters, by name."""
     for part in parts:
-        targets[part.name].view(-1)[part.start : part.stop].copy_(vector[_here(part)])
+        target = targets[part.name].detach()
+        flat = target.reshape(-1)  # a copy, if the tensor is channels_last
+        flat[part.start : part.stop].copy_(vector[_here(part)])
+        if flat.data_ptr() != target.data_ptr():
+            target.copy_(flat.view(target.shape))
 
 
 def _here(piece: WeightSlice) -> slice:
