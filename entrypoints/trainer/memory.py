@@ -46,7 +46,14 @@ from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim, strategies
 from cloudtrain.entrypoints.trainer.ema import Ema
-from cloudtrain.entrypoints.trainer.settings import LocalSettings, ParallelSettings, Spec, TrainingSettings, read_spec
+from cloudtrain.entrypoints.trainer.settings import (
+    LocalSettings,
+    ParallelSettings,
+    ServerSettings,
+    Spec,
+    TrainingSettings,
+    read_spec,
+)
 from cloudtrain.entrypoints.trainer.strategies.cut import Output
 from cloudtrain.entrypoints.trainer.strategies.links import Activation, Links
 from cloudtrain.entrypoints.trainer.strategies.local import outer_copies
@@ -203,7 +210,9 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     wanted = replace(spec.training, compile=False)  # compiled code cannot run without data
     local = wanted.local or LocalSettings()
     is_local = wanted.strategy == "local" and ranks > 1
-    wanted = replace(wanted, strategy="ddp", local=None) if wanted.strategy == "local" else wanted
+    is_async = wanted.strategy == "async"  # a worker trains alone, and its rank's process has a second copy
+    if is_async or wanted.strategy == "local":
+        wanted = replace(wanted, strategy="ddp", local=None, server=ServerSettings())
     parallel = wanted.parallel
     _be_rank(rank, ranks, parallel)
     split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, ranks // parallel.ranks)
@@ -211,7 +220,8 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     is_averaged = wanted.strategy == "ddp" and parallel.ranks == 1 and ranks > 1 and wanted.reproducible != "strict"
     is_shared = wanted.shard == "optimizer" and ranks > 1
     split = replace(split, ranks=1) if is_averaged else split
-    is_averaged = is_averaged and (not is_local or local.sync_steps > 0)  # a rank that trains alone has no buckets
+    # A rank that trains alone has no buckets.
+    is_averaged = is_averaged and not is_async and (not is_local or local.sync_steps > 0)
     mode, counter = FakeTensorMode(allow_non_fake_inputs=True), StorageCounter()
     module = _without_data(task, spec.params, mode)
     parameters = sum(p.numel() for p in module.parameters())
@@ -225,9 +235,11 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         if is_shared and is_averaged:
             spread = shard_optimizer(wanted, spread, _CPU, silent=False)
         outer = outer_copies(local, trained) if is_local else []
+        outer += [[p.detach().clone() for p in trained]] if is_async else []
         average = None if wanted.ema_decay is None else Ema(spread.module, wanted.ema_decay)
         with spread.optimized():
-            optimizer = _optimizer(spec, task, spread.module)
+            # The optimizer's state of async is in the servers' main memory.
+            optimizer = torch.optim.SGD(trained, 0.0) if is_async else _optimizer(spec, task, spread.module)
             spare, is_assumed = _first_step(optimizer, [p for p in spread.module.parameters() if p.requires_grad])
         if is_shared:
             optimizer.zero_grad()

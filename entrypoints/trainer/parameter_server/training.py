@@ -104,6 +104,12 @@ class _Rank:
         )
         if job.place.is_head and self._server is not None:
             job.meter.figures = self._figures
+            if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in job.strategy.module.modules()):
+                print(
+                    "batch norm under strategy async has the statistics of one worker in turn; GroupNorm or LayerNorm "
+                    "does not depend on workers",
+                    flush=True,
+                )
         self._worker = self._started()
 
     def close(self) -> None:
