@@ -9,8 +9,8 @@ A rank's residual is the sum of all its gradients less all entries that the rank
     gradient = mean of all ranks' entries    added in rank order: the same bits on every rank
 
 With torch's SGD, momentum comes before the residual: u = momentum u + gradient + weight_decay weights, residual += u,
-and the optimizer has neither momentum nor weight decay. For digits at 1 % this raises the accuracy from .966 to .969,
-and at 0.1 % from .888 to .924. Momentum after the exchange would smear each late entry over more steps.
+and the optimizer has neither momentum nor weight decay. For digits on 4 ranks at 1 % this raises the accuracy from .968
+to .978; ddp has .983 (5 seeds, 224 steps). Momentum after the exchange spreads each late entry over more steps.
 
 Residual and momentum belong to parameters, never to ddp's buckets, which change; torch's DistributedDataParallel is not
 used. Tried on CPUs with gloo only; on GPUs the tensors stay on the device, and the host waits for the sizes of codes.
