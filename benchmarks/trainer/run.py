@@ -13,13 +13,13 @@ from pathlib import Path
 
 from report import Report
 
-from trainer import codes, layouts, methods, paired, relayout, saves, server, stages, steps
+from trainer import codes, layouts, methods, paired, relayout, saves, server, stages, steps, virtual
 
 
 def main() -> int:
     """Measure what was asked for; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parts = ("paired", "stages", "layouts", "relayout", "methods", "codes", "server", "steps", "saves")
+    parts = ("paired", "stages", "layouts", "relayout", "methods", "codes", "server", "virtual", "steps", "saves")
     parser.add_argument("--only", choices=parts)
     parser.add_argument("--rounds", type=int, help="of each part; by default as many as it needs")
     parser.add_argument("--models", default=",".join(paired.TARGETS))
@@ -44,6 +44,8 @@ def main() -> int:
         reports.append(relayout.run(asked.rounds or relayout.ROUNDS, asked.repo, _say))
     if asked.only in (None, "server"):
         reports.append(server.run(asked.rounds or server.ROUNDS, _say))
+    if asked.only in (None, "virtual"):
+        reports.append(virtual.run(asked.rounds or virtual.ROUNDS, _say))
     if asked.only in (None, "steps"):
         chosen = asked.contestants.split(";") if asked.contestants else steps.CONTESTANTS
         contestants = tuple(name for name in steps.CONTESTANTS if name in (steps.BARE, steps.AGAIN) or name in chosen)
