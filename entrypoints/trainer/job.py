@@ -231,13 +231,8 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     folder = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
     second = published.open_mirror(published.of_job(spec.checkpoint.mirror, spec.job))
     uploader = None if second is None else Uploader(second, spec.checkpoint.keep)
-    guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S
-    spacing = {"spacing_s": _APART_SPACING_S} if wanted.strategy == "local" else {}
-    upload_s = guess_s if uploader else 0.0
-    agreement.start(place.rank, spec.checkpoint.every_s, guess_s, folder / ASK_FILE, upload_s, **spacing)
-    # Before an exchange the ranks have different gradients: then they agree on whether to leave out a step.
-    scaling = torch.amp.GradScaler if spread.exchange is None else ShardedGradScaler
-    scaler = scaling(place.device.type, enabled=wanted.precision == "fp16")
+    _start_clocks(spec, place, agreement, folder / ASK_FILE, parameters, uploads=uploader is not None)
+    scaler = _scaler(wanted, place, spread)
     spread.attach(optimizer, scaler)
     return TrainingJob(
         spec=spec,
@@ -262,6 +257,22 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         owned=split.owned(place.data_rank),
         board=_board(spec, place),
     )
+
+
+def _start_clocks(
+    spec: Spec, place: RankContext, agreement: Agreement, ask_file: Path, parameters: int, *, uploads: bool
+) -> None:
+    """Start the agreement's clocks, with guesses of the duration of a save and an upload."""
+    guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S
+    spacing = {"spacing_s": _APART_SPACING_S} if spec.training.strategy == "local" else {}
+    agreement.start(place.rank, spec.checkpoint.every_s, guess_s, ask_file, guess_s if uploads else 0.0, **spacing)
+
+
+def _scaler(wanted: TrainingSettings, place: RankContext, spread: strategies.Strategy) -> torch.amp.GradScaler:
+    """Return the loss scaler, active in fp16 only."""
+    # Before an exchange the ranks have different gradients: then they agree on whether to leave out a step.
+    kind = torch.amp.GradScaler if spread.exchange is None else ShardedGradScaler
+    return kind(place.device.type, enabled=wanted.precision == "fp16")
 
 
 def _train_split(spec: Spec, task: Task) -> tuple[Any, str]:

@@ -59,6 +59,7 @@ from cloudtrain.entrypoints.trainer.strategies.links import Activation, Links
 from cloudtrain.entrypoints.trainer.strategies.local import outer_copies
 from cloudtrain.entrypoints.trainer.strategies.offload import saved_on_host
 from cloudtrain.entrypoints.trainer.strategies.pipeline import Feed
+from cloudtrain.entrypoints.trainer.strategies.sparse import SPARSE
 from cloudtrain.entrypoints.trainer.strategies.zero import shard_optimizer
 from cloudtrain.entrypoints.trainer.task import Task, load_task
 
@@ -220,8 +221,9 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     is_averaged = wanted.strategy == "ddp" and parallel.ranks == 1 and ranks > 1 and wanted.reproducible != "strict"
     is_shared = wanted.shard == "optimizer" and ranks > 1
     split = replace(split, ranks=1) if is_averaged else split
-    # A rank that trains alone has no buckets.
-    is_averaged = is_averaged and not is_async and (not is_local or local.sync_steps > 0)
+    # A rank that trains alone, or sends codes, has no buckets.
+    is_sparse = wanted.compression in SPARSE and ranks > 1
+    is_averaged = is_averaged and not is_async and not is_sparse and (not is_local or local.sync_steps > 0)
     mode, counter = FakeTensorMode(allow_non_fake_inputs=True), StorageCounter()
     module = _without_data(task, spec.params, mode)
     parameters = sum(p.numel() for p in module.parameters())
@@ -235,7 +237,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         if is_shared and is_averaged:
             spread = shard_optimizer(wanted, spread, _CPU, silent=False)
         outer = outer_copies(local, trained) if is_local else []
-        outer += [[p.detach().clone() for p in trained]] if is_async else []
+        outer += [[p.detach().clone() for p in trained] for _ in range(is_async + _sparse_copies(wanted) * is_sparse)]
         average = None if wanted.ema_decay is None else Ema(spread.module, wanted.ema_decay)
         with spread.optimized():
             # The optimizer's state of async is in the servers' main memory.
@@ -269,6 +271,12 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         return Estimate(static_bytes, static_bytes, parameters, is_assumed, _reason(error))
     del average, outer, spare
     return Estimate(peak_bytes, static_bytes, parameters, is_assumed)
+
+
+def _sparse_copies(wanted: TrainingSettings) -> int:
+    """Return how many vectors of the gradients' size compression threshold and topk keep."""
+    has_momentum = wanted.optimizer.name == "sgd" and wanted.optimizer.momentum > 0
+    return 3 if has_momentum else 2  # the residual, the mean over the ranks, and SGD's momentum
 
 
 def _spread(
