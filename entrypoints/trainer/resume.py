@@ -114,8 +114,11 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for key, text in _COMPARED.items()
         if key in then and then[key] != now[key]
     ]
-    if "local" in (then.get("strategy"), now.get("strategy")):
+    apart = {"local", "async"} & {then.get("strategy"), now.get("strategy")}
+    if apart:
         differs = "the losses differ, because ranks train apart"
+        if apart == {"async"}:
+            differs = "the losses differ, because the rate's share and the staleness follow the ranks"
         found = [text.replace("losses agree to rounding, not to the bit", differs) for text in found]
     if then.get("reproducible") == now.get("reproducible") == "strict":  # strict allows any number of ranks
         return [text for text in found if not text.startswith("the ranks were")]
