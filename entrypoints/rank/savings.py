@@ -6,6 +6,7 @@ Times: a ring all-reduce of P bytes takes 2 (N - 1) / N x P / B on N ranks with 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ __all__ = ["ExpectedStep", "MeasuredStep", "expected_steps", "in_words"]
 PERIOD, DENSITY = 16, 0.01  # the defaults of `local` and `compression_density`
 _CODE_BYTES = 2  # of an entry that is sent: 15 bits of gap and a sign
 _CODE_S = 4.4e-9  # of each gradient element: 44 ms for 10 M on one core, benchmarks/trainer/codes.py
+_UNEVEN = 1.2  # times the median rank
 _NOTABLE = 0.05  # of the step: a smaller saving is none
 
 
@@ -31,6 +33,11 @@ class MeasuredStep:
     states: int = 2
     rank_s: tuple[float, ...] = ()
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether one rank is much slower than the others."""
+        return bool(self.rank_s) and max(self.rank_s) > _UNEVEN * statistics.median(self.rank_s)
+
     def ring_s(self, ranks: int, size: float | None = None) -> float:
         """Return the seconds of an all-reduce of `size` bytes, by default of all gradients."""
         sent = 2 * (ranks - 1) / ranks * (self.gradient_bytes if size is None else size)
@@ -45,10 +52,10 @@ class ExpectedStep:
     step_s: float
 
 
-def expected_steps(found: MeasuredStep, ranks: int, *, is_uneven: bool = False) -> list[ExpectedStep]:
+def expected_steps(found: MeasuredStep, ranks: int) -> list[ExpectedStep]:
     """Return the expected steps, the shortest first; with ddp as `strategy: ddp`.
 
-    `is_uneven` adds async, which does not wait for the slowest rank: its steps are the ranks' mean rate.
+    Uneven ranks add async, which does not wait for the slowest rank: its steps are the ranks' mean rate.
     """
     compute_s, ring_s = found.compute_s, found.ring_s(ranks)
     codes = found.gradient_bytes / 4 * DENSITY * _CODE_BYTES * (ranks - 1) / found.bandwidth
@@ -60,7 +67,7 @@ def expected_steps(found: MeasuredStep, ranks: int, *, is_uneven: bool = False) 
         ),
         ExpectedStep(f"strategy: local, period {PERIOD}", compute_s + ring_s * (1 + found.states) / PERIOD),
     ]
-    if is_uneven and found.rank_s:
+    if found.is_uneven:
         mean_s = len(found.rank_s) / sum(1 / seconds for seconds in found.rank_s)
         steps.append(ExpectedStep("strategy: async", max(mean_s, found.gradient_bytes * 2 / found.bandwidth)))
     return sorted(steps, key=lambda step: step.step_s)

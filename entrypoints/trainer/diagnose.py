@@ -140,7 +140,7 @@ def conclude(
         sent = 2 * (place.ranks - 1) / place.ranks * gradient_bytes
         states = {"sgd": int(spec.training.optimizer.momentum > 0), "lars": 1}.get(spec.training.optimizer.name, 2)
         step = savings.MeasuredStep(step_s * (1 - network), gradient_bytes, sent / (network * step_s), states, ranks_s)
-        expected = savings.expected_steps(step, place.ranks, is_uneven=_are_uneven(ranks_s))
+        expected = savings.expected_steps(step, place.ranks)
         sentence += f"; {savings.in_words(step, place.ranks, expected)} (docs/training.md says what each costs)"
     return Diagnosis(step_s, network, loading, bubble, compute, noise, bound, sentence, stages_s, step)
 
@@ -149,11 +149,6 @@ def _is_plain(wanted: TrainingSettings) -> bool:
     """Return whether a step all-reduces whole gradients, which the other methods replace."""
     is_dense = wanted.compression == "none" and wanted.shard is None and wanted.reproducible != "strict"
     return wanted.strategy == "ddp" and wanted.parallel.ranks == 1 and is_dense
-
-
-def _are_uneven(ranks_s: tuple[float, ...]) -> bool:
-    """Return whether one rank is much slower than the others."""
-    return bool(ranks_s) and max(ranks_s) > (1 + 2 * NOTABLE) * statistics.median(ranks_s)
 
 
 def _stages(stages_s: tuple[float, ...]) -> str:

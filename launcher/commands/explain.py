@@ -132,9 +132,9 @@ def _closest(path: str) -> str:
         return f"did you mean `{typo[0]}`?"
     names = every_key(model())
     key = path.rpartition(".")[2]
-    exact = [name for name in names if name.rpartition(".")[2] == key]
-    if key in exact or len(exact) == 1:  # the right key in a wrong section
-        return f"did you mean `{key if key in exact else exact[0]}`?"
+    exact = sorted((name for name in names if name.rpartition(".")[2] == key), key=lambda name: name.count("."))
+    if len(exact) == 1 or (exact and exact[0].count(".") < exact[1].count(".")):  # the right key in a wrong section
+        return f"did you mean `{exact[0]}`?"
     if close := get_close_matches(path, names, 1):
         return f"did you mean `{close[0]}`?"
     elsewhere = list(keys_named(path.rpartition(".")[2]))

@@ -330,6 +330,8 @@ def _asynchronous(root: YamlNode) -> Iterator[Fault]:
     is_ordered = _text(root, "training", "server", "order") == "tickets"
     refused: tuple[tuple[KeyPath, tuple[object, ...] | None, str], ...] = (
         (("precision",), ("fp16",), "write `precision: bf16`"),
+        (("cpu_offload",), (True,), "leave it out"),
+        (("wrap_min_params",), None, "leave it out"),
         (("optimizer", "name"), ("lars", "lamb"), "servers hold parts of layers; write `adamw` or `sgd`"),
         (
             ("reproducible",),
@@ -346,7 +348,8 @@ def _asynchronous(root: YamlNode) -> Iterator[Fault]:
         if node is not None and (wrong is None or node.value in wrong):
             against = ("server", "order") if path[0] == "server" else ("strategy",)
             shown = "order: tickets" if path[0] == "server" else "strategy: async"
-            message = f"`{'.'.join(map(str, path))}` does not go with `{shown}`"
+            given_value = f": {str(node.value).lower()}" if wrong else ""
+            message = f"`{'.'.join(map(str, path))}{given_value}` does not go with `{shown}`"
             yield _in_training(root, message, hint, path, against)
 
 

@@ -25,7 +25,7 @@ def advice(config: JobConfig, ranks: int) -> str | None:
     found = [job for job in Registry(home()).jobs() if job.name == wanted and job.attempt.progress.get("diagnosis")]
     if not found:
         return None
-    newest = max(found, key=lambda job: job.id)
+    newest = max(found, key=lambda job: job.created_s)
     step = _measured(newest.attempt.progress["diagnosis"].get("step"))
     if step is None:
         return None
@@ -36,8 +36,11 @@ def _measured(given: object) -> savings.MeasuredStep | None:
     """Return the step of a diagnosis, or None for invalid values: jobs write the diagnosis."""
     if not isinstance(given, dict):
         return None
-    names = ("compute_s", "gradient_bytes", "bandwidth", "states")
-    values = [given.get(name) for name in names]
-    if not all(isinstance(value, int | float) and value > 0 for value in values):
+    values = [given.get(name) for name in ("compute_s", "gradient_bytes", "bandwidth", "states")]
+    ranks_s = given.get("rank_s")
+    of_ranks = tuple(ranks_s) if isinstance(ranks_s, list) else ()
+    if not all(isinstance(value, int | float) and value >= 0 for value in (*values, *of_ranks)):
         return None
-    return savings.MeasuredStep(*values)  # type: ignore[arg-type]
+    compute_s, size, bandwidth, states = values
+    step = savings.MeasuredStep(compute_s, size, bandwidth, states, of_ranks)  # type: ignore[arg-type]
+    return step if min(step.compute_s, step.gradient_bytes, step.bandwidth, *of_ranks) > 0 else None

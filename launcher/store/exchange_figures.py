@@ -12,6 +12,7 @@ __all__ = ["NAMES", "fold", "histogram", "words"]
 
 NAMES = ("bytes_sent", "averages", "density", "threshold", "residual_norm", "tau_mean", "tau_max", "lead", "workers")
 _MOST_TAU = 64  # a larger staleness counts as this
+_LARGEST = 1e15  # of a figure: a job may write any number
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -30,7 +31,9 @@ def fold(counts: list[int] | None, event: Mapping[str, Any]) -> list[int] | None
 
 def words(progress: Mapping[str, Any]) -> str:
     """Return the newest figures in a few words; empty without figures."""
-    known = {name: value for name in NAMES if isinstance(value := progress.get(name), float | int)}
+    known = {
+        name: value for name in NAMES if isinstance(value := progress.get(name), float | int) and 0 <= value <= _LARGEST
+    }
     parts = []
     if known.get("bytes_sent"):
         parts.append(f"a rank sends {quantity(float(known['bytes_sent']))}B a step")

@@ -226,6 +226,56 @@ def test_ordered_shard_applies_in_order_and_keeps_old_weights() -> None:
     assert room.tolist() == found.weights.tolist()
 
 
+def test_ticket_from_before_a_boundary_is_refused() -> None:
+    """A worker that was frozen over a boundary pushes too late; its ticket is applied already."""
+    found = shard(2)
+    found.begin()
+    assert found.push(0, (0,), torch.ones(3))
+    assert found.push(1, (0,), torch.ones(3))
+    found.begin()
+    assert not found.push(0, (0,), torch.ones(3))
+    assert found.applied == 2
+
+
+def test_ordered_ticket_can_be_pulled_again_after_its_push() -> None:
+    """A worker that dies between two shards is replaced: the next one must read the same weights."""
+    found, before, again = shard(2, order="tickets"), torch.empty(3), torch.empty(3)
+    found.begin()
+    assert found.pull(0, before) == 0
+    found.push(0, (0,), torch.ones(3))
+    assert found.pull(0, again) == 0
+    assert before.tolist() == again.tolist()
+    found.pull(2, again)  # ticket 2 is handed out after ticket 0 is finished
+    assert set(found._kept) == {1, 2}
+
+
+def test_versions_continue_in_a_continued_log(tmp_path: Path) -> None:
+    """After a resume the versions go on from the log's, so that a replay finds the weights."""
+    log = UpdateLog(tmp_path / "a.log", 1, 0)
+    found = shard(2, log, softsync=2)
+    for ticket in range(3):
+        found.push(ticket, (found.version,), torch.ones(3))
+    found.flush()
+    assert found.version == 2
+    log.close()
+    again = UpdateLog(tmp_path / "a.log", 1, 3)
+    assert shard(2, again, softsync=2).version == 2
+    again.close()
+
+
+def test_full_disk_ends_the_log_and_not_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An update counts although its entry cannot be written; a line says that the run cannot be replayed."""
+    log = UpdateLog(tmp_path / "a.log", 1, 0)
+    log.close()
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        log._file = full
+        found = shard(1, log)
+        assert found.push(0, (0,), torch.ones(3))
+        assert found.push(1, (1,), torch.ones(3))
+    assert found.version == 2
+    assert capsys.readouterr().out.count("cannot be replayed") == 1
+
+
 def test_shards_cover_all_weights_once() -> None:
     """The parts of 3 shards are all elements of all parameters, in order; frozen parameters have no part."""
     module = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2))
@@ -252,6 +302,8 @@ def test_update_log_is_cut_to_the_checkpoint(tmp_path: Path) -> None:
     assert [entry.ticket for entry in kept] == [0, 0, 1, 2, 3, 1]
     assert (kept[0].versions, kept[-1].versions) == ((STARTED, STARTED), (FLUSHED, FLUSHED))
     UpdateLog(tmp_path / "a.log", 2, 9).close()
+    assert read_log(tmp_path / "a.log", 2) == [UpdateEntry(9, (STARTED, STARTED))]
+    UpdateLog(tmp_path / "a.log", 2, 9).close()  # a start that ended before its first save
     assert read_log(tmp_path / "a.log", 2) == [UpdateEntry(9, (STARTED, STARTED))]
 
 
@@ -330,6 +382,30 @@ def test_tickets_of_a_silent_worker_are_handed_out_again(server: ShardServer) ->
         with others, other:
             assert taken(other) == 0
             assert server.news(0, 0.0).lost == ["silent"]
+
+
+def test_gradient_that_cannot_be_applied_is_a_failure(server: ShardServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ticket counts as applied from its commit, so an error after it must end the run, not be lost."""
+
+    def broken(*_: Any) -> bool:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(server.shard, "push", broken)
+    beats, work = beating(server, "a")
+    with beats, work:
+        assert taken(work) == 0
+        push = WireMessage(MessageKind.PUSH, 0, 1, 1.0)
+        wire.send(work, push, bytes(wire.memory(torch.tensor([0]))), bytes(wire.memory(torch.ones(3))))
+        with pytest.raises((EOFError, OSError)):
+            wire.receive(work)
+        assert server.news(10, 30.0).failure == "a gradient cannot be applied: RuntimeError: out of memory"
+
+
+def test_histogram_of_an_event_has_a_last_bar(server: ShardServer) -> None:
+    """The updates of any larger staleness are in the last of 64 bars: an event is a short line."""
+    server.shard.staleness.update({0: 5, 63: 2, 3000: 4})
+    figures = server.figures()
+    assert (figures["tau_max"], len(figures["tau_counts"]), figures["tau_counts"][-1]) == (3000, 64, 6)
 
 
 def test_gradient_that_is_not_finite_is_a_failure(server: ShardServer) -> None:
@@ -461,6 +537,15 @@ def assert_applied_once(folder: Path, tickets: int, shards: int = 1) -> None:
         assert sorted(entry.ticket for entry in entries) == list(range(tickets))
 
 
+def replayed(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights that a replay of the folder's logs ends with."""
+    words = ["-m", "cloudtrain.entrypoints.trainer.parameter_server.replay", "spec.json", "output"]
+    done = warmpython.run(words, folder, environment(folder), 100)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, torch.Tensor] = torch.load(folder / "output" / "replayed.pt", weights_only=True)
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [TRAINING["optimizer"], {"name": "adamw", "lr": 0.01, "weight_decay": 0.01}])
 def test_one_worker_equals_ddp_to_the_bit(tmp_path: Path, optimizer: dict[str, Any]) -> None:
@@ -492,6 +577,7 @@ def test_ordered_run_repeats_to_the_bit_through_kills(tmp_path: Path) -> None:
     assert resumed.losses == {step: loss for step, loss in plain.losses.items() if step > 30 - len(resumed.losses)}
     assert_equal(resumed.weights, plain.weights)
     assert_applied_once(tmp_path / "rank", 60, 2)
+    assert_equal(replayed(tmp_path / "rank"), plain.weights)
 
 
 @pytest.mark.slow
@@ -502,11 +588,8 @@ def test_stopped_worker_costs_a_lease_and_the_run_replays(tmp_path: Path) -> Non
     assert found.code == 0, found.output
     assert "is lost; its tickets are handed out again" in found.output
     assert_applied_once(folder, 60, 2)
-    replayed = warmpython.run(
-        ["-m", "cloudtrain.entrypoints.trainer.parameter_server.replay", "output"], folder, environment(folder), 100
-    )
-    assert replayed.returncode == 0, replayed.stderr
-    assert_equal(torch.load(folder / "output" / "replayed.pt", weights_only=True), found.weights)
+    assert "the worker of rank" in found.output
+    assert_equal(replayed(folder), found.weights)
 
 
 @pytest.mark.slow

@@ -97,7 +97,10 @@ def test_attempts_of_the_named_job_are_offered(ask: Ask, seed: Callable[..., Job
         ("explain resources.sp", ["resources.spot"]),
         ("explain reso", ["resources."]),
         ("submit --set resources.sp", ["resources.spot="]),
-        ("submit --set training.strategy=", [f"training.strategy={name}" for name in ("ddp", "fsdp", "hsdp")]),
+        (
+            "submit --set training.strategy=",
+            [f"training.strategy={name}" for name in ("async", "ddp", "fsdp", "hsdp", "local")],
+        ),
         ("resume last --set resources.spot=t", ["resources.spot=true"]),
         ("submit --set 'resources.sp", ["resources.spot="]),
         ("submit -f ", ["file"]),

@@ -440,6 +440,22 @@ RULES = [
     ("name: x\nmodule: m\nparams: {a: 1}", "`params` goes with `task`, not with `module`", [3, 2]),
     (task("training:\n  epochs: 1\n  max_steps: 1"), "`max_steps` and `epochs` exclude", [4, 5]),
     (task("training:\n  global_batch_size: 10\n  micro_batch_size: 4"), "10 is not a multiple of", [4, 5]),
+    (
+        task("training:\n  strategy: async\n  precision: fp16"),
+        "`precision: fp16` does not go with `strategy: async`",
+        [5, 4],
+    ),
+    (
+        task("training:\n  strategy: async\n  num_workers: 2"),
+        "`num_workers` does not go with `strategy: async`",
+        [5, 4],
+    ),
+    (task("training:\n  server: {softsync: 2}"), "`server` goes with `strategy: async`, not with `ddp`", [4]),
+    (
+        task("training:\n  strategy: async\n  server: {order: tickets, max_lead: 2}"),
+        "`server.max_lead` does not go with `order: tickets`",
+        [5, 5],
+    ),
     (task("training:\n  strategy: fsdp\n  compression: bf16"), "`compression` goes with `strategy: ddp`", [4, 5]),
     (task("training:\n  cpu_offload: true"), "`cpu_offload` needs shards", [4]),
     (

@@ -39,7 +39,7 @@ def test_explain_the_top_level() -> None:
     ("path", "words"),
     [
         ("limits.max_duration", "duration, default 24h"),
-        ("training.strategy", "ddp | fsdp | hsdp, default ddp"),
+        ("training.strategy", "ddp | fsdp | hsdp | local | async, default ddp"),
         ("budget.limit", "amount of money, required"),
         ("budget.alert_at", "list of percentage, default [50%, 80%, 100%]"),
         ("distributed.nproc_per_node", "whole number or auto, default auto"),

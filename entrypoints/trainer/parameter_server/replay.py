@@ -1,7 +1,8 @@
 """Computes an asynchronous run again from its update logs, to the same bits, in one process.
 
-    CLOUDTRAIN_SPEC=spec.json python -m cloudtrain.entrypoints.trainer.parameter_server.replay OUTPUT_FOLDER
+    python -m cloudtrain.entrypoints.trainer.parameter_server.replay SPEC OUTPUT_FOLDER
 
+SPEC is a node's spec.json. The task file's path in the spec is relative to the folder of the job's code: start there.
 A log has the order of a shard's updates and, for each, the version of the weights that the gradient was computed from.
 A gradient is a pure function of weights and ticket, so the same weights follow. The command writes the weights to
 `replayed.pt` in the output folder.
@@ -179,8 +180,12 @@ def _logs(folder: Path) -> tuple[int, list[list[UpdateEntry]]]:
 
 def main() -> int:
     """Replay the run in the folder that the command line names; return the exit code."""
-    folder = Path(sys.argv[1])
-    module = replay(read_spec(os.environ["CLOUDTRAIN_SPEC"]), folder)
+    if len(sys.argv) != 3:
+        raise TaskError("two arguments are needed: SPEC (a node's spec.json) and OUTPUT_FOLDER")
+    spec, folder = map(Path, sys.argv[1:])
+    if not spec.is_file():
+        raise TaskError(f"there is no spec {spec}; a node's folder has spec.json")
+    module = replay(read_spec(spec), folder)
     state = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     weights.write(folder / "replayed.pt", state)
     print(f"replayed the run's updates; the weights are in {folder / 'replayed.pt'}")

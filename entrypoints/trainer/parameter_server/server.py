@@ -21,6 +21,7 @@ from cloudtrain.entrypoints.trainer.saving import MAX_SKIPPED
 
 __all__ = ["ServerNews", "ShardServer"]
 
+_MOST_TAU = 64  # entries of an event's histogram: an event is a line of 4096 bytes
 _STOPPED_LEASE_S = 10.0  # for a silent worker, once the job must stop: platforms give a job 30 s and more
 
 
@@ -28,13 +29,15 @@ _STOPPED_LEASE_S = 10.0  # for a silent worker, once the job must stop: platform
 class ServerNews:
     """Progress since the last call: tickets done, the limit, the mean loss of each finished step, and faults.
 
-    `failure`: a worker's error, in words. `left_out`: the steps of tickets without an update.
+    A loss is None if all tickets of the step were left out. `failure`: an error, in words; `is_sick`: loss or gradient
+    are not finite. `left_out`: the steps of tickets without an update.
     """
 
     done: int
     limit: int
-    losses: list[float] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
     failure: str | None = None
+    is_sick: bool = False
     left_out: list[int] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
@@ -63,7 +66,8 @@ class ShardServer:
         self._connections: dict[str, list[socket.socket]] = {}
         self._losses: dict[int, float] = {}
         self._told = tickets.done if tickets else 0
-        self._failure: str | None = None
+        self.failure: str | None = None  # the first error, in words
+        self._is_sick = False
         self._left_out: list[int] = []
         self._lost: list[str] = []
         self._skipped = 0  # gradients in a row that were not finite
@@ -96,18 +100,18 @@ class ShardServer:
             assert tickets is not None
 
             def is_due() -> bool:
-                return tickets.is_complete or tickets.done >= until or self._failure is not None
+                return tickets.is_complete or tickets.done >= until or self.failure is not None
 
             self._changed.wait_for(is_due, wait_s)
-            losses = []
+            losses: list[float | None] = []
             while self._told + self._ranks <= tickets.done:
                 own = range(self._told, self._told + self._ranks)
                 known = [self._losses.pop(ticket) for ticket in own if ticket in self._losses]
-                losses.append(sum(known) / len(known) if known else 0.0)  # no loss: all tickets were left out
+                losses.append(sum(known) / len(known) if known else None)
                 self._told = own.stop
             left_out, self._left_out = self._left_out, []
             lost, self._lost = self._lost, []
-            return ServerNews(tickets.done, tickets.limit, losses, self._failure, left_out, lost)
+            return ServerNews(tickets.done, tickets.limit, losses, self.failure, self._is_sick, left_out, lost)
 
     def figures(self) -> dict[str, Any]:
         """Return the living workers; since the last call the largest lead, and the staleness: mean, largest, counts."""
@@ -119,7 +123,9 @@ class ShardServer:
         if counts:
             found["tau_mean"] = sum(tau * count for tau, count in counts.items()) / counts.total()
             found["tau_max"] = max(counts)
-            found["tau_counts"] = [counts[tau] for tau in range(max(counts) + 1)]
+            listed = [counts[tau] for tau in range(min(max(counts) + 1, _MOST_TAU))]
+            listed[-1] = sum(count for tau, count in counts.items() if tau >= len(listed) - 1)
+            found["tau_counts"] = listed
         return found
 
     def close(self) -> None:
@@ -134,9 +140,12 @@ class ShardServer:
 
     def _accept(self) -> None:
         while not self._is_closed:
-            with contextlib.suppress(OSError):
+            try:
                 connection, _ = self._listener.accept()
-                threading.Thread(target=self._greet, args=(connection,), name="worker", daemon=True).start()
+            except OSError:  # closed, or no file descriptors are left
+                time.sleep(0.1)
+                continue
+            threading.Thread(target=self._greet, args=(connection,), name="worker", daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
         """Check the secret, and serve the connection until its end."""
@@ -227,7 +236,11 @@ class ShardServer:
         if sent is not None:
             wire.receive_into(connection, wire.memory(sent))
         if self._commit(worker, message, gradient is not None):
-            self.shard.push(message.ticket, tuple(versions.tolist()), gradient, sent)
+            try:
+                self.shard.push(message.ticket, tuple(versions.tolist()), gradient, sent)
+            except Exception as error:  # the ticket counts as applied, and is not
+                self._fail(f"a gradient cannot be applied: {type(error).__name__}: {error}")
+                raise EOFError from error
 
     def _take(self, worker: str, finished: int) -> int:
         """Return the worker's next ticket; wait until there is one. Raises EOFError at the end."""
@@ -250,7 +263,8 @@ class ShardServer:
         with self._changed:
             if not is_finite and not self._skips:
                 step = message.ticket // self._ranks + 1
-                self._failure = self._failure or f"loss or gradient of a worker is not finite in step {step}"
+                self.failure = self.failure or f"loss or gradient of a worker is not finite in step {step}"
+                self._is_sick = True
                 self._changed.notify_all()
                 raise EOFError("the run has failed")
             if self._tickets is None:
@@ -262,12 +276,12 @@ class ShardServer:
                 self._left_out.append(message.ticket // self._ranks + 1)
                 self._skipped += 1
                 if self._skipped >= MAX_SKIPPED:
-                    self._failure = f"{MAX_SKIPPED} gradients in a row were not finite"
+                    self.failure, self._is_sick = f"{MAX_SKIPPED} gradients in a row were not finite", True
             return is_new
 
     def _fail(self, text: str) -> None:
         with self._changed:
-            self._failure = self._failure or text
+            self.failure = self.failure or text
             self._changed.notify_all()
 
 

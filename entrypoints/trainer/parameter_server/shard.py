@@ -9,14 +9,16 @@ tau would otherwise move with the rate of a whole batch.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import nn
@@ -105,17 +107,21 @@ class UpdateLog:
     """A shard's update log, open for appending."""
 
     def __init__(self, path: Path, shards: int, first: int) -> None:
-        """Continue the log at ticket `first`: later entries are cut off. A log that does not reach it begins anew."""
+        """Continue the log at ticket `first`: later entries are cut off. A log that does not reach it begins anew.
+
+        A log that cannot be written any more, on a full disk, ends with a line on standard output.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._shards = shards
         found = read_log(path, shards) if path.exists() else []
         kept = 0
         count = found[0].ticket if found else -1
         for entry in found:
-            if count == first and entry.versions[0] != FLUSHED:
+            if count == first and entry.versions[0] not in (FLUSHED, STARTED):
                 break
             kept, count = kept + 1, count + (entry.versions[0] not in (FLUSHED, STARTED))
-        self._file = path.open("r+b" if count == first else "wb")
+        self._file: IO[bytes] | None = path.open("r+b" if count == first else "wb")
+        self.entries = found[:kept] if count == first else []  # before this start
         if count == first:
             self._file.seek(kept * 8 * (1 + shards))
             self._file.truncate()
@@ -125,16 +131,40 @@ class UpdateLog:
     def write(self, entry: UpdateEntry) -> None:
         """Append an entry; a mark in place of versions fills their room."""
         versions = entry.versions if len(entry.versions) == self._shards else entry.versions * self._shards
-        self._file.write(UpdateEntry(entry.ticket, versions).packed())
+        if self._file is not None:
+            with self._ending_at_an_error():
+                self._file.write(UpdateEntry(entry.ticket, versions).packed())
 
     def sync(self) -> None:
         """Make all entries durable."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._file is not None:
+            with self._ending_at_an_error():
+                self._file.flush()
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            with self._ending_at_an_error():
+                self._file.close()
+
+    @contextlib.contextmanager
+    def _ending_at_an_error(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._file = None
+            print(f"the update log ends here, and the run cannot be replayed: {error}", flush=True)
+
+
+def updates_in(entries: Sequence[UpdateEntry], softsync: int) -> int:
+    """Return how many updates the entries of a log make."""
+    updates = count = 0
+    for entry in entries:
+        count += entry.versions[0] >= 0
+        if count == softsync or (entry.versions[0] == FLUSHED and count):
+            updates, count = updates + 1, 0
+    return updates
 
 
 @dataclass(frozen=True)
@@ -181,7 +211,9 @@ class WeightShard:
         self._count = 0  # gradients in `_sum`
         self.buffers, self._next_buffers = buffers, buffers
         self._log = log
-        self.version = 0  # updates so far
+        # Updates so far, also those of earlier starts in the log: the versions in the log never begin again.
+        self.version = 0 if log is None else updates_in(log.entries, self._softsync)
+        self._first = first  # the first ticket since the last boundary
         self.applied = first  # tickets so far, in any order
         self._has: set[int] = set()  # tickets since the last boundary
         self._pending: dict[int, _Pushed] = {}  # in order: tickets that wait for an earlier one
@@ -193,6 +225,7 @@ class WeightShard:
     def begin(self) -> None:
         """Begin at a boundary: all tickets handed out are applied. The next tickets read the present weights."""
         with self.lock:
+            self._first = self.applied
             self._has.clear()
             self._kept.clear()
             if self._is_ordered:
@@ -209,6 +242,8 @@ class WeightShard:
     def pull(self, ticket: int, room: torch.Tensor, buffers: torch.Tensor | None = None) -> int:
         """Copy the weights for the ticket to `room`, and the buffers; return their version."""
         with self.lock:
+            for old in [key for key in self._kept if key <= ticket - self._ranks]:
+                del self._kept[old]  # all shards have it: otherwise this ticket would not be handed out
             version, weights, kept = self._kept.get(ticket, (self.version, self.weights, self.buffers))
             room.copy_(weights)
             if buffers is not None and kept is not None:
@@ -223,7 +258,7 @@ class WeightShard:
         `gradient` None: the ticket counts, without an update. `buffers`: of the step's first virtual rank.
         """
         with self.lock:
-            if ticket in self._has:
+            if ticket in self._has or ticket < self._first:
                 return False
             self._has.add(ticket)
             if not self._is_ordered:
@@ -234,7 +269,6 @@ class WeightShard:
             while self.applied in self._pending:
                 done = self.applied
                 self._apply(done, self._pending.pop(done))
-                self._kept.pop(done, None)
                 self._keep(done + self._ranks)
             return True
 

@@ -89,7 +89,7 @@ class Tickets:
         return ticket
 
     def commit(self, worker: str, ticket: int) -> bool:
-        """UpdateEntry that the first shard gets the ticket's gradient; False if the shard has the gradient already."""
+        """Record that the first shard gets the ticket's gradient; False if the shard has the gradient already."""
         if ticket not in self._workers[worker].held:
             raise KeyError(f"worker {worker} does not hold ticket {ticket}")
         if ticket in self._committed:
@@ -98,7 +98,7 @@ class Tickets:
         return True
 
     def finish(self, worker: str, ticket: int) -> None:
-        """UpdateEntry that all shards have the ticket's gradient."""
+        """Record that all shards have the ticket's gradient."""
         own = self._workers[worker]
         own.held.remove(ticket)
         own.clock += 1

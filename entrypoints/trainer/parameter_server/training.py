@@ -15,6 +15,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ from cloudtrain.entrypoints.trainer.strategies.buffers import pack, unpack
 __all__ = ["log_path", "running"]
 
 _POLL_S = 0.2
-_MOST_DEATHS = 5  # of a rank's worker, without a finished ticket in between
+_MOST_DEATHS, _SHORT_LIFE_S = 5, 60.0  # of a rank's worker in a row, each so soon after its start
 
 
 def log_path(folder: Path, shard: int, shards: int, ranks: int) -> Path:
@@ -122,7 +123,7 @@ class _Rank:
             self._log.close()
 
     def train_to_boundary(self) -> Agreed:
-        """Train to the next boundary. Raises TaskError or NonFiniteError, on all ranks, after a worker's failure."""
+        """Train to the next boundary. Raises TaskError or NonFiniteError, on all ranks, after a task's error."""
         job, progress = self._job, self._progress
         job.optimizer.state.clear()  # the shards have it
         if self._shard is not None:
@@ -134,6 +135,7 @@ class _Rank:
         while True:
             job.agreement.begin(job.meter.step_s, failed=job.saver.failure is not None, saving=job.saver.is_busy)
             verdict = job.agreement.finish()
+            progress.log_every = verdict.log_every or progress.log_every
             if verdict.failed:
                 saving.retry_later(job, progress)
             seen = Agreed(seen.stop or verdict.stop, seen.save or verdict.save)
@@ -142,6 +144,8 @@ class _Rank:
                     self._server.close_early(must_stop=seen.stop is not None)
                 is_closing = True
             self._look_after_worker()
+            if self._server is not None and self._server.failure and not job.place.is_head:
+                raise TaskError(self._server.failure)
             told = exchange.share(self._told())
             self._follow(ServerNews(**told))
             if told["done"] == told["limit"]:
@@ -162,23 +166,25 @@ class _Rank:
         """Report the finished steps, and raise a worker's failure. All ranks have the same news."""
         job, progress = self._job, self._progress
         if news.done != self._finished:
-            self._finished, self._deaths = news.done, 0
+            self._finished = news.done
             heartbeat.beat()
         for worker in news.lost:
+            if worker == self._name:  # silent, perhaps stopped: the next one may compute again
+                self._worker.kill()
             if job.place.is_head:
                 print(f"worker {worker} is lost; its tickets are handed out again, and training continues", flush=True)
         for step in news.left_out:
             text = f"a part of step {step} is left out: its loss or gradient is not finite"
             report.say(job, "step", text, step=step, max_steps=progress.max_steps, skipped=True)
         if news.failure is not None:
-            if "not finite" in news.failure:
+            if news.is_sick:
                 saving.fail(job, progress, news.failure)
             raise TaskError(news.failure)
         for loss in news.losses:
             progress.step += 1
             progress.samples += job.split.global_batch
             job.meter.tick()
-            if report.is_logged(job, progress, progress.step):
+            if loss is not None and report.is_logged(job, progress, progress.step):
                 training = job.spec.training
                 factor = optim.lr_factor(training.schedule, progress.step - 1, progress.max_steps, job.warmup_start)
                 report.say_step(job, progress, loss, job.base_lrs[0] * factor, None)
@@ -189,23 +195,25 @@ class _Rank:
         return {"bytes_sent": sent, **(self._server.figures() if self._server else {})}
 
     def _look_after_worker(self) -> None:
-        """Start the worker again if it has ended. Raises TaskError if it ends again and again."""
+        """Start the worker again if it has ended. Raises TaskError, on this rank, if it ends again and again."""
         code = self._worker.poll()
         if code is None:
             return
-        self._deaths += 1
+        lived_s = time.monotonic() - self._started_s
+        self._deaths = self._deaths + 1 if lived_s < _SHORT_LIFE_S else 1
         if self._deaths > _MOST_DEATHS:
             raise TaskError(
-                f"the worker of rank {self._job.place.rank} has ended {self._deaths} times without a finished step, "
-                f"at last with code {code}; its log lines say why"
+                f"the worker of rank {self._job.place.rank} has ended {self._deaths} times soon after its start, at "
+                f"last with code {code}; its log lines say why"
             )
         print(f"the worker of rank {self._job.place.rank} has ended with code {code}; it starts again", flush=True)
         self._worker = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
         """Start the worker: a new process, since a fork after threads and CUDA is not safe."""
-        self._starts += 1
-        order = dataclasses.replace(self._order, name=f"{self._job.place.rank}.{self._starts}")
+        self._starts, self._started_s = self._starts + 1, time.monotonic()
+        self._name = f"{self._job.place.rank}.{self._starts}"
+        order = dataclasses.replace(self._order, name=self._name)
         environment = {**os.environ, VARIABLE: json.dumps(dataclasses.asdict(order))}
         for name in ("CLOUDTRAIN_RESULT_DIR", "CLOUDTRAIN_OUTPUT_DIR"):
             environment.pop(name, None)
@@ -226,7 +234,7 @@ class _Rank:
         shard = WeightShard(training, number, pieces, self._ranks, first, factor, buffers, self._log)
         for piece, own in zip(self._slices, pieces, strict=True):
             for key, value in job.optimizer.state.get(named[piece.name], {}).items():
-                shard.optimizer.state[own][key] = value.clone() if key == "step" else _cut(value, piece)
+                shard.optimizer.state[own][key] = value.cpu().clone() if key == "step" else _cut(value, piece)
         if job.ema is not None:
             ema, averages = job.ema, job.ema.tensors()
             average = torch.cat([_cut(averages[piece.name], piece) for piece in self._slices])
