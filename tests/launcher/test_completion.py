@@ -99,7 +99,7 @@ def test_attempts_of_the_named_job_are_offered(ask: Ask, seed: Callable[..., Job
         ("submit --set resources.sp", ["resources.spot="]),
         (
             "submit --set training.strategy=",
-            [f"training.strategy={name}" for name in ("async", "ddp", "fsdp", "hsdp", "local")],
+            [f"training.strategy={name}" for name in ("ddp", "fsdp", "hsdp", "local", "async")],
         ),
         ("resume last --set resources.spot=t", ["resources.spot=true"]),
         ("submit --set 'resources.sp", ["resources.spot="]),
