@@ -325,8 +325,12 @@ def connected(
 ) -> socket.socket:
     """Return a worker's connection."""
     found = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-    found.sendall(secret)
-    wire.send(found, WireMessage(kind), name.encode())
+    try:
+        found.sendall(secret)
+        wire.send(found, WireMessage(kind), name.encode())
+    except OSError:
+        found.close()
+        raise
     return found
 
 
@@ -346,8 +350,8 @@ def taken(work: socket.socket, finished: int = -1) -> int:
 def test_connection_without_the_secret_is_closed(server: ShardServer) -> None:
     """A process on the network that does not know the job's secret gets no answer."""
     with (
+        pytest.raises((EOFError, OSError)),  # while sending, or while waiting for the answer
         connected(server, "a", MessageKind.BEAT, b"x" * wire.SECRET_BYTES) as found,
-        pytest.raises((EOFError, OSError)),
     ):
         wire.receive(found)
 
