@@ -221,13 +221,9 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     optimizer, warmup_start = _optimizer(spec, task, spread, split)
     if task.optimizer is None:  # a user's optimizer keeps its settings
         spread.adopt(optimizer)
-    identity = {
-        **_settings(spec, task, split),
-        "optimizer": type(optimizer).__name__,
-        "parameters": parameters,
-        "dataset_length": len(train_data),
-        "dataset_fingerprint": fingerprint,
-    }
+    of_data = {"dataset_length": len(train_data), "dataset_fingerprint": fingerprint}
+    of_model = {"optimizer": type(optimizer).__name__, "parameters": parameters}
+    identity = {**_settings(spec, task, split), **of_model, **of_data}
     folder = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
     second = published.open_mirror(published.of_job(spec.checkpoint.mirror, spec.job))
     uploader = None if second is None else Uploader(second, spec.checkpoint.keep)

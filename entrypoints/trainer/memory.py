@@ -245,24 +245,19 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
             spare, is_assumed = _first_step(optimizer, [p for p in spread.module.parameters() if p.requires_grad])
         if is_shared:
             optimizer.zero_grad()
-            for parameter in trained:
-                parameter.grad = torch.zeros_like(parameter)
+            _give_gradients(trained)
         gc.collect()
         static_bytes = counter.live_bytes
         if not is_averaged:
             optimizer.zero_grad()
     held_bytes = counter.live_bytes if wanted.cpu_offload else 0  # in the host's memory
-    counter.peak_bytes = counter.live_bytes
-    static_bytes -= held_bytes
+    static_bytes, counter.peak_bytes = static_bytes - held_bytes, counter.live_bytes
 
     def step(count: int) -> None:
         with mode, counter:
             _passes(wanted, task, spread, batch, range(count))
         with counter:
-            spread.finish()
-            if not is_assumed:
-                optimizer.step()
-            spread.share_update()
+            _update(spread, None if is_assumed else optimizer)
             optimizer.zero_grad()
 
     try:
@@ -271,6 +266,14 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         return Estimate(static_bytes, static_bytes, parameters, is_assumed, _reason(error))
     del average, outer, spare
     return Estimate(peak_bytes, static_bytes, parameters, is_assumed)
+
+
+def _update(spread: strategies.Strategy, optimizer: torch.optim.Optimizer | None) -> None:
+    """Finish a step's gradients, and change the weights unless the optimizer cannot run without data."""
+    spread.finish()
+    if optimizer is not None:
+        optimizer.step()
+    spread.share_update()
 
 
 def _sparse_copies(wanted: TrainingSettings) -> int:
@@ -388,10 +391,14 @@ def _optimizer(spec: Spec, task: Task, module: nn.Module) -> torch.optim.Optimiz
     return optim.build(spec.training.optimizer, module.parameters())
 
 
-def _first_step(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> tuple[list[torch.Tensor], bool]:
-    """Let the optimizer make its state. Return tensors in place of the state, and whether they were needed."""
+def _give_gradients(trained: list[nn.Parameter]) -> None:
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
+
+
+def _first_step(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> tuple[list[torch.Tensor], bool]:
+    """Let the optimizer make its state. Return tensors in place of the state, and whether they were needed."""
+    _give_gradients(trained)
     try:
         optimizer.step()
     except Exception:

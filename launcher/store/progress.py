@@ -57,22 +57,7 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
                 if step is not None and isinstance(fields.get("loss"), float | int):
                     points.append((time_s, step, float(fields["loss"])))
         elif kind in ("checkpoint", "restart") and event.get("path"):  # saved, or resumed
-            name = (sanitize.text(event["path"]) or "").rpartition("/")[2]
-            if step is None and (named := _STEP.search(name)):
-                step = int(named[1])
-            if kind == "restart" and step != now.get("checkpoint_step"):
-                now.pop("saved_s", None)  # an older checkpoint of unknown age
-            if kind == "restart":
-                now.setdefault("resumed_step", step)
-            # The agent reports a save whose step the job has reported, or a file that a script overwrites at each save.
-            is_overwritten = kind == "checkpoint" and now.get("checkpoint_step") is None
-            if step is not None or name != now.get("checkpoint") or is_overwritten:
-                now["checkpoint_step"] = step
-                now |= {"saved_after": now.get("step")} if step is None else {}
-            now["checkpoint"] = name
-            if kind == "checkpoint" and time_s is not None:
-                changed_s = sanitize.value(event.get("changed_s"))  # of a kept file, which the agent found later
-                now["saved_s"] = min(time_s, changed_s) if isinstance(changed_s, float | int) else time_s
+            _fold_checkpoint(now, event, step, time_s)
         elif kind == "unkept" and isinstance(event.get("names"), list):
             now["unkept"] = [found for each in event["names"][:_MOST_UNKEPT] if (found := sanitize.text(each))]
         elif kind == "gpu" and time_s is not None:
@@ -86,6 +71,27 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
     if points:
         now["curve"] = loss_bins.dump(loss_bins.added(loss_bins.load(now.get("curve")), points))
     return now
+
+
+def _fold_checkpoint(now: dict[str, Any], event: dict[str, Any], step: int | None, time_s: float | None) -> None:
+    """Enter a save or a resume in the progress `now`."""
+    kind = event["e"]
+    name = (sanitize.text(event["path"]) or "").rpartition("/")[2]
+    if step is None and (named := _STEP.search(name)):
+        step = int(named[1])
+    if kind == "restart" and step != now.get("checkpoint_step"):
+        now.pop("saved_s", None)  # an older checkpoint of unknown age
+    if kind == "restart":
+        now.setdefault("resumed_step", step)
+    # The agent reports a save whose step the job has reported, or a file that a script overwrites at each save.
+    is_overwritten = kind == "checkpoint" and now.get("checkpoint_step") is None
+    if step is not None or name != now.get("checkpoint") or is_overwritten:
+        now["checkpoint_step"] = step
+        now |= {"saved_after": now.get("step")} if step is None else {}
+    now["checkpoint"] = name
+    if kind == "checkpoint" and time_s is not None:
+        changed_s = sanitize.value(event.get("changed_s"))  # of a kept file, which the agent found later
+        now["saved_s"] = min(time_s, changed_s) if isinstance(changed_s, float | int) else time_s
 
 
 def _figures(event: dict[str, Any]) -> dict[str, Any]:
