@@ -144,7 +144,7 @@ def test_host_that_vanishes_during_a_submit_leaves_nothing(cli: Any, bed: Bed, w
     for job in cli("list", "--json", "--active").json["jobs"]:
         cli("stop", job["job"], "--now", "-y")
     wait_until(lambda: bed.agents() == [0, 0], 30)
-    assert cli(*SUBMIT, cwd=folder).code == 0
+    wait_until(lambda: cli(*SUBMIT, cwd=folder).code == 0, 120)  # a host that has just booted may be slow to answer
     assert settle(cli, bed, wait_until) == "runs"
 
 
