@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FROM_ENTRYPOINTS = {"atomic_json", "contract", "errors", "events", "format", "job_files", "processes"}
 FROM_ENTRYPOINTS |= {"environments", "host", "notices"}
 FROM_ENTRYPOINTS |= {"agent.last_lines", "agent.node_folder", "agent.node_logs", "rank.rehearsal", "rank.savings"}
-FROM_ENTRYPOINTS |= {"rank.tracebacks", "rank.variables", "stores"}
+FROM_ENTRYPOINTS |= {"rank.tracebacks", "rank.variables", "stores", "sweep.search", "sweep.space"}
 # The rooms of a folder, from the top down: a room imports only rooms behind it, also inside functions, for types, and
 # by names in strings. A file at the top of the folder is a separate room.
 ROOMS = {
@@ -31,8 +31,19 @@ ROOMS = {
         *("backend_table", "job", "plan", "errors"),
     ),
     "entrypoints": (
-        *("train", "container", "host", "agent", "trainer", "scripts", "environments", "replication", "checkpoints"),
-        *("stores", "rank", "notices", "contract", "atomic_json", "bundle_file", "events", "format", "job_files"),
+        *("train", "container", "host", "agent", "sweep", "trainer", "scripts", "environments", "replication"),
+        *(
+            "checkpoints",
+            "stores",
+            "rank",
+            "notices",
+            "contract",
+            "atomic_json",
+            "bundle_file",
+            "events",
+            "format",
+            "job_files",
+        ),
         "processes",
         "errors",
     ),

@@ -1,0 +1,264 @@
+"""The decision of a search: which segments to start next. A pure function of the results, the running segments, money.
+
+A trial is trained in segments. Segment k ends at the step of rung k, where the trial is evaluated, saved and paused; a
+promoted trial goes on from there. Because the decision has no state, any number of processes may decide at once, and a
+process may die at any time: a segment is identified by (trial, rung), and its sender sends a segment once.
+
+Algorithms: `grid` and `random` train each trial to the end. `asha` (Li et al. 2018, arXiv 1810.05934, algorithm 2)
+promotes a trial as soon as the trial is among the best 1/factor of its rung; `halving` (Jamieson and Talwalkar 2016)
+waits for all trials of a rung. `pbt` (Jaderberg et al. 2017, arXiv 1711.09846): after each generation, the lowest
+quarter of the population continues from copies of the highest quarter, with perturbed values.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cloudtrain.entrypoints.sweep.space import Dimension, dimensions, drawn, grid, perturbed, unit
+
+__all__ = ["ALGORITHMS", "Allowance", "Results", "Search", "Segment", "best", "decide", "origin", "rungs", "values_of"]
+
+ALGORITHMS = ("grid", "random", "halving", "asha", "pbt")
+_QUARTER = 4  # pbt: the population's size divided by the number of replaced trials
+
+Results = Mapping[tuple[int, int], float | None]
+"""The metric by (trial, rung); None or nan for a trial that failed on the rung."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """The settings of a search. `rungs`: the step at the end of each segment; the last is the end of the training."""
+
+    algorithm: str
+    space: tuple[Dimension, ...]
+    trials: int
+    parallel: int
+    rungs: tuple[int, ...]
+    factor: int = 3
+    mode: str = "min"
+    seed: int = 0
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> Search:
+        """Return the search from its JSON form."""
+        return cls(**{**data, "space": dimensions(data["space"]), "rungs": tuple(data["rungs"])})
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a trial's training, from one step to the next. `source`: copy this trial's checkpoint first (pbt)."""
+
+    trial: int
+    rung: int
+    from_step: int
+    until_step: int
+    values: Mapping[str, Any]
+    source: int | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The segment's identity in a search."""
+        return self.trial, self.rung
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """The money that is neither spent nor held, and the highest cost of a segment: `start` + steps x `step`.
+
+    Any unit: micro-dollars, or the slot-seconds of a packed sweep. `serial` limits the segments of a single trial, one
+    after the other: the seconds to the deadline of a packed sweep.
+    """
+
+    left: float = math.inf
+    start: float = 0.0
+    step: float = 0.0
+    serial: float = math.inf
+
+    def cost(self, from_step: int, until_step: int) -> float:
+        """Return the highest cost of a segment."""
+        return self.start + (until_step - from_step) * self.step
+
+
+def rungs(first: int, factor: int, last: int) -> tuple[int, ...]:
+    """Return first x factor^k below `last`, and `last`."""
+    found = []
+    while first < last:
+        found.append(first)
+        first *= factor
+    return (*found, last)
+
+
+def decide(
+    search: Search, results: Results, running: Collection[tuple[int, int]], allowance: Allowance | None = None
+) -> list[Segment]:
+    """Return the segments to start now, in order; an empty list if segments must end first, or the search is over.
+
+    A segment is chosen only if its highest cost is free, and the rest still brings the furthest trial to its end, as
+    long as no trial has finished. If the algorithm's next segment costs too much, or the algorithm has no further
+    segment while no trial has finished, the furthest trial goes on alone.
+    """
+    standing = _Standing(search, results, running)
+    allowance = allowance or Allowance()
+    left, found = allowance.left, []
+    while len(standing.running) < search.parallel:
+        key = standing.next()
+        if key is None or not standing.affords(key, left, allowance):
+            key = standing.carried(left, allowance)
+        if key is None:
+            break
+        found.append(_segment(search, results, key))
+        left -= standing.cost(key, allowance)
+        standing.start(key)
+    return found
+
+
+def best(search: Search, results: Results) -> tuple[int, int] | None:
+    """Return the (trial, rung) of the best result on the highest rung that has a result; None without a result."""
+    for rung in reversed(range(len(search.rungs))):
+        ranked = _ranked(search, {trial: value for (trial, at), value in results.items() if at == rung})
+        if ranked:
+            return ranked[0], rung
+    return None
+
+
+def values_of(search: Search, results: Results, trial: int, rung: int) -> dict[str, Any]:
+    """Return the trial's values on the rung. Only pbt changes a trial's values, by the results of lower rungs."""
+    if search.algorithm == "grid":
+        return _grid(search.space)[trial]
+    if search.algorithm != "pbt" or rung == 0:
+        return drawn(search.space, search.seed, trial)
+    source = origin(search, results, trial, rung)
+    if source is None:
+        return values_of(search, results, trial, rung - 1)
+    return perturbed(search.space, values_of(search, results, source, rung - 1), search.seed, trial, rung)
+
+
+def origin(search: Search, results: Results, trial: int, rung: int) -> int | None:
+    """Return the trial whose checkpoint of the last generation the trial continues; None for its own (pbt)."""
+    if search.algorithm != "pbt" or rung == 0:
+        return None
+    last = {number: value for (number, at), value in results.items() if at == rung - 1}
+    ranked, count = _ranked(search, last), len(last) // _QUARTER
+    failed = sorted(last.keys() - set(ranked))
+    losers = {*failed, *[each for each in ranked[count:] if ranked.index(each) >= len(last) - count]}
+    if trial not in losers or not ranked:
+        return None
+    highest = [each for each in ranked[: max(1, count)] if each not in losers] or ranked[:1]
+    return highest[int(unit(search.seed, "source", trial, rung) * len(highest))]
+
+
+@functools.lru_cache(maxsize=4)
+def _grid(space: tuple[Dimension, ...]) -> list[dict[str, Any]]:
+    return grid(space)
+
+
+def _segment(search: Search, results: Results, key: tuple[int, int]) -> Segment:
+    trial, rung = key
+    from_step = search.rungs[rung - 1] if rung else 0
+    return Segment(
+        trial,
+        rung,
+        from_step,
+        search.rungs[rung],
+        values_of(search, results, trial, rung),
+        origin(search, results, trial, rung),
+    )
+
+
+def _ranked(search: Search, values: Mapping[int, float | None]) -> list[int]:
+    """Return the trials with a finite value or infinity, the best first; equal values by number. nan has no rank."""
+    sign = -1.0 if search.mode == "max" else 1.0
+    found = [(sign * value, trial) for trial, value in values.items() if value is not None and not math.isnan(value)]
+    return [trial for _, trial in sorted(found)]
+
+
+class _Standing:
+    """The results and running segments by rung, updated as segments are chosen."""
+
+    def __init__(self, search: Search, results: Results, running: Collection[tuple[int, int]]) -> None:
+        self.search = search
+        self.running = {key for key in running if key not in results}
+        self.begun = {*results, *self.running}
+        by_rung: list[dict[int, float | None]] = [{} for _ in search.rungs]
+        for (trial, rung), value in results.items():
+            by_rung[rung][trial] = value
+        self.counts = [len(values) for values in by_rung]
+        self.ranked = [_ranked(search, values) for values in by_rung]
+        self.is_finished = bool(self.ranked[-1])
+        self.top = self._top(by_rung)  # the highest rung that a trial without a failure has reached or runs to; or -1
+        self.new = max((trial for trial, rung in self.begun if rung == 0), default=-1) + 1
+
+    def start(self, key: tuple[int, int]) -> None:
+        """Count the segment as running."""
+        self.running.add(key)
+        self.begun.add(key)
+        self.top = max(self.top, key[1])
+        if key[1] == 0:
+            self.new = key[0] + 1
+
+    def next(self) -> tuple[int, int] | None:
+        """Return the algorithm's next segment, or None."""
+        for rung in reversed(range(len(self.search.rungs) - 1)):
+            for trial in self._promotable(rung):
+                if (trial, rung + 1) not in self.begun:
+                    return trial, rung + 1
+        return (self.new, 0) if self.new < self.search.trials else None
+
+    def _promotable(self, rung: int) -> list[int]:
+        """Return the trials of the rung that go on, the best first."""
+        count, ranked = self.counts[rung], self.ranked[rung]
+        if self.search.algorithm == "asha":
+            return ranked[: count // self.search.factor]
+        if self.search.algorithm == "pbt":  # a failed trial goes on as a copy
+            return list(range(count)) if count == self.search.trials and ranked else []
+        return ranked[: max(1, count // self.search.factor)] if self._is_complete(rung) else []
+
+    def _is_complete(self, rung: int) -> bool:
+        """Return whether all trials that halving sends to the rung have a result there."""
+        if rung == 0:
+            return self.counts[0] >= self.search.trials
+        due = self._promotable(rung - 1)
+        return bool(due) and all((trial, rung) in self.begun and (trial, rung) not in self.running for trial in due)
+
+    def cost(self, key: tuple[int, int], allowance: Allowance) -> float:
+        """Return the segment's highest cost."""
+        rung = key[1]
+        return allowance.cost(self.search.rungs[rung - 1] if rung else 0, self.search.rungs[rung])
+
+    def affords(self, key: tuple[int, int], left: float, allowance: Allowance) -> bool:
+        """Return whether the segment's cost is free, and the rest still finishes a trial, the furthest of all."""
+        cost = self.cost(key, allowance)
+        if self.is_finished:
+            return cost <= min(left, allowance.serial)
+        kept = self._rest(max(self.top, key[1]), allowance)
+        wait = cost if len(self.running) + 1 >= self.search.parallel else 0.0  # no slot is free before its end
+        own = cost + self._rest(key[1], allowance)
+        return cost + kept <= left and cost <= allowance.serial and min(own, wait + kept) <= allowance.serial
+
+    def carried(self, left: float, allowance: Allowance) -> tuple[int, int] | None:
+        """Return the next segment of the furthest trial, if no trial has finished and no segment runs; else None."""
+        if self.is_finished or self.running:
+            return None
+        for rung in reversed(range(len(self.search.rungs) - 1)):
+            for trial in self.ranked[rung]:
+                key = trial, rung + 1
+                if key not in self.begun:
+                    return key if self.cost(key, allowance) <= min(left, allowance.serial) else None
+        return None
+
+    def _top(self, by_rung: list[dict[int, float | None]]) -> int:
+        reached: dict[int, int] = {}
+        for trial, rung in self.begun:
+            reached[trial] = max(rung, reached.get(trial, 0))
+        ranked = [set(trials) for trials in self.ranked]
+        live = (at for trial, at in reached.items() if trial not in by_rung[at] or trial in ranked[at])
+        return max(live, default=-1)
+
+    def _rest(self, rung: int, allowance: Allowance) -> float:
+        """Return the cost of all segments of a trial after its segment on this rung."""
+        steps = self.search.rungs
+        return sum(allowance.cost(steps[at], steps[at + 1]) for at in range(rung, len(steps) - 1))
