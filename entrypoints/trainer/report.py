@@ -15,7 +15,17 @@ from cloudtrain.entrypoints.format import quantity
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 from cloudtrain.entrypoints.trainer.metrics import duration
 
-__all__ = ["is_logged", "say", "say_done", "say_left_out", "say_paused", "say_preempted", "say_skipped", "say_start", "say_step"]
+__all__ = [
+    "is_logged",
+    "say",
+    "say_done",
+    "say_left_out",
+    "say_paused",
+    "say_preempted",
+    "say_skipped",
+    "say_start",
+    "say_step",
+]
 __all__ += ["write_outcome"]
 
 
@@ -140,7 +150,9 @@ def say_paused(job: TrainingJob, progress: TrainState) -> None:
     monitor = job.spec.training.monitor.metric
     value = progress.metrics.get(monitor)
     shown = "" if value is None else f", {monitor} {value:.4g}"
-    text = f"paused at step {progress.step} of {progress.max_steps}{shown}; saved, and a resume continues from this step"
+    text = (
+        f"paused at step {progress.step} of {progress.max_steps}{shown}; saved, and a resume continues from this step"
+    )
     at = {"step": progress.step, "max_steps": progress.max_steps, "path": str(progress.path)}
     say(job, "paused", text, **at, metric=monitor, value=value, metrics=progress.metrics)
 

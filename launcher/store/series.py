@@ -41,7 +41,7 @@ _SAID_ELSEWHERE = frozenset({"e", "step", "max_steps"})
 
 @dataclass(frozen=True)
 class Point:
-    """An event of rank 0. `kind`: start step eval checkpoint preempt paused restart error done; `time_s` in unix seconds.
+    """An event of rank 0. `kind`: start step eval checkpoint preempt paused restart error done; `time_s`: unix time.
 
     `fields` of a step are numbers, or text for `nan` and `inf`, which JSON cannot hold; an eval's are `metrics`. `seq`
     counts the attempt's events, with gaps after thinning. `weight`: the number of events that the point represents.

@@ -41,9 +41,18 @@ def train(folder: Path, pause_at: int | None, **settings: Any) -> tuple[int, lis
     folder.mkdir(exist_ok=True)
     (folder / "task.py").write_text(TASK)
     training = {
-        **{"strategy": "ddp", "global_batch_size": 8, "micro_batch_size": 2, "max_steps": 14, "seed": 1},
-        **{"log_every": 1, "eval_every": 6, "optimizer": ADAMW, "pause_at": pause_at, "ema_decay": 0.9},
-        **{"schedule": {"name": "cosine", "warmup_steps": 4}, "monitor": {"metric": "loss", "patience": 50}},
+        "strategy": "ddp",
+        "global_batch_size": 8,
+        "micro_batch_size": 2,
+        "max_steps": 14,
+        "seed": 1,
+        "log_every": 1,
+        "eval_every": 6,
+        "optimizer": ADAMW,
+        "pause_at": pause_at,
+        "ema_decay": 0.9,
+        "schedule": {"name": "cosine", "warmup_steps": 4},
+        "monitor": {"metric": "loss", "patience": 50},
         **settings,
     }
     checkpoint = {"keep": 5, "keep_best": True}
@@ -80,9 +89,7 @@ def state(folder: Path) -> dict[str, Any]:
     return sums | {name: told[name] for name in names}
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"strategy": "fsdp"}, {"optimizer": SGD}], ids=["ddp", "fsdp", "momentum"]
-)
+@pytest.mark.parametrize("settings", [{}, {"strategy": "fsdp"}, {"optimizer": SGD}], ids=["ddp", "fsdp", "momentum"])
 def test_run_paused_at_every_rung_equals_the_uninterrupted(settings: dict[str, Any], tmp_path: Path) -> None:
     """Losses, evaluations, weights, averages and optimizer state are equal; no evaluation is repeated."""
     _, whole, _ = train(tmp_path / "whole", None, **settings)
@@ -91,7 +98,11 @@ def test_run_paused_at_every_rung_equals_the_uninterrupted(settings: dict[str, A
         _, found, outcome = train(tmp_path / "paused", rung, **settings)
         told = next(each for each in found if each["e"] == "paused")
         assert (outcome["outcome"], outcome["step"], told["step"]) == ("paused", rung, rung)
-        assert told["value"] == outcome["metrics"]["loss"] == next(e["loss"] for e in found if e["e"] == "eval" and e["step"] == rung)
+        assert (
+            told["value"]
+            == outcome["metrics"]["loss"]
+            == next(e["loss"] for e in found if e["e"] == "eval" and e["step"] == rung)
+        )
         assert not (tmp_path / "paused" / "output" / "model.pt").exists()
         parts += found
     _, last, outcome = train(tmp_path / "paused", None, **settings)
