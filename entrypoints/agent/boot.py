@@ -261,7 +261,7 @@ def _patience_s(folder: Path, nproc: int) -> float | None:
 def _trainer_code(folder: Path) -> int | None:
     """Return the exit code for the outcome that the trainer has written, None without an outcome."""
     outcome = atomic_json.read_json(folder / "outcome.json") or {}
-    return {"done": EXIT_DONE, "saved": EXIT_SAVED}.get(outcome.get("outcome", ""))
+    return {"done": EXIT_DONE, "saved": EXIT_SAVED, "paused": EXIT_SAVED}.get(outcome.get("outcome", ""))
 
 
 def _left_code(folder: Path, nproc: int) -> int | None:
@@ -317,7 +317,7 @@ def _outcome(folder: Path, ended: _Ended, nproc: int, *, is_task: bool = False) 
         failures = root_cause_first(failures)
         codes = {"config": EXIT_CONFIG, "rendezvous": EXIT_RENDEZVOUS}
         return codes.get(failures[0]["kind"], EXIT_FAILED), failures
-    if saved_ranks or outcome.get("outcome") == "saved":
+    if saved_ranks or outcome.get("outcome") in ("saved", "paused"):
         return EXIT_SAVED, []
     if ended.was_stopped:
         return EXIT_STOPPED, []

@@ -216,6 +216,8 @@ class Coordinator:
             self.first_failure_s = now_s
         if all_over and not lost and failed and all(r.code == EXIT_SAVED for r in failed):
             saved = next((r.saved for r in failed if r.saved), None) or {}
+            if saved.get("outcome") == "paused":
+                return self._end("stopped", "paused")
             reason = self.rules.limit_reason if saved.get("reason") == "deadline" else "preempted"
             return self._end("stopped", reason)
         broken = [r for r in failed if r.code != EXIT_SAVED]

@@ -64,6 +64,7 @@ def resume_advice(facts: JobFacts) -> ResumeAdvice | None:
     is_in_code = facts.state == "failed" and facts.error.get("kind") in ("exception", "exit")
     command = f"cloudtrain resume {facts.job}{' --update-code' if is_in_code else ''}"
     extra, needs_s = _extra(facts), cap_s(facts.progress, facts.terms, _until_s(facts))
+    command += " --set training.pause_at=null" if facts.reason == "paused" else ""
     command += "" if extra is None else f" --budget +{amount(extra.micro)}"
     limit_micro, limit_s = None if facts.on_limit == "alert" else facts.limit_micro, facts.max_duration_s
     if limit_micro is not None and extra is not None:

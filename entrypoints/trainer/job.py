@@ -134,6 +134,7 @@ class TrainState:
     step: int = 0
     samples: int = 0  # the position in the sample stream
     max_steps: int = 0
+    pause_at: int | None = None  # the step at which the settings pause the job
     resumed_from: int | None = None
     begun_step: int | None = None  # the newest step with a begun save
     saved_step: int | None = None  # the newest step with a durable save
@@ -155,9 +156,14 @@ class TrainState:
 
     @property
     def last_step(self) -> int:
-        """Return the step at which this run ends: the job's last step, except in a rehearsal."""
+        """Return the step at which this run ends: the job's last step, except before a pause and in a rehearsal."""
         leave_at = self.rehearsal.leave_at if self.rehearsal else None
-        return self.max_steps if leave_at is None else min(leave_at, self.max_steps)
+        return min(step for step in (self.max_steps, self.pause_at, leave_at) if step is not None)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the job has reached the step of a pause, before its last step."""
+        return self.pause_at is not None and self.pause_at <= self.step < self.max_steps
 
 
 def connect(timeout_s: float, is_strict: bool = False, parallel: ParallelSettings | None = None) -> RankContext:

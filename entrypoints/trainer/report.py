@@ -15,7 +15,17 @@ from cloudtrain.entrypoints.format import quantity
 from cloudtrain.entrypoints.trainer.job import TrainingJob, TrainState
 from cloudtrain.entrypoints.trainer.metrics import duration
 
-__all__ = ["is_logged", "say", "say_done", "say_left_out", "say_preempted", "say_skipped", "say_start", "say_step"]
+__all__ = [
+    "is_logged",
+    "say",
+    "say_done",
+    "say_left_out",
+    "say_paused",
+    "say_preempted",
+    "say_skipped",
+    "say_start",
+    "say_step",
+]
 __all__ += ["write_outcome"]
 
 
@@ -135,6 +145,18 @@ def say_preempted(job: TrainingJob, progress: TrainState, reason: str) -> None:
     say(job, "preempt", text, step=progress.step, reason=reason, saved=True, path=str(progress.path))
 
 
+def say_paused(job: TrainingJob, progress: TrainState) -> None:
+    """Report that the job pauses at the step of its settings, with the metrics of the evaluation there."""
+    monitor = job.spec.training.monitor.metric
+    value = progress.metrics.get(monitor)
+    shown = "" if value is None else f", {monitor} {value:.4g}"
+    text = (
+        f"paused at step {progress.step} of {progress.max_steps}{shown}; saved, and a resume continues from this step"
+    )
+    at = {"step": progress.step, "max_steps": progress.max_steps, "path": str(progress.path)}
+    say(job, "paused", text, **at, metric=monitor, value=value, metrics=progress.metrics)
+
+
 def say_done(job: TrainingJob, progress: TrainState, seconds: float, why: str | None) -> None:
     """Report the end of the job."""
     shown = " ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
@@ -159,6 +181,7 @@ def write_outcome(job: TrainingJob, progress: TrainState, outcome: str, reason: 
         job.board.close()
     folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
     if folder and job.place.is_head:
-        found = {"outcome": outcome, "reason": reason, "step": progress.step, "checkpoint": str(progress.path)}
+        found: dict[str, Any] = {"outcome": outcome, "reason": reason, "step": progress.step}
+        found |= {"checkpoint": str(progress.path), "metrics": progress.metrics}
         atomic_json.write_json(Path(folder) / "outcome.json", found)
     dist.barrier()

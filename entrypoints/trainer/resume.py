@@ -76,6 +76,7 @@ def resume(job: TrainingJob) -> TrainState:
         progress.max_steps = progress.step + max(0, math.ceil(left / job.split.global_batch))
     else:
         progress.max_steps = training.max_steps or 0
+    progress.pause_at = training.pause_at
     if job.place.is_head:
         _report(job, found, damaged, notes, time.perf_counter() - begin_s)
     return progress

@@ -179,6 +179,7 @@ class TrainingSettings:
     wrap_min_params: int | None = None  # fsdp: shard each submodule with this many parameters or more; None: the layers
     max_steps: int | None = None
     epochs: float | None = None
+    pause_at: int | None = None  # stop after this step, save, and end as paused; max_steps stays the planned end
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     clip_norm: float | None = None
@@ -198,7 +199,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Spec:
-    """One job's spec for the ranks; `config_sha256` covers training and params."""
+    """One job's spec for the ranks; `config_sha256` covers training, but for `pause_at`, and params."""
 
     job: str
     attempt: int
@@ -213,6 +214,7 @@ class Spec:
 _POSITIVE = (
     "max_steps",
     "epochs",
+    "pause_at",
     "global_batch_size",
     "micro_batch_size",
     "shard_size",
@@ -255,7 +257,8 @@ def read_spec(path: str | Path) -> Spec:
     training = _fill(TrainingSettings, "training", settings)
     _check(training)
     params = dict(spec.params or {})
-    config = json.dumps({"training": spec.training, "params": params}, sort_keys=True)
+    compared = {key: value for key, value in (spec.training or {}).items() if key != "pause_at"}  # it changes no step
+    config = json.dumps({"training": compared, "params": params}, sort_keys=True)
     return Spec(
         job=spec.job,
         attempt=spec.attempt,

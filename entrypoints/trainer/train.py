@@ -4,7 +4,7 @@
 
 Read from top to bottom: `main` connects the ranks, builds the job and resumes it; `train` is the loop. The spec's
 fields are in settings.py, the parallel strategies in strategies/, the data of a step in data.py, the events in
-report.py. Exit codes: 0 done; 75 stopped early but saved, so that a new start continues.
+report.py. Exit codes: 0 done; 75 stopped early or paused, but saved, so that a new start continues.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def main() -> int:
     job = build(spec, task, place, agreement)
     progress = resume(job)
     progress.rehearsal = rehearsed
+    progress.pause_at = None if rehearsed is not None else progress.pause_at
     begin_s = time.perf_counter()
     report.say_start(job, progress)
     try:
@@ -77,6 +78,11 @@ def main() -> int:
         report.say_preempted(job, progress, stop)
         report.write_outcome(job, progress, "saved", stop)
         return EXIT_SAVED
+    if stop is None and progress.is_paused:
+        saving.publish(job, progress)
+        report.say_paused(job, progress)
+        report.write_outcome(job, progress, "paused")
+        return EXIT_SAVED
     saving.export(job)
     saving.publish(job, progress)
     report.say_done(job, progress, time.perf_counter() - begin_s, stop)
@@ -90,6 +96,8 @@ def train(job: TrainingJob, progress: TrainState) -> str | None:
     rehearsed = progress.rehearsal
     if patience is not None and progress.stale >= patience:  # the job had stopped early, and failed after the stop
         return EARLY
+    if progress.is_paused and progress.step > progress.last_step:  # the pause was set for an earlier step
+        return None
     job.meter.restart()
     with _steps(job, progress) as take_step:
         # Evaluate first, if the evaluation was interrupted.
@@ -97,11 +105,12 @@ def train(job: TrainingJob, progress: TrainState) -> str | None:
         while stop is None and progress.step < progress.last_step:
             verdict = take_step()
             stop = verdict.stop
-            if progress.step == progress.last_step:  # first: the training is safe even if the evaluation fails
+            # First: the training is safe even if the evaluation fails. A pause saves the evaluation's result too.
+            if progress.step == progress.last_step and not progress.is_paused:
                 saving.begin(job, progress)
             if stop is None and _evaluation_is_due(job, progress):
                 stop = _evaluate(job, progress)
-            is_due = verdict.save or bool(every and progress.step % every == 0)
+            is_due = verdict.save or bool(every and progress.step % every == 0) or progress.is_paused
             if is_due and job.strategy.is_alike():  # a request waits in the agreement for the ranks' next average
                 saving.begin(job, progress)
             saving.collect(job, progress)
@@ -380,8 +389,14 @@ def _look_at(job: TrainingJob, progress: TrainState, verdict: Agreed, loss: floa
 def _evaluation_is_due(job: TrainingJob, progress: TrainState) -> bool:
     if job.eval_data is None or progress.evaluated_step == progress.step or not job.strategy.is_alike():
         return False
+    return progress.step == progress.last_step or _is_planned(job, progress)
+
+
+def _is_planned(job: TrainingJob, progress: TrainState) -> bool:
+    """Return whether the job would evaluate at this step without a pause."""
     every = job.spec.training.eval_every
-    return progress.step == progress.last_step or bool(every and progress.step and progress.step % every == 0)
+    is_end = progress.step == progress.last_step and not progress.is_paused
+    return is_end or bool(every and progress.step and progress.step % every == 0)
 
 
 def _evaluate(job: TrainingJob, progress: TrainState) -> str | None:
@@ -389,7 +404,7 @@ def _evaluate(job: TrainingJob, progress: TrainState) -> str | None:
     with job.averaged():
         stop = evaluate(job, progress)
     monitor, keeps = job.spec.training.monitor, job.spec.checkpoint.keep_best
-    if stop is not None or (monitor.patience is None and not keeps):
+    if stop is not None or (monitor.patience is None and not keeps) or not _is_planned(job, progress):
         return stop
     if monitor.metric not in progress.metrics:
         known = ", ".join(sorted(progress.metrics))

@@ -219,6 +219,7 @@ def _local(root: YamlNode) -> Iterator[Fault]:
     for section, *path in (
         ("training", "local", "sync_steps"),
         ("training", "eval_every"),
+        ("training", "pause_at"),
         ("checkpoint", "every_steps"),
     ):
         steps = _whole(root, section, *path)

@@ -290,6 +290,12 @@ class Training(Section):
     epochs: int | None = Field(
         None, ge=1, description="Passes over the data; or `max_steps`. With neither, 1.", examples=[10]
     )
+    pause_at: int | None = Field(
+        None,
+        ge=1,
+        description="Stop after this step, save, and end as paused; schedules and sample order keep max_steps.",
+        examples=[400],
+    )
     optimizer: Optimizer = Field(
         Optimizer.model_construct(), description="The optimizer.", examples=[{"name": "sgd", "lr": 0.1}]
     )

@@ -134,6 +134,9 @@ def outcome(job: Job) -> str:
     state = job.attempt.state
     if job.attempt.word != state.state:
         return job.attempt.word
+    if state.reason == "paused":
+        step, most = job.attempt.progress.get("step"), job.attempt.progress.get("max_steps")
+        return "paused" if step is None else f"paused (step {step}{f' of {most}' if most else ''})"
     reason = f" ({state.reason})" if state.reason else ""
     return f"{state.state}{reason}" + (", resumable" if state.resumable else "")
 

@@ -94,7 +94,11 @@ def _texts(watched: WatchedJob, now_s: float) -> dict[str, str]:
     reason = "no answer" if is_silent else state.reason
     return {
         "JOB": job.id,
-        "STATE": f"{state.state} ({reason})" if reason and job.attempt.word == state.state else job.attempt.word,
+        "STATE": "paused"
+        if reason == "paused"
+        else f"{state.state} ({reason})"
+        if reason and job.attempt.word == state.state
+        else job.attempt.word,
         "STEP": f"{fields.get('step', '')}" + (f"/{fields['max_steps']}" if share is not None else ""),
         "DONE": "" if share is None else percent(share),
         "LOSS": quantity(loss) if isinstance(loss, float | int) else str(loss or "").upper(),

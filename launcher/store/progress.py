@@ -43,7 +43,7 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
         if event is None:
             continue
         kind, step = event["e"], sanitize.count(event.get("step"))
-        if kind in ("start", "step", "done"):
+        if kind in ("start", "step", "done", "paused"):
             fields = _figures(event)
             now = {key: value for key, value in now.items() if key not in fields} | {
                 key: value for key, value in fields.items() if value is not None

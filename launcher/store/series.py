@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "MOST", "Point", "Series", "append", "drawable", "gather", "read", "thinned"]
 
-KINDS = ("start", "step", "eval", "checkpoint", "preempt", "restart", "error", "done")
+KINDS = ("start", "step", "eval", "checkpoint", "preempt", "paused", "restart", "error", "done")
 MOST = 2000  # rows an attempt, of all kinds; more are thinned
 _AFTER = 1500  # rows after thinning, so that a job with many events is not thinned at every poll
 _MOST_DRAWN, _LEAST_DRAWN = 6000, 250  # most points on a page, and least points of an attempt
@@ -41,7 +41,7 @@ _SAID_ELSEWHERE = frozenset({"e", "step", "max_steps"})
 
 @dataclass(frozen=True)
 class Point:
-    """An event of rank 0. `kind`: start step eval checkpoint preempt restart error done; `time_s` in unix seconds.
+    """An event of rank 0. `kind`: start step eval checkpoint preempt paused restart error done; `time_s`: unix time.
 
     `fields` of a step are numbers, or text for `nan` and `inf`, which JSON cannot hold; an eval's are `metrics`. `seq`
     counts the attempt's events, with gaps after thinning. `weight`: the number of events that the point represents.

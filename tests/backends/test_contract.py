@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wholejobs import TASK, events
 
 from cloudtrain.launcher.backend import BUILT_IN
 from doubles.azure.names import GROUP, SUBSCRIPTION, WORKSPACE
@@ -57,6 +58,19 @@ STAND_INS = {
 WITHOUT_KILL = {"sagemaker", "azureml", "vertex"}  # platforms that always let a job save before the end
 # The smallest time limit of a platform, or of a slow machine's start, plus one unit; else 46 s.
 SHORTEST_S = {"azureml": 61, "vertex": 90}
+
+PAUSED = """\
+task: task.py
+env: {OMP_NUM_THREADS: "1"}
+retry: {max_attempts: 3}
+training:
+  global_batch_size: 16
+  max_steps: 9
+  optimizer: {name: adamw, lr: 1e-2}
+  schedule: {name: cosine}
+  log_every: 1
+  seed: 3
+"""
 
 # Prints its identity; then runs until a stop request, and saves before it exits.
 SCRIPT = """
@@ -288,3 +302,35 @@ def test_missing_secret_is_reported_before_the_submit(cli: Any, job: Any) -> Non
     assert done.code == 3
     assert "`API_TOKEN` is not set" in done.stderr
     assert cli("list", "--json").json["jobs"] == []
+
+
+@cases("local", "ssh", "sagemaker", "azureml", "vertex", soaked=())
+def test_paused_job_is_resumable_and_goes_on_exactly(backend: str, cli: Any, tmp_path: Path) -> None:
+    """A pause is a good end: exit code 0, no retry; further pauses and the end equal a run without a pause."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "task.py").write_text(TASK.replace("time.sleep(0.01)", "pass"))
+    (folder / "cloudtrain.yaml").write_text(f"name: j\n{SETTINGS[backend]}{PAUSED}")
+    done = cli("submit", "-y", "--name", "paused", "--set", "training.pause_at=2", cwd=folder)
+    assert done.code == 0, done.stdout + done.stderr
+    status = cli("status", "paused", "--json").json
+    names = ("state", "reason", "resumable", "exit_code", "attempt", "step", "checkpoint_step", "error")
+    assert [status[name] for name in names] == ["stopped", "paused", True, 0, 1, 2, 2, None]
+    shown = cli("status", "paused").stdout
+    assert "paused (step 2 of 9)" in shown
+    assert "cloudtrain resume paused --set training.pause_at=null" in shown
+    assert "paused (step 2 of 9)" in cli("list").stdout
+    assert cli("resume", "paused", "-y", "--set", "training.pause_at=5").code == 0
+    assert cli("wait", "paused").code == 0
+    assert cli("status", "paused", "--json").json["step"] == 5
+    assert cli("resume", "paused", "-y", "--set", "training.pause_at=null").code == 0
+    status = cli("status", "paused", "--json").json
+    assert (status["state"], status["step"], status["attempt"]) == ("succeeded", 9, 3)
+    assert cli("submit", "-y", "--name", "whole", cwd=folder).code == 0
+    assert losses(cli, "paused", 1, 2, 3) == losses(cli, "whole", 1)
+
+
+def losses(cli: Any, job: str, *attempts: int) -> list[tuple[int, str]]:
+    """Return step and loss of each step of the attempts, in the order of the log."""
+    lines = [cli("logs", job, "--json", "--raw", "--attempt", attempt).stdout for attempt in attempts]
+    return [(event["step"], event["loss"].hex()) for each in lines for event in events(each, "step")]

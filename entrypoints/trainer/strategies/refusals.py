@@ -93,9 +93,18 @@ def _local_faults(settings: TrainingSettings) -> Iterator[str]:
 
 
 def of_saves(settings: TrainingSettings, every_steps: int | None) -> Iterator[str]:
-    """Yield the contradiction between strategy: local and checkpoint.every_steps."""
+    """Yield the contradictions of checkpoint.every_steps and pause_at: the ranks save where a resume is exact."""
+    pause_at = settings.pause_at or 0
     if settings.strategy == "local" and (period := (settings.local or LocalSettings()).period) > 1:
         yield from _odd(every_steps or 0, "checkpoint.every_steps", period)
+        yield from _odd(pause_at, "pause_at", period)
+    ends = [steps for steps in (every_steps, settings.eval_every) if steps]
+    is_piped = settings.parallel.pipeline > 1 and settings.parallel.schedule == "async"
+    if pause_at and is_piped and not any(pause_at % steps == 0 for steps in ends):
+        yield (
+            f"pause_at {pause_at} is no multiple of checkpoint.every_steps or eval_every, and with the schedule async "
+            "only these steps leave no micro-batch in flight; set a multiple"
+        )
 
 
 def _odd(steps: int, name: str, period: int) -> Iterator[str]:
