@@ -56,7 +56,8 @@ class State:
     platform knows the machines; `url`: the platform's page about the attempt. `told_s`: the time, by our clock, of the
     report on how long a running attempt was billed. `gone_s`: the nodes that the attempt dropped, by number, with the
     seconds for which each was occupied; `billed_s` is then the mean of all nodes. `billed_by`: the platform's name for
-    its own count of the seconds, once reported.
+    its own count of the seconds, once reported. `queue`: while the job waits in line, `place`, `of`, `reason`, and the
+    expected `start_s`.
     """
 
     state: JobState
@@ -74,6 +75,7 @@ class State:
     told_s: float | None = None
     gone_s: dict[str, float] | None = None
     billed_by: str | None = None
+    queue: dict[str, Any] | None = None
 
     @property
     def all_damaged(self) -> bool:
@@ -114,6 +116,8 @@ class Attempt:
     @property
     def word(self) -> str:
         """The state as shown to people."""
+        if self.state.queue is not None and self.state.state == "pending":
+            return "queued"
         return {"never_sent": "not sent", "damaged": "damaged"}.get(self.phase, self.state.state)
 
     @property

@@ -28,6 +28,7 @@ from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILE
 from cloudtrain.entrypoints.agent.boot_environment import boot_environment
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
 from cloudtrain.entrypoints.agent.membership import Fenced, Membership
+from cloudtrain.entrypoints.agent.queue_wait import REQUEUE
 from cloudtrain.entrypoints.contract import AgentSpec, AgentState, ExitReport
 from cloudtrain.entrypoints.environments import dockerrun, venvs
 from cloudtrain.entrypoints.environments.job import Preparation
@@ -111,6 +112,11 @@ class Agent:
         server = transport.on_free_port(spec, lambda port: copies.serve(folder, spec.address, port, spec.token))
         self.report = replace(self.report, address=spec.address, ports=(self.line.port, server.address[1]))
         self.replicas = Replicas(folder, self.line.before, spec.token, note)
+
+    def count_earlier(self, started_s: float, used_s: float) -> None:
+        """Count the job's time before a preemption: its first start in unix seconds, and the seconds used since."""
+        self.started_s = started_s or self.started_s
+        self.line.zero_s -= used_s
 
     def run(self, announce: int | None = None, stops: Sequence[int] = ()) -> None:
         """Supervise to the job's end; write the pid to the pipe `announce` after the start."""
@@ -432,7 +438,8 @@ class Agent:
             unkillable=tuple(stuck),
             unkept=tuple(unkept),
         )
-        self._write(EXIT, self.ended)
+        if verdict.reason != REQUEUE:  # else the job waits again, and has not ended
+            self._write(EXIT, self.ended)
         self._set(phase="ended")
         if verdict.state == "succeeded":  # `code` stays: a script runs in `code`, and may have written files
             for name in ("runtime", "reserve"):

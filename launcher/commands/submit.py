@@ -66,6 +66,7 @@ class _Submit(click.Command):
 @click.option(
     "--idempotency-key", metavar="KEY", help="The same key sends once: again, it follows the job that has it."
 )
+@click.option("--queue", is_flag=True, help="Wait in line for machines that are in use (docs/queue.md).")
 @click.option("--force", is_flag=True, help="Send it to spot machines though no rehearsal has proven its resume.")
 @yes_option
 @json_option
@@ -76,6 +77,7 @@ def command(
     output: Path | None,
     detach: bool,
     idempotency_key: str | None,
+    queue: bool,
     force: bool,
     yes: bool,
     as_json: bool,
@@ -86,6 +88,8 @@ def command(
     is a process tree a node, detached: closing the terminal does not touch it.
     """
     overrides = _with_words(overrides)
+    if queue:
+        overrides = replace(overrides, settings=(*overrides.settings, "queue.wait=true"))
     if name is not None:
         require_name(name)
         overrides = overrides.named(name)

@@ -28,7 +28,7 @@ def fold(
     seen = [looks[node] for node in sorted(looks)]
     states = [look.state for look in seen if look.state]
     facts: dict[str, Any] = {
-        "started_s": min((state.started_s for state in states), default=None),
+        "started_s": min((state.started_s for state in states if state.started_s), default=None),
         "restarts": max([state.generation - 1 for state in states if state.generation], default=0),
         "detail": next((state.detail for state in states if state.detail), None),
     }
@@ -41,7 +41,7 @@ def fold(
             return State("stopping", **facts)
         if any(state.generation for state in states):
             return State("running", **facts)
-        return State("pending", **facts)
+        return State("pending", queue=next((dict(state.queue) for state in states if state.queue), None), **facts)
     others_may_go_on = verdict is None or (verdict.fenced and can_shrink)
     is_over = limit_s is not None and facts["started_s"] and time.time() > facts["started_s"] + limit_s
     if len(seen) < nodes and others_may_go_on and not is_over:
