@@ -172,8 +172,8 @@ def _earliest(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float) -> f
 
 
 def _in_use(line: HostLine, now_s: float) -> list[_Span]:
-    ends = (float("inf") if held.until_s is None else max(held.until_s, now_s + OVERDUE_S) for held in _held(line))
-    return [(float("-inf"), until_s, 1) for until_s in ends]
+    known = (float("inf") if held.until_s is None else held.until_s for held in _held(line))
+    return [(float("-inf"), until_s if until_s > now_s else now_s + OVERDUE_S, 1) for until_s in known]
 
 
 def _promised(ticket: QueueTicket, line: HostLine, now_s: float) -> list[_Span]:

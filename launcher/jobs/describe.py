@@ -22,6 +22,7 @@ from cloudtrain.launcher.text.visible import shown
 __all__ = [
     "as_json",
     "headline",
+    "in_line",
     "lacking_budgets",
     "limit_words",
     "next_step",
@@ -83,6 +84,7 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "error": state.error,
         "likely": causes.likely(state.error, job.config),
         "detail": state.detail,
+        "queue": state.queue,
         "created_s": job.created_s,
         "started_s": state.started_s,
         "ended_s": state.ended_s,
@@ -136,6 +138,12 @@ def outcome(job: Job) -> str:
         return job.attempt.word
     reason = f" ({state.reason})" if state.reason else ""
     return f"{state.state}{reason}" + (", resumable" if state.resumable else "")
+
+
+def in_line(job: Job) -> str:
+    """Return the place of a waiting job: `2 of 3 in line`; empty for a job that does not wait in line."""
+    queue = job.attempt.state.queue if job.attempt.word == "queued" else None
+    return f"{queue['place']} of {queue['of']} in line" if queue and queue.get("place") else ""
 
 
 def next_step(job: Job, attempts: Sequence[Attempt] = ()) -> list[str]:
