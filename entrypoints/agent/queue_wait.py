@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import gpulocks, node_folder, transport
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
 from cloudtrain.entrypoints.agent.membership import JOIN_TIMEOUT_S
-from cloudtrain.entrypoints.agent.queue_line import KILL_S, PlacedTicket
+from cloudtrain.entrypoints.agent.queue_line import KILL_S, PlacedTicket, held_by
 from cloudtrain.entrypoints.agent.queue_turns import SPARED_S, HostLine, QueueTicket, Turn, decide, victims
 from cloudtrain.entrypoints.contract import AgentSpec, AgentState, ExitReport
 from cloudtrain.entrypoints.job_files import EXIT, STATE, STATE_EVERY_S, STOP, has_checkpoint
@@ -200,7 +200,10 @@ class QueueWait:
     def _look(self) -> None:
         """Update the report: the stop request, and the host's line if a look is due."""
         if request := atomic_json.read_json(self.root / STOP):
-            self.stop = request["reason"]
+            if request["reason"] == REQUEUE:  # came after the job had left its locks
+                (self.root / STOP).unlink(missing_ok=True)
+            else:
+                self.stop = request["reason"]
         self.report = replace(self.report, stop=self.stop)
         if self.placed is None or self.taken is not None:
             return
@@ -235,10 +238,16 @@ class QueueWait:
         if desired.want == "wait" and self.placed is not None:
             if shown:
                 self.placed.promise(shown["start_s"])
-            for root in (shown.get("preempts") or {}).get(self.placed.host, ()):
-                if not (Path(root) / STOP).exists():
-                    node_folder.ask_to_stop(Path(root), REQUEUE)
+            self._preempt((shown.get("preempts") or {}).get(self.placed.host, ()))
         self._write_state(desired.note or "waits in line", shown or None)
+
+    def _preempt(self, roots: Sequence[str]) -> None:
+        """Ask the jobs with the folders to save and to wait again, if they still hold locks of this host."""
+        if roots and self.placed is not None:
+            held = {each.root for each in held_by(self.placed.locks) if each.root is not None}
+            for root in map(Path, held.intersection(roots)):
+                if not (root / STOP).exists():
+                    node_folder.ask_to_stop(root, REQUEUE)
 
     def _about(self) -> dict[str, Any]:
         """Return the note of the locks: until when the job holds them at most, and whether the job can be preempted."""
