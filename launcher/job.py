@@ -87,7 +87,8 @@ class State:
 class Attempt:
     """One submission of a job. `ref` is the backend's handle.
 
-    `phase`: intent (journalled), sent, never_sent, or damaged: the row in the registry cannot be read.
+    `phase`: intent (journalled), queued (waits in line to be sent), sent, never_sent, or damaged: the row in the
+    registry cannot be read.
     """
 
     job_id: str
@@ -154,12 +155,14 @@ class StoredConfig:
     notify: Sequence[dict[str, Any]]
     resources: dict[str, Any]
     image: str | None
+    waits: bool
+    priority: str
 
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> StoredConfig:
         """Return the values; a config of an older version may lack keys, and a damaged row may hold other types."""
-        names = ("budget", "limits", "retry", "distributed", "training", "resources")
-        budget, limits, retry, distributed, training, resources = (
+        names = ("budget", "limits", "retry", "distributed", "training", "resources", "queue")
+        budget, limits, retry, distributed, training, resources, queue = (
             found if isinstance(found := config.get(name), dict) else {} for name in names
         )
         return cls(
@@ -180,6 +183,8 @@ class StoredConfig:
             notify=config.get("notify") or (),
             resources=resources,
             image=config.get("image"),
+            waits=queue.get("wait") is True,
+            priority=str(queue.get("priority") or "normal"),
         )
 
 

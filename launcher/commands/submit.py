@@ -156,9 +156,15 @@ def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json
     from cloudtrain.launcher.jobs.follow import follow, view_of
     from cloudtrain.launcher.logs.view import View
 
-    say(f"{'sent' if is_new else 'was sent before, with this key'}: {job.id}")
+    is_sent, queue = job.attempt.phase != "queued", job.attempt.state.queue or {}
+    new = "sent" if is_sent else "in line, nothing is sent yet"
+    say(f"{new if is_new else 'was sent before, with this key'}: {job.id}")
     if as_json:
         print_json({"job": job.id, "backend": job.backend, "new": is_new, "plan": job.attempt.plan.dump()})
+    if not is_sent:
+        say(f"  reason      {queue.get('reason')}")
+        say(f"  send it     cloudtrain advance\n  stop it     cloudtrain stop {job.id}")
+        return 0
     if detach:
         say("\n".join(unattended(job)))
         return 0

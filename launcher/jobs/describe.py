@@ -152,6 +152,8 @@ def next_step(job: Job, attempts: Sequence[Attempt] = ()) -> list[str]:
         return [f"cloudtrain rm {job.id}"]
     if job.attempt.phase == "intent" and not submitter_lives(job.attempt):
         return [f"cloudtrain status {job.id}", f"cloudtrain stop --forget {job.id}"]
+    if job.attempt.phase == "queued":
+        return ["cloudtrain advance", f"cloudtrain stop {job.id}"]
     if job.active:
         return [f"cloudtrain watch {job.id}", f"cloudtrain logs -f {job.id}", f"cloudtrain stop {job.id}"]
     if job.attempt.state.state == "succeeded":
