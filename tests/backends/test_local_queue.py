@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ from cloudtrain.entrypoints.agent import gpulocks
 from cloudtrain.entrypoints.agent.coordinate import Desired
 from cloudtrain.entrypoints.agent.queue_wait import QueueWait
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
+from cloudtrain.launcher.jobs import queue
+from cloudtrain.launcher.store.registry import Registry
 
 
 @pytest.fixture
@@ -77,3 +83,20 @@ def test_each_node_gets_its_share_of_the_free_gpus(tmp_path: Path, monkeypatch: 
         assert won.spec.environment["CUDA_VISIBLE_DEVICES"] == gpu
     other.release()
     taken.release()
+
+
+def test_job_whose_waiting_agents_were_lost_is_sent_again(
+    cli: Any, send: Any, wait_until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the death of its waiting agents, as at a reboot, `advance_queue` sends the job again, once."""
+    send("plain")
+    lost = send("lost", "--queue")
+    for node in (0, 1):
+        state = cli.home / f"local/{lost}/attempt-1/node-{node}/state.json"
+        os.kill(json.loads(state.read_text())["pid"], signal.SIGKILL)
+    wait_until(lambda: cli("status", lost, "--json").json["state"] == "failed")
+    monkeypatch.setattr(queue, "TRY_S", 0.0)
+    with closing(Registry(cli.home)) as registry:
+        assert queue.advance_queue(registry) == [f"sent again after its agents were lost in line: {lost}, attempt 2"]
+        assert queue.advance_queue(registry) == []
+    wait_until(lambda: (cli("status", lost, "--json").json["queue"] or {}).get("place") == 1)
