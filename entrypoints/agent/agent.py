@@ -126,9 +126,7 @@ class Agent:
             self.replicas.start()
         atomic_json.reserve(self.root / "reserve")
         self._write_state()
-        if announce is not None:
-            os.write(announce, b"%d\n" % os.getpid())
-            os.close(announce)
+        processes.announce(announce)
         if self.notifier is not None:
             self.notifier.start()
         try:
@@ -415,7 +413,7 @@ class Agent:
 
     def _end(self, verdict: ExitReport) -> None:
         if self.notifier is not None:
-            self.notifier.end(verdict)
+            self.notifier.leave() if verdict.reason == REQUEUE else self.notifier.end(verdict)
         if self.meter is not None:
             self.meter.finish()
         stuck = self._kill_ranks()

@@ -33,6 +33,7 @@ TICK_S = 0.25
 # Between two looks at the line, for each place in line: the first looks four times a second, the last every 4 s.
 LOOK_S, LONGEST_LOOK_S = 0.25, 4.0
 NEAR = 3  # places: so near to the front, a change in the folders causes a look at once
+SILENCE_S = 30.0  # a waiting agent may be slow on a busy machine; a killed agent closes its connection
 TAKE_S = 10.0  # for all agents to take their locks
 SAME_S = 1.0  # an expected start that changes by less is not written again
 
@@ -89,9 +90,7 @@ class QueueWait:
             folder = gpulocks.folder(self.locks["folder"])
             self.placed = PlacedTicket(folder, self._ticket(), self.queue["host"], tuple(self.queue["units"]))
         self._write_state("waits in line", None)
-        if announce is not None:
-            os.write(announce, b"%d\n" % os.getpid())
-            os.close(announce)
+        processes.announce(announce)
         try:
             desired = self._lead(self.server) if self.server is not None else self._follow()
         finally:
@@ -317,7 +316,7 @@ class QueueWait:
 
     @cached_property
     def _silence_s(self) -> float:
-        return transport.SILENCE_S if self.spec.silence_s is None else self.spec.silence_s
+        return max(SILENCE_S, self.spec.silence_s or 0.0)
 
     @cached_property
     def _join_s(self) -> float:

@@ -157,7 +157,7 @@ class Registry:
 
     def claim(self, attempt: Attempt) -> bool:
         """Store that this process sends the attempt in line; return whether no other process was faster."""
-        submitter = json.dumps({**attempt.submitter, **this_process()})
+        submitter = json.dumps({**attempt.submitter, **this_process(), "queued": True})
         with self.database.transaction():
             return self._update(attempt, "AND phase = 'queued'", phase="intent", submitter=submitter)
 

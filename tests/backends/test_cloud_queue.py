@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.jobs import queue
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.registry import Registry
@@ -122,4 +123,28 @@ def test_missing_secret_keeps_the_place(cli: Any, folder: Path, no_quota: Any, h
     [told] = queue.advance_queue(registry)
     assert "the secret `TOKEN` is not set" in told
     assert (registry.find("one").attempt.phase, sent(account)) == ("queued", [])
+    registry.close()
+
+
+def test_job_keeps_its_place_if_its_sender_dies(
+    cli: Any, folder: Path, no_quota: Any, home: Path, account: Aws
+) -> None:
+    """A process that dies before the send leaves the job in line; a process that dies after the send, a sent job."""
+    for name in ("one", "two"):
+        assert cli(*QUEUE, "--name", name, "--budget", "5", cwd=folder).code == 0
+    no_quota()
+    registry = Registry(home)
+    one, two = registry.find("one"), registry.find("two")
+    assert registry.claim(one.attempt)
+    assert not registry.claim(one.attempt)
+    registry.release(registry.find("one").attempt)  # as if the process had ended
+    assert cli("status", "one", "--json").json["phase"] == "queued"
+    request = backends.Request.load(two.attempt.name, two.attempt.request)
+    assert registry.claim(two.attempt)
+    shipment = backends.Shipment(backends.Bundle.load(two.bundle), registry.folder, folder)
+    backends.load("sagemaker").send(request, shipment)
+    registry.release(registry.find("two").attempt)
+    assert cli("status", "two", "--json").json["phase"] == "sent"
+    assert queue.advance_queue(registry) == ["sent: one"]
+    assert sent(account) == ["two-1", "one-1"]
     registry.close()
