@@ -276,7 +276,7 @@ def read_note(path: Path) -> dict[str, Any] | None:
         file = os.open(path, os.O_RDONLY | _SAFELY)
     except OSError:
         return None
-    with os.fdopen(file, "rb") as stream, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with os.fdopen(file, "rb") as stream, contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         found = os.fstat(file)
         if stat.S_ISREG(found.st_mode) and path.name.endswith(f".{found.st_uid}.json"):
             note = json.loads(stream.read(MAX_NOTE))

@@ -89,9 +89,10 @@ def tickets(locks: Path) -> list[QueueTicket]:
     for name, notes in _files(folder):
         if not gpulocks.is_free(folder / name):
             for each in notes:
-                with contextlib.suppress(LookupError, TypeError, ValueError):
+                with contextlib.suppress(LookupError, TypeError, ValueError, OverflowError):  # other users' notes
                     note = gpulocks.read_note(folder / each) or {}
-                    found.append(QueueTicket.load({**note, "user": note["owner"], "needs": {"": note["here"]}}))
+                    names = {"job": _plain(note["job"]), "user": _plain(note["owner"])}
+                    found.append(QueueTicket.load({**note, **names, "needs": {"": note["here"]}}))
     return sorted(found, key=lambda each: each.key)
 
 
@@ -99,18 +100,17 @@ def held_by(locks: Path) -> tuple[Holding, ...]:
     """Return the held locks of this host."""
     found = []
     for each in gpulocks.holders(locks):
-        until_s, root = each.get("until_s"), each.get("root")
-        found.append(
-            Holding(
-                each["name"],
-                str(each.get("job", "?")),
-                str(each.get("owner", "somebody")),
-                float(until_s) if isinstance(until_s, int | float) else None,
-                int(each.get("priority", 50)),
-                root if isinstance(root, str) else None,
-                float(each.get("spared_until_s", 0.0)),
-            )
+        root, until_s = each.get("root"), _number(each.get("until_s"))
+        holding = Holding(
+            name=each["name"],
+            job=_plain(each.get("job", "?")),
+            user=_plain(each.get("owner", "somebody")),
+            until_s=until_s,
+            priority=int(_number(each.get("priority")) or 0),
+            root=root if isinstance(root, str) else None,
+            spared_until_s=_number(each.get("spared_until_s")) or 0.0,
         )
+        found.append(holding)
     return tuple(found)
 
 
@@ -124,6 +124,16 @@ def why_not(locks: Path, names: list[str], job: str, cap_s: float) -> str:
     if decide(ticket, [HostLine("", tuple(names), held, tuple(line))], time.time()).starts:
         return ""
     return f"{line[0].user}'s job {line[0].job} waits in line for it; submit --queue joins the line"
+
+
+def _plain(text: object) -> str:
+    """Return the text without control characters: the notes of other users are untrusted input."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:100])
+
+
+def _number(value: object) -> float | None:
+    """Return a finite number, None for any other value."""
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e12 else None
 
 
 def _here(ticket: QueueTicket, host: str) -> QueueTicket:

@@ -79,6 +79,7 @@ class QueueWait:
         self.report = Report(self.spec.node, phase="queued")
         self.root, self.queue = Path(self.spec.root), self.locks["queue"]
         self.began_s, self.round, self.asked_s = time.monotonic(), 0, 0.0
+        self.looks = 0  # the number of the line that the report has
 
     def run(self, announce: int | None = None) -> Won | None:
         """Return at the job's turn, or None if the wait has ended: then exit.json says why.
@@ -145,7 +146,8 @@ class QueueWait:
         turn = decide(ticket, lines, time.time())
         if turn.starts:
             self.round, self.asked_s = self.round + 1, time.monotonic()
-            return Desired("take", self.round, queue=self._shown(turn))
+            looks = {str(node): (each.queue or {}).get("look") for node, each in reports.items()}
+            return Desired("take", self.round, queue={**self._shown(turn), "looks": looks})
         gone = victims(ticket, lines, time.time()) if self.queue["preempt"] else []
         hosts = {line.host: [each.root for each in line.held if each in gone] for line in lines}
         return Desired("wait", self.round, note=_words(turn), queue={**self._shown(turn), "preempts": hosts})
@@ -211,8 +213,9 @@ class QueueWait:
         is_near = self.seen is None or len(self.seen.tickets) < NEAR
         if now_s - looked_s < self._pace_s() and not (is_near and found != stamps):
             return
-        self._looked, self.seen = (now_s, found), self.placed.line()
-        self.report = replace(self.report, queue={"line": self.seen.dump(), "took": None})
+        before, self._looked, self.seen = self.seen, (now_s, found), self.placed.line()
+        self.looks += before != self.seen
+        self.report = replace(self.report, queue={"line": self.seen.dump(), "look": self.looks, "took": None})
 
     def _pace_s(self) -> float:
         ahead = 0 if self.seen is None else len(self.seen.tickets)
@@ -225,7 +228,8 @@ class QueueWait:
             is_held = True
             if self.placed is not None:
                 assert self.seen is not None
-                self.taken = self.placed.take(self.seen, self._about())
+                if shown["looks"].get(str(self.spec.node)) == self.looks:  # else node 0 decided on an older line
+                    self.taken = self.placed.take(self.seen, self._about())
                 is_held = self.taken is not None
             answer = {**(self.report.queue or {}), "took": is_held}
             self.report = replace(self.report, generation=desired.generation, queue=answer)

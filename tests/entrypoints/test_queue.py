@@ -255,3 +255,25 @@ def test_take_refuses_a_line_that_has_changed(tmp_path: Path) -> None:
     assert [(each.name, each.job) for each in queue_line.held_by(locks)] == [("machine", "late")]
     taken.release()
     late.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "[" * 30_000, '{"pid": 1}', '{"pid": 1, "since_s": 1, "job": "x", "here": "many"}', '{"until_s": NaN}'],
+)
+def test_damaged_notes_of_others_do_no_harm(tmp_path: Path, text: str) -> None:
+    """A ticket or a lock with an unusable note breaks no reader; control characters of names are replaced."""
+    locks = gpulocks.folder(str(tmp_path / "locks"))
+    placed = queue_line.PlacedTicket(locks, replace(ticket("a\x1b[2J", "0"), job="a"), "h0", ("machine",))
+    bad = gpulocks.take(locks / "queue", ["050-1-bad"], {"job": "bad"})
+    held = gpulocks.take(
+        locks, ["machine"], {"job": "h\x1b[2J", "until_s": "soon", "priority": {}, "spared_until_s": []}
+    )
+    assert [(each.job, each.until_s) for each in queue_line.held_by(locks)] == [("h?[2J", None)]
+    for folder, name in ((locks / "queue", "050-1-bad"), (locks, "machine")):
+        (folder / f"{name}.{os.getuid()}.json").write_text(text)
+    assert [each.job for each in queue_line.tickets(locks)] == ["a"]
+    assert len(placed.line().held) == 1
+    for each in (bad, held):
+        each.release()
+    placed.close()
