@@ -86,7 +86,7 @@ def test_preemption_takes_the_lowest_own_jobs() -> None:
 
 @dataclass
 class World:
-    """Hosts with running jobs and a line, seen by all jobs at once; `promised` has the first reserved start of each head."""
+    """Hosts with running jobs and a line, seen by all at once; `promised` has each head's first reserved start."""
 
     units: dict[str, int]
     waiting: dict[str, QueueTicket]
