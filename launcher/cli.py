@@ -48,6 +48,8 @@ COMMANDS = {
     "rm": "Remove jobs that have ended, and their files here.",
     "prune": "Remove the jobs that ended long ago.",
     "resume": "Resume from a job's newest checkpoint.",
+    "advance": "Send what is due: trials of sweeps, jobs in line.",
+    "best": "Show the best trial of a sweep, or write its config.",
     "budget": "Limit the cost of all jobs together, or of a project.",
     "diagnose": "Find the bound of a step: network, data or compute.",
     "exec": "Run a command, or a shell, where a node's ranks run.",
@@ -66,8 +68,21 @@ COMMANDS = {
 # The help's headings; a command without a heading comes last.
 SECTIONS = {
     "To begin": ("init", "doctor", "validate", "plan", "rehearse"),
-    "A job's life": ("submit", "stop", "resume", "wait", "adopt", "rm", "prune"),
-    "To look": ("status", "list", "logs", "watch", "ui", "report", "compare", "artifacts", "diagnose", "exec", "hosts"),
+    "A job's life": ("submit", "stop", "resume", "wait", "advance", "adopt", "rm", "prune"),
+    "To look": (
+        "status",
+        "list",
+        "logs",
+        "watch",
+        "ui",
+        "report",
+        "compare",
+        "artifacts",
+        "best",
+        "diagnose",
+        "exec",
+        "hosts",
+    ),
     "Money": ("cost", "budget", "prices"),
 }
 INTERRUPT_AGAIN_S = 0.01  # from a lost interrupt to the next delivery

@@ -50,6 +50,10 @@ def command(overrides: Overrides, as_json: bool) -> int:
     largest = ", ".join(f"{name} {size_words(size)}" for name, size in prepared.bundle.largest[:3])
     lines = [f"{line}; largest: {largest}" if line.startswith("code: ") else line for line in prepared.lines()]
     lines += [memory.line(needed)] if needed else []
+    if config.sweep is not None:
+        from cloudtrain.launcher.sweeps.overview import plan_lines
+
+        lines += plan_lines(config.model_dump(mode="json"))
     lines += [advice] if (advice := methods.advice(config, prepared.plan.ranks)) else []
     print_text([*lines, *books.lines(worst_micro)])
     return 0

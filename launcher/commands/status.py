@@ -13,8 +13,9 @@ from cloudtrain.launcher.text.terminal import print_json, print_lines, say
 if TYPE_CHECKING:
     from cloudtrain.launcher.job import Job
     from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.store.sweeps import SweepRecord
 
-__all__ = ["command", "show"]
+__all__ = ["command", "show", "show_sweep", "sweep_of"]
 
 PATIENCE_S = 60.0  # longer than in `list`: after the end of a job a cloud may need half a minute to answer
 
@@ -32,6 +33,9 @@ def command(jobs: tuple[str, ...], as_json: bool) -> None:
     from cloudtrain.launcher.store.registry import Registry
 
     registry, faults = Registry(), dict[str, CloudtrainError]()
+    if sweep := sweep_of(registry, jobs):
+        show_sweep(registry, sweep, as_json=as_json)
+        return
     found = list({job.id: job for job in map(registry.find, jobs or ("last",))}.values())
     if any(job.active for job in found):
         from cloudtrain.launcher.jobs.poller import ask
@@ -47,6 +51,28 @@ def command(jobs: tuple[str, ...], as_json: bool) -> None:
         show(registry, job, as_json=as_json)
         if fault is not None:
             say(f"{job.id} is shown as it was last seen: {fault.message}")
+
+
+def sweep_of(registry: Registry, names: tuple[str, ...]) -> SweepRecord | None:
+    """Return the sweep if the only name is the id of a sweep, else None."""
+    from cloudtrain.launcher.store import sweeps
+
+    known = sweeps.sweeps(registry.database) if len(names) == 1 else []
+    return next((each for each in known if each.id == names[0]), None)
+
+
+def show_sweep(registry: Registry, sweep: SweepRecord, *, as_json: bool) -> None:
+    """Drive the sweep once, and print its screen or its JSON."""
+    from cloudtrain.launcher.store import sweeps
+    from cloudtrain.launcher.sweeps import driving, overview
+
+    for line in driving.advance(registry, sweep):
+        say(line)
+    sweep = sweeps.find(registry.database, sweep.id)
+    if as_json:
+        print_json(overview.as_json(registry.database, sweep))
+    else:
+        print_lines(overview.as_lines(registry.database, sweep))
 
 
 def show(registry: Registry, job: Job, *, as_json: bool) -> None:

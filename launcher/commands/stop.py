@@ -31,11 +31,18 @@ def command(jobs: tuple[str, ...], now: bool, detach: bool, forget: bool, yes: b
     A script gets SIGTERM, and saves by itself or with `on_stop: save`. Without JOB, and for `last`, the command asks
     before it stops the newest job. An unknown JOB stops no job; after another error the other jobs are still stopped.
     """
-    from cloudtrain.launcher.commands.status import show
+    from cloudtrain.launcher.commands.status import show, sweep_of
     from cloudtrain.launcher.jobs.refresh import refresh
     from cloudtrain.launcher.store.registry import Registry
 
     registry, names = Registry(), jobs or ("last",)
+    if sweep := sweep_of(registry, jobs):
+        from cloudtrain.launcher.sweeps import driving
+
+        trials = driving.stop(registry, sweep)
+        jobs_left = {job.id: job for job in trials if job.active}
+        say(f"stopping {sweep.id}: {len(jobs_left)} running trials save and stop; no further trial is sent")
+        return 0 if detach or not jobs_left or _see_them_stop(registry, jobs_left) else 130
     found = dict.fromkeys(registry.find(name, sole=lambda job: job.active).id for name in names)
     is_sure = yes or (not now and {"last", "-"}.isdisjoint(names))  # the user has named the jobs
     asked: list[StopResult] = []

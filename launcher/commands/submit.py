@@ -102,6 +102,8 @@ def command(
             raise UsageError("`--backend all` is for a dry run", hint="add --dry-run, or choose one backend")
         if overrides.compares():
             overrides = _chosen(overrides)
+        if (searched := overrides.load()).sweep is not None:
+            return _sweep(overrides, searched, yes=yes, detach=detach, as_json=as_json)
         sent = _send(overrides, name, idempotency_key, force=force, yes=yes)
     except (click.Abort, KeyboardInterrupt) as error:
         raise KeyboardInterrupt(*(error.args or (NOTHING,))) from None
@@ -149,6 +151,29 @@ def _send(
     if not approved(prepared, yes=yes, check=check):
         return None
     return registry, *submit.send(registry, prepared, name=name, key=key)
+
+
+def _sweep(overrides: Overrides, config: JobConfig, *, yes: bool, detach: bool, as_json: bool) -> int:
+    """Begin the sweep of the config, and drive the sweep to its end; Ctrl-C leaves the running trials."""
+    from cloudtrain.launcher.store.home import home
+    from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.sweeps import driving, overview
+
+    registry = Registry(home())
+    with overrides.placing():
+        prepared = prepare(config, overrides.file, registry.folder / "bundles", dry=False)
+    prepared = replace(prepared, notes=(*prepared.notes, *overview.plan_lines(config.model_dump(mode="json"))))
+    if not approved(prepared, yes=yes):
+        return 1
+    sweep = driving.begin(registry, prepared)
+    say(f"began: {sweep.id}")
+    if as_json:
+        print_json({"sweep": sweep.id, "backend": config.backend})
+    try:
+        return driving.follow(registry, sweep, say, once=detach)
+    except KeyboardInterrupt:
+        hint = f"cloudtrain advance {sweep.id} goes on, cloudtrain stop {sweep.id} stops"
+        raise KeyboardInterrupt(f"the running trials of {sweep.id} go on: {hint}") from None
 
 
 def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json: bool) -> int:

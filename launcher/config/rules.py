@@ -12,7 +12,7 @@ from difflib import get_close_matches
 
 from cloudtrain.entrypoints.rank import variables
 from cloudtrain.launcher.backend_table import BUILT_IN, plugins, similar, traits
-from cloudtrain.launcher.config import foreign_keys, schema
+from cloudtrain.launcher.config import foreign_keys, rules_sweep, schema
 from cloudtrain.launcher.config.schemafaults import dotted, named, quoted
 from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode, find, key_place
 from cloudtrain.launcher.errors import Fault, Place
@@ -66,6 +66,7 @@ def faults_of(root: YamlNode) -> list[Fault]:
         *_environment(root),
         *_references(root),
         *_backend(root),
+        *rules_sweep.faults_of(root),
     ]
 
 

@@ -42,6 +42,7 @@ from cloudtrain.launcher.config.kinds import (
     Text,
     Written,
 )
+from cloudtrain.launcher.config.schema_sweep import Sweep
 from cloudtrain.launcher.config.schema_training import Checkpoint, Training
 from cloudtrain.launcher.job import PROJECT_PATTERN
 
@@ -399,6 +400,11 @@ class JobConfig(Section):
     )
     retry: Retry = Field(
         Retry.model_construct(), description="New attempts on new machines.", examples=[{"max_attempts": 3}]
+    )
+    sweep: Sweep | None = Field(
+        None,
+        description="A search over values of other keys, as many jobs within one budget (docs/sweeps.md).",
+        examples=[{"space": {"training.optimizer.lr": {"log": [1e-5, 1e-1]}}, "trials": 27}],
     )
     tags: dict[TagName, Written] = Field(
         {}, description="Labels for the platform and its bills.", examples=[{"team": "vision"}]

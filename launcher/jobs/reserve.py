@@ -12,7 +12,7 @@ from cloudtrain.launcher.job import ACTIVE, Attempt
 from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.money import shared_ledger_sync
 from cloudtrain.launcher.plan import Plan
-from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store import ledger, sweeps
 from cloudtrain.launcher.store.budgets import MOST_MICRO, OVERALL, Standing
 from cloudtrain.launcher.store.registry import Registry
 
@@ -22,11 +22,12 @@ __all__ = ["adopt", "amount_of", "ledgers_of", "project_of", "reconcile", "reser
 def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> None:
     """Reserve the attempt's worst case; call it in the transaction that journals the intent to send.
 
-    Raises BudgetError if a budget of this installation has no room, or the price is unknown.
+    Raises BudgetError if a budget of this installation or the job's sweep has no room, or the price is unknown.
     """
     database, project = registry.database, project_of(config)
     places = ledgers_of(registry, config)
     amount_micro = amount_of(attempt.plan)
+    sweeps.require_room(database, attempt.job_id, amount_micro)
     ledger.reserve(database, attempt.job_id, attempt.number, project, amount_micro, time.time(), ledgers=places)
 
 

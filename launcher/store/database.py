@@ -172,8 +172,34 @@ CREATE TRIGGER attempt_changed AFTER UPDATE ON attempts BEGIN
     DELETE FROM listed WHERE seq = (SELECT seq FROM jobs WHERE id = NEW.job_id);
 END;
 """
+# A row of `segments` is written before its segment is sent (`sweeps`).
+_SWEEPS = """
+CREATE TABLE sweeps (
+    id TEXT PRIMARY KEY,
+    created_s REAL NOT NULL,
+    config TEXT NOT NULL,
+    config_file TEXT NOT NULL,
+    bundle TEXT NOT NULL,
+    limit_micro INTEGER,
+    state TEXT NOT NULL,
+    lease_s REAL NOT NULL
+);
+CREATE TABLE segments (
+    sweep TEXT NOT NULL REFERENCES sweeps(id),
+    trial INTEGER NOT NULL,
+    rung INTEGER NOT NULL,
+    job_id TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    until_step INTEGER,
+    state TEXT NOT NULL,
+    value REAL,
+    tries INTEGER NOT NULL,
+    PRIMARY KEY (sweep, trial, rung)
+);
+CREATE INDEX segments_by_job ON segments(job_id);
+"""
 # Migration n takes a file from version n to n + 1. A released migration is never changed.
-_MIGRATIONS = (_JOBS, _NOTICES, _MONEY, _SHOWN)
+_MIGRATIONS = (_JOBS, _NOTICES, _MONEY, _SHOWN, _SWEEPS)
 
 
 class QuiesceLock:

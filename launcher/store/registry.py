@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ FROM jobs JOIN attempts a ON a.job_id = jobs.id
 WHERE a.number = (SELECT MAX(number) FROM attempts WHERE job_id = jobs.id)
 """
 RAN = "SELECT job_id FROM attempts WHERE phase != 'never_sent'"
+_TRIAL = re.compile(r"([a-z0-9-]+)\.(\d+)")
 _UNLESS_OVER = "AND state IN ('pending', 'running', 'stopping')"
 
 
@@ -222,6 +224,7 @@ class Registry:
             if not rows:
                 raise NoSuchJobError("there are no jobs yet", hint="cloudtrain submit")
             return rows[0]
+        key = _TRIAL.sub(r"\1-\2", key)  # `SWEEP.17`
         rows = self._select("AND jobs.id = ?", key) or self._select(
             "AND jobs.name = ? ORDER BY jobs.seq DESC LIMIT 1", key
         )

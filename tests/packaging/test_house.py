@@ -26,8 +26,8 @@ FROM_ENTRYPOINTS |= {"rank.tracebacks", "rank.variables", "stores", "sweep.searc
 # by names in strings. A file at the top of the folder is a separate room.
 ROOMS = {
     "launcher": (
-        *("cli", "api", "commands", "checkup", "completion", "ui", "live", "report", "rehearsal", "jobs", "logs"),
-        *("notices", "money", "planning", "prices", "store", "backend", "metering", "config", "text"),
+        *("cli", "api", "commands", "checkup", "completion", "ui", "live", "report", "rehearsal", "sweeps", "jobs"),
+        *("logs", "notices", "money", "planning", "prices", "store", "backend", "metering", "config", "text"),
         *("backend_table", "job", "plan", "errors"),
     ),
     "entrypoints": (

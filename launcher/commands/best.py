@@ -1,0 +1,53 @@
+"""`cloudtrain best`: the best trial of a sweep, and its config as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cloudtrain.launcher.commands.options import examples, json_option
+from cloudtrain.launcher.text.terminal import print_json, print_text, say
+
+__all__ = ["command"]
+
+
+@click.command("best", epilog=examples("cloudtrain best last", "cloudtrain best digits-x7k2p -o best.yaml"))
+@click.argument("sweep", default="last")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the config with the values here.")
+@json_option
+def command(sweep: str, output: Path | None, as_json: bool) -> int:
+    """Show the best trial of a sweep: its metric, its values, and the job with its weights.
+
+    With -o, write the config of the sweep with the trial's values, ready for `submit`. The best of many noisy
+    evaluations is too good by chance: evaluate the trial once more, on data that chose no trial.
+    """
+    from cloudtrain.launcher.errors import ConfigError
+    from cloudtrain.launcher.store import sweeps
+    from cloudtrain.launcher.store.registry import Registry
+    from cloudtrain.launcher.sweeps import driving, overview
+
+    database = Registry().database
+    found = sweeps.find(database, sweep)
+    shown = overview.as_json(database, found)
+    if not shown["best"]:
+        say(f"{found.id} has no result yet")
+        return 1
+    first = {**shown["best"][0], "job": f"{found.id}-{shown['best'][0]['trial']}"}
+    if output is not None:
+        import yaml
+
+        config = driving.config_of(found, first["values"], ["budget=null"])
+        data = config.model_dump(mode="json", exclude_defaults=True)
+        try:
+            output.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"the file cannot be written: {error.strerror}", where=output) from error
+        say(f"wrote {output}")
+    if as_json:
+        print_json({"sweep": found.id, "metric": shown["metric"], **first})
+        return 0
+    lines = [f"trial {first['trial']} of {found.id}: {shown['metric']} {first['value']:.6g} at step {first['step']}"]
+    lines += [f"  {key}: {value}" for key, value in first["values"].items()]
+    print_text([*lines, f"  its job: {first['job']}"])
+    return 0

@@ -1,0 +1,93 @@
+"""Rules of the section `sweep`: the space and its keys, the rungs, and the size of a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from cloudtrain.entrypoints.sweep.space import Dimension, SpaceError, dimensions, grid
+from cloudtrain.launcher.config import fields
+from cloudtrain.launcher.config.yamlfile import YamlNode, find
+from cloudtrain.launcher.errors import Fault
+
+__all__ = ["faults_of"]
+
+_PRICED = ("resources", "backend", "budget", "limits", "sweep", "name", "code", "project", "secrets", "notify", "queue")
+_FREE = ("params", "env", "args")  # sections whose keys the user names
+_PAUSING = ("asha", "halving")
+_BATCH = "training.global_batch_size"
+
+
+def faults_of(root: YamlNode) -> Iterator[Fault]:
+    """Yield a fault for every broken rule of the section; a value of the wrong type is the schema's fault."""
+    node = find(root, ("sweep",))
+    written = node.data() if node is not None else None
+    if node is None or not isinstance(written, dict) or not isinstance(written.get("space"), dict):
+        return
+    place = find(root, ("sweep", "space")) or node
+    for key in written["space"]:
+        if problem := _problem(root, str(key)):
+            yield Fault(problem[0], "sweep.space", place.place, problem[1])
+    try:
+        space = dimensions(written["space"])
+        yield from _size(root, written, space)
+    except SpaceError as error:
+        yield Fault(f"`{error.key}`: {error.message}", "sweep.space", place.place, error.hint)
+    yield from _rungs(root, written)
+
+
+def _problem(root: YamlNode, key: str) -> tuple[str, str] | None:
+    """Return the message and the hint for a key that no trial can vary."""
+    first = key.split(".")[0]
+    if first in _PRICED:
+        return f"`{key}` cannot vary between trials", "a trial may vary `training`, `params`, `args` and `env`"
+    if first in _FREE and "." in key:
+        if first == "args" and not isinstance((find(root, ("args",)) or root).data(), dict):
+            return f"`{key}` needs `args` as a mapping", "write `args: {lr: 0.1}`"
+        return None
+    if fields.field_at(tuple(key.split("."))) is None:
+        near = get_close_matches(key.split(".")[-1], _names(), 1)
+        where = next(iter(fields.keys_named(near[0])), "") if near else ""
+        return (
+            f"`{key}` is no key of the config",
+            f"did you mean `{where}`?" if where else "cloudtrain explain lists keys",
+        )
+    return None
+
+
+def _names() -> list[str]:
+    from cloudtrain.launcher.config.schema import model
+
+    return [name for part in fields.sections(model()) for name in part.model_fields]
+
+
+def _size(root: YamlNode, written: dict[str, Any], space: tuple[Dimension, ...]) -> Iterator[Fault]:
+    if written.get("algorithm") != "grid":
+        return
+    count, trials = len(grid(space)), written.get("trials")
+    if isinstance(trials, int) and trials < count:
+        place = find(root, ("sweep", "trials")) or root
+        yield Fault(f"the grid has {count} trials", "sweep.trials", place.place, f"`trials: {count}`, or leave it out")
+
+
+def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
+    if written.get("algorithm", "asha") not in _PAUSING:
+        return
+    place = (find(root, ("sweep", "algorithm")) or find(root, ("sweep",)) or root).place
+    key, hint = "sweep.algorithm", "`algorithm: random` trains each trial to the end"
+    if (find(root, ("task",)) or root).data() is None or find(root, ("task",)) is None:
+        yield Fault("asha and halving pause trials, which needs a `task`", key, place, hint)
+        return
+    steps = find(root, ("training", "max_steps"))
+    last = steps.data() if steps is not None else None
+    if not isinstance(last, int):
+        yield Fault("asha and halving need `training.max_steps`: rungs are counted in steps", key, place, hint)
+        return
+    first = written.get("first_rung")
+    if isinstance(first, int) and first > last:
+        at = find(root, ("sweep", "first_rung")) or root
+        yield Fault(f"the first rung is beyond max_steps {last}", "sweep.first_rung", at.place, "use fewer steps")
+    if _BATCH in written["space"]:
+        message = f"rungs in steps compare unlike trials if `{_BATCH}` varies"
+        yield Fault(message, "sweep.space", (find(root, ("sweep", "space")) or root).place, hint)

@@ -1,0 +1,49 @@
+"""The config's keys below `sweep`: a search over values of other keys of the same file."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from cloudtrain.launcher.config.kinds import Section, Text
+
+__all__ = ["Sweep"]
+
+
+class Sweep(Section):
+    """A search over values of other keys: many trials, each of them a job of its own, within one budget."""
+
+    space: dict[Text, Any] = Field(
+        min_length=1,
+        description="Keys of this file, each with its values: `{uniform: [0, 0.3]}`, `{log: [1e-5, 1e-1]}`, "
+        "`{int: [16, 256], log: true}`, or a list of choices. A range of a grid needs `points`.",
+        examples=[{"training.optimizer.lr": {"log": [1e-5, 1e-1]}, "training.optimizer.name": ["adamw", "lamb"]}],
+    )
+    algorithm: Literal["grid", "random", "halving", "asha"] = Field(
+        "asha",
+        description="grid and random train each trial to the end. asha pauses trials at rungs, and lets the best "
+        "1/factor of a rung go on; halving first waits for all trials of a rung, so its result does not depend on the "
+        "order of ends.",
+        examples=["halving"],
+    )
+    metric: Text | None = Field(
+        None, description="Metric of the evaluation. Default: training.monitor's.", examples=["accuracy"]
+    )
+    mode: Literal["min", "max"] | None = Field(
+        None,
+        description="Whether less of the metric is better, or more. Default: training.monitor's.",
+        examples=["max"],
+    )
+    trials: int | None = Field(
+        None, ge=1, le=10_000, description="Trials in all. Default: a grid's size, else 27.", examples=[81]
+    )
+    parallel: int = Field(4, ge=1, le=1000, description="Trials at once.", examples=[8])
+    first_rung: int | None = Field(
+        None,
+        ge=1,
+        description="Steps of the first segment (asha, halving). Default: max_steps / 81, and at least `eval_every`.",
+        examples=[200],
+    )
+    factor: int = Field(
+        3, ge=2, le=10, description="Each rung has so many times the steps of the rung before.", examples=[4]
+    )
+    seed: int = Field(0, ge=0, description="Seed of the trials' values.", examples=[1])

@@ -1,0 +1,1 @@
+"""Sweeps: a search as many jobs within one budget, driven by any command that looks."""

@@ -1,0 +1,113 @@
+"""A sweep as text and as JSON: its rungs, its money and its best trials. Pure but for the registry's rows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.format import counted, down, up, usd
+from cloudtrain.entrypoints.sweep.search import best, values_of
+from cloudtrain.launcher.config import fields
+from cloudtrain.launcher.store import sweeps
+from cloudtrain.launcher.sweeps import searching
+
+if TYPE_CHECKING:
+    from cloudtrain.entrypoints.sweep.search import Search
+    from cloudtrain.launcher.store.database import Database
+    from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
+
+__all__ = ["as_json", "as_lines", "plan_lines"]
+
+MOST_BEST = 5
+
+
+def plan_lines(config: dict[str, Any]) -> list[str]:
+    """Return the lines about the search for the plan: trials, rungs, and steps as a share of training all trials."""
+    search = searching.search_of(config)
+    lines = [f"sweep: {search.algorithm} over {counted(search.trials, 'trial')}, {search.parallel} at once"]
+    if len(search.rungs) > 1:
+        steps = _steps(search)
+        share = steps / (search.trials * search.rungs[-1])
+        lines.append(
+            f"rungs at steps {', '.join(map(str, search.rungs))}: about {share:.0%} of the steps of all trials"
+        )
+    return lines
+
+
+def as_lines(database: Database, sweep: SweepRecord) -> list[str]:
+    """Return the screen of `status SWEEP`."""
+    found = as_json(database, sweep)
+    money = f"spent {usd(up(round(found['spend_usd'] * 1e6)))}"
+    if sweep.limit_micro is not None:
+        left = usd(down(max(0, round(found["left_usd"] * 1e6))))
+        money += f" of {usd(up(sweep.limit_micro))}; {usd(up(round(found['held_usd'] * 1e6)))} held, {left} left"
+    lines = [f"{sweep.id}: {sweep.state}", f"  {plan_lines(sweep.config)[0]}", f"  {money}"]
+    for each in found["rungs"]:
+        value = "" if each["best"] is None else f", best {found['metric']} {each['best']:.6g}"
+        states = ", ".join(f"{each[name]} {name}" for name in ("done", "running", "failed") if each[name])
+        lines.append(f"  rung {each['rung']} (step {each['step']}): {states or 'no trial yet'}{value}")
+    for each in found["best"]:
+        written = ", ".join(
+            f"{key.rpartition('.')[2]} {fields.as_yaml(value)}" for key, value in each["values"].items()
+        )
+        lines.append(
+            f"  trial {each['trial']}: {found['metric']} {each['value']:.6g} at step {each['step']}; {written}"
+        )
+    return lines
+
+
+def as_json(database: Database, sweep: SweepRecord) -> dict[str, Any]:
+    """Return the sweep with stable names: money in dollars."""
+    search, segments = searching.search_of(sweep.config), sweeps.segments(database, sweep.id)
+    results = searching.results_of(segments)
+    spent, held = sweeps.spent_and_held(database, sweep.id)
+    winner = best(search, results)
+    return {
+        "sweep": sweep.id,
+        "state": sweep.state,
+        "algorithm": search.algorithm,
+        "metric": searching.metric_of(sweep.config),
+        "trials": len({each.trial for each in segments}),
+        "spend_usd": spent / 1e6,
+        "held_usd": held / 1e6,
+        "limit_usd": None if sweep.limit_micro is None else sweep.limit_micro / 1e6,
+        "left_usd": None if sweep.limit_micro is None else (sweep.limit_micro - spent - held) / 1e6,
+        "is_finished": winner is not None and winner[1] == len(search.rungs) - 1,
+        "rungs": [_rung(search, number, segments) for number in range(len(search.rungs))],
+        "best": _best(search, results),
+        "jobs": sorted({each.job_id for each in segments}),
+    }
+
+
+def _rung(search: Search, number: int, segments: list[SegmentRecord]) -> dict[str, Any]:
+    at = [each for each in segments if each.rung == number]
+    values = [each.value for each in at if each.value is not None and not math.isnan(each.value)]
+    choose = max if search.mode == "max" else min
+    return {
+        "rung": number + 1,
+        "step": search.rungs[number],
+        "done": sum(each.state == "done" for each in at),
+        "running": sum(each.state in ("due", "sent") for each in at),
+        "failed": sum(each.state == "failed" for each in at),
+        "best": choose(values) if values else None,
+    }
+
+
+def _best(search: Search, results: dict[tuple[int, int], float | None]) -> list[dict[str, Any]]:
+    """Return the best trials: the highest rung first, then the value."""
+    left, found = dict(results), list[dict[str, Any]]()
+    while len(found) < MOST_BEST and (key := best(search, left)) is not None:
+        trial, rung = key
+        values = values_of(search, results, trial, rung)
+        found.append({"trial": trial, "value": results[key], "step": search.rungs[rung], "values": values})
+        left = {each: value for each, value in left.items() if each[0] != trial}
+    return found
+
+
+def _steps(search: Search) -> int:
+    """Return the steps of all trials if each rung promotes 1/factor of its trials, and at least one trial."""
+    count, steps, before = search.trials, 0, 0
+    for step in search.rungs:
+        steps += count * (step - before)
+        count, before = max(1, count // search.factor), step
+    return steps

@@ -1,0 +1,108 @@
+"""The search of a stored sweep: its settings, its results so far, and the cost of a segment from the measured pace."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.sweep.search import Allowance, Search, rungs
+from cloudtrain.entrypoints.sweep.space import dimensions, grid
+from cloudtrain.launcher.store import series
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Attempt
+    from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.store.database import Database
+    from cloudtrain.launcher.store.sweeps import SegmentRecord
+
+__all__ = ["SLACK", "Pace", "metric_of", "pace_of", "pauses", "results_of", "search_of", "value_at"]
+
+TRIALS = 27  # a default: three rungs of a factor of 3
+FIRST_SHARE = 81  # the first rung is max_steps / 81: source: the measurements of docs/sweeps.md
+SLACK = 1.5  # a segment's time limit, in expected times
+SAVE_S = 120  # between a segment's deadline and its limit (metering.limit.STOP_MARGIN_S)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The measured seconds of a segment's start, and of a step, evaluations included."""
+
+    start_s: float
+    step_s: float
+
+    def limit_s(self, steps: int) -> int:
+        """Return the time limit of a segment of so many steps."""
+        return ceil(SLACK * (self.start_s + steps * self.step_s)) + SAVE_S
+
+    def allowance(self, plan: Plan, left_micro: int) -> Allowance:
+        """Return the money that is left, and the highest cost of a segment at the plan's price."""
+        rate = (plan.price_micro or 0) * plan.instances * plan.uncertainty * plan.attempts / 3600
+        fixed_s = max(SLACK * self.start_s + SAVE_S + 1 + plan.tail_s + plan.unit_s, plan.minimum_bill_s)
+        return Allowance(left_micro, fixed_s * rate, SLACK * self.step_s * rate)
+
+
+def pauses(config: dict[str, Any]) -> bool:
+    """Return whether the algorithm pauses trials."""
+    return config["sweep"]["algorithm"] in ("asha", "halving")
+
+
+def search_of(config: dict[str, Any]) -> Search:
+    """Return the search of a stored config."""
+    sweep, training = config["sweep"], config.get("training") or {}
+    space = dimensions(sweep["space"])
+    is_grid = sweep["algorithm"] == "grid"
+    count = min(len(grid(space)), sweep["trials"] or 10_000) if is_grid else sweep["trials"] or TRIALS
+    last = training.get("max_steps") or 1
+    first = sweep["first_rung"] or max(last // FIRST_SHARE, training.get("eval_every") or 1)
+    steps = rungs(first, sweep["factor"], last) if pauses(config) else (last,)
+    mode = sweep["mode"] or (training.get("monitor") or {}).get("mode") or "min"
+    return Search(sweep["algorithm"], space, count, sweep["parallel"], steps, sweep["factor"], mode, sweep["seed"])
+
+
+def metric_of(config: dict[str, Any]) -> str:
+    """Return the name of the metric."""
+    monitor = (config.get("training") or {}).get("monitor") or {}
+    return str(config["sweep"]["metric"] or monitor.get("metric") or "loss")
+
+
+def results_of(segments: Sequence[SegmentRecord]) -> dict[tuple[int, int], float | None]:
+    """Return the results of the ended segments by (trial, rung); None for a failed segment."""
+    return {(each.trial, each.rung): each.value for each in segments if each.state in ("done", "failed")}
+
+
+def value_at(database: Database, job_id: str, step: int | None, metric: str) -> float | None:
+    """Return the metric of the job's evaluation after the step, or of the last one if `step` is None."""
+    points = [each for each in series.read(database, job_id).points if each.kind == "eval"]
+    at = [each for each in points if step is None or each.step == step]
+    value = at[-1].fields.get("metrics", {}).get(metric) if at else None
+    try:
+        return None if value is None else float(value)
+    except ValueError:
+        return None
+
+
+def pace_of(database: Database, ended: Sequence[tuple[SegmentRecord, Attempt]]) -> Pace | None:
+    """Return the pace by the median of the ended segments' attempts; None before the first."""
+    found = [pace for segment, attempt in ended if (pace := _pace(database, segment, attempt)) is not None]
+    if not found:
+        return None
+    return Pace(max(each.start_s for each in found), statistics.median(each.step_s for each in found))
+
+
+def _pace(database: Database, segment: SegmentRecord, attempt: Attempt) -> Pace | None:
+    state = attempt.state
+    points = [
+        each
+        for each in series.read(database, segment.job_id).points
+        if each.kind in ("step", "eval") and each.attempt == attempt.number and each.step is not None
+    ]
+    if state.started_s is None or state.ended_s is None or not points:
+        return None
+    whole_s = state.billed_s or state.ended_s - state.started_s
+    first, last = points[0], points[-1]
+    steps = (last.step or 0) - (first.step or 0)
+    step_s = (last.time_s - first.time_s) / steps if steps else whole_s / max(1, last.step or 1)
+    return Pace(max(0.0, whole_s - steps * step_s), step_s)

@@ -1,0 +1,129 @@
+"""Sweeps on this machine: every segment is sent once, whatever drives the sweep; the budget holds; the best is found."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cloudtrain.launcher.store import sweeps
+from cloudtrain.launcher.store.registry import Registry
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """\
+import json, os, sys
+lr = float(sys.argv[sys.argv.index("--lr") + 1])
+print("eval ::ct " + json.dumps({"e": "eval", "step": 1, "metrics": {"loss": (lr - 3) ** 2}}), flush=True)
+"""
+RANDOM = """\
+args: {lr: 1}
+distributed: {allow_alone: true}
+sweep: {space: {args.lr: [1, 2, 3, 4, 5]}, algorithm: grid, parallel: 2}
+local: {price_per_hour: 1}
+budget: {limit: 3 USD}
+"""
+TASK = """\
+import torch
+
+def model(params):
+    return torch.nn.Linear(4, 1)
+
+def dataset(params, split):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(24, 4, generator=generator)
+    return torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+
+def loss(model, batch):
+    return ((model(batch[0]) - batch[1]) ** 2).mean()
+"""
+ASHA = """\
+name: search
+task: task.py
+training:
+  {max_steps: 6, global_batch_size: 8, optimizer: {name: sgd, lr: 0.1}, schedule: {name: cosine}}
+sweep: {space: {training.optimizer.lr: [0.0001, 0.001, 0.05]}, trials: 3, parallel: 3, first_rung: 2}
+"""
+
+
+def sweep_of(home: Path) -> tuple[Registry, Any]:
+    """Return the open registry and its only sweep."""
+    registry = Registry(home)
+    (found,) = sweeps.sweeps(registry.database)
+    return registry, found
+
+
+def test_drivers_that_die_send_each_trial_once(
+    cli: Any, project: Callable[..., Path], home: Path, wait_until: Any, warm_nodes: None
+) -> None:
+    """Six drivers at a time, half of them killed at a random moment: one attempt a trial, and the best one is found."""
+    folder, draw = project(RANDOM, text=SCRIPT), random.Random(1)
+    assert cli("submit", "-d", "-y", cwd=folder).code == 0
+    registry, sweep = sweep_of(home)
+
+    def is_over() -> bool:
+        drivers = [cli.start("advance", sweep.id) for _ in range(6)]
+        for driver in drivers[:3]:
+            time.sleep(draw.uniform(0.05, 0.4))
+            driver.send_signal(signal.SIGKILL)
+        for driver in drivers:
+            _, said = driver.communicate(timeout=60)
+            assert "Traceback" not in said
+        registry.database.execute("UPDATE sweeps SET lease_s = 0")  # in place of 30 s after the death of a driver
+        return sweeps.find(registry.database, sweep.id).state == "ended"
+
+    wait_until(is_over, 240, 0.1)
+    jobs = registry.jobs()
+    sent = [attempt for job in jobs for attempt in registry.attempts(job) if attempt.phase == "sent"]
+    assert len(sent) == 5
+    assert {job.id for job in jobs} == {f"{sweep.id}-{trial}" for trial in range(5)}
+    assert sum(sweeps.spent_and_held(registry.database, sweep.id)) <= 3_000_000
+    best = cli("best", sweep.id, "--json").json
+    assert (best["trial"], best["value"], best["values"]) == (2, 0.0, {"args.lr": 3})
+    assert cli("status", f"{sweep.id}.2", "--json").json["job"] == f"{sweep.id}-2"
+
+
+def test_asha_pauses_and_promotes(cli: Any, project: Callable[..., Path], home: Path, warm_nodes: None) -> None:
+    """Three trials pause at the first rung; the best of them goes on to the end, and its config can be submitted."""
+    folder = project("", script="task.py", text=TASK)
+    (folder / "cloudtrain.yaml").write_text(ASHA)
+    result = cli("submit", "-y", cwd=folder, timeout_s=240)
+    assert result.code == 0, result.stderr
+    registry, sweep = sweep_of(home)
+    shown = cli("status", sweep.id, "--json").json
+    assert [(each["step"], each["done"]) for each in shown["rungs"]] == [(2, 3), (6, 1)]
+    assert shown["is_finished"]
+    winner = shown["best"][0]
+    first = {each.trial: each.value for each in sweeps.segments(registry.database, sweep.id) if each.rung == 0}
+    assert winner["trial"] == min(first, key=lambda trial: first[trial])
+    states = {job.id: (job.attempt.state.state, job.attempt.state.reason) for job in registry.jobs()}
+    assert states.pop(f"{sweep.id}-{winner['trial']}") == ("succeeded", None)
+    assert set(states.values()) == {("stopped", "paused")}
+    assert cli("best", "last", "-o", "best.yaml", cwd=folder).code == 0
+    written = yaml.safe_load((folder / "best.yaml").read_text())
+    assert written["training"]["optimizer"]["lr"] == winner["values"]["training.optimizer.lr"]
+    assert "sweep" not in written
+    assert cli("validate", "-f", "best.yaml", cwd=folder).code == 0
+
+
+def test_budget_stops_a_sweep_before_it_overspends(
+    cli: Any, project: Callable[..., Path], home: Path, warm_nodes: None
+) -> None:
+    """A trial whose worst case does not fit is not sent, and the sweep ends with the trials that were sent."""
+    folder = project(RANDOM.replace("3 USD", "0.07 USD"), text=SCRIPT)
+    result = cli("submit", "-y", cwd=folder, timeout_s=240)
+    registry, sweep = sweep_of(home)
+    spent, held = sweeps.spent_and_held(registry.database, sweep.id)
+    assert held == 0
+    assert 0 < spent <= 70_000
+    shown = cli("status", sweep.id, "--json").json
+    assert shown["state"] == "ended", json.dumps(shown)
+    assert 1 <= shown["trials"] < 5
+    assert result.code == 0, result.stderr

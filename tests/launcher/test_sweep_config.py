@@ -1,0 +1,88 @@
+"""The section `sweep`: faults with the way out, the search from a config, and the pace's money."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.launcher import config
+from cloudtrain.launcher.errors import BudgetError, ConfigError
+from cloudtrain.launcher.store import ledger, sweeps
+from cloudtrain.launcher.store.database import Database
+from cloudtrain.launcher.sweeps import searching
+
+TASK: dict[str, Any] = {"name": "s", "task": "task.py", "training": {"max_steps": 810, "eval_every": 5}}
+LR = {"training.optimizer.lr": {"log": [1e-5, 1e-1]}}
+
+
+def load(tmp_path: Path, sweep: dict[str, Any], **more: Any) -> config.JobConfig:
+    """Return the config of a task with the section."""
+    (tmp_path / "task.py").touch()
+    return config.from_data({**TASK, **more, "sweep": {"space": LR, **sweep}}, tmp_path / "cloudtrain.yaml")
+
+
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        ({"space": {"training.optimizer.rl": [1, 2]}}, "`training.optimizer.rl` is no key of the config"),
+        ({"space": {"resources.instances": [1, 2]}}, "cannot vary between trials"),
+        ({"space": {"training.optimizer.lr": {"log": [0, 1]}}}, "cannot begin at 0"),
+        ({"space": {"training.optimizer.lr": [0.1]}, "first_rung": 811}, "beyond max_steps 810"),
+        ({"space": {"training.global_batch_size": [8, 16]}}, "rungs in steps compare unlike trials"),
+        ({"space": {"training.optimizer.lr": [1, 2, 3]}, "algorithm": "grid", "trials": 2}, "the grid has 3 trials"),
+        ({"algorithm": "grid"}, "number of points"),
+        ({"space": {"args.lr": [1, 2]}}, "needs `args` as a mapping"),
+        ({"algorithm": "bayes"}, "`algorithm`|algorithm"),
+    ],
+)
+def test_faulty_sweep_is_refused(sweep: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """Each fault names its key, and says how to fix the sweep."""
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, sweep)
+    assert any(re.search(words, fault.message + fault.key) for fault in caught.value.faults)
+    assert all(fault.hint for fault in caught.value.faults)
+
+
+def test_pauses_need_a_task_and_steps(tmp_path: Path) -> None:
+    """Trials of a script are not paused, and rungs need max_steps; random search needs neither."""
+    with pytest.raises(ConfigError, match="max_steps"):
+        load(tmp_path, {}, training={"epochs": 3})
+    assert load(tmp_path, {"algorithm": "random"}, training={"epochs": 3}).sweep is not None
+
+
+def test_search_takes_its_defaults_from_the_training(tmp_path: Path) -> None:
+    """The first rung is 1/81 of the steps and at least an evaluation's; metric and mode are the monitor's."""
+    found = load(tmp_path, {}, training={**TASK["training"], "monitor": {"metric": "accuracy", "mode": "max"}})
+    stored = found.model_dump(mode="json")
+    search = searching.search_of(stored)
+    assert search.rungs == (10, 30, 90, 270, 810)
+    assert (search.trials, search.mode, searching.metric_of(stored)) == (27, "max", "accuracy")
+
+
+def test_trial_beyond_the_sweeps_budget_is_refused(tmp_path: Path) -> None:
+    """Spent and held money of all trials count, in the transaction that reserves; other jobs are not concerned."""
+    database = Database(tmp_path)
+    sweeps.add(database, sweeps.SweepRecord("s-abcde", 1.0, {}, "f", {}, 1_000_000))
+    for trial in range(3):
+        sweeps.write(database, sweeps.SegmentRecord("s-abcde", trial, 0, f"s-abcde-{trial}", 1, 10))
+    ledger.reserve(database, "s-abcde-0", 1, "", 700_000, 1.0)
+    with pytest.raises(BudgetError, match=r"has 0\.3"):
+        sweeps.require_room(database, "s-abcde-1", 400_000)
+    ledger.settle(database, "s-abcde-0", 1, 100_000, 2.0)
+    sweeps.require_room(database, "s-abcde-1", 400_000)
+    with pytest.raises(BudgetError, match="unknown"):
+        sweeps.require_room(database, "s-abcde-1", None)
+    sweeps.require_room(database, "other", 5_000_000)
+
+
+def test_lease_admits_one_driver(tmp_path: Path) -> None:
+    """A second process gets no lease until the first has freed it."""
+    database = Database(tmp_path)
+    sweeps.add(database, sweeps.SweepRecord("s-abcde", 1.0, {}, "f", {}, None))
+    assert sweeps.lease(database, "s-abcde")
+    assert not sweeps.lease(database, "s-abcde")
+    sweeps.free(database, "s-abcde")
+    assert sweeps.lease(database, "s-abcde")
