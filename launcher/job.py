@@ -51,12 +51,12 @@ class State:
     """The state of an attempt, as its backend reports; times in unix seconds. `error`: the first failing rank's report.
 
     `reason`: user budget time_limit paused preempted node_failure error, or None. `detail`: more in words. `billed_s`:
-    the billed seconds of each instance, if the platform does not count from start to end; `idle_s`: the seconds that may
-    be billed afterwards, until the platform releases the machines. `hourly_usd`: the price of all instances, if only the
-    platform knows the machines; `url`: the platform's page about the attempt. `told_s`: the time, by our clock, of the
-    report on how long a running attempt was billed. `gone_s`: the nodes that the attempt dropped, by number, with the
-    seconds for which each was occupied; `billed_s` is then the mean of all nodes. `billed_by`: the platform's name for
-    its own count of the seconds, once reported.
+    the billed seconds of each instance, if the platform does not count from start to end; `idle_s`: the seconds that
+    may be billed afterwards, until the platform releases the machines. `hourly_usd`: the price of all instances, if
+    only the platform knows the machines; `url`: the platform's page about the attempt. `told_s`: the time, by our
+    clock, of the report on how long a running attempt was billed. `gone_s`: the nodes that the attempt dropped, by
+    number, with the seconds for which each was occupied; `billed_s` is then the mean of all nodes. `billed_by`: the
+    platform's name for its own count of the seconds, once reported.
     """
 
     state: JobState
