@@ -149,14 +149,14 @@ def _serve(own: _OwnNode, store: Any, node: int) -> int:
     done, told, is_stopped = 0, 0, False
     while True:
         while store.check([key := f"order/{node}/{done}"]):
-            order = json.loads(store.get(key))
+            asked = json.loads(store.get(key))
             done += 1
-            if order["do"] == "end":
+            if asked["do"] == "end":
                 store.set(f"left/{node}", "1")
                 return EXIT_SAVED if is_stopped else EXIT_DONE
-            if order["do"] == "start":
-                own.start(Segment(**order["segment"]))
-            is_stopped = is_stopped or order["do"] == "stop"
+            if asked["do"] == "start":
+                own.start(Segment(**asked["segment"]))
+            is_stopped = is_stopped or asked["do"] == "stop"
         if _stops or is_stopped:
             own.stop()
         for each in own.look():

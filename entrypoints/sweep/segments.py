@@ -7,6 +7,7 @@ a node, one a GPU), `metric` (None: that of training.monitor), and `keep` (trial
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -26,8 +27,10 @@ from cloudtrain.entrypoints.sweep.search import Segment
 __all__ = ["SegmentEnd", "Slot", "SlotRunner", "keep_rung", "slots_of", "trial_folder", "trial_spec"]
 
 GRACE_S = 120.0  # for the save of a segment after SIGTERM, as torchrun has in a job of its own (agent/boot.py)
-_OUTER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
-_OUTER += ("MASTER_PORT", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "CLOUDTRAIN_RESTART", "CLOUDTRAIN_RESUME_PATH")
+# The variables of the controller's own rank. A segment's torchrun sets its own; a training of one rank needs none.
+_OUTER = re.compile(
+    "(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_.*|TORCHELASTIC_.*|CLOUDTRAIN_(RESTART|RESUME_PATH)"
+)
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,7 @@ class SlotRunner:
 
     def _environment(self, work: Path, folder: Path, slot: Slot) -> dict[str, str]:
         assert self._spec.sweep is not None
-        kept = {k: v for k, v in os.environ.items() if k not in _OUTER and not k.startswith("TORCHELASTIC")}
+        kept = {key: value for key, value in os.environ.items() if not _OUTER.fullmatch(key)}
         threads = max(1, len(slot.cores) // self._spec.sweep["slots"])
         with_gpus = {} if slot.gpus is None else {"CUDA_VISIBLE_DEVICES": slot.gpus}
         return {

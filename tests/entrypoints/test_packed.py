@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,7 @@ class Sweep:
     folder: Path
     search: dict[str, Any] = field(default_factory=lambda: SEARCH)
     slots: int = 1
+    nodes: int = 1
     training: dict[str, Any] = field(default_factory=dict)
 
     def spec(self) -> JobSpec:
@@ -62,7 +64,7 @@ class Sweep:
             "schedule": {"name": "cosine"},
             **self.training,
         }
-        sweep = {"search": self.search, "slots": self.slots, "nproc_per_node": 2 * self.slots, "keep": 2}
+        sweep = {"search": self.search, "slots": self.slots, "nproc_per_node": 2 * self.slots // self.nodes, "keep": 2}
         run = {"kind": "sweep", "target": "task.py"}
         found = {"job": "s", "run": run, "training": training, "params": {"width": 8}, "sweep": sweep, "timeout_s": 60}
         return JobSpec.load(found)
@@ -82,13 +84,11 @@ class Sweep:
             "CLOUDTRAIN_RESULT_DIR": str(self.folder / "result"),
             **more,
         }
-        return subprocess.Popen(
-            [sys.executable, "-m", "cloudtrain.entrypoints.agent.boot"],
-            cwd=self.folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-m", "cloudtrain.entrypoints.agent.boot"]
+        if self.nodes > 1:  # each rank is a node
+            torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(self.nodes), "-m"]
+            command = [sys.executable, "-m", *torchrun, "cloudtrain.entrypoints.agent.worker", "sweep"]
+        return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, text=True)
 
     def run(self, **more: str) -> tuple[int, list[dict[str, Any]]]:
         """Run the controller to its end; return exit code and events."""
@@ -211,6 +211,36 @@ def test_failing_trials_and_a_short_deadline(tmp_path: Path) -> None:
     code, found = Sweep(tmp_path / "short").run(CLOUDTRAIN_DEADLINE="1")
     assert code == 75
     assert results(tmp_path / "short") == {}
+
+
+@pytest.mark.slow
+def test_two_nodes_with_a_slot_each_have_the_same_results(
+    whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """The driver's node and another node run the trials of one search, with the losses of a single node."""
+    sweep = Sweep(tmp_path, nodes=2)
+    sweep.search = {**SEARCH, "trials": 3, "rungs": [2, 6]}
+    code, _ = sweep.run()
+    assert code == 0
+    starts = [json.loads(line) for line in (tmp_path / "checkpoints" / NAME).read_text().splitlines()]
+    assert {each["node"] for each in starts if each["e"] == "start"} == {0, 1}
+    expected = results(whole[0])
+    first = {key: value for key, value in results(tmp_path).items() if key[1] == 0}
+    assert first == {(trial, 0): expected[trial, 0] for trial in range(3)}
+    assert len(results(tmp_path)) == 4
+
+
+@pytest.mark.slow
+def test_deadline_ends_a_sweep_with_a_finished_model(tmp_path: Path) -> None:
+    """No segment starts that would not end in time, so the sweep leaves before its deadline; more time continues it."""
+    search = {**SEARCH, "algorithm": "random", "trials": 50, "rungs": [12]}
+    deadline_s = time.time() + 20
+    code, found = Sweep(tmp_path, search).run(NAP_S="0.02", CLOUDTRAIN_DEADLINE=f"{deadline_s:.0f}")
+    assert time.time() < deadline_s + 5
+    assert code == 75
+    assert json.loads((tmp_path / "result" / "outcome.json").read_text())["reason"] == "deadline"
+    assert any(each["state"] == "done" for each in found if each["e"] == "trial")
+    assert (tmp_path / "output" / "model.pt").exists()
 
 
 def test_journal_cut_at_every_byte_has_the_last_whole_line(tmp_path: Path) -> None:
