@@ -13,6 +13,7 @@ import fanout
 import faults
 import restart
 import ssh_faults
+import ssh_queue
 import ssh_submits
 import vertex_jobs
 import vertex_submits
@@ -31,7 +32,8 @@ def main() -> int:
     vertex = (lambda: vertex_submits.submits(200), lambda: vertex_jobs.lines(12_000, 600.0))
     local = (lambda: fanout.run(200), lambda: crash.run(20), lambda: restart.run(20), _faults)
     ssh = (ssh_submits.killed, ssh_submits.races, ssh_submits.away, lambda: ssh_faults.run(20))
-    for benchmark in (budget_simulation.run, alerts.run, *local, *aws, *azure, *vertex, *ssh):
+    queue = (ssh_queue.run, lambda: ssh_queue.run(40, 0))
+    for benchmark in (budget_simulation.run, alerts.run, *local, *aws, *azure, *vertex, *ssh, *queue):
         report = benchmark()
         report.show()
         sys.stdout.flush()

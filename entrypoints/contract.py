@@ -419,12 +419,13 @@ class AgentSpec(Message, parts={"job": JobSpec.load}, names={"job": "spec"}):
 
 
 @dataclass(frozen=True)
-class AgentState(Message):
+class AgentState(Message, optional="queue"):
     """The agent's state, the content of state.json. `pid` and `stamp` identify the agent's process.
 
-    `phase`: preparing idle running exited ended; `generation` counts the starts of the ranks, 0 before the first.
-    `detail` tells users what the agent waits for. `held_s`: how long the node has been used by the monotonic clock,
-    which stood at `zero_s` at the agent's start; `gone_s`: the seconds of the dropped nodes by number.
+    `phase`: queued preparing idle running exited ended; `generation` counts the starts of the ranks, from 0. `detail`
+    tells users what the agent waits for. `held_s`: how long the node has been used by the monotonic clock, which stood
+    at `zero_s` at the agent's start; `gone_s`: the seconds of the dropped nodes by number. `queue`: while the job waits
+    in line, `place`, `of`, `reason`, and the expected `start_s`.
     """
 
     pid: int
@@ -437,6 +438,7 @@ class AgentState(Message):
     held_s: float | None = None
     zero_s: float | None = None
     gone_s: Mapping[str, float] = field(default_factory=dict)
+    queue: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

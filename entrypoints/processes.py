@@ -17,6 +17,7 @@ from pathlib import Path
 
 __all__ = [
     "alive",
+    "announce",
     "become_subreaper",
     "catches",
     "cores",
@@ -173,6 +174,13 @@ def is_stopped(pid: int) -> bool:
     """Return whether the process was stopped by a signal (SIGSTOP)."""
     fields = _stat(pid)
     return fields is not None and fields[0] == "T"
+
+
+def announce(pipe: int | None) -> None:
+    """Write this process's pid to the pipe, and close the pipe; None: do nothing."""
+    if pipe is not None:
+        os.write(pipe, b"%d\n" % os.getpid())
+        os.close(pipe)
 
 
 @contextlib.contextmanager

@@ -56,7 +56,8 @@ class State:
     only the platform knows the machines; `url`: the platform's page about the attempt. `told_s`: the time, by our
     clock, of the report on how long a running attempt was billed. `gone_s`: the nodes that the attempt dropped, by
     number, with the seconds for which each was occupied; `billed_s` is then the mean of all nodes. `billed_by`: the
-    platform's name for its own count of the seconds, once reported.
+    platform's name for its own count of the seconds, once reported. `queue`: while the job waits in line, `place`,
+    `of`, `reason`, and the expected `start_s`.
     """
 
     state: JobState
@@ -74,6 +75,7 @@ class State:
     told_s: float | None = None
     gone_s: dict[str, float] | None = None
     billed_by: str | None = None
+    queue: dict[str, Any] | None = None
 
     @property
     def all_damaged(self) -> bool:
@@ -85,7 +87,8 @@ class State:
 class Attempt:
     """One submission of a job. `ref` is the backend's handle.
 
-    `phase`: intent (journalled), sent, never_sent, or damaged: the row in the registry cannot be read.
+    `phase`: intent (journalled), queued (waits in line to be sent), sent, never_sent, or damaged: the row in the
+    registry cannot be read.
     """
 
     job_id: str
@@ -114,6 +117,8 @@ class Attempt:
     @property
     def word(self) -> str:
         """The state as shown to people."""
+        if self.state.queue is not None and self.state.state == "pending":
+            return "queued"
         return {"never_sent": "not sent", "damaged": "damaged"}.get(self.phase, self.state.state)
 
     @property
@@ -150,12 +155,14 @@ class StoredConfig:
     notify: Sequence[dict[str, Any]]
     resources: dict[str, Any]
     image: str | None
+    waits: bool
+    priority: str
 
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> StoredConfig:
         """Return the values; a config of an older version may lack keys, and a damaged row may hold other types."""
-        names = ("budget", "limits", "retry", "distributed", "training", "resources")
-        budget, limits, retry, distributed, training, resources = (
+        names = ("budget", "limits", "retry", "distributed", "training", "resources", "queue")
+        budget, limits, retry, distributed, training, resources, queue = (
             found if isinstance(found := config.get(name), dict) else {} for name in names
         )
         return cls(
@@ -176,6 +183,8 @@ class StoredConfig:
             notify=config.get("notify") or (),
             resources=resources,
             image=config.get("image"),
+            waits=queue.get("wait") is True,
+            priority=str(queue.get("priority") or "normal"),
         )
 
 

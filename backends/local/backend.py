@@ -6,10 +6,12 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ from cloudtrain.backends.local import check as rules
 from cloudtrain.backends.local import request as requests
 from cloudtrain.backends.local.records import LocalRef
 from cloudtrain.entrypoints import atomic_json, processes
-from cloudtrain.entrypoints.agent import node_folder
+from cloudtrain.entrypoints.agent import gpulocks, node_folder
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.entrypoints.job_files import NEVER_SENT, RECORD, START_LOCK, STATE
 from cloudtrain.launcher.backend import Capacity, Check, FoundAttempt, JobRef, LogPage, Pace, Request, Shipment, Terms
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalBackend", "agent_spec", "interpreter", "message"]
 
 DEVICES = Path("/dev")
+HERE = "this machine"  # the host's name in the queue's messages
 PAGE_BYTES = 1 << 20  # of log: the next page is close, so the first page is on the screen at once
 # The agent of node 0 ends the job at the cap by its own clock. The remaining agents end at its message, or after 15 s
 # of silence (entrypoints/agent/transport.py); killing the processes takes some seconds more.
@@ -88,7 +91,7 @@ class LocalBackend:
         shipment.sending.creates()
         try:
             specs = [agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]]
-            _start_agents(folder, specs)
+            _start_agents(folder, specs, _locks(shipment.home, body))
         except ConfigError:
             # The agents may live, though their starter died before its answer.
             if self.find(request, shipment.home) is None:
@@ -313,7 +316,24 @@ def message(folder: Path, specs: list[AgentSpec]) -> dict[str, Any]:
     return {"folder": str(folder), "nodes": [replace(spec, token=token).dump() for spec in specs]}
 
 
-def _start_agents(folder: Path, specs: list[AgentSpec]) -> None:
+def _locks(home: Path, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the locks of this home folder on the job's GPUs, or on the machine; a queued job waits for its locks.
+
+    A job that is not queued shares the GPUs, as ever, and holds the locks that are free.
+    """
+    visible, queue = _visible_gpus(), body.get("queue")
+    values = {f"gpu-{re.sub('[^A-Za-z0-9]+', '-', gpu)}": gpu for gpu in visible}
+    chosen = [number for node in body["nodes"] for number in node["gpus"]]
+    names = [list(values)[number] for number in chosen] or [gpulocks.MACHINE]
+    found = {"folder": str(home / "locks"), "names": names, "about": {"job": body["job"]}, "may_share": True}
+    if queue is None:
+        return found
+    units = list(values) if chosen else names
+    seat = {"host": HERE, "units": units, "values": values, "needs": {HERE: len(names)}, "holders": [0]}
+    return {**found, "queue": {**queue, **seat, "time_s": time.time()}}
+
+
+def _start_agents(folder: Path, specs: list[AgentSpec], locks: dict[str, Any]) -> None:
     """Start all nodes by one message: a launcher killed meanwhile has started all nodes or no node."""
     starter = subprocess.Popen(
         [sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"],
@@ -324,7 +344,7 @@ def _start_agents(folder: Path, specs: list[AgentSpec]) -> None:
         text=True,
         start_new_session=True,
     )
-    answer, complaint = starter.communicate(json.dumps(message(folder, specs)))
+    answer, complaint = starter.communicate(json.dumps({**message(folder, specs), "locks": locks}))
     if starter.returncode != 0:
         last = complaint.strip().splitlines()[-1:] or [f"their starter ended with code {starter.returncode}"]
         raise ConfigError(f"the agents did not start: {last[0]}", where=folder)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
-from cloudtrain.launcher.planning.job_spec import job_spec, job_surroundings
+from cloudtrain.launcher.planning.job_spec import job_spec, job_surroundings, queue_terms
 from cloudtrain.launcher.planning.planner import STOP_TAIL_S
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         spec=job_spec(plan, config, job_id, attempt).dump(),
         bundle_sha256=bundle_sha256,
         grace_s=STOP_TAIL_S,
+        queue=queue_terms(config),
         python=config.block(Local).python,
         **job_surroundings(config),
         nodes=[_node(rank, plan) for rank in range(plan.instances)],

@@ -38,7 +38,7 @@ def checks(fleet: Fleet, config: JobConfig | None) -> list[Check]:
 
 
 def hosts(fleet: Fleet, config: JobConfig) -> list[HostUse]:
-    """Return the use of each GPU of the config's hosts, in the config's order."""
+    """Return the use of each GPU of the config's hosts, in the config's order, and the jobs in line."""
     found = config_hosts.of_config(config)
     locks = {"lock_folder": config.block(Ssh).gpu_locks}
     rows: list[HostUse] = []
@@ -74,6 +74,9 @@ def _uses(host: str, reply: dict[str, Any]) -> list[HostUse]:
             rows.append(HostUse(host, label, model, "busy", process["owner"], f"{process['name']} ({process['pid']})"))
         else:
             rows.append(HostUse(host, label, model, "free"))
+    for place, ticket in enumerate(reply.get("waiting") or (), 1):
+        who, times = (ticket["user"], ticket["job"], ticket["time_s"]), ticket["start_s"]
+        rows.append(HostUse(host, f"line {place}", f"{ticket['locks']} wanted", "waits", *who, start_s=times))
     if gpus["fault"]:
         rows.append(HostUse(host, "-", "", "broken", detail=gpus["fault"]["text"]))
     return rows

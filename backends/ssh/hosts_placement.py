@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudtrain.backends.ssh import preflight
@@ -55,12 +55,14 @@ def assign_hosts(body: Mapping[str, Any], fleet: Fleet) -> list[Assignment]:
     count, needs = JobSpec.load(body["spec"]).nodes, requirements_of(body)
     answers = _facts(fleet, hosts, body)
     fit = [host for host in hosts if not _failed(preflight.checks({host.name: _fact(answers[host])}, needs))]
+    if body.get("queue"):
+        fit.sort(key=lambda host: _crowd(answers[host].reply, needs))
     chosen = (fit if len(hosts) > count else hosts)[:count]
     seen = chosen if len(chosen) == count else hosts
     found = preflight.checks({host.name: _fact(answers[host]) for host in seen}, needs)
     if _failed(found):
         raise _error(found, [answers[host] for host in seen])
-    for host in set(hosts[: hosts.index(chosen[-1])]) - set(chosen):
+    for host in set(hosts[: max(map(hosts.index, chosen))]) - set(chosen) - set(fit):
         say(f"{host.name} is left out: {_failed(preflight.checks({host.name: _fact(answers[host])}, needs))[0].found}")
     assignments = [_seat(fleet, host, answers[host].reply, body) for host in chosen]
     found += preflight.dialled(_dial(fleet, assignments, body, everybody=len(assignments) <= ALL_DIAL), body["ports"])
@@ -90,6 +92,7 @@ def requirements_of(body: Mapping[str, Any]) -> preflight.HostRequirements:
         allow_busy=body["allow_busy"],
         gpu_model=body["gpu_model"],
         has_own_torch=body["runs_in"]["kind"] != "none",
+        can_wait=bool(body.get("queue")),
     )
 
 
@@ -127,16 +130,27 @@ def _error(checks: Sequence[Check], answers: Sequence[HostAnswer]) -> Cloudtrain
 
 
 def _seat(fleet: Fleet, host: Host, facts: Mapping[str, Any], body: Mapping[str, Any]) -> Assignment:
-    takes, labels = _free(facts, body["gpus"])
+    takes, labels = _free(facts, body["gpus"], is_queued=bool(body.get("queue")))
     about = fleet.channel(host).about
     return Assignment(host, about["name"], about["workdir"], address_of(fleet, host), takes, labels)
 
 
-def _free(facts: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the lock names of the GPUs that the job takes, free GPUs first. Without GPUs the job takes the machine."""
+def _crowd(facts: Mapping[str, Any], needs: preflight.HostRequirements) -> tuple[int, bool]:
+    """Return how many jobs wait for the host, and whether the host is in use: a queued job takes the emptiest hosts."""
+    is_busy = bool(_failed(preflight.checks({"": facts}, replace(needs, can_wait=False))))
+    return len(facts.get("waiting") or ()), is_busy
+
+
+def _free(facts: Mapping[str, Any], count: int, *, is_queued: bool) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the lock names of the GPUs that the job takes, free GPUs first. Without GPUs the job takes the machine.
+
+    A queued job takes some of all GPUs without foreign processes, at its turn.
+    """
     if not count:
         return ("machine",), {"machine": "the machine"}
-    held = {holder["name"] for holder in facts["holders"] or ()} | {p["gpu"] for p in facts["gpu_processes"] or ()}
+    locked = {holder["name"] for holder in facts["holders"] or ()}
+    held = {p["gpu"] for p in facts["gpu_processes"] or ()}
+    held = held - locked if is_queued else held | locked
     sound = [gpu for gpu in (facts["gpus"] or {}).get("gpus", ()) if not gpu["fault"]]
     units = {
         unit: f"GPU {gpu['index']} ({gpu['name']})"
@@ -144,7 +158,8 @@ def _free(facts: Mapping[str, Any], count: int) -> tuple[tuple[str, ...], dict[s
         for unit in (gpu["slices"] if gpu["mig"] else [gpu["uuid"]])
     }
     held |= {unit for gpu in sound if gpu["uuid"] in held for unit in gpu["slices"]}
-    best = sorted(units, key=lambda unit: unit in held)[:count]  # stable: the lowest index first
+    best = sorted(units, key=lambda unit: unit in held)  # stable: the lowest index first
+    best = best[: max(count, sum(unit not in held for unit in units)) if is_queued else count]
     return tuple(best), {unit: units[unit] for unit in best}
 
 

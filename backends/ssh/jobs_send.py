@@ -327,10 +327,14 @@ def _start_all(
 ) -> str | None:
     """Start all agents; return the reason if a job holds a host, or None if all have started."""
     about, token, head = {"job": body["job"], "nodes": len(assignments)}, secrets.token_hex(16), None
+    needs = {seat.host.name: body["gpus"] or 1 for seat in assignments}
+    line = {"time_s": time.time(), "needs": needs, "holders": list(range(len(assignments)))}
 
     def call(number: int) -> Call:
         seat, spec = assignments[number], replace(specs[number], token=token, head=head)
         locks = {"folder": body["gpu_locks"], "names": seat.takes, "about": {**about, "labels": dict(seat.labels)}}
+        if queue := body.get("queue"):
+            locks["queue"] = {**queue, **line, "host": seat.host.name, "units": seat.takes}
         return Call("start", {"request": {"folder": spec.root, "nodes": [spec.dump()], "locks": locks}})
 
     waiting = list(range(len(assignments)))

@@ -9,7 +9,7 @@ from cloudtrain.backends.ssh import hosts
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
-from cloudtrain.launcher.planning.job_spec import job_spec, job_surroundings
+from cloudtrain.launcher.planning.job_spec import job_spec, job_surroundings, queue_terms
 from cloudtrain.launcher.planning.planner import STOP_TAIL_S
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         spec=job_spec(plan, config, job_id, attempt).dump(),
         bundle_sha256=bundle_sha256,
         grace_s=STOP_TAIL_S,
+        queue=queue_terms(config),
         gpu_model=(config.resources.accelerators or "").partition(":")[0] or None,
         ranks_are_chosen=config.distributed.nproc_per_node != "auto",
         hosts=[host.dump() for host in hosts.of_config(config)],

@@ -28,6 +28,7 @@ from cloudtrain.entrypoints.agent.boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILE
 from cloudtrain.entrypoints.agent.boot_environment import boot_environment
 from cloudtrain.entrypoints.agent.coordinate import Desired, Report
 from cloudtrain.entrypoints.agent.membership import Fenced, Membership
+from cloudtrain.entrypoints.agent.queue_wait import REQUEUE
 from cloudtrain.entrypoints.contract import AgentSpec, AgentState, ExitReport
 from cloudtrain.entrypoints.environments import dockerrun, venvs
 from cloudtrain.entrypoints.environments.job import Preparation
@@ -112,6 +113,11 @@ class Agent:
         self.report = replace(self.report, address=spec.address, ports=(self.line.port, server.address[1]))
         self.replicas = Replicas(folder, self.line.before, spec.token, note)
 
+    def count_earlier(self, started_s: float, used_s: float) -> None:
+        """Count the job's time before a preemption: its first start in unix seconds, and the seconds used since."""
+        self.started_s = started_s or self.started_s
+        self.line.zero_s -= used_s
+
     def run(self, announce: int | None = None, stops: Sequence[int] = ()) -> None:
         """Supervise to the job's end; write the pid to the pipe `announce` after the start."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -120,9 +126,7 @@ class Agent:
             self.replicas.start()
         atomic_json.reserve(self.root / "reserve")
         self._write_state()
-        if announce is not None:
-            os.write(announce, b"%d\n" % os.getpid())
-            os.close(announce)
+        processes.announce(announce)
         if self.notifier is not None:
             self.notifier.start()
         try:
@@ -409,7 +413,7 @@ class Agent:
 
     def _end(self, verdict: ExitReport) -> None:
         if self.notifier is not None:
-            self.notifier.end(verdict)
+            self.notifier.leave() if verdict.reason == REQUEUE else self.notifier.end(verdict)
         if self.meter is not None:
             self.meter.finish()
         stuck = self._kill_ranks()
@@ -432,7 +436,8 @@ class Agent:
             unkillable=tuple(stuck),
             unkept=tuple(unkept),
         )
-        self._write(EXIT, self.ended)
+        if verdict.reason != REQUEUE:  # else the job waits again, and has not ended
+            self._write(EXIT, self.ended)
         self._set(phase="ended")
         if verdict.state == "succeeded":  # `code` stays: a script runs in `code`, and may have written files
             for name in ("runtime", "reserve"):

@@ -28,7 +28,7 @@ class Report:
     `done`: the ranks have ended with success before a stop request reached them, and the agent is finishing the node.
     `address` and `ports` (membership connection, copies) are for connections from other nodes. `newest`: a script's
     newest checkpoint on this node, as its path in the checkpoint folder, and its time in unix seconds. `gpus`: figures
-    of each local rank's GPU (gpumeter.py).
+    of each local rank's GPU (gpumeter.py). `queue`: the host's line while the job waits in a queue (queue_wait.py).
     """
 
     node: int
@@ -43,6 +43,7 @@ class Report:
     ports: tuple[int, int] = (0, 0)
     newest: tuple[str, float] | None = None
     gpus: tuple[tuple[float | None, ...], ...] = ()
+    queue: dict[str, Any] | None = None
 
     @property
     def is_done(self) -> bool:
@@ -65,7 +66,8 @@ class Desired:
 
     `nodes` run this generation; a node's position in `nodes` is its rank, and remaining nodes run no ranks. `note`
     tells users why nodes are missing. `places`: each node's number, address, and ports as in its report. `resume`: the
-    checkpoint that a script resumes from, the same on all nodes, as its path in the checkpoint folder.
+    checkpoint that a script resumes from, the same on all nodes, as its path in the checkpoint folder. While the job
+    waits in a queue, `want` is wait take go end, and `queue` has the status (queue_wait.py).
     """
 
     want: str = "wait"
@@ -77,6 +79,7 @@ class Desired:
     verdict: ExitReport | None = None
     places: tuple[tuple[int, str, int, int], ...] = ()
     resume: str | None = None
+    queue: dict[str, Any] | None = None
 
     def dump(self) -> dict[str, Any]:
         """Return the fields for JSON."""

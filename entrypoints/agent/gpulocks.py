@@ -25,7 +25,20 @@ TYPE_CHECKING = False  # in place of typing's, whose import adds 4 ms to each po
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["MACHINE", "GpuBusy", "HeldLocks", "Unusable", "folder", "holders", "take"]
+__all__ = [
+    "MACHINE",
+    "GpuBusy",
+    "HeldLocks",
+    "Unusable",
+    "folder",
+    "holders",
+    "inner",
+    "is_free",
+    "login",
+    "open_lock",
+    "read_note",
+    "take",
+]
 
 MACHINE = "machine"  # the lock's name on a host without GPUs
 PLACES = ("/run/lock/cloudtrain", "/var/lock/cloudtrain", "/tmp/cloudtrain-locks")
@@ -44,12 +57,15 @@ class Unusable(RuntimeError):
 
 
 class GpuBusy(RuntimeError):
-    """A different process holds `name`; `holder` is an entry of `holders`, None if the holder has no note."""
+    """A different process holds `name`; `holder` is an entry of `holders`, None if the holder has no note.
 
-    def __init__(self, name: str, holder: dict[str, Any] | None, label: str | None = None) -> None:
+    `why`: the reason if `name` is kept for a job in line.
+    """
+
+    def __init__(self, name: str, holder: dict[str, Any] | None, label: str | None = None, why: str = "") -> None:
         self.name, self.holder = name, holder
         self.label = label or (holder or {}).get("label") or _label(name)
-        super().__init__(f"{self.label}: {_who(holder)}")
+        super().__init__(f"{self.label}: {why or _who(holder)}")
 
 
 class HeldLocks:
@@ -64,7 +80,7 @@ class HeldLocks:
         """Write notes that name this process as the holder; a forked child that replaces its parent does so again."""
         me = {"pid": os.getpid(), "stamp": processes.stamp(os.getpid()), "host": os.uname().nodename}
         labels = self.about.get("labels") or {}
-        note = {"user": _user(os.getuid()), "since_s": time.time(), **self.about, **me}
+        note = {"user": login(os.getuid()), "since_s": time.time(), **self.about, **me}
         note.pop("labels", None)
         for name in self.files:
             # The lock is held even without a note: the disk may be full, or a different user's file may have the name.
@@ -111,6 +127,11 @@ def folder(wanted: str | None = None, *, make: bool = True) -> Path:
     raise Unusable(f"all users need write access to a folder for GPU locks: sudo install -d -m 1777 {PLACES[0]}")
 
 
+def inner(folder: Path, name: str) -> Path:
+    """Return the folder `name` inside a folder of locks, open to the same users; create it. Raises Unusable."""
+    return _checked(folder / name, is_shared=stat.S_IMODE(folder.stat().st_mode) & OPEN_TO_ALL == OPEN_TO_ALL)
+
+
 def take(folder: Path, names: Iterable[str], about: dict[str, Any]) -> HeldLocks:
     """Lock all names, or no name, without waiting.
 
@@ -136,7 +157,7 @@ def holders(folder: Path) -> list[dict[str, Any]]:
     """
     found = []
     for path in sorted(folder.glob("*.lock")):
-        if not _is_free(path):
+        if not is_free(path):
             name = path.stem
             found.append(_holder(folder, name) or {"name": name, "label": _label(name)})
     return found
@@ -147,7 +168,7 @@ def _lock(folder: Path, name: str, label: str | None) -> int:
     if not _NAME.fullmatch(name):
         raise Unusable(f"`{name}` is not a valid lock name: use letters, digits and dashes")
     for _ in range(TRIES):
-        lock = _open(folder / f"{name}.lock")
+        lock = open_lock(folder / f"{name}.lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_still(folder / f"{name}.lock", lock):
@@ -164,7 +185,7 @@ def _lock(folder: Path, name: str, label: str | None) -> int:
     raise GpuBusy(name, _holder(folder, name), label)
 
 
-def _open(path: Path) -> int:
+def open_lock(path: Path) -> int:
     """Return a descriptor of the lock's file; create a missing file."""
     for _ in range(TRIES):
         # Open without O_CREAT first: fs.protected_regular refuses O_CREAT on different users' files in sticky folders.
@@ -189,7 +210,7 @@ def _regular(path: Path, lock: int) -> int:
     if stat.S_ISREG(found.st_mode):
         return lock
     os.close(lock)
-    raise Unusable(f"{path} of {_user(found.st_uid)} is not a regular file: sudo rm {path}")
+    raise Unusable(f"{path} of {login(found.st_uid)} is not a regular file: sudo rm {path}")
 
 
 def _is_still(path: Path, lock: int) -> bool:
@@ -199,7 +220,7 @@ def _is_still(path: Path, lock: int) -> bool:
     return False
 
 
-def _is_free(path: Path) -> bool:
+def is_free(path: Path) -> bool:
     """Return whether the lock is free. The test takes a shared lock, so that two concurrent tests do not collide."""
     try:
         lock = os.open(path, os.O_RDONLY | _SAFELY)
@@ -216,7 +237,7 @@ def _is_free(path: Path) -> bool:
 
 def _holder(folder: Path, name: str) -> dict[str, Any] | None:
     """Return the note of the living process that holds the lock, None without a valid note."""
-    notes = [note for path in folder.glob(f"{name}.*.json") if (note := _read(path)) is not None]
+    notes = [note for path in folder.glob(f"{name}.*.json") if (note := read_note(path)) is not None]
     here = [note for note in notes if processes.alive(note["pid"], note.get("stamp"))]
     if not here:
         # If /proc hides processes of different users, the kernel's list of locks still names their pids.
@@ -249,17 +270,17 @@ def _write(folder: Path, name: str, note: dict[str, Any]) -> None:
         raise
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_note(path: Path) -> dict[str, Any] | None:
     """Return the note, None if the note is invalid or its file belongs to a user with a different number."""
     try:
         file = os.open(path, os.O_RDONLY | _SAFELY)
     except OSError:
         return None
-    with os.fdopen(file, "rb") as stream, contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with os.fdopen(file, "rb") as stream, contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         found = os.fstat(file)
         if stat.S_ISREG(found.st_mode) and path.name.endswith(f".{found.st_uid}.json"):
             note = json.loads(stream.read(MAX_NOTE))
-            return {**note, "owner": _user(found.st_uid), "pid": int(note["pid"]), "since_s": float(note["since_s"])}
+            return {**note, "owner": login(found.st_uid), "pid": int(note["pid"]), "since_s": float(note["since_s"])}
     return None
 
 
@@ -297,7 +318,7 @@ def _fault(place: Path, opened: int, *, is_shared: bool) -> str:
     if is_shared and is_ours and mode != OPEN_TO_ALL:
         os.fchmod(opened, OPEN_TO_ALL)
         mode = OPEN_TO_ALL
-    who = _user(found.st_uid)
+    who = login(found.st_uid)
     if mode & 0o1002 == 0o1002:
         return ""
     if is_shared:
@@ -307,7 +328,7 @@ def _fault(place: Path, opened: int, *, is_shared: bool) -> str:
     if not is_ours and found.st_uid != 0:
         return f"{place} belongs to {who}, and is not open to all: chmod 1777 {place}, or choose another folder"
     if not os.access(place, os.W_OK | os.X_OK):
-        return f"{place} of {who} cannot be written by {_user(os.getuid())}: sudo chmod 1777 {place}"
+        return f"{place} of {who} cannot be written by {login(os.getuid())}: sudo chmod 1777 {place}"
     return ""
 
 
@@ -341,11 +362,12 @@ def _span(seconds: float) -> str:
 
 def _owner(path: Path) -> str:
     with contextlib.suppress(OSError):
-        return _user(path.lstat().st_uid)
+        return login(path.lstat().st_uid)
     return "nobody"
 
 
-def _user(uid: int) -> str:
+def login(uid: int) -> str:
+    """Return the name of the user with the number, else the number."""
     import pwd
 
     with contextlib.suppress(KeyError):

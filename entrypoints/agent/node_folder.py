@@ -34,7 +34,7 @@ def look(root: Path, checkpoints: Path) -> NodeStatus:
     if state is None:
         return status
     if is_alive:  # all processes share the monotonic clock, which counts from the machine's start
-        return replace(status, held_s=None if state.zero_s is None else time.monotonic() - state.zero_s)
+        return replace(status, held_s=state.held_s if state.zero_s is None else time.monotonic() - state.zero_s)
     sweep(root)  # the ranks' processes may still run
     last_s, held_s = _last_sign_s(root, state.started_s), state.held_s
     if held_s is not None:  # the last written value, extended to the last log line by STATE_EVERY_S at most

@@ -9,9 +9,11 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
+import time
 import traceback
 from dataclasses import replace
 from functools import partial
@@ -19,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.entrypoints import processes
-from cloudtrain.entrypoints.agent import gpulocks, transport
+from cloudtrain.entrypoints.agent import gpulocks, queue_line, transport
 from cloudtrain.entrypoints.agent.agent import Agent
+from cloudtrain.entrypoints.agent.membership import JOIN_TIMEOUT_S
+from cloudtrain.entrypoints.agent.queue_wait import REQUEUE, Earlier, QueueWait
 from cloudtrain.entrypoints.contract import AgentSpec
-from cloudtrain.entrypoints.job_files import NEVER_SENT, START_LOCK, STATE
+from cloudtrain.entrypoints.job_files import NEVER_SENT, START_LOCK, STATE, STOP
 
 __all__ = ["main", "start"]
 
@@ -40,8 +44,9 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
 
     All agents start, once, or no agent starts: `request["folder"]` holds a lock, and a mark if the start was given up
     meanwhile. With the mark the answer is `{"started": false, "why": ...}`. `"busy": true` means that a different job
-    holds a lock of `request["locks"]`: a retry may succeed. If an agent cannot start (a full disk), `why` is the
-    agent's error, the start is marked as given up, and the earlier agents are killed.
+    holds a lock of `request["locks"]`, or waits in line for it: a retry may succeed. With `queue` in the locks, the
+    agents wait for their turn, and take the locks then (queue_wait.py). If an agent cannot start (a full disk), `why`
+    is the agent's error, the start is marked as given up, and the earlier agents are killed.
     """
     umask = os.umask(0o077)
     folder, specs = Path(request["folder"]), [AgentSpec.load(node) for node in request["nodes"]]
@@ -51,7 +56,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         if any((Path(spec.root) / STATE).exists() for spec in specs):
             return {"started": False, "why": "already started"}
         try:
-            taken = _take(request.get("locks"))
+            taken = _take(request.get("locks"), specs[0])
         except gpulocks.GpuBusy as error:
             return {"started": False, "why": str(error), "busy": True}
         server = None
@@ -63,7 +68,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         try:
             for spec in specs:
                 known = replace(spec, head_listens=True, head=head or spec.head)
-                pids.append(_fork_agent(known, server, umask, lock, taken))
+                pids.append(_fork_agent(known, server, umask, lock, taken, request.get("locks")))
         except (OSError, RuntimeError) as error:
             for pid in pids:  # the agents wait for the missing agent, and have started no ranks
                 processes.kill(pid, signal.SIGKILL)
@@ -76,15 +81,33 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         return {"started": True, "pids": pids, "head": head}
 
 
-def _take(locks: dict[str, Any] | None) -> gpulocks.HeldLocks | None:
-    """Take the locks that the nodes' agents hold until their end. Raises gpulocks.GpuBusy, gpulocks.Unusable."""
-    if locks is None:
+def _take(locks: dict[str, Any] | None, spec: AgentSpec) -> gpulocks.HeldLocks | None:
+    """Take the locks that the nodes' agents hold until their end. Raises gpulocks.GpuBusy, gpulocks.Unusable.
+
+    The agents of a queued job take the locks at their turn. A different job leaves the locks to the jobs in line; with
+    `may_share` the job starts without locks that are not free.
+    """
+    if locks is None or "queue" in locks:
         return None
-    return gpulocks.take(gpulocks.folder(locks["folder"]), locks["names"], locks["about"])
+    cap_s = spec.max_duration_s + queue_line.KILL_S
+    about = {**locks["about"], "until_s": time.time() + cap_s}
+    if locks.get("may_share"):
+        with contextlib.suppress(gpulocks.GpuBusy, gpulocks.Unusable):
+            return gpulocks.take(gpulocks.folder(locks["folder"]), locks["names"], about)
+        return None
+    folder = gpulocks.folder(locks["folder"])
+    if why := queue_line.why_not(folder, locks["names"], spec.job.job, cap_s):
+        raise gpulocks.GpuBusy(locks["names"][0], None, why=why)
+    return gpulocks.take(folder, locks["names"], about)
 
 
 def _fork_agent(
-    spec: AgentSpec, server: socket.socket | None, umask: int, lock: int, taken: gpulocks.HeldLocks | None
+    spec: AgentSpec,
+    server: socket.socket | None,
+    umask: int,
+    lock: int,
+    taken: gpulocks.HeldLocks | None,
+    locks: dict[str, Any] | None,
 ) -> int:
     """Fork twice, so that init is the agent's parent; return the agent's pid after its state is on disk."""
     ready, announce = os.pipe()
@@ -110,7 +133,11 @@ def _fork_agent(
         _detach(Path(spec.root))
         if taken is not None:
             taken.write_notes()
-        Agent(spec, server if spec.node == 0 else None, umask, taken).run(announce)
+        own = server if spec.node == 0 else None
+        if locks is not None and "queue" in locks:
+            _run_in_turn(spec, own, umask, locks, announce)
+        else:
+            Agent(spec, own, umask, taken).run(announce)
         code = 0
     except BaseException as error:
         with contextlib.suppress(OSError):  # after the agent's start the pipe has no reader
@@ -120,6 +147,39 @@ def _fork_agent(
         processes.kill_descendants()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _run_in_turn(
+    spec: AgentSpec, server: socket.socket | None, umask: int, locks: dict[str, Any], announce: int
+) -> None:
+    """Wait for the job's turn, supervise the job, and wait again each time a waiting job has preempted the job."""
+    pipe: int | None = announce
+    earlier = Earlier()
+    while True:
+        won = QueueWait(spec, server, locks, earlier).run(pipe)
+        if won is None:
+            return
+        agent = Agent(won.spec, server.dup() if server else None, umask, won.taken)
+        agent.count_earlier(earlier.started_s, earlier.used_s)
+        agent.run()
+        if won.taken is not None:
+            won.taken.release()
+        if agent.ended is None or agent.ended.reason != REQUEUE:
+            return
+        pipe, earlier = None, Earlier(agent.started_s, agent.line.now_s(), time.time())
+        spec = _continued(spec, earlier.used_s)
+
+
+def _continued(spec: AgentSpec, used_s: float) -> AgentSpec:
+    """Return the message for the start after a preemption: the job continues from its checkpoint. Removes old results.
+
+    The job's clock goes on from `used_s`, and so does the time to join.
+    """
+    root = Path(spec.root)
+    shutil.rmtree(root / "result", ignore_errors=True)
+    (root / STOP).unlink(missing_ok=True)
+    job = replace(spec.job, checkpoint=replace(spec.job.checkpoint, resume="auto"))
+    return replace(spec, job=job, join_timeout_s=used_s + (spec.join_timeout_s or JOIN_TIMEOUT_S))
 
 
 def _words(error: BaseException, spec: AgentSpec) -> str:

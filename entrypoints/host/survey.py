@@ -51,6 +51,7 @@ def facts(
         "gpus": gpus.found,
         "gpu_processes": gpus.in_use,
         "holders": lambda: _holders(lock_folder),
+        "waiting": lambda: _waiting(lock_folder),
         "disk": lambda: probes.disk(here.workdir),
         "shm": lambda: probes.disk(Path("/dev/shm")),
         "limits": probes.limits,
@@ -81,9 +82,10 @@ def facts(
 
 
 def holders(*, lock_folder: str | None = None) -> dict[str, Any]:
-    """Return `holders` (from gpulocks), the GPUs, and the processes on the GPUs: for `cloudtrain hosts`."""
+    """Return `holders` (from gpulocks), `waiting`, the GPUs and the processes on the GPUs: for `cloudtrain hosts`."""
     probes: dict[str, Probe] = {
         "holders": lambda: _holders(lock_folder),
+        "waiting": lambda: _waiting(lock_folder),
         "gpus": gpus.found,
         "gpu_processes": gpus.in_use,
     }
@@ -117,6 +119,16 @@ def address(*, interface: str | None = None, towards: str | None = None) -> dict
 
 def _holders(lock_folder: str | None) -> list[dict[str, Any]]:
     return gpulocks.holders(gpulocks.folder(lock_folder, make=False))
+
+
+def _waiting(lock_folder: str | None) -> list[dict[str, Any]]:
+    """Return the jobs in line on this host, in order: `job`, `user`, `priority`, `time_s`, `start_s`, `locks`."""
+    locks = gpulocks.folder(lock_folder, make=False)
+    if not (locks / "queue").is_dir():
+        return []
+    from cloudtrain.entrypoints.agent import queue_line  # most hosts have no queue
+
+    return [{**each.dump(), "locks": each.needs[""]} for each in queue_line.tickets(locks)]
 
 
 def _probed(probes: dict[str, Probe], patience_s: float) -> tuple[dict[str, Any], dict[str, str]]:

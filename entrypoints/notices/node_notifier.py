@@ -67,6 +67,10 @@ class NodeNotifier:
         self._verdict, self._end_s = verdict, time.monotonic() + EXIT_S
         self._is_over.set()
 
+    def leave(self) -> None:
+        """End the thread without a notification: the job waits in line again, and a later notifier continues."""
+        self._is_over.set()
+
     def finish(self) -> None:
         """Return after the last notification, at most EXIT_S after `end`."""
         self._thread.join(max(0.0, self._end_s - time.monotonic()))

@@ -340,6 +340,7 @@ class Pace:
 class HostUse:
     """A GPU of a machine, or a machine without GPUs: `free`, `held` by a job, `busy` with foreign processes.
 
+    `waits`: a job in line for the machine; `unit` is then the job's place, and `start_s` the expected start.
     `unreachable`, `unknown` (by name) or `broken` machines are reported too, with the reason in `detail`. `since_s` in
     unix seconds.
     """
@@ -352,6 +353,7 @@ class HostUse:
     job: str | None = None
     since_s: float | None = None
     detail: str = ""
+    start_s: float | None = None
 
 
 @dataclass(frozen=True)

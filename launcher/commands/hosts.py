@@ -11,6 +11,7 @@ import click
 
 from cloudtrain.launcher.commands.options import DEFAULT_FILE, json_option
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.text.money import clock
 from cloudtrain.launcher.text.tables import table, width
 from cloudtrain.launcher.text.terminal import print_json, print_lines
 from cloudtrain.launcher.text.units import format_duration
@@ -25,7 +26,7 @@ HEAD = ("HOST", "GPU", "MODEL", "USED BY")
 @click.option("-f", "--file", default=DEFAULT_FILE, type=click.Path(path_type=Path), show_default=True)
 @json_option
 def command(file: Path, as_json: bool) -> int:
-    """Show who uses which GPU of the config's `ssh.hosts`: jobs of all their users, and other processes.
+    """Show who uses which GPU of the config's `ssh.hosts`: jobs of all their users, other processes, and jobs in line.
 
     Exit code 7 if a machine cannot be reached, 3 if its name is unknown, as `submit` has it.
     """
@@ -50,5 +51,7 @@ def command(file: Path, as_json: bool) -> int:
 def _row(each: backends.HostUse) -> tuple[str, str, str, str]:
     since = f", for {format_duration(max(1, int(time.time() - each.since_s)))}" if each.since_s else ""
     who = f"{each.user or 'somebody'}: {each.job or 'a process'}{since}"
-    used = {"free": "free", "held": who, "busy": f"{who} (not of cloudtrain)"}.get(each.use, each.use)
+    at = f", starts by {clock(each.start_s, time.time())}" if each.start_s else ""
+    waits = f"waits: {each.user}: {each.job}{since}{at}"
+    used = {"free": "free", "held": who, "busy": f"{who} (not of cloudtrain)", "waits": waits}.get(each.use, each.use)
     return each.host, each.unit, each.model, f"{used}{f': {each.detail}' if each.detail else ''}"

@@ -66,6 +66,7 @@ class _Submit(click.Command):
 @click.option(
     "--idempotency-key", metavar="KEY", help="The same key sends once: again, it follows the job that has it."
 )
+@click.option("--queue", is_flag=True, help="Wait in line for machines that are in use (docs/queue.md).")
 @click.option("--force", is_flag=True, help="Send it to spot machines though no rehearsal has proven its resume.")
 @yes_option
 @json_option
@@ -76,6 +77,7 @@ def command(
     output: Path | None,
     detach: bool,
     idempotency_key: str | None,
+    queue: bool,
     force: bool,
     yes: bool,
     as_json: bool,
@@ -86,6 +88,8 @@ def command(
     is a process tree a node, detached: closing the terminal does not touch it.
     """
     overrides = _with_words(overrides)
+    if queue:
+        overrides = replace(overrides, settings=(*overrides.settings, "queue.wait=true"))
     if name is not None:
         require_name(name)
         overrides = overrides.named(name)
@@ -152,9 +156,15 @@ def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json
     from cloudtrain.launcher.jobs.follow import follow, view_of
     from cloudtrain.launcher.logs.view import View
 
-    say(f"{'sent' if is_new else 'was sent before, with this key'}: {job.id}")
+    is_sent, queue = job.attempt.phase != "queued", job.attempt.state.queue or {}
+    new = "sent" if is_sent else "in line, nothing is sent yet"
+    say(f"{new if is_new else 'was sent before, with this key'}: {job.id}")
     if as_json:
         print_json({"job": job.id, "backend": job.backend, "new": is_new, "plan": job.attempt.plan.dump()})
+    if not is_sent:
+        say(f"  reason      {queue.get('reason')}")
+        say(f"  send it     cloudtrain advance\n  stop it     cloudtrain stop {job.id}")
+        return 0
     if detach:
         say("\n".join(unattended(job)))
         return 0

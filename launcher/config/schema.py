@@ -166,7 +166,25 @@ class Limits(Section):
         examples=["12h"],
     )
     max_wait: Duration | None = Field(
-        None, description="Longest it may wait for machines. Default: the backend's.", examples=["2h"]
+        None,
+        description="Longest it may wait for machines, in a queue too. Default: the backend's; in a queue no limit.",
+        examples=["2h"],
+    )
+
+
+class Queue(Section):
+    """Waiting in line for machines that are in use (docs/queue.md)."""
+
+    wait: bool = Field(
+        False, description="Wait for machines that are in use. The same as `submit --queue`.", examples=[True]
+    )
+    priority: Literal["low", "normal", "high"] = Field(
+        "normal", description="Place in line: higher priorities first, then the order of the submits.", examples=["low"]
+    )
+    preempt: bool = Field(
+        False,
+        description="Let your own jobs of lower priority save and wait again, if this job then starts (local, ssh).",
+        examples=[True],
     )
 
 
@@ -365,6 +383,7 @@ class JobConfig(Section):
         examples=[{"model": "s3://b/m"}],
     )
     limits: Limits = Field(Limits.model_construct(), description="Time limits.", examples=[{"max_duration": "12h"}])
+    queue: Queue = Field(Queue.model_construct(), description="Waiting in line.", examples=[{"wait": True}])
     budget: Budget | None = Field(
         None, description="What the job may cost. Default: no limit but the time.", examples=[{"limit": "150 USD"}]
     )

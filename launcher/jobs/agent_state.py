@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cloudtrain.entrypoints.contract import ExitReport, NodeStatus
+from cloudtrain.entrypoints.contract import AgentState, ExitReport, NodeStatus
 from cloudtrain.launcher.job import State
 
 __all__ = ["fold"]
@@ -28,7 +28,7 @@ def fold(
     seen = [looks[node] for node in sorted(looks)]
     states = [look.state for look in seen if look.state]
     facts: dict[str, Any] = {
-        "started_s": min((state.started_s for state in states), default=None),
+        "started_s": min((state.started_s for state in states if state.started_s), default=None),
         "restarts": max([state.generation - 1 for state in states if state.generation], default=0),
         "detail": next((state.detail for state in states if state.detail), None),
     }
@@ -41,7 +41,7 @@ def fold(
             return State("stopping", **facts)
         if any(state.generation for state in states):
             return State("running", **facts)
-        return State("pending", **facts)
+        return State("pending", queue=_queue(states), **facts)
     others_may_go_on = verdict is None or (verdict.fenced and can_shrink)
     is_over = limit_s is not None and facts["started_s"] and time.time() > facts["started_s"] + limit_s
     if len(seen) < nodes and others_may_go_on and not is_over:
@@ -62,6 +62,12 @@ def fold(
         "billed_by": None if verdict.held_s is None else CLOCKS,
     }
     return State(state=verdict.state, **{**facts, **end_facts})
+
+
+def _queue(states: Sequence[AgentState]) -> dict[str, Any] | None:
+    """Return the place in line by the first node that knows the place, None if the job does not wait in line."""
+    found = [dict(state.queue) for state in states if state.queue is not None]
+    return next(filter(None, found), found[0] if found else None)
 
 
 def _verdict(looks: Mapping[int, NodeStatus]) -> ExitReport | None:

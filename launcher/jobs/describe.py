@@ -22,6 +22,7 @@ from cloudtrain.launcher.text.visible import shown
 __all__ = [
     "as_json",
     "headline",
+    "in_line",
     "lacking_budgets",
     "limit_words",
     "next_step",
@@ -83,6 +84,7 @@ def as_json(job: Job, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "error": state.error,
         "likely": causes.likely(state.error, job.config),
         "detail": state.detail,
+        "queue": state.queue,
         "created_s": job.created_s,
         "started_s": state.started_s,
         "ended_s": state.ended_s,
@@ -141,12 +143,20 @@ def outcome(job: Job) -> str:
     return f"{state.state}{reason}" + (", resumable" if state.resumable else "")
 
 
+def in_line(job: Job) -> str:
+    """Return the place of a waiting job: `2 of 3 in line`; empty for a job that does not wait in line."""
+    queue = job.attempt.state.queue if job.attempt.word == "queued" else None
+    return f"{queue['place']} of {queue['of']} in line" if queue and queue.get("place") else ""
+
+
 def next_step(job: Job, attempts: Sequence[Attempt] = ()) -> list[str]:
     """Return commands that the user may want to run next; `attempts`, all of the job, give the budget of a resume."""
     if job.attempt.phase == "damaged":
         return [f"cloudtrain rm {job.id}"]
     if job.attempt.phase == "intent" and not submitter_lives(job.attempt):
         return [f"cloudtrain status {job.id}", f"cloudtrain stop --forget {job.id}"]
+    if job.attempt.phase == "queued":
+        return ["cloudtrain advance", f"cloudtrain stop {job.id}"]
     if job.active:
         return [f"cloudtrain watch {job.id}", f"cloudtrain logs -f {job.id}", f"cloudtrain stop {job.id}"]
     if job.attempt.state.state == "succeeded":

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from cloudtrain.entrypoints.format import amount
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job
-from cloudtrain.launcher.jobs.describe import as_json, outcome
+from cloudtrain.launcher.jobs.describe import as_json, in_line, outcome
 from cloudtrain.launcher.money.forecast import forecast
 from cloudtrain.launcher.store.progress import shown
 from cloudtrain.launcher.store.registry import RAN, Registry
@@ -24,7 +24,7 @@ from cloudtrain.launcher.text.terminal import json_line
 
 __all__ = ["FORM", "JobFilter", "ListRow", "Listing", "attempts_of", "chosen", "row_of"]
 
-FORM = 6  # version of the rows: raise FORM when a line's words or the JSON change, so that all rows are made again
+FORM = 7  # version of the rows: raise FORM when a line's words or the JSON change, so that all rows are made again
 UNSENT_S = 86_400.0  # how long a list shows a job that was never sent
 _BATCH = 500  # rows in a transaction
 
@@ -225,7 +225,7 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float) -> tuple[Any, ..
     """
     plan = job.attempt.plan
     try:
-        how, far, money = outcome(job), shown(job.attempt.progress) or "-", _spent(job, attempts, now_s)
+        how, far, money = outcome(job), shown(job.attempt.progress) or in_line(job) or "-", _spent(job, attempts, now_s)
         described = json_line(as_json(job, attempts))
     except Exception as error:
         how, far, money = job.attempt.state.state, "?", "?"

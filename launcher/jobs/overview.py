@@ -171,6 +171,8 @@ def _pending(job: Job, now_s: float) -> list[str]:
         return [f"  waiting     {waited}, to be sent by process {who.get('pid')} on {who.get('host')}"]
     most = job.asked.max_wait
     detail = f": {attempt.state.detail}" if attempt.state.detail else " for its machines to start"
+    if start_s := (attempt.state.queue or {}).get("start_s"):
+        detail += f"; starts by {clock(start_s, now_s)}"
     return [f"  waiting     {waited}{detail}{f'; given up after {most}' if most else ''}"]
 
 

@@ -78,6 +78,9 @@ def _settle(registry: Registry, attempt: Attempt, backend: backends.Backend) -> 
         return replace(attempt, phase="sent", ref=ref, state=State("pending"))
     if attempt.phase == "never_sent":
         return attempt
+    if attempt.submitter.get("queued"):  # sent from the line by a process that died: the job keeps its place
+        registry.mark_queued(attempt, {"reason": "the process that was sending the job ended"})
+        return replace(attempt, phase="queued")
     state = State("failed", "error", resumable=False, detail=NEVER_SENT, ended_s=time.time())
     registry.mark_never_sent(attempt, state)
     return replace(attempt, phase="never_sent", state=state, unreachable_since_s=None)

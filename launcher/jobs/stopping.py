@@ -10,7 +10,7 @@ from typing import Literal
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import CloudtrainError, UsageError
-from cloudtrain.launcher.job import Job
+from cloudtrain.launcher.job import Job, State
 from cloudtrain.launcher.jobs.refresh import look_again, refresh
 from cloudtrain.launcher.money import shared_ledger_sync
 from cloudtrain.launcher.store.progress import unkept
@@ -24,13 +24,14 @@ __all__ = ["StopResult", "ask", "forget", "where_to_look"]
 class StopResult:
     """The job as found, and the result of the stop request.
 
-    `verdict`: `asked`; `ended` before; `unsent`: the submit is in progress; `doubtful`: the backend does not answer,
-    and the job may have been sent or not; `forgotten`; or `kept`: the user has not agreed. `kills`: the job ends at
-    once, because the user wants a kill and the backend is able to kill.
+    `verdict`: `asked`; `ended` before; `unqueued`: the job has left the line, and was not sent; `unsent`: the submit is
+    in progress; `doubtful`: the backend does not answer, and the job may have been sent or not; `forgotten`; or `kept`:
+    the user has not agreed. `kills`: the job ends at once, because the user wants a kill and the backend is able to
+    kill.
     """
 
     job: Job
-    verdict: Literal["asked", "ended", "unsent", "doubtful", "forgotten", "kept"]
+    verdict: Literal["asked", "ended", "unqueued", "unsent", "doubtful", "forgotten", "kept"]
     wants_kill: bool = False
     kills: bool = False
 
@@ -60,6 +61,8 @@ class StopResult:
         if self.verdict == "ended":
             state, at = self.job.attempt.state, moment(self.job.attempt.state.ended_s)
             return f"{self.job.id} ended at {at} UTC with state {state.state}; there is nothing to stop"
+        if self.verdict == "unqueued":
+            return f"{self.job.id} has left the line; nothing was sent"
         if self.verdict == "unsent":
             return f"{self.job.id} is just being submitted; try again in a moment"
         if self.verdict == "kept":
@@ -86,6 +89,12 @@ def ask(
     else:
         job = refresh(registry, job)
     ref = job.attempt.ref
+    if job.attempt.phase == "queued":
+        if not agrees(StopResult(job, "unqueued")):
+            return StopResult(job, "kept")
+        registry.mark_never_sent(job.attempt, State("stopped", "user", detail="left the line", ended_s=time.time()))
+        shared_ledger_sync.push(registry.database)
+        return StopResult(registry.find(job.id), "unqueued")
     if ref is None and job.active:
         return StopResult(job, "unsent" if submitter_lives(job.attempt) else "doubtful")
     if ref is None:

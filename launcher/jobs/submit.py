@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.errors import NOTHING, BudgetError, CloudtrainError, ConfigError, Fault, UnreachableError
+from cloudtrain.launcher.errors import (
+    NOTHING,
+    BudgetError,
+    CapacityError,
+    CloudtrainError,
+    ConfigError,
+    Fault,
+    UnreachableError,
+)
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs import adopt, reserve
 from cloudtrain.launcher.jobs.refresh import refresh
@@ -28,7 +36,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.planning.prepare import Prepared
 
-__all__ = ["require_room", "resend", "send"]
+__all__ = ["require_room", "resend", "send", "send_queued"]
 
 T = TypeVar("T")
 
@@ -76,7 +84,23 @@ def send(
     job, is_new = _with_room(registry, add)
     if not is_new:
         return job, False
-    return _send(registry, job, prepared, secrets), True
+    return _send(registry, job, prepared.backend, prepared.bundle, secrets), True
+
+
+def send_queued(registry: Registry, job: Job, environ: Mapping[str, str] = os.environ) -> Job | None:
+    """Send a job that waits in line, with the request of its submit; return None if another process sends the job.
+
+    Without capacity the job stays in line. Raises ConfigError for a secret that is not set here: then the job stays in
+    line, too; and the errors of the backend: then the job has failed.
+    """
+    from cloudtrain.launcher import config as configs
+
+    attempt, backend = job.attempt, backends.load(job.backend)
+    secrets = _secrets(configs.stored(job.config), environ)
+    if not registry.claim(attempt):
+        return None
+    attempt = registry.attempt(job, attempt.number)
+    return _send(registry, replace(job, attempt=attempt), backend, backends.Bundle.load(job.bundle), secrets)
 
 
 def resend(
@@ -109,7 +133,8 @@ def resend(
             reserve.reserve(registry, attempt, config)
 
     _with_room(registry, add)
-    return _send(registry, replace(job, attempt=attempt, config=config, bundle=bundle), prepared, secrets)
+    job = replace(job, attempt=attempt, config=config, bundle=bundle)
+    return _send(registry, job, prepared.backend, prepared.bundle, secrets)
 
 
 def _require_ready(registry: Registry, prepared: Prepared) -> None:
@@ -211,17 +236,22 @@ def _intent(job_id: str, number: int, prepared: Prepared, request: backends.Requ
     return Attempt(job_id, number, "intent", prepared.plan, request.dump(), time.time(), submitter)
 
 
-def _send(registry: Registry, job: Job, prepared: Prepared, secrets: Mapping[str, str]) -> Job:
+def _send(
+    registry: Registry, job: Job, backend: backends.Backend, bundle: backends.Bundle, secrets: Mapping[str, str]
+) -> Job:
     attempt = job.attempt
     request = backends.Request.load(attempt.name, attempt.request)
     base, record = Path(job.config_file).parent, adopt.record_of(job)
-    shipment = backends.Shipment(prepared.bundle, registry.folder, base, secrets, record=record)
+    shipment = backends.Shipment(bundle, registry.folder, base, secrets, record=record)
     _hold(registry, attempt)
     try:
-        ref = prepared.backend.send(request, shipment)
+        ref = backend.send(request, shipment)
         shipment.sending.creates()
         registry.mark_sent(attempt, ref)
     except BaseException as error:
+        if shipment.sending.is_nothing_sent(error) and job.asked.waits and isinstance(error, CapacityError):
+            registry.mark_queued(attempt, {"reason": error.message, "tried_s": time.time()})
+            return replace(job, attempt=registry.attempt(job, attempt.number))
         if shipment.sending.is_nothing_sent(error):
             _close(registry, attempt, error)
             if isinstance(error, UnreachableError):

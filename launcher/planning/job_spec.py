@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.plan import Plan
 
-__all__ = ["container_order", "default_hang_timeout_s", "job_spec", "job_surroundings"]
+__all__ = ["PRIORITIES", "container_order", "default_hang_timeout_s", "job_spec", "job_surroundings", "queue_terms"]
+
+PRIORITIES = {"low": 25, "normal": 50, "high": 75}
 
 HANG_MARGIN_S = 300  # after a collective's timeout, so that the timeout's message names the cause
 SCRIPT_HANG_S = 3600  # a script may evaluate for long and print nothing
@@ -144,6 +146,14 @@ def job_surroundings(config: JobConfig) -> dict[str, Any]:
         "inputs": {key: _plain(value) for key, value in config.inputs.items()},
         "outputs": {key: _plain(value) for key, value in config.outputs.items()},
     }
+
+
+def queue_terms(config: JobConfig) -> dict[str, Any] | None:
+    """Return the terms of the wait in line for agents that wait by themselves, None if the job does not wait."""
+    if not config.queue.wait:
+        return None
+    priority = PRIORITIES[config.queue.priority]
+    return {"priority": priority, "preempt": config.queue.preempt, "max_wait_s": config.limits.max_wait}
 
 
 def _plain(uri: str | None) -> str | None:

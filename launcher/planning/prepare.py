@@ -159,7 +159,7 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
     runs_here = traits(config.backend).runs_here
     asked = {
         "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),
-        "limits.max_wait": config.limits.max_wait is not None,
+        "limits.max_wait": config.limits.max_wait is not None and not config.queue.wait,
         "resources.spot": config.resources.spot,
         "resources.disk_gb": config.resources.disk_gb is not None and not runs_here,
     }

@@ -148,6 +148,19 @@ class Registry:
         """Store that no process sends the attempt any more; the attempt may exist, and any command may settle it."""
         self._update(attempt, submitter=json.dumps({**attempt.submitter, "stamp": None}))
 
+    def mark_queued(self, attempt: Attempt, queue: dict[str, Any]) -> None:
+        """Store that the attempt waits in line to be sent, with its worst case held; `queue` as in State."""
+        place = f"place {queue['place']} of {queue['of']} in line: " if "place" in queue else ""
+        state = State("pending", detail=f"{place}{queue.get('reason')}", queue=queue)
+        outcome = json.dumps(asdict(state))
+        self._update(attempt, "AND phase IN ('intent', 'queued')", phase="queued", state=state.state, outcome=outcome)
+
+    def claim(self, attempt: Attempt) -> bool:
+        """Store that this process sends the attempt in line; return whether no other process was faster."""
+        submitter = json.dumps({**attempt.submitter, **this_process(), "queued": True})
+        with self.database.transaction():
+            return self._update(attempt, "AND phase = 'queued'", phase="intent", submitter=submitter)
+
     def mark_never_sent(self, attempt: Attempt, state: State) -> None:
         """Store that the attempt was and will never be sent, and free its worst case; unless sent meanwhile."""
         from cloudtrain.launcher.store import ledger
@@ -155,7 +168,7 @@ class Registry:
         with self.database.transaction():
             if self._update(
                 attempt,
-                "AND phase = 'intent'",
+                "AND phase IN ('intent', 'queued')",
                 phase="never_sent",
                 state=state.state,
                 outcome=json.dumps(asdict(state)),

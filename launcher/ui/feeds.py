@@ -120,7 +120,7 @@ class LogFeed:
 
         job = registry.find(self.wanted.job)
         attempt = registry.attempt(job, self.wanted.attempt)
-        while attempt.ref is None and attempt.phase == "intent" and not self._is_left():
+        while attempt.ref is None and attempt.phase in ("intent", "queued") and not self._is_left():
             self.attempt_changed.wait(1.0)
             self.attempt_changed.clear()
             attempt = registry.attempt(job, self.wanted.attempt)

@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import subprocess
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 import yaml
 
 from cloudtrain.entrypoints import events
+from cloudtrain.launcher.jobs import queue
+from cloudtrain.launcher.store.registry import Registry
 from doubles.azure.handle import ACCOUNT, GROUP, REGION, SUBSCRIPTION, WORKSPACE, Azure
 
 WHERE = f"subscription: {SUBSCRIPTION}, resource_group: {GROUP}, workspace: {WORKSPACE}, region: {REGION}"
@@ -464,3 +467,17 @@ def test_missing_datastore_is_reported_before_the_submit(cli: Any, folder: Path,
     done = cli("submit", "-d", "-y", "--set", "azureml.datastore=nowhere", cwd=folder)
     assert (done.code, "there is no datastore `nowhere`" in done.stderr) == (3, True)
     assert azure_account.jobs() == []
+
+
+def test_job_in_line_is_sent_under_its_name(
+    cli: Any, folder: Path, azure_account: Azure, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    """After a refusal for quota with --queue, a later try sends the same request."""
+    azure_account.fault("jobs.put", "error", code="QuotaExceeded", status=409, message="The quota is exceeded")
+    done = cli("submit", "-d", "-y", "--queue", "--name", "one", cwd=folder)
+    assert (done.code, "in line, nothing is sent yet" in done.stderr) == (0, True), done.stderr
+    azure_account.clear_faults()
+    monkeypatch.setattr(queue, "TRY_S", 0.0)
+    with closing(Registry(home)) as registry:
+        assert queue.advance_queue(registry) == ["sent: one"]
+    assert cli("status", "one", "--json").json["state"] in ("pending", "running")

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from google.oauth2.credentials import Credentials
 from cloudtrain.backends.vertex import api, files, sdk
 from cloudtrain.backends.vertex.api import VertexAccess
 from cloudtrain.entrypoints import events
+from cloudtrain.launcher.jobs import queue
+from cloudtrain.launcher.store.registry import Registry
 from doubles.google.handle import BUCKET, NUMBER, PROJECT, REGION, Google
 
 ACCESS = VertexAccess(PROJECT, REGION)
@@ -387,3 +390,23 @@ def test_deleted_job_counts_as_stopped(vertex: Any, folder: Path, google: Google
     monkeypatch.setattr("cloudtrain.backends.vertex.jobs.NEW_S", 0.0)
     status = vertex("status", "one", "--json").json
     assert (status["state"], status["reason"], status["started_s"] is not None) == ("stopped", "user", True)
+
+
+def test_job_in_line_is_sent_under_its_name(
+    vertex: Any, folder: Path, google: Google, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    """After a refusal for quota with --queue, a later try sends the same request, and its order counts."""
+    with monkeypatch.context() as patch:
+
+        def refuse(access: VertexAccess, body: dict[str, Any], begins: Callable[[], None]) -> dict[str, Any]:
+            begins()
+            raise api.GoogleError(429, "RESOURCE_EXHAUSTED", "Quota exceeded for custom_model_training_nvidia_l4_gpus")
+
+        patch.setattr(sdk, "create", refuse)
+        done = vertex(*SUBMIT, "--queue", "--name", "one", cwd=folder)
+    assert (done.code, "in line, nothing is sent yet" in done.stderr) == (0, True), done.stderr
+    monkeypatch.setattr(queue, "TRY_S", 0.0)
+    with closing(Registry(home)) as registry:
+        assert queue.advance_queue(registry) == ["sent: one"]
+    assert active(google) == ["one-1"]
+    assert order_of(google, "one")["fence"] in fences(body_of(google, "one-1"))

@@ -94,7 +94,7 @@ def test_second_job_learns_the_holder_of_the_gpu(open_folder: Path, hold: Hold) 
     hold(open_folder, GPU, user="alice", job="x-abcde", since_s=two_hours_ago)
     with pytest.raises(gpulocks.GpuBusy) as caught:
         gpulocks.take(open_folder, [GPU], {"job": "y", "labels": {GPU: LABEL}})
-    login = gpulocks._user(os.getuid())
+    login = gpulocks.login(os.getuid())
     assert str(caught.value) == f"{LABEL}: alice's job x-abcde (login {login}) holds it, since 2 h"
     assert caught.value.name == GPU
     assert caught.value.holder is not None

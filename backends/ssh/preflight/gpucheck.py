@@ -49,7 +49,8 @@ def checks(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     has_some = {host: found for host, found in units.items() if found}
     if not needs.gpus:
         yield from _unplanned(has_some, needs)
-        yield from _machines(facts, of)
+        if not needs.can_wait:
+            yield from _machines(facts, of)
         return
     few = {host: str(len(found)) for host, found in units.items() if len(found) < needs.gpus}
     if few:
@@ -138,7 +139,7 @@ def _free(facts: Facts, units: Mapping[str, list[_Unit]], needs: HostRequirement
         locks = {str(holder["name"]): holder for holder in fact.get("holders") or ()}
         strangers = [process for process in fact.get("gpu_processes") or () if process["gpu"] not in locks]
         used = {process["gpu"] for process in strangers}
-        unlocked = [unit for unit in there if unit.uuid not in locks]
+        unlocked = [unit for unit in there if needs.can_wait or unit.uuid not in locks]
         free = [unit for unit in unlocked if unit.uuid not in used and unit.gpu["uuid"] not in used]
         if len(free) >= needs.gpus:
             enough[host] = f"{len(free)} of {len(there)}"

@@ -32,7 +32,7 @@ class HostRequirements:
     """The job's needs for each host: `ranks`, and `gpus` (0: none).
 
     `ranks_are_chosen`: the config sets the number of ranks, so idle GPUs may be intended. `gpu_model`: the config's
-    name. `has_own_torch`: the job's environment brings torch.
+    name. `has_own_torch`: the job's environment brings torch. `can_wait`: the job waits for GPUs in use by jobs.
     """
 
     ranks: int
@@ -41,6 +41,7 @@ class HostRequirements:
     allow_busy: bool = False
     gpu_model: str | None = None
     has_own_torch: bool = False
+    can_wait: bool = False
 
 
 def same_machine(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:

@@ -1,0 +1,207 @@
+"""The decision of the queue: whether a waiting job may start now. Pure functions of tickets, locks and the time.
+
+A waiting job has a ticket on each of its hosts. Tickets have one order on all hosts: priority, then the time of the
+submit, then the job's name. A job starts only if all its hosts have room at once. Every job has an enforced time cap,
+so backfill is exact: a job starts before an earlier ticket only if the job leaves room for the earlier ticket's start,
+by the caps of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Holding", "HostLine", "QueueTicket", "Turn", "decide", "victims"]
+
+SPARED_S = 600.0  # a preempted job runs at least so long before the next preemption
+OVERDUE_S = 10.0  # a job beyond its cap is expected to end within so many seconds, always from now
+
+_Span = tuple[float, float, int]  # from, until (unix seconds), and the number of locks in use
+
+
+@dataclass(frozen=True)
+class QueueTicket:
+    """A waiting job: its place in the order, its cap in seconds, and the number of locks that it takes on each host.
+
+    `time_s` is the submit's time by the submitter's clock. `start_s` is the start that the job's node 0 has computed,
+    None before the first computation; other jobs leave room for the job from then on.
+    """
+
+    job: str
+    user: str
+    priority: int
+    time_s: float
+    cap_s: float
+    needs: Mapping[str, int]
+    start_s: float | None = None
+
+    @property
+    def key(self) -> tuple[int, float, str]:
+        """The place in the order: a smaller key is earlier."""
+        return -self.priority, self.time_s, self.job
+
+    @property
+    def name(self) -> str:
+        """The ticket's name in a folder; names sort in the order of the keys."""
+        return f"{100 - self.priority:03d}-{int(self.time_s * 1000):015d}-{self.job}"
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> QueueTicket:
+        """Return the ticket from the fields of a note. Raises KeyError, TypeError or ValueError for other contents."""
+        start_s, needs = data.get("start_s"), {str(host): int(count) for host, count in data["needs"].items()}
+        times = float(data["time_s"]), float(data["cap_s"])
+        return cls(
+            *(str(data["job"]), str(data["user"]), int(data["priority"]), *times, needs),
+            start_s=None if start_s is None else float(start_s),
+        )
+
+    def dump(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A lock that a running job holds. `until_s`: the latest end by the job's cap, in unix seconds; None if unknown.
+
+    `root`: the agent's folder, None if the job cannot be preempted; `spared_until_s`: not to be preempted before.
+    """
+
+    name: str
+    job: str
+    user: str
+    until_s: float | None = None
+    priority: int = 50
+    root: str | None = None
+    spared_until_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class HostLine:
+    """A host as one of its agents sees the host: usable locks, held locks, and the waiting jobs' tickets.
+
+    `tickets` may leave out the tickets after the own job's; `waiting` counts all tickets.
+    """
+
+    host: str
+    units: tuple[str, ...]
+    held: tuple[Holding, ...]
+    tickets: tuple[QueueTicket, ...]
+    waiting: int = 1
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> HostLine:
+        """Return the line from the JSON of `dump`."""
+        held = tuple(Holding(**each) for each in data["held"])
+        tickets = tuple(map(QueueTicket.load, data["tickets"]))
+        return cls(data["host"], tuple(data["units"]), held, tickets, data["waiting"])
+
+    def dump(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The decision for one ticket. `place` in a line of `of` waiting jobs, counted over the job's hosts.
+
+    `start_s`: the expected start, the latest one by the caps; None if unknown. `reason` names who holds or waits.
+    """
+
+    starts: bool
+    place: int
+    of: int
+    start_s: float | None
+    reason: str
+
+
+def decide(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float) -> Turn:
+    """Return whether the ticket's job may take its locks now on all its hosts, and otherwise why not.
+
+    `lines` has a line for each host of the ticket. `now_s` is in unix seconds.
+    """
+    ahead = {each.key: each for line in lines for each in line.tickets if each.key < ticket.key}
+    of = max(len(ahead) + 1, *(line.waiting for line in lines))
+    start_s = _earliest(ticket, lines, now_s)
+    starts = start_s is not None and start_s <= now_s
+    return Turn(starts, len(ahead) + 1, of, start_s, "" if starts else _reason(ticket, lines, list(ahead.values())))
+
+
+def victims(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float) -> list[Holding]:
+    """Return the locks of own jobs of lower priority whose end lets the ticket's job start; empty if none suffice.
+
+    Only the first in line preempts. On each host the jobs of the lowest priority go first.
+    """
+    found: list[Holding] = []
+    for line in lines:
+        if any(each.key < ticket.key for each in line.tickets):
+            return []
+        lacking = ticket.needs[line.host] - (len(line.units) - len(_held(line)))
+        may_go = [each for each in _held(line) if _may_go(each, ticket, now_s)]
+        chosen = sorted(may_go, key=lambda each: (each.priority, each.job, each.name))[: max(0, lacking)]
+        if len(chosen) < lacking:
+            return []
+        found += chosen
+    return found
+
+
+def _may_go(held: Holding, ticket: QueueTicket, now_s: float) -> bool:
+    is_lower = held.user == ticket.user and held.priority < ticket.priority
+    return is_lower and held.root is not None and held.spared_until_s <= now_s
+
+
+def _held(line: HostLine) -> list[Holding]:
+    return [each for each in line.held if each.name in line.units]
+
+
+def _earliest(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float) -> float | None:
+    """Return the earliest time from now on at which all hosts have room for the whole cap, None if unknown."""
+    room, spans = {}, {}
+    for line in lines:
+        room[line.host] = len(line.units) - ticket.needs[line.host]
+        spans[line.host] = [*_in_use(line, now_s), *_promised(ticket, line, now_s)]
+        endless = sum(count for _, until_s, count in spans[line.host] if until_s == float("inf"))
+        if room[line.host] < endless:
+            return None
+    times = {until_s for found in spans.values() for _, until_s, _ in found if now_s < until_s < float("inf")}
+    for start_s in sorted({now_s, *times}):
+        if all(_fits(spans[host], room[host], start_s, start_s + ticket.cap_s) for host in spans):
+            return start_s
+    return None
+
+
+def _in_use(line: HostLine, now_s: float) -> list[_Span]:
+    known = (float("inf") if held.until_s is None else held.until_s for held in _held(line))
+    return [(float("-inf"), until_s if until_s > now_s else now_s + OVERDUE_S, 1) for until_s in known]
+
+
+def _promised(ticket: QueueTicket, line: HostLine, now_s: float) -> list[_Span]:
+    """Return the locks that earlier tickets need; without a known start a ticket blocks all later ones."""
+    found = []
+    for each in line.tickets:
+        if each.key < ticket.key:
+            start_s = now_s if each.start_s is None else max(each.start_s, now_s)
+            until_s = float("inf") if each.start_s is None else start_s + each.cap_s
+            found.append((start_s, until_s, each.needs.get(line.host, 0)))
+    return found
+
+
+def _fits(spans: Sequence[_Span], room: int, start_s: float, end_s: float) -> bool:
+    """Return whether at most `room` locks are in use at each time from start to end; use rises at a span's start."""
+    rises = [start_s, *(from_s for from_s, _, _ in spans if start_s < from_s < end_s)]
+    return all(sum(count for from_s, until_s, count in spans if from_s <= at < until_s) <= room for at in rises)
+
+
+def _reason(ticket: QueueTicket, lines: Sequence[HostLine], ahead: Sequence[QueueTicket]) -> str:
+    """Return who holds the missing locks, by host, else the first job in line before this one."""
+    holders: dict[str, list[str]] = {}
+    for line in lines:
+        if len(line.units) - len(_held(line)) < ticket.needs[line.host]:
+            for each in _held(line):
+                hosts = holders.setdefault(f"{each.user}'s job {each.job}", [])
+                hosts += [] if line.host in hosts else [line.host]
+    if holders:
+        return "; ".join(f"{who} holds {', '.join(hosts)}" for who, hosts in holders.items())
+    first = min(ahead, key=lambda each: each.key, default=None)
+    return f"{first.user}'s job {first.job} is first in line" if first else "its hosts are being taken"

@@ -1,0 +1,122 @@
+"""The line of jobs whose backend had no capacity at the submit: the next command that calls `advance_queue` sends them.
+
+A job in line is a row of the registry that is not sent, with its worst case held. The order is priority, then the time
+of the submit. After a refusal for want of capacity, later jobs for the same machines are not tried: none overtakes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.launcher.errors import CloudtrainError
+from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.planning.job_spec import PRIORITIES
+from cloudtrain.launcher.text.units import parse_duration
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.store.registry import Registry
+
+__all__ = ["advance_queue", "in_order"]
+
+RECENT = 100  # jobs that are looked at for an end, and for lost agents
+TRY_S = 15.0  # between two tries of a job, however long the job has waited; a job's end causes a try at once
+
+
+def advance_queue(registry: Registry) -> list[str]:
+    """Send the jobs in line that are due; return a line of text for each job that was sent or has left the line.
+
+    A job whose own waiting agents were lost, for example at a reboot, is sent again, to the end of the line. Any number
+    of processes may call the function at once: each job is sent once. A try is one call of the backend for each kind of
+    machines, at most every TRY_S seconds.
+    """
+    from cloudtrain.launcher.jobs import submit
+
+    told = [line for job in registry.jobs(limit=RECENT) if _was_lost(job) for line in _send_again(registry, job)]
+    waiting = in_order(registry.jobs(active=True))
+    refused: dict[tuple[Any, ...], str] = {}
+    ended_s = _last_end_s(registry) if waiting else 0.0
+    for place, job in enumerate(waiting, 1):
+        now_s, kind = time.time(), _machines(job)
+        if _is_over(job, now_s, job.attempt.created_s):
+            told.append(
+                _leave(registry, job, State("stopped", "time_limit", detail="no machines within limits.max_wait"))
+            )
+            continue
+        status = {**(job.attempt.state.queue or {}), "place": place, "of": len(waiting)}
+        tried_s = status.get("tried_s") or 0.0
+        if kind in refused or (now_s - tried_s < TRY_S and ended_s < tried_s):
+            refused.setdefault(kind, str(status.get("reason") or ""))
+            _show(registry, job, status)
+            continue
+        try:
+            sent = submit.send_queued(registry, job)
+        except CloudtrainError as error:
+            told.append(f"{job.id} is not sent: {error.message}")
+            refused[kind] = error.message
+            continue
+        if sent is not None and sent.attempt.phase == "queued":
+            refused[kind] = str((sent.attempt.state.queue or {}).get("reason") or "")
+            _show(registry, sent, {**status, **(sent.attempt.state.queue or {})})
+        elif sent is not None:
+            told.append(f"sent: {job.id}")
+    return told
+
+
+def _was_lost(job: Job) -> bool:
+    """Return whether the job's agents were lost in line: the job has never started, and its wait is not over."""
+    state, now_s = job.attempt.state, time.time()
+    is_lost = state.state == "failed" and state.reason == "node_failure" and state.started_s is None
+    is_over = _is_over(job, now_s, job.created_s) or now_s - (state.ended_s or now_s) < TRY_S
+    return job.asked.waits and is_lost and job.attempt.phase == "sent" and not is_over
+
+
+def _send_again(registry: Registry, job: Job) -> list[str]:
+    from cloudtrain.launcher.jobs import retry, submit
+
+    try:
+        sent = submit.resend(registry, job, retry.prepare_next(registry, job))
+    except CloudtrainError as error:
+        return [f"{job.id} is not sent again: {error.message}"]
+    return [f"sent again after its agents were lost in line: {sent.id}, attempt {sent.attempt.number}"]
+
+
+def in_order(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs that wait in line to be sent, in the order in which they are tried."""
+    waiting = [job for job in jobs if job.attempt.phase == "queued"]
+    return sorted(waiting, key=lambda job: (-PRIORITIES.get(job.asked.priority, 50), job.attempt.created_s, job.seq))
+
+
+def _machines(job: Job) -> tuple[Any, ...]:
+    """Return the kind of the job's machines: jobs of the same kind share a quota."""
+    asked = job.asked.resources
+    return job.backend, *(str(asked.get(key)) for key in ("instance_type", "accelerators", "spot"))
+
+
+def _last_end_s(registry: Registry) -> float:
+    """Return when a job of this home folder last ended, by the stored states; 0 if none has ended."""
+    return max((job.attempt.state.ended_s or 0.0 for job in registry.jobs(limit=RECENT) if not job.active), default=0.0)
+
+
+def _is_over(job: Job, now_s: float, since_s: float) -> bool:
+    most = job.asked.max_wait
+    if most is None:
+        return False
+    return now_s - since_s > (most if isinstance(most, int | float) else parse_duration(most))
+
+
+def _leave(registry: Registry, job: Job, state: State) -> str:
+    from dataclasses import replace
+
+    from cloudtrain.launcher.money import shared_ledger_sync
+
+    registry.mark_never_sent(job.attempt, replace(state, ended_s=time.time()))
+    shared_ledger_sync.push(registry.database)
+    return f"{job.id} has left the line: {state.detail}"
+
+
+def _show(registry: Registry, job: Job, status: dict[str, Any]) -> None:
+    """Store the place in line, if the place or the reason has changed."""
+    if status != job.attempt.state.queue:
+        registry.mark_queued(job.attempt, status)

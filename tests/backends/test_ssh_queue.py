@@ -1,0 +1,232 @@
+"""Jobs in line for hosts that are in use, on real hosts with sshd."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles.sshhosts import lightpython
+from doubles.sshhosts.cluster import Cluster
+
+pytestmark = pytest.mark.slow
+
+# Replaces torchrun: notes start and end, and runs until a file `go` appears.
+TRAIN = """\
+import os, time
+from pathlib import Path
+
+out = Path(os.environ["CLOUDTRAIN_OUTPUT_DIR"])
+with (out / "starts").open("a") as file:
+    file.write(f"{time.time()}\\n")
+Path("saved").mkdir(exist_ok=True)
+(Path("saved") / "step").write_text("1")
+while not (out / "go").exists():
+    time.sleep(0.05)
+(out / "end").write_text(str(time.time()))
+"""
+
+
+@pytest.fixture
+def pair(ssh_pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Return two hosts that the command finds, with an interpreter that starts no torchrun."""
+    ssh_pair.apply(monkeypatch)
+    for host in ssh_pair.hosts:
+        lightpython.install(host)
+    return ssh_pair
+
+
+def config(more: str = "", hosts: str = "h0, h1", instances: int = 2) -> str:
+    """Return the config of a job on the hosts."""
+    return f"""\
+backend: ssh
+resources: {{instances: {instances}}}
+keep: [saved/]
+{more}
+ssh: {{hosts: [{hosts}], ssh_config: "${{SSH_CONFIG}}", python: {lightpython.PATH}}}
+"""
+
+
+@pytest.fixture
+def send(cli: Any, project: Callable[..., Path]) -> Iterator[Callable[..., str]]:
+    """Return a function that submits a job and returns its id; all jobs are stopped in the end."""
+    jobs: list[str] = []
+
+    def submit(name: str, text: str, *options: str) -> str:
+        where = project(text, script="train.py", text=TRAIN)
+        done = cli("submit", "-d", "-y", "--json", "--name", name, *options, cwd=where)
+        assert done.code == 0, done.stderr
+        jobs.append(done.json["job"])
+        return jobs[-1]
+
+    yield submit
+    for job in jobs:
+        cli("stop", "--now", "-y", job)
+
+
+@pytest.fixture
+def state_of(cli: Any) -> Callable[[str], dict[str, Any]]:
+    """Return a function that returns a job's state as JSON."""
+    return lambda job: dict(cli("status", job, "--json").json)
+
+
+@pytest.fixture
+def until(state_of: Callable[[str], dict[str, Any]], wait_until: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """Return a function that waits for a job's state, and returns the job."""
+
+    def wait(job: str, *states: str) -> dict[str, Any]:
+        wait_until(lambda: state_of(job)["state"] in states, 60, 0.3)
+        return state_of(job)
+
+    return wait
+
+
+@pytest.fixture
+def in_line(state_of: Callable[[str], dict[str, Any]], wait_until: Callable[..., Any]) -> Callable[[str], Any]:
+    """Return a function that waits until a job has its place in line, and returns the place with the reason."""
+
+    def wait(job: str) -> Any:
+        wait_until(lambda: (state_of(job)["queue"] or {}).get("start_s"), 60, 0.3)
+        return state_of(job)["queue"]
+
+    return wait
+
+
+def output(cluster: Cluster, job: str, node: int = 0) -> Path:
+    """Return the output folder of a job's node."""
+    return next(path for path in _jobs(cluster, node) if path.name == job) / "output"
+
+
+def _jobs(cluster: Cluster, node: int) -> list[Path]:
+    return list(cluster.hosts[node].folder.glob("home/*/.cloudtrain/jobs/*"))
+
+
+def finish(cluster: Cluster, job: str) -> None:
+    """Let the ranks of a running job end."""
+    for number in range(len(cluster.hosts)):
+        for path in _jobs(cluster, number):
+            if path.name == job:
+                (path / "output/go").touch()
+
+
+def test_gang_starts_within_5_s_of_the_end_of_the_job_before(
+    pair: Cluster, send: Any, until: Any, state_of: Any, in_line: Any, cli: Any
+) -> None:
+    """A queued job of two hosts waits, says why, and starts when the first job ends."""
+    first = send("first", config("limits: {max_duration: 1h}"))
+    until(first, "running")
+    second = send("second", config(), "--queue")
+    found = in_line(second)
+    assert (found["place"], found["of"]) == (1, 1)
+    assert "job first holds h0, h1" in found["reason"]
+    assert 3000 < found["start_s"] - time.time() < 3700
+    assert (state_of(second)["state"], state_of(second)["started_s"]) == ("pending", None)
+    assert "place 1 of 1 in line" in cli("status", second).stdout
+    finish(pair, first)
+    until(second, "running")
+    until(first, "succeeded")
+    ended_s = float((output(pair, first) / "end").read_text())
+    assert float((output(pair, second) / "starts").read_text().split()[0]) - ended_s < 5
+    assert state_of(second)["queue"] is None
+    finish(pair, second)
+    assert until(second, "succeeded")["exit_code"] == 0
+
+
+def test_commands_show_the_line(pair: Cluster, send: Any, until: Any, in_line: Any, cli: Any, project: Any) -> None:
+    """`hosts` and `list` show the jobs in line, in order; a small job fills a gap only if it ends in time."""
+    first = send("first", config("limits: {max_duration: 10m}", hosts="h0", instances=1))
+    until(first, "running")
+    head = send("head", config(), "--queue")
+    in_line(head)
+    late = send("late", config("limits: {max_duration: 1h}", hosts="h1", instances=1), "--queue")
+    assert in_line(late)["place"] == 2
+    small = send("small", config("limits: {max_duration: 5m}", hosts="h1", instances=1), "--queue")
+    until(small, "running")  # within the 10 minutes until the head's start
+    where = project(config(), script="train.py", text=TRAIN)
+    uses = [(each["host"], each["use"], each["job"]) for each in cli("hosts", "--json", cwd=where).json["hosts"]]
+    assert uses == [
+        *(("h0", "held", "first"), ("h0", "waits", "head"), ("h1", "held", "small"), ("h1", "waits", "head")),
+        ("h1", "waits", "late"),
+    ]
+    assert "starts by" in cli("hosts", cwd=where).stdout
+    assert "2 of 2 in line" in cli("list").stdout
+
+
+def test_job_without_queue_does_not_pass_the_line(pair: Cluster, send: Any, until: Any, cli: Any, project: Any) -> None:
+    """A plain submit is refused while a host is in use, and while a free host is reserved for a job in line."""
+    first = send("first", config(hosts="h0", instances=1))
+    until(first, "running")
+    send("head", config(), "--queue")
+    where = project(config("limits: {max_duration: 2d}", hosts="h1", instances=1), script="train.py", text=TRAIN)
+    done = cli("submit", "-d", "-y", cwd=where)
+    assert done.code == 5
+    assert "job head waits in line for it" in done.stderr
+    assert "--queue" in done.stderr
+
+
+def test_wait_ends_at_max_wait(pair: Cluster, send: Any, until: Any, state_of: Any) -> None:
+    """`limits.max_wait` ends the wait with its reason; no rank has started, and no cost arises."""
+    first = send("first", config())
+    until(first, "running")
+    second = send("second", config("limits: {max_wait: 2s}"), "--queue")
+    found = until(second, "stopped")
+    assert (found["reason"], found["started_s"]) == ("time_limit", None)
+    assert "no machines within limits.max_wait" in found["detail"]
+    assert not (output(pair, second) / "starts").exists()
+
+
+def test_stop_leaves_the_line(pair: Cluster, send: Any, until: Any, cli: Any, project: Any) -> None:
+    """A waiting job obeys `stop`, and its tickets are gone."""
+    where = project(config(), script="train.py", text=TRAIN)
+    first = send("first", config())
+    until(first, "running")
+    second = send("second", config(), "--queue")
+    assert cli("stop", "-y", second).code == 0
+    assert until(second, "stopped")["reason"] == "user"
+    assert [each["use"] for each in cli("hosts", "--json", cwd=where).json["hosts"]] == ["held", "held"]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_killed_waiting_agent_ends_its_gang_alone(
+    pair: Cluster, send: Any, until: Any, cli: Any, wait_until: Any, node: int
+) -> None:
+    """A gang that loses a waiting agent fails with the reason, and the next job in line starts."""
+    first = send("first", config())
+    until(first, "running")
+    second, third = send("second", config(), "--queue"), send("third", config(), "--queue")
+    state = next(output(pair, second, node).parent.glob(f"attempt-1/node-{node}/state.json"))
+    pair.hosts[node].run(["kill", "-9", str(json.loads(state.read_text())["pid"])])
+    found = until(second, "failed")
+    assert found["reason"] == "node_failure"
+    assert f"waiting agent of node {node} was lost" in found["error"]["message"]
+    finish(pair, first)
+    until(third, "running")
+
+
+def test_job_that_never_starts_is_refused(pair: Cluster, cli: Any, project: Any) -> None:
+    """More GPUs than a host has are refused at the submit, also with --queue."""
+    text = config().replace("instances: 2", 'instances: 2, accelerators: "A100:12"')
+    done = cli("submit", "-d", "-y", "--queue", cwd=project(text, script="train.py", text=TRAIN))
+    assert done.code == 3
+    assert "12 are planned, usable are 0" in done.stderr
+
+
+def test_high_priority_preempts_an_own_job_that_then_waits(pair: Cluster, send: Any, until: Any, in_line: Any) -> None:
+    """The lower job saves and leaves, waits with its old place, and continues after the higher job."""
+    low = send("low", config("queue: {priority: low}"), "--queue")
+    until(low, "running")
+    high = send("high", config("queue: {priority: high, preempt: true}"), "--queue")
+    until(high, "running")
+    assert "job high holds" in in_line(low)["reason"]
+    again = send("again", config("queue: {priority: high, preempt: true}"), "--queue")
+    finish(pair, high)
+    until(again, "running")
+    finish(pair, again)
+    until(low, "running")
+    assert len((output(pair, low) / "starts").read_text().split()) == 2
+    finish(pair, low)
+    assert until(low, "succeeded")["attempt"] == 1
