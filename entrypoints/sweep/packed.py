@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cloudtrain.entrypoints import atomic_json, events
 from cloudtrain.entrypoints.contract import JobSpec
@@ -57,26 +57,8 @@ def main(torchrun: str, shell: str) -> int:
         return _Driver(spec, checkpoints, journal, [own, *others], deadline_s).drive()
 
 
-class _Node(Protocol):
-    """A node, as the driver uses it."""
-
-    slots: int
-
-    def start(self, segment: Segment) -> None:
-        """Start a segment on a free slot."""
-
-    def stop(self) -> None:
-        """Ask all segments to save; may be called again and again."""
-
-    def look(self) -> list[SegmentEnd]:
-        """Return the ends since the last call."""
-
-    def end(self) -> None:
-        """End the node's process."""
-
-
 class _OwnNode:
-    """The node of this process."""
+    """The node of this process, with the functions of all nodes: start a segment, stop all, look for ends, leave."""
 
     def __init__(self, runner: SlotRunner, checkpoints: Path, *, keeps_rungs: bool) -> None:
         self.runner, self.slots, self.checkpoints, self.keeps_rungs = runner, runner.count, checkpoints, keeps_rungs
@@ -143,6 +125,9 @@ class _RemoteNode:
         self._sent += 1
 
 
+_Node = _OwnNode | _RemoteNode
+
+
 def _serve(own: _OwnNode, store: Any, node: int) -> int:
     """Run the driver's orders on this node until the driver ends; return the exit code."""
     store.set(f"slots/{node}", str(own.slots))
@@ -160,7 +145,7 @@ def _serve(own: _OwnNode, store: Any, node: int) -> int:
         if _stops or is_stopped:
             own.stop()
         for each in own.look():
-            store.set(f"report/{node}/{told}", json.dumps(each.dump()))
+            store.set(f"report/{node}/{told}", json.dumps(asdict(each)))
             told += 1
         heartbeat.beat()
         time.sleep(LOOK_S)
@@ -211,7 +196,7 @@ class _Driver:
     def _start_due(self) -> None:
         """Start interrupted segments, then the segments that the search chooses, on free slots."""
         allowance = self._allowance()
-        wanted = [each for each in self._pending if self._fits(each, allowance)]
+        wanted = [s for s in self._pending if allowance.cost(s.from_step, s.until_step) <= allowance.serial]
         if not wanted:
             running = [*self._running, *(segment.key for segment in self._pending)]
             wanted = decide(self._search, self._state.results, running, allowance)
@@ -237,9 +222,6 @@ class _Driver:
         is_shared = len(self._nodes) == 1 or bool(self._sweep.get("shared"))
         return next(iter(free), None) if is_shared or home is None or home >= len(self._nodes) else None
 
-    def _fits(self, segment: Segment, allowance: Allowance) -> bool:
-        return allowance.cost(segment.from_step, segment.until_step) <= allowance.serial
-
     def _allowance(self) -> Allowance:
         """Return the slot-seconds to the deadline, less those of the running segments, and a segment's highest cost."""
         if self._deadline_s is None:
@@ -260,8 +242,7 @@ class _Driver:
             self._say(segment, "saved", end.step, None, f"saved at step {end.step}")
             return
         value = end.value if end.value is not None and not math.isnan(end.value) else None
-        fields = {**end.dump(), "value": value}
-        self._journal.add("end", **fields)
+        self._journal.add("end", **{**asdict(end), "value": value})
         words = end.message or f"{end.state} at step {end.step}, value {'nan' if value is None else f'{value:.6g}'}"
         self._say(segment, end.state, end.step, value, words)
 

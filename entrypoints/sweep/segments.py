@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +57,6 @@ class SegmentEnd:
     start_s: float | None = None
     step_s: float | None = None
     seconds: float = 0.0
-
-    def dump(self) -> dict[str, Any]:
-        """Return the end's JSON form."""
-        return asdict(self)
 
 
 def slots_of(sweep: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[Slot]:
@@ -160,11 +156,6 @@ class SlotRunner:
     def count(self) -> int:
         """The number of this node's slots."""
         return len(self._slots)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a segment runs."""
-        return bool(self._running)
 
     def start(self, segment: Segment) -> None:
         """Start the segment on a free slot."""
