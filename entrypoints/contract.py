@@ -113,7 +113,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class RunSpec(Message, optional="resume_args keep progress on_stop allow_alone"):
-    """The program of a job. `kind`: task, script or module; `target`: the file or the module.
+    """The program of a job. `kind`: task, script, module, or sweep: trials of a task; `target`: the file or the module.
 
     For scripts and modules: `resume_args` follow `args` if the job resumes from a checkpoint. `keep`: paths in the
     code folder that cloudtrain copies to the checkpoint folder. `progress`: how to read steps from the output.
@@ -128,6 +128,11 @@ class RunSpec(Message, optional="resume_args keep progress on_stop allow_alone")
     progress: Mapping[str, Any] | None = None
     on_stop: str | None = None
     allow_alone: bool = False
+
+    @property
+    def is_own(self) -> bool:
+        """Whether cloudtrain's trainer trains and saves: the program is a task, or a sweep of tasks."""
+        return self.kind in ("task", "sweep")
 
 
 @dataclass(frozen=True)
@@ -198,13 +203,14 @@ class JobSpec(
         "setup": SetupSpec.load,
         "notices": NoticeSettings.load,
     },
-    optional="params training setup notices",
+    optional="params training setup notices sweep",
 ):
     """The job for the nodes, the same on every backend: read by the agent, boot, the trainer and a script's ranks.
 
     `node_counts`: the numbers of nodes with which the job may continue, at least `min_nodes`. `timeout_s`: of a
     collective call; `hang_timeout_s`: without a step, a rank counts as hung. `params` and `training` are sections of
-    the config, for tasks only (trainer/settings.py reads `training`). No secrets.
+    the config, for tasks only (trainer/settings.py reads `training`). `sweep`: the search of a packed sweep
+    (sweep/segments.py). No secrets.
     """
 
     job: str = "job"
@@ -222,6 +228,7 @@ class JobSpec(
     training: Mapping[str, Any] | None = None
     setup: SetupSpec | None = None
     notices: NoticeSettings | None = None
+    sweep: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ __all__ = ["MARK", "MAX_BYTES", "NAMES", "append", "emit", "format_line", "parse
 MARK = "  ::ct "
 MAX_BYTES = 4096
 _encode = json.JSONEncoder(separators=(",", ":"), default=str).encode  # json.dumps would build an encoder per line
-NAMES = ("boot", "start", "step", "eval", "checkpoint", "preempt", "restart", "error", "done", "gpu")
+NAMES = ("boot", "start", "step", "eval", "checkpoint", "preempt", "paused", "restart", "error", "done", "gpu", "trial")
 
 
 def format_line(event: str, text: str, fields: dict[str, Any]) -> str:

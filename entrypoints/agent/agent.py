@@ -98,7 +98,7 @@ class Agent:
         self.launch: Callable[[], None] | None = None  # starts boot, after the gathering
         self.checkpoints = Path(spec.environment["CLOUDTRAIN_CHECKPOINT_DIR"])
         run = spec.job.run
-        self.is_task = run.kind == "task"
+        self.is_task = run.is_own
         where = self.root / "code", self.checkpoints, run.keep, self.root / "log" / "rank-0.log"
         self.keeper = None if self.is_task else FileKeeper(*where)
         self.notifier = _notifier(spec, self.started_s)

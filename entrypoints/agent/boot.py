@@ -99,7 +99,7 @@ def main() -> int:
         heartbeat.Supervisor(os.getppid()).wait()
         if stuck:
             print(f"boot: processes {stuck} could not be killed", file=sys.stderr)
-        code, failures = _outcome(folder, ended, spec.nproc_per_node, is_task=spec.run.kind == "task")
+        code, failures = _outcome(folder, ended, spec.nproc_per_node, is_task=spec.run.is_own)
         if code == EXIT_DONE and (alone := _alone(folder, spec, node.count)):
             code, failures = EXIT_CONFIG, [alone]
         return _finish(code, _with_memory(failures, processes.killed_for_memory() - killed_before))
@@ -125,7 +125,7 @@ def torchrun_command(spec: JobSpec, node: nodes.Node, head: str, scratch: Path) 
     run = spec.run
     # torchrun takes `$` in its arguments for macros (string.Template).
     args = [*run.args, *(run.resume_args if "CLOUDTRAIN_RESUME_PATH" in os.environ else ())]
-    words = [] if run.kind == "task" else [word.replace("$", "$$") for word in (run.target, *args)]
+    words = [] if run.is_own else [word.replace("$", "$$") for word in (run.target, *args)]
     what = [run.kind, *words]
     return [
         *(sys.executable, "-u", "-m", "cloudtrain.entrypoints.agent.elastic"),
@@ -330,7 +330,7 @@ def _outcome(folder: Path, ended: _Ended, nproc: int, *, is_task: bool = False) 
 def _alone(folder: Path, spec: JobSpec, nodes_count: int) -> dict[str, Any] | None:
     """Return the failure of a script if the ranks have ended well but joined no common group."""
     nproc, run = spec.nproc_per_node, spec.run
-    if run.kind == "task" or run.allow_alone or nproc * nodes_count == 1:
+    if run.is_own or run.allow_alone or nproc * nodes_count == 1:
         return None
     return meeting.failure(folder, nproc, nproc * nodes_count)
 

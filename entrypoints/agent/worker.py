@@ -1,6 +1,7 @@
 """A rank: the thin shell between torchrun and the user's code.
 
     torchrun ... worker.py task                     the shared trainer, with the task file that the spec names
+    torchrun ... worker.py sweep                    the controller of a packed sweep, with the spec's search
     torchrun ... worker.py script train.py --lr 1   any script, run like `python train.py --lr 1`
     torchrun ... worker.py module pkg.train --lr 1  any module, run like `python -m pkg.train --lr 1`
 
@@ -67,8 +68,8 @@ def main(argv: list[str]) -> int:
     atexit.register(_note_end, ending)  # registered first, so that `_note_end` runs after the script's handlers
     kind, *rest = argv
     try:
-        if kind == "task":
-            _run_task(ending)
+        if kind in ("task", "sweep"):
+            _run_own(ending, kind)
         rank.begin(kind)
         _run_user_code(kind, rest)
     except SystemExit as leaving:
@@ -78,7 +79,7 @@ def main(argv: list[str]) -> int:
         raise
     except BaseException as error:
         code = _record(error)
-        if kind == "task":
+        if kind in ("task", "sweep"):
             _leave(code)
         return code
     ending.code = 0
@@ -94,10 +95,15 @@ class _RankProcess:
     code: int | None = None
 
 
-def _run_task(ending: _RankProcess) -> NoReturn:
-    from cloudtrain.entrypoints.trainer import train
+def _run_own(ending: _RankProcess, kind: str) -> NoReturn:
+    if kind == "sweep":
+        from cloudtrain.entrypoints.sweep import packed
 
-    ending.code = train.main()
+        ending.code = packed.main("cloudtrain.entrypoints.agent.elastic", "cloudtrain.entrypoints.agent.worker")
+    else:
+        from cloudtrain.entrypoints.trainer import train
+
+        ending.code = train.main()
     _note_end(ending)
     _leave(ending.code)
 

@@ -123,7 +123,7 @@ def _helpers(order: ContainerOrder, spec: AgentSpec, root: Path) -> list[Sweeper
     ]
     if spec.node != 0:
         return found
-    job, is_task = order.job, order.job.run.kind == "task"
+    job, is_task = order.job, order.job.run.is_own
     if is_task or order.kept_in:  # a script's checkpoint folder belongs to the script
         found.append(Note(_note_folder(order, root), job.job, job.attempt, spec.used_s, order.kept_in))
     if is_task and order.places.copied_to:

@@ -143,7 +143,7 @@ class NodeNotifier:
             finish_at_s=finish_at_s,
             hits_limit=is_limit_first(finish_at_s, leaves_at_s, total, settings.limit_micro),
             is_hard=spec.deadline_s >= spec.max_duration_s,
-            saves=job.run.kind == "task" or job.run.on_stop == "save",
+            saves=job.run.is_own or job.run.on_stop == "save",
             is_saved="checkpoint_step" in progress,
             is_resumable=verdict is not None and verdict.state != "succeeded" and has_checkpoint(self._folder),
         )

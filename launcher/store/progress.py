@@ -40,7 +40,7 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
         if events.MARK not in line:
             continue
         _, event = events.parse(line)
-        if event is None:
+        if event is None or "trial" in event:  # a trial's step is no step of its sweep
             continue
         kind, step = event["e"], sanitize.count(event.get("step"))
         if kind in ("start", "step", "done", "paused"):

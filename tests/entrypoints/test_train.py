@@ -241,6 +241,7 @@ def test_lines_of_a_run_parse(whole: Callable[[str], Run]) -> None:
         "reason": None,
         "step": 16,
         "checkpoint": str(done.folder / "checkpoints/step-00000016"),
+        "metrics": done.only("done")["metrics"],
     }
 
 

@@ -1,0 +1,311 @@
+"""The segments of a packed sweep on one node: a training of its own on a slot's GPUs, cores and folders.
+
+`JobSpec.sweep` holds `search` (the JSON form of search.Search), `slots` (ranks of a trial), `nproc_per_node` (ranks of
+a node, one a GPU), `metric` (None: that of training.monitor), and `keep` (trials whose checkpoints stay at the end).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cloudtrain.entrypoints import atomic_json, events, processes
+from cloudtrain.entrypoints.contract import JobSpec
+from cloudtrain.entrypoints.rank import heartbeat
+from cloudtrain.entrypoints.sweep.search import Segment
+
+__all__ = ["SegmentEnd", "Slot", "SlotRunner", "keep_rung", "slots_of", "trial_folder", "trial_spec"]
+
+GRACE_S = 120.0  # for the save of a segment after SIGTERM, as torchrun has in a job of its own (agent/boot.py)
+# The variables of the controller's own rank. A segment's torchrun sets its own; a training of one rank needs none.
+_OUTER = re.compile(
+    "(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_.*|TORCHELASTIC_.*|CLOUDTRAIN_(RESTART|RESUME_PATH)"
+)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A part of a node for one segment: the visible GPUs (None without GPUs) and the cores."""
+
+    gpus: str | None
+    cores: frozenset[int]
+
+
+@dataclass(frozen=True)
+class SegmentEnd:
+    """The end of a segment. `state`: paused, done, failed, or saved: interrupted, and begun again later.
+
+    `start_s`: from the launch to the first step; `step_s`: seconds a step; None if no step was trained.
+    """
+
+    trial: int
+    rung: int
+    state: str
+    step: int
+    value: float | None = None
+    message: str = ""
+    start_s: float | None = None
+    step_s: float | None = None
+    seconds: float = 0.0
+
+
+def slots_of(sweep: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> list[Slot]:
+    """Return the slots of this node; each has an equal share of the GPUs and cores."""
+    count = max(1, sweep["nproc_per_node"] // sweep["slots"])
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // count)
+    cpus = [frozenset(cores[(n * share) % len(cores) :][:share]) for n in range(count)]
+    listed = environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(sweep["nproc_per_node"]))))
+    has_gpus = "CUDA_VISIBLE_DEVICES" in environ or Path("/dev/nvidia0").exists()
+    gpus = [each for each in listed.split(",") if each] if has_gpus else []
+    width = sweep["slots"]
+    return [Slot(",".join(gpus[n * width : (n + 1) * width]) if gpus else None, cpus[n]) for n in range(count)]
+
+
+def trial_folder(checkpoints: Path, trial: int) -> Path:
+    """Return the folder of a trial's checkpoints."""
+    return checkpoints / "trials" / str(trial)
+
+
+def trial_spec(spec: JobSpec, segment: Segment) -> JobSpec:
+    """Return the spec of a segment: the sweep's, with the trial's values, and the pause at the segment's end."""
+    assert spec.sweep is not None
+    sections: dict[str, Any] = {"training": dict(spec.training or {}), "params": dict(spec.params or {})}
+    for key, value in segment.values.items():
+        *above, last = key.split(".")
+        place = sections
+        for name in above:
+            place[name] = place = dict(place.get(name) or {})
+        place[last] = value
+    is_last = segment.until_step >= spec.sweep["search"]["rungs"][-1]
+    sections["training"]["pause_at"] = None if is_last else segment.until_step
+    # One checkpoint is enough for a pause. A mirror has one place for a job, and would mix the trials.
+    checkpoint = replace(spec.checkpoint, keep=1, mirror=None, resume="auto")
+    return replace(
+        spec,
+        attempt=1,
+        nodes=1,
+        nproc_per_node=spec.sweep["slots"],
+        run=replace(spec.run, kind="task"),
+        checkpoint=checkpoint,
+        params=sections["params"],
+        training=sections["training"],
+        notices=None,
+        sweep=None,
+    )
+
+
+class _Running:
+    """A segment's process, its log, and its folders."""
+
+    def __init__(self, segment: Segment, slot: int, work: Path, timeout_s: float) -> None:
+        self.segment, self.slot = segment, slot
+        self.result = work / "result"
+        self.log = work / "log" / "rank-0.log"
+        self.read, self.rest = 0, b""
+        self.began_s = time.monotonic()
+        self.first_s: float | None = None
+        self.first_step = segment.from_step
+        self.beats = heartbeat.Watch(self.result, timeout_s, self.began_s)
+        self.child: subprocess.Popen[bytes]
+        self.told_s: float | None = None
+
+    def relay(self) -> None:
+        """Copy the new lines of the log to this node's log, each with the trial's number."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self.read)
+                found = file.read()
+        except OSError:
+            return
+        self.read += len(found)
+        *lines, self.rest = (self.rest + found).split(b"\n")
+        for line in lines:
+            text, fields = events.parse(line.decode(errors="replace"))
+            text = f"[{self.segment.trial}] {text}"
+            if fields is not None:
+                if fields["e"] == "start" and self.first_s is None:
+                    self.first_s, self.first_step = time.monotonic(), int(fields.get("step") or 0)
+                name = fields.pop("e")
+                text = events.format_line(name, text, {**fields, "trial": self.segment.trial})
+            os.write(1, text.encode()[: events.MAX_BYTES - 1] + b"\n")
+
+
+class SlotRunner:
+    """Runs segments on the slots of this node. `torchrun` and `shell` are the modules that start ranks."""
+
+    def __init__(self, spec: JobSpec, torchrun: str, shell: str, checkpoints: Path) -> None:
+        assert spec.sweep is not None
+        self._spec, self._torchrun, self._shell, self._checkpoints = spec, torchrun, shell, checkpoints
+        self._slots = slots_of(spec.sweep)
+        own = Path(os.environ.get("CLOUDTRAIN_RESULT_DIR") or checkpoints / ".work")
+        self._work = own / "trials"
+        self._running: list[_Running] = []
+
+    @property
+    def count(self) -> int:
+        """The number of this node's slots."""
+        return len(self._slots)
+
+    def start(self, segment: Segment) -> None:
+        """Start the segment on a free slot."""
+        slot = min(set(range(self.count)) - {each.slot for each in self._running})
+        work = self._work / f"{segment.trial}-{segment.rung}"
+        shutil.rmtree(work, ignore_errors=True)
+        for name in ("log", "result"):
+            (work / name).mkdir(parents=True)
+        if segment.source is not None:
+            copy_trial(self._checkpoints, segment)
+        folder = trial_folder(self._checkpoints, segment.trial)
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic_json.write_json(work / "spec.json", trial_spec(self._spec, segment).dump())
+        timeout_s = self._spec.hang_timeout_s or float("inf")
+        running = _Running(segment, slot, work, timeout_s)
+        with (work / "log" / "segment.log").open("wb") as log:
+            environment = self._environment(work, folder, self._slots[slot])
+            running.child = subprocess.Popen(
+                self._command(work), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        os.sched_setaffinity(running.child.pid, self._slots[slot].cores)
+        self._running.append(running)
+
+    def _command(self, work: Path) -> list[str]:
+        """Return the command of a segment; a trial of a single rank needs no torchrun, which imports torch again."""
+        assert self._spec.sweep is not None
+        python, nproc = [sys.executable, "-u", "-m"], self._spec.sweep["slots"]
+        if nproc == 1:
+            return [*python, self._shell, "task"]
+        meet = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={_free_port()}", "--max-restarts=0"]
+        apart = ["--local-addr=127.0.0.1", f"--shutdown-timeout={GRACE_S:.0f}", f"--log-dir={work}/torchrun"]
+        return [
+            *(*python, self._torchrun, "--nnodes=1", "--node-rank=0", f"--nproc-per-node={nproc}", *meet, *apart),
+            *("-m", self._shell, "--", "task"),
+        ]
+
+    def _environment(self, work: Path, folder: Path, slot: Slot) -> dict[str, str]:
+        assert self._spec.sweep is not None
+        kept = {key: value for key, value in os.environ.items() if not _OUTER.fullmatch(key)}
+        threads = max(1, len(slot.cores) // self._spec.sweep["slots"])
+        with_gpus = {} if slot.gpus is None else {"CUDA_VISIBLE_DEVICES": slot.gpus}
+        return {
+            **kept,
+            **with_gpus,
+            "OMP_NUM_THREADS": str(min(threads, int(kept.get("OMP_NUM_THREADS") or threads))),
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "CLOUDTRAIN_SPEC": str(work / "spec.json"),
+            "CLOUDTRAIN_RESULT_DIR": str(work / "result"),
+            "CLOUDTRAIN_LOG_DIR": str(work / "log"),
+            "CLOUDTRAIN_CHECKPOINT_DIR": str(folder),
+            "CLOUDTRAIN_OUTPUT_DIR": str(folder / "output"),
+        }
+
+    def stop(self) -> None:
+        """Ask all segments to save and to leave, once; kill segments that stay longer than their grace."""
+        now_s = time.monotonic()
+        for each in self._running:
+            if each.told_s is None:
+                each.told_s = now_s
+                processes.kill(each.child.pid, signal.SIGTERM)
+            elif now_s - each.told_s > GRACE_S:
+                processes.kill(each.child.pid, signal.SIGKILL)
+
+    def look(self) -> list[SegmentEnd]:
+        """Relay new lines; return the segments that have ended since the last call."""
+        ended = []
+        for each in list(self._running):
+            code = each.child.poll()
+            each.relay()
+            if code is None:
+                if hangs := each.beats.look(time.monotonic()):
+                    print(f"[{each.segment.trial}] made no step for {hangs[0].silent_s:.0f} s: killed", flush=True)
+                    processes.kill(each.child.pid, signal.SIGKILL)
+                continue
+            self._running.remove(each)
+            ended.append(self._end(each, code))
+        return ended
+
+    def _end(self, each: _Running, code: int) -> SegmentEnd:
+        outcome = atomic_json.read_json(each.result / "outcome.json") or {}
+        state, now_s, key = outcome.get("outcome", "failed"), time.monotonic(), each.segment.key
+        step = int(outcome.get("step") or 0)
+        if state == "failed" and each.told_s is not None:
+            state = "saved"  # the stop request came before the training could save
+        took_s = now_s - each.began_s
+        if state in ("saved", "failed"):
+            return SegmentEnd(
+                *key, state, step, message=_cause(each, code) if state == "failed" else "", seconds=took_s
+            )
+        metric = self._metric()
+        value = (outcome.get("metrics") or {}).get(metric)
+        if not isinstance(value, int | float):
+            known = ", ".join(sorted(outcome.get("metrics") or {})) or "no metric"
+            why = f"the evaluation has no {metric}; it has {known}"
+            return SegmentEnd(*key, "failed", step, message=why, seconds=took_s)
+        start_s = step_s = None
+        if each.first_s is not None and step > each.first_step:
+            start_s, step_s = each.first_s - each.began_s, (now_s - each.first_s) / (step - each.first_step)
+        return SegmentEnd(*key, state, step, float(value), "", start_s, step_s, took_s)
+
+    def _metric(self) -> str:
+        monitor = (self._spec.training or {}).get("monitor") or {}
+        return str((self._spec.sweep or {}).get("metric") or monitor.get("metric") or "loss")
+
+
+def copy_trial(checkpoints: Path, segment: Segment) -> None:
+    """Replace the trial's checkpoint by the source's of the last rung, unless done before. Raises OSError."""
+    folder = trial_folder(checkpoints, segment.trial)
+    mark = folder / f"copied-{segment.rung}"
+    if mark.exists():
+        return
+    assert segment.source is not None
+    step = f"step-{segment.from_step:08d}"
+    partial = folder.with_name(f"{segment.trial}.tmp")
+    shutil.rmtree(partial, ignore_errors=True)
+    source = checkpoints / "rungs" / str(segment.source) / step
+    shutil.copytree(source, partial / step, copy_function=_linked)
+    (partial / mark.name).touch()
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def keep_rung(checkpoints: Path, trial: int, step: int) -> None:
+    """Keep a second name of the trial's checkpoint of a rung, for copies: the trial itself may go on (pbt)."""
+    name = f"step-{step:08d}"
+    kept = checkpoints / "rungs" / str(trial)
+    if (kept / name).exists() or not (trial_folder(checkpoints, trial) / name).is_dir():
+        return
+    partial = kept / f"{name}.tmp"
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(trial_folder(checkpoints, trial) / name, partial, copy_function=_linked)
+    partial.rename(kept / name)
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copy2(source, target)
+
+
+def _cause(each: _Running, code: int) -> str:
+    found = [f for path in sorted(each.result.glob("rank-*.json")) if (f := atomic_json.read_json(path))]
+    found.sort(key=lambda f: (bool(f.get("peer_lost")), f.get("time_s", 0.0)))
+    if found:
+        return f"rank {found[0]['rank']}: {found[0]['type']}: {found[0]['message']}"[:1000]
+    return f"ended with code {code}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

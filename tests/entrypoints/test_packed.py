@@ -1,0 +1,265 @@
+"""The packed controller: real sweeps of tiny trainings on two slots of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudtrain.entrypoints import events, processes
+from cloudtrain.entrypoints.contract import JobSpec
+from cloudtrain.entrypoints.sweep.journal import NAME, Journal
+from cloudtrain.entrypoints.sweep.search import Search, Segment, values_of
+from cloudtrain.entrypoints.sweep.segments import trial_spec
+
+TASK = """
+import os, time, torch
+from torch import nn
+from torch.nn import functional as F
+
+class Points:
+    def __init__(self, count): self.count = count
+    def __len__(self): return self.count
+    def __getitem__(self, index):
+        time.sleep(float(os.environ.get("NAP_S", "0")))
+        return torch.arange(6.0).mul(index).sin() + 0.1 * torch.rand(6), index % 3
+
+def dataset(params, split): return Points(37 if split == "train" else 11)
+def model(params):
+    return nn.Sequential(nn.Linear(6, params["width"]), nn.Dropout(0.3), nn.Linear(params["width"], 3))
+def loss(model, batch): return F.cross_entropy(model(batch[0]), batch[1])
+def evaluate(model, batch): return {"loss": loss(model, batch)}
+"""
+SPACE = {"training.optimizer.lr": {"log": [1e-3, 1e-1]}, "params.width": [8, 16]}
+SEARCH = {"algorithm": "halving", "space": SPACE, "trials": 9, "parallel": 2, "rungs": [2, 6, 12], "factor": 3}
+
+
+@dataclass
+class Sweep:
+    """A sweep in a folder, started by boot as on every platform."""
+
+    folder: Path
+    search: dict[str, Any] = field(default_factory=lambda: SEARCH)
+    slots: int = 1
+    nodes: int = 1
+    training: dict[str, Any] = field(default_factory=dict)
+
+    def spec(self) -> JobSpec:
+        """Return the sweep's spec."""
+        training = {
+            "global_batch_size": 8,
+            "max_steps": 12,
+            "seed": 1,
+            "log_every": 1,
+            "optimizer": {"name": "adamw"},
+            "schedule": {"name": "cosine"},
+            **self.training,
+        }
+        sweep = {"search": self.search, "slots": self.slots, "nproc_per_node": 2 * self.slots // self.nodes, "keep": 2}
+        run = {"kind": "sweep", "target": "task.py"}
+        found = {"job": "s", "run": run, "training": training, "params": {"width": 8}, "sweep": sweep, "timeout_s": 60}
+        return JobSpec.load(found)
+
+    def start(self, **more: str) -> subprocess.Popen[str]:
+        """Start the controller."""
+        (self.folder / "result").mkdir(parents=True, exist_ok=True)
+        (self.folder / "task.py").write_text(TASK)
+        (self.folder / "spec.json").write_text(json.dumps(self.spec().dump()))
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "SWEEP_TEST": str(self.folder),
+            "CLOUDTRAIN_SPEC": str(self.folder / "spec.json"),
+            "CLOUDTRAIN_CHECKPOINT_DIR": str(self.folder / "checkpoints"),
+            "CLOUDTRAIN_OUTPUT_DIR": str(self.folder / "output"),
+            "CLOUDTRAIN_RESULT_DIR": str(self.folder / "result"),
+            **more,
+        }
+        command = [sys.executable, "-m", "cloudtrain.entrypoints.agent.boot"]
+        if self.nodes > 1:  # each rank is a node
+            torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(self.nodes), "-m"]
+            command = [sys.executable, "-m", *torchrun, "cloudtrain.entrypoints.agent.worker", "sweep"]
+        return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, text=True)
+
+    def run(self, **more: str) -> tuple[int, list[dict[str, Any]]]:
+        """Run the controller to its end; return exit code and events."""
+        child = self.start(**more)
+        told, _ = child.communicate(timeout=280)
+        assert processes.with_environment(SWEEP_TEST=str(self.folder)) == []
+        return child.returncode, parsed(told)
+
+
+def parsed(text: str) -> list[dict[str, Any]]:
+    """Return the events among the lines."""
+    return [fields for line in text.splitlines() if (fields := events.parse(line)[1])]
+
+
+def losses(found: list[dict[str, Any]]) -> dict[int, list[tuple[int, str]]]:
+    """Return each trial's losses as hexadecimal numbers, by step; a step that was trained twice has one loss."""
+    by_trial: dict[int, set[tuple[int, str]]] = {}
+    for each in found:
+        if each["e"] == "step":
+            by_trial.setdefault(each["trial"], set()).add((each["step"], each["loss"].hex()))
+    return {trial: sorted(steps) for trial, steps in sorted(by_trial.items())}
+
+
+def results(folder: Path) -> dict[tuple[int, int], float | None]:
+    """Return the results in the journal."""
+    journal = Journal(folder / "checkpoints")
+    journal.close()
+    return journal.state.results
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """Return the folder and the events of an uninterrupted sweep of nine trials."""
+    sweep = Sweep(tmp_path_factory.mktemp("whole"))
+    code, found = sweep.run()
+    assert code == 0
+    return sweep.folder, found
+
+
+@pytest.mark.slow
+def test_sweep_ends_with_the_best_trials_weights(whole: tuple[Path, list[dict[str, Any]]]) -> None:
+    """Nine trials, three promoted, one finished; the losers' checkpoints are deleted, all but the best two."""
+    folder, found = whole
+    counts = [sum(rung == at for _, rung in results(folder)) for at in range(3)]
+    assert counts == [9, 3, 1]
+    (done,) = (each for each in found if each["e"] == "done" and "trial" not in each)
+    assert results(folder)[done["best_trial"], 2] == done["best"]
+    own = folder / "checkpoints" / "trials" / str(done["best_trial"]) / "output" / "model.pt"
+    assert (folder / "output" / "model.pt").read_bytes() == own.read_bytes()
+    kept = sorted(path.name for path in (folder / "checkpoints" / "trials").iterdir())
+    assert len(kept) == 2
+    assert str(done["best_trial"]) in kept
+    told = [each for each in found if each["e"] == "trial"]
+    assert sum(each["state"] == "running" for each in told) == sum(each["state"] != "running" for each in told) == 13
+
+
+@pytest.mark.slow
+def test_trials_equal_trainings_alone(whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
+    """A trial has the losses of the same training in one piece."""
+    folder, found = whole
+    best = next(each["best_trial"] for each in found if each["e"] == "done" and "trial" not in each)
+    values = values_of(Search.load(SEARCH), results(folder), best, 2)
+    spec = trial_spec(Sweep(tmp_path).spec(), Segment(best, 2, 6, 12, values))
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "spec.json").write_text(json.dumps(spec.dump()))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CLOUDTRAIN_SPEC": "spec.json"}
+    command = [sys.executable, "-m", "cloudtrain.entrypoints.trainer.train"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    alone = [(each["step"], each["loss"].hex()) for each in parsed(done.stdout) if each["e"] == "step"]
+    assert losses(found)[best] == alone
+
+
+@pytest.mark.slow
+def test_stopped_sweep_goes_on_with_the_same_trials(
+    whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path, wait_until: Callable[..., Any]
+) -> None:
+    """SIGTERM while two segments run: they save, and the next start ends with the same results and losses."""
+    folder, expected = whole
+    sweep = Sweep(tmp_path)
+    child = sweep.start(NAP_S="0.02")
+    journal = tmp_path / "checkpoints" / NAME
+    wait_until(lambda: journal.exists() and journal.read_text().count('"e": "start"') >= 4, timeout_s=100)
+    child.send_signal(signal.SIGTERM)
+    told, _ = child.communicate(timeout=100)
+    assert child.returncode == 75
+    assert json.loads((tmp_path / "result" / "outcome.json").read_text())["outcome"] == "saved"
+    assert len(results(tmp_path)) < 13
+    code, found = sweep.run()
+    assert code == 0
+    assert results(tmp_path) == results(folder)
+    assert losses([*parsed(told), *found]) == losses(expected)
+
+
+@pytest.mark.slow
+def test_population_copies_and_pairs_of_ranks(tmp_path: Path) -> None:
+    """A population of four, two ranks a trial: the lowest trial goes on from a copy of the highest."""
+    space = {"training.optimizer.lr": SPACE["training.optimizer.lr"]}
+    search = {**SEARCH, "algorithm": "pbt", "space": space, "trials": 4, "rungs": [2, 4]}
+    code, found = Sweep(tmp_path, search, slots=2, training={"max_steps": 4}).run()
+    assert code == 0
+    (copied,) = (
+        each for each in found if each["e"] == "trial" and each["state"] == "running" and each["source"] is not None
+    )
+    first = {trial: value for (trial, rung), value in results(tmp_path).items() if rung == 0 and value is not None}
+    assert copied["trial"] == max(first, key=first.__getitem__)
+    assert copied["source"] == min(first, key=first.__getitem__)
+    (resumed,) = (e for e in found if e["e"] == "restart" and e.get("trial") == copied["trial"])
+    assert (resumed["step"], len(results(tmp_path))) == (2, 8)
+
+
+@pytest.mark.slow
+def test_failing_trials_and_a_short_deadline(tmp_path: Path) -> None:
+    """A trial that fails counts as worst, and names its cause; a deadline in reach ends the sweep as saved."""
+    space = {"params.width": [8, -1]}
+    search = {**SEARCH, "algorithm": "grid", "space": space, "trials": 2, "rungs": [3]}
+    code, found = Sweep(tmp_path / "failing", search, training={"max_steps": 3}).run()
+    ends = {each["trial"]: each["state"] for each in found if each["e"] == "trial"}
+    assert (code, ends) == (0, {0: "done", 1: "failed"})
+    assert results(tmp_path / "failing")[1, 0] is None
+    code, found = Sweep(tmp_path / "short").run(CLOUDTRAIN_DEADLINE="1")
+    assert code == 75
+    assert results(tmp_path / "short") == {}
+
+
+@pytest.mark.slow
+def test_two_nodes_with_a_slot_each_have_the_same_results(
+    whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """The driver's node and another node run the trials of one search, with the losses of a single node."""
+    sweep = Sweep(tmp_path, nodes=2)
+    sweep.search = {**SEARCH, "trials": 3, "rungs": [2, 6]}
+    code, _ = sweep.run()
+    assert code == 0
+    starts = [json.loads(line) for line in (tmp_path / "checkpoints" / NAME).read_text().splitlines()]
+    assert {each["node"] for each in starts if each["e"] == "start"} == {0, 1}
+    expected = results(whole[0])
+    first = {key: value for key, value in results(tmp_path).items() if key[1] == 0}
+    assert first == {(trial, 0): expected[trial, 0] for trial in range(3)}
+    assert len(results(tmp_path)) == 4
+
+
+@pytest.mark.slow
+def test_deadline_ends_a_sweep_with_a_finished_model(tmp_path: Path) -> None:
+    """No segment starts that would not end in time, so the sweep leaves before its deadline; more time continues it."""
+    search = {**SEARCH, "algorithm": "random", "trials": 50, "rungs": [12]}
+    deadline_s = time.time() + 20
+    code, found = Sweep(tmp_path, search).run(NAP_S="0.02", CLOUDTRAIN_DEADLINE=f"{deadline_s:.0f}")
+    assert time.time() < deadline_s + 5
+    assert code == 75
+    assert json.loads((tmp_path / "result" / "outcome.json").read_text())["reason"] == "deadline"
+    assert any(each["state"] == "done" for each in found if each["e"] == "trial")
+    assert (tmp_path / "output" / "model.pt").exists()
+
+
+def test_journal_cut_at_every_byte_has_the_last_whole_line(tmp_path: Path) -> None:
+    """A torn line is ignored and cut, and the next line is whole."""
+    journal = Journal(tmp_path)
+    for trial in range(2):
+        segment = {"trial": trial, "rung": 0, "from_step": 0, "until_step": 2, "values": {"a": 1}, "source": None}
+        journal.add("start", segment=segment, node=0)
+        journal.add("end", trial=trial, rung=0, value=None if trial else 0.5, start_s=1.0, step_s=0.1)
+    journal.close()
+    whole = (tmp_path / NAME).read_bytes()
+    for size in range(len(whole) + 1):
+        (tmp_path / NAME).write_bytes(whole[:size])
+        cut, lines = Journal(tmp_path), whole[:size].count(b"\n")
+        assert len(cut.state.results) == lines // 2
+        assert len(cut.state.open) == lines % 2
+        cut.add("end", trial=7, rung=0, value=0.1, start_s=None, step_s=None)
+        cut.close()
+        again = Journal(tmp_path)
+        again.close()
+        assert again.state == cut.state
+        assert (7, 0) in again.state.results
