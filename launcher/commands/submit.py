@@ -103,6 +103,8 @@ def command(
         if overrides.compares():
             overrides = _chosen(overrides)
         if (searched := overrides.load()).sweep is not None:
+            if name is not None or idempotency_key is not None:
+                raise UsageError("--name and --idempotency-key are for a job, and the config describes a sweep")
             return _sweep(overrides, searched, yes=yes, detach=detach, as_json=as_json)
         sent = _send(overrides, name, idempotency_key, force=force, yes=yes)
     except (click.Abort, KeyboardInterrupt) as error:

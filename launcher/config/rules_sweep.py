@@ -43,8 +43,6 @@ def _problem(root: YamlNode, key: str) -> tuple[str, str] | None:
     if first in _PRICED:
         return f"`{key}` cannot vary between trials", "a trial may vary `training`, `params`, `args` and `env`"
     if first in _FREE and "." in key:
-        if first == "args" and not isinstance((find(root, ("args",)) or root).data(), dict):
-            return f"`{key}` needs `args` as a mapping", "write `args: {lr: 0.1}`"
         return None
     if fields.field_at(tuple(key.split("."))) is None:
         near = get_close_matches(key.split(".")[-1], _names(), 1)

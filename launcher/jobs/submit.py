@@ -22,6 +22,7 @@ from cloudtrain.launcher.errors import (
     ConfigError,
     Fault,
     UnreachableError,
+    UsageError,
 )
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs import adopt, reserve
@@ -54,8 +55,10 @@ def send(
     Raises UsageError if `name` is taken, ConfigError for a secret that is not set, BudgetError if a budget has no room
     for the worst case, and the errors of the backend.
     """
-    secrets = _secrets(prepared.config, environ)
     config = prepared.config
+    if config.sweep is not None:
+        raise UsageError("the config describes a sweep, not a job", hint="begin the sweep: cloudtrain submit")
+    secrets = _secrets(config, environ)
     known = None if key is None else registry.with_key(key)
     if known is not None:
         refresh(registry, known)  # frees the key of a submit that died before the send

@@ -84,7 +84,8 @@ def gather(attempt: int, lines: Iterable[tuple[str, float]], seq: int = 0) -> li
         if events.MARK not in line:
             continue
         _, event = events.parse(line)
-        point = None if event is None else _point(attempt, event, time_s, seq + len(found))
+        is_own = event is not None and "trial" not in event  # a packed sweep prints the events of its trials too
+        point = None if event is None or not is_own else _point(attempt, event, time_s, seq + len(found))
         if point is not None:
             found.append(point)
     return found
@@ -231,7 +232,7 @@ def _point(attempt: int, event: dict[str, Any], time_s: float, seq: int) -> Poin
     if kind == "step":
         fields = _numbers(event, _MOST_FIELDS)
         return Point(attempt, kind, time_s, step, fields, seq) if fields or step is not None else None
-    if kind == "eval":  # `metrics` and fields hold the same; a script may give either
+    if kind in ("eval", "paused"):  # `metrics` and fields hold the same; a script may give either
         metrics = event.get("metrics")
         source = metrics if isinstance(metrics, dict) else event
         seconds = _numbers({"seconds": event.get("seconds")}, 1)

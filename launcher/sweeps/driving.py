@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["advance", "begin", "config_of", "follow", "stop"]
 
 MOST_TRIES = 3  # of a segment that a fault or its time limit has ended
+AT_THE_END = 1_000_000_000  # steps between evaluations: only the last step of a training in epochs has one
 LOOK_S = 2.0  # between two looks of a process that follows a sweep
 
 
@@ -58,7 +59,7 @@ def begin(registry: Registry, prepared: Prepared) -> SweepRecord:
 
 def config_of(sweep: SweepRecord, values: Mapping[str, Any], settings: Sequence[str] = ()) -> JobConfig:
     """Return the config of a trial with the values, without the section `sweep`. Raises ConfigError."""
-    return configs.stored(sweep.config, overrides=["sweep=null", *_assigned(values), *settings])
+    return configs.stored(sweep.config, overrides=[*_assigned(sweep, values), *settings])
 
 
 def advance(registry: Registry, sweep: SweepRecord, environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -117,8 +118,22 @@ def stop(registry: Registry, sweep: SweepRecord) -> list[Job]:
     return asked
 
 
-def _assigned(values: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={json.dumps(value)}" for key, value in values.items()]
+def _assigned(sweep: SweepRecord, values: Mapping[str, Any]) -> list[str]:
+    """Return the settings of a trial: its values, an evaluation at the end at least, and no section `sweep`.
+
+    `args.lr` replaces the word after `--lr`, or adds both words.
+    """
+    training, words = sweep.config["training"], list(sweep.config["args"])
+    found = ["sweep=null"]
+    if sweep.config["task"] and training["eval_every"] is None:
+        found.append(f"training.eval_every={training['max_steps'] or AT_THE_END}")
+    for key, value in values.items():
+        if key.startswith("args."):
+            option = f"--{key.removeprefix('args.')}"
+            at = words.index(option) if option in words else len(words)
+            words[at : at + 2] = [option, str(value)]
+    found += [f"{key}={json.dumps(value)}" for key, value in values.items() if not key.startswith("args.")]
+    return [*found, f"args={json.dumps(words)}"] if words else found
 
 
 def _end(registry: Registry, sweep: SweepRecord) -> str:
@@ -185,7 +200,7 @@ def _choose(registry: Registry, sweep: SweepRecord) -> None:
 
 def _money(
     registry: Registry, sweep: SweepRecord, known: Sequence[SegmentRecord]
-) -> tuple[Allowance | None, searching.Pace | None]:
+) -> tuple[Allowance | None, searching.SegmentPace | None]:
     """Return the allowance, None before the pace is known; and the pace. A sweep without a budget has no limit."""
     ended = [each for each in known if each.state == "done"]
     pairs = [(each, registry.attempt(registry.find(each.job_id), each.attempt)) for each in ended[-20:]]
@@ -228,7 +243,7 @@ def _send_first(
         raise UsageError("the code of the sweep is no longer here", hint="submit the sweep again")
     file, cache = Path(sweep.config_file), registry.folder / "bundles"
     prepared = prepare(config, file, cache, dry=False, shipped=bundle)
-    prepared = replace(prepared, settings=("sweep=null", *_assigned(values), *settings))
+    prepared = replace(prepared, settings=(*_assigned(sweep, values), *settings))
     submit.send(registry, prepared, name=segment.job_id, key=f"{sweep.id}/{segment.trial}", environ=environ)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.store.database import Database
     from cloudtrain.launcher.store.sweeps import SegmentRecord
 
-__all__ = ["SLACK", "Pace", "metric_of", "pace_of", "pauses", "results_of", "search_of", "value_at"]
+__all__ = ["SLACK", "SegmentPace", "metric_of", "pace_of", "pauses", "results_of", "search_of", "value_at"]
 
 TRIALS = 27  # a default: three rungs of a factor of 3
 FIRST_SHARE = 81  # the first rung is max_steps / 81: source: the measurements of docs/sweeps.md
@@ -27,7 +27,7 @@ SAVE_S = 120  # between a segment's deadline and its limit (metering.limit.STOP_
 
 
 @dataclass(frozen=True)
-class Pace:
+class SegmentPace:
     """The measured seconds of a segment's start, and of a step, evaluations included."""
 
     start_s: float
@@ -74,25 +74,30 @@ def results_of(segments: Sequence[SegmentRecord]) -> dict[tuple[int, int], float
 
 
 def value_at(database: Database, job_id: str, step: int | None, metric: str) -> float | None:
-    """Return the metric of the job's evaluation after the step, or of the last one if `step` is None."""
-    points = [each for each in series.read(database, job_id).points if each.kind == "eval"]
-    at = [each for each in points if step is None or each.step == step]
-    value = at[-1].fields.get("metrics", {}).get(metric) if at else None
+    """Return the metric of the job's evaluation or pause after the step; None without a result.
+
+    If `step` is None: of the last evaluation, or of a script's last step.
+    """
+    points = [each for each in series.read(database, job_id).points if step in (None, each.step)]
+    found = [each.fields.get("metrics", {}).get(metric) for each in points if each.kind in ("eval", "paused")]
+    if step is None and not found:
+        found = [each.fields.get(metric) for each in points if each.kind == "step"]
+    value = found[-1] if found else None
     try:
         return None if value is None else float(value)
     except ValueError:
         return None
 
 
-def pace_of(database: Database, ended: Sequence[tuple[SegmentRecord, Attempt]]) -> Pace | None:
+def pace_of(database: Database, ended: Sequence[tuple[SegmentRecord, Attempt]]) -> SegmentPace | None:
     """Return the pace by the median of the ended segments' attempts; None before the first."""
     found = [pace for segment, attempt in ended if (pace := _pace(database, segment, attempt)) is not None]
     if not found:
         return None
-    return Pace(max(each.start_s for each in found), statistics.median(each.step_s for each in found))
+    return SegmentPace(max(each.start_s for each in found), statistics.median(each.step_s for each in found))
 
 
-def _pace(database: Database, segment: SegmentRecord, attempt: Attempt) -> Pace | None:
+def _pace(database: Database, segment: SegmentRecord, attempt: Attempt) -> SegmentPace | None:
     state = attempt.state
     points = [
         each
@@ -105,4 +110,4 @@ def _pace(database: Database, segment: SegmentRecord, attempt: Attempt) -> Pace 
     first, last = points[0], points[-1]
     steps = (last.step or 0) - (first.step or 0)
     step_s = (last.time_s - first.time_s) / steps if steps else whole_s / max(1, last.step or 1)
-    return Pace(max(0.0, whole_s - steps * step_s), step_s)
+    return SegmentPace(max(0.0, whole_s - steps * step_s), step_s)

@@ -1,4 +1,4 @@
-"""Sweeps on this machine: every segment is sent once, whatever drives the sweep; the budget holds; the best is found."""
+"""Sweeps on this machine: each segment is sent once, the budget holds, and the best trial is found."""
 
 from __future__ import annotations
 
@@ -117,12 +117,14 @@ def test_budget_stops_a_sweep_before_it_overspends(
     cli: Any, project: Callable[..., Path], home: Path, warm_nodes: None
 ) -> None:
     """A trial whose worst case does not fit is not sent, and the sweep ends with the trials that were sent."""
-    folder = project(RANDOM.replace("3 USD", "0.07 USD"), text=SCRIPT)
+    folder = project(
+        RANDOM.replace("3 USD", "1.40 USD").replace("price_per_hour: 1", "price_per_hour: 36"), text=SCRIPT
+    )
     result = cli("submit", "-y", cwd=folder, timeout_s=240)
     registry, sweep = sweep_of(home)
     spent, held = sweeps.spent_and_held(registry.database, sweep.id)
     assert held == 0
-    assert 0 < spent <= 70_000
+    assert 0 < spent <= 1_400_000
     shown = cli("status", sweep.id, "--json").json
     assert shown["state"] == "ended", json.dumps(shown)
     assert 1 <= shown["trials"] < 5

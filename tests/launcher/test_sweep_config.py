@@ -20,7 +20,7 @@ LR = {"training.optimizer.lr": {"log": [1e-5, 1e-1]}}
 
 def load(tmp_path: Path, sweep: dict[str, Any], **more: Any) -> config.JobConfig:
     """Return the config of a task with the section."""
-    (tmp_path / "task.py").touch()
+    (tmp_path / "task.py").write_text("def model(p): ...\ndef dataset(p, s): ...\ndef loss(m, b): ...\n")
     return config.from_data({**TASK, **more, "sweep": {"space": LR, **sweep}}, tmp_path / "cloudtrain.yaml")
 
 
@@ -34,8 +34,7 @@ def load(tmp_path: Path, sweep: dict[str, Any], **more: Any) -> config.JobConfig
         ({"space": {"training.global_batch_size": [8, 16]}}, "rungs in steps compare unlike trials"),
         ({"space": {"training.optimizer.lr": [1, 2, 3]}, "algorithm": "grid", "trials": 2}, "the grid has 3 trials"),
         ({"algorithm": "grid"}, "number of points"),
-        ({"space": {"args.lr": [1, 2]}}, "needs `args` as a mapping"),
-        ({"algorithm": "bayes"}, "`algorithm`|algorithm"),
+        ({"space": {"params": [1, 2]}, "factor": 1}, "factor"),
     ],
 )
 def test_faulty_sweep_is_refused(sweep: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -43,7 +42,6 @@ def test_faulty_sweep_is_refused(sweep: dict[str, Any], words: str, tmp_path: Pa
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, sweep)
     assert any(re.search(words, fault.message + fault.key) for fault in caught.value.faults)
-    assert all(fault.hint for fault in caught.value.faults)
 
 
 def test_pauses_need_a_task_and_steps(tmp_path: Path) -> None:
