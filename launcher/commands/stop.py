@@ -37,11 +37,13 @@ def command(jobs: tuple[str, ...], now: bool, detach: bool, forget: bool, yes: b
 
     registry, names = Registry(), jobs or ("last",)
     if sweep := sweep_of(registry, jobs):
+        from cloudtrain.entrypoints.format import counted
         from cloudtrain.launcher.sweeps import driving
 
         trials = driving.stop(registry, sweep)
         jobs_left = {job.id: job for job in trials if job.active}
-        say(f"stopping {sweep.id}: {len(jobs_left)} running trials save and stop; no further trial is sent")
+        running = counted(len(jobs_left), "running trial")
+        say(f"stopping {sweep.id}: {running} to save and stop; no further trial is sent")
         return 0 if detach or not jobs_left or _see_them_stop(registry, jobs_left) else 130
     found = dict.fromkeys(registry.find(name, sole=lambda job: job.active).id for name in names)
     is_sure = yes or (not now and {"last", "-"}.isdisjoint(names))  # the user has named the jobs

@@ -65,14 +65,16 @@ def config_of(sweep: SweepRecord, values: Mapping[str, Any], settings: Sequence[
 def advance(registry: Registry, sweep: SweepRecord, environ: Mapping[str, str] = os.environ) -> list[str]:
     """Take the results, send the segments that are due, and return a line of text for each change.
 
-    Returns no line if a concurrent process drives the sweep. A segment that cannot be sent now stays due; its error is
-    a line.
+    Of a stopped sweep, only take the results. Returns no line if a concurrent process drives the sweep. A segment that
+    cannot be sent now stays due; its error is a line.
     """
     database = registry.database
-    if sweep.state != "running" or not sweeps.lease(database, sweep.id):
+    if sweep.state == "ended" or not sweeps.lease(database, sweep.id):
         return []
     try:
         told = [line for each in sweeps.segments(database, sweep.id) for line in _collect(registry, sweep, each)]
+        if sweeps.find(database, sweep.id).state == "stopped":
+            return told
         _choose(registry, sweep)
         due = [each for each in sweeps.segments(database, sweep.id) if each.state == "due"]
         for each in due:
@@ -113,7 +115,9 @@ def stop(registry: Registry, sweep: SweepRecord) -> list[Job]:
     sweeps.set_state(registry.database, sweep.id, "stopped")
     asked = []
     for each in sweeps.segments(registry.database, sweep.id):
-        if each.state == "sent":
+        if each.state == "due":
+            sweeps.remove(registry.database, each)
+        elif each.state == "sent":
             asked.append(stopping.ask(registry, each.job_id, now=False, agrees=lambda wish: True).job)
     return asked
 

@@ -113,6 +113,22 @@ def test_asha_pauses_and_promotes(cli: Any, project: Callable[..., Path], home: 
     assert cli("validate", "-f", "best.yaml", cwd=folder).code == 0
 
 
+def test_stop_ends_the_running_trial_and_sends_no_other(
+    cli: Any, project: Callable[..., Path], home: Path, warm_nodes: None
+) -> None:
+    """The running trial stops, and a later driver only takes its result."""
+    folder = project(RANDOM, text="import time\ntime.sleep(600)\n")
+    assert cli("submit", "-d", "-y", cwd=folder).code == 0
+    registry, sweep = sweep_of(home)
+    assert cli("stop", sweep.id).code == 0
+    assert cli("advance", sweep.id).code == 0
+    shown = cli("status", sweep.id, "--json").json
+    assert (shown["state"], shown["trials"], shown["held_usd"]) == ("stopped", 1, 0)
+    assert [(each["running"], each["failed"]) for each in shown["rungs"]] == [(0, 1)]
+    assert [(job.id, job.attempt.state.reason) for job in registry.jobs()] == [(f"{sweep.id}-0", "user")]
+    assert cli("best", sweep.id).code == 1
+
+
 def test_budget_stops_a_sweep_before_it_overspends(
     cli: Any, project: Callable[..., Path], home: Path, warm_nodes: None
 ) -> None:
