@@ -223,6 +223,7 @@ def test_high_priority_preempts_an_own_job_that_then_waits(pair: Cluster, send: 
     until(high, "running")
     assert "job high holds" in in_line(low)["reason"]
     again = send("again", config("queue: {priority: high, preempt: true}"), "--queue")
+    in_line(again)  # else the lower job, which waits already, takes the hosts first
     finish(pair, high)
     until(again, "running")
     finish(pair, again)
