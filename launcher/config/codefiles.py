@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.backend_table import traits
-from cloudtrain.launcher.config.rules import given
+from cloudtrain.launcher.config.key_reading import given
 from cloudtrain.launcher.config.schema import blocks_of
 from cloudtrain.launcher.config.schemafaults import named, quoted
 from cloudtrain.launcher.config.yamlfile import YamlNode

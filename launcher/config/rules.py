@@ -12,20 +12,20 @@ from difflib import get_close_matches
 
 from cloudtrain.entrypoints.rank import variables
 from cloudtrain.launcher.backend_table import BUILT_IN, plugins, similar, traits
-from cloudtrain.launcher.config import foreign_keys, rules_sweep, schema
-from cloudtrain.launcher.config.schemafaults import dotted, named, quoted
+from cloudtrain.launcher.config import foreign_keys, rules_sweep, rules_training, schema
+from cloudtrain.launcher.config.key_reading import between, both, given, text_at, whole_at
+from cloudtrain.launcher.config.schemafaults import named
 from cloudtrain.launcher.config.yamlfile import KeyPath, YamlNode, find, key_place
-from cloudtrain.launcher.errors import Fault, Place
+from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.job import CHANNEL_KINDS
 
-__all__ = ["STORES", "faults_of", "given"]
+__all__ = ["STORES", "faults_of"]
 
 # The trainer copies checkpoints to a path or to these schemes, defined in entrypoints/stores/store.py.
 STORES = ("file", "s3", "gs", "https", "abfss", "wasbs")
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _AZURE = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX"
 _RUNNABLES = ("task", "script", "module")
-_SPARSE = ("threshold", "topk")  # kinds of `compression` that send some entries of the gradient
 _OF_SCRIPTS = ("resume_args", "keep", "progress", "on_stop")
 _LAUNCHERS = (
     "torch.distributed.run",
@@ -40,12 +40,6 @@ _SET_BY_TORCHRUN = frozenset(
 )
 
 
-def given(root: YamlNode, *path: str | int) -> YamlNode | None:
-    """Return the node at the path; None if the key is missing or has no value."""
-    node = find(root, path)
-    return node if node is not None and (node.value is not None or node.broken) else None
-
-
 def faults_of(root: YamlNode) -> list[Fault]:
     """Return a fault for every broken rule."""
     return [
@@ -53,13 +47,7 @@ def faults_of(root: YamlNode) -> list[Fault]:
         *_only_where_they_count(root),
         *_exclusive(root),
         *_numbers(root),
-        *_spreading(root),
-        *_local(root),
-        *_sparse(root),
-        *_strict(root),
-        *_parallel(root),
-        *_asynchronous(root),
-        *_optimizing(root),
+        *rules_training.faults_of(root),
         *_mirror(root),
         *_notify(root),
         *_launchers(root),
@@ -74,7 +62,7 @@ def _one_to_run(root: YamlNode) -> Iterator[Fault]:
     present = [name for name in _RUNNABLES if given(root, name)]
     if len(present) > 1:
         hint = "keep one: a `task` is run by the shared trainer, a `script` or `module` by torchrun as it is"
-        yield _between(root, f"{_both(present)} exclude each other", hint, *((name,) for name in present))
+        yield between(root, f"{both(present)} exclude each other", hint, *((name,) for name in present))
     elif not present and not foreign_keys.RUNNABLE & root.value.keys():
         hint = "add `task: task.py` (the shared trainer), `script: train.py` or `module: pkg.train`"
         yield Fault("nothing to run: no `task`, `script` or `module`", place=root.place, hint=hint)
@@ -84,18 +72,18 @@ def _only_where_they_count(root: YamlNode) -> Iterator[Fault]:
     own = next((name for name in ("script", "module") if given(root, name)), "")
     if given(root, "task") and not own and given(root, "args"):
         hint = "a task takes its settings from `params`"
-        yield _between(root, "`args` goes with `script` or `module`, not with `task`", hint, ("args",), ("task",))
+        yield between(root, "`args` goes with `script` or `module`, not with `task`", hint, ("args",), ("task",))
     for name in _OF_SCRIPTS if given(root, "task") and not own else ():
         if given(root, name):
             hint = "the shared trainer does so by itself: leave the key out"
-            yield _between(root, f"`{name}` goes with `script` or `module`, not with `task`", hint, (name,), ("task",))
+            yield between(root, f"`{name}` goes with `script` or `module`, not with `task`", hint, (name,), ("task",))
     if own and not given(root, "task"):
         for name, hint in (
             ("params", "give them as `args`"),
             ("training", f"the {own} trains by itself: give settings as `args`, ranks under `distributed`"),
         ):
             if given(root, name):
-                yield _between(root, f"`{name}` goes with `task`, not with `{own}`", hint, (name,), (own,))
+                yield between(root, f"`{name}` goes with `task`, not with `{own}`", hint, (name,), (own,))
 
 
 def _exclusive(root: YamlNode) -> Iterator[Fault]:
@@ -111,12 +99,12 @@ def _exclusive(root: YamlNode) -> Iterator[Fault]:
             if len(written) == 1:  # the command line has the other
                 hint = f"--set {section}.{written[0]}=null takes the file's away"
             message = f"`{first}` and `{second}` exclude each other"
-            yield _between(root, message, hint, (section, second), (section, first))
+            yield between(root, message, hint, (section, second), (section, first))
 
 
 def _launchers(root: YamlNode) -> Iterator[Fault]:
     """Yield a fault if `module` is a launcher: each rank would start more ranks."""
-    module = _text(root, "module")
+    module = text_at(root, "module")
     if module not in _LAUNCHERS:
         return
     node = given(root, "args")
@@ -127,293 +115,36 @@ def _launchers(root: YamlNode) -> Iterator[Fault]:
         rest = f" and `args: [{', '.join(words[at + 1 :])}]`" if words[at + 1 :] else ""
         hint = f"write `script: {words[at]}`{rest} in its place"
     message = f"`{module}` starts ranks of its own, and cloudtrain starts one for each GPU already"
-    yield _between(root, message, hint, ("module",))
+    yield between(root, message, hint, ("module",))
 
 
 def _numbers(root: YamlNode) -> Iterator[Fault]:
-    whole = _whole(root, "training", "global_batch_size")
-    micro = _whole(root, "training", "micro_batch_size")
+    whole = whole_at(root, "training", "global_batch_size")
+    micro = whole_at(root, "training", "micro_batch_size")
     if whole and micro and whole % micro:
         lower, upper = whole // micro * micro, (whole // micro + 1) * micro
-        yield _between(
+        yield between(
             root,
             f"`global_batch_size` {whole} is not a multiple of `micro_batch_size` {micro}",
             f"write {f'{lower} or ' if lower else ''}{upper}",
             ("training", "global_batch_size"),
             ("training", "micro_batch_size"),
         )
-    fewest = _whole(root, "resources", "min_instances")
+    fewest = whole_at(root, "resources", "min_instances")
     written = given(root, "resources", "instances")
-    instances = _whole(root, "resources", "instances") if written else 1
+    instances = whole_at(root, "resources", "instances") if written else 1
     if fewest and instances and fewest > instances:
         paths: list[KeyPath] = [("resources", "min_instances")]
         if written:
             paths.append(("resources", "instances"))
         message = f"`min_instances` {fewest} is more than `instances` {instances}"
-        yield _between(root, message, "a restart continues with fewer machines, never with more", *paths)
-
-
-def _spreading(root: YamlNode) -> Iterator[Fault]:
-    """Yield the faults that the trainer's strategies would find on the nodes (entrypoints/strategies)."""
-    strategy = _text(root, "training", "strategy") or "ddp"
-    is_ddp, is_whole = strategy == "ddp", strategy in ("ddp", "local")
-    offload = given(root, "training", "cpu_offload")
-    compresses = _text(root, "training", "compression") not in ("", "none")
-    shard = _text(root, "training", "shard")
-    sharing = {"optimizer": "ddp", "gradients": "fsdp", "parameters": "fsdp"}.get(shard, "")
-    for key, is_wrong, message, hint in (
-        (
-            "compression",
-            compresses and not is_ddp,
-            f"`compression` goes with `strategy: ddp`, not with `{strategy}`",
-            "leave it out, or write `precision: bf16`",
-        ),
-        (
-            "cpu_offload",
-            is_whole and offload is not None and offload.value is True,
-            f"`cpu_offload` needs shards, and `{strategy}` has no shards",
-            "write `strategy: fsdp`",
-        ),
-        (
-            "shard",
-            sharing != "" and (strategy == "local" or is_ddp != (sharing == "ddp")),
-            f"`shard: {shard}` does not go with `strategy: {strategy}`",
-            f"write `strategy: {sharing}`",
-        ),
-        (
-            "shard_size",
-            strategy != "hsdp" and given(root, "training", "shard_size") is not None,
-            f"`shard_size` goes with `strategy: hsdp`, not with `{strategy}`",
-            "leave it out, or write `strategy: hsdp`",
-        ),
-        (
-            "wrap_min_params",
-            is_whole and given(root, "training", "wrap_min_params") is not None,
-            f"`wrap_min_params` goes with `fsdp` and `hsdp`, not with `{strategy}`",
-            "leave it out, or write `strategy: fsdp`",
-        ),
-        (
-            "local",
-            strategy != "local" and given(root, "training", "local") is not None,
-            f"`local` goes with `strategy: local`, not with `{strategy}`",
-            "leave it out, or write `strategy: local`",
-        ),
-    ):
-        if is_wrong:
-            yield _in_training(root, message, hint, (key,), ("strategy",))
-
-
-def _local(root: YamlNode) -> Iterator[Fault]:
-    """Yield the faults of averages that are rare, under `strategy: local` (entrypoints/trainer/strategies/local.py)."""
-    if _text(root, "training", "strategy") != "local":
-        return
-    period = _whole(root, "training", "local", "period") or 16
-    here: KeyPath = ("local", "period")
-    if period == 1:
-        message = "`period: 1` averages after each step, which is ddp"
-        yield _in_training(root, message, "write `strategy: ddp`, or 2 or more", here, ("strategy",))
-    group = _whole(root, "training", "local", "group_period")
-    if group and period % group:
-        fits = ", ".join(str(n) for n in range(1, period) if period % n == 0)
-        message = f"`group_period` {group} does not divide `period` {period}"
-        yield _in_training(root, message, f"write one of {fits}", ("local", "group_period"), here)
-    for section, *path in (
-        ("training", "local", "sync_steps"),
-        ("training", "eval_every"),
-        ("training", "pause_at"),
-        ("checkpoint", "every_steps"),
-    ):
-        steps = _whole(root, section, *path)
-        if period > 1 and steps % period:
-            near = [str(n) for n in (steps // period * period, -(-steps // period) * period) if n]
-            message = f"`{path[-1]}` {steps} is no multiple of `local.period` {period}, and the ranks differ then"
-            keys = [(section, *path), *([("training", *here)] if given(root, "training", *here) else [])]
-            yield _between(root, message, f"write {' or '.join(near)}", *keys)
-    if _text(root, "training", "reproducible") == "strict":
-        message = "`reproducible: strict` has the same bits on any number of ranks, and `local` has not"
-        yield _in_training(root, message, "write `standard`, or `strategy: ddp`", ("reproducible",), ("strategy",))
-    split = any((_whole(root, "training", "parallel", name) or 1) > 1 for name in ("tensor", "pipeline"))
-    if split:
-        message = "under `strategy: local` each rank has a copy of the model, and `parallel` spreads a copy"
-        yield _in_training(
-            root, message, "write `strategy: ddp`, or leave `parallel` out", ("parallel",), ("strategy",)
-        )
-
-
-def _sparse(root: YamlNode) -> Iterator[Fault]:
-    """Yield the settings that do not go with `compression: threshold` or `topk`, or that only these have."""
-    kind = _text(root, "training", "compression") or "none"
-    here: KeyPath = ("compression",)
-    if kind not in _SPARSE:
-        for key in ("compression_density", "compression_warmup_steps"):
-            if given(root, "training", key) is not None:
-                message = f"`{key}` goes with `compression: threshold` or `topk`, not with `{kind}`"
-                yield _in_training(root, message, "leave it out, or write `compression: threshold`", (key,), here)
-        return
-    density = given(root, "training", "compression_density")
-    if kind == "threshold" and density is not None and density.value in (1, 1.0):
-        message = "`compression: threshold` sends signs and means, so density 1 is not dense"
-        hint = "write a density below 1, for example 0.01, or `compression: topk`"
-        yield _in_training(root, message, hint, ("compression_density",), here)
-    if _text(root, "training", "shard") == "optimizer":
-        message = f"`shard: optimizer` does not go with `compression: {kind}`"
-        yield _in_training(root, message, "leave one of them out", ("shard",), here)
-
-
-def _parallel(root: YamlNode) -> Iterator[Fault]:
-    """Yield the settings that do not go with `parallel` (entrypoints/trainer/strategies)."""
-    sizes = {name: _whole(root, "training", "parallel", name) or 1 for name in ("tensor", "pipeline")}
-    of_pipeline = (("schedule", "pipeline"), ("cut", "pipeline"), ("chunks", "pipeline"), ("weights", "pipeline"))
-    for name, goes_with in (("sequence", "tensor"), *of_pipeline):
-        node = given(root, "training", "parallel", name)
-        if node is not None and node.value is not False and sizes[goes_with] < 2:
-            message, hint = f"`{name}` goes with `{goes_with}`, which is 1", f"write `{goes_with}: 2` or more"
-            yield _in_training(root, message, hint, ("parallel", name), ("parallel", goes_with))
-    split = next((name for name, size in sizes.items() if size > 1), None)
-    if split is None:
-        return
-    for key, wrong, hint in (
-        ("reproducible", ("strict",), "write `reproducible: standard`"),
-        ("compile", (True,), "leave one of them out"),
-        ("compression", ("fp16", "bf16", "powersgd", *_SPARSE), "leave `compression` out"),
-        ("precision", ("fp16",), "write `precision: bf16`"),
-        ("cpu_offload", (True,), "leave one of them out"),
-        ("shard", ("optimizer",), "write `strategy: fsdp` and `shard: gradients`"),
-    ):
-        node = given(root, "training", key)
-        if node is not None and node.value in wrong:
-            shown = f"`{key}: {str(node.value).lower()}`"
-            yield _in_training(root, f"{shown} does not go with `parallel.{split}`", hint, (key,), ("parallel", split))
-    if sizes["pipeline"] > 1:
-        yield from _schedule(root)
-
-
-def _schedule(root: YamlNode) -> Iterator[Fault]:
-    """Yield the settings that do not go with the schedule of a pipeline."""
-    schedule = _text(root, "training", "parallel", "schedule") or "1f1b"
-    here: KeyPath = ("parallel", "schedule")
-    chunks = _whole(root, "training", "parallel", "chunks") or 1
-    if (chunks > 1) != (schedule == "interleaved"):
-        message = f"`schedule: {schedule}` and `chunks: {chunks}` do not go together"
-        hint = "write `schedule: interleaved` and `chunks: 2` or more, or leave both out"
-        yield _in_training(root, message, hint, ("parallel", "chunks"), here)
-    weights = _text(root, "training", "parallel", "weights")
-    if weights and schedule != "async":
-        message, hint = "`weights` goes with `schedule: async`", "leave it out, or write `schedule: async`"
-        yield _in_training(root, message, hint, ("parallel", "weights"), here)
-    if schedule != "async":
-        return
-    is_split = (_whole(root, "training", "parallel", "tensor") or 1) > 1
-    refused: tuple[tuple[KeyPath, tuple[object, ...] | None, str], ...] = (
-        (("strategy",), ("fsdp", "hsdp"), "write `strategy: ddp`"),
-        (("parallel", "tensor"), None if is_split else (), "leave it out"),
-        (("clip_norm",), None, "leave it out"),
-        (("on_nan",), ("skip",), "write `on_nan: stop`"),
-        (("activation_checkpointing",), (True,), "leave it out"),
-        (("activation_offload",), (True,), "leave it out"),
-        (("precision",), ("bf16",) if weights == "latest" else (), "write `weights: stash`"),
-    )
-    for path, wrong, hint in refused:
-        node = given(root, "training", *path)
-        if node is not None and (wrong is None or node.value in wrong):
-            message = f"`{'.'.join(map(str, path))}` does not go with `schedule: async`"
-            yield _in_training(root, message, f"{hint}, or write `schedule: 1f1b`", path, here)
-
-
-def _asynchronous(root: YamlNode) -> Iterator[Fault]:
-    """Yield the settings that do not go with `strategy: async`, and settings of its servers without it."""
-    strategy = _text(root, "training", "strategy") or "ddp"
-    if strategy != "async":
-        if given(root, "training", "server") is not None:
-            message = f"`server` goes with `strategy: async`, not with `{strategy}`"
-            yield _in_training(root, message, "leave it out, or write `strategy: async`", ("server",), ("strategy",))
-        return
-    sizes = [name for name in ("tensor", "pipeline") if _whole(root, "training", "parallel", name) > 1]
-    is_ordered = _text(root, "training", "server", "order") == "tickets"
-    refused: tuple[tuple[KeyPath, tuple[object, ...] | None, str], ...] = (
-        (("precision",), ("fp16",), "write `precision: bf16`"),
-        (("cpu_offload",), (True,), "leave it out"),
-        (("wrap_min_params",), None, "leave it out"),
-        (("optimizer", "name"), ("lars", "lamb"), "servers hold parts of layers; write `adamw` or `sgd`"),
-        (
-            ("reproducible",),
-            ("strict",),
-            "write `standard`; `server.order: tickets` repeats a run to the bit on the same ranks",
-        ),
-        (("num_workers",), None if _whole(root, "training", "num_workers") else (), "a worker loads its own samples"),
-        (("shard",), None, "leave it out"),
-        *((("parallel", name), None, "leave it out") for name in sizes),
-        (("server", "max_lead"), None if is_ordered else (), "with `order: tickets` no rank gets ahead: leave it out"),
-    )
-    for path, wrong, hint in refused:
-        node = given(root, "training", *path)
-        if node is not None and (wrong is None or node.value in wrong):
-            against = ("server", "order") if path[0] == "server" else ("strategy",)
-            shown = "order: tickets" if path[0] == "server" else "strategy: async"
-            given_value = f": {str(node.value).lower()}" if wrong else ""
-            message = f"`{'.'.join(map(str, path))}{given_value}` does not go with `{shown}`"
-            yield _in_training(root, message, hint, path, against)
-
-
-def _strict(root: YamlNode) -> Iterator[Fault]:
-    """Yield a fault for each setting whose results depend on the number of ranks under `reproducible: strict`."""
-    if _text(root, "training", "reproducible") != "strict":
-        return
-    strategy = _text(root, "training", "strategy") or "ddp"
-    optimizer = _text(root, "training", "optimizer", "name")
-    here: KeyPath = ("reproducible",)
-    if _text(root, "training", "compression") not in ("", "none"):
-        message = "`reproducible: strict` sums exactly, and `compression` rounds"
-        yield _in_training(root, message, "leave one of them out", ("compression",), here)
-    shards = _text(root, "training", "shard") == "optimizer"
-    if optimizer in ("lars", "lamb") and (strategy != "ddp" or shards):
-        under = "shard: optimizer" if shards else strategy
-        message = f"`{optimizer}` is not strict under `{under}`: its norms depend on the shards"
-        paths: tuple[KeyPath, ...] = (("optimizer", "name"), here, ("shard",) if shards else ("strategy",))
-        yield _in_training(
-            root, message, f"{'leave `shard` out' if shards else 'write `strategy: ddp`'}, or `adamw`", *paths
-        )
-    whole, micro = _whole(root, "training", "global_batch_size"), _whole(root, "training", "micro_batch_size")
-    count = whole // micro if whole and micro and whole % micro == 0 else 1
-    if count & (count - 1):
-        message = f"`reproducible: strict` needs a power of two of micro-batches, and {whole} / {micro} is {count}"
-        sizes: tuple[KeyPath, ...] = (("global_batch_size",), ("micro_batch_size",), here)
-        yield _in_training(root, message, "change one of the sizes", *sizes)
-
-
-# The optimizers that use a setting; the remaining optimizers would silently ignore the setting.
-_HEEDED_BY = {
-    "momentum": ("sgd", "lars"),
-    "betas": ("adamw", "radam", "lamb"),
-    "eps": ("adamw", "radam", "lamb"),
-    "trust_coefficient": ("lars",),
-}
-
-
-def _optimizing(root: YamlNode) -> Iterator[Fault]:
-    """Yield a fault for each optimizer setting without effect, and for a warm-up longer than the training."""
-    name = _text(root, "training", "optimizer", "name") or "adamw"
-    known = {one for optimizers in _HEEDED_BY.values() for one in optimizers}  # an unknown name is already a fault
-    for setting, optimizers in _HEEDED_BY.items():
-        if given(root, "training", "optimizer", setting) and name in known - set(optimizers):
-            message = f"`{setting}` goes with {' or '.join(f'`{one}`' for one in optimizers)}, not `{name}`"
-            paths: tuple[KeyPath, ...] = (("optimizer", setting), ("optimizer", "name"))
-            yield _in_training(root, message, "leave it out, or choose another optimizer", *paths)
-    warmup, steps = _whole(root, "training", "schedule", "warmup_steps"), _whole(root, "training", "max_steps")
-    if steps and warmup > steps:
-        message = f"`warmup_steps` {warmup} is more than `max_steps` {steps}: the rate would never be reached"
-        yield _in_training(root, message, "warm up for fewer steps", ("schedule", "warmup_steps"), ("max_steps",))
-
-
-def _in_training(root: YamlNode, message: str, hint: str, *keys: KeyPath) -> Fault:
-    written = [("training", *key) for key in keys if given(root, "training", *key)]
-    return _between(root, message, hint, *written)
+        yield between(root, message, "a restart continues with fewer machines, never with more", *paths)
 
 
 def _mirror(root: YamlNode) -> Iterator[Fault]:
     """Yield the fault that the trainer would find in `checkpoint.mirror` on a node (entrypoints/stores/store.py)."""
     node = given(root, "checkpoint", "mirror")
-    scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", _text(root, "checkpoint", "mirror"))
+    scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", text_at(root, "checkpoint", "mirror"))
     if node is None or scheme is None:
         return
     store, rest = scheme[1].lower(), scheme.string[scheme.end() :]
@@ -471,8 +202,8 @@ def _notify(root: YamlNode) -> Iterator[Fault]:
             message = "no receiver: no `webhook`, `slack`, `email` or `apprise`"
             yield Fault(message, f"notify.{index}", entry.place, hint)
         elif len(kinds) > 1:
-            message = f"{_both(kinds)} exclude each other"
-            yield _between(root, message, "write an entry for each", *(("notify", index, kind) for kind in kinds))
+            message = f"{both(kinds)} exclude each other"
+            yield between(root, message, "write an entry for each", *(("notify", index, kind) for kind in kinds))
         else:
             yield from _entry(root, index, kinds[0])
 
@@ -482,7 +213,7 @@ def _entry(root: YamlNode, index: int, kind: str) -> Iterator[Fault]:
     place = ("notify", index)
     for key in ("smtp", "sender"):
         if kind != "email" and given(root, *place, key):
-            yield _between(root, f"`{key}` goes with `email`", "leave it out", (*place, key), (*place, kind))
+            yield between(root, f"`{key}` goes with `email`", "leave it out", (*place, key), (*place, kind))
     from_job = given(root, *place, "from_job")
     if from_job is None or from_job.value is not True:
         return
@@ -490,11 +221,11 @@ def _entry(root: YamlNode, index: int, kind: str) -> Iterator[Fault]:
     if kind == "apprise":
         hint = "a job tells by `webhook`, `slack` or `email`"
         message = "on the nodes there is no Apprise: `from_job` does not go with it"
-        yield _between(root, message, hint, (*place, "from_job"), (*place, kind))
+        yield between(root, message, hint, (*place, "from_job"), (*place, kind))
     elif (node := given(root, *place, address)) and not str(node.value).startswith("env:"):
         hint = f"put the address into a variable and write `{address}: env:NAME`"
         message = f"with `from_job` the address travels as a secret, and `{address}` has it in clear"
-        yield _between(root, message, hint, (*place, address), (*place, "from_job"))
+        yield between(root, message, hint, (*place, address), (*place, "from_job"))
 
 
 def _environment(root: YamlNode) -> Iterator[Fault]:
@@ -508,7 +239,7 @@ def _environment(root: YamlNode) -> Iterator[Fault]:
         if item.value in names if isinstance(item.value, str) else False:
             hint = "under `env` its value would be sent in clear: remove it there"
             message = f"`{item.value}` is in both `env` and `secrets`"
-            yield _between(root, message, hint, ("env", item.value), ("secrets", index))
+            yield between(root, message, hint, ("env", item.value), ("secrets", index))
 
 
 def _references(root: YamlNode) -> Iterator[Fault]:
@@ -549,24 +280,3 @@ def _backend(root: YamlNode) -> Iterator[Fault]:
         return
     if node.value not in plugins():
         yield Fault(f"unknown backend `{named(node)}`", "backend", node.place, similar(node.value))
-
-
-def _both(names: list[str]) -> str:
-    """Return "`task` and `script`"."""
-    return f"{quoted(names[:-1])} and `{names[-1]}`"
-
-
-def _text(root: YamlNode, *path: str) -> str:
-    node = given(root, *path)
-    return node.value if node and isinstance(node.value, str) else ""
-
-
-def _whole(root: YamlNode, *path: str) -> int:
-    node = given(root, *path)
-    return node.value if node and isinstance(node.value, int) and not isinstance(node.value, bool) else 0
-
-
-def _between(root: YamlNode, message: str, hint: str, *paths: KeyPath) -> Fault:
-    """Return a fault at the first path; the fault also points at the remaining paths."""
-    places: list[Place] = [place for path in paths if (place := key_place(root, path))]
-    return Fault(message, dotted(paths[0]), places[0], hint, tuple(places[1:]))

@@ -8,6 +8,7 @@ from typing import Any
 
 from cloudtrain.entrypoints.sweep.space import Dimension, SpaceError, dimensions, grid
 from cloudtrain.launcher.config import fields
+from cloudtrain.launcher.config.key_reading import given, whole_at
 from cloudtrain.launcher.config.yamlfile import YamlNode, find
 from cloudtrain.launcher.errors import Fault
 
@@ -74,12 +75,11 @@ def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
         return
     place = (find(root, ("sweep", "algorithm")) or find(root, ("sweep",)) or root).place
     key, hint = "sweep.algorithm", "`algorithm: random` trains each trial to the end"
-    if (find(root, ("task",)) or root).data() is None or find(root, ("task",)) is None:
+    if given(root, "task") is None:
         yield Fault("asha and halving pause trials, which needs a `task`", key, place, hint)
         return
-    steps = find(root, ("training", "max_steps"))
-    last = steps.data() if steps is not None else None
-    if not isinstance(last, int):
+    last = whole_at(root, "training", "max_steps")
+    if not last:
         yield Fault("asha and halving need `training.max_steps`: rungs are counted in steps", key, place, hint)
         return
     first = written.get("first_rung")

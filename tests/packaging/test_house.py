@@ -108,7 +108,7 @@ def test_backends_are_named_in_the_table_alone() -> None:
     A text with spaces is for people and may name a backend. `ssh` in launcher/cli.py is an alias of the command `exec`,
     and `local` below `training` is a strategy.
     """
-    of_training = ("launcher/config/rules.py", "launcher/config/schema_training.py")
+    of_training = ("launcher/config/rules_training.py", "launcher/config/schema_training.py")
     path = re.compile(rf"(cloudtrain\.backends\.)?({'|'.join(BUILT_IN)})([.:/].*)?")
     found = [
         (str(file.relative_to(ROOT)), line, text)
