@@ -57,8 +57,8 @@ def sweep_of(registry: Registry, names: tuple[str, ...]) -> SweepRecord | None:
     """Return the sweep if the only name is the id of a sweep, else None."""
     from cloudtrain.launcher.store import sweeps
 
-    known = sweeps.sweeps(registry.database) if len(names) == 1 else []
-    return next((each for each in known if each.id == names[0]), None)
+    known = sweeps.sweeps(registry.database, sweep_id=names[0]) if len(names) == 1 else []
+    return known[0] if known else None
 
 
 def show_sweep(registry: Registry, sweep: SweepRecord, *, as_json: bool) -> None:

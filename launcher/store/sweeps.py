@@ -72,10 +72,12 @@ def find(database: Database, key: str) -> SweepRecord:
     return found[0]
 
 
-def sweeps(database: Database, *, active: bool = False) -> list[SweepRecord]:
-    """Return the sweeps, the newest first."""
-    only = "WHERE state = 'running' " if active else ""
-    rows = database.execute(f"SELECT * FROM sweeps {only}ORDER BY created_s DESC")
+def sweeps(database: Database, *, active: bool = False, sweep_id: str | None = None) -> list[SweepRecord]:
+    """Return the sweeps, the newest first; with `sweep_id`, the sweep with exactly this id."""
+    rows = database.execute(
+        "SELECT * FROM sweeps WHERE (state = 'running' OR NOT ?1) AND (?2 IS NULL OR id = ?2) ORDER BY created_s DESC",
+        (active, sweep_id),
+    )
     return [
         SweepRecord(
             *(row["id"], row["created_s"], json.loads(row["config"]), row["config_file"], json.loads(row["bundle"])),

@@ -94,7 +94,7 @@ def advance(registry: Registry, sweep: SweepRecord, environ: Mapping[str, str] =
 
 
 def follow(registry: Registry, sweep: SweepRecord, say: Callable[[str], object], *, once: bool = False) -> int:
-    """Drive the sweep to its end; with `once`, look a single time. Return 0 if a trial has finished, 1 if none has."""
+    """Drive the sweep to its end; with `once`, look a single time. Return 0 if a trial has finished, else 1."""
     while True:
         for line in advance(registry, sweep):
             say(line)
