@@ -45,10 +45,13 @@ class PlacedTicket:
         ahead = tuple(_here(each, self.host) for each in found if each.key < self.ticket.key)
         return HostLine(self.host, self.units, held_by(self.locks), ahead, max(1, len(found)))
 
-    def promise(self, start_s: float | None) -> None:
-        """Write the job's expected start into the ticket's note; later jobs leave room for it."""
-        if start_s != self.ticket.start_s:
-            self.ticket = replace(self.ticket, start_s=start_s)
+    def promise(self, start_s: float | None, seen: HostLine) -> None:
+        """Write the job's expected start, and the locks held in `seen`, into the ticket's note.
+
+        Later jobs leave room for the job from the start on, until one of the locks is released.
+        """
+        if (start_s, seen.holders) != (self.ticket.start_s, self.ticket.held):
+            self.ticket = replace(self.ticket, start_s=start_s, held=seen.holders)
             with _door(self._folder):
                 self._taken.about = self._note()
                 self._taken.write_notes()

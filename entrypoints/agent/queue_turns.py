@@ -25,7 +25,8 @@ class QueueTicket:
     """A waiting job: its place in the order, its cap in seconds, and the number of locks that it takes on each host.
 
     `time_s` is the submit's time by the submitter's clock. `start_s` is the start that the job's node 0 has computed,
-    None before the first computation; other jobs leave room for the job from then on.
+    None before the first computation; other jobs leave room for the job from then on. `held` names the locks of this
+    host, each with its job, by which node 0 computed the start.
     """
 
     job: str
@@ -35,6 +36,7 @@ class QueueTicket:
     cap_s: float
     needs: Mapping[str, int]
     start_s: float | None = None
+    held: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[int, float, str]:
@@ -54,6 +56,7 @@ class QueueTicket:
         return cls(
             *(str(data["job"]), str(data["user"]), int(data["priority"]), *times, needs),
             start_s=None if start_s is None else float(start_s),
+            held=tuple(map(str, data.get("held") or ())),
         )
 
     def dump(self) -> dict[str, Any]:
@@ -96,6 +99,11 @@ class HostLine:
         held = tuple(Holding(**each) for each in data["held"])
         tickets = tuple(map(QueueTicket.load, data["tickets"]))
         return cls(data["host"], tuple(data["units"]), held, tickets, data["waiting"])
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """The held locks, each with its job."""
+        return tuple(sorted(f"{each.name} {each.job}" for each in self.held))
 
     def dump(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -177,12 +185,16 @@ def _in_use(line: HostLine, now_s: float) -> list[_Span]:
 
 
 def _promised(ticket: QueueTicket, line: HostLine, now_s: float) -> list[_Span]:
-    """Return the locks that earlier tickets need; without a known start a ticket blocks all later ones."""
-    found = []
+    """Return the locks that earlier tickets need; a ticket without a current start blocks all later tickets.
+
+    A start is not current if a lock has been released since: the earlier job may be able to start at once.
+    """
+    found, held = [], set(line.holders)
     for each in line.tickets:
         if each.key < ticket.key:
-            start_s = now_s if each.start_s is None else max(each.start_s, now_s)
-            until_s = float("inf") if each.start_s is None else start_s + each.cap_s
+            is_current = each.start_s is not None and held.issuperset(each.held)
+            start_s = max(each.start_s or now_s, now_s) if is_current else now_s
+            until_s = start_s + each.cap_s if is_current else float("inf")
             found.append((start_s, until_s, each.needs.get(line.host, 0)))
     return found
 

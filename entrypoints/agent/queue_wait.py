@@ -144,13 +144,14 @@ class QueueWait:
         self._decided = time.monotonic(), raw
         ticket, lines = self.placed.ticket, list(map(HostLine.load, raw))
         turn = decide(ticket, lines, time.time())
+        looks = {str(node): (each.queue or {}).get("look") for node, each in reports.items()}
+        shown = {**self._shown(turn), "looks": looks}
         if turn.starts:
             self.round, self.asked_s = self.round + 1, time.monotonic()
-            looks = {str(node): (each.queue or {}).get("look") for node, each in reports.items()}
-            return Desired("take", self.round, queue={**self._shown(turn), "looks": looks})
+            return Desired("take", self.round, queue=shown)
         gone = victims(ticket, lines, time.time()) if self.queue["preempt"] else []
         hosts = {line.host: [each.root for each in line.held if each in gone] for line in lines}
-        return Desired("wait", self.round, note=_words(turn), queue={**self._shown(turn), "preempts": hosts})
+        return Desired("wait", self.round, note=_words(turn), queue={**shown, "preempts": hosts})
 
     def _verdict(self, reports: dict[int, Report], lost: set[int], waited_s: float) -> ExitReport | None:
         stop = next((each.stop for each in reports.values() if each.stop), None)
@@ -224,11 +225,12 @@ class QueueWait:
     def _obey(self, desired: Desired) -> None:
         """Take or release the locks; show the status; write the expected start into the ticket."""
         shown = desired.queue or {}
+        is_current = shown.get("looks", {}).get(str(self.spec.node)) == self.looks  # else decided on an older line
         if desired.want == "take" and desired.generation > self.report.generation:
             is_held = True
             if self.placed is not None:
                 assert self.seen is not None
-                if shown["looks"].get(str(self.spec.node)) == self.looks:  # else node 0 decided on an older line
+                if is_current:
                     self.taken = self.placed.take(self.seen, self._about())
                 is_held = self.taken is not None
             answer = {**(self.report.queue or {}), "took": is_held}
@@ -239,8 +241,8 @@ class QueueWait:
             self.taken, self._looked = None, (0.0, ())
             self.report = replace(self.report, queue={**(self.report.queue or {}), "took": None})
         if desired.want == "wait" and self.placed is not None:
-            if shown:
-                self.placed.promise(shown["start_s"])
+            if is_current and self.seen is not None:
+                self.placed.promise(shown["start_s"], self.seen)
             self._preempt((shown.get("preempts") or {}).get(self.placed.host, ()))
         self._write_state(desired.note or "waits in line", shown or None)
 

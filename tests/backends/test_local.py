@@ -262,13 +262,16 @@ def test_variable_alone_makes_no_gpus(tmp_path: Path, monkeypatch: pytest.Monkey
     assert backend._visible_gpus() == []
 
 
+SMALL_MIB = 4  # room for the code that a node gets, and little more
+
+
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    """Mount a file system of 3 MB outside pytest's own folder, which pytest could not remove; unmount it after."""
+    """Mount a small file system outside pytest's own folder, which pytest could not remove; unmount it after."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a small file system")
     folder = Path(tempfile.mkdtemp(prefix="cloudtrain-test-"))
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_MIB}m", "tmpfs", folder], check=True)
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
     folder.rmdir()
@@ -291,7 +294,7 @@ def test_full_disk_at_start_is_reported(home: Path, project: Callable[..., Path]
     folder = project(TWO, script="train.py", text="")
     config = configs.load(folder / "cloudtrain.yaml")
     ready = prepare(config, folder / "cloudtrain.yaml", home / "bundles", dry=False)
-    (small_disk / "filling").write_bytes(bytes(3 * 1024 * 1024 - left))
+    (small_disk / "filling").write_bytes(bytes(SMALL_MIB * 1024 * 1024 - left))
     with pytest.raises(ConfigError) as refused:
         LocalBackend().send(ready.request, Shipment(ready.bundle, small_disk, folder))
     assert "no space is left on the disk of" in refused.value.message

@@ -402,7 +402,10 @@ def test_job_takes_gpus_without_a_foreign_process_first() -> None:
     """With `allow_busy` a job takes a busy GPU only if too few GPUs are free."""
     facts = fit(15, gpu_processes=[{**BUSY[0], "gpu": "GPU-h15-0"}], holders=[{"name": "GPU-h15-1"}])
     assert hosts_placement._free(facts, 2, is_queued=False)[0] == ("GPU-h15-2", "GPU-h15-3")
-    assert hosts_placement._free(facts, 7, is_queued=False)[0] == (*(f"GPU-h15-{index}" for index in range(2, 8)), "GPU-h15-0")
+    assert hosts_placement._free(facts, 7, is_queued=False)[0] == (
+        *(f"GPU-h15-{index}" for index in range(2, 8)),
+        "GPU-h15-0",
+    )
 
 
 def test_machine_held_by_a_job_is_taken() -> None:

@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +66,13 @@ def test_ticket_without_a_known_start_blocks_later_tickets() -> None:
     assert (turn.starts, turn.start_s, turn.reason) == (False, None, "alice's job head is first in line")
 
 
+def test_early_release_gives_the_first_ticket_the_first_turn() -> None:
+    """After a lock is free before its time, no later job passes before the first ticket has a new start."""
+    head = replace(ticket("head", "0"), start_s=80.0, held=("u0 running",))
+    assert not decide(ticket("small", "0", 1.0, 10.0), [line("h0", head)], 50.0).starts
+    assert decide(ticket("small", "0", 1.0, 10.0), [line("h0", replace(head, held=()))], 50.0).starts
+
+
 def test_higher_priority_is_first() -> None:
     """Priority decides before the time of the submit."""
     low, high = ticket("low", "0", 1.0, priority=25), ticket("high", "0", 2.0, priority=75)
@@ -92,6 +99,7 @@ class World:
     waiting: dict[str, QueueTicket]
     running: dict[str, tuple[float, QueueTicket]]
     promised: dict[str, float]
+    seen: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
 
     def lines(self, mine: QueueTicket, now_s: float) -> list[HostLine]:
         """Return the lines of the job's hosts."""
@@ -101,7 +109,11 @@ class World:
             for job, (start_s, each) in self.running.items():
                 held += [Holding(f"u{len(held)}", job, "", start_s + each.cap_s)] * each.needs.get(host, 0)
             named = tuple(replace(each, name=f"u{number}") for number, each in enumerate(held))
-            ahead = [each for each in self.waiting.values() if each.key < mine.key and host in each.needs]
+            ahead = [
+                replace(each, held=self.seen.get(each.job, {}).get(host, ()))
+                for each in self.waiting.values()
+                if each.key < mine.key and host in each.needs
+            ]
             units = tuple(f"u{number}" for number in range(self.units[host]))
             found.append(HostLine(host, units, named, tuple(sorted(ahead, key=lambda each: each.key))))
         return found
@@ -118,6 +130,7 @@ class World:
             if job in self.promised:
                 assert now_s <= self.promised[job] + 1e-6, "a head started later than reserved"
         else:
+            self.seen[job] = {line.host: line.holders for line in self.lines(mine, now_s)}
             self.waiting[job] = replace(mine, start_s=turn.start_s)
             if turn.place == 1 and turn.start_s is not None:
                 self.promised.setdefault(job, turn.start_s)
@@ -196,8 +209,8 @@ while True:
             break
         for each in filter(None, taken):
             each.release()
-    for each in placed:
-        each.promise(turn.start_s)
+    for each, line in zip(placed, lines):
+        each.promise(turn.start_s, line)
     time.sleep(0.02)
 for each in placed:
     each.close()
