@@ -230,6 +230,11 @@ class JobSpec(
     notices: NoticeSettings | None = None
     sweep: Mapping[str, Any] | None = None
 
+    @property
+    def devices_per_node(self) -> int:
+        """The number of processes that train on a node at once; with GPUs, each has a GPU."""
+        return int(self.sweep["nproc_per_node"]) if self.sweep else self.nproc_per_node
+
 
 @dataclass(frozen=True)
 class ParameterSecrets(Message):

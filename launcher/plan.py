@@ -46,6 +46,7 @@ class Plan:
     worth its money. `budget_micro` is the job's, of which `spent_micro` was spent before; `unpriced_budget_micro` is a
     budget that does not apply, because the user's own machines have no price. `saves`: cloudtrain saves the job's state
     at a stop; without `saves` a script only gets SIGTERM, and the files of the config's `keep` stay if `keeps`.
+    A node of a packed sweep has one rank, which starts `slots` trials of `slot_ranks` ranks each.
     """
 
     instances: int
@@ -78,6 +79,13 @@ class Plan:
     saves: bool = True
     keeps: bool = False
     is_spot_price: bool = False
+    slots: int = 0
+    slot_ranks: int = 0
+
+    @property
+    def devices_per_node(self) -> int:
+        """The number of processes that train on a node at once."""
+        return self.slots * self.slot_ranks or self.nproc_per_node
 
     def dump(self) -> dict[str, Any]:
         """Return the fields for JSON."""

@@ -94,7 +94,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         "order": encoded(order),
         "compute": f"azureml:{block.compute}" if block.compute else None,
         "instance_type": machine.instance_type,
-        "shm_size": f"{block.shm_gb or SHM_GB_A_RANK * plan.nproc_per_node}g",
+        "shm_size": f"{block.shm_gb or SHM_GB_A_RANK * plan.devices_per_node}g",
         "inputs": inputs,
         "outputs": [{"name": key, "uri": uri} for key, uri in outputs.items()],
         "identity": _IDENTITIES[block.identity] if block.identity else None,

@@ -50,7 +50,7 @@ def _crowding(body: dict[str, Any], cores: int) -> Iterator[Fault]:
             ranks = (atomic_json.read_json(Path(environ["CLOUDTRAIN_SPEC"])) or {}).get("nproc_per_node", 1)
             held[folder] = ranks * _threads(environ, cores)
             jobs.add(environ.get("CLOUDTRAIN_JOB"))
-    ranks = len(body["nodes"]) * JobSpec.load(body["spec"]).nproc_per_node
+    ranks = len(body["nodes"]) * JobSpec.load(body["spec"]).devices_per_node
     own = ranks * _threads(body["environment"], max(1, cores // ranks))
     if jobs and own + sum(held.values()) > cores:
         others = f"{len(jobs)} other local job{'s use' if len(jobs) > 1 else ' uses'}"

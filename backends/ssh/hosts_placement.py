@@ -86,7 +86,7 @@ def examine(body: Mapping[str, Any], fleet: Fleet) -> list[Check]:
 def requirements_of(body: Mapping[str, Any]) -> preflight.HostRequirements:
     """Return the job's needs for each host."""
     return preflight.HostRequirements(
-        ranks=JobSpec.load(body["spec"]).nproc_per_node,
+        ranks=JobSpec.load(body["spec"]).devices_per_node,
         gpus=body["gpus"],
         ranks_are_chosen=body["ranks_are_chosen"],
         allow_busy=body["allow_busy"],

@@ -34,7 +34,7 @@ def _file(kind: str) -> Path:
 def expect(run: RunSpec) -> int:
     """Return the number of ranks in the required group, 0 if no group is required."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks < 2 or run.kind == "task" or run.allow_alone or "CLOUDTRAIN_RESULT_DIR" not in os.environ:
+    if ranks < 2 or run.is_own or run.allow_alone or "CLOUDTRAIN_RESULT_DIR" not in os.environ:
         return 0
     _file("met").unlink(missing_ok=True)  # left by a predecessor, if torchrun restarts ranks in place
     return ranks

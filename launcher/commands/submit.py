@@ -17,6 +17,7 @@ from cloudtrain.launcher.errors import NOTHING, ConfigError, UsageError
 from cloudtrain.launcher.job import require_name
 from cloudtrain.launcher.jobs.approval import approved, require_allowed
 from cloudtrain.launcher.planning.prepare import prepare
+from cloudtrain.launcher.planning.search_spec import is_packed
 from cloudtrain.launcher.text.tables import width
 from cloudtrain.launcher.text.terminal import print_json, say
 
@@ -102,7 +103,8 @@ def command(
             raise UsageError("`--backend all` is for a dry run", hint="add --dry-run, or choose one backend")
         if overrides.compares():
             overrides = _chosen(overrides)
-        if (searched := overrides.load()).sweep is not None:
+        searched = overrides.load()
+        if searched.sweep is not None and not is_packed(searched.model_dump(mode="json")):
             if name is not None or idempotency_key is not None:
                 raise UsageError("--name and --idempotency-key are for a job, and the config describes a sweep")
             return _sweep(overrides, searched, yes=yes, detach=detach, as_json=as_json)
@@ -150,6 +152,10 @@ def _send(
         for line in lines:
             say(line)
 
+    if config.sweep is not None:
+        from cloudtrain.launcher.sweeps.overview import plan_lines
+
+        prepared = replace(prepared, notes=(*prepared.notes, *plan_lines(config.model_dump(mode="json"))))
     if not approved(prepared, yes=yes, check=check):
         return None
     return registry, *submit.send(registry, prepared, name=name, key=key)

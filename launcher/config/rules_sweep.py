@@ -16,7 +16,8 @@ __all__ = ["faults_of"]
 
 _PRICED = ("resources", "backend", "budget", "limits", "sweep", "name", "code", "project", "secrets", "notify", "queue")
 _FREE = ("params", "env", "args")  # sections whose keys the user names
-_PAUSING = ("asha", "halving")
+_PAUSING = ("asha", "halving", "pbt")
+_FIXED = ("training.optimizer.name", "training.strategy", "training.parallel")  # a copy of a trial needs the same state
 _BATCH = "training.global_batch_size"
 
 
@@ -36,6 +37,7 @@ def faults_of(root: YamlNode) -> Iterator[Fault]:
     except SpaceError as error:
         yield Fault(f"`{error.key}`: {error.message}", "sweep.space", place.place, error.hint)
     yield from _rungs(root, written)
+    yield from _place(root, written)
 
 
 def _problem(root: YamlNode, key: str) -> tuple[str, str] | None:
@@ -76,11 +78,11 @@ def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     place = (find(root, ("sweep", "algorithm")) or find(root, ("sweep",)) or root).place
     key, hint = "sweep.algorithm", "`algorithm: random` trains each trial to the end"
     if given(root, "task") is None:
-        yield Fault("asha and halving pause trials, which needs a `task`", key, place, hint)
+        yield Fault(f"{_names_of_pausing()} pause trials, which needs a `task`", key, place, hint)
         return
     last = whole_at(root, "training", "max_steps")
     if not last:
-        yield Fault("asha and halving need `training.max_steps`: rungs are counted in steps", key, place, hint)
+        yield Fault(f"{_names_of_pausing()} need `training.max_steps`: rungs are counted in steps", key, place, hint)
         return
     first = written.get("first_rung")
     if isinstance(first, int) and first > last:
@@ -89,3 +91,44 @@ def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     if _BATCH in written["space"]:
         message = f"rungs in steps compare unlike trials if `{_BATCH}` varies"
         yield Fault(message, "sweep.space", (find(root, ("sweep", "space")) or root).place, hint)
+
+
+def _place(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
+    place, is_pbt = written.get("place"), written.get("algorithm") == "pbt"
+    has_steps = given(root, "task") is not None and bool(whole_at(root, "training", "max_steps"))
+    at = (find(root, ("sweep", "place")) or find(root, ("sweep",)) or root).place
+    if place == "packed" and not has_steps:
+        message = "a packed sweep trains a `task`, and needs `training.max_steps`"
+        yield Fault(message, "sweep.place", at, "set both, or use `place: jobs`")
+    if place == "jobs" and is_pbt:
+        message = "pbt copies checkpoints between trials, which needs `place: packed`"
+        yield Fault(message, "sweep.place", at, "leave `place` out")
+    is_packed = place == "packed" or (place is None and has_steps)
+    slots = find(root, ("sweep", "slots"))
+    if slots is not None and not is_packed:
+        hint = "set `resources` and `distributed.nproc_per_node`: each trial is a job of its own"
+        yield Fault("`slots` are parts of the machines of a packed sweep", "sweep.slots", slots.place, hint)
+    if is_packed and (fewest := find(root, ("resources", "min_instances"))) is not None:
+        hint = "leave `min_instances` out, or use `place: jobs`"
+        yield Fault("a packed sweep keeps its number of machines", "resources.min_instances", fewest.place, hint)
+    if is_pbt:
+        yield from _copies(root, written)
+
+
+def _copies(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
+    """Yield the faults of pbt, whose trials continue from copies of other trials."""
+    place = (find(root, ("sweep", "space")) or root).place
+    for key in written["space"]:
+        if str(key).startswith(_FIXED):
+            message = f"`{key}` cannot vary with pbt: a trial continues from another trial's weights and optimizer"
+            yield Fault(message, "sweep.space", place, "leave the key out, or use `algorithm: asha`")
+    schedule = find(root, ("training", "schedule"))
+    name = find(root, ("training", "schedule", "name"))
+    chosen = name if name is not None else schedule
+    if chosen is not None and chosen.data() != "constant":
+        message = "pbt needs a constant schedule: a trial changes its learning rate by itself"
+        yield Fault(message, "training.schedule", chosen.place, "`schedule: {name: constant}`")
+
+
+def _names_of_pausing() -> str:
+    return ", ".join(_PAUSING[:-1]) + f" and {_PAUSING[-1]}"

@@ -403,7 +403,7 @@ class JobConfig(Section):
     )
     sweep: Sweep | None = Field(
         None,
-        description="A search over values of other keys, as many jobs within one budget (docs/sweeps.md).",
+        description="A search over values of other keys: many trials within one budget (docs/sweeps.md).",
         examples=[{"space": {"training.optimizer.lr": {"log": [1e-5, 1e-1]}}, "trials": 27}],
     )
     tags: dict[TagName, Written] = Field(

@@ -10,7 +10,7 @@ __all__ = ["Sweep"]
 
 
 class Sweep(Section):
-    """A search over values of other keys: many trials, each of them a job of its own, within one budget."""
+    """A search over values of other keys: many trials within one budget."""
 
     space: dict[Text, Any] = Field(
         min_length=1,
@@ -18,11 +18,12 @@ class Sweep(Section):
         "`{int: [16, 256], log: true}`, or a list of choices. A range of a grid needs `points`.",
         examples=[{"training.optimizer.lr": {"log": [1e-5, 1e-1]}, "training.optimizer.name": ["adamw", "lamb"]}],
     )
-    algorithm: Literal["grid", "random", "halving", "asha"] = Field(
+    algorithm: Literal["grid", "random", "halving", "asha", "pbt"] = Field(
         "asha",
         description="grid and random train each trial to the end. asha pauses trials at rungs, and lets the best "
         "1/factor of a rung go on; halving first waits for all trials of a rung, so its result does not depend on the "
-        "order of ends.",
+        "order of ends. pbt: after each generation the lowest quarter continues from copies of the highest quarter, "
+        "with changed values.",
         examples=["halving"],
     )
     metric: Text | None = Field(
@@ -36,11 +37,26 @@ class Sweep(Section):
     trials: int | None = Field(
         None, ge=1, le=10_000, description="Trials in all. Default: a grid's size, else 27.", examples=[81]
     )
-    parallel: int = Field(4, ge=1, le=1000, description="Trials at once.", examples=[8])
+    parallel: int | None = Field(
+        None, ge=1, le=1000, description="Trials at once. Default: all slots of a packed sweep, else 4.", examples=[8]
+    )
+    place: Literal["packed", "jobs"] | None = Field(
+        None,
+        description="packed: one job, whose machines train the trials side by side. jobs: each trial is a job of its "
+        "own. Default: packed for a task with `training.max_steps`, else jobs.",
+        examples=["jobs"],
+    )
+    slots: int = Field(
+        1, ge=1, le=64, description="GPUs of a trial, of one instance; without GPUs: ranks (packed).", examples=[2]
+    )
+    keep: int = Field(
+        5, ge=1, description="Trials whose checkpoints stay after the end of a packed sweep.", examples=[1]
+    )
     first_rung: int | None = Field(
         None,
         ge=1,
-        description="Steps of the first segment (asha, halving). Default: max_steps / 81, and at least `eval_every`.",
+        description="Steps of the first segment, of a generation for pbt. Default: max_steps / 81 (pbt: / 20), and at "
+        "least `eval_every`.",
         examples=[200],
     )
     factor: int = Field(

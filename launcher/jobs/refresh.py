@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cloudtrain.entrypoints import events
@@ -16,8 +16,9 @@ from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.job import ACTIVE, Attempt, Job, State
 from cloudtrain.launcher.logs.late_lines import EndDetector
 from cloudtrain.launcher.metering import meter
+from cloudtrain.launcher.planning.search_spec import is_packed
 from cloudtrain.launcher.store import progress as progresses
-from cloudtrain.launcher.store import sanitize, series
+from cloudtrain.launcher.store import sanitize, series, sweeps
 from cloudtrain.launcher.store.registry import Registry, submitter_lives
 
 __all__ = ["NEVER_SENT", "look_again", "refresh"]
@@ -28,10 +29,11 @@ NEVER_SENT = "the submit ended before the job was known to be sent, and the back
 
 @dataclass(frozen=True)
 class _LogFacts:
-    """The result of reading rank 0's log: the progress with the log's cursor, and the points since the last poll."""
+    """The result of reading rank 0's log: progress with the log's cursor; points and reports since the last poll."""
 
     progress: dict[str, Any]
     points: list[series.Point]
+    reports: list[sweeps.TrialReport] = field(default_factory=list)
 
 
 def refresh(registry: Registry, job: Job) -> Job:
@@ -129,6 +131,8 @@ def _store(registry: Registry, job: Job, known: Attempt, state: State, facts: _L
         if not registry.set_state(known, state, facts.progress):
             return registry.attempt(job, known.number)
         series.append(registry.database, job.id, facts.points)
+        if is_packed(job.config):
+            sweeps.follow_packed(registry.database, replace(job, attempt=known), facts.reports, state.state)
     return replace(known, state=state, progress=facts.progress, unreachable_since_s=None)
 
 
@@ -138,14 +142,15 @@ def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) ->
     pace = backend.pace(attempt.ref)
     late_s = min(pace.late_s, MOST_LATE_S)
     end_detector = None if state.state in ACTIVE else EndDetector(replace(pace, late_s=late_s), state)
-    progress, points = dict(attempt.progress), list[series.Point]()
+    progress, points, reports = dict(attempt.progress), list[series.Point](), list[sweeps.TrialReport]()
     while True:
         page = backend.logs(attempt.ref, progress.get("cursor"), frozenset({0}))
         lines = [(line.text, line.time_s) for line in page.lines if events.MARK in line.text]
         progress = progresses.fold(progress, lines) | {"cursor": page.cursor}
         points += series.gather(attempt.number, lines, points[-1].seq + 1 if points else 0)
         points = series.thinned(points)
+        reports += sweeps.reports_in(line for line, _ in lines)
         if end_detector.is_last(page) if end_detector else not (page.lines or page.left_out):
-            return _LogFacts(progress, points)
+            return _LogFacts(progress, points, reports)
         if not (page.lines or page.left_out):
             time.sleep(pace.lines_s)

@@ -29,7 +29,8 @@ from cloudtrain.launcher.jobs import adopt, reserve
 from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.money import budget_preview, shared_ledger, shared_ledger_sync
 from cloudtrain.launcher.money.conditional import open_cell
-from cloudtrain.launcher.store import budgets, ledger
+from cloudtrain.launcher.planning.search_spec import is_packed
+from cloudtrain.launcher.store import budgets, ledger, sweeps
 from cloudtrain.launcher.store.registry import Registry, this_process
 from cloudtrain.launcher.text.terminal import say
 
@@ -56,7 +57,8 @@ def send(
     for the worst case, and the errors of the backend.
     """
     config = prepared.config
-    if config.sweep is not None:
+    whole = config.model_dump(mode="json")
+    if config.sweep is not None and not is_packed(whole):
         raise UsageError("the config describes a sweep, not a job", hint="begin the sweep: cloudtrain submit")
     secrets = _secrets(config, environ)
     known = None if key is None else registry.with_key(key)
@@ -72,13 +74,15 @@ def send(
             name=config.name,
             backend=config.backend,
             created_s=time.time(),
-            config=config.model_dump(mode="json"),
+            config=whole,
             config_file=str(prepared.config_file.absolute()),
             bundle=prepared.bundle.dump(),
             attempt=_intent(job_id, number, prepared, request),
             idempotency_key=key,
         )
         reserve.reserve(registry, job.attempt, job.config)
+        if is_packed(whole):
+            sweeps.add_packed(registry.database, job)
         return job
 
     def add() -> tuple[Job, bool]:
@@ -133,6 +137,8 @@ def resend(
     def add() -> None:
         with registry.database.transaction():
             registry.add_attempt(attempt, config, bundle)
+            if is_packed(config):  # before the reservation, which the sweep's new limit allows
+                sweeps.add_packed(registry.database, replace(job, config=config))
             reserve.reserve(registry, attempt, config)
 
     _with_room(registry, add)

@@ -13,6 +13,7 @@ from cloudtrain.entrypoints.contract import (
     RunSpec,
     SetupSpec,
 )
+from cloudtrain.launcher.planning import search_spec
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -28,12 +29,14 @@ SCRIPT_HANG_S = 3600  # a script may evaluate for long and print nothing
 
 def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpec:
     """Return the job spec; no secrets, no data about the local machine."""
-    kind = "task" if config.task else "script" if config.script else "module"
+    whole = config.model_dump(mode="json", include={"task", "training", "sweep"})
+    is_packed = search_spec.is_packed(whole)
+    kind = "sweep" if is_packed else "task" if config.task else "script" if config.script else "module"
     checkpoint, distributed = config.checkpoint, config.distributed
     fewest = config.resources.min_instances or plan.instances
     training: dict[str, Any] | None = None
-    if kind == "task":
-        training = config.training.model_dump(mode="json")
+    if config.task:
+        training = search_spec.training_of(whole) if is_packed else whole["training"]
         if plan.batch is not None and fewest < plan.instances:
             # The default is a rank's whole share: fewer ranks would change the number, and the split of the samples.
             training["micro_batch_size"] = plan.batch.micro_size
@@ -47,7 +50,7 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
         max_restarts=distributed.max_restarts,
         timeout_s=distributed.timeout_s,
         hang_timeout_s=distributed.hang_timeout
-        or default_hang_timeout_s(distributed.timeout_s, is_task=kind == "task"),
+        or default_hang_timeout_s(distributed.timeout_s, is_task=config.task is not None),
         run=RunSpec(
             kind=kind,
             target=config.task or config.script or config.module or "",
@@ -69,10 +72,11 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
             resume=checkpoint.resume,
             all_damaged=checkpoint.all_damaged,
         ),
-        params=config.params if kind == "task" else None,
+        params=config.params if config.task else None,
         training=training,
         setup=SetupSpec(config.requirements, tuple(config.setup)) if config.requirements or config.setup else None,
         notices=_notices(plan, config) if any(entry.from_job for entry in config.notify) else None,
+        sweep=search_spec.sweep_spec(whole, plan.devices_per_node) if is_packed else None,
     )
 
 

@@ -39,8 +39,11 @@ def provenance(plan: Plan) -> str:
 
 def _machines(plan: Plan) -> Iterator[str]:
     device = "GPU" if plan.gpus_per_instance else "CPU"
-    ranks = counted(plan.ranks, "rank")
-    yield f"{counted(plan.instances, 'instance')} x {plan.nproc_per_node} = {ranks} ({device})"
+    ranks = counted(plan.slot_ranks or plan.ranks, "rank")
+    if plan.slots:
+        yield f"{counted(plan.instances, 'instance')} x {counted(plan.slots, 'trial')} of {ranks} at once ({device})"
+    else:
+        yield f"{counted(plan.instances, 'instance')} x {plan.nproc_per_node} = {ranks} ({device})"
     if plan.batch is not None:
         b = plan.batch
         shared = f" / {b.tensor} that share each layer" * (b.tensor > 1) + f" / {b.pipeline} stages" * (b.pipeline > 1)

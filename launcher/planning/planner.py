@@ -6,9 +6,11 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault
 from cloudtrain.launcher.metering import limit as caps
 from cloudtrain.launcher.plan import Batch, Plan
+from cloudtrain.launcher.planning import search_spec
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Capacity
@@ -32,6 +34,11 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
     if capacity.gpus and nproc > capacity.gpus:
         message = f"{nproc} ranks on an instance with {capacity.gpus} GPUs: each needs one of its own"
         raise ConfigError([Fault(message, key="distributed.nproc_per_node", hint="leave it at `auto`")])
+    sweep = config.model_dump(mode="json", include={"task", "training", "sweep"})
+    is_packed = search_spec.is_packed(sweep)
+    slots, slot_ranks = _slots(config, nproc, capacity) if is_packed and config.sweep is not None else (0, 0)
+    batch_ranks = (1, slot_ranks) if is_packed else (instances, nproc)
+    nproc = 1 if is_packed else nproc
     price_micro = None if capacity.hourly_usd is None else ceil(round(capacity.hourly_usd * 1e6, 3))
     rate = None if price_micro is None else caps.CostRate(instances, price_micro, capacity.uncertainty)
     is_unpriced = capacity.is_own and not capacity.hourly_usd
@@ -51,7 +58,7 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
         cap_reason=cap.reason,
         deadline_s=own_limit_s if is_hard else caps.deadline_s(own_limit_s),
         worst_case_usd=None if worst_micro is None else worst_micro / 1e6,
-        batch=_split(config, instances, nproc) if config.task else None,
+        batch=_split(config, *batch_ranks) if config.task else None,
         machine=capacity.machine,
         price_micro=price_micro,
         uncertainty=capacity.uncertainty,
@@ -71,7 +78,32 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
         saves=config.task is not None or config.on_stop == "save",
         keeps=any(not name.startswith("!") for name in config.keep),
         is_spot_price=capacity.is_spot_price,
+        slots=slots,
+        slot_ranks=slot_ranks,
     )
+
+
+def _slots(config: JobConfig, nproc: int, capacity: Capacity) -> tuple[int, int]:
+    """Return the trials at once on a node of a packed sweep, and the ranks of a trial. Raises ConfigError.
+
+    A node without GPUs has as many slots as trials run at once; its cores may allow fewer.
+    """
+    assert config.sweep is not None
+    ranks = config.sweep.slots
+    if not capacity.gpus:
+        chosen = config.distributed.nproc_per_node != "auto"
+        at_once = (
+            nproc // ranks
+            if chosen
+            else -(-(config.sweep.parallel or search_spec.PARALLEL) // config.resources.instances)
+        )
+        return max(1, at_once), ranks
+    if nproc % ranks:
+        fits = ", ".join(str(number) for number in range(1, nproc + 1) if nproc % number == 0)
+        larger = "; a trial of several instances needs `place: jobs`" if ranks > nproc else ""
+        message = f"{counted(ranks, 'GPU')} of a trial do not divide the {counted(nproc, 'GPU')} of an instance"
+        raise ConfigError(message, key="sweep.slots", hint=f"use one of {fits}{larger}")
+    return nproc // ranks, ranks
 
 
 def _thresholds(budget: Budget | None) -> tuple[int, ...]:

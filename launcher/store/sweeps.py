@@ -7,19 +7,36 @@ segment. So a process that dies between the two leaves a row by which the next p
 from __future__ import annotations
 
 import json
+import math
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.format import down, up, usd
 from cloudtrain.launcher.errors import BudgetError, NoSuchJobError
+from cloudtrain.launcher.job import ACTIVE
+from cloudtrain.launcher.store import sanitize
 from cloudtrain.launcher.store.database import Database
+from cloudtrain.launcher.text.units import parse_money
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.job import Job
 
 __all__ = ["SegmentRecord", "SweepRecord", "lease", "require_room", "spent_and_held"]
 
 LEASE_S = 30.0  # after the death of its holder, a lease ends by itself
 
 SegmentState = Literal["due", "sent", "done", "failed"]
+# The states in a report of a packed sweep. `saved`: interrupted; the segment begins again later.
+_STATES: dict[str, SegmentState] = {
+    "running": "sent",
+    "paused": "done",
+    "done": "done",
+    "failed": "failed",
+    "saved": "due",
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +53,16 @@ class SweepRecord:
     bundle: dict[str, Any]
     limit_micro: int | None
     state: str = "running"
+
+
+@dataclass(frozen=True)
+class TrialReport:
+    """A packed sweep's report about a segment of a trial; `value` is the metric, None before or without a result."""
+
+    trial: int
+    rung: int
+    state: SegmentState
+    value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +114,50 @@ def sweeps(database: Database, *, active: bool = False, sweep_id: str | None = N
     ]
 
 
+def add_packed(database: Database, job: Job) -> None:
+    """Store the sweep of a packed sweep's job, which has the same id, or its changed config."""
+    sweep = SweepRecord(job.id, job.created_s, job.config, job.config_file, job.bundle, _limit_of(job.config))
+    known = sweeps(database, sweep_id=job.id)
+    if not known:
+        add(database, sweep)
+    elif known[0].config != sweep.config:
+        database.execute(
+            "UPDATE sweeps SET config = ?, limit_micro = ? WHERE id = ?",
+            (json.dumps(sweep.config), sweep.limit_micro, job.id),
+        )
+
+
+def follow_packed(database: Database, job: Job, reports: Sequence[TrialReport], state: str) -> None:
+    """Store the reports of a packed sweep's job about its trials, and the sweep's state by the job's state."""
+    add_packed(database, job)
+    for each in reports:
+        segment = SegmentRecord(job.id, each.trial, each.rung, job.id, job.attempt.number, None, each.state, each.value)
+        write(database, segment)
+    set_state(database, job.id, "running" if state in ACTIVE else "ended" if state == "succeeded" else "stopped")
+
+
+def reports_in(lines: Iterable[str]) -> list[TrialReport]:
+    """Return the reports about trials in the lines of a packed sweep; a line with invalid values is left out."""
+    found = []
+    for line in lines:
+        event = events.parse(line)[1] if events.MARK in line else None
+        if event is None or event["e"] != "trial":
+            continue
+        trial, rung, state = sanitize.count(event.get("trial")), sanitize.count(event.get("rung")), event.get("state")
+        if trial is None or rung is None or state not in _STATES:
+            continue
+        value, kept = sanitize.value(event.get("value")), _STATES[state]
+        number = float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+        kept = "failed" if kept == "done" and number is None else kept
+        found.append(TrialReport(trial, rung, kept, number if kept == "done" else None))
+    return found
+
+
+def _limit_of(config: dict[str, Any]) -> int | None:
+    limit = (config.get("budget") or {}).get("limit")
+    return None if limit is None else parse_money(str(limit))
+
+
 def set_state(database: Database, sweep_id: str, state: str) -> None:
     """Store the sweep's state."""
     database.execute("UPDATE sweeps SET state = ? WHERE id = ?", (state, sweep_id))
@@ -136,7 +207,7 @@ def spent_and_held(database: Database, sweep_id: str) -> tuple[int, int]:
     row = database.execute(
         "SELECT COALESCE(SUM(CASE state WHEN 'settled' THEN COALESCE(spent_micro, amount_micro) END), 0) AS spent,"
         " COALESCE(SUM(CASE state WHEN 'held' THEN amount_micro END), 0) AS held FROM reservations"
-        " WHERE job_id IN (SELECT job_id FROM segments WHERE sweep = ?)",
+        " WHERE job_id = ?1 OR job_id IN (SELECT job_id FROM segments WHERE sweep = ?1)",
         (sweep_id,),
     )[0]
     return row["spent"], row["held"]

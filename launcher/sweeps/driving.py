@@ -24,6 +24,7 @@ from cloudtrain.launcher.jobs import retry, stopping, submit
 from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.planning import planner
 from cloudtrain.launcher.planning.prepare import prepare
+from cloudtrain.launcher.planning.search_spec import is_packed, training_of
 from cloudtrain.launcher.store import sweeps
 from cloudtrain.launcher.store.sweeps import SegmentRecord, SweepRecord
 from cloudtrain.launcher.sweeps import searching
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["advance", "begin", "config_of", "follow", "stop"]
 
 MOST_TRIES = 3  # of a segment that a fault or its time limit has ended
-AT_THE_END = 1_000_000_000  # steps between evaluations: only the last step of a training in epochs has one
 LOOK_S = 2.0  # between two looks of a process that follows a sweep
 
 
@@ -69,6 +69,9 @@ def advance(registry: Registry, sweep: SweepRecord, environ: Mapping[str, str] =
     cannot be sent now stays due; its error is a line.
     """
     database = registry.database
+    if is_packed(sweep.config):
+        refresh(registry, registry.find(sweep.id))
+        return []
     if sweep.state == "ended" or not sweeps.lease(database, sweep.id):
         return []
     try:
@@ -127,10 +130,9 @@ def _assigned(sweep: SweepRecord, values: Mapping[str, Any]) -> list[str]:
 
     `args.lr` replaces the word after `--lr`, or adds both words.
     """
-    training, words = sweep.config["training"], list(sweep.config["args"])
-    found = ["sweep=null"]
-    if sweep.config["task"] and training["eval_every"] is None:
-        found.append(f"training.eval_every={training['max_steps'] or AT_THE_END}")
+    found, words = ["sweep=null"], list(sweep.config["args"])
+    if sweep.config["task"]:
+        found.append(f"training.eval_every={training_of(sweep.config)['eval_every']}")
     for key, value in values.items():
         if key.startswith("args."):
             option = f"--{key.removeprefix('args.')}"

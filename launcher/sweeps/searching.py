@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cloudtrain.entrypoints.sweep.search import Allowance, Search, rungs
-from cloudtrain.entrypoints.sweep.space import dimensions, grid
+from cloudtrain.entrypoints.sweep.search import Allowance
+from cloudtrain.launcher.planning.search_spec import metric_of, pauses, search_of
 from cloudtrain.launcher.store import series
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SLACK", "SegmentPace", "metric_of", "pace_of", "pauses", "results_of", "search_of", "value_at"]
 
-TRIALS = 27  # a default: three rungs of a factor of 3
-FIRST_SHARE = 81  # the first rung is max_steps / 81: source: the measurements of docs/sweeps.md
 SLACK = 1.5  # a segment's time limit, in expected times
 SAVE_S = 120  # between a segment's deadline and its limit (metering.limit.STOP_MARGIN_S)
 
@@ -42,30 +40,6 @@ class SegmentPace:
         rate = (plan.price_micro or 0) * plan.instances * plan.uncertainty * plan.attempts / 3600
         fixed_s = max(SLACK * self.start_s + SAVE_S + 1 + plan.tail_s + plan.unit_s, plan.minimum_bill_s)
         return Allowance(left_micro, fixed_s * rate, SLACK * self.step_s * rate)
-
-
-def pauses(config: dict[str, Any]) -> bool:
-    """Return whether the algorithm pauses trials."""
-    return config["sweep"]["algorithm"] in ("asha", "halving")
-
-
-def search_of(config: dict[str, Any]) -> Search:
-    """Return the search of a stored config."""
-    sweep, training = config["sweep"], config.get("training") or {}
-    space = dimensions(sweep["space"])
-    is_grid = sweep["algorithm"] == "grid"
-    count = min(len(grid(space)), sweep["trials"] or 10_000) if is_grid else sweep["trials"] or TRIALS
-    last = training.get("max_steps") or 1
-    first = sweep["first_rung"] or max(last // FIRST_SHARE, training.get("eval_every") or 1)
-    steps = rungs(first, sweep["factor"], last) if pauses(config) else (last,)
-    mode = sweep["mode"] or (training.get("monitor") or {}).get("mode") or "min"
-    return Search(sweep["algorithm"], space, count, sweep["parallel"], steps, sweep["factor"], mode, sweep["seed"])
-
-
-def metric_of(config: dict[str, Any]) -> str:
-    """Return the name of the metric."""
-    monitor = (config.get("training") or {}).get("monitor") or {}
-    return str(config["sweep"]["metric"] or monitor.get("metric") or "loss")
 
 
 def results_of(segments: Sequence[SegmentRecord]) -> dict[tuple[int, int], float | None]:

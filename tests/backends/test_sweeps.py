@@ -49,7 +49,7 @@ name: search
 task: task.py
 training:
   {max_steps: 6, global_batch_size: 8, optimizer: {name: sgd, lr: 0.1}, schedule: {name: cosine}}
-sweep: {space: {training.optimizer.lr: [0.0001, 0.001, 0.05]}, trials: 3, parallel: 3, first_rung: 2}
+sweep: {space: {training.optimizer.lr: [0.0001, 0.001, 0.05]}, trials: 3, parallel: 3, first_rung: 2, place: jobs}
 """
 
 

@@ -1,0 +1,92 @@
+"""The search of a config with the section `sweep`: its settings with their defaults, and its form in the job spec.
+
+A sweep has one of two places. `packed`: one job, whose node 0 drives the search, and whose slots train the trials.
+`jobs`: each trial is a job of its own, which the launcher sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cloudtrain.entrypoints.sweep.search import Search, rungs
+from cloudtrain.entrypoints.sweep.space import dimensions, grid
+
+__all__ = ["PARALLEL", "is_packed", "metric_of", "pauses", "search_of", "sweep_spec", "training_of"]
+
+TRIALS = 27  # a default: three rungs of a factor of 3
+PARALLEL = 4
+FIRST_SHARE = 81  # the first rung is max_steps / 81: source: the measurements of docs/sweeps.md
+GENERATIONS = 20  # of pbt
+AT_THE_END = 1_000_000_000  # steps between evaluations: only the last step of a training in epochs has one
+
+
+def is_packed(config: Mapping[str, Any]) -> bool:
+    """Return whether the config's sweep is a single job. Default: a task with `training.max_steps` is."""
+    sweep = config.get("sweep")
+    if not sweep:
+        return False
+    if sweep.get("place") is not None:
+        return bool(sweep["place"] == "packed")
+    return bool(config["task"] and config["training"]["max_steps"])
+
+
+def pauses(config: Mapping[str, Any]) -> bool:
+    """Return whether the algorithm pauses trials."""
+    return config["sweep"]["algorithm"] in ("asha", "halving", "pbt")
+
+
+def search_of(config: Mapping[str, Any]) -> Search:
+    """Return the search of a config."""
+    return Search.load(_search(config))
+
+
+def metric_of(config: Mapping[str, Any]) -> str:
+    """Return the name of the metric."""
+    monitor = (config.get("training") or {}).get("monitor") or {}
+    return str(config["sweep"]["metric"] or monitor.get("metric") or "loss")
+
+
+def training_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section `training` of a trial: an evaluation at the end at least."""
+    training = dict(config["training"])
+    if training["eval_every"] is None:
+        training["eval_every"] = training["max_steps"] or AT_THE_END
+    return training
+
+
+def sweep_spec(config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """Return the field `sweep` of the job spec (entrypoints/sweep/segments.py), for a node with so many ranks."""
+    sweep = config["sweep"]
+    return {
+        "search": _search(config),
+        "slots": sweep["slots"],
+        "nproc_per_node": ranks,
+        "metric": sweep["metric"],
+        "keep": sweep["keep"],
+    }
+
+
+def _search(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the search in its JSON form."""
+    sweep, training = config["sweep"], config.get("training") or {}
+    algorithm, trials = sweep["algorithm"], sweep["trials"] or TRIALS
+    if algorithm == "grid":
+        trials = min(len(grid(dimensions(sweep["space"]))), sweep["trials"] or 10_000)
+    last, least = training.get("max_steps") or 1, training.get("eval_every") or 1
+    steps: tuple[int, ...] = (last,)
+    if algorithm == "pbt":
+        first = sweep["first_rung"] or max(last // GENERATIONS, least)
+        steps = (*range(first, last, first), last)
+    elif pauses(config):
+        steps = rungs(sweep["first_rung"] or max(last // FIRST_SHARE, least), sweep["factor"], last)
+    return {
+        "algorithm": algorithm,
+        "space": sweep["space"],
+        "trials": trials,
+        "parallel": sweep["parallel"] or (10_000 if is_packed(config) else PARALLEL),
+        "rungs": steps,
+        "factor": sweep["factor"],
+        "mode": sweep["mode"] or (training.get("monitor") or {}).get("mode") or "min",
+        "seed": sweep["seed"],
+    }
